@@ -29,6 +29,7 @@ __all__ = [
     "slurm_allocation",
     "slurm_job",
     "slurm_pmi",
+    "strict",
     "unset",
     "tell_num_servers",
 ]
@@ -199,6 +200,11 @@ def timeout() -> float:
         return Config.from_env().timeout
     except InvalidArgumentError:  # initialize() raises it
         return Config().timeout
+
+
+def strict() -> bool:
+    """Return whether collective calls are compared (``MPIGRAPH_STRICT=1``); read when the library is imported."""
+    return os.environ.get(f"{_PREFIX}STRICT", "0") not in ("", "0")
 
 
 def pmi_fd() -> int | None:

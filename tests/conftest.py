@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MPIGRAPH_STRICT", "1")  # of jobs inside tests: see mpigraph/collective.py
 
 import started_mpi  # noqa: F401  (before mpi4py.MPI: see mpigraph.config.disable_fast_boxes)
 

@@ -8,12 +8,14 @@ from mpigraph.checkpoint import folder, loading
 from mpigraph.checkpoint.background import saver_of
 from mpigraph.checkpoint.peers import Peers
 from mpigraph.checkpoint.saving import as_directory
+from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.session.context import current
 
 __all__ = ["async_save", "latest", "load", "save", "wait"]
 
 
+@collective("trainers")
 def save(
     state_dict: dict[str, Any],
     *,
@@ -50,12 +52,11 @@ def save(
     One job at a time writes into a folder: the one that came last, where a job comes by its first :func:`latest` or
     :func:`load` there, else by its first save. So a job that was stopped and forgotten cannot overwrite the checkpoints
     of its successor. Jobs that only load take the folder from no other.
-
-    Collective on the trainers.
     """
     _save(state_dict, checkpoint_id, keep, overwrite, background=False)
 
 
+@collective("trainers")
 def async_save(
     state_dict: dict[str, Any],
     *,
@@ -70,8 +71,6 @@ def async_save(
     states included, and keeps it for the next save. Leaving the job waits for what is being written, and raises what it
     failed with. Where MPI lacks MPI_THREAD_MULTIPLE it is the same as :func:`save`. Arguments and errors are those of
     :func:`save`.
-
-    Collective on the trainers.
     """
     _save(state_dict, checkpoint_id, keep, overwrite, background=True)
 
@@ -108,6 +107,7 @@ def _check_dict(state_dict: object) -> None:
         raise InvalidArgumentError(f"state_dict must be a dict (got a {type(state_dict).__name__})")
 
 
+@collective("trainers")
 def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -> None:
     """Go on from a checkpoint, on any number of ranks, servers and nodes.
 
@@ -128,8 +128,6 @@ def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -
             user's has rows of a DistTensor in its state, and refuses them.
 
     All of these are raised on every trainer, as is what a save in the background has failed with.
-
-    Collective on the trainers.
     """
     session = current()
     with session.world.together("loading a checkpoint"):
@@ -141,6 +139,7 @@ def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -
     loading.load(session, state_dict, directory)
 
 
+@collective("trainers")
 def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
     """The newest checkpoint in a folder that is whole, or None if there is none.
 
@@ -149,8 +148,6 @@ def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
 
     Raises:
         StorageError: the folder is there, and cannot be read; or a save in the background has failed; on every trainer.
-
-    Collective on the trainers.
     """
     session = current()
     with session.world.together("looking for checkpoints"):

@@ -11,6 +11,7 @@ from typing import Any
 from mpigraph.checkpoint.folder import Writer
 from mpigraph.checkpoint.peers import Peers
 from mpigraph.checkpoint.saving import Save
+from mpigraph.collective import collective
 from mpigraph.errors import MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.messages import Comm
@@ -29,8 +30,6 @@ _LOOP = 0  # channels, the other loops of a session, have numbers from 1 on
 class Saver(BackgroundLoop):
     """What saves a job's checkpoints.
 
-    Collective on the trainers: :meth:`save`, :meth:`stop`.
-
     Attributes:
         writer: the job's right to write.
     """
@@ -45,13 +44,12 @@ class Saver(BackgroundLoop):
         self._pace = Pace()
         self._error: MPIGraphError | None = None
 
+    @collective("trainers")
     def save(self, state_dict: dict[str, Any], directory: Path, keep: int | None, background: bool) -> None:
         """Save a state dict, once what is being written is there.
 
         Raises:
             MPIGraphError: what was written in the background failed; or this save does, unless it is in the background.
-
-        Collective on the trainers.
         """
         self.finish()
         session = self._session
@@ -87,8 +85,9 @@ class Saver(BackgroundLoop):
     def abandon(self, because: str) -> None:
         """Nothing: what was begun is written to its end."""
 
+    @collective("trainers")
     def stop(self, because: str) -> None:
-        """Wait for what is being written. Collective on the trainers."""
+        """Wait for what is being written."""
         self._join()
         if self._error is not None and self._session.rank == 0:
             get_logger().error("the last checkpoint was not written: %s", self._error)

@@ -16,6 +16,7 @@ from typing import Any
 
 from mpigraph.checkpoint.manifest import FILE, MANIFEST, Manifest
 from mpigraph.checkpoint.peers import Peers
+from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.storage.files import temporary_name
@@ -182,8 +183,9 @@ class Writer:
         self.whole: dict[str, bool] = {}
         self._generations: dict[Path, int] = {}
 
+    @collective("trainers")
     def come(self, peers: Peers, doing: str, folder: Path) -> None:
-        """Take a generation in a folder, unless this job has one there. Collective on the trainers."""
+        """Take a generation in a folder, unless this job has one there."""
         leads = peers.world.local_trainer == 0
         said = peers.gather(doing, [self.token, self._largest(folder) if leads else 0])
         self.token = said[0][0]

@@ -17,6 +17,7 @@ from mpigraph.checkpoint.job_state import load_job
 from mpigraph.checkpoint.manifest import GRAPH, MANIFEST, SMALL, Manifest, Rows
 from mpigraph.checkpoint.peers import Peers
 from mpigraph.checkpoint.state_tree import Decoder, LoadedObject, Wanted
+from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, ShardFormatError
@@ -34,13 +35,12 @@ __all__ = ["CheckpointFiles", "find_manifest", "is_whole", "load", "memory_of", 
 _BLOCK = 64 << 20  # bytes of a tensor that one trainer gives to the others at a time
 
 
+@collective("trainers")
 def find_manifest(peers: Peers, directory: Path, doing: str) -> Manifest:
     """The manifest of a checkpoint, the newest one that a trainer sees in its folder.
 
     Raises:
         ShardFormatError: no trainer sees one that is whole; on every trainer.
-
-    Collective on the trainers.
     """
     error: ShardFormatError | None = None
     mine: Manifest | None = None
@@ -132,11 +132,9 @@ class CheckpointFiles:
         self._stack.close()
 
 
+@collective("trainers")
 def _readers(peers: Peers, files: CheckpointFiles, doing: str) -> list[int]:
-    """By file, a trainer that sees it, where there are several not always the same one; -1 if nobody does.
-
-    Collective on the trainers.
-    """
+    """By file, a trainer that sees it, where there are several not always the same one; -1 if nobody does."""
     count = files.manifest.num_trainers
     mine = bytes(files.sees(k) for k in range(count))
     seen = np.array([list(said) for said in peers.gather_bytes(doing, mine)], np.bool_)
@@ -161,6 +159,7 @@ def memory_of(manifest: Manifest) -> Callable[[int], torch.Tensor]:
     return memory
 
 
+@collective("trainers")
 def newest_first(
     peers: Peers, around: Path, doing: str, warn: bool = False, links: bool = True
 ) -> list[tuple[str, str]]:
@@ -175,8 +174,6 @@ def newest_first(
 
     Raises:
         StorageError: the folder cannot be read; on every trainer.
-
-    Collective on the trainers.
     """
     with peers.together(doing):
         leads = peers.world.local_trainer == 0
@@ -188,6 +185,7 @@ def newest_first(
     return [(name, newest[name][1]) for name in sorted(newest, key=lambda name: (newest[name], name), reverse=True)]
 
 
+@collective("trainers")
 def is_whole(
     peers: Peers,
     directory: Path,
@@ -199,8 +197,6 @@ def is_whole(
     """Whether a checkpoint is whole: as it is known by the word of its save, else all of it is read.
 
     A warning says what is damaged. ``pause`` is called after each piece that was read.
-
-    Collective on the trainers.
     """
     if word not in known:
         try:
@@ -214,6 +210,7 @@ def is_whole(
     return known[word]
 
 
+@collective("trainers")
 def verify(
     peers: Peers, manifest: Manifest, directory: Path, doing: str, pause: Callable[[], None] | None = None
 ) -> None:
@@ -221,8 +218,6 @@ def verify(
 
     Raises:
         ShardFormatError: one is missing or damaged; on every trainer.
-
-    Collective on the trainers.
     """
     with CheckpointFiles(manifest, directory) as files:
         readers = _readers(peers, files, doing)
@@ -241,11 +236,9 @@ def verify(
                                 pause()
 
 
+@collective("trainers")
 def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
-    """Load a checkpoint into the values of a state dict; see :func:`mpigraph.checkpoint.load`.
-
-    Collective on the trainers.
-    """
+    """Load a checkpoint into the values of a state dict; see :func:`mpigraph.checkpoint.load`."""
     doing = f"loading the checkpoint {str(directory)!r}"
     peers = Peers(session.world)
     manifest = find_manifest(peers, directory, doing)
@@ -286,8 +279,9 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
                 some.load()
 
 
+@collective("trainers")
 def _load_or_restore(peers: Peers, objects: list[LoadedObject], doing: str) -> None:
-    """Load the states of objects; if one refuses, put back all that they had. Collective on the trainers."""
+    """Load the states of objects; if one refuses, put back all that they had."""
     before: list[tuple[LoadedObject, Any]] = []
     try:
         for some in objects:
@@ -301,8 +295,9 @@ def _load_or_restore(peers: Peers, objects: list[LoadedObject], doing: str) -> N
         raise
 
 
+@collective("trainers")
 def _check_alike(peers: Peers, wanted: Wanted, doing: str) -> None:
-    """Raise InvalidArgumentError on every trainer if two ask for different values. Collective on the trainers."""
+    """Raise InvalidArgumentError on every trainer if two ask for different values."""
     numbers = [sorted(wanted.tensors), [number for number, _ in wanted.rows], sorted(wanted.own), len(wanted.objects)]
     found = peers.difference(doing, json.dumps([wanted.places, numbers]))
     if found is None:
@@ -326,11 +321,9 @@ def _check_rows(saved: Rows, tensor: DistTensor, doing: str) -> None:
         )
 
 
+@collective("trainers")
 def _read_tensors(peers: Peers, files: CheckpointFiles, wanted: Wanted, doing: str) -> None:
-    """Read what is the same on every trainer, on one of them, which gives it to the others.
-
-    Collective on the trainers.
-    """
+    """Read what is the same on every trainer, on one of them, which gives it to the others."""
     reader = _readers(peers, files, doing)[0]
     mine = reader == peers.world.trainers.rank
     with peers.together(doing):

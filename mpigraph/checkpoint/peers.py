@@ -5,6 +5,7 @@ import json
 from contextlib import AbstractContextManager
 from typing import Any
 
+from mpigraph.collective import collective
 from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.messages import Comm
 from mpigraph.mpi.world import TRAINERS, World
@@ -14,8 +15,6 @@ __all__ = ["Peers"]
 
 class Peers:
     """One thread of every trainer.
-
-    Collective on the trainers: all methods.
 
     Attributes:
         world: the job.
@@ -27,22 +26,26 @@ class Peers:
         self._comm: Comm = world.trainers if comm is None else comm
         self._place = TRAINERS if comm is None else ""
 
+    @collective("trainers")
     def together(self, doing: str) -> AbstractContextManager[None]:
-        """Run local code; if it raised on any trainer, raise on every trainer. Collective on the trainers."""
+        """Run local code; if it raised on any trainer, raise on every trainer."""
         return together(self._comm, doing, "trainer", lambda: self.world.meeting(doing, self._place))
 
+    @collective("trainers")
     def gather(self, doing: str, value: object) -> list[Any]:
-        """What every trainer has, a JSON value, in the order of their ranks. Collective on the trainers."""
+        """What every trainer has, a JSON value, in the order of their ranks."""
         with self.world.meeting(doing, self._place):
             return [json.loads(data) for data in allgather_bytes(self._comm, json.dumps(value).encode())]
 
+    @collective("trainers")
     def gather_bytes(self, doing: str, data: bytes) -> list[bytes]:
-        """The bytes of every trainer, in the order of their ranks. Collective on the trainers."""
+        """The bytes of every trainer, in the order of their ranks."""
         with self.world.meeting(doing, self._place):
             return allgather_bytes(self._comm, data)
 
+    @collective("trainers")
     def difference(self, doing: str, text: str) -> tuple[int, Any, Any] | None:
-        """Compare a JSON text that is to be the same on every trainer. Collective on the trainers.
+        """Compare a JSON text that is to be the same on every trainer.
 
         Returns:
             None if it is, else a trainer that has another one than the first, and the values of the first and of it.

@@ -7,6 +7,7 @@ import sys
 from typing import NoReturn
 
 from mpigraph import config
+from mpigraph.collective import collective
 from mpigraph.log import get_logger
 from mpigraph.session.context import current, exit_client
 
@@ -17,6 +18,7 @@ STATUS = 75
 _SLURM_ANSWERS = 60.0  # seconds
 
 
+@collective("trainers")
 def requeue() -> NoReturn:
     """End the script on every trainer, and have Slurm start the job again.
 
@@ -31,8 +33,6 @@ def requeue() -> NoReturn:
         StorageError: the checkpoint that was being written in the background cannot be; on every trainer. Nothing is
             requeued.
         NotInitializedError: ``initialize()`` was not called.
-
-    Collective on the trainers.
     """
     session = current()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

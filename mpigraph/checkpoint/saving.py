@@ -29,6 +29,7 @@ from mpigraph.checkpoint.loading import is_whole, newest_first
 from mpigraph.checkpoint.manifest import GRAPH, SMALL, File, Manifest, Own, Rows, Tensor, file_name
 from mpigraph.checkpoint.peers import Peers
 from mpigraph.checkpoint.state_tree import Leaves, encode
+from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import dtype_name, to_storage
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError, StorageError
@@ -66,8 +67,6 @@ _Dataset: TypeAlias = tuple[str, Callable[[], tuple[Array, str]]]
 class Save:
     """One save, begun on every trainer.
 
-    Collective on the trainers: construction, :meth:`copy_rows`, :meth:`run`.
-
     Args:
         session: the job.
         writer: the job's right to write.
@@ -82,6 +81,7 @@ class Save:
         InvalidArgumentError: the state dict holds what cannot be saved, or differs between trainers; on every trainer.
     """
 
+    @collective("trainers")
     def __init__(
         self,
         session: Session,
@@ -144,8 +144,9 @@ class Save:
             raise
         self._leaves = Leaves()
 
+    @collective("trainers")
     def copy_rows(self, peers: Peers) -> None:
-        """Take the copies of rows, for which whoever wants to write them waits. Collective on the trainers."""
+        """Take the copies of rows, for which whoever wants to write them waits."""
         assert self._copying is not None
         assert self._copies is not None
         try:
@@ -158,13 +159,12 @@ class Save:
         finally:
             self._copying.end()
 
+    @collective("trainers")
     def run(self, peers: Peers) -> None:
         """Write the checkpoint. What was there before stays until the new one is whole.
 
         Raises:
             StorageError: a file cannot be written, or another job writes there; on every trainer.
-
-        Collective on the trainers.
         """
         world = self._session.world
         leads = world.local_trainer == 0
@@ -206,12 +206,11 @@ class Save:
                     if old is not None:
                         folder.remove_checkpoints(self._directory, old)
 
+    @collective("trainers")
     def _old(self, peers: Peers) -> list[str] | None:
         """Names of the checkpoints that are not kept any more; None if all are.
 
         Damaged ones do not count, and stay until there are as many newer ones that are whole.
-
-        Collective on the trainers.
         """
         if self._keep is None:
             return None

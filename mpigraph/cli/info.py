@@ -14,6 +14,7 @@ from mpigraph.cli.pipes import printable
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import read_config, working_ranks
 from mpigraph.cli.verify import bytes_on_disk, in_units
+from mpigraph.collective import collective
 from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.in_edges import far_sources
@@ -38,6 +39,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.set_defaults(run=lambda arguments: run(arguments.part_config, arguments.json))
 
 
+@collective("comm")
 def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
     """Print what a partitioned graph is.
 
@@ -51,8 +53,6 @@ def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
 
     Raises:
         MPIGraphError: a file is missing, damaged or not what it should be; on every rank.
-
-    Collective on ``comm``.
     """
     with working_ranks("info", comm) as exchange:
         content = _collect(exchange, part_config)
@@ -61,8 +61,9 @@ def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
     return 0
 
 
+@collective("ranks")
 def _collect(exchange: Exchange, part_config: str) -> dict[str, Any]:
-    """Return what is to be printed. Collective on the ranks."""
+    """Return what is to be printed."""
     config = read_config(exchange, part_config)
     parts = []
     with exchange.together(f"reading the parts of {config.path}"):

@@ -14,6 +14,7 @@ from mpigraph.arrays import I32, Array
 from mpigraph.cli.pipes import printable
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import working_ranks
+from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.assignment_files import read_assignment
@@ -249,8 +250,9 @@ def _pairs(option: str, form: str, given: list[str]) -> dict[str, str]:
     return pairs
 
 
+@collective("ranks")
 def _left_out(source: GraphSource, exchange: Exchange) -> list[str]:
-    """Return what is left out of the input on any rank. Collective on the ranks."""
+    """Return what is left out of the input on any rank."""
     told = exchange.gather_bytes(json.dumps(source.left_out).encode())
     return list(dict.fromkeys(thing for data in told for thing in json.loads(data)))
 
@@ -298,10 +300,11 @@ def _training_nodes(source: GraphSource) -> dict[str, Array]:
     return masks
 
 
+@collective("ranks")
 def _check_memory(
     source: GraphSource, num_parts: int, method: str, memory: int | None, folder: str, exchange: Exchange
 ) -> Forecast:
-    """Return the forecast, or raise an error where there is less memory or disk. Collective on the ranks."""
+    """Return the forecast, or raise an error where there is less memory or disk."""
     neighbours = ranks_on_this_node(exchange)
     if memory is None:
         free = free_memory()

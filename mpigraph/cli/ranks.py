@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from mpigraph.collective import collective
 from mpigraph.config import launch
 from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.storage.part_config import PartConfig
@@ -12,6 +13,7 @@ __all__ = ["read_config", "working_ranks"]
 
 
 @contextmanager
+@collective("comm")
 def working_ranks(command: str, comm: Any = None) -> Iterator[Exchange]:
     """Run a command on all ranks of a job.
 
@@ -20,8 +22,6 @@ def working_ranks(command: str, comm: Any = None) -> Iterator[Exchange]:
     Args:
         command: its name, for the message.
         comm: the ranks that take part; by default those that a launcher started with this process.
-
-    Collective on ``comm``.
     """
     if comm is None and launch() is None:
         yield ALONE
@@ -44,8 +44,9 @@ def working_ranks(command: str, comm: Any = None) -> Iterator[Exchange]:
     unguard()
 
 
+@collective("ranks")
 def read_config(exchange: Exchange, part_config: str) -> PartConfig:
-    """Read a partition configuration, which must be the same on all ranks. Collective on the ranks.
+    """Read a partition configuration, which must be the same on all ranks.
 
     Raises:
         PartitionError: it is missing or damaged, or ranks have read different ones; on every rank.

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpigraph.collective import collective
 from mpigraph.config import Config, slurm_allocation
 from mpigraph.errors import MPIGraphError
 from mpigraph.partition.occupied import Sizes, check_vacant, remove_other_graphs, remove_stale_parts
@@ -48,6 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return run(arguments.part_config, arguments.to, arguments.num_servers, overwrite=arguments.overwrite)
 
 
+@collective("comm")
 def run(
     part_config: str, directory: str, num_servers: int | None = None, comm: Any = None, overwrite: bool = False
 ) -> int:
@@ -62,8 +64,6 @@ def run(
 
     Returns:
         The exit status.
-
-    Collective on ``comm``.
     """
     given = {} if num_servers is None else {"num_servers": num_servers}
     config = Config.from_env(**given)
@@ -85,8 +85,9 @@ def run(
     return status
 
 
+@collective("world.comm")
 def _stage(world: "World", part_config: str, directory: Path, num_servers: int, overwrite: bool) -> Path:
-    """Stage, report, and return the path of the staged configuration. Collective on ``world.comm``."""
+    """Stage, report, and return the path of the staged configuration."""
     from mpigraph.mpi.agree import allgather_bytes, together
     from mpigraph.store.host_ranges import check_same
 
@@ -149,8 +150,9 @@ def _warn_if_alone(world: "World") -> None:
         )
 
 
+@collective("world.comm")
 def _report(world: "World", line: str) -> None:
-    """Print every node's line once. Collective on ``world.comm``."""
+    """Print every node's line once."""
     from mpigraph.mpi.agree import allgather_bytes
 
     with world.watch("reporting"):

@@ -10,6 +10,7 @@ import numpy as np
 
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import read_config, working_ranks
+from mpigraph.collective import collective
 from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
@@ -31,6 +32,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.set_defaults(run=lambda arguments: run(arguments.part_config))
 
 
+@collective("comm")
 def run(part_config: str, comm: Any = None) -> int:
     """Verify a partitioned graph; print one line, or one for each bad file.
 
@@ -43,15 +45,14 @@ def run(part_config: str, comm: Any = None) -> int:
 
     Raises:
         MPIGraphError: the configuration is missing or damaged, or not the same on all ranks; on every rank.
-
-    Collective on ``comm``.
     """
     with working_ranks("verify", comm) as exchange:
         return _verify(exchange, part_config)
 
 
+@collective("ranks")
 def _verify(exchange: Exchange, part_config: str) -> int:
-    """Verify, report, and return the status. Collective on the ranks."""
+    """Verify, report, and return the status."""
     config = read_config(exchange, part_config)
     bad: list[str] = []
     sums = np.zeros(len(config.schema.relations), np.uint64)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mpigraph import dataloading
+from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.distgraph import partitioning
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.graphs.fields import EID, IdsLike
@@ -31,13 +32,12 @@ def load_partition(*args: Any, **options: Any) -> Any:
     return partitioning.load_partition(*args, **{"homogeneous": True, **options})
 
 
+@collective("trainers", WHEN_FAR)
 def sample_neighbors(g: Any, nodes: Any, fanout: Any, *args: Any, **options: Any) -> Any:
     """Sample in-neighbours, as :func:`mpigraph.distributed.sample_neighbors` does.
 
     Of a graph with several node types, ``nodes`` without types are homogeneous ids. The result is then a graph without
     types, whose nodes and ``edata[EID]`` are homogeneous ids, too, as in DGL.
-
-    Collective on the trainers when hosts are far; local when all are near.
     """
     if fanout is None:
         fanout = -1
@@ -54,11 +54,9 @@ def sample_neighbors(g: Any, nodes: Any, fanout: Any, *args: Any, **options: Any
 sample_etype_neighbors = sample_neighbors
 
 
+@collective("trainers", WHEN_FAR)
 def in_subgraph(g: Any, nodes: Any, **options: Any) -> Any:
-    """All in-edges of nodes, as :func:`sample_neighbors` returns them; of a graph in memory, its own method.
-
-    Collective on the trainers when hosts are far; local when all are near.
-    """
+    """All in-edges of nodes, as :func:`sample_neighbors` returns them; of a graph in memory, its own method."""
     if isinstance(g, DistGraph):
         return sample_neighbors(g, nodes, -1, **options)
     return g.in_subgraph(nodes, **options)

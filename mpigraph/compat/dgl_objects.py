@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from mpigraph.collective import collective
 from mpigraph.distgraph import graph, tensor
 
 __all__ = ["DistGraph", "DistTensor"]
@@ -16,11 +17,9 @@ class _StandIn(type):
 
 
 class DistGraph(graph.DistGraph, metaclass=_StandIn):
-    """:class:`mpigraph.distributed.DistGraph`, also as ``DistGraph(ip_config, name, conf_file=...)``.
+    """:class:`mpigraph.distributed.DistGraph`, also as ``DistGraph(ip_config, name, conf_file=...)``."""
 
-    Collective on all ranks: construction.
-    """
-
+    @collective("all ranks")
     def __init__(self, *args: Any, conf_file: Any = None, **options: Any) -> None:
         if len(args) > 1 and isinstance(args[1], str) and not args[1].endswith(".json"):
             args = args[1:]  # else the second is a configuration
@@ -30,11 +29,9 @@ class DistGraph(graph.DistGraph, metaclass=_StandIn):
 
 
 class DistTensor(tensor.DistTensor, metaclass=_StandIn):
-    """:class:`mpigraph.distributed.DistTensor`, also as ``DistTensor(g, shape, dtype, ...)``.
+    """:class:`mpigraph.distributed.DistTensor`, also as ``DistTensor(g, shape, dtype, ...)``."""
 
-    Collective on the trainers: construction.
-    """
-
+    @collective("trainers")
     def __init__(self, *args: Any, **options: Any) -> None:
         if args and isinstance(args[0], graph.DistGraph):
             args = args[1:]

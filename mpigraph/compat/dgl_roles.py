@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE
@@ -44,6 +45,7 @@ _ARGUMENTS_OF_2 = ("max_queue_size", "net_type", "num_worker_threads", "use_grap
 _LARGEST_COUNT = 1_000_000
 
 
+@collective("all ranks")
 def initialize(ip_config: str | None = None, *args: Any, **options: Any) -> None:
     """:func:`mpigraph.distributed.initialize` with the positional arguments of DGL's, whichever version's they are.
 
@@ -56,8 +58,6 @@ def initialize(ip_config: str | None = None, *args: Any, **options: Any) -> None
 
     Raises:
         InvalidArgumentError: too many arguments, or what that function raises.
-
-    Collective on all ranks.
     """
     queue_first = bool(args) and isinstance(args[0], int) and args[0] > _LARGEST_COUNT
     names = _ARGUMENTS_OF_2 if queue_first else _ARGUMENTS_OF_1
@@ -103,8 +103,9 @@ def get_num_machines() -> int:
     return current().world.num_nodes
 
 
+@collective("trainers")
 def client_barrier() -> None:
-    """Wait for all trainers. Collective on the trainers."""
+    """Wait for all trainers."""
     current().control.call(Operation.BARRIER)
 
 

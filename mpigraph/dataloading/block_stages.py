@@ -23,10 +23,7 @@ def block_stages(
     pin_memory: bool,
     input_time: NodeIds | None,
 ) -> Stages[Blocks]:
-    """How a loader of nodes makes blocks; arguments and errors are those of :class:`.DistNodeDataLoader`.
-
-    ``sample`` of what it returns is collective on the trainers when hosts are far.
-    """
+    """How a loader of nodes makes blocks; arguments and errors are those of :class:`.DistNodeDataLoader`."""
     fetch = BlockFetcher(g, sampler, features, labels, pin_memory)
     ids = by_ntype(g.schema, nids, "nids")
     times = check_input_time(g, sampler, ids, input_time)

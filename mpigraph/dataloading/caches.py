@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mpigraph.collective import collective
 from mpigraph.dataloading.fetcher import FeatureFetcher
 from mpigraph.errors import FieldNameError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
@@ -74,6 +75,7 @@ def size_in_bytes(given: object, what: str) -> int:
     return size
 
 
+@collective("trainers")
 def open_caches(session: Session, options: CacheOptions, fetchers: Sequence[FeatureFetcher[Any]]) -> list[RowCache]:
     """Make the caches of a loader, and let its fetchers read through them.
 
@@ -88,8 +90,6 @@ def open_caches(session: Session, options: CacheOptions, fetchers: Sequence[Feat
     Raises:
         FieldNameError: a feature that is named is not one that the loader gathers; on every trainer.
         SharedMemoryError: a node's shared memory cannot hold them; on every rank.
-
-    Collective on the trainers.
     """
     groups: dict[str, set[int]] = {}
     for fetcher in fetchers:

@@ -2,6 +2,7 @@
 
 from typing import cast
 
+from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.dataloading.edge_sampler import PairSample, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.foreign_options import check_foreign
@@ -51,11 +52,9 @@ class NodeCollator:
         """The ids to give to a loader: int64[n], or by type where the graph has several."""
         return self._ids
 
+    @collective("trainers", WHEN_FAR)
     def collate(self, items: NodeIds | list[Item]) -> Blocks:
-        """Sample a minibatch of int[b] ids, of ``(node type, id)`` pairs or of ids by node type.
-
-        Collective on the trainers when hosts are far; local when all are near.
-        """
+        """Sample a minibatch of int[b] ids, of ``(node type, id)`` pairs or of ids by node type."""
         return self.graph_sampler.sample_blocks(self.g, cast(NodeTensors, as_seed_tensors(items, "nids")))
 
 
@@ -99,9 +98,7 @@ class EdgeCollator:
         """The ids to give to a loader: int64[n], or by relation where the graph has several."""
         return self._ids
 
+    @collective("trainers", WHEN_FAR)
     def collate(self, items: EdgeIds | list[Item]) -> PairSample:
-        """Sample a minibatch of int[b] ids, of ``(edge type, id)`` pairs or of ids by edge type.
-
-        Collective on the trainers when hosts are far; local when all are near.
-        """
+        """Sample a minibatch of int[b] ids, of ``(edge type, id)`` pairs or of ids by edge type."""
         return self.graph_sampler.sample(self.g, cast(EdgeTensors, as_seed_tensors(items, "eids")))

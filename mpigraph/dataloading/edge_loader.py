@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import torch
 
+from mpigraph.collective import collective
 from mpigraph.dataloading.caches import Sizes
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
@@ -56,10 +57,9 @@ class DistEdgeDataLoader(SampledDataLoader):
             wanted.
         EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
         FieldNameError, CollectiveError, GraphDataError: as there.
-
-    Collective on the trainers: construction and :meth:`close`.
     """
 
+    @collective("trainers")
     def __init__(
         self,
         g: DistGraph,

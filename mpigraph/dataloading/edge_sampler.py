@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
+from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.dataloading.edges import NO_EDGES, find_edges
 from mpigraph.dataloading.exclusion import Exclude, Exclusion, ReverseEids, make_exclusion, with_same_ids
 from mpigraph.dataloading.memory_sampling import sampled, take_later
@@ -92,6 +93,7 @@ class EdgePredictionSampler:
         exclude = self._exclude if isinstance(self._exclude, str) else type(self._exclude).__qualname__
         return f"{describe(self.sampler)}, negatives={describe(self.negative_sampler)}, exclude={exclude}"
 
+    @collective("trainers")
     def look_up_reverse(self, g: DistGraph, seed_edges: EdgeIds) -> None:
         """Find the reverse edges that ``exclude`` needs, if ``reverse_eids`` did not give them; loaders call it.
 
@@ -102,8 +104,6 @@ class EdgePredictionSampler:
         Raises:
             InvalidArgumentError: "reverse_id" in a graph with several relations, which must be told.
             EdgeTypeError, GraphDataError: as :func:`.reverse_edges`.
-
-        Collective on the trainers.
         """
         if not self._looks_up:
             return
@@ -118,6 +118,7 @@ class EdgePredictionSampler:
         self._exclusion = make_exclusion(self._exclude, tables, self._reverse_etypes)
         self._looks_up = False
 
+    @collective("trainers", WHEN_FAR)
     def sample(
         self, g: DistGraph | HeteroGraph, seed_edges: EdgeIds, *, edge_label_time: EdgeIds | None = None
     ) -> PairSample:
@@ -140,8 +141,6 @@ class EdgePredictionSampler:
             OutOfRangeError: an edge, or an end of a negative, does not exist. On every trainer when hosts are far, as
                 all errors that are found on one trainer.
             InvalidArgumentError: the negative sampler returned something else than sources and destinations.
-
-        Collective on the trainers when hosts are far; local when all are near.
         """
         graphs, nodes, excluded, timed = self.sample_pairs(g, seed_edges, edge_label_time=edge_label_time)
         input_nodes, _, blocks = self.sampler.sample_blocks(g, nodes, *excluded, **timed)
@@ -157,8 +156,8 @@ class EdgePredictionSampler:
             of blocks is to be given: nothing, or the edges to exclude, in the form in which the loader has edges; and,
             by name, nothing, or the times of the nodes.
 
-        One-sided, and what the negative sampler does. Where hosts are far it is collective on the trainers when it
-        fails: what is wrong on one trainer is raised on the others in the round of sampling that they make next.
+        One-sided, and what the negative sampler does. Where hosts are far, an error on one
+        trainer is raised on the others, in the round of sampling that they make next.
         """
         graph = g
         g = sampled(g)

@@ -43,7 +43,7 @@ class Stages(Generic[Sample]):
         seeds: what the loader iterates over, ids or type -> ids.
         times: the times of the seeds, in their form, if they have any.
         placed: whether it matters which of ``seeds`` they are.
-        sample: draws a minibatch for some of them, as :meth:`.Seeds.tensors` gives them. Collective on the trainers
+        sample: draws a minibatch for some of them, as :meth:`.Seeds.tensors` gives them. Collective
             when hosts are far; local when all are near.
         fetch: makes of it what the loader yields. One-sided.
         announce: tells ``inputs`` what :attr:`fetch` of this sample will read, with the number of the minibatch. Local.

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from mpigraph.arrays import I64
+from mpigraph.collective import collective
 from mpigraph.dataloading.caches import CacheOptions, Sizes, check_cache, open_caches
 from mpigraph.dataloading.fetcher import Stages
 from mpigraph.dataloading.foreign_options import check_foreign
@@ -46,10 +47,9 @@ class _Epochs:
         pipeline: makes the minibatches.
         depth: how many of them a thread is ahead; 0 if there is none.
         numbers: of the channel and of caches, which are freed with it.
-
-    Collective on the trainers: construction, in a call that is checked.
     """
 
+    @collective("trainers")
     def __init__(self, session: Session, seed: int, depth: int) -> None:
         self._session = session
         self._seed = seed
@@ -135,10 +135,11 @@ class DistDataLoader:
     and draws depend on ``seed`` and the number of the epoch alone. So a loader that is made anew in each epoch repeats
     the first one, of which a job is warned, unless it is told its number (:meth:`set_epoch`) or another ``seed``.
 
-    Collective on the trainers: construction, :meth:`load_state_dict`, :meth:`close`. Iterating is collective when hosts
+    Iterating is collective when hosts
     are far, but trainers may take different numbers of steps and leave early.
     """
 
+    @collective("trainers")
     def __init__(
         self,
         dataset: TypedIds,
@@ -234,6 +235,7 @@ class DistDataLoader:
         """
         return self._passes.state_dict()
 
+    @collective("trainers")
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state: the next pass yields what is left of its epoch.
 
@@ -245,8 +247,6 @@ class DistDataLoader:
         Raises:
             InvalidArgumentError: it is of other seeds, another graph or sampler, or another ``seed``; says what
                 differs.
-
-        Collective on the trainers.
         """
         self._passes.load_state_dict(state_dict)
 
@@ -282,18 +282,17 @@ class DistDataLoader:
         """
         return self._epochs.pipeline.stats()
 
+    @collective("trainers", "even in the middle of an epoch")
     def close(self) -> None:
-        """End the epoch in progress; the channel is freed at the next collective call. Collective on the trainers."""
+        """End the epoch in progress; the channel is freed at the next collective call."""
         self._epochs.close()
         self._retire()
 
 
 @contextmanager
+@collective("trainers", "if the block raises")
 def arguments(session: Session) -> Iterator[None]:
-    """What is wrong with a loader's arguments on some trainers is raised on all, in the first call that all make.
-
-    Collective on the trainers if the block raises.
-    """
+    """What is wrong with a loader's arguments on some trainers is raised on all, in the first call that all make."""
     try:
         yield
     except Exception as error:
@@ -328,10 +327,9 @@ class SampledDataLoader(DistDataLoader):
 
     Attributes:
         cache_bytes: memory on this node that its caches take once they are full.
-
-    Collective on the trainers: construction and :meth:`close`.
     """
 
+    @collective("trainers")
     def __init__(
         self,
         g: DistGraph,

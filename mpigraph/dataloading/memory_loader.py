@@ -90,7 +90,7 @@ class DataLoader:
     On a :class:`DistGraph` it makes a :class:`.DistNodeDataLoader` or :class:`.DistEdgeDataLoader`, whose options it
     takes.
 
-    Collective on the trainers: construction with a DistGraph. With a graph in memory all is local.
+    Construction is collective with a DistGraph. With a graph in memory all is local.
     """
 
     def __new__(cls, *given: object, **options: object) -> Any:
@@ -237,7 +237,7 @@ class EdgeDataLoader(DataLoader):
     Raises:
         InvalidArgumentError, EdgeTypeError: as there.
 
-    Collective on the trainers: construction with a DistGraph. With a graph in memory all is local.
+    Construction is collective with a DistGraph. With a graph in memory all is local.
     """
 
     def __init__(

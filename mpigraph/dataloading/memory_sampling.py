@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I32, I64, Array
+from mpigraph.collective import collective
 from mpigraph.config import Config
 from mpigraph.distgraph.features import EdgeSpaces, Features
 from mpigraph.distgraph.graph import DistGraph
@@ -55,6 +56,7 @@ def sampled(g: DistGraph | HeteroGraph) -> DistGraph:
     return cast(DistGraph, InMemorySampling(g)) if isinstance(g, HeteroGraph) else g
 
 
+@collective("trainers", "on a DistGraph whose hosts are far; else local")
 def sample_neighbors(
     g: HeteroGraph | DistGraph,
     nodes: NodeIds,
@@ -91,8 +93,6 @@ def sample_neighbors(
 
     Raises:
         OutOfRangeError, FieldNameError, NodeTypeError, EdgeTypeError, InvalidArgumentError: as there.
-
-    On a DistGraph it is collective on the trainers when hosts are far; else local.
     """
     if not isinstance(g, HeteroGraph):
         plain = (nodes, fanout, edge_dir, prob, exclude_edges, replace)

@@ -144,8 +144,8 @@ class GlobalUniform(NegativeSampler):
     refused, which is rare except in small or dense graphs. The hosts are asked whether a pair is an edge, in one round
     for the whole batch.
 
-    Collective on the trainers when hosts are far and existing edges are excluded: a call, of which every trainer makes
-    one for each batch, if for no edges. Else local, except looking up the edges.
+    When hosts are far and existing edges are excluded, every trainer makes the same number of calls, if need be for no
+    edges. Else the draw is local.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from mpigraph.collective import collective
 from mpigraph.dataloading.block_stages import block_stages
 from mpigraph.dataloading.caches import Sizes
 from mpigraph.dataloading.fetcher import Stages
@@ -23,10 +24,9 @@ class DistNodeDataLoader(SampledDataLoader):
     """Minibatches of nodes: yields ``(input_nodes, output_nodes, blocks)``, or what PyG's models take.
 
     Where the graph has several node types, input and output nodes are by type, with every type.
-
-    Collective on the trainers: construction and :meth:`close`.
     """
 
+    @collective("trainers")
     def __init__(
         self,
         g: DistGraph,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
+from mpigraph.collective import collective
 from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffled
 from mpigraph.errors import InvalidArgumentError, check_state
 from mpigraph.kernels.rng import combine
@@ -90,8 +91,6 @@ class Pass:
 class Passes:
     """The passes of a loader over this trainer's seeds: which comes next, and how far the one in progress is.
 
-    Collective on the trainers: construction, :meth:`load_state_dict`.
-
     Attributes:
         seeds: the seeds.
         bounds: int64[batches + 1], where the batches of an epoch begin and end.
@@ -103,6 +102,7 @@ class Passes:
             each epoch and repeats it; None for a loader that was given its seed or epoch, or draws nothing.
     """
 
+    @collective("trainers")
     def __init__(
         self, session: Session, seeds: Seeds, batch_size: int, shuffle: bool, drop_last: bool, seed: int
     ) -> None:
@@ -129,8 +129,9 @@ class Passes:
             "types of seeds": types,
         }
 
+    @collective("trainers")
     def _warn_if_uneven(self) -> None:
-        """Warn on one trainer if others have another number of minibatches. Collective on the trainers."""
+        """Warn on one trainer if others have another number of minibatches."""
         trainers, made = self._world.trainers.size, len(self.bounds) - 1
         ends = [self._world.allreduce_minmax(made * trainers + self._rank, largest) for largest in (False, True)]
         (fewest, some), (most, other) = (divmod(end, trainers) for end in ends)
@@ -228,8 +229,9 @@ class Passes:
     def _sequence(self) -> int:
         return self.seeds.sequence()
 
+    @collective("trainers")
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; see :meth:`.DistDataLoader.load_state_dict`. Collective on the trainers."""
+        """Go on from a state; see :meth:`.DistDataLoader.load_state_dict`."""
         with self._world.together(_GOING_ON):
             alike = self.check_state_dict(state)
         progress, left = state["progress"].rows, state["left"].rows.numpy()

@@ -136,8 +136,6 @@ def pyg_edge_stages(
     Raises:
         InvalidArgumentError: besides, there are several labels for a relation, or labels and negatives.
         EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
-
-    ``sample`` of what it returns is collective on the trainers when hosts are far.
     """
     schema = g.schema
     ids = by_relation(g.schema, eids, "eids")

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
+from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import ByEdgeType, canonical
@@ -19,6 +20,7 @@ __all__ = ["reverse_edges"]
 _NODES = 1 << 14  # sources whose in-edges are asked for at a time
 
 
+@collective("trainers")
 def reverse_edges(g: DistGraph, reverse_etypes: ByEdgeType[EdgeType]) -> dict[Relation, DistTensor]:
     """Find the reverse edge of each edge of some relations, for ``reverse_eids`` of loaders and edge samplers.
 
@@ -39,8 +41,6 @@ def reverse_edges(g: DistGraph, reverse_etypes: ByEdgeType[EdgeType]) -> dict[Re
     Raises:
         EdgeTypeError: an edge type does not exist, or does not join the types of its reverse the other way round.
         GraphDataError: an edge has no reverse; names it. On every trainer.
-
-    Collective on the trainers.
     """
     pairs: Mapping[Relation, EdgeType] = canonical(g.schema, reverse_etypes, "reverse_etypes")
     there_and_back = {relation: g.to_canonical_etype(etype) for relation, etype in pairs.items()}
@@ -90,11 +90,9 @@ def _parallel_before(g: DistGraph, relation: Relation, first: int) -> I64:
     return parallel
 
 
+@collective("trainers", WHEN_FAR)
 def _matched(g: DistGraph, back: Relation, sources: I64, src: I64, dst: I64, eids: I64) -> I64:
-    """The edges ``dst -> src`` of a relation, int64[n], or -1; ``sources`` are those that occur, ascending.
-
-    Collective on the trainers when hosts are far; local when all are near.
-    """
+    """The edges ``dst -> src`` of a relation, int64[n], or -1; ``sources`` are those that occur, ascending."""
     fanouts = {relation: -1 if relation == back else 0 for relation in g.canonical_etypes}
     frontier = g.sample_neighbors({back[2]: sources}, fanouts, seed=0)
     ends = frontier.all_edges(etype=back)

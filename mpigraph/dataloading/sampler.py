@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph
@@ -70,6 +71,7 @@ class BlockSampler(ABC):
     """Draws ``(input nodes, output nodes, blocks)`` for seeds; subclass it for a sampler of your own."""
 
     @abstractmethod
+    @collective("trainers", WHEN_FAR)
     def sample_blocks(
         self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None
     ) -> Blocks:
@@ -83,16 +85,12 @@ class BlockSampler(ABC):
 
         Returns:
             Input nodes, output nodes (both by node type where the graph has several), and blocks from the input side.
-
-        Collective on the trainers when hosts are far; local when all are near.
         """
         raise NotImplementedError
 
+    @collective("trainers", WHEN_FAR)
     def sample(self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
-        """The same as :meth:`sample_blocks`, under DGL's other name.
-
-        Collective on the trainers when hosts are far; local when all are near.
-        """
+        """The same as :meth:`sample_blocks`, under DGL's other name."""
         given = () if exclude_eids is None else (exclude_eids,)
         return self.sample_blocks(g, seed_nodes, *given)
 
@@ -201,6 +199,7 @@ class NeighborSampler(BlockSampler):
         """How minibatches of a graph are drawn. Raises what :meth:`.DistGraph.sample_blocks` raises of it."""
         return sampled(g).plan(self.fanouts, self.prob, self._options["replace"], self._options["return_eids"])
 
+    @collective("trainers", WHEN_FAR)
     def sample_blocks(
         self,
         g: DistGraph | HeteroGraph,
@@ -218,8 +217,6 @@ class NeighborSampler(BlockSampler):
             InvalidArgumentError: times are missing, or no integers, or there is no ``time_attr``. On every rank if
                 hosts are far.
             OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are far.
-
-        Collective on the trainers when hosts are far; local when all are near.
         """
         graph = sampled(g)
         inputs, outputs, blocks = graph.sample_blocks(
@@ -229,6 +226,7 @@ class NeighborSampler(BlockSampler):
             blocks = type(blocks)(block.without_empty_relations() for block in blocks)
         return inputs, outputs, blocks
 
+    @collective("trainers", WHEN_FAR)
     def sample_subgraph(
         self,
         g: DistGraph | HeteroGraph,
@@ -244,8 +242,6 @@ class NeighborSampler(BlockSampler):
 
         Raises:
             OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are far.
-
-        Collective on the trainers when hosts are far; local when all are near.
         """
         options = self._options | {"exclude_edges": exclude_eids, "seed_times": input_time}
         return sampled(g).sample_subgraph(seed_nodes, self.fanouts, **options)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64, U64
+from mpigraph.collective import collective
 from mpigraph.distgraph.typed_ids import EdgeIds, NodeIds, id_array
 from mpigraph.kernels.id_hashes import hash_each, hash_of_sequence, sum_of_hashes
 from mpigraph.kernels.rng import combine
@@ -186,6 +187,7 @@ def _joined(lists: list[I64]) -> I64:
     return lists[0] if len(lists) == 1 else np.concatenate([np.empty(0, np.int64), *lists])
 
 
+@collective("the ranks of ``allreduce``")
 def agreed_steps(num_seeds: int, batch_size: int, drop_last: bool, allreduce: Callable[[int, bool], int]) -> int:
     """Return the number of steps of an epoch, which is that of every trainer that can make as many minibatches.
 
@@ -197,8 +199,6 @@ def agreed_steps(num_seeds: int, batch_size: int, drop_last: bool, allreduce: Ca
         batch_size: most seeds of a batch, at least 1.
         drop_last: leave out seeds that do not fill a batch.
         allreduce: ``allreduce(value, largest)`` is the largest or smallest value of all ranks.
-
-    Collective on whatever ``allreduce`` is collective on.
     """
     if not drop_last:
         return allreduce(-(-num_seeds // batch_size), True)

@@ -15,6 +15,7 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from mpigraph.arrays import I64
+from mpigraph.collective import collective
 from mpigraph.distgraph.init_rows import InitFunc, by_chunk
 from mpigraph.distgraph.new_tensor import find_policy
 from mpigraph.distgraph.partition_book import PartitionPolicy
@@ -56,9 +57,10 @@ class DistEmbedding:
         embedding_dim: elements of a row.
         optm_state: the state of the optimizer made last for these rows, DistTensors by name.
 
-    Collective on the trainers: construction. One-sided: the call.
+    One-sided: the call.
     """
 
+    @collective("trainers")
     def __init__(
         self,
         num_embeddings: int,
@@ -170,28 +172,26 @@ class DistEmbedding:
         """The rows, for checkpoints: ``{"weight": self.weight}``."""
         return {"weight": self.weight}
 
+    @collective("trainers", "unless the rows are its own")
     def load_state_dict(self, state_dict: dict[str, DistTensor]) -> None:
         """Take over the rows of a state, and forget all reads, with their gradients.
 
         Raises:
             InvalidArgumentError: it is no such state.
             TensorMismatchError: they are of another shape, dtype or policy.
-
-        Collective on the trainers, unless the rows are its own.
         """
         check_state("an embedding", state_dict, {"weight": DistTensor})
         self.weight.load_state_dict({"rows": state_dict["weight"]})
         self.reset_trace()
 
+    @collective("trainers")
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the rows to one ``.npy`` file in the original order of nodes or edges: :meth:`.DistTensor.save`.
-
-        Collective on the trainers.
-        """
+        """Write the rows to one ``.npy`` file in the original order of nodes or edges: :meth:`.DistTensor.save`."""
         self.weight.save(path)
 
+    @collective("trainers")
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Overwrite the rows with those of such a file; see :meth:`.DistTensor.load`. Collective on the trainers."""
+        """Overwrite the rows with those of such a file; see :meth:`.DistTensor.load`."""
         self.weight.load(path)
         self.reset_trace()
 

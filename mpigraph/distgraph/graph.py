@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import GivenDtype, feat_dtype_names
 from mpigraph.distgraph.features import FeatureMap, Scheme
 from mpigraph.distgraph.local_rows import local_part
@@ -33,9 +34,10 @@ class DistGraph(SampledGraph):
 
     Ids are type-wise global int64 ids after relabelling.
 
-    Collective on the trainers: construction, :meth:`barrier`. One-sided: reading features, degrees and edges.
+    One-sided: reading features, degrees and edges.
     """
 
+    @collective("trainers")
     def __init__(
         self,
         graph_name: str,
@@ -330,8 +332,9 @@ class DistGraph(SampledGraph):
                 f"padding must be above 0 (got {padding!r}): give the relation a fanout of 0, in a dict by edge type"
             )
 
+    @collective("trainers")
     def barrier(self) -> None:
-        """Wait for all trainers; what was written before is visible to all after. Collective on the trainers."""
+        """Wait for all trainers; what was written before is visible to all after."""
         self.session.control.call(Operation.BARRIER)
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import convert, to_torch
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.rng import combine
@@ -27,8 +28,9 @@ CHUNK = 1 << 14  # rows of one call; whoever changes it changes the rows that a 
 _DRAWS = 0x1217  # separates these draws from others with the same seed
 
 
+@collective("trainers")
 def fill_rows(session: Session, rows: RowTensor, fill: Fill) -> None:
-    """Fill the rows of a new tensor. Collective on the trainers.
+    """Fill the rows of a new tensor.
 
     Raises:
         CollectiveError: ``fill`` raised somewhere; on every trainer.

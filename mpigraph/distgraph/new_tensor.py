@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import dtype_name
 from mpigraph.distgraph.init_rows import Fill, InitFunc, fill_rows
 from mpigraph.distgraph.partition_book import PartitionPolicy
@@ -53,8 +54,9 @@ class Wanted(NamedTuple):
     attach: bool = True
 
 
+@collective("trainers")
 def create(wanted: Wanted, label: str, fill: Fill | None) -> Handle:
-    """Create the rows of a tensor, or attach to those of this name. Collective on the trainers.
+    """Create the rows of a tensor, or attach to those of this name.
 
     Args:
         wanted: what for.

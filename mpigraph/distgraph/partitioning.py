@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.convert import as_graph
 from mpigraph.distgraph.dtypes import GivenDtype, convert, dtype_name, feat_dtype_names, to_storage, to_torch
 from mpigraph.distgraph.partition_book import RangePartitionBook
@@ -45,6 +46,7 @@ _TRAINER = "trainer_id"
 _RESERVED = {NID, EID, NTYPE, ETYPE}
 
 
+@collective("comm", "if there is one")
 def partition_graph(
     g: object,
     graph_name: str,
@@ -121,8 +123,6 @@ def partition_graph(
         GraphDataError: the graph contradicts itself, or a finite number would become infinite in 16 bits, as beyond
             65504 in float16; names feature and row.
         StorageError: the disk is full, or another run is writing to ``out_path``.
-
-    Collective on ``comm``, if there is one.
     """
     exchange = ALONE if comm is None else MPIExchange(comm)
     with exchange.no_way_back():
@@ -318,6 +318,7 @@ def _parts_of_all_nodes(graph: HeteroGraph, assignment: NodeIds | None) -> I64 |
     return np.concatenate(rows)
 
 
+@collective("ranks")
 def _pieces_of_all_nodes(
     source: GraphSource,
     num_pieces: int,
@@ -327,7 +328,7 @@ def _pieces_of_all_nodes(
     seed: int,
     exchange: Exchange,
 ) -> I64:
-    """Return int64[all nodes], the trainer of each, cut by METIS on rank 0. Collective on the ranks."""
+    """Return int64[all nodes], the trainer of each, cut by METIS on rank 0."""
     mine = b""
     with exchange.together("assigning nodes to trainers by metis"):
         if exchange.rank == 0:

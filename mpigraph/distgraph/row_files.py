@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.mpi.messages import exchange_rows
 from mpigraph.partition.exchange import even_bounds, owners_of
@@ -39,14 +40,13 @@ def npy_path(path: str | os.PathLike[str]) -> Path:
     return found
 
 
+@collective("trainers")
 def pieces(session: Session, config: PartConfig, rows: RowTensor) -> Iterator[tuple[int, I64]]:
     """This trainer's piece of the file, in blocks: the first original id of a block, and int64[k] rows for its ids.
 
     Raises:
         ShardFormatError: a file of the graph with original ids cannot be read; on every trainer.
         GraphDataError: the original ids are not those from 0 on, each once; on every trainer.
-
-    Collective on the trainers.
     """
     doing = f"putting the rows of tensor {rows.name!r} into their original order"
     owned = RowOwners(session.world, rows.window.offsets).ranges()
@@ -86,6 +86,7 @@ def _orig_ids(config: PartConfig, rows: RowTensor) -> tuple[str, I64]:
     return relation_dataset_name(config.schema.relation_key(policy.type_id), "orig_ids"), offsets
 
 
+@collective("trainers")
 def write_npy(
     session: Session, path: Path, shape: tuple[int, ...], dtype: torch.dtype, blocks: Iterator[tuple[int, torch.Tensor]]
 ) -> None:
@@ -93,8 +94,6 @@ def write_npy(
 
     Raises:
         StorageError: it cannot be written, or not every trainer sees the folder; on every trainer.
-
-    Collective on the trainers.
     """
     plain = torch.empty(0, dtype=_PLAIN.get(dtype, dtype))
     exchange = MPIExchange(session.world.trainers)

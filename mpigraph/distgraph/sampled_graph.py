@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
+from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.distgraph.features import EdgeSpaces, Features, NodeSpaces
 from mpigraph.distgraph.hop_blocks import hop_blocks
 from mpigraph.distgraph.times import TimeFilter, Times
@@ -57,7 +58,7 @@ class SampledGraph:
     """The side of a :class:`DistGraph` that samples.
 
     What is wrong with the arguments of one trainer is raised on every trainer when hosts are far, by the round that all
-    of them make. All methods that sample are collective on the trainers when hosts are far, and local when all are
+    of them make. All methods that sample are collective when hosts are far, and local when all are
     near. Where requests go to their owners alone (``MPIGRAPH_SAMPLING=sparse``, the default where MPI allows several
     threads) they are one-sided, need no other trainer, and raise here.
 
@@ -88,6 +89,7 @@ class SampledGraph:
         """``g.edges[etype].data[name]``."""
         return EdgeSpaces(self.schema, self._features)
 
+    @collective("trainers", WHEN_FAR)
     def sample_neighbors(
         self,
         seed_nodes: NodeIds,
@@ -131,8 +133,6 @@ class SampledGraph:
             NodeTypeError: a node type does not exist, or there are several and ``seed_nodes`` are not by type.
             EdgeTypeError: a fanout, a weight or excluded edges of a type that does not exist, or a fanout is missing.
             InvalidArgumentError: fanout below -1, another ``edge_dir``, or ids that are not integers.
-
-        Collective on the trainers when hosts are far; local when all are near.
         """
         draw = (seed, self.session.num_threads)
         seeds, plan, error = self._plan(draw, seed_nodes, [fanout], edge_dir, prob, exclude_edges, replace)
@@ -153,6 +153,7 @@ class SampledGraph:
             frontier.edges[relation].data[EID] = torch.from_numpy(ids)
         return frontier if output_device is None else frontier.to(output_device)
 
+    @collective("trainers", WHEN_FAR)
     def sample_blocks(
         self,
         seed_nodes: NodeIds,
@@ -184,8 +185,7 @@ class SampledGraph:
             Input nodes and output nodes, int64 each (where the graph has several node types: by type), and the blocks,
             input side first.
 
-        Collective on the trainers when hosts are far, and at the first use of a time that :meth:`prepare_times` was not
-        told; local when all are near.
+        The first use of a time that :meth:`prepare_times` was not told is always collective.
         """
         fanouts, draw = check_layers(fanouts), (seed, num_threads or self.session.num_threads)
         trees = (disjoint, time_filter, seed_times)
@@ -200,6 +200,7 @@ class SampledGraph:
         input_nodes = dict(enumerate(sampled.ids)) if sampled.hops else seeds
         return unwrap_nodes(self.schema, input_nodes), unwrap_nodes(self.schema, seeds), hop_blocks(sampled)
 
+    @collective("trainers", WHEN_FAR)
     def sample_subgraph(
         self,
         seed_nodes: NodeIds,
@@ -224,8 +225,7 @@ class SampledGraph:
         Returns:
             Nodes by node type id and edges by relation id.
 
-        Collective on the trainers when hosts are far, and at the first use of a time that :meth:`prepare_times` was not
-        told; local when all are near.
+        The first use of a time that :meth:`prepare_times` was not told is always collective.
         """
         fanouts, draw = check_layers(fanouts), (seed, num_threads or self.session.num_threads)
         trees = (disjoint, time_filter, seed_times)
@@ -239,6 +239,7 @@ class SampledGraph:
             )
         return sampled.subgraph()
 
+    @collective("trainers", WHEN_FAR)
     def has_edges_between(
         self, u: EdgeIds, v: EdgeIds, etype: EdgeType = None
     ) -> torch.Tensor | dict[Relation, torch.Tensor]:
@@ -257,8 +258,6 @@ class SampledGraph:
             EdgeTypeError: the edge type does not exist or is ambiguous, or ``v`` has not the edge types of ``u``.
             InvalidArgumentError: ids that are not integers, ``u`` and ``v`` of different lengths, two edge types that
                 are the same relation, or ``etype`` together with dicts.
-
-        Collective on the trainers when hosts are far; local when all are near.
         """
         queries: list[EdgeQuery] = []
         error: MPIGraphError | None = None
@@ -309,6 +308,7 @@ class SampledGraph:
         """
         return Times.find(self.schema, self.nodes, self.edges, name)
 
+    @collective("trainers")
     def prepare_times(self, name: str) -> None:
         """Have the hosts sort their edges by time, so that :meth:`sample_blocks` can be told to filter by it.
 
@@ -316,14 +316,13 @@ class SampledGraph:
 
         Raises:
             FieldNameError, InvalidArgumentError: as :meth:`times`.
-
-        Collective on the trainers.
         """
         pairs = [[tensor.rows.number, r] for r, tensor in self.times(name).by_relation(self.schema).items()]
         self.session.control.call(Operation.PREPARE_TIMES, pairs=pairs)
 
+    @collective("trainers", "at the first use of a time, else local")
     def _temporal(self, how: TimeFilter, known: Times) -> Temporal:
-        """How edges are filtered. Collective on the trainers at the first use of a time, else local."""
+        """How edges are filtered."""
         numbers = {r: tensor.rows.number for r, tensor in known.by_relation(self.schema).items()}
         if not all(self.session.store.is_prepared(EdgeTimes, number, r) for r, number in numbers.items()):
             self.prepare_times(how.attr)
@@ -340,10 +339,11 @@ class SampledGraph:
                     "mask is set; give a mask of bool"
                 )
 
+    @collective("trainers", "at the first use of a time, else local")
     def _planned(
         self, trees: tuple[bool, TimeFilter | None, NodeIds | None], draw: tuple[int | None, int], *how: Any
     ) -> tuple[dict[int, I64], dict[int, I64] | None, SamplingPlan, MPIGraphError | None]:
-        """As :meth:`_plan`, with the times of the seeds. Collective on the trainers at the first use of a time."""
+        """As :meth:`_plan`, with the times of the seeds."""
         disjoint, time_filter, given = trees
         known: Times | None = None
         temporal: Temporal | None = None
@@ -465,6 +465,7 @@ class SampledGraph:
         return by_relation(self.schema, ids, what)
 
 
+@collective("trainers", WHEN_FAR)
 def sample_neighbors(
     g: SampledGraph,
     nodes: NodeIds,
@@ -479,10 +480,7 @@ def sample_neighbors(
     use_graphbolt: bool = False,
     seed: int | None = None,
 ) -> HeteroGraph:
-    """The same as :meth:`SampledGraph.sample_neighbors` of ``g``, a :class:`DistGraph`.
-
-    Collective on the trainers when hosts are far; local when all are near.
-    """
+    """The same as :meth:`SampledGraph.sample_neighbors` of ``g``, a :class:`DistGraph`."""
     return g.sample_neighbors(
         nodes, fanout, edge_dir, prob, exclude_edges, replace, etype_sorted, output_device, seed=seed
     )
@@ -492,9 +490,7 @@ sample_etype_neighbors = sample_neighbors
 """DGL's name for sampling with a fanout for each relation, which is what :func:`sample_neighbors` does."""
 
 
+@collective("trainers", WHEN_FAR)
 def in_subgraph(g: SampledGraph, nodes: NodeIds) -> HeteroGraph:
-    """All in-edges of nodes, as :func:`sample_neighbors` returns them.
-
-    Collective on the trainers when hosts are far; local when all are near.
-    """
+    """All in-edges of nodes, as :func:`sample_neighbors` returns them."""
     return g.sample_neighbors(nodes, -1)

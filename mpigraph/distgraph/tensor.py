@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import convert, to_storage, to_torch
 from mpigraph.distgraph.init_rows import Fill, InitFunc, by_range
 from mpigraph.distgraph.local_rows import in_memory, local_part
@@ -47,12 +48,12 @@ class DistTensor:
     lie in memory and caches and travel as :attr:`storage_dtype`; they are read as :attr:`dtype`, and values that are
     written are rounded.
 
-    Collective on the trainers: construction, :meth:`close`, :meth:`save`, :meth:`load`, ``|``.
     Dropping the last reference frees the memory at the trainers' next collective call, once all have dropped it.
     """
 
     _upcast = True
 
+    @collective("trainers")
     def __init__(
         self,
         shape: Sequence[int],
@@ -94,6 +95,7 @@ class DistTensor:
         self._handle = create(wanted, "anonymous", fill)
 
     @classmethod
+    @collective("trainers")
     def filled(
         cls,
         shape: tuple[int, ...],
@@ -112,8 +114,6 @@ class DistTensor:
             label: what it is called.
             part_policy: which nodes or edges the rows are; found by ``shape[0]`` if None.
             fill: makes the rows that a trainer owns, if the tensor is new; zeros if None.
-
-        Collective on the trainers.
         """
         tensor = cls.__new__(cls)
         tensor._handle = create(Wanted(shape, dtype, name, part_policy), label, fill)
@@ -152,14 +152,13 @@ class DistTensor:
         """The rows, for checkpoints: ``{"rows": self}``."""
         return {"rows": self}
 
+    @collective("trainers", "unless the rows are its own")
     def load_state_dict(self, state_dict: dict[str, "DistTensor"]) -> None:
         """Take over the rows of a tensor of the same shape, dtype and policy; those of itself are as they are.
 
         Raises:
             InvalidArgumentError: it is no such state.
             TensorMismatchError: it has another shape, dtype or policy.
-
-        Collective on the trainers, unless the rows are its own.
         """
         check_state("a tensor", state_dict, {"rows": DistTensor})
         other = state_dict["rows"]
@@ -173,6 +172,7 @@ class DistTensor:
                 self[some] = other[some]
         self._handle.session.control.call(Operation.BARRIER)
 
+    @collective("trainers")
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the rows to one ``.npy`` file, in the original order of the nodes or edges, that before partitioning.
 
@@ -187,7 +187,7 @@ class DistTensor:
             ShardFormatError: the graph's files with original ids cannot be read.
             GraphDataError: the original ids are not those from 0 on, each once.
 
-        All of these are raised on every trainer. Collective on the trainers.
+        All of these are raised on every trainer.
         """
         session = self._handle.session
         with session.world.together(f"saving tensor {self.name!r}"):
@@ -196,6 +196,7 @@ class DistTensor:
         blocks = pieces(session, config, self.rows)
         write_npy(session, where, self.shape, self.dtype, ((first, self[ids]) for first, ids in blocks))
 
+    @collective("trainers")
     def load(self, path: str | os.PathLike[str]) -> None:
         """Overwrite the rows with those of a ``.npy`` file in the original order, as :meth:`save` writes it.
 
@@ -206,7 +207,7 @@ class DistTensor:
             InvalidArgumentError: it is no such file, of another shape, or has values that the dtype has not.
             ShardFormatError, GraphDataError: as in :meth:`save`.
 
-        All of these are raised on every trainer. Collective on the trainers.
+        All of these are raised on every trainer.
         """
         session = self._handle.session
         doing = f"loading tensor {self.name!r}"
@@ -325,8 +326,9 @@ class DistTensor:
         rows: np.ndarray[Any, Any] = self[:].numpy()
         return rows if dtype is None else rows.astype(dtype)
 
+    @collective("trainers")
     def __or__(self, other: "DistTensor") -> "DistTensor":
-        """Element-wise or of two masks of one policy, as a new anonymous tensor. Collective on the trainers."""
+        """Element-wise or of two masks of one policy, as a new anonymous tensor."""
         if not isinstance(other, DistTensor):
             return NotImplemented
         if (self.shape, self.rows.policy) != (other.shape, other.rows.policy):
@@ -414,8 +416,9 @@ class DistTensor:
     def _owned(self) -> list[OwnedRange]:
         return RowOwners(self._handle.session.world, self.rows.window.offsets).ranges()
 
+    @collective("trainers")
     def close(self) -> None:
-        """Free the rows now; later use of any handle to this tensor raises. Collective on the trainers."""
+        """Free the rows now; later use of any handle to this tensor raises."""
         handle = self._handle
         if handle.closed:
             return

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, check_text
 from mpigraph.formats.foreign_names import NOTE, with_original_names
 from mpigraph.formats.input_files import FolderFiles
@@ -47,8 +48,9 @@ _COUNTS = [f"num_{kind}s_per_{part}" for kind in ("node", "edge") for part in ("
 _SECTIONS = ("graph_name", "node_type", "edge_type", "edges", "node_data", "edge_data", NOTE, *_COUNTS)
 
 
+@collective("ranks")
 def read_chunked(folder: Path, ranks: NodeRanks | None = None) -> GraphSource:
-    """Read a chunked graph. Collective on the ranks.
+    """Read a chunked graph.
 
     Args:
         folder: where ``metadata.json`` lies.

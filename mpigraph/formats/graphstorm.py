@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.graphstorm_features import categories, mask_names, numbers, split_masks, transform_of
 from mpigraph.formats.id_maps import NodeIds
@@ -62,8 +63,9 @@ def is_graphstorm(path: Path) -> bool:
     return isinstance(content, dict) and isinstance(content.get("nodes"), list) and "edges" in content
 
 
+@collective("ranks")
 def read_graphstorm(path: Path, options: ReadOptions) -> GraphSource:
-    """Read what a configuration describes. Collective on the ranks.
+    """Read what a configuration describes.
 
     Raises:
         GraphDataError: the configuration is wrong or asks for what is not read, or a file is; names it, and the row.

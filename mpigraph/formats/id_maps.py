@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.node_ranks import Grow, NodeRanks
 from mpigraph.formats.table_columns import IdColumn
@@ -67,10 +68,9 @@ class NodeIds:
     Raises:
         GraphDataError: two rows have the same id, or an id is missing; names file and row.
         StorageError: a temporary file cannot be written.
-
-    Collective on the ranks: construction and :meth:`numbers`.
     """
 
+    @collective("ranks")
     def __init__(
         self,
         what: str,
@@ -97,8 +97,9 @@ class NodeIds:
         else:
             self.count = self._collect(ends)
 
+    @collective("ranks")
     def numbers(self, ids: IdColumn) -> RowArray:
-        """Return the number of the node of each id, int64[n]. Collective on the ranks.
+        """Return the number of the node of each id, int64[n].
 
         Raises:
             GraphDataError: there is no such node; names file and row; of integers when they are asked for.
@@ -192,8 +193,9 @@ class _Numbered(MadeRows):
         return self._ids.place(row)
 
 
+@collective("ranks")
 def distinct_texts(ranks: NodeRanks, doing: str, columns: Sequence[IdColumn], blanks: bool = False) -> Array:
-    """Return the distinct ids of columns as text, ascending, of dtype S; in a mapped file. Collective on the ranks."""
+    """Return the distinct ids of columns as text, ascending, of dtype S; in a mapped file."""
 
     def own() -> Iterator[Array]:
         for column in columns:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import Array
+from mpigraph.collective import collective
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.chunks import Concatenated, GrowingFile, concatenated
 from mpigraph.partition.exchange import ALONE, Exchange
@@ -51,10 +52,9 @@ class NodeRanks:
         folder: as given.
         index: number of this rank among those of its node.
         count: how many there are.
-
-    Collective on the ranks: construction and every method that says so.
     """
 
+    @collective("ranks")
     def __init__(self, folder: Path | None = None, exchange: Exchange = ALONE) -> None:
         self.folder = folder
         self._exchange = exchange
@@ -69,12 +69,14 @@ class NodeRanks:
         """Whether there is only one rank in all."""
         return self._exchange.size == 1
 
+    @collective("ranks")
     def together(self, doing: str) -> AbstractContextManager[None]:
-        """Run local code; if it raised on any rank, raise on every rank. Collective on the ranks."""
+        """Run local code; if it raised on any rank, raise on every rank."""
         return self._exchange.together(doing)
 
+    @collective("ranks")
     def gather(self, doing: str, note: Any = None, files: Sequence[GrowingFile] = ()) -> list[Gathered]:
-        """Return what each rank of the node gives; afterwards the files may be closed. Collective on the ranks.
+        """Return what each rank of the node gives; afterwards the files may be closed.
 
         Args:
             doing: what, for the message of an error.
@@ -98,8 +100,9 @@ class NodeRanks:
                 found.append(Gathered(its_note, mapped))
         return found
 
+    @collective("ranks")
     def once(self, doing: str, make: Callable[["Grow"], tuple[Any, Sequence[GrowingFile]]]) -> Gathered:
-        """Return what the first rank of the node makes: a note and files. Collective on the ranks.
+        """Return what the first rank of the node makes: a note and files.
 
         Raises:
             MPIGraphError: what it raised; on every rank.
@@ -112,8 +115,9 @@ class NodeRanks:
                     note, files = make(self.growing(stack))
             return self.gather(doing, note, files)[0]
 
+    @collective("ranks")
     def rows(self, doing: str, dtype: npt.DTypeLike, own: Callable[[], Iterable[Array]]) -> RowArray:
-        """Return the rows that the ranks of the node make, those of the first rank first. Collective on the ranks.
+        """Return the rows that the ranks of the node make, those of the first rank first.
 
         Args:
             doing: what, for the message of an error.
@@ -174,8 +178,9 @@ def _mapped(pid: int, number: int, dtype: str, shape: Sequence[int]) -> Array:
         return np.memmap(file, dtype, "r", shape=tuple(shape))
 
 
+@collective("ranks")
 def read_once(ranks: NodeRanks, doing: str, read: Callable[[], GraphSource]) -> GraphSource:
-    """Return what ``read`` does, which one rank of each node calls. Collective on the ranks.
+    """Return what ``read`` does, which one rank of each node calls.
 
     What it has mapped from named files is mapped by the others, too. Everything else is copied to temporary files,
     unless there is only one rank.

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.dgl_chunked import METADATA, read_chunked
@@ -54,6 +55,7 @@ def _layout_of(path: Path) -> Layout | None:
     return next((layout for layout in LAYOUTS if layout.is_at(path)), None)
 
 
+@collective("ranks", "inside a block of ``exchange.together``")
 def read_source(
     path: str | os.PathLike[str],
     num_nodes: int | None = None,
@@ -67,8 +69,6 @@ def read_source(
     exchange: Exchange = ALONE,
 ) -> GraphSource:
     """Read a graph. A warning names each thing in the input that is not part of it (``left_out`` of the result).
-
-    Collective on the ranks, inside a block of ``exchange.together``.
 
     Args:
         path: an ``.npz`` or HDF5 file, a csv, parquet or METIS file, the ``.json`` of a partitioned graph, of this

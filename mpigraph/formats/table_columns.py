@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import (
     EXACT,
@@ -171,6 +172,7 @@ def are_numbers(tables: Tables, columns: Sequence[str]) -> bool:
     return False
 
 
+@collective("ranks")
 def read_columns(
     tables: Tables,
     ids: Collection[str],
@@ -178,7 +180,7 @@ def read_columns(
     types: Mapping[str, str],
     ranks: NodeRanks,
 ) -> TableColumns:
-    """Read columns of a table; text is divided among the ranks of a node. Collective on the ranks.
+    """Read columns of a table; text is divided among the ranks of a node.
 
     Args:
         tables: the files.

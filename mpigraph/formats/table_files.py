@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpigraph.arrays import Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import EXACT, arrow, to_numpy, type_kind
 from mpigraph.formats.input_files import failure, is_packed, opened
@@ -101,10 +102,11 @@ def open_tables(
     return ParquetFiles(paths) if is_parquet == {True} else TextFiles(paths, form or TextForm())
 
 
+@collective("ranks")
 def cut(tables: "Tables", ranks: NodeRanks) -> list[Piece]:
     """Return the pieces that this rank of its node reads: as many bytes, or groups of rows, as the others.
 
-    Text is cut between lines; of files that cannot be cut each is read by one rank. Collective on the ranks.
+    Text is cut between lines; of files that cannot be cut each is read by one rank.
     """
     pieces = tables.pieces()
     total = sum(piece.end - piece.begin for piece in pieces if piece.end >= 0)
@@ -179,10 +181,11 @@ class TextFiles:
         ends = [-1 if is_packed(path) else path.stat().st_size for path in self.paths]
         return [Piece(file, begin, end) for file, (begin, end) in enumerate(zip(self._begins, ends, strict=True))]
 
+    @collective("ranks")
     def between_lines(self, own: Sequence[Piece], ranks: NodeRanks) -> list[Piece]:
         """Return this rank's pieces from the beginning of a line to that of another, as the other ranks cut them.
 
-        Ends of lines between quotes are none, so all quotes before a piece are counted. Collective on the ranks.
+        Ends of lines between quotes are none, so all quotes before a piece are counted.
         """
         quotes = {}
         if ranks.count > 1 and self._form.quoted:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.input_files import FolderFiles, in_natural_order
 from mpigraph.formats.node_ranks import NodeRanks
@@ -37,6 +38,7 @@ def has_tables(path: Path) -> bool:
     return bool(_files_of(path)) or (path.is_dir() and any(_named_folder(entry) for entry in path.iterdir()))
 
 
+@collective("ranks")
 def read_tables(
     path: Path,
     nodes: Sequence[Path] = (),
@@ -44,7 +46,7 @@ def read_tables(
     ranks: NodeRanks | None = None,
     options: TableOptions | None = None,
 ) -> GraphSource:
-    """Read a graph from csv or parquet files. Collective on the ranks.
+    """Read a graph from csv or parquet files.
 
     Args:
         path: a file of edges, or a directory.

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from mpigraph.arrays import Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.id_maps import NodeIds, distinct_texts
 from mpigraph.formats.node_ranks import NodeRanks
@@ -164,6 +165,7 @@ class _Plan:
         return cls(tables, ids, words, {name: columns for name, columns in features.items() if name not in words})
 
 
+@collective("ranks")
 def read_typed_tables(
     nodes: Sequence[NodeTable],
     edges: Sequence[EdgeTable],
@@ -171,7 +173,7 @@ def read_typed_tables(
     options: TableOptions | None = None,
     num_nodes: Mapping[str, int] | None = None,
 ) -> GraphSource:
-    """Read a graph from tables. Collective on the ranks.
+    """Read a graph from tables.
 
     Args:
         nodes: at most one for each type.

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I32, I64
+from mpigraph.collective import collective
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.kernels.compact import LocalIds
@@ -57,6 +58,7 @@ class OutDegrees:
         return found
 
 
+@collective("trainers")
 def masked_out_degrees(g: DistGraph, relation: int, mask: int) -> DistTensor:
     """How many of a node's out-edges a mask leaves: int64[num_src], over the hosts.
 
@@ -67,8 +69,6 @@ def masked_out_degrees(g: DistGraph, relation: int, mask: int) -> DistTensor:
         g: the graph.
         relation: its id.
         mask: number of the tensor of the mask; edges where it is 0 are left out.
-
-    Collective on the trainers.
     """
     world, topology = g.session.world, g.loaded.topology
     src, dst = topology.config.schema.ends(relation)

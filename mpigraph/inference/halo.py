@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import to_storage
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
@@ -34,12 +35,11 @@ _AHEAD = 1  # minibatches: nothing is ever given up
 _OF_FREE = 0.5  # of a node's free memory, for caches of a size that nobody gave
 
 
+@collective("trainers")
 def far_sources(g: DistGraph) -> dict[int, I64]:
     """The far sources that this trainer fetches for its node, by node type id: int64[n], ascending.
 
     Each far source of an in-edge of the node's nodes is fetched by one of its trainers.
-
-    Collective on the trainers.
     """
     world, topology = g.session.world, g.loaded.topology
     schema, hosts = topology.config.schema, topology.hosts
@@ -190,6 +190,7 @@ class HaloReader:
             g.session.control.drop(cache.number)
 
 
+@collective("trainers")
 def open_readers(
     g: DistGraph, tensors: dict[str, DistTensor], shares: dict[int, I64], size: int | None
 ) -> dict[str, HaloReader]:
@@ -203,8 +204,6 @@ def open_readers(
 
     Raises:
         SharedMemoryError: a node's shared memory cannot hold the caches; on every rank.
-
-    Collective on the trainers.
     """
     world = g.session.world
     caches: dict[int, RowCache] = {}

@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.dataloading.caches import size_in_bytes
 from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage
 from mpigraph.distgraph.graph import DistGraph
@@ -35,6 +36,7 @@ _SECONDS_IN_LOG = 10.0
 NodeTensors = DistTensor | Mapping[str, DistTensor]
 
 
+@collective("trainers")
 def layerwise(
     g: DistGraph,
     model_or_layers: Any,
@@ -109,7 +111,7 @@ def layerwise(
         MPIGraphError: what a layer raises, by the name of the class; names the layer and the trainers.
 
     All of these are raised on every trainer, whichever has the reason. A layer must not call what all trainers have to
-    call, since they have different numbers of blocks. Collective on the trainers.
+    call, since they have different numbers of blocks.
     """
     inference = Inference(
         g,
@@ -143,12 +145,11 @@ class LayerCounts:
 class Inference:
     """One evaluation of a model on all nodes; arguments are those of :func:`layerwise`.
 
-    Collective on the trainers: construction and :meth:`run`.
-
     Attributes:
         counts: of each layer that was done.
     """
 
+    @collective("trainers")
     def __init__(
         self,
         g: DistGraph,
@@ -198,8 +199,9 @@ class Inference:
             ntype: batches_of(self._world, parts[t], offsets[t], self._batch_size) for t, ntype in enumerate(g.ntypes)
         }
 
+    @collective("trainers")
     def run(self, x: NodeTensors) -> DistTensor | dict[str, DistTensor]:
-        """Evaluate; see :func:`layerwise`. Collective on the trainers."""
+        """Evaluate; see :func:`layerwise`."""
         self.counts = []
         with self._world.together("inference"):
             rows = self._checked(x)
@@ -237,13 +239,12 @@ class Inference:
             raise InvalidArgumentError("x is empty: no node type has rows")
         return {ntype: found[ntype] for ntype in g.ntypes if ntype in found}  # in the same order on every trainer
 
+    @collective("trainers")
     def _agree(self, arguments: dict[str, Any]) -> None:
         """Check that all trainers mean the same.
 
         Raises:
             TensorMismatchError: they do not; on every trainer.
-
-        Collective on the trainers.
         """
         with self._world.meeting("comparing the arguments of inference"):
             said = allgather_bytes(self._world.trainers, json.dumps(arguments).encode())
@@ -258,10 +259,11 @@ class Inference:
                         )
                     )
 
+    @collective("trainers")
     def _layer(
         self, number: int, step: Step, rows: dict[str, DistTensor], shares: dict[int, I64], dtype: torch.dtype | None
     ) -> dict[str, DistTensor]:
-        """All nodes by one layer. Collective on the trainers."""
+        """All nodes by one layer."""
         world = self._world
         name = f"layer {number + 1} of {len(self._steps)} of inference"
         begin = clock()
@@ -359,6 +361,7 @@ class Inference:
             return rows
         return rows.to(self._device, dtype)
 
+    @collective("trainers")
     def _create(
         self, number: int, first: dict[str, torch.Tensor | None], dtype: torch.dtype | None
     ) -> dict[str, DistTensor]:
@@ -366,8 +369,6 @@ class Inference:
 
         Raises:
             TensorMismatchError: they have seen different ones; on every trainer.
-
-        Collective on the trainers.
         """
         mine = {
             ntype: None if rows is None else [list(rows.shape[1:]), dtype_name(rows.dtype)]

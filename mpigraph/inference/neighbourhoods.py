@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
+from mpigraph.collective import collective
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
@@ -29,12 +30,13 @@ _DRAWS = 0x1AFE  # separates draws of inference from those of loaders with the s
 class Neighbourhoods:
     """Makes blocks of one layer.
 
-    Collective on the trainers: construction and :meth:`prepare`. One-sided: :meth:`block`.
+    One-sided: :meth:`block`.
 
     Attributes:
         plan: how neighbours are taken.
     """
 
+    @collective("trainers")
     def __init__(self, g: DistGraph, fanout: Fanout, edge_mask: FeatureName | None) -> None:
         """Check how neighbours are taken.
 
@@ -58,8 +60,9 @@ class Neighbourhoods:
             r: OutDegrees(g, number, partial(read, relation=number)) for number, r in enumerate(g.schema.relations)
         }
 
+    @collective("trainers")
     def prepare(self) -> None:
-        """Have the hosts prepare the mask, and count what it leaves. Collective on the trainers."""
+        """Have the hosts prepare the mask, and count what it leaves."""
         g, masks = self._g, self.plan.weights
         if masks:
             numbers = sorted(set(masks.values()))

@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph import errors
+from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.coroutine import Coroutine, run
@@ -34,8 +35,9 @@ __all__ = [
 Error = TypeVar("Error", bound=MPIGraphError)
 
 
+@collective("comm")
 def allgather_bytes(comm: MPI.Comm, data: bytes) -> list[bytes]:
-    """Give every rank the bytes of every rank, in rank order. Collective on ``comm``."""
+    """Give every rank the bytes of every rank, in rank order."""
     return run(_gather_bytes(comm, data))
 
 
@@ -50,13 +52,12 @@ def _gather_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[list[bytes]]:
     return [everything[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
 
+@collective("comm")
 def first_choice(comm: MPI.Comm, what: str, mine: str, choices: Sequence[str]) -> str:
     """The first rank's setting, of which this rank has ``mine``: the environment may differ between nodes.
 
     Raises:
         InvalidArgumentError: it is none of the choices; on every rank.
-
-    Collective on ``comm``.
     """
     chosen = allgather_bytes(comm, mine.encode(errors="backslashreplace"))[0].decode()
     if chosen not in choices:
@@ -95,11 +96,9 @@ def no_way_back(comm: MPI.Comm, *but: type[Exception]) -> Iterator[None]:
         abort(1)
 
 
+@collective("comm")
 def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[NoReturn]:
-    """Raise on every rank, once it is known that some rank has an error; see :func:`agree`.
-
-    Collective on ``comm``.
-    """
+    """Raise on every rank, once it is known that some rank has an error; see :func:`agree`."""
     texts = yield from _gather_bytes(comm, b"" if error is None else describe(error).encode(errors="backslashreplace"))
     kinds = yield from _gather_bytes(comm, type(error).__name__.encode() if error is not None else b"")
     by_text: dict[str, list[int]] = {}
@@ -115,6 +114,7 @@ def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label
     raise everywhere(kind(f"{doing} failed " + "; ".join(parts))) from error
 
 
+@collective("comm")
 def agree(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[None]:
     """Wait until every rank is here, and raise on every rank if any has an error.
 
@@ -126,8 +126,6 @@ def agree(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = 
         doing: what was being done ("reading part 3"), for the message.
         error: this rank's error, or None.
         label: how the ranks of ``comm`` are called in the message.
-
-    Collective on ``comm``.
     """
     failed = np.array([error is not None], np.int8)
     any_failed = np.empty(1, np.int8)
@@ -137,14 +135,13 @@ def agree(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = 
 
 
 @contextmanager
+@collective("comm")
 def together(
     comm: MPI.Comm, doing: str, label: str = "rank", watched: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Iterator[None]:
     """Run local code; if it raised on any rank, raise on every rank: :func:`agree` as a ``with`` block.
 
     The code inside must not communicate on ``comm``. The wait behind it is inside what ``watched`` makes.
-
-    Collective on ``comm``.
     """
     error: Exception | None = None
     try:

@@ -2,6 +2,7 @@
 
 from mpi4py import MPI
 
+from mpigraph.collective import collective
 from mpigraph.config import Config
 from mpigraph.errors import MPIGraphError
 from mpigraph.log import set_identity
@@ -33,6 +34,7 @@ def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
     return everyone
 
 
+@collective("comm", "or by default all ranks")
 def open_world(comm: MPI.Intracomm | None) -> World:
     """Make a world of trainers without a session, for what needs ranks and nodes but no rows, and so no threads of MPI.
 
@@ -40,8 +42,6 @@ def open_world(comm: MPI.Intracomm | None) -> World:
 
     Raises:
         MPIGraphError: what the environment says of the job is wrong; on every rank.
-
-    Collective on ``comm``, by default all ranks.
     """
     everyone = job_comm(comm)
     try:

@@ -22,6 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.arrays import I64, U8
+from mpigraph.collective import collective
 from mpigraph.mpi.compat import as_array
 from mpigraph.mpi.stopping import Said
 from mpigraph.trace import Trace, address
@@ -201,11 +202,9 @@ def _range(shortest: float, longest: float) -> str:
 
 
 class Board:
-    """The slots of a node's ranks. Each rank writes its own; anybody may read.
+    """The slots of a node's ranks. Each rank writes its own; anybody may read."""
 
-    Collective on ``node``: construction and :meth:`close`.
-    """
-
+    @collective("node")
     def __init__(self, node: MPI.Intracomm) -> None:
         self.size = node.size
         self.rank = node.rank
@@ -304,6 +303,7 @@ class Board:
         """Order what this rank wrote before and what it reads after."""
         self._win.Sync()
 
+    @collective("node")
     def close(self) -> None:
         """Free the board; a second call does nothing."""
         win, self._win = self._win, MPI.WIN_NULL

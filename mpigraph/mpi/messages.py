@@ -33,6 +33,7 @@ from mpi4py import MPI
 
 from mpigraph import errors
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import describe, no_way_back
@@ -404,8 +405,9 @@ def _row_type(row_bytes: int) -> Iterator[MPI.Datatype]:
         row.Free()
 
 
+@collective("comm")
 def alltoall(comm: MPI.Comm, rows: Array, going: I64, coming: I64, out: Array | None = None) -> Coroutine[Array]:
-    """Send ``going[r]`` consecutive rows to rank r, where each rank knows how many come. Collective on ``comm``.
+    """Send ``going[r]`` consecutive rows to rank r, where each rank knows how many come.
 
     Args:
         comm: the ranks.
@@ -424,8 +426,9 @@ def alltoall(comm: MPI.Comm, rows: Array, going: I64, coming: I64, out: Array | 
     return out
 
 
+@collective("comm")
 def exchange_rows(comm: MPI.Comm, rows: Array, counts: I64) -> tuple[Array, I64]:
-    """Send ``counts[r]`` consecutive rows to rank r. Blocking; collective on ``comm``.
+    """Send ``counts[r]`` consecutive rows to rank r. Blocking.
 
     Args:
         comm: the ranks.
@@ -440,8 +443,9 @@ def exchange_rows(comm: MPI.Comm, rows: Array, counts: I64) -> tuple[Array, I64]
     return run(alltoall(comm, rows, counts, coming), BULK), coming
 
 
+@collective("comm")
 def sum_over_ranks(comm: MPI.Comm, values: I64) -> I64:
-    """Return the sum of every rank's array (int64, of one shape). Blocking; collective on ``comm``."""
+    """Return the sum of every rank's array (int64, of one shape). Blocking."""
     total = np.empty_like(values)
     wait(comm.Iallreduce(values, total), IN_ROUND)
     return total
@@ -452,10 +456,9 @@ class Header:
 
     Attributes:
         request: completes when every rank's header is here.
-
-    Collective on ``comm``: construction.
     """
 
+    @collective("comm")
     def __init__(self, comm: MPI.Comm, operation: int, status: int, counts: I64) -> None:
         """Tell each rank operation, status and how many rows or words follow (``counts``: int64[size])."""
         self._sent = np.empty((comm.size, _HEADER_WORDS), np.int64)
@@ -515,15 +518,17 @@ def _exchange_words(comm: MPI.Comm, words: I64, going: I64, coming: I64) -> Coro
     return Received((yield from alltoall(comm, words, going, coming)), bounds)
 
 
+@collective("comm")
 def exchange_requests(comm: MPI.Comm, words: I64, counts: I64, header: Header) -> Coroutine[Received]:
-    """Send request words; ``counts[r]`` consecutive words of ``words`` go to rank r. Collective on ``comm``."""
+    """Send request words; ``counts[r]`` consecutive words of ``words`` go to rank r."""
     return (yield from _exchange_words(comm, words, counts, header.counts))
 
 
+@collective("comm")
 def exchange_answers(
     comm: MPI.Comm, answers: Mapping[int, I64] | None, meanwhile: Callable[[], None] | None = None
 ) -> Coroutine[Received | None]:
-    """Send ranks their answers. Collective on ``comm``.
+    """Send ranks their answers.
 
     Args:
         comm: the channel.

@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.arrays import U8
+from mpigraph.collective import collective
 from mpigraph.mpi.board import Summary
 from mpigraph.mpi.stopping import NEVER
 from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
@@ -34,8 +35,6 @@ class Reports:
         leads: whether this is the first leader, to whom the others report.
         target: on the first leader what it answers, on the others what it has answered last.
         hurry: whether to report more often.
-
-    Collective on ``comm``: :meth:`close`.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -96,6 +95,7 @@ class Reports:
         """On the other leaders: for how many seconds the first one has not answered."""
         return 0.0 if self._asked is None else now - self._asked
 
+    @collective("comm")
     def close(self) -> None:
         """Complete what is outstanding, when no thread calls :meth:`exchange` any more."""
         backoff = Backoff()

@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from mpi4py import MPI
 
+from mpigraph.collective import collective
 from mpigraph.log import get_logger
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.board import Board, Record, Summary
@@ -78,10 +79,9 @@ class Watchdog:
 
     Attributes:
         stopping: whether this process was asked to stop, and where all trainers do.
-
-    Collective on ``node``, and on ``leaders``: construction and :meth:`close`.
     """
 
+    @collective("``node`` and on ``leaders``")
     def __init__(
         self,
         node: MPI.Intracomm,
@@ -202,8 +202,9 @@ class Watchdog:
         thread = threading.get_ident()
         return any(wait.thread == thread for wait in list(self._waits.values()))
 
+    @collective("``node`` and on ``leaders``")
     def close(self) -> None:
-        """Stop watching and free the board. Collective on ``node``, and on ``leaders``."""
+        """Stop watching and free the board."""
         self._done.set()
         self._thread.join()
         if self._reports is not None:

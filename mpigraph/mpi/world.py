@@ -26,6 +26,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.arrays import I64
+from mpigraph.collective import collective
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError
 from mpigraph.mpi.agree import allgather_bytes, everywhere, together
@@ -64,10 +65,9 @@ class World:
         node_index: this rank's node.
         watchdog: gives every wait its deadline.
         progress: on trainers, the thread that advances what nobody waits for; None if MPI allows no calls from threads.
-
-    Collective on the communicator given: construction and :meth:`close`.
     """
 
+    @collective("comm")
     def __init__(self, comm: MPI.Intracomm, num_servers: int, config: Config) -> None:
         """Split ``comm`` into servers and trainers, ``num_servers`` servers on each node.
 
@@ -136,13 +136,12 @@ class World:
                 "neighbours of its own node can be read (torch's DataLoader: num_workers=0)"
             )
 
+    @collective("comm")
     def check_threads(self) -> None:
         """Check that a trainer which hosts rows for other nodes can answer for them while it computes.
 
         Raises:
             InvalidArgumentError: MPI allows no calls from threads; on every rank.
-
-        Collective on ``comm``.
         """
         able = np.array([self.threads_may_communicate], np.int8)
         self.comm.Allreduce(MPI.IN_PLACE, able, op=MPI.MIN)
@@ -225,8 +224,9 @@ class World:
         found: list[int] = self.trainer_ranks[self.nodes_of_trainers == self.nodes_of_hosts[host]].tolist()
         return found
 
+    @collective("node")
     def once_per_node(self, work: Callable[[], None]) -> None:
-        """Do some work on one rank of each node while the others wait. Collective on ``node``."""
+        """Do some work on one rank of each node while the others wait."""
         if self.node.rank == 0:
             work()
         wait(self.node.Ibarrier(), PEERS_COMPUTE)
@@ -285,15 +285,17 @@ class World:
         finally:
             self._apart = before
 
+    @collective("self.trainers")
     def together(self, doing: str) -> AbstractContextManager[None]:
         """Run local code; if it raised on any trainer, raise on every trainer, naming the culprits.
 
-        A trainer waits for the slowest, however long that takes. Collective on ``trainers``.
+        A trainer waits for the slowest, however long that takes.
         """
         return together(self.trainers, doing, "trainer", lambda: self.meeting(doing, TRAINERS))
 
+    @collective("node")
     def cores_per_rank(self) -> int:
-        """How many cores each rank of this node has if they divide what they may run on. Collective on ``node``."""
+        """How many cores each rank of this node has if they divide what they may run on."""
         mine = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         cores = set(",".join(data.decode() for data in allgather_bytes(self.node, mine.encode())).split(","))
         return max(1, len(cores) // self.node.size)
@@ -303,12 +305,14 @@ class World:
         """Whether MPI allows calls from several threads at once."""
         return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
+    @collective("self.trainers")
     def allreduce_minmax(self, value: int, largest: bool) -> int:
-        """The largest or smallest of every trainer's value. Collective on ``trainers``."""
+        """The largest or smallest of every trainer's value."""
         return self._allreduce(value, MPI.MAX if largest else MPI.MIN)
 
+    @collective("self.trainers")
     def allreduce_sum(self, value: int) -> int:
-        """The sum of every trainer's value. Collective on ``trainers``."""
+        """The sum of every trainer's value."""
         return self._allreduce(value, MPI.SUM)
 
     def _allreduce(self, value: int, op: MPI.Op) -> int:
@@ -317,19 +321,19 @@ class World:
             wait(self.trainers.Iallreduce(MPI.IN_PLACE, answer, op=op), PEERS_COMPUTE)
         return int(answer[0])
 
+    @collective("comm")
     def dup(self) -> MPI.Intracomm:
-        """A private duplicate of ``comm``, freed by :meth:`close` at the latest. Collective on ``comm``."""
+        """A private duplicate of ``comm``, freed by :meth:`close` at the latest."""
         if self.closed:
             raise ClosedError("the world was closed")
         return self._own(self.comm.Dup())
 
+    @collective("comm")
     def check_communicators(self, purpose: str) -> None:
         """Check that MPI has some communicators left.
 
         Raises:
             CollectiveError: it has not, ``purpose``; on every rank.
-
-        Collective on ``comm``.
         """
         spare: list[MPI.Intracomm] = []
         try:
@@ -342,8 +346,9 @@ class World:
             for comm in spare:
                 comm.Free()
 
+    @collective("those trainers")
     def group(self, members: Sequence[int]) -> MPI.Intracomm:
-        """A communicator of some trainers, in the order given; whoever asks frees it. Collective on those trainers."""
+        """A communicator of some trainers, in the order given; whoever asks frees it."""
         everyone = self.trainers.Get_group()
         some = everyone.Incl(list(members))
         with self.meeting("making a group of trainers"):
@@ -352,8 +357,9 @@ class World:
         everyone.Free()
         return comm
 
+    @collective("node")
     def start_witness(self) -> None:
-        """Have a process on each node that says which rank died. Collective on ``node``."""
+        """Have a process on each node that says which rank died."""
         names = [name.decode() for name in allgather_bytes(self.node, self.identity.encode())]
         spaces = allgather_bytes(self.node, pid_namespace().encode())
         if len(set(spaces)) > 1 or not spaces[0]:
@@ -368,8 +374,9 @@ class World:
         """Call something when the world is closed, before anything made earlier is."""
         self._made.callback(call)
 
+    @collective("self.trainers")
     def rendezvous(self) -> tuple[str, int]:
-        """The address of the first trainer and a free port there. Collective on ``trainers``."""
+        """The address of the first trainer and a free port there."""
         host, port = "127.0.0.1", 0
         if self.trainers.rank == 0:
             with socket.socket() as probe:
@@ -382,8 +389,9 @@ class World:
         host, _, number = offers[0].decode().rpartition(":")
         return host, int(number)
 
+    @collective("comm")
     def close(self) -> None:
-        """Free everything that the world made. Collective on ``comm``; a second call does nothing."""
+        """Free everything that the world made. A second call does nothing."""
         if self.closed:
             return
         with self.watch("closing the world"):

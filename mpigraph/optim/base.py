@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from mpigraph import checkpoint
 from mpigraph.arrays import F32, I64
+from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import to_storage, to_torch
 from mpigraph.distgraph.embedding import DistEmbedding
 from mpigraph.distgraph.tensor import DistTensor
@@ -71,15 +72,13 @@ class SparseOptimizer(Optimizer):
             schedule adds.
         state: by embedding and state the DistTensors that the optimizer keeps, in float32. They begin as zeros: a new
             optimizer does not go on with the state of an older one.
-
-    Collective on the trainers: construction, :meth:`step`, :meth:`load_state_dict`, :meth:`load_local_state_dict`,
-    :meth:`save`, :meth:`load`.
     """
 
     FIXED: ClassVar[tuple[str, ...]] = ("reduction",)
     """Settings that must be those of a saved state; the others are restored from it."""
     state: dict[str, dict[str, DistTensor]]  # type: ignore[assignment]
 
+    @collective("trainers")
     def __init__(self, params: Sequence[DistEmbedding], settings: dict[str, Any], states: dict[str, bool]) -> None:
         """Begin.
 
@@ -126,6 +125,7 @@ class SparseOptimizer(Optimizer):
         """Set the learning rate. Raises InvalidArgumentError if it is not >= 0."""
         self.param_groups[0].update(check_settings(self.settings | {"lr": lr}))
 
+    @collective("trainers")
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Apply the gradients of all reads, and take them: the tensors that were read have none afterwards.
 
@@ -144,8 +144,6 @@ class SparseOptimizer(Optimizer):
             CollectiveError: the trainers step different optimizers, or with different settings, such as learning rates;
                 on every trainer, before any update.
             ClosedError: an embedding was closed; on every trainer.
-
-        Collective on the trainers.
         """
         loss = None
         if closure is not None:
@@ -185,6 +183,7 @@ class SparseOptimizer(Optimizer):
         """
         return {"kind": type(self).__name__, "settings": self._saved_settings(), "state": self.state}
 
+    @collective("trainers", "unless the tensors are its own")
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state of :meth:`state_dict`.
 
@@ -193,8 +192,6 @@ class SparseOptimizer(Optimizer):
 
         Raises:
             InvalidArgumentError: it is no state, or that of another kind of optimizer, or of other embeddings.
-
-        Collective on the trainers, unless the tensors are its own.
         """
         settings = self.check_state_dict(state_dict)
         for emb, tensors in self.state.items():
@@ -232,13 +229,12 @@ class SparseOptimizer(Optimizer):
             states[emb.name] = {"ids": ids, "states": kept}
         return {"params": self._saved_settings() | {"world_size": self._session.num_trainers}, "emb_states": states}
 
+    @collective("trainers")
     def load_local_state_dict(self, local_state_dict: LocalState) -> None:
         """Go on from what :meth:`local_state_dict` has returned; together the trainers give all rows, whoever which.
 
         Raises:
             InvalidArgumentError: it is of other embeddings or states; on every trainer.
-
-        Collective on the trainers.
         """
         with self._session.world.together(f"loading the state of {type(self).__name__}"):
             saved = {name: value for name, value in local_state_dict["params"].items() if name != "world_size"}
@@ -253,24 +249,22 @@ class SparseOptimizer(Optimizer):
         self.zero_grad()
         self._session.control.call(Operation.BARRIER)
 
+    @collective("trainers")
     def save(self, f: str | os.PathLike[str]) -> None:
         """Save the optimizer with the rows of its embeddings: :func:`mpigraph.checkpoint.save` of these alone.
 
         Args:
             f: path of a folder, which is made.
-
-        Collective on the trainers.
         """
         checkpoint.save(self._with_rows(), checkpoint_id=f)
 
+    @collective("trainers")
     def load(self, f: str | os.PathLike[str]) -> None:
         """Go on from what :meth:`save` has written, on any number of hosts and trainers; the rows come with it.
 
         Raises:
             InvalidArgumentError: it is of another kind of optimizer, or of other embeddings.
             ShardFormatError: there is no such folder, or a file is damaged.
-
-        Collective on the trainers.
         """
         checkpoint.load(self._with_rows(), checkpoint_id=f)
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpigraph.arrays import F32, I64
+from mpigraph.collective import collective
 from mpigraph.distgraph.embedding import DistEmbedding
 from mpigraph.kernels.updates import Gradients, adagrad, adam, row_wise_adagrad, sgd
 from mpigraph.optim.base import SparseOptimizer
@@ -16,12 +17,11 @@ class SparseAdagrad(SparseOptimizer):
     """Adagrad: ``G += g * g; w -= lr * g / (sqrt(G) + eps)`` for the touched rows.
 
     The state of an embedding is "sum", the DistTensor ``<embedding>_sum``: G.
-
-    Collective on the trainers: construction, :meth:`step`, :meth:`load_state_dict`.
     """
 
     FIXED = ("reduction", "row_wise")
 
+    @collective("trainers")
     def __init__(
         self,
         params: Sequence[DistEmbedding],
@@ -63,10 +63,9 @@ class SparseAdam(SparseOptimizer):
 
     The state of an embedding is "mem" and "power", the running averages of g and ``g * g``, and "step", the number of
     updates of each row: the DistTensors ``<embedding>_mem``, ``<embedding>_power`` and ``<embedding>_step``.
-
-    Collective on the trainers: construction, :meth:`step`, :meth:`load_state_dict`.
     """
 
+    @collective("trainers")
     def __init__(
         self,
         params: Sequence[DistEmbedding],
@@ -102,11 +101,9 @@ class SparseAdam(SparseOptimizer):
 
 
 class SparseSGD(SparseOptimizer):
-    """Gradient descent: ``w -= lr * g`` for the touched rows. There is no state.
+    """Gradient descent: ``w -= lr * g`` for the touched rows. There is no state."""
 
-    Collective on the trainers: construction, :meth:`step`, :meth:`load_state_dict`.
-    """
-
+    @collective("trainers")
     def __init__(self, params: Sequence[DistEmbedding], lr: float, *, reduction: str = "mean") -> None:
         """Begin.
 

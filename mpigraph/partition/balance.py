@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from mpigraph.arrays import F64, I32, I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.kernels.csr import count_keys
 from mpigraph.partition.exchange import ALONE, Exchange, Route, owners_of
@@ -17,6 +18,7 @@ TOLERANCE = 1.05
 Criteria = dict[str, I64]
 
 
+@collective("ranks")
 def balance_criteria(
     source: GraphSource,
     classes: Mapping[str, Array] | None = None,
@@ -27,7 +29,7 @@ def balance_criteria(
     """Return what is to be equal in all parts: name -> int64[own nodes], the weight of each node.
 
     Always the nodes of each type, or of each of its classes where ``classes`` has some; then, if asked for, edges,
-    which count at their destination, because its part holds them. Collective on the ranks.
+    which count at their destination, because its part holds them.
 
     Args:
         source: the graph.
@@ -111,8 +113,9 @@ def one_weight(criteria: Criteria) -> I64:
     return np.maximum(combined.astype(np.int64), 1)
 
 
+@collective("ranks")
 def _in_degrees(source: GraphSource, exchange: Exchange, bounds: I64) -> I64:
-    """Return int64[own nodes]. Collective on the ranks."""
+    """Return int64[own nodes]."""
     degrees = np.zeros(int(bounds[exchange.rank + 1] - bounds[exchange.rank]), np.int64)
     for relation_id in range(len(source.edges)):
         _, dst_type = source.schema.ends(relation_id)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpigraph.arrays import I64, Array, Mask
+from mpigraph.collective import collective
 from mpigraph.errors import MPIGraphError
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.exchange import Exchange, Route, owners_of
@@ -70,8 +71,9 @@ class CarriedRows:
         self._spill = Spill(scratch, len(self._cuts) - 1, self._dtype.itemsize, np.uint8)
         self._error: MPIGraphError | None = None
 
+    @collective("ranks")
     def send(self, most: int, first: int, keys: Array, numbers: Array, leaving: Mask | slice) -> None:
-        """Read consecutive rows and send them on their way, and take what comes. Collective on the ranks.
+        """Read consecutive rows and send them on their way, and take what comes.
 
         Args:
             most: the largest number of rows that any rank gives to this call.
@@ -96,11 +98,9 @@ class CarriedRows:
             groups = np.searchsorted(self._cuts, came.reshape(-1).view(self._dtype)["key"], side="right") - 1
             self._spill.add(groups, came)
 
+    @collective("ranks")
     def settle(self) -> None:
-        """Move all rows that have come to the disk. If some could not be read, that is an error on every rank.
-
-        Collective on the ranks.
-        """
+        """Move all rows that have come to the disk. If some could not be read, that is an error on every rank."""
         self._spill.flush()
         with self._exchange.together("reading features"):
             if self._error is not None:

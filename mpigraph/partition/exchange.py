@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 import numpy as np
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 
 __all__ = ["ALONE", "Exchange", "Route", "even_bounds", "owners_of"]
 
@@ -20,8 +21,9 @@ class Exchange:
     rank = 0
     size = 1
 
+    @collective("ranks")
     def all_to_all(self, rows: Array, counts: I64) -> tuple[Array, I64]:
-        """Send ``counts[r]`` consecutive rows to rank r. Collective on the ranks.
+        """Send ``counts[r]`` consecutive rows to rank r.
 
         Args:
             rows: [n, columns], of the same dtype and number of columns on every rank.
@@ -32,12 +34,14 @@ class Exchange:
         """
         return rows, counts
 
+    @collective("ranks")
     def total(self, values: I64) -> I64:
-        """Return the sum of every rank's array (int64, of one shape). Collective on the ranks."""
+        """Return the sum of every rank's array (int64, of one shape)."""
         return values
 
+    @collective("ranks")
     def together(self, doing: str) -> AbstractContextManager[None]:
-        """Run local code; if it raised on any rank, raise on every rank. Collective on the ranks.
+        """Run local code; if it raised on any rank, raise on every rank.
 
         Args:
             doing: what, for the message.
@@ -48,33 +52,39 @@ class Exchange:
         """Inside, the others wait for this rank: an error that not every rank raises ends the job."""
         return nullcontext()
 
+    @collective("ranks")
     def sum_of(self, value: int) -> int:
-        """Return the sum of every rank's number. Collective on the ranks."""
+        """Return the sum of every rank's number."""
         return int(self.total(np.array([value], np.int64))[0])
 
+    @collective("ranks")
     def gather(self, rows: Array) -> Array:
-        """Return every rank's rows ([n, columns]), those of rank 0 first, on every rank. Collective on the ranks."""
+        """Return every rank's rows ([n, columns]), those of rank 0 first, on every rank."""
         return self._from_all(rows)[0]
 
+    @collective("ranks")
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Give every rank the bytes of every rank, in rank order. Collective on the ranks."""
+        """Give every rank the bytes of every rank, in rank order."""
         arrived, lengths = self._from_all(np.frombuffer(data, np.uint8)[:, None])
         ends = np.cumsum(lengths).tolist()
         return [arrived[end - n : end].tobytes() for end, n in zip(ends, lengths.tolist(), strict=True)]
 
+    @collective("ranks")
     def _from_all(self, rows: Array) -> tuple[Array, I64]:
-        """Give every rank every rank's rows, and how many are of each. Collective on the ranks."""
+        """Give every rank every rank's rows, and how many are of each."""
         counts = np.full(self.size, len(rows), np.int64)
         return self.all_to_all(np.ascontiguousarray(np.concatenate([rows] * self.size)), counts)
 
+    @collective("ranks")
     def gather_to_first(self, rows: Array) -> Array:
-        """Return every rank's rows ([n, columns]) on rank 0, and none elsewhere. Collective on the ranks."""
+        """Return every rank's rows ([n, columns]) on rank 0, and none elsewhere."""
         counts = np.zeros(self.size, np.int64)
         counts[0] = len(rows)
         return self.all_to_all(np.ascontiguousarray(rows), counts)[0]
 
+    @collective("ranks")
     def scatter(self, rows: Array, bounds: I64) -> Array:
-        """Return ``rows[bounds[r]:bounds[r + 1]]`` of what rank 0 gave, on rank r. Collective on the ranks.
+        """Return ``rows[bounds[r]:bounds[r + 1]]`` of what rank 0 gave, on rank r.
 
         Args:
             rows: [n, columns] on rank 0; elsewhere [0, columns] of that dtype.
@@ -102,17 +112,16 @@ class Route:
         self.order = np.argsort(ranks.astype(small), kind="stable") if exchange.size > 1 else None
         self.coming = self.counts
 
+    @collective("ranks")
     def there(self, rows: Array) -> Array:
-        """Send each row ([n, columns]) on its way; return those that came here. Collective on the ranks."""
+        """Send each row ([n, columns]) on its way; return those that came here."""
         leaving = rows if self.order is None else rows.take(self.order, axis=0)
         arrived, self.coming = self._exchange.all_to_all(np.ascontiguousarray(leaving), self.counts)
         return arrived
 
+    @collective("ranks")
     def back(self, answers: Array) -> Array:
-        """Answer each row that came here; return the answers to the own rows, in their order.
-
-        Collective on the ranks.
-        """
+        """Answer each row that came here; return the answers to the own rows, in their order."""
         arrived, _ = self._exchange.all_to_all(np.ascontiguousarray(answers), self.coming)
         if self.order is None:
             return arrived

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.partition.carried_rows import NOTHING_CARRIED, Carried
 from mpigraph.partition.exchange import Exchange
@@ -118,8 +119,9 @@ def _metis(num_nodes: int, num_edges: int) -> int:
     return _METIS_EDGE * edges + _METIS_NODE * nodes + min(per_edge * edges, per_node * nodes)
 
 
+@collective("ranks")
 def ranks_on_this_node(exchange: Exchange) -> int:
-    """Return how many of the ranks share this node's memory. Collective on the ranks."""
+    """Return how many of the ranks share this node's memory."""
     name = np.frombuffer(os.uname().nodename.encode()[:256].ljust(256, b"\0"), np.uint8)
     return int((exchange.gather(name[None]) == name).all(axis=1).sum())
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from mpigraph.arrays import F32, I32, I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.kernels.random_edges import draw_rows
 from mpigraph.kernels.rng import combine
@@ -122,6 +123,7 @@ def generate_graph(recipe: Recipe) -> dict[str, Array]:
     }
 
 
+@collective("ranks")
 def write_graph(
     recipe: Recipe,
     directory: str | os.PathLike[str],
@@ -146,8 +148,6 @@ def write_graph(
     Raises:
         InvalidArgumentError: the graph is too large, or another one lies there; on every rank.
         StorageError: a rank cannot write; on every rank.
-
-    Collective on the ranks.
     """
     progress = progress if progress is not None and exchange.rank == 0 else silent
     out = Path(directory)

@@ -5,6 +5,7 @@ from hashlib import blake2b
 import numpy as np
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.kernels.digest import add_digest
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Exchange
@@ -39,8 +40,9 @@ class Digest:
         """
         add_digest(combine(kind), first, values, values if others is None else others, self._sum)
 
+    @collective("ranks")
     def total(self) -> tuple[int, ...]:
-        """Return the sum of what all ranks have added. Collective on the ranks."""
+        """Return the sum of what all ranks have added."""
         sums: I64 = self._exchange.total(self._sum.view(np.int64))
         return tuple(sums.tolist())
 
@@ -59,11 +61,9 @@ def word_of(*known: object) -> str:
     return blake2b(repr(known).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
+@collective("ranks")
 def word_of_tables(source: GraphSource, exchange: Exchange) -> str:
-    """Return 32 hexadecimal digits, a hash of features and original ids: dtypes, shapes, and a few rows of each.
-
-    Collective on the ranks.
-    """
+    """Return 32 hexadecimal digits, a hash of features and original ids: dtypes, shapes, and a few rows of each."""
     features = [table[key] for table in (source.node_feats, source.edge_feats) for key in sorted(table)]
     tables = [feature[name].values for feature in features for name in sorted(feature)]
     tables += [*(source.node_ids or ()), *(source.edge_ids or ())]

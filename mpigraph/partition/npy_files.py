@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import Array
+from mpigraph.collective import collective
 from mpigraph.errors import StorageError
 from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.files import check_space, storage_errors
@@ -89,6 +90,7 @@ class NpyFile:
 
 
 @contextmanager
+@collective("ranks")
 def new_npy_files(
     exchange: Exchange, directory: Path, shapes: Mapping[str, NpyShape]
 ) -> Iterator[tuple[Path, dict[str, NpyFile]]]:
@@ -104,8 +106,6 @@ def new_npy_files(
 
     Raises:
         StorageError: a rank cannot write, or does not see what the first rank has made; on every rank.
-
-    Collective on the ranks.
     """
     number = exchange.sum_of(secrets.randbits(48) if exchange.rank == 0 else 0)  # so that no rank finds an older folder
     folder = directory / f"{UNFINISHED}{number:012x}"

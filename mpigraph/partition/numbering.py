@@ -7,6 +7,7 @@ those of a type.
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array
+from mpigraph.collective import collective
 from mpigraph.kernels.csr import count_keys, number_by_key
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 
@@ -15,8 +16,6 @@ __all__ = ["Numbering"]
 
 class Numbering:
     """New ids of all nodes.
-
-    Collective on the ranks: construction and :meth:`of`.
 
     Args:
         exchange: the ranks.
@@ -33,6 +32,7 @@ class Numbering:
         new_ids: int64[own nodes].
     """
 
+    @collective("ranks")
     def __init__(self, exchange: Exchange, bounds: I64, bases: I64, parts: I32, num_parts: int) -> None:
         self.exchange = exchange
         self.bounds = bounds
@@ -63,8 +63,9 @@ class Numbering:
         shift = int(self.bounds[self.exchange.rank] - self.bases[ntype_id])
         return np.arange(own.start + shift, own.stop + shift)
 
+    @collective("ranks")
     def of(self, ids: I64, met: I64 | None = None) -> Array:
-        """Return the new ids of some nodes. Collective on the ranks.
+        """Return the new ids of some nodes.
 
         Args:
             ids: int64[n], global original ids.

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from mpigraph.arrays import Array
+from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.identity import sampled, word_of
@@ -71,6 +72,7 @@ def check_writable(directory: str | os.PathLike[str]) -> Path:
     return nearest
 
 
+@collective("ranks")
 def check_same(
     exchange: Exchange,
     source: GraphSource,
@@ -81,8 +83,6 @@ def check_same(
     resume: bool,
 ) -> None:
     """Check that all ranks do the same to the same graph; of the rows of an array some are compared.
-
-    Collective on the ranks.
 
     Raises:
         CollectiveError: they do not; on every rank.

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.agree import agree
 from mpigraph.mpi.coroutine import run
@@ -23,13 +24,15 @@ class MPIExchange(Exchange):
         self.rank = comm.rank
         self.size = comm.size
 
+    @collective("ranks")
     def all_to_all(self, rows: Array, counts: I64) -> tuple[Array, I64]:
-        """As in the base class. Collective on the ranks."""
+        """As in the base class."""
         return exchange_rows(self._comm, rows, counts)
 
     @contextmanager
+    @collective("ranks")
     def together(self, doing: str) -> Iterator[None]:
-        """As in the base class. Collective on the ranks.
+        """As in the base class.
 
         Blocks may be nested: an error that every rank has raised already, inside, is not agreed on again.
         """
@@ -53,6 +56,7 @@ class MPIExchange(Exchange):
                 abort(1)
             raise
 
+    @collective("ranks")
     def total(self, values: I64) -> I64:
-        """As in the base class. Collective on the ranks."""
+        """As in the base class."""
         return sum_over_ranks(self._comm, values)

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
+from mpigraph.collective import collective
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
@@ -90,6 +91,7 @@ class PartitionResult:
         return tuple(_joined(config, relation_dataset_name(key, "orig_ids")) for key in keys)
 
 
+@collective("ranks")
 def partition_source(
     source: GraphSource,
     graph_name: str,
@@ -116,7 +118,7 @@ def partition_source(
     complete. A run that is interrupted, and made again with the same arguments, does not repeat the assignment; with
     ``resume`` it does not repeat the complete parts, either.
 
-    Collective on the ranks. An error that is not the same on all, such as a full disk in the middle of a stage, is
+    An error that is not the same on all, such as a full disk in the middle of a stage, is
     raised where it happens; the caller then has to end the others.
 
     Args:

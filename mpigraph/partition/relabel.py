@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpigraph.arrays import I64, Array, Mask
+from mpigraph.collective import collective
 from mpigraph.kernels.csr import sort_rows
 from mpigraph.partition.carried_rows import CarriedRows, arrays_of, evenly_cut, to_carry
 from mpigraph.partition.exchange import Route, even_bounds, owners_of
@@ -79,8 +80,9 @@ class Arrivals:
             for r, arrays in enumerate(of_edges)
         ]
 
+    @collective("ranks")
     def receive_nodes(self) -> None:
-        """Send the own nodes' original ids on their way, and take what comes. Collective on the ranks."""
+        """Send the own nodes' original ids on their way, and take what comes."""
         for ntype_id in range(len(self._source.num_nodes)):
             ids = self._numbering.own_ids(ntype_id)
             self._receive_values(ntype_id, ntype_id, ids)
@@ -92,8 +94,9 @@ class Arrivals:
                 rows.send(most, first, new_ids, new_ids, self._leaving(ntype_id, new_ids))
                 rows.settle()
 
+    @collective("ranks")
     def receive_relation(self, relation_id: int, progress: Progress) -> None:
-        """Send edges on their way as they are read, and take what comes. Collective on the ranks."""
+        """Send edges on their way as they are read, and take what comes."""
         numbering = self._numbering
         exchange = numbering.exchange
         src_type, dst_type = self._source.schema.ends(relation_id)
@@ -206,8 +209,9 @@ class Arrivals:
         return values
 
 
+@collective("ranks")
 def relabel(source: GraphSource, numbering: Numbering, done: Mask, scratch: Scratch, progress: Progress) -> Arrivals:
-    """Bring every node and edge to the rank that writes its part, if it is not done. Collective on the ranks.
+    """Bring every node and edge to the rank that writes its part, if it is not done.
 
     Args:
         source: the graph.

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
 from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.coroutine import Coroutine
@@ -132,10 +133,9 @@ class Calls:
         comm: carries comparisons.
         rank: this rank.
         size: how many ranks there are.
-
-    Collective on the group: construction.
     """
 
+    @collective("group")
     def __init__(self, comm: MPI.Intracomm, trainers: Sequence[int], name: str, at_once: bool) -> None:
         """Begin.
 
@@ -153,13 +153,12 @@ class Calls:
         self._in_vain: list[_Turn] = []
         self._number = 0
 
+    @collective("group")
     def together(self, call: Call, begin: Callable[[], list[MPI.Request]]) -> Coroutine[list[MPI.Request]]:
         """Begin an operation once every rank has made the same call, and return its requests.
 
         Raises:
             CollectiveError: they have not; on every rank, with all their calls, lines and trainers.
-
-        Collective on the group.
         """
         if self.size == 1:
             return begin()
@@ -223,6 +222,7 @@ class Calls:
         """Whether operations of calls that differ were begun, which MPI may never complete."""
         return bool(self._in_vain)
 
+    @collective("group")
     def close(self) -> None:
-        """Free the communicator. Collective on the group."""
+        """Free the communicator."""
         self.comm.Free()

@@ -8,6 +8,7 @@ import numpy as np
 from mpi4py import MPI
 from torch import Tensor
 
+from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.mpi.coroutine import Coroutine, Task
@@ -73,6 +74,7 @@ def _drop(message: MPI.Message, nbytes: int) -> Coroutine[None]:
     yield message.Irecv([np.empty(nbytes, np.uint8), MPI.BYTE])
 
 
+@collective("comm")
 def finish_messages(
     comm: MPI.Comm, sends: Sequence[Task[Any]], receives: Sequence[Task[Any]], seconds: float, trainers: Sequence[int]
 ) -> None:
@@ -87,8 +89,6 @@ def finish_messages(
         receives: its receives.
         seconds: how long a message may be on its way.
         trainers: the numbers of the ranks, for messages.
-
-    Blocking, and collective on ``comm``.
     """
     status = MPI.Status()
     tasks, lost = [*sends, *receives], list[str]()

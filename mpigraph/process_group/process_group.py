@@ -47,6 +47,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from mpigraph.arrays import Array
+from mpigraph.collective import collective
 from mpigraph.errors import ClosedError
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.progress_thread import Progress
@@ -97,6 +98,7 @@ class MPIProcessGroup(dist.ProcessGroup):
     frame holds stays alive until then.
     """
 
+    @collective("comm")
     def __init__(
         self,
         comm: MPI.Intracomm,
@@ -117,8 +119,6 @@ class MPIProcessGroup(dist.ProcessGroup):
             place: names the group if all trainers are in it.
             name: names the group.
             trainers: the numbers of its ranks; if empty, their ranks.
-
-        Collective on ``comm``.
         """
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
         self._comm: MPI.Comm = comm
@@ -216,8 +216,9 @@ class MPIProcessGroup(dist.ProcessGroup):
         op, dtype = reduction(what, tensor.dtype, name)
         return op, flat(tensor, dtype), self.size() if name == "AVG" else 1
 
+    @collective("group")
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        """``torch.distributed.all_reduce``. Collective on the group."""
+        """``torch.distributed.all_reduce``."""
 
         def steps() -> Coroutine[None]:
             name = op_name(opts)
@@ -232,12 +233,14 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         return self._begin("all_reduce", steps(), tensors, opts)
 
+    @collective("group")
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        """Several :meth:`allreduce` at once. Collective on the group."""
+        """Several :meth:`allreduce` at once."""
         return self.allreduce(tensors, opts)
 
+    @collective("group")
     def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork:
-        """``torch.distributed.reduce``. Collective on the group."""
+        """``torch.distributed.reduce``."""
 
         def steps() -> Coroutine[None]:
             name, root = op_name(opts), opts.rootRank
@@ -254,8 +257,9 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         return self._begin("reduce", steps(), tensors, opts)
 
+    @collective("group")
     def broadcast(self, tensors: list[Tensor], opts: Any) -> MPIWork:
-        """``torch.distributed.broadcast``. Collective on the group."""
+        """``torch.distributed.broadcast``."""
 
         def steps() -> Coroutine[None]:
             for tensor in tensors:
@@ -271,8 +275,9 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         return self._begin("broadcast", steps(), tensors, opts)
 
+    @collective("group")
     def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        """``torch.distributed.all_gather``; ranks may give different numbers of values. Collective on the group."""
+        """``torch.distributed.all_gather``; ranks may give different numbers of values."""
 
         def steps() -> Coroutine[None]:
             one_each("all_gather", outputs[0], self.size())
@@ -290,12 +295,14 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         return self._begin("all_gather", steps(), outputs[0], opts)
 
+    @collective("group")
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
-        """``torch.distributed.all_gather_single``, once ``all_gather_into_tensor``. Collective on the group."""
+        """``torch.distributed.all_gather_single``, once ``all_gather_into_tensor``."""
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
+    @collective("group")
     def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        """Several :meth:`all_gather_single` at once. Collective on the group."""
+        """Several :meth:`all_gather_single` at once."""
 
         def steps() -> Coroutine[None]:
             todo = []
@@ -315,8 +322,9 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         return self._begin("all_gather", steps(), outputs, opts)
 
+    @collective("group")
     def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> MPIWork:
-        """``torch.distributed.gather``. Collective on the group."""
+        """``torch.distributed.gather``."""
         at_root = self.rank() == opts.rootRank
 
         def steps() -> Coroutine[None]:
@@ -339,8 +347,9 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         return self._begin("gather", steps(), outputs[0] if at_root else [], opts)
 
+    @collective("group")
     def scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any) -> MPIWork:
-        """``torch.distributed.scatter``. Collective on the group."""
+        """``torch.distributed.scatter``."""
 
         def steps() -> Coroutine[None]:
             root = opts.rootRank
@@ -361,22 +370,25 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         return self._begin("scatter", steps(), outputs, opts)
 
+    @collective("group")
     def reduce_scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> MPIWork:
-        """``torch.distributed.reduce_scatter``; ranks may get different numbers of values. Collective on the group."""
+        """``torch.distributed.reduce_scatter``; ranks may get different numbers of values."""
         one_each("reduce_scatter", tensors[0], self.size())
         check("reduce_scatter", outputs[0], *tensors[0])
         counts = sizes(tensors[0])
         fits("reduce_scatter", outputs[0], counts[self.rank()])
         return self._reduce_scatter(outputs, [join(tensors[0])], lambda output, tensor: counts, opts)
 
+    @collective("group")
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
-        """``torch.distributed.reduce_scatter_single``, once ``reduce_scatter_tensor``. Collective on the group."""
+        """``torch.distributed.reduce_scatter_single``, once ``reduce_scatter_tensor``."""
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
+    @collective("group")
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
     ) -> MPIWork:
-        """Several :meth:`reduce_scatter_single` at once. Collective on the group."""
+        """Several :meth:`reduce_scatter_single` at once."""
 
         def counts(output: Tensor, tensor: Tensor) -> list[int]:
             return even_counts("reduce_scatter", tensor, output, self.size())
@@ -409,10 +421,11 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         return self._begin("reduce_scatter", steps(), outputs, opts)
 
+    @collective("group")
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_rows: list[int], rows: list[int], opts: Any = None
     ) -> MPIWork:
-        """``torch.distributed.all_to_all_single``; empty lists of rows mean equal counts. Collective on the group."""
+        """``torch.distributed.all_to_all_single``; empty lists of rows mean equal counts."""
 
         def steps() -> Coroutine[None]:
             check("all_to_all", tensor, output)
@@ -433,8 +446,9 @@ class MPIProcessGroup(dist.ProcessGroup):
         )
         yield requests[0]
 
+    @collective("group")
     def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        """``torch.distributed.all_to_all``. Collective on the group."""
+        """``torch.distributed.all_to_all``."""
 
         def steps() -> Coroutine[None]:
             for given in (outputs, tensors):
@@ -446,8 +460,9 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         return self._begin("all_to_all", steps(), outputs, opts)
 
+    @collective("group")
     def barrier(self, opts: Any = None) -> MPIWork:
-        """``torch.distributed.barrier``. Collective on the group."""
+        """``torch.distributed.barrier``."""
 
         def steps() -> Coroutine[None]:
             requests = yield from self._together(Call("barrier"), lambda comm: [comm.Ibarrier()])
@@ -472,12 +487,11 @@ class MPIProcessGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
 
+    @collective("group")
     def shutdown(self) -> None:
         """Complete what is outstanding and free the communicator; a second call does nothing.
 
         A receive that nothing was sent for is given up. A message that was not received is dropped, with a warning.
-
-        Collective on the group.
         """
         if self._comm:
             tasks = self._outstanding.tasks
@@ -492,6 +506,7 @@ class MPIProcessGroup(dist.ProcessGroup):
             if not self._calls.broken:
                 comm.Free()
 
+    @collective("group")
     def abort(self) -> None:
-        """The same as :meth:`shutdown`: an MPI collective cannot be taken back. Collective on the group."""
+        """The same as :meth:`shutdown`: an MPI collective cannot be taken back."""
         self.shutdown()

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, register_rendezvous_handler  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import default_pg_timeout
 
+from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.process_group.process_group import NAME, REST, MPIProcessGroup
 from mpigraph.session.context import current
@@ -16,8 +17,9 @@ from mpigraph.session.context import current
 __all__ = ["MPIProcessGroup"]
 
 
+@collective("those trainers")
 def _create(options: Any, _: Any = None) -> MPIProcessGroup:
-    """Make a group of the trainers that torch names. Collective on those trainers."""
+    """Make a group of the trainers that torch names."""
     session = current()
     world = session.world
     members = list(options.global_ranks_in_group) or list(range(session.num_trainers))

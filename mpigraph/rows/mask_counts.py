@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.mpi.wait import IN_ROUND, wait
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
@@ -81,8 +82,9 @@ def block_bounds(offsets: I64) -> I64:
     return bounds
 
 
+@collective("world.comm")
 def count_masks(world: World, masks: Sequence[RowTensor]) -> list[MaskCounts]:
-    """Count the selected rows of some masks, the same ones on every rank. Collective on ``world.comm``."""
+    """Count the selected rows of some masks, the same ones on every rank."""
     if not masks:
         return []
     bounds = [block_bounds(mask.window.offsets) for mask in masks]

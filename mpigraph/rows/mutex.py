@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 from mpi4py import MPI
 
+from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
 from mpigraph.mpi.compat import as_array, check_memory_model
 from mpigraph.mpi.wait import TRANSFER, Backoff
@@ -31,11 +32,9 @@ _LONGEST = 2e-3  # and that anybody sleeps
 
 
 class HostMutex:
-    """Mutual exclusion between writers of one host's rows, first come, first served.
+    """Mutual exclusion between writers of one host's rows, first come, first served."""
 
-    Collective on ``world.comm``: construction and :meth:`close`.
-    """
-
+    @collective("world.comm")
     def __init__(self, world: World, far: bool) -> None:
         """Make one free lock on each host, for all ranks if ``far``, else for those of the host's node."""
         self._world = world
@@ -106,6 +105,7 @@ class HostMutex:
         self._win.Flush(rank)
         return int(seen[0])
 
+    @collective("world.comm")
     def close(self) -> None:
         """Free the locks; a second call does nothing."""
         win, self._win = self._win, MPI.WIN_NULL

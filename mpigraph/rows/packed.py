@@ -21,6 +21,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpigraph.arrays import I64, U8, Array
+from mpigraph.collective import collective
 from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import first_alike, gather_rows, place_rows, scatter_rows
 from mpigraph.mpi.coroutine import Coroutine
@@ -128,14 +129,13 @@ class PackedTransport(Transport):
 
     Attributes:
         server: the side that answers.
-
-    Collective on ``world.comm``: construction.
     """
 
     name = "packed"
     how = "packed by their host"
     one_sided = False
 
+    @collective("world.comm")
     def __init__(self, world: World) -> None:
         """Make a communicator for requests and rows."""
         super().__init__(world)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpigraph.arrays import F32, I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
 from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.mpi.agree import no_way_back, raise_jointly
@@ -73,6 +74,7 @@ class Pushed:
     arrived: F32
 
 
+@collective("comm")
 def push_rows(
     comm: MPI.Comm,
     what: str,
@@ -98,8 +100,6 @@ def push_rows(
     Raises:
         CollectiveError: ranks push different things; on every rank.
         MPIGraphError: ``error``, on every rank.
-
-    Collective on ``comm``.
     """
     begin, end = _own(outgoing.counts, comm.rank)
     with no_way_back(comm):

@@ -16,6 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
+from mpigraph.collective import collective
 from mpigraph.kernels.row_ops import as_words, gather_rows, load_slots
 from mpigraph.kernels.row_slots import (
     admit,
@@ -58,6 +59,7 @@ def cache_memory(num_rows: int, slots: int, row_bytes: int) -> int:
     return _OF_ROW * num_rows + slots * (row_bytes + _OF_SLOT)
 
 
+@collective("world.node")
 def slots_for(
     world: World, tensors: Sequence[RowTensor], nbytes: int, promised: int, near_too: bool = False
 ) -> list[int]:
@@ -69,8 +71,6 @@ def slots_for(
         nbytes: what they take together on this node; a part of what is free if below 0.
         promised: bytes of what is free that other caches may take.
         near_too: free rows are kept, too; without, there are not more slots than priced rows.
-
-    Collective on ``world.node``.
     """
     if nbytes < 0:
         free = np.array([free_for_caches(world) - promised], np.int64)
@@ -107,10 +107,9 @@ class RowCache:
         rows: the tensor.
         per_trainer: slots that each trainer of this node gives to rows.
         nbytes: memory of the node that all of them take once they are full.
-
-    Collective on ``world.comm``: construction and :meth:`close`.
     """
 
+    @collective("world.comm")
     def __init__(self, world: World, number: int, rows: RowTensor, per_trainer: int, ahead: int) -> None:
         """Allocate empty slots.
 
@@ -312,8 +311,9 @@ class RowCache:
         self._win.Sync()
         publish(rows, given, self._hint, self._row_of)
 
+    @collective("world.comm")
     def close(self) -> None:
-        """Free the slots; a second call does nothing. Collective on ``world.comm``."""
+        """Free the slots; a second call does nothing."""
         win, self._win = self._win, MPI.WIN_NULL
         if win:
             win.Unlock_all()

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.float16 import narrow_part, widen
 from mpigraph.metadata.book import RangeBook, check_ids
@@ -84,10 +85,9 @@ class RowTensor:
         shape: ``(rows, *row_shape)``.
         copying: whoever copies the rows in the background.
         version: counts the control calls before which some rank had written rows; the same on every rank after each.
-
-    Collective on ``world.comm``: construction and :meth:`close`.
     """
 
+    @collective("world.comm")
     def __init__(
         self,
         service: RowService,
@@ -252,6 +252,7 @@ class RowTensor:
         if told is not None:
             self._told = told
 
+    @collective("world.comm")
     def close(self) -> None:
         """Free the rows, once they have been copied where somebody does; a second call does nothing."""
         self._wait(owned=False)

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 from mpi4py import MPI
 
+from mpigraph.collective import collective
 from mpigraph.log import get_logger
 from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.rows.self_test import find_working_windows
@@ -26,6 +27,7 @@ _REPEATS = 5
 _LONGEST = 0.2  # seconds for a transport
 
 
+@collective("world.comm")
 def choose_transport(service: RowService) -> dict[str, float]:
     """Set ``service.transport`` to the fastest one that works, unless the user chose or the job has one node.
 
@@ -36,8 +38,6 @@ def choose_transport(service: RowService) -> dict[str, float]:
 
     Raises:
         MPIGraphError: no transport works, or the one that the user chose does not; on every rank.
-
-    Collective on ``world.comm``.
     """
     wanted = np.array([service.world.config.self_test], np.int64)  # the environment may differ between nodes
     service.world.comm.Allreduce(MPI.IN_PLACE, wanted, op=MPI.MAX)
@@ -54,8 +54,9 @@ def choose_transport(service: RowService) -> dict[str, float]:
     return measured
 
 
+@collective("world.comm")
 def _measure(service: RowService) -> dict[str, float]:
-    """Bytes a second of each transport on the slowest trainer that tried. Collective on ``world.comm``."""
+    """Bytes a second of each transport on the slowest trainer that tried."""
     world = service.world
     transports = service.transports
     window = RowWindow(service, np.arange(len(world.hosts) + 1, dtype=np.int64) * _ROWS, (_ROW_BYTES,), "u1")

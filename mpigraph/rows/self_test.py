@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.arrays import I64, Array, Mask
+from mpigraph.collective import collective
 from mpigraph.errors import MPIGraphError
 from mpigraph.kernels.row_ops import as_words
 from mpigraph.mpi.agree import allgather_bytes, describe
@@ -35,21 +36,21 @@ _TARGETS = 16  # hosts that a trainer tries
 _ADDITIONS = 3  # under the lock, by each thread
 
 
+@collective("service.world.comm")
 def find_working_windows(service: RowService) -> None:
     """Make ``service`` use the first way to allocate windows that works. Does nothing on one node.
 
     Raises:
         MPIGraphError: none does; on every rank.
-
-    Collective on ``service.world.comm``.
     """
     while service.transports and (fault := _find_fault(service)):
         service.mutex.close()
         service.drop(fault)
 
 
+@collective("service.world.comm")
 def _find_fault(service: RowService) -> str:
-    """What goes wrong with the windows in use, "" if nothing does. Collective on ``service.world.comm``."""
+    """What goes wrong with the windows in use, "" if nothing does."""
     world = service.world
     doing = f"the test of windows of kind {service.kind!r} (MPIGRAPH_TRANSPORT=packed needs none)"
     with world.watch(doing, patience(world)):
@@ -79,8 +80,9 @@ def patience(world: World) -> float:
     return min(1.0, _LONGEST / world.config.timeout) * max(1.0, pairs / _PAIRS)
 
 
+@collective("service.world.comm")
 def _meet(service: RowService) -> None:
-    """Wait until all ranks are here, and serve those that are not. Collective on ``service.world.comm``."""
+    """Wait until all ranks are here, and serve those that are not."""
     request = service.world.comm.Ibarrier()
     backoff = Backoff()
     while not request.Test():
@@ -90,8 +92,9 @@ def _meet(service: RowService) -> None:
             backoff.pause(TRANSFER)
 
 
+@collective("service.world.comm")
 def _first_of_all(service: RowService, fault: str) -> str:
-    """The first rank's fault, with its rank. Collective on ``service.world.comm``."""
+    """The first rank's fault, with its rank."""
     faults = allgather_bytes(service.world.comm, fault.encode())
     return next((f"rank {rank}: {text.decode()}" for rank, text in enumerate(faults) if text), "")
 
@@ -103,10 +106,9 @@ class _Trial:
         service: how the window is allocated.
         window: the window.
         num_threads: of each trainer, that write.
-
-    Collective on ``service.world.comm``: construction.
     """
 
+    @collective("service.world.comm")
     def __init__(self, service: RowService) -> None:
         self.service = service
         self.world = world = service.world

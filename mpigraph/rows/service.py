@@ -18,6 +18,7 @@ from contextlib import suppress
 import numpy as np
 from mpi4py import MPI
 
+from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import everywhere, first_choice
@@ -50,9 +51,10 @@ class RowService:
         automatic: ``transport`` is to be chosen by measuring (``rows/selection.py``), and is the first one until then.
         mutex: the write locks of the hosts.
 
-    Collective on ``world.comm``: construction and :meth:`drop`. Everything is closed with the world.
+    Everything is closed with the world.
     """
 
+    @collective("world.comm")
     def __init__(self, world: World) -> None:
         """Open the transports.
 
@@ -85,8 +87,9 @@ class RowService:
         """How windows are allocated: "allocate", "create" or "node"."""
         return self.kinds[0]
 
+    @collective("world.comm")
     def _begin(self) -> None:
-        """Make the locks, and take the transports that work. Collective on ``world.comm``."""
+        """Make the locks, and take the transports that work."""
         far = bool(self._opened) and self.kind != "node"
         try:
             self.mutex = HostMutex(self.world, far)
@@ -96,14 +99,13 @@ class RowService:
         self.transports = tuple(each for each in self._opened if far or not each.one_sided)
         self.transport = next((each for each in self.transports if self.automatic or each.name == self._setting), None)
 
+    @collective("world.comm")
     def drop(self, fault: str) -> None:
         """Allocate windows in the next way, of which none is open, because of a fault of this one.
 
         Raises:
             InvalidArgumentError: there is none with which the transport works that the user wants; on every rank.
             CollectiveError: there is none; on every rank.
-
-        Collective on ``world.comm``.
         """
         library = library_version()
         kind = self.kinds.pop(0)
@@ -166,8 +168,9 @@ def shared_query_works(win: MPI.Win, ranks: Iterable[int], nbytes: int) -> bool:
         return False
 
 
+@collective("world.comm")
 def _window_kinds(world: World, setting: str) -> list[str]:
-    """The ways to allocate that are to be tried. Collective on ``world.comm``."""
+    """The ways to allocate that are to be tried."""
     needed = [transport.one_sided for transport in TRANSPORTS if transport.name == setting]
     if not world.all_near and needed == [False]:
         return ["node"]
@@ -188,13 +191,12 @@ def _window_kinds(world: World, setting: str) -> list[str]:
     return kinds
 
 
+@collective("world.comm")
 def window_kind(world: World) -> str:
     """Return "allocate" if ``Shared_query`` works on allocated windows here, else "create".
 
     Raises:
         InvalidArgumentError: ``MPIGRAPH_WINDOW`` asks for what this MPI cannot do; on every rank.
-
-    Collective on ``world.comm``.
     """
     wanted = world.config.window
     if wanted == "create":

@@ -14,6 +14,7 @@ from contextlib import suppress
 import numpy as np
 
 from mpigraph.arrays import I64
+from mpigraph.collective import collective
 from mpigraph.errors import SharedMemoryError
 from mpigraph.memory import free_address_space, free_in_groups, unheld_on_node
 from mpigraph.mpi.agree import allgather_bytes, everywhere
@@ -31,6 +32,7 @@ _PLACES = {  # what is too small -> what helps, besides more nodes
 _UNKNOWN = (1 << 62, 1 << 62, 0)  # bytes free, bytes in all, number of the place
 
 
+@collective("world.comm")
 def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
     """Check that each node has the shared memory that its hosts are about to allocate.
 
@@ -41,8 +43,6 @@ def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
 
     Raises:
         SharedMemoryError: a node has not; on every rank, with the sizes of each such node.
-
-    Collective on ``world.comm``.
     """
     known = np.empty((world.size, 4), np.int64)
     world.comm.Allgather(np.array([world.node_index, *_free_and_size(world)], np.int64), known)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
 
@@ -17,11 +18,9 @@ __all__ = ["TableWindow"]
 
 
 class TableWindow:
-    """Tables that are cut over the hosts, each in its own way.
+    """Tables that are cut over the hosts, each in its own way."""
 
-    Collective on ``world.comm``: construction and :meth:`close`.
-    """
-
+    @collective("world.comm")
     def __init__(self, service: RowService, tables: Sequence[I64], dtype: npt.DTypeLike) -> None:
         """Allocate zeros.
 
@@ -52,6 +51,7 @@ class TableWindow:
         """Make plain stores and loads of this process ordered with the other processes'."""
         self._window.sync()
 
+    @collective("world.comm")
     def close(self) -> None:
         """Free the memory; a second call does nothing."""
         self._window.close()

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.kernels.row_ops import as_words, load_rows, order_by_range, scatter_rows, split_by_range
 from mpigraph.mpi.compat import advise_large_pages, as_array
@@ -42,10 +43,9 @@ class RowWindow:
         free: bool[H], the hosts whose rows this rank reads by plain loads. The others are read through a source that
             costs time, or by a transport.
         handle: the window as transports see it.
-
-    Collective on ``world.comm``: construction and :meth:`close`.
     """
 
+    @collective("world.comm")
     def __init__(
         self,
         service: RowService,
@@ -93,8 +93,9 @@ class RowWindow:
         if not world.alone:
             self._register()
 
+    @collective("world.comm")
     def _share(self, near: Sequence[int], what: str) -> None:
-        """Allocate zeroed rows that the ranks of a node share. Collective on ``world.comm``."""
+        """Allocate zeroed rows that the ranks of a node share."""
         world = self.world
         largest = int(np.diff(self.offsets).max(initial=0)) * self.row_bytes  # bytes of a host, who zeroes them
         patience = 1 + largest / _ZEROED_PER_SECOND / world.config.timeout
@@ -109,8 +110,9 @@ class RowWindow:
             self._win.Lock_all(MPI.MODE_NOCHECK)
             self._win.Sync()
 
+    @collective("world.comm")
     def _register(self) -> None:
-        """Tell the transports of the window. Collective on ``world.comm``."""
+        """Tell the transports of the window."""
         world, service = self.world, self.service
         with world.watch("opening a window"):
             self._row = MPI.BYTE.Create_contiguous(self.row_bytes).Commit()
@@ -341,6 +343,7 @@ class RowWindow:
         if self._win:
             self._win.Sync()
 
+    @collective("world.comm")
     def close(self) -> None:
         """Free the memory; a second call does nothing."""
         self._gate.shut()

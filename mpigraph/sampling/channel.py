@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import ClassVar, ParamSpec, TypeVar
 
 from mpigraph.arrays import I64, U8
+from mpigraph.collective import collective
 from mpigraph.mpi.messages import Answer
 from mpigraph.mpi.world import World
 from mpigraph.trace import span
@@ -30,10 +31,9 @@ class Channel(ABC):
         rounds: in how many rounds this rank took part; a round asks all owners at once.
         messages: how many requests of this rank to others, and answers to them, were not empty.
         bytes: their bytes.
-
-    Collective on ``world.comm``: construction and :meth:`close`.
     """
 
+    @collective("world.comm")
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.number = number
@@ -41,6 +41,7 @@ class Channel(ABC):
         self.rounds = self.messages = self.bytes = 0
 
     @abstractmethod
+    @collective("the channel's trainers", "where the exchange is by rounds of all ranks; one-sided where it is sparse")
     def ask(
         self,
         asked: Mapping[int, I64],
@@ -59,18 +60,15 @@ class Channel(ABC):
 
         Raises:
             MPIGraphError: a rank could not answer, and which.
-
-        Collective on the channel's trainers where the exchange is by rounds of all ranks; one-sided where it is sparse.
         """
 
     @abstractmethod
+    @collective("the channel's trainers", "where the exchange is by rounds of all ranks")
     def serve_until_idle(self) -> None:
-        """This trainer asks nothing more for now: return when the others need nothing more of this thread.
-
-        Collective on the channel's trainers where the exchange is by rounds of all ranks.
-        """
+        """This trainer asks nothing more for now: return when the others need nothing more of this thread."""
 
     @abstractmethod
+    @collective("world.comm")
     def close(self) -> None:
         """Nobody asks any more; a second call does nothing."""
 
@@ -97,20 +95,22 @@ class Exchange(ABC):
         name: how the setting calls it.
         needs_threads: whether MPI must allow calls from several threads.
 
-    Collective on ``world.comm``: construction and :meth:`open`. It is closed with the world.
+    It is closed with the world.
     """
 
     name: ClassVar[str]
     needs_threads: ClassVar[bool] = False
 
+    @collective("world.comm")
     def __init__(self, world: World, make_answer: Callable[[], Answer]) -> None:
         """Get ready in a job; ``make_answer`` makes what answers, for one thread at a time."""
         self.world = world
         self._make_answer = make_answer
 
     @abstractmethod
+    @collective("world.comm")
     def open(self, number: int) -> Channel:
-        """A new channel, with a number that is the same on every rank. Collective on ``world.comm``."""
+        """A new channel, with a number that is the same on every rank."""
 
     def progress(self) -> bool:
         """Advance what other ranks have asked of this one, without waiting; return whether anything moved.

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from mpi4py import MPI
 
+from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import everywhere, first_choice
@@ -21,6 +22,7 @@ EXCHANGES: tuple[type[Exchange], ...] = (InStep, Sparse)
 """All exchanges: each is a possible value of ``MPIGRAPH_SAMPLING``."""
 
 
+@collective("world.comm")
 def open_exchange(world: World, make_answer: Callable[[], Answer]) -> Exchange:
     """The exchange of a job; ``make_answer`` makes what answers requests, for one thread at a time.
 
@@ -30,8 +32,6 @@ def open_exchange(world: World, make_answer: Callable[[], Answer]) -> Exchange:
 
     Raises:
         InvalidArgumentError: ``MPIGRAPH_SAMPLING`` names none, or one that this MPI cannot do; on every rank.
-
-    Collective on ``world.comm``.
     """
     setting = first_choice(world.comm, "sampling", world.config.sampling, ["auto", *(each.name for each in EXCHANGES)])
     able = np.array([world.threads_may_communicate], np.int8)

@@ -15,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.arrays import I64, U8
+from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import no_way_back, raise_jointly
@@ -50,11 +51,9 @@ class RoundOperation(IntEnum):
 
 
 class RoundChannel(Channel):
-    """Rounds on a communicator of its own.
+    """Rounds on a communicator of its own."""
 
-    Collective on ``world.comm``: construction and :meth:`close`.
-    """
-
+    @collective("world.comm")
     def __init__(self, world: World, number: int, answer: Answer) -> None:
         """Open the channel; ``answer`` answers what others ask of this rank, for one thread at a time."""
         super().__init__(world, number)
@@ -66,6 +65,7 @@ class RoundChannel(Channel):
         self._ending: set[int] = set()  # on a server: what the trainers did when one of them closed the channel
         self._nothing = np.zeros(world.size, np.int64)
 
+    @collective("the channel's trainers")
     def ask(
         self,
         asked: Mapping[int, I64],
@@ -76,8 +76,6 @@ class RoundChannel(Channel):
 
         Raises:
             CollectiveError: some rank failed to ask or to answer; on every rank, naming it.
-
-        Collective on the channel's trainers.
         """
         meanwhile = timed_answer(meanwhile) if meanwhile is not None else None
         words, counts = in_rank_order(asked, self.world.size)
@@ -87,8 +85,9 @@ class RoundChannel(Channel):
                 wait(header.request, IN_ROUND)
             return run(self._round(header, words, counts, meanwhile, error))
 
+    @collective("the channel's trainers")
     def serve_until_idle(self) -> None:
-        """Answer the others until every trainer is idle. Collective on the channel's trainers."""
+        """Answer the others until every trainer is idle."""
         if self._comm == MPI.COMM_NULL:
             return
         with UNINTERRUPTED:
@@ -100,12 +99,11 @@ class RoundChannel(Channel):
                     return
                 run(self._answer_only(header))
 
+    @collective("the channel's ranks", "round by round: each poll takes part in one")
     def poll(self) -> bool:
         """On a server: advance the round if the others have; return whether anything moved.
 
         Never waits: rounds of other channels may have to end before this one can.
-
-        Collective on the channel, round by round: who polls takes part in each.
         """
         with self._polling:
             if self._comm == MPI.COMM_NULL or self._ending:
@@ -192,13 +190,12 @@ class RoundChannel(Channel):
         self.messages += int(np.count_nonzero(nbytes)) - (own > 0)
         self.bytes += int(nbytes.sum()) - own
 
+    @collective("world.comm")
     def close(self) -> None:
         """Free the communicator, once the headers that servers wait for have come; a second call does nothing.
 
         Raises:
             CollectiveError: a trainer is in the middle of a round.
-
-        Collective on ``world.comm``.
         """
         if self._comm == MPI.COMM_NULL:
             return
@@ -227,19 +224,18 @@ class RoundChannel(Channel):
 
 
 class InStep(Exchange):
-    """Rounds of all ranks.
-
-    Collective on ``world.comm``: construction and :meth:`open`.
-    """
+    """Rounds of all ranks."""
 
     name = "alltoallv"
 
+    @collective("world.comm")
     def __init__(self, world: World, make_answer: Callable[[], Answer]) -> None:
         super().__init__(world, make_answer)
         self._channels: dict[int, RoundChannel] = {}  # on a server
 
+    @collective("world.comm")
     def open(self, number: int) -> RoundChannel:
-        """A channel, whose threads answer one another. Collective on ``world.comm``."""
+        """A channel, whose threads answer one another."""
         channel = RoundChannel(self.world, number, self._make_answer())
         if not self.world.is_trainer:
             self._channels[number] = channel

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mpigraph.arrays import I32, I64, U64
+from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.temporal import root_keys, tree_keys
 from mpigraph.metadata.schema import Schema
@@ -252,6 +253,7 @@ def hop_requests(
     return requests
 
 
+@collective("the channel's trainers", WHEN_FAR)
 def sample_hops(
     service: NeighborService,
     graph: LoadedGraph,
@@ -274,8 +276,6 @@ def sample_hops(
         expand_once: a hop draws only for the nodes that the hop before found, else for all nodes found so far.
         times: int64[n] by node type id, the time of each seed, if the plan is temporal.
         error: a reason why this rank cannot ask; every rank of the round raises.
-
-    Collective on the channel's trainers when hosts are far; local when all are near.
     """
     schema = graph.topology.hosts.schema
     trees = _Growing(service, graph, seeds, plan, context, times) if plan.disjoint else None

@@ -11,6 +11,7 @@ from threading import Lock
 import numpy as np
 
 from mpigraph.arrays import I64, Array, Mask
+from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import place_ragged, split_by_range
 from mpigraph.kernels.tree_ids import TreeIds
@@ -76,6 +77,7 @@ class NeighborService:
         if num_threads != self._workers.num_threads:
             self._workers = Workers(num_threads)
 
+    @collective("the channel's trainers", WHEN_FAR)
     def sample(self, requests: list[RelationRequest], error: BaseException | None = None) -> list[SampledNeighbors]:
         """Sample all requests of one hop.
 
@@ -87,8 +89,6 @@ class NeighborService:
 
         Returns:
             The neighbours for each request; their sources last until the next call.
-
-        Collective on the channel's trainers when hosts are far; local when all are near.
         """
         if self._world.all_near:
             if error is not None:
@@ -129,6 +129,7 @@ class NeighborService:
         hosts_of = self._by_destination(requests)
         return [self._near(r, hosts_of[self._dst(r)], self._buffers).finish() for r in requests]
 
+    @collective("the channel's trainers", WHEN_FAR)
     def has_edges(self, queries: list[EdgeQuery], error: BaseException | None = None) -> list[Mask]:
         """Look edges up where their destinations are, all of them in one round.
 
@@ -138,8 +139,6 @@ class NeighborService:
 
         Returns:
             bool[n] for each query, whether each edge exists.
-
-        Collective on the channel's trainers when hosts are far; local when all are near.
         """
         found = [np.zeros(len(query.ids), np.bool_) for query in queries]
         by_host = [self._split(self._positions(query)) for query in queries]
@@ -178,11 +177,9 @@ class NeighborService:
             self._tree_ids[graph.number] = [TreeIds() for _ in graph.topology.hosts.schema.ntypes]
         return self._tree_ids[graph.number]
 
+    @collective("the channel's trainers", "where they ask in step")
     def serve_until_idle(self) -> None:
-        """Return when the other trainers need nothing more of this thread.
-
-        Collective on the channel's trainers where they ask in step.
-        """
+        """Return when the other trainers need nothing more of this thread."""
         self._channel.serve_until_idle()
 
     def _near(

@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from mpigraph.arrays import I64, U8
+from mpigraph.collective import collective
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import Answer, Gate, Requester, RequestServer, answering
 from mpigraph.mpi.wait import IN_ROUND
@@ -75,13 +76,12 @@ class Sparse(Exchange):
     Attributes:
         requester: asks the owners.
         gate: open while this rank may ask.
-
-    Collective on ``world.comm``: construction.
     """
 
     name = "sparse"
     needs_threads = True
 
+    @collective("world.comm")
     def __init__(self, world: World, make_answer: Callable[[], Answer]) -> None:
         super().__init__(world, make_answer)
         self.gate = Gate("sampling: the job is being ended")

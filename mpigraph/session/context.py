@@ -18,6 +18,7 @@ import torch
 from mpi4py import MPI
 
 from mpigraph import config as settings
+from mpigraph.collective import Strict, collective
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError, check_integer
 from mpigraph.kernels import warm_up
@@ -132,12 +133,14 @@ class Session:
         """How many trainers there are."""
         return int(self.world.trainers.size)
 
+    @collective("trainers")
     def open_service(self) -> NeighborService:
-        """A sampling service with a channel of its own. Collective on the trainers."""
+        """A sampling service with a channel of its own."""
         return NeighborService(self.store, self.control.call(Operation.OPEN_CHANNEL, doing=CREATING))
 
+    @collective("trainers")
     def open_main_service(self) -> None:
-        """Make the service that the main thread samples with, once. Collective on the trainers."""
+        """Make the service that the main thread samples with, once."""
         if self._main is None:
             self._main = self.open_service()
 
@@ -220,8 +223,9 @@ class Session:
         seed = self.store.seed ^ _CALLS
         return RandomContext(int(combine(seed, fork_key())) if self.world.forked else seed, number)
 
+    @collective("world.trainers")
     def close(self) -> None:
-        """Stop the loaders, end the servers, free everything. Collective on the trainers."""
+        """Stop the loaders, end the servers, free everything."""
         loops = [loop for _, loop in sorted(self.loops.items())]  # in the same order on every trainer
         for loop in loops:  # all, before the first wait: the others may wait for any of them
             loop.abandon(_ENDED)
@@ -251,11 +255,21 @@ def current() -> Session:
     return session
 
 
+def _compare(call: str) -> None:
+    """Compare a collective call with those of the other trainers of the running session, if there is one."""
+    if Session._current is not None:
+        Session._current.control.compare(call)
+
+
+Strict.compare = _compare
+
+
 def is_initialized() -> bool:
     """Whether a session is running."""
     return Session._current is not None
 
 
+@collective("comm")
 def initialize(
     ip_config: str | None = None,
     num_servers: int | None = None,
@@ -304,8 +318,6 @@ def initialize(
 
     While the job runs, a call with the same arguments does nothing, as when a cell of a notebook is run again. After an
     error that every rank catches, it may be called again.
-
-    Collective on ``comm``.
     """
     arguments: dict[str, object] = {"comm": comm, "seed": seed}
     given = {
@@ -423,6 +435,7 @@ def _exit_at_exit() -> None:
         abort(1)  # alone: else the hook has done it
 
 
+@collective("trainers", "unless an exception is being handled; a second call does nothing")
 def exit_client() -> None:
     """End the job: stop loaders, free windows, let the servers go. Called at exit if the script does not.
 
@@ -432,8 +445,6 @@ def exit_client() -> None:
     Raises:
         StorageError: a checkpoint that was being written in the background cannot be; on every trainer. The job goes
             on, and the next call ends it.
-
-    Collective on the trainers; a second call does nothing.
     """
     session = Session._current
     if session is None or session.world.forked:

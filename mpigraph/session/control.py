@@ -9,13 +9,17 @@ next call, and is freed once every trainer has dropped it.
 """
 
 import json
-from collections.abc import Callable, Iterable
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 from typing import Any, NoReturn
 
 import numpy as np
+from mpi4py import MPI
 
+from mpigraph.collective import Strict, collective
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.mpi.agree import allgather_bytes, everywhere, no_way_back, raise_jointly
 from mpigraph.mpi.coroutine import run
@@ -25,6 +29,7 @@ from mpigraph.mpi.wait import IN_ROUND, wait
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.store.derived import EdgeTimes, EdgeWeights
 from mpigraph.store.store import Store
+from mpigraph.tracebacks import line_calling
 
 __all__ = ["Control", "Operation"]
 
@@ -113,22 +118,25 @@ _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
 
 
 class Control:
-    """The control calls of one rank. Runs on ``world.comm``, on the main thread.
+    """The control calls of one rank. Runs on ``world.comm``, on the main thread."""
 
-    Collective on ``world.comm``, in step: :meth:`call` on trainers, :meth:`poll` on servers.
-    """
-
+    @collective("store.world.comm")
     def __init__(self, store: Store) -> None:
         self._store = store
         self._world = store.world
         self._dropped: set[int] = set()
         self._pending: Header | None = None
         self._nobody = np.zeros(store.world.size, np.int64)
+        self._calls = MPI.COMM_NULL
+        if Strict.on and self._world.is_trainer:
+            self._calls = self._world.trainers.Dup()
+            self._world.at_close(self._calls.Free)
 
     def drop(self, number: int) -> None:
         """Note that this trainer no longer uses a tensor or channel."""
         self._dropped.add(number)
 
+    @collective("trainers", "in the same order")
     def call(
         self,
         operation: Operation,
@@ -153,8 +161,6 @@ class Control:
             ClosedError: the job was ended, or this process is a fork of a trainer.
             CollectiveError: the trainers are in different calls; on every rank.
             MPIGraphError: what the operation raises, on every rank.
-
-        Collective on the trainers.
         """
         if self._world.closed:
             raise ClosedError(f"{operation.name.lower()}: the job was ended")
@@ -163,6 +169,8 @@ class Control:
             tensor.window.sync()
         if error is not None:
             status = FAILED
+        if Strict.begins():
+            self.compare(operation.name.lower(), status)
         with UNINTERRUPTED:
             with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)", "control calls"):
                 header = Header(self._world.comm, operation, status, self._nobody)
@@ -171,6 +179,28 @@ class Control:
             with no_way_back(self._world.comm):
                 return self._run(header, args, have, doing or operation.name.lower(), error)
 
+    @collective("trainers", "in strict mode")
+    def compare(self, name: str, status: int = OK) -> None:
+        """Compare a call with those of the other trainers.
+
+        Raises:
+            CollectiveError: they are in different calls; on every trainer.
+        """
+        world = self._world
+        if world.closed or world.forked or world.trainers.size == 1:
+            return
+        own = zlib.crc32(name.encode())
+        extremes = np.array([own, -own])
+        with UNINTERRUPTED, world.meeting(f"{name} (waiting for the other trainers)", "collective calls"):
+            wait(self._calls.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX), IN_ROUND)
+        if extremes[0] == -extremes[1]:
+            return
+        line = line_calling(sys._getframe())
+        text = f"{status} {name}{f' at {line}' if line else ''}"
+        replies = [reply.decode().partition(" ") for reply in allgather_bytes(self._calls, text.encode())]
+        raise everywhere(_astray([call for _, _, call in replies], [int(word) for word, _, _ in replies]))
+
+    @collective("world.comm", "in step with the trainers' calls")
     def poll(self, meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext) -> Operation | None:
         """On a server: join a call if the trainers began one, inside of ``meanwhile``, and return which."""
         if self._pending is None:
@@ -193,9 +223,8 @@ class Control:
         trainers = self._world.trainer_ranks
         operations = header.operations[trainers]
         if (operations != operations[0]).any():
-            astray = CollectiveError(_astray(operations))
-            astray.status = int(header.statuses.max()) or astray.status
-            raise everywhere(astray)
+            names = [Operation(number).name.lower() for number in operations.tolist()]
+            raise everywhere(_astray(names, header.statuses.tolist()))
         operation = Operation(int(operations[0]))
         if operation is not Operation.SHUTDOWN and (header.statuses == FAILED).any():
             self._fail(doing, error)
@@ -237,10 +266,12 @@ class Control:
         self._dropped -= by_all
 
 
-def _astray(operations: "np.ndarray[Any, np.dtype[np.int64]]") -> str:
-    """The message for trainers in different calls."""
+def _astray(calls: Sequence[str], statuses: Sequence[int]) -> CollectiveError:
+    """Make the error for trainers in different calls, each with the status with which it leaves the job."""
     groups: dict[str, list[int]] = {}
-    for trainer, number in enumerate(operations.tolist()):
-        groups.setdefault(Operation(number).name.lower(), []).append(trainer)
-    parts = [f"trainer(s) {', '.join(map(str, who))} in {name}" for name, who in groups.items()]
-    return "trainers are in different collective calls: " + "; ".join(parts)
+    for trainer, call in enumerate(calls):
+        groups.setdefault(call, []).append(trainer)
+    parts = [f"trainer(s) {', '.join(map(str, who))} in {call}" for call, who in groups.items()]
+    error = CollectiveError("trainers are in different collective calls: " + "; ".join(parts))
+    error.status = max(statuses) or error.status
+    return error

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mpigraph.collective import collective
 from mpigraph.mpi.wait import IDLE_SERVER_FAR, IDLE_SERVER_NEAR, IN_ROUND, TRANSFER, Backoff, Policy
 from mpigraph.session.control import Control, Operation
 from mpigraph.store.store import Store
@@ -14,13 +15,12 @@ __all__ = ["serve"]
 _LONG = 0.1  # seconds of a control call after which a second thread answers rounds
 
 
+@collective("store.world.comm", "in step with the trainers' calls")
 def serve(store: Store, control: Control) -> None:
     """Serve until the trainers call shutdown, then free everything.
 
     An idle server sleeps between polls, so that it leaves its core to a trainer; it may be idle for hours. Where
     every trainer reads its memory directly it has only control calls to wait for, and sleeps longer.
-
-    Collective on ``store.world.comm``, in step with the trainers' calls.
     """
     rounds = _Rounds(store)
     backoff = Backoff()

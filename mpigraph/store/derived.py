@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I32, I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, MPIGraphError
 from mpigraph.kernels.masked import list_allowed
 from mpigraph.kernels.temporal import sort_rows
@@ -38,8 +39,6 @@ class VersionedTables(ABC, Generic[Tables]):
 
     Attributes:
         tensor: the rows.
-
-    Collective on ``world.comm``: :meth:`prepare` and :meth:`close`.
     """
 
     doing: ClassVar[str]
@@ -81,6 +80,7 @@ class VersionedTables(ABC, Generic[Tables]):
         """Whether the tables are those of the current rows; the same on every rank."""
         return not self.stale
 
+    @collective("world.comm")
     def prepare(self) -> None:
         """Make the tables, or make them anew beside the old ones, and switch to them.
 
@@ -88,7 +88,7 @@ class VersionedTables(ABC, Generic[Tables]):
             GraphDataError: a row cannot be used; on every rank.
             SharedMemoryError: a node's shared memory cannot hold the tables beside the old ones; on every rank.
 
-        The old tables stay if it fails. Collective on ``world.comm``.
+        The old tables stay if it fails.
         """
         service, world = self.tensor.window.service, self.tensor.window.world
         version = self.tensor.version
@@ -115,8 +115,9 @@ class VersionedTables(ABC, Generic[Tables]):
         self._tables, self._windows, self._version = tables, tuple(windows), version
         self._free_outdated(doing)
 
+    @collective("world.comm")
     def _free_outdated(self, doing: str) -> None:
-        """Free the tables that no rank reads any more. Collective on ``world.comm``."""
+        """Free the tables that no rank reads any more."""
         world = self.tensor.window.world
         held = np.array([tables() is not None for tables, _ in self._outdated], np.int64)
         with world.watch(doing):
@@ -125,8 +126,9 @@ class VersionedTables(ABC, Generic[Tables]):
             _close(() if holders else windows)
         self._outdated = [one for one, holders in zip(self._outdated, held, strict=True) if holders]
 
+    @collective("world.comm")
     def close(self) -> None:
-        """Free all memory. Collective on ``world.comm``."""
+        """Free all memory."""
         for windows in (*(windows for _, windows in self._outdated), self._windows):
             _close(windows)
         self._windows, self._outdated = (), []
@@ -195,11 +197,9 @@ class EdgeWeights(VersionedTables[WeightTables]):
         """Return the error text for a bad weight."""
         return f"edge weight {self.tensor.name!r} of edge {edge} must be finite and >= 0 (got {weight})"
 
+    @collective("world.comm")
     def prepare(self) -> None:
-        """See :class:`VersionedTables`. A weight is bad if it is negative, infinite or NaN.
-
-        Collective on ``world.comm``.
-        """
+        """See :class:`VersionedTables`. A weight is bad if it is negative, infinite or NaN."""
         version = self.tensor.version
         self._bad = True
         try:
@@ -267,8 +267,9 @@ class EdgeTimes(VersionedTables[SortedEdges]):
         assert self._tables is not None
         return self._tables
 
+    @collective("world.comm")
     def prepare(self) -> None:
-        """See :class:`VersionedTables`. Collective on ``world.comm``."""
+        """See :class:`VersionedTables`."""
         world = self.tensor.window.world
         with world.watch(f"{self.doing} {self.tensor.name!r}"):
             if self.tensor.policy.is_node:
@@ -285,11 +286,9 @@ class EdgeTimes(VersionedTables[SortedEdges]):
         indptr = self._topology.adjacency(self.relation, host).indptr
         sort_rows(indptr, self._of_edges, tables.times(host), tables.order(host))
 
+    @collective("world.comm")
     def _of_sources(self) -> I64:
-        """int64[edges of this host]: the times of their sources, each asked of its host once.
-
-        Collective on ``world.comm``.
-        """
+        """int64[edges of this host]: the times of their sources, each asked of its host once."""
         world, window = self.tensor.window.world, self.tensor.window
         sources = np.empty(0, np.int64)
         if world.is_host:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mpigraph.arrays import I64
+from mpigraph.collective import collective
 from mpigraph.errors import PartitionError, ShardFormatError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.agree import everywhere, together
@@ -30,14 +31,13 @@ def _cut_offsets(offsets: I64, num_hosts: int) -> I64:
     return cuts
 
 
+@collective("world.comm")
 def cut_for_hosts(world: World, files: PartFiles) -> RangeBook:
     """Return which host holds which nodes and edges: a book whose owners are the hosts.
 
     Raises:
         ShardFormatError: a shard that a host needs is missing, damaged, or does not hold what the configuration says;
             on every rank.
-
-    Collective on ``world.comm``.
     """
     config, book = files.config, files.config.book
     num_hosts = len(world.hosts)
@@ -85,6 +85,7 @@ def check_name(config: PartConfig, graph_name: str) -> None:
         )
 
 
+@collective("ranks")
 def check_same(gather: Callable[[bytes], list[bytes]], config: PartConfig) -> None:
     """Check that all ranks have read one and the same partitioning.
 
@@ -94,8 +95,6 @@ def check_same(gather: Callable[[bytes], list[bytes]], config: PartConfig) -> No
 
     Raises:
         PartitionError: they have not; on every rank.
-
-    Collective on the ranks.
     """
     mine = f"{config.checksum} {config.identity} {config.path}"
     found = gather(mine.encode(errors="backslashreplace"))  # a path may be no text

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, MPIGraphError, PartitionError
 from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.messages import NotOpenHere
@@ -60,8 +61,6 @@ class Store:
         tensors: by number.
         channels: open channels by number.
         caches: caches of rows by number.
-
-    Collective on ``world.comm``: construction, :meth:`close` and every method that makes or frees something.
     """
 
     __slots__ = (
@@ -80,6 +79,7 @@ class Store:
         "world",
     )
 
+    @collective("world.comm")
     def __init__(self, world: World, seed: int, open_exchange: "Callable[[Store], Any]") -> None:
         """Start with nothing loaded; ``open_exchange`` makes :attr:`exchange`.
 
@@ -153,6 +153,7 @@ class Store:
         """Whether something was derived from rows; the same on every rank."""
         return (kind, *numbers) in self._derived
 
+    @collective("world.comm")
     def prepare(self, kind: type[VersionedTables[Any]], keys: Iterable[Iterable[int]]) -> None:
         """Derive tables from rows, where that was not done or has failed.
 
@@ -162,8 +163,6 @@ class Store:
 
         Raises:
             GraphDataError, SharedMemoryError: see :meth:`.VersionedTables.prepare`; on every rank.
-
-        Collective on ``world.comm``.
         """
         for numbers in sorted(map(tuple, keys)):
             known = self._derived.get((kind, *numbers))
@@ -179,21 +178,21 @@ class Store:
                 raise
             self._derived[(kind, *numbers)] = tables
 
+    @collective("world.comm")
     def refresh(self) -> None:
         """Derive anew what was derived from rows of an earlier version.
 
         Raises:
             GraphDataError, SharedMemoryError: see :meth:`.VersionedTables.prepare`; on every rank.
-
-        Collective on ``world.comm``.
         """
         for tables in self._derived.values():
             if tables.stale and isinstance(tables, VersionedTables):
                 tables.prepare()
         self._count_masks()
 
+    @collective("world.comm")
     def _count_masks(self) -> None:
-        """Count the selected rows of masks that were written. Collective on ``world.comm``."""
+        """Count the selected rows of masks that were written."""
         masks = [
             tensor
             for number, tensor in sorted(self.tensors.items())
@@ -206,6 +205,7 @@ class Store:
         counts = self._derived.get((MaskCounts, number))
         return counts is None or counts.stale
 
+    @collective("world.comm")
     def open_graph(self, name: str, part_config: str, feat_dtype: FeatDtype = None) -> LoadedGraph:
         """Load a partitioned graph with its features; a second call gives the loaded one.
 
@@ -220,8 +220,6 @@ class Store:
             ShardFormatError: a shard is missing, damaged or of another partitioning; on every rank.
             FieldNameError, InvalidArgumentError: ``feat_dtype`` is not for these features; on every rank.
             GraphDataError: a feature does not fit its narrow dtype; on every rank.
-
-        Collective on ``world.comm``.
         """
         with together(self.world.comm, f"opening graph {name!r}"):
             config = PartConfig.read(part_config)
@@ -286,6 +284,7 @@ class Store:
             tensor.advance(tensor.last_write)  # the hosts have written them, as every rank knows
         self._count_masks()
 
+    @collective("world.comm")
     def create_tensor(
         self, topology: Topology, name: str, policy: Policy, row_shape: Iterable[int], dtype: str, stored: str = ""
     ) -> RowTensor:
@@ -294,8 +293,6 @@ class Store:
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
             CollectiveError: MPI has no communicators left; on every rank.
-
-        Collective on ``world.comm``.
         """
         self._check_communicators()
         tensor = RowTensor(
@@ -322,19 +319,19 @@ class Store:
             if number in self.tensors:  # else it was freed before all ranks knew
                 self.tensors[number].advance(mine.get(number))
 
+    @collective("world.comm")
     def open_channel(self) -> Any:
         """Make a channel for what one thread of every trainer samples.
 
         Raises:
             CollectiveError: MPI has no communicators left; on every rank.
-
-        Collective on ``world.comm``.
         """
         self._check_communicators()
         channel = self.exchange.open(self.new_number())
         self.channels[channel.number] = channel
         return channel
 
+    @collective("world.comm")
     def open_caches(
         self, groups: Iterable[tuple[list[int], int]], ahead: int, near_too: bool = False
     ) -> dict[int, RowCache]:
@@ -352,8 +349,6 @@ class Store:
         Raises:
             SharedMemoryError: a node's shared memory cannot hold them; on every rank.
             CollectiveError: MPI has no communicators left; on every rank.
-
-        Collective on ``world.comm``.
         """
         self._check_communicators()
         caches: dict[int, RowCache] = {}
@@ -370,11 +365,9 @@ class Store:
             raise
         return caches
 
+    @collective("world.comm", "where this rank holds much")
     def _check_communicators(self) -> None:
-        """Check that MPI has communicators left. Windows take some, too, and where MPICH has none for one it crashes.
-
-        Collective on ``world.comm`` where this rank holds much.
-        """
+        """Check that MPI has communicators left, also for windows: MPICH crashes where it has none for one."""
         if len(self.tensors) + len(self.channels) + len(self.caches) < MANY:
             return
         self.world.check_communicators(
@@ -382,11 +375,9 @@ class Store:
             "each with one or two (MPICH has 2048 in all): drop or close some, or keep several columns in one tensor"
         )
 
+    @collective("world.comm")
     def free(self, numbers: Iterable[int]) -> None:
-        """Free tensors, channels and caches by number, in ascending order; unknown numbers were freed before.
-
-        Collective on ``world.comm``.
-        """
+        """Free tensors, channels and caches by number, in ascending order; unknown numbers were freed before."""
         kinds: tuple[dict[int, Any], ...] = (self.caches, self.channels, self.tensors)
         for number in sorted(numbers):
             for key in [key for key in self._derived if key[1] == number]:
@@ -395,8 +386,9 @@ class Store:
                 if number in kind:
                     kind.pop(number).close()
 
+    @collective("world.comm")
     def close(self) -> None:
-        """Free everything in an agreed order, the world last. Collective on ``world.comm``."""
+        """Free everything in an agreed order, the world last."""
         self.free([*self.channels, *self.caches, *self.tensors])
         for graph in self.graphs.values():
             graph.topology.close()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import MPIGraphError, ShardFormatError
 from mpigraph.kernels.soundness import hash_of_degrees, hash_of_sources
 from mpigraph.metadata.book import check_ids
@@ -50,10 +51,9 @@ class Topology:
     Attributes:
         config: where it was read from; ``config.book`` has the parts.
         hosts: the book whose owners are the hosts.
-
-    Collective on ``world.comm``: construction and :meth:`close`.
     """
 
+    @collective("world.comm")
     def __init__(self, service: RowService, files: PartFiles, kept: PartConfig | None = None) -> None:
         """Allocate the windows and read this host's rows from the shards.
 
@@ -134,13 +134,12 @@ class Topology:
             raise ShardFormatError(f"{self.config.path}: {len(indices)} edges of {key} have {edges} destinations")
         check_sources(self.config, relation, first_edge, indptr, indices)
 
+    @collective("world.comm")
     def _check_degrees(self) -> None:
         """Compare the out-degrees of all hosts with the edges of all hosts.
 
         Raises:
             ShardFormatError: they are not of one graph; on every rank.
-
-        Collective on ``world.comm``.
         """
         schema = self.config.schema
         mine = np.zeros(len(schema.relations), np.uint64)
@@ -225,6 +224,7 @@ class Topology:
     def _all(self) -> list[TableWindow]:
         return [self._indptr, self._out_degrees, *self._indices.values()]
 
+    @collective("world.comm")
     def close(self) -> None:
         """Free the memory."""
         for tables in self._all():

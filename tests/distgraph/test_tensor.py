@@ -9,6 +9,7 @@ from layouts import API, Layout, SharedJob, on_layouts, several
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
+from mpigraph.collective import Strict
 from mpigraph.errors import (
     ClosedError,
     CollectiveError,
@@ -269,9 +270,19 @@ def test_bad_indices_name_the_tensor_and_the_row(job: SharedJob, oracle) -> None
 
 
 @several
-def test_trainers_in_different_calls_get_one_error(job: SharedJob, oracle) -> None:
+@pytest.mark.parametrize(
+    ("strict", "calls"),
+    [
+        (False, r"trainer\(s\) 0 in barrier; trainer\(s\) 1.* in create_tensor"),
+        (True, r"0 in DistGraph.barrier at test_tensor.py:\d+; trainer\(s\) 1.* in DistTensor at test_tensor.py:\d+"),
+    ],
+)
+def test_trainers_in_different_calls_get_one_error(
+    job: SharedJob, oracle, strict: bool, calls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     g = job.open(oracle(3))
-    with pytest.raises(CollectiveError, match=r"trainer\(s\) 0 in barrier; trainer\(s\) 1.* in create_tensor"):
+    monkeypatch.setattr(Strict, "on", strict)
+    with pytest.raises(CollectiveError, match=calls):
         if g.rank() == 0:
             g.barrier()
         else:

@@ -21,6 +21,7 @@ from mpigraph.cli.bench.micro import measure_copy, measure_rounds, measure_rows
 from mpigraph.cli.bench.report import check_file_writable, document, table
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.bench.step import TrainingStep
+from mpigraph.collective import collective
 from mpigraph.config import alone, launcher_rank
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
@@ -42,6 +43,7 @@ _PREFETCHING = 0.25
 _NAME = "bench"  # of the generated graph
 
 
+@collective("comm")
 def run(settings: Settings, age: float | None, comm: Any = None) -> int:
     """Measure and report; on a server, serve.
 
@@ -56,8 +58,6 @@ def run(settings: Settings, age: float | None, comm: Any = None) -> int:
     Raises:
         MPIGraphError: the job could not be started or the report not written; on every trainer.
         SystemExit: on a server, when the job is over.
-
-    Collective on ``comm``.
     """
     rank = launcher_rank() if comm is None else comm.rank
     _say("starting the ranks; kernels are compiled where they are not cached", rank)
@@ -93,8 +93,9 @@ def _measure_and_report(session: Session, settings: Settings, start: dict[str, f
                 Path(settings.out).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
+@collective("trainers")
 def _measure(session: Session, settings: Settings, start: dict[str, float | None]) -> dict[str, float | None]:
-    """Return every figure of this trainer except those of the start. Collective on the trainers."""
+    """Return every figure of this trainer except those of the start."""
     world = session.world
     seconds = settings.seconds
     with _files_of_graph(world, settings) as (name, config):
@@ -120,14 +121,13 @@ def _measure(session: Session, settings: Settings, start: dict[str, float | None
 
 
 @contextmanager
+@collective("trainers")
 def _files_of_graph(world: World, settings: Settings) -> Iterator[tuple[str, str]]:
     """Name and configuration of the user's graph, or of one that trainer 0 generates and removes at the end.
 
     Raises:
         InvalidArgumentError: the recipe cannot be met; on every trainer.
         PartitionError: the configuration is missing or damaged; on every trainer.
-
-    Collective on the trainers.
     """
     if settings.part_config:
         with together(world.trainers, f"reading {settings.part_config}"):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64, Mask
+from mpigraph.collective import collective
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.messages import OK, Header, exchange_answers, exchange_requests
@@ -33,20 +34,20 @@ _MAX_CALLS = 20_000
 Work = Callable[[], object]
 
 
+@collective("trainers")
 def measure_copy(world: World, seconds: float) -> dict[str, float | None]:
-    """Copy memory by numpy, far more than caches hold. Collective on the trainers."""
+    """Copy memory by numpy, far more than caches hold."""
     source = np.ones(_COPY_BYTES, np.uint8)
     target = np.ones(_COPY_BYTES, np.uint8)
     (alone,), (at_once,) = _alone_then_at_once(world, [lambda: np.copyto(target, source)], seconds)
     return {"memcpy_one": _rate(_COPY_BYTES, alone), "memcpy_all": _rate(_COPY_BYTES, at_once)}
 
 
+@collective("trainers")
 def measure_rows(world: World, feature: DistTensor, seconds: float) -> dict[str, float | None]:
     """Gather random rows into reused buffers: near ones by torch and by the library, far ones by each transport.
 
     By torch is ``torch.index_select(out=)`` on one thread, on the same memory (of the largest near host).
-
-    Collective on the trainers.
     """
     window = feature.rows.window
     seconds /= 1 if world.all_near else 2
@@ -67,8 +68,9 @@ def measure_rows(world: World, feature: DistTensor, seconds: float) -> dict[str,
     return figures
 
 
+@collective("trainers")
 def measure_rounds(session: Session, seconds: float) -> dict[str, float | None]:
-    """Make rounds between the trainers alone, and empty sampling rounds with the servers. Collective on the trainers.
+    """Make rounds between the trainers alone, and empty sampling rounds with the servers.
 
     A round is the four collective steps of ``mpi/messages.py``. There are none with one trainer, or on one node.
     """
@@ -92,8 +94,9 @@ def measure_rounds(session: Session, seconds: float) -> dict[str, float | None]:
     return figures
 
 
+@collective("trainers")
 def open_service(session: Session) -> tuple[NeighborService, Channel]:
-    """Open a sampling service and its channel, which counts what travels. Collective on the trainers."""
+    """Open a sampling service and its channel, which counts what travels."""
     channel = session.control.call(Operation.OPEN_CHANNEL)
     return NeighborService(session.store, channel), channel
 
@@ -169,8 +172,9 @@ def _time_local(works: Sequence[Work], seconds: float) -> list[list[float]]:
     return spent
 
 
+@collective("world.trainers")
 def _time_collective(world: World, work: Work, seconds: float) -> float:
-    """Return the median seconds of a call that all trainers make, equally often. Collective on ``world.trainers``."""
+    """Return the median seconds of a call that all trainers make, equally often."""
     work()
     begin = time.perf_counter()
     work()
@@ -184,6 +188,7 @@ def _time_collective(world: World, work: Work, seconds: float) -> float:
     return median(spent)
 
 
+@collective("world.trainers")
 def _alone_then_at_once(world: World, works: Sequence[Work], seconds: float) -> tuple[list[float | None], list[float]]:
     """Time local works on one trainer of each node while the others sleep, then on all trainers at once.
 
@@ -192,8 +197,6 @@ def _alone_then_at_once(world: World, works: Sequence[Work], seconds: float) -> 
 
     Returns:
         Seconds of each work alone (None on the trainers that slept), and at once (the median).
-
-    Collective on ``world.trainers``.
     """
     alone: list[float | None] = [None] * len(works)
     if world.local_trainer == 0:
@@ -204,7 +207,8 @@ def _alone_then_at_once(world: World, works: Sequence[Work], seconds: float) -> 
     return alone, at_once
 
 
+@collective("world.trainers")
 def _meet(world: World, what: str) -> None:
-    """Wait for the other trainers, asleep: they may be measuring. Collective on ``world.trainers``."""
+    """Wait for the other trainers, asleep: they may be measuring."""
     with world.meeting(what):
         wait(world.trainers.Ibarrier(), PEERS_COMPUTE)

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from mpigraph.cli.bench.settings import Settings
+from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.mpi.compat import library_version, thread_level
@@ -88,14 +89,13 @@ CATALOGUE: dict[str, Entry] = {
 }
 
 
+@collective("world.trainers")
 def document(
     world: World, settings: Settings, machine: Mapping[str, Any], measured: Mapping[str, float | None]
 ) -> dict[str, Any]:
     """Put all trainers' figures together; return everything about a run as JSON values.
 
     ``schema`` and ``version`` say how to read it: names, units and meanings within a version do not change.
-
-    Collective on ``world.trainers``.
     """
     unknown = measured.keys() - CATALOGUE.keys()
     if unknown:

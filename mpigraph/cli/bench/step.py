@@ -12,6 +12,7 @@ from torch import nn
 from mpigraph.arrays import I64
 from mpigraph.cli.bench.micro import is_far, open_service
 from mpigraph.cli.bench.settings import Settings
+from mpigraph.collective import collective
 from mpigraph.dataloading.node_loader import DistNodeDataLoader
 from mpigraph.dataloading.sampler import NeighborSampler
 from mpigraph.distgraph.dtypes import to_torch
@@ -50,11 +51,9 @@ class _Sage(nn.Module):
 
 
 class TrainingStep:
-    """Sampling, gathering and computing on one trainer; every trainer has a model of its own.
+    """Sampling, gathering and computing on one trainer; every trainer has a model of its own."""
 
-    Collective on the trainers: construction and the ``measure_`` methods.
-    """
-
+    @collective("trainers")
     def __init__(self, session: Session, g: DistGraph, feature: DistTensor, settings: Settings) -> None:
         """Take this trainer's nodes as seeds and make a model."""
         self._session = session
@@ -69,8 +68,9 @@ class TrainingStep:
         self._model = _Sage([feature.shape[1], *hidden, _NUM_CLASSES])
         self._optimizer = torch.optim.Adam(self._model.parameters())
 
+    @collective("trainers")
     def measure_first(self) -> float:
-        """Return the seconds until a new loader gives its first minibatch with its rows. Collective on the trainers."""
+        """Return the seconds until a new loader gives its first minibatch with its rows."""
         with span("first minibatch") as timed:
             loader = self._loader(1)
             for _ in loader:
@@ -78,8 +78,9 @@ class TrainingStep:
         loader.close()
         return timed.seconds
 
+    @collective("trainers")
     def measure_stages(self, seconds: float) -> dict[str, float | None]:
-        """Time the stages of a step, nothing sampled ahead, and count what travels. Collective on the trainers."""
+        """Time the stages of a step, nothing sampled ahead, and count what travels."""
         service, channel = open_service(self._session)
         try:
             with self._session.sampling_with(service, RandomContext(0, 0)):
@@ -87,8 +88,9 @@ class TrainingStep:
         finally:
             self._session.control.drop(channel.number)
 
+    @collective("trainers")
     def measure_prefetching(self, seconds: float, step_ms: float) -> dict[str, float | None]:
-        """Time steps behind a loader that samples and gathers two minibatches ahead. Collective on the trainers."""
+        """Time steps behind a loader that samples and gathers two minibatches ahead."""
         steps = self._agree_on_steps(seconds, step_ms)
         loader = self._loader(steps + _WARM_UP_STEPS)
         warm_up, begin = loader.stats(), clock()

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpigraph.arrays import F64, I32, I64
+from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
@@ -47,6 +48,7 @@ class Coarsening(NamedTuple):
     levels: int = 4
 
 
+@collective("ranks")
 def assign(
     exchange: Exchange,
     bounds: I64,
@@ -60,8 +62,6 @@ def assign(
     report: Report = lambda fraction: None,
 ) -> I32:
     """Assign every node to a part: few edges cut, every criterion spread evenly. The result is that of one rank.
-
-    Collective on the ranks.
 
     Args:
         exchange: the ranks; ``Exchange()`` for one alone, ``MPIExchange(comm)`` for those of a communicator.
@@ -110,6 +110,7 @@ def assign(
     return parts[: len(weights)]
 
 
+@collective("ranks")
 def multilevel_assign(
     source: GraphSource,
     num_parts: int,
@@ -121,7 +122,7 @@ def multilevel_assign(
     scratch: Scratch | None = None,
     report: Report = lambda fraction: None,
 ) -> I32:
-    """Assign every node of every type to a part. All relations count alike. Collective on the ranks.
+    """Assign every node of every type to a part. All relations count alike.
 
     Args:
         source: the graph; each rank reads its share.

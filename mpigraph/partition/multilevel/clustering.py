@@ -10,6 +10,7 @@ et al., "Improving Graph Partitioning for Modern Graphs and Architectures", IA3 
 import numpy as np
 
 from mpigraph.arrays import I32, I64
+from mpigraph.collective import collective
 from mpigraph.kernels.clusters import accept_in_order, add_rows, favourite_labels, pack_in_order, propose_labels
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Route
@@ -23,8 +24,9 @@ TURNS = 8
 _ISOLATED = 64  # nodes without edges that are packed together, at least
 
 
+@collective("ranks")
 def find_clusters(level: Level, caps: I64, target: int, seed: int) -> "Clusters":
-    """Cluster the nodes of a level, until there are no more than ``target`` clusters. Collective on the ranks.
+    """Cluster the nodes of a level, until there are no more than ``target`` clusters.
 
     Args:
         level: the graph.
@@ -46,8 +48,6 @@ def find_clusters(level: Level, caps: I64, target: int, seed: int) -> "Clusters"
 class Clusters:
     """Clusters of the nodes of a level; at first each node is one.
 
-    Collective on the ranks: construction.
-
     Args:
         level: the graph.
         caps: int64[criteria], what a cluster may weigh.
@@ -62,6 +62,7 @@ class Clusters:
         rating: int32[clusters], zeros, and ``touched`` int32[clusters]: working memory of kernels.
     """
 
+    @collective("ranks")
     def __init__(self, level: Level, caps: I64, seed: int) -> None:
         self._level = level
         self._caps = caps
@@ -78,12 +79,14 @@ class Clusters:
         self.rating = np.zeros(level.num_nodes, np.int32)
         self.touched = np.empty(level.num_nodes, np.int32)
 
+    @collective("ranks")
     def count(self) -> int:
-        """Return the number of clusters. Collective on the ranks."""
+        """Return the number of clusters."""
         return self._level.exchange.sum_of(int(np.count_nonzero(self.members)))
 
+    @collective("ranks")
     def sub_round(self, turn: int) -> None:
-        """Let the nodes of a turn choose a cluster. Collective on the ranks."""
+        """Let the nodes of a turn choose a cluster."""
         level = self._level
         nodes = np.empty(level.num_own, np.int32)
         labels = np.empty(level.num_own, np.int32)
@@ -146,11 +149,9 @@ class Clusters:
             self.rating = np.zeros(len(self.loads), np.int32)
             self.touched = np.empty(len(self.loads), np.int32)
 
+    @collective("ranks")
     def pack(self) -> None:
-        """Join nodes that are alone with others that would join the same cluster; those without edges by hash.
-
-        Collective on the ranks.
-        """
+        """Join nodes that are alone with others that would join the same cluster; those without edges by hash."""
         level = self._level
         own = np.arange(level.num_own)
         alone = own[(self.members == 1) & (self.labels[: level.num_own] == own)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpigraph.arrays import I32, I64
+from mpigraph.collective import collective
 from mpigraph.kernels.clusters import merge_rows
 from mpigraph.partition.exchange import Route
 from mpigraph.partition.multilevel.clustering import Clusters
@@ -32,8 +33,9 @@ class Descent:
     mirror: Mirror
     num_clusters: int
 
+    @collective("ranks")
     def project(self, parts: I32) -> I32:
-        """Return int32[n + ghosts], the parts on the finer level. Collective on the ranks.
+        """Return int32[n + ghosts], the parts on the finer level.
 
         Args:
             parts: int32[>= coarse n], of the nodes of the coarser level, own ones first.
@@ -47,8 +49,9 @@ class Descent:
         return of_cluster[self.labels]
 
 
+@collective("ranks")
 def contract(level: Level, clusters: Clusters, scratch: Scratch) -> tuple[Level, Descent]:
-    """Return the level whose nodes are the clusters, and the way back. Collective on the ranks.
+    """Return the level whose nodes are the clusters, and the way back.
 
     Weights of edges between two clusters are added up, and those of nodes in each criterion. A cluster stays with the
     owner of the node that it began with.

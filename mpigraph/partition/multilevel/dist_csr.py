@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
+from mpigraph.collective import collective
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.csr import distinct_in_rows
 from mpigraph.partition.exchange import Exchange, Route, owners_of
@@ -55,8 +56,9 @@ class Mirror:
         """Return int64[n], which of the own nodes have these keys."""
         return np.searchsorted(self._own_keys, keys).astype(np.int64)
 
+    @collective("ranks")
     def follow(self, keys: I64, positions: I64, values: I64) -> I64:
-        """Follow more nodes of other ranks from now on. Collective on the ranks.
+        """Follow more nodes of other ranks from now on.
 
         Args:
             keys: int64[k], not followed yet.
@@ -77,8 +79,9 @@ class Mirror:
             self._followed[owner].append(ordered[begin:end])
         return route.back(values.take(asked, axis=0))
 
+    @collective("ranks")
     def update(self, changed: Mask | None, values: I64) -> tuple[I32, I64]:
-        """Tell the followers of own nodes their values. Collective on the ranks.
+        """Tell the followers of own nodes their values.
 
         Args:
             changed: bool[n], those of whom there is news; None: all.
@@ -186,16 +189,15 @@ class Level:
         """Return the level with its edges out of the way, while others are worked on."""
         return replace(self, indices=scratch.park(self.indices), edge_weights=scratch.park(self.edge_weights))
 
+    @collective("ranks")
     def tell(self, values: Array, changed: Mask | None = None) -> None:
-        """Bring the ghosts' part of an array of all local nodes ([n + ghosts]) up to date.
-
-        Collective on the ranks.
-        """
+        """Bring the ghosts' part of an array of all local nodes ([n + ghosts]) up to date."""
         own = self.num_own
         positions, news = self.ghosts.update(changed, values[:own, None].astype(np.int64))
         values[positions] = news[:, 0]
 
     @classmethod
+    @collective("ranks")
     def of_rows(
         cls,
         exchange: Exchange,
@@ -206,7 +208,7 @@ class Level:
         edge_weights: I32,
         weights: I64,
     ) -> "Level":
-        """Return a level whose rows are complete, after its ghosts' owners were told. Collective on the ranks.
+        """Return a level whose rows are complete, after its ghosts' owners were told.
 
         The arguments are attributes of the class; ``bounds``, int64[ranks + 1], says who owns which keys, and ``table``
         holds own nodes and ghosts alone.
@@ -218,13 +220,14 @@ class Level:
         return cls(table, len(keys), indptr, indices, edge_weights, weights, ghosts)
 
 
+@collective("ranks")
 def level_of_edges(
     exchange: Exchange, bounds: I64, chunks: Iterable[tuple[I64, I64]], weights: I64, scratch: Scratch
 ) -> Level:
     """Return the finest level: edges travel, wherever they were read, to the owners of both ends.
 
     Self loops and repeats are dropped. Each round sends a chunk of every rank, so chunks bound what is in transit.
-    Collective on the ranks.
+
 
     Args:
         exchange: the ranks.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mpigraph.arrays import F64, I32, I64
+from mpigraph.collective import collective
 from mpigraph.errors import PartitionError
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
@@ -26,8 +27,9 @@ _HEAVY = 1 << 16  # heavier edges count as this
 _CHUNK = 1 << 20  # edges looked at together
 
 
+@collective("ranks")
 def initial_parts(level: Level, num_parts: int, limits: I64, seed: int) -> I32:
-    """Cut the coarsest level. Collective on the ranks.
+    """Cut the coarsest level.
 
     Args:
         level: the graph.

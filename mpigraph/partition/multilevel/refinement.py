@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpigraph.arrays import F64, I32, I64, Mask
+from mpigraph.collective import collective
 from mpigraph.kernels.part_moves import best_parts, confirm_moves, leaving_parts, tally
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Exchange
@@ -45,16 +46,18 @@ class Effort(NamedTuple):
     polish: int
 
 
+@collective("ranks")
 def global_loads(level: Level, parts: I32, num_parts: int) -> I64:
-    """Return int64[parts, criteria], what the parts weigh. Collective on the ranks."""
+    """Return int64[parts, criteria], what the parts weigh."""
     loads = np.zeros((num_parts, 1, level.weights.shape[1]), np.int64)
     own = parts[: level.num_own]
     tally(own, np.zeros(len(own), np.int64), level.weights, loads)
     return level.exchange.total(loads)[:, 0]
 
 
+@collective("ranks")
 def refine(level: Level, parts: I32, num_parts: int, limits: I64, effort: Effort, seed: int, last: bool) -> I32:
-    """Improve parts. Collective on the ranks.
+    """Improve parts.
 
     Args:
         level: the graph.
@@ -101,8 +104,9 @@ class _Refinement:
         self._best_loads = self._loads.copy()
         self._best_value = (float("inf"), 0)
 
+    @collective("ranks")
     def iterate(self, iterations: int, quarters: int, inflow: float, keeping: bool) -> None:
-        """Move and rebalance some times; stop early when nothing moves. Collective on the ranks."""
+        """Move and rebalance some times; stop early when nothing moves."""
         own = self._level.num_own
         idle = 0
         self._locked[:] = False
@@ -122,8 +126,9 @@ class _Refinement:
                 break
         self.compare()
 
+    @collective("ranks")
     def compare(self) -> None:
-        """Keep the present state if it is the best so far. Collective on the ranks."""
+        """Keep the present state if it is the best so far."""
         self._note(self._look(0, keeping=False))
 
     def back_to_best(self) -> None:
@@ -131,8 +136,9 @@ class _Refinement:
         self.parts = self._best.copy()
         self._loads = self._best_loads.copy()
 
+    @collective("ranks")
     def rebalance(self, rounds: int) -> None:
-        """Move nodes out of overloaded parts, those that lose least first. Collective on the ranks.
+        """Move nodes out of overloaded parts, those that lose least first.
 
         Where no part can take what another has too much of, as with several criteria, the worst criterion comes first:
         for a round the others may get somewhat beyond their limits, and those go first that weigh most in it.
@@ -289,8 +295,9 @@ def _first_bins(
     return bins < reach[groups], limit, bounds - before
 
 
+@collective("ranks")
 def _scale(level: Level) -> F64:
-    """Return float64[criteria]: times this the mean weights are 1024 together. Collective on the ranks."""
+    """Return float64[criteria]: times this the mean weights are 1024 together."""
     totals = level.exchange.total(np.append(level.weights.sum(axis=0), level.num_own))
     scale: F64 = 1024.0 * totals[-1] / np.maximum(totals[:-1], 1) / max(np.count_nonzero(totals[:-1]), 1)
     return scale
