@@ -1,4 +1,4 @@
-"""The hosts that other tests use: apart from each other, as slow as asked for, and gone with their maker."""
+"""The hosts that other tests use: apart from each other, and gone with their maker."""
 
 import os
 import signal
@@ -25,32 +25,6 @@ import os, time
 from mpi4py import MPI
 open(f"{os.path.dirname(__file__)}/{os.getpid()}.rank", "w").close()
 time.sleep(300)
-"""
-ECHO = """
-import socket, sys
-server = socket.create_server(("0.0.0.0", 7007))
-print("up", flush=True)
-with server.accept()[0] as peer:
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    while data := peer.recv(1 << 20):
-        peer.sendall(data[-1:])
-"""
-ASK = """
-import socket, time
-with socket.create_connection(("mpig0", 7007)) as peer:
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    times = []
-    for _ in range(9):
-        begin = time.perf_counter()
-        peer.sendall(b"x")
-        peer.recv(1)
-        times.append(time.perf_counter() - begin)
-    begin, data = time.perf_counter(), bytes(10_000_000) + b"end"
-    peer.sendall(data)
-    peer.shutdown(socket.SHUT_WR)
-    while peer.recv(1 << 20):
-        pass
-    print(sorted(times)[4], 8 * len(data) / (time.perf_counter() - begin))
 """
 
 
@@ -107,17 +81,3 @@ def gone_directory(where: Path, seconds: float = 10) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-@needs("hosts", namespaces.missing_delay())
-def test_a_slow_network_is_as_slow_as_asked_for() -> None:
-    with namespaces.Hosts(2, shm="64m", delay=5e-3, rate=2e8) as hosts:
-        echo = hosts.popen(0, [sys.executable, "-c", ECHO], stdout=subprocess.PIPE)
-        assert echo.stdout.readline() == b"up\n"
-        done = run_job([*hosts.enter(1), sys.executable, "-c", ASK], clean_environment(), 60)
-        assert done.status == 0, done.output
-        assert echo.wait(timeout=10) == 0
-        echo.stdout.close()
-    there_and_back, bits_per_second = map(float, done.stdout.split())
-    assert 0.010 <= there_and_back < 0.020
-    assert 0.5e8 < bits_per_second < 2e8

@@ -7,7 +7,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -79,24 +78,6 @@ def dgl_environment(threads=1):
 def say(text):
     """Progress, to stderr."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
-
-
-def count_on_nodes(script, nodes, **env):
-    """Start a script that counts something, on pretended nodes of one rank each; return what it wrote.
-
-    Args:
-        script: its path and options; ``--count FILE.json``, what it has to write, is added.
-        nodes: how many.
-        env: more of its environment.
-    """
-    env = os.environ | {"MPIGRAPH_RANKS_PER_NODE": "1", "OMP_NUM_THREADS": "1"} | env
-    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "count.json"
-        command = [mpiexec, "-n", nodes, sys.executable, *script, "--count", path]
-        subprocess.run(list(map(str, command)), env=env, check=True, timeout=170)
-        say(f"{nodes} nodes: {path.read_text()}")
-        return json.loads(path.read_text())
 
 
 def _busy_and_mine():

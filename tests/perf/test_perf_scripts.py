@@ -91,16 +91,6 @@ def test_a_script_on_a_toy(name: str, toy: Path, tmp_path: Path) -> None:
         assert "DGL is left out: DGL_PYTHON is not set" in done.stderr
 
 
-@pytest.mark.study  # tests/sampling/test_relations_cost.py has the same of a smaller graph
-def test_relations_do_not_add_rounds_or_messages(tmp_path: Path) -> None:
-    options = ["--nodes", "2000", "--edges", "20000", "--batch_size", "20", "--quiet", "0"]
-    python(HERE / "relations.py", tmp_path, "--out", tmp_path / "out.json", *options)
-    rows = {row["what"]: row["values"] for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
-    assert rows["sampling rounds of a step, fanouts 255,255"] == {f"{n} relations": 2.0 for n in (1, 4, 200)}
-    for what in ("sampling messages", "edges", "input nodes"):
-        assert len(set(rows[f"{what}, fanouts 255,255"].values())) == 1
-
-
 @pytest.mark.slow
 def test_mag_is_prepared(tmp_path: Path) -> None:
     python("-c", "import prepare, pathlib, sys; prepare.prepare_mag(pathlib.Path(sys.argv[1]), 0.01)", tmp_path)
