@@ -29,7 +29,7 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.float16 import narrow_part, widen
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.rows.service import RowService
-from mpigraph.rows.window import RowWindow
+from mpigraph.rows.window import RowWindow, SourceOf
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.narrow import RoundingError, narrow_rows
 
@@ -100,8 +100,9 @@ class RowTensor:
         row_shape: Sequence[int],
         dtype: str,
         stored: str = "",
+        sources: SourceOf | None = None,
     ) -> None:
-        """Allocate zeros; ``book`` says which host holds what."""
+        """Allocate zeros, or read the rows from ``sources``; ``book`` says which host holds what."""
         self.number = number
         self.graph = graph
         self.name = name
@@ -114,7 +115,7 @@ class RowTensor:
         self._last_write = self._told = 0
         self._lent: list[weakref.ref[Array]] = []
         self.window = RowWindow(
-            service, policy.offsets(book), row_shape, storage_dtype(self.stored), f"tensor {name!r}"
+            service, policy.offsets(book), row_shape, storage_dtype(self.stored), f"tensor {name!r}", sources
         )
         self.shape = (len(self.window), *row_shape)
 

@@ -19,6 +19,7 @@ from mpigraph.rows.row_cache import RowCache, slots_for
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.service import RowService
+from mpigraph.rows.window import SourceOf
 from mpigraph.storage.contents import PartFiles, read_rows
 from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
@@ -258,6 +259,10 @@ class Store:
                     f"{info.stored})"
                 )
 
+    def _sources(self, topology: Topology, files: PartFiles, policy: Policy, name: str) -> SourceOf | None:
+        """Return the sources of a feature's rows; None for memory, into which they are loaded."""
+        return None
+
     def _load_features(self, graph: LoadedGraph, files: PartFiles, kept: PartConfig) -> None:
         config = files.config
         schema = config.schema
@@ -266,8 +271,11 @@ class Store:
                 which, dataset = "node_feats", node_feature_name(schema.ntypes[policy.type_id], name)
             else:
                 which, dataset = "edge_feats", edge_feature_name(schema.relation_key(policy.type_id), name)
-            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, info.stored)
+            sources = self._sources(graph.topology, files, policy, name)
+            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, info.stored, sources)
             graph.features[policy, name] = tensor.number
+            if sources is not None:
+                continue
             offsets = policy.offsets(config.book)
             with together(self.world.comm, f"loading {dataset!r} of graph {config.graph_name!r}"):
                 if self.world.is_host:
@@ -286,9 +294,18 @@ class Store:
 
     @collective("world.comm")
     def create_tensor(
-        self, topology: Topology, name: str, policy: Policy, row_shape: Iterable[int], dtype: str, stored: str = ""
+        self,
+        topology: Topology,
+        name: str,
+        policy: Policy,
+        row_shape: Iterable[int],
+        dtype: str,
+        stored: str = "",
+        sources: SourceOf | None = None,
     ) -> RowTensor:
-        """Allocate a tensor of zeros over the hosts of a graph, stored in its dtype or a narrower one.
+        """Make a tensor over the hosts of a graph: of zeros, or of the rows of ``sources``.
+
+        It is stored in its dtype or a narrower one.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
@@ -305,6 +322,7 @@ class Store:
             row_shape=tuple(row_shape),
             dtype=dtype,
             stored=stored,
+            sources=sources,
         )
         self.tensors[tensor.number] = tensor
         self._newest_tensor = tensor.number
