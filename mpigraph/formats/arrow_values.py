@@ -33,7 +33,8 @@ Place = Callable[[int], str]
 EXACT = 2**53
 """The integers up to this one are floats, too."""
 
-_MAX_ID_BYTES = 256  # of a string; keys have the width of the longest
+_MAX_ID_BYTES = 256  # keys have the width of the longest
+_MAX_WORD_BYTES = 1 << 16  # of what may be missing, such as a list of labels
 _MISSING = ("", "na", "n/a", "nan", "null", "none", "nil", "#n/a", "<na>")  # in small letters
 _TRIED = 64  # rows
 _LIST_MARKS = ",;|"
@@ -136,13 +137,14 @@ def distinct_in(column: Any, place: Place, blanks: bool = False) -> tuple[Array,
     words = encoded.dictionary
     lengths = compute.binary_length(words).to_numpy(zero_copy_only=False)
     bad = compute.match_substring(words, "\0").to_numpy(zero_copy_only=False)
-    bad |= (lengths > _MAX_ID_BYTES) | ((lengths == 0) & (not blanks))
+    longest = _MAX_WORD_BYTES if blanks else _MAX_ID_BYTES
+    bad |= (lengths > longest) | ((lengths == 0) & (not blanks))
     if bad.any():
         row = int(bad[positions].argmax())
         text = column[row].as_py().encode()
         if not text:
             raise GraphDataError(f"{place(row)}: a value is missing")
-        raise GraphDataError(f"{place(row)}: an id must have 1 to {_MAX_ID_BYTES} bytes, none zero (got {text!r:.80})")
+        raise GraphDataError(f"{place(row)}: an id must have 1 to {longest} bytes, none zero (got {text!r:.80})")
     rows = np.zeros((len(lengths), max(int(lengths.max(initial=1)), 1)), np.uint8)
     offsets, data = buffers_of(words)
     ends = offsets[1:] - offsets[0]
@@ -214,11 +216,7 @@ def values_of(text: Any, place: Place) -> Values:
 
 
 def _parsed(text: Any, to: Any) -> Any:
-    """Return text as another type; the first rows are tried alone, since pyarrow words an error for every row.
-
-    Raises:
-        ArrowInvalid: a row is no value of this type.
-    """
+    """Return text as another type; the first rows are tried alone, since pyarrow words an error for every row."""
     text.slice(0, _TRIED).cast(to)
     return text.cast(to)
 

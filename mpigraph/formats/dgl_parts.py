@@ -151,11 +151,7 @@ def _by_id(table: Mapping[str, int]) -> list[str]:
 
 
 class _TypedIds:
-    """Homogeneous ids as ids of their type.
-
-    Args:
-        ranges: int64[types, parts, 2].
-    """
+    """Homogeneous ids as ids of their type."""
 
     def __init__(self, ranges: I64) -> None:
         num_types, num_parts, _ = ranges.shape
@@ -167,11 +163,7 @@ class _TypedIds:
         self._types = np.tile(np.arange(num_types), num_parts)
 
     def of(self, ids: Array) -> tuple[I64, I64]:
-        """Return type and type-wise id of each.
-
-        Raises:
-            IndexError: an id does not exist.
-        """
+        """Return type and type-wise id of each."""
         ids = ids.astype(np.int64)
         if len(ids) and ids.min() < 0:
             raise IndexError(f"there is no node {ids.min()}")

@@ -116,12 +116,6 @@ def _with_ids(features: dict[str, Feature], original: Array | None) -> dict[str,
 class _Entry:
     """A node type or a relation in the configuration, and what its files hold.
 
-    Args:
-        path: the configuration.
-        conf: the entry.
-        kind: "nodes" or "edges".
-        ranks: the ranks that read it.
-
     Attributes:
         name: the node type, or the relation.
         title: the same for messages, with the configuration.

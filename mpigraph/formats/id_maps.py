@@ -221,16 +221,7 @@ def _distinct_of(ranks: NodeRanks, doing: str, own: Callable[[], Iterator[Array]
 
 
 def _distinct_numbers(ranks: NodeRanks, doing: str, columns: Sequence[RowArray]) -> tuple[int, I64 | None]:
-    """Return how many distinct integers there are, and which, ascending; None if they are 0, 1, ..., n - 1.
-
-    Args:
-        ranks: the ranks of a node, each of which looks at its share.
-        doing: what, for the message of an error.
-        columns: integers.
-
-    Raises:
-        GraphDataError: one does not fit int64; names file and row.
-    """
+    """Return how many distinct integers there are, and which, ascending; None if they are 0, 1, ..., n - 1."""
     with ranks.together(doing):
         bounds = [0, -1]
         for chunk in _chunks(columns, ranks):

@@ -8,48 +8,90 @@ numbered in the order of their rows; types and relations get ids in alphabetical
 node feature "id" has them: int64[n] if all are written as integers are, else uint8[n, width], their UTF-8 filled up
 with zeros.
 
-Nodes are read twice and edges once, a block at a time. In memory are the ids, about 30 bytes for each node and, of a
-file with edges of several relations, 16 bytes for each edge.
+**Properties** become features of the types and relations whose rows have values of them. Where a value is missing,
+integers become float64 and the missing one is NaN; a missing truth value is False.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.arrow_values import Place, arrow, distinct_in
-from mpigraph.formats.id_maps import Distinct
-from mpigraph.formats.stored_rows import Grow, Property, StoredRows, codes_of, features_of
-from mpigraph.formats.table_files import Piece, TextFiles
+from mpigraph.formats.arrow_values import Place, arrow, values_as, values_of
+from mpigraph.formats.id_maps import NodeIds
+from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.table_columns import Block, IdColumn, read_columns
+from mpigraph.formats.table_files import TextFiles
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.chunks import GrowingFile, concatenated
-from mpigraph.partition.row_arrays import MadeRows, RowArray
+from mpigraph.partition.chunks import NamedRows, Reordered, concatenated
+from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, as_labels
 from mpigraph.partition.source import Feature, GraphSource
 
-__all__ = ["IdColumn", "LabelledTable", "read_labelled_tables"]
+__all__ = ["LabelledTable", "Property", "read_labelled_tables"]
 
 _LABEL_MARK = ";"
 _TEXTS = 1 << 32  # types of edges, at most
+_CHUNK = 1 << 20  # rows
 
 
 @dataclass(frozen=True)
-class IdColumn:
-    """A column of ids.
+class Property:
+    """A column that becomes a feature.
 
     Attributes:
-        column: its name in the tables.
-        space: the ids among which each is that of one node.
+        name: of the column and the feature.
+        dtype: of its values, "int64", "float32", "float64" or "bool"; "time" for dates and times, which become int64
+            seconds since 1970.
+        list_mark: separates the values of one row; "" if each row has one value.
+        names: of categories, the code of each name so far, which all tables share; they are numbered in the order of
+            the names, and -1 where there is none.
     """
 
-    column: str
-    space: str = ""
+    name: str
+    dtype: str
+    list_mark: str = ""
+    names: dict[str, int] | None = None
+
+    def parse(self, text: Any, place: Place) -> list[Array]:
+        """Return the values of a block of text, whether each is missing, and the lengths of two unlike lists."""
+        compute = arrow().compute
+        text = compute.utf8_trim_whitespace(text)
+        is_there = compute.not_equal(text, "")
+        given = text.filter(is_there)
+        there = is_there.to_numpy(zero_copy_only=False)
+        rows = np.flatnonzero(there)
+        row_shape: tuple[int, ...] = ()
+        if self.list_mark:
+            lists = compute.split_pattern(given, self.list_mark)
+            lengths = compute.list_value_length(lists).to_numpy(zero_copy_only=False)
+            unlike = lengths[lengths != lengths[:1].sum()]
+            if len(unlike):
+                return [np.zeros((len(there), 0)), ~there, np.array([lengths[0], unlike[0]])]
+            row_shape = (int(lengths[:1].sum()),)
+            given, rows = lists.flatten(), np.repeat(rows, lengths)
+        numbers = self._numbers(given, lambda number: place(int(rows[number])))
+        missing = np.nan if numbers.dtype.kind == "f" else 0 if self.names is None else -1
+        values = np.full((len(there), *row_shape), missing, numbers.dtype)
+        values[there] = numbers.reshape(-1, *row_shape)
+        return [values, ~there, np.zeros(0, np.int64)]
+
+    def _numbers(self, text: Any, place: Place) -> Array:
+        if self.names is not None:
+            encoded = text.dictionary_encode()
+            codes = [self.names.setdefault(name, len(self.names)) for name in encoded.dictionary.to_pylist()]
+            return np.asarray(np.array(codes, np.int64)[encoded.indices.to_numpy(zero_copy_only=False)])
+        if self.dtype != "time":
+            return values_as(np.dtype(self.dtype), text, place)
+        values = values_of(text, place)
+        if len(text) and values.kind != "time":
+            got = text[0].as_py()
+            raise GraphDataError(f"{place(0)}: a date or time is expected in this column (got {got!r:.80})")
+        return values.rows.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -58,7 +100,7 @@ class LabelledTable:
 
     Attributes:
         tables: the files.
-        ids: the ids of nodes; of edges those of sources, then those of destinations.
+        ids: column and id space of the ids of nodes; of edges those of sources, then those of destinations.
         label: the column of labels, or of the type of edges; "" if there is none.
         default: label of the rows that have none.
         properties: the columns that become features.
@@ -66,7 +108,7 @@ class LabelledTable:
     """
 
     tables: TextFiles
-    ids: tuple[IdColumn, ...]
+    ids: tuple[tuple[str, str], ...]
     label: str
     default: str
     properties: tuple[Property, ...] = ()
@@ -74,248 +116,308 @@ class LabelledTable:
 
 
 def read_labelled_tables(
-    nodes: Sequence[LabelledTable], edges: Sequence[LabelledTable], scratch: Path | None = None
+    nodes: Sequence[LabelledTable], edges: Sequence[LabelledTable], ranks: NodeRanks
 ) -> GraphSource:
     """Read a property graph.
 
     Args:
         nodes: tables of nodes.
         edges: tables of edges.
-        scratch: folder of temporary files; None for the system's.
+        ranks: this process, and the folder of temporary files.
 
     Raises:
         GraphDataError: an id is missing, not usable or there twice, or an edge has an end that is no node; names file
             and row.
         StorageError: a temporary file cannot be written.
     """
-    with ExitStack() as stack:
-
-        def grow(dtype: npt.DTypeLike) -> GrowingFile:
-            return stack.enter_context(GrowingFile(dtype, (), scratch))
-
-        known = _Nodes(nodes, grow)
-        stored = _Edges(edges, known, grow)
+    of_nodes = [_Rows(table, ranks) for table in nodes]
+    of_edges = [_Rows(table, ranks) for table in edges]
+    texts: dict[str, int] = {}
+    codes = [rows.codes_of(texts, _labels_of) for rows in of_nodes]
+    labels = [text.split(_LABEL_MARK) for text in texts]
+    types = tuple(sorted({of_node[0] for of_node in labels}))
+    if not types:
+        raise GraphDataError("there are no nodes")
+    type_of_code = np.array([types.index(of_node[0]) for of_node in labels], np.int64)
+    for rows, code in zip(of_nodes, codes, strict=True):
+        rows.sort(type_of_code[np.asarray(code[:])], len(types))
+    spaces = _Spaces(of_nodes, of_edges, ranks)
+    relations, ends = _relations(of_edges, spaces, types, ranks)
     left_out = [
         f"column {name!r} of {table.tables.paths[0].name}: {reason}"
         for table in [*nodes, *edges]
         for name, reason in table.left_out.items()
     ]
-    node_feats = {ntype: known.features(number, left_out) for number, ntype in enumerate(known.types)}
-    edge_feats = {
-        relation_key(relation): features_of(stored.stored, number, relation_key(relation), left_out)
-        for number, relation in enumerate(stored.relations)
-    }
+    node_feats = {}
+    for number, ntype in enumerate(types):
+        feats = _features(of_nodes, number, ntype, left_out)
+        feats["id"] = Feature.of(spaces.ids_of(number))
+        of_type = zip(of_nodes, codes, strict=True)
+        code = concatenated([rows.chosen(code, number) for rows, code in of_type if rows.counts[number]])
+        further = {label for of_node in labels if of_node[0] == ntype for label in of_node[1:]}
+        for label in sorted(further - {""}):
+            has_label = np.array([label in of_node[1:] for of_node in labels])
+            feats[f"label_{label}"] = Feature.of(MadeRows(has_label.__getitem__, np.bool_, code))
+        node_feats[ntype] = feats
+    keys = [relation_key(relation) for relation in relations]
     return GraphSource(
-        Schema(known.types, stored.relations),
-        tuple(known.counts.tolist()),
-        tuple(stored.ends(number) for number in range(len(stored.relations))),
+        Schema(types, relations),
+        tuple(sum(int(rows.counts[number]) for rows in of_nodes) for number in range(len(types))),
+        tuple(ends),
         node_feats,
-        edge_feats,
+        {key: _features(of_edges, number, key, left_out) for number, key in enumerate(keys)},
         left_out=tuple(left_out),
     )
 
 
-class _Nodes:
-    """The nodes of all tables, numbered in the order of their rows.
+def _labels_of(text: str) -> str:
+    return _LABEL_MARK.join(label for label in map(str.strip, text.split(_LABEL_MARK)) if label)
+
+
+class _Rows:
+    """Rows of the files of one header, each of which belongs to an owner, a node type or a relation."""
+
+    def __init__(self, table: LabelledTable, ranks: NodeRanks) -> None:
+        self.table = table
+        self._ranks = ranks
+        ids = dict.fromkeys([*(column for column, _ in table.ids), *filter(None, [table.label])])
+        parsers = {entry.name: entry.parse for entry in table.properties}
+        columns = read_columns(table.tables, list(ids), {}, dict.fromkeys(ids, "string"), ranks, parsers)
+        self.length = sum(columns.lengths)
+        self.ids = [columns.ids[column] for column, _ in table.ids]
+        self._labels = columns.ids.get(table.label)
+        self.properties = {entry.name: _Values(entry, columns.blocks[entry.name]) for entry in table.properties}
+
+    def codes_of(self, codes: dict[str, int], cleaned: Callable[[str], str]) -> RowArray:
+        """Return a number for the label of each row, int64[rows]; new ones are added to ``codes``."""
+
+        def numbers() -> Iterator[I64]:
+            for values, positions, _ in self._labels.texts(blanks=True) if self._labels is not None else ():
+                texts = [cleaned(value.decode()) or self.table.default for value in values.tolist()]
+                yield np.array([codes.setdefault(text, len(codes)) for text in texts], np.int64)[positions]
+            if self._labels is None:
+                yield np.full(self.length, codes.setdefault(self.table.default, len(codes)))
+
+        return self._ranks.rows("reading labels", np.int64, numbers)
+
+    def sort(self, owners: I64, count: int) -> None:
+        """Sort the rows by owner, int64[rows]."""
+        self.counts = np.bincount(owners, minlength=count)
+        self._ends = np.cumsum(self.counts)
+        self._order: RowArray | None = None
+        if np.count_nonzero(self.counts) > 1:
+            self._order = self._ranks.rows("sorting rows", np.int64, lambda: [np.argsort(owners, kind="stable")])
+        for values in self.properties.values():
+            values.present = np.bincount(owners[~np.asarray(values.missing[:])], minlength=count)
+
+    def positions(self, owner: int) -> I64:
+        """Return the rows of an owner, ascending, int64[rows]."""
+        if self._order is None:
+            return np.arange(self.counts[owner])
+        return np.asarray(self._order[self._ends[owner] - self.counts[owner] : self._ends[owner]])
+
+    def chosen(self, values: RowArray, owner: int) -> RowArray:
+        """Return an owner's rows of an array that has one row for each row of the files."""
+        return values if self._order is None else Reordered(values, self.positions(owner))
+
+
+class _Values:
+    """The values of a property in the files of one header.
 
     Attributes:
-        types: their names, in alphabetical order.
-        counts: int64[types].
-        type_of: int64[nodes].
-        number_in_type: int64[nodes].
+        reason: why it is left out, if it is.
+        row_shape: shape of a value; None if no row has one.
+        present: int64[owners], how many rows have a value.
     """
 
-    def __init__(self, nodes: Sequence[LabelledTable], grow: Grow) -> None:
-        codes: dict[str, int] = {}
-        distinct = {table.ids[0].space: Distinct() for table in nodes}
-        self._stored = [_stored_nodes(table, distinct[table.ids[0].space], codes, grow) for table in nodes]
-        self._labels = [text.split(_LABEL_MARK) for text in codes]
-        self.types = tuple(sorted({labels[0] for labels in self._labels}))
-        if not self.types:
-            raise GraphDataError("there are no nodes")
-        type_of_code = np.array([self.types.index(labels[0]) for labels in self._labels], np.int64)
-        for stored in self._stored:
-            stored.finish(type_of_code, len(self.types))
-        self.type_of = np.concatenate([type_of_code[stored.codes] for stored in self._stored])
-        self.counts = np.bincount(self.type_of, minlength=len(self.types))
-        self.number_in_type = np.empty(len(self.type_of), np.int64)
-        numbers = np.concatenate([np.arange(count) for count in self.counts])
-        self.number_in_type[np.argsort(self.type_of, kind="stable")] = numbers
-        keys = {space: found.sorted() for space, found in distinct.items()}
-        width = max((array.dtype.itemsize for array in keys.values() if array.dtype.kind == "S"), default=1)
-        self._keys = {space: _kept(array.astype(f"S{width}"), grow) for space, array in keys.items()}
-        self._node_of_key = {space: np.full(len(array), -1) for space, array in self._keys.items()}
-        self._ids = _row_arrays_of_ids(self._keys)
-        self._spaces = [table.ids[0].space for table in nodes]
-        self._key_of_row: list[Array] = []
-        for table in nodes:
-            self._key_of_row.append(self._number(table, sum(map(len, self._key_of_row)), grow))
+    present: I64
 
-    def _number(self, table: LabelledTable, first: int, grow: Grow) -> Array:
-        """Give the ids of a table to its nodes, from the node ``first`` on; return the key of each row, int64[rows]."""
-        keys = self._keys[table.ids[0].space]
-        node_of_key = self._node_of_key[table.ids[0].space]
-        with grow(np.int64) as key_of_row:
-            for _, place, batch in _batches(table):
-                values, positions = _ids_in(batch.column(table.ids[0].column), place)
-                found = np.searchsorted(keys, values)[positions]
-                numbers = first + len(key_of_row) + np.arange(len(found))
-                is_new = node_of_key[found] < 0
-                node_of_key[found[::-1]] = numbers[::-1]  # so that the first of equal ones stays
-                twice = np.flatnonzero(~is_new | (node_of_key[found] != numbers))
-                if len(twice):
-                    text = values[positions[twice[0]]].decode()
-                    raise GraphDataError(f"{place(int(twice[0]))}: there is another node with the id {text!r}")
-                key_of_row.append(found)
-            return key_of_row.finish()
-
-    def find(self, ids: IdColumn, batch: Any, place: Place) -> I64:
-        """Return the nodes that a column of edges names, int64[rows]."""
-        values, positions = _ids_in(batch.column(ids.column), place)
-        keys = self._keys.get(ids.space, np.zeros(0, "S1"))
-        found = np.searchsorted(keys, values) if len(keys) else np.zeros(len(values), np.int64)
-        is_there = found < len(keys)
-        is_there[is_there] = keys[found[is_there]] == values[is_there]
-        if not is_there.all():
-            row = int(np.flatnonzero(~is_there[positions])[0])
-            space = f" in id space {ids.space!r}" if ids.space else ""
-            raise GraphDataError(f"{place(row)}: there is no node {values[positions[row]].decode()!r}{space}")
-        nodes: I64 = self._node_of_key[ids.space][found[positions]] if len(positions) else np.zeros(0, np.int64)
-        return nodes
-
-    def features(self, ntype: int, left_out: list[str]) -> dict[str, Feature]:
-        """Return the features of a type."""
-        tables = [number for number, stored in enumerate(self._stored) if stored.counts[ntype]]
-        ids = [self._ids_of(number, ntype) for number in tables]
-        features = features_of(self._stored, ntype, self.types[ntype], left_out)
-        features["id"] = Feature.of(concatenated(ids))
-        codes = concatenated([self._stored[number].rows(self._stored[number].codes, ntype) for number in tables])
-        of_type = [labels for labels in self._labels if labels[0] == self.types[ntype]]
-        for label in sorted({label for labels in of_type for label in labels[1:] if label}):
-            has_label = np.array([label in labels[1:] for labels in self._labels])
-            features[f"label_{label}"] = Feature.of(MadeRows(has_label.__getitem__, np.bool_, codes))
-        return features
-
-    def _ids_of(self, table: int, ntype: int) -> RowArray:
-        ids = self._ids[self._spaces[table]]
-        keys = self._stored[table].rows(self._key_of_row[table], ntype)
-        return MadeRows(ids.__getitem__, ids.dtype, keys, row_shape=ids.shape[1:])
+    def __init__(self, entry: Property, blocks: Sequence[Block]) -> None:
+        self.entry = entry
+        self.reason = ""
+        widths = dict.fromkeys(length for block in blocks for length in block.arrays[2].tolist())
+        if entry.list_mark:
+            widths |= dict.fromkeys(block.arrays[0].shape[1] for block in blocks if not block.arrays[1].all())
+        lengths = [length for length in widths if length]
+        if len(lengths) > 1:
+            self.reason = f"lists of {lengths[0]} and of {lengths[1]} values"
+        self.row_shape = (lengths[0] if lengths else 0,) if entry.list_mark else ()
+        dtype = np.dtype("int64" if entry.dtype == "time" else entry.dtype)
+        rows: list[RowArray] = []
+        for block in blocks:
+            values = block.arrays[0]
+            if values.shape[1:] != self.row_shape:
+                fill = dtype.type(np.nan if dtype.kind == "f" else 0)
+                values = np.broadcast_to(fill, (block.length, *self.row_shape))
+            rows.append(NamedRows(values, block.path, block.row))
+        self.rows = concatenated(rows) if rows else np.zeros((0, *self.row_shape), dtype)
+        self.missing = concatenated([block.arrays[1] for block in blocks]) if blocks else np.zeros(0, bool)
 
 
-class _Edges:
-    """The edges of all tables.
+class _Spaces:
+    """The nodes of each id space, in the order of their rows."""
 
-    Attributes:
-        relations: their relations, in alphabetical order.
-        stored: the properties.
-    """
+    def __init__(self, nodes: Sequence[_Rows], edges: Sequence[_Rows], ranks: NodeRanks) -> None:
+        self._tables: dict[str, list[_Rows]] = {space: [] for rows in edges for _, space in rows.table.ids}
+        for rows in nodes:
+            self._tables.setdefault(rows.table.ids[0][1], []).append(rows)
+        given: dict[str, list[IdColumn]] = {s: [rows.ids[0] for rows in of] for s, of in self._tables.items()}
+        self._ids = {}
+        for space, columns in given.items():
+            ends = [rows.ids[e] for rows in edges for e, (_, of) in enumerate(rows.table.ids) if of == space]
+            what = f"nodes of id space {space!r}" if space else "nodes"
+            stretches = [stretch for column in columns for stretch in column.stretches]
+            self._ids[space] = NodeIds(what, IdColumn(stretches or [np.zeros(0, np.int64)]), ends, ranks)
+        done = np.zeros(nodes[0].counts.shape, np.int64)
+        of_rows: dict[int, tuple[I64, I64]] = {}
+        for rows in nodes:
+            types, numbers = np.empty(rows.length, np.int64), np.empty(rows.length, np.int64)
+            for number in np.flatnonzero(rows.counts).tolist():
+                types[rows.positions(number)] = number
+                numbers[rows.positions(number)] = done[number] + np.arange(rows.counts[number])
+            done += rows.counts
+            of_rows[id(rows)] = types, numbers
+        empty = np.zeros(0, np.int64)
+        self._types, self._numbers = (
+            {s: np.concatenate([empty, *(of_rows[id(rows)][side] for rows in of)]) for s, of in self._tables.items()}
+            for side in (0, 1)
+        )
 
-    def __init__(self, edges: Sequence[LabelledTable], nodes: _Nodes, grow: Grow) -> None:
-        self._numbers = nodes.number_in_type
-        self._ends: list[tuple[Array, Array]] = []
-        self.stored: list[StoredRows] = []
-        types: dict[str, int] = {}
-        codes: dict[int, int] = {}  # (type of source, type of destination, type of edge) as one integer -> code
-        for table in edges:
-            self._store(table, nodes, types, codes, grow)
-        names = list(types)
-        found: list[Relation] = []
-        for key in codes:
-            src, dst = divmod(key // _TEXTS, len(nodes.types))
-            found.append((nodes.types[src], names[key % _TEXTS], nodes.types[dst]))
-        self.relations = tuple(sorted(found))
-        owner_of_code = np.array([self.relations.index(relation) for relation in found], np.int64)
-        for stored in self.stored:
-            stored.finish(owner_of_code, len(self.relations))
+    def ends(self, rows: _Rows, end: int) -> Iterator[tuple[I64, I64]]:
+        """Yield type and number in it of the nodes that edges name, int64[edges] a chunk at a time."""
+        space = rows.table.ids[end][1]
+        numbers = self._ids[space].numbers(rows.ids[end])
+        for first in range(0, rows.length, _CHUNK):
+            nodes = np.asarray(numbers[first : first + _CHUNK], np.int64)
+            yield self._types[space][nodes], self._numbers[space][nodes]
 
-    def _store(
-        self, table: LabelledTable, nodes: _Nodes, types: dict[str, int], codes: dict[int, int], grow: Grow
-    ) -> None:
-        stored = StoredRows(table.tables, table.properties, grow)
-        with grow(np.int64) as sources, grow(np.int64) as destinations:
-            for piece, place, batch in _batches(table):
-                src, dst = (nodes.find(ids, batch, place) for ids in table.ids)
-                text = _codes_of(table, batch, types)
-                pair = nodes.type_of[src] * len(nodes.types) + nodes.type_of[dst]
-                keys, inverse = np.unique(pair * _TEXTS + text, return_inverse=True)
-                numbers = np.array([codes.setdefault(key, len(codes)) for key in keys.tolist()], np.int64)
-                stored.append(piece, numbers[inverse], batch, place)
-                sources.append(nodes.number_in_type[src])
-                destinations.append(nodes.number_in_type[dst])
-            self._ends.append((sources.finish(), destinations.finish()))
-        self.stored.append(stored)
-
-    def ends(self, relation: int) -> tuple[RowArray, RowArray]:
-        """Return the sources and the destinations of a relation's edges, int64[edges] each."""
-        found = [
-            [stored.rows(end, relation) for end in ends]
-            for stored, ends in zip(self.stored, self._ends, strict=True)
-            if stored.counts[relation]
-        ]
-        src, dst = zip(*found, strict=True)
-        return concatenated(src), concatenated(dst)
-
-
-def _stored_nodes(table: LabelledTable, distinct: Distinct, codes: dict[str, int], grow: Grow) -> StoredRows:
-    """Store labels and properties of nodes, and collect their ids."""
-    stored = StoredRows(table.tables, table.properties, grow)
-    for piece, place, batch in _batches(table):
-        distinct.add(_ids_in(batch.column(table.ids[0].column), place)[0])
-        stored.append(piece, _codes_of(table, batch, codes), batch, place)
-    return stored
+    def ids_of(self, ntype: int) -> RowArray:
+        """Return the ids of a type: int64[n] if all ids of all spaces are written as integers are, else bytes."""
+        originals = {space: ids.original for space, ids in self._ids.items() if ids.original is not None}
+        width = max(ids.dtype.itemsize for ids in originals.values())
+        are_integers = all(_are_integers(ids) for ids in originals.values())
+        pieces: list[RowArray] = []
+        for space, tables in self._tables.items():
+            begin = 0
+            for rows in tables:
+                if rows.counts[ntype]:
+                    ids = rows.chosen(originals[space][begin : begin + rows.length], ntype)
+                    if are_integers:
+                        pieces.append(MadeRows(_as_int64, np.int64, ids))
+                    else:
+                        pieces.append(MadeRows(partial(_as_bytes, width), np.uint8, ids, row_shape=(width,)))
+                begin += rows.length
+        return concatenated(pieces)
 
 
-def _batches(table: LabelledTable) -> Iterator[tuple[Piece, Place, Any]]:
-    """Yield blocks of the columns in use, each with the file and with what names its rows."""
-    names = [*(ids.column for ids in table.ids), table.label, *(entry.name for entry in table.properties)]
-    names = list(dict.fromkeys(name for name in names if name))
-    for piece in table.tables.pieces():
-        first = table.tables.first_row(piece)
-        for batch in table.tables.batches(piece, names):
-            yield piece, partial(_place, table.tables.paths[piece.file], first), batch
-            first += batch.num_rows
+def _are_integers(ids: Array) -> bool:
+    for first in range(0, len(ids), _CHUNK):
+        chunk = ids[first : first + _CHUNK]
+        try:
+            numbers = chunk.astype(np.int64)
+        except (ValueError, OverflowError):
+            return False
+        if (numbers.astype(chunk.dtype) != chunk).any():
+            return False
+    return True
 
 
-def _place(path: Path, first: int, row: int) -> str:
-    return f"{path}, row {first + row}"
+def _as_int64(ids: Array) -> I64:
+    return np.asarray(ids.astype(np.int64))
 
 
-def _ids_in(column: Any, place: Place) -> tuple[Array, I64]:
-    """Return the distinct ids of a column, of dtype S, and the position of each row's."""
-    return distinct_in(arrow().compute.utf8_trim_whitespace(column), place)
+def _as_bytes(width: int, ids: Array) -> Array:
+    return ids.astype(f"S{width}").view(np.uint8).reshape(len(ids), width)
 
 
-def _codes_of(table: LabelledTable, batch: Any, codes: dict[str, int]) -> I64:
-    """Return numbers for the labels or types of rows, int64[rows]; new ones are added to ``codes``."""
-    if not table.label:
-        return np.full(batch.num_rows, codes.setdefault(table.default, len(codes)))
-    is_of_nodes = len(table.ids) == 1
+def _relations(
+    edges: Sequence[_Rows], spaces: _Spaces, types: Sequence[str], ranks: NodeRanks
+) -> tuple[tuple[Relation, ...], list[tuple[RowArray, RowArray]]]:
+    """Sort edges by relation; return the relations in alphabetical order, and their ends."""
+    texts: dict[str, int] = {}
+    codes: dict[int, int] = {}  # (type of source, type of destination, type of edge) as one integer -> code
+    of_rows = []
+    ends_of_rows = []
+    for rows in edges:
+        text = rows.codes_of(texts, str.strip)
+        owners = np.empty(rows.length, np.int32)
+        with ExitStack() as stack:
+            src_file, dst_file = (stack.enter_context(ranks.growing(stack)(np.int64, ())) for _ in range(2))
+            first = 0
+            for (src_types, src), (dst_types, dst) in zip(spaces.ends(rows, 0), spaces.ends(rows, 1), strict=True):
+                part = slice(first, first + len(src))
+                pair = src_types * len(types) + dst_types
+                keys, inverse = np.unique(pair * _TEXTS + np.asarray(text[part]), return_inverse=True)
+                numbers = np.array([codes.setdefault(key, len(codes)) for key in keys.tolist()], np.int32)
+                owners[part] = numbers[inverse]
+                src_file.append(src)
+                dst_file.append(dst)
+                first += len(src)
+            ends_of_rows.append((src_file.finish(), dst_file.finish()))
+        of_rows.append(owners)
+    names = list(texts)
+    relation_of_code: list[Relation] = []
+    for key in codes:
+        src_type, dst_type = divmod(key // _TEXTS, len(types))
+        relation_of_code.append((types[src_type], names[key % _TEXTS], types[dst_type]))
+    relations = tuple(sorted(relation_of_code))
+    number_of_code = np.array([relations.index(relation) for relation in relation_of_code], np.int64)
+    for rows, owners in zip(edges, of_rows, strict=True):
+        rows.sort(number_of_code[owners], len(relations))
+    ends = []
+    for number in range(len(relations)):
+        with_rows = [pair for pair in zip(edges, ends_of_rows, strict=True) if pair[0].counts[number]]
+        both = [concatenated([rows.chosen(of[end], number) for rows, of in with_rows]) for end in (0, 1)]
+        ends.append((both[0], both[1]))
+    return relations, ends
 
-    def cleaned(text: str) -> str:
-        labels = [label.strip() for label in (text.split(_LABEL_MARK) if is_of_nodes else [text])]
-        return _LABEL_MARK.join(label for label in labels if label) or table.default
 
-    return codes_of(batch.column(table.label), codes, cleaned)
-
-
-def _kept(keys: Array, grow: Grow) -> Array:
-    """Return the same keys, mapped."""
-    with grow(keys.dtype) as file:
-        file.append(keys)
-        return file.finish()
-
-
-def _row_arrays_of_ids(keys: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the ids of all spaces as int64, if all are integers as Python writes them, else as rows of bytes."""
-    integers = {space: _as_integers(array) for space, array in keys.items()}
-    if all(array is not None for array in integers.values()):
-        return {space: array for space, array in integers.items() if array is not None}
-    return {space: array.view(np.uint8).reshape(len(array), -1) for space, array in keys.items()}
+def _features(tables: Sequence[_Rows], owner: int, title: str, left_out: list[str]) -> dict[str, Feature]:
+    """Return the properties of an owner; name those that are left out in ``left_out``."""
+    tables = [rows for rows in tables if rows.counts[owner]]
+    names = dict.fromkeys(name for rows in tables for name, its in rows.properties.items() if its.present[owner])
+    features = {}
+    for name in names:
+        given = [rows.properties[name] for rows in tables if name in rows.properties]
+        given = [values for values in given if values.present[owner]]
+        reason = next((values.reason for values in given if values.reason), "")
+        shapes = {values.row_shape for values in given}
+        if reason or len(shapes) > 1 or len({values.entry.dtype == "bool" for values in given}) > 1:
+            left_out.append(f"property {name!r} of {title}: {reason or 'its files differ in type or length of values'}")
+            continue
+        features[name] = _feature(name, tables, given, owner)
+    return features
 
 
-def _as_integers(keys: Array) -> I64 | None:
-    try:
-        numbers = keys.astype(np.int64)
-    except (ValueError, OverflowError):
-        return None
-    return numbers if (numbers.astype(keys.dtype) == keys).all() else None
+def _feature(name: str, tables: Sequence[_Rows], given: Sequence[_Values], owner: int) -> Feature:
+    """Put the values of a property in all tables one after another."""
+    dtype = np.result_type(*(values.rows.dtype for values in given))
+    is_whole = sum(values.present[owner] for values in given) == sum(rows.counts[owner] for rows in tables)
+    names = given[0].entry.names
+    if not is_whole and names is None and dtype.kind == "i":
+        dtype = np.dtype(np.float64)
+    missing = -1 if names is not None else np.nan if dtype.kind == "f" else 0
+    shape = given[0].row_shape
+    pieces: list[RowArray] = []
+    for rows in tables:
+        values = rows.properties.get(name)
+        if values is None or not values.present[owner]:
+            pieces.append(np.broadcast_to(dtype.type(missing), (int(rows.counts[owner]), *shape)))
+            continue
+        piece = rows.chosen(values.rows, owner)
+        if values.present[owner] < rows.counts[owner] and values.rows.dtype.kind == "i" and names is None:
+            piece = MadeRows(partial(_with_gaps, dtype), dtype, piece, rows.chosen(values.missing, owner))
+        pieces.append(piece if piece.dtype == dtype else CastRows(piece, dtype))
+    joined = concatenated(pieces)
+    if names is not None:
+        order = sorted(range(len(names)), key=[name.encode() for name in names].__getitem__)
+        ranks = np.full(len(names) + 1, -1)  # the last is that of rows without a name, whose code is -1
+        ranks[order] = np.arange(len(names))
+        joined = MadeRows(ranks.__getitem__, np.int64, joined)
+    return Feature(as_labels(joined), "int64") if name == "label" else Feature.of(joined)
+
+
+def _with_gaps(dtype: np.dtype[Any], values: Array, missing: Array) -> Array:
+    rows = values.astype(dtype)
+    rows[missing] = np.nan
+    return rows

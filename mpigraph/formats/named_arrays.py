@@ -130,16 +130,7 @@ class _Leftover:
     feats: dict[str, dict[str, Feature]] = field(default_factory=dict)
 
     def add(self, name: str, values: RowArray, owners: Mapping[str, tuple[str, str, int]]) -> None:
-        """Make a feature of the one owner that has as many rows.
-
-        Args:
-            name: of the array.
-            values: the array.
-            owners: in words, such as "nodes" -> the owner, the name of its feature, its number of rows.
-
-        Raises:
-            GraphDataError: several owners fit, or the owner has such a feature already.
-        """
+        """Make a feature of the one owner that has as many rows."""
         got = f"{name}: {values.dtype}{list(values.shape)}"
         if not _is_number(values):
             self.left_out.append(f"{got} are no numbers")
@@ -265,9 +256,6 @@ def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
     """Return the relation whose sources or destinations an array holds, None if it holds something else.
 
     A name with one field more, such as ``test__user__buys__item__src``, is of edges held out of the graph.
-
-    Raises:
-        GraphDataError: the name can be read in several ways, or names a type that does not exist.
     """
     joined, _, end = name.rpartition("__")
     if end not in ("src", "dst"):

@@ -30,9 +30,9 @@ from typing import NamedTuple
 
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.input_files import first_bytes, in_natural_order
-from mpigraph.formats.labelled_tables import IdColumn, LabelledTable, read_labelled_tables
+from mpigraph.formats.labelled_tables import LabelledTable, Property, read_labelled_tables
 from mpigraph.formats.layout import Layout, ReadOptions
-from mpigraph.formats.stored_rows import Property
+from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_files import TextFiles, TextForm, fields_of, is_table
 from mpigraph.formats.typed_tables import log_categories
 from mpigraph.metadata.schema import DEFAULT_NTYPE
@@ -145,7 +145,7 @@ def _read(dialect: _Dialect, path: Path, options: ReadOptions) -> GraphSource:
                 raise GraphDataError(f"{paths[0]}: the header needs one column of {role}s (got {roles.count(role)})")
         table = _table(dialect, header, paths, wanted, options.tables.types, categories)
         (edges if len(wanted) > 1 else nodes).append(table)
-    source = read_labelled_tables(nodes, edges, options.scratch)
+    source = read_labelled_tables(nodes, edges, NodeRanks(options.scratch))
     for name, codes in categories.items():
         ordered = sorted(codes, key=str.encode)
         log_categories(f"{path}: property {name}", ordered)
@@ -198,7 +198,7 @@ def _table(
         name = name if name not in names else f"{name} (column {number + 1})"
         names.append(name)
         if field.role in id_roles:
-            ids[field.role] = IdColumn(name, field.space)
+            ids[field.role] = name, field.space
         elif field.role == "label":
             label = name
         elif field.role == "property" and name in categories:
@@ -210,7 +210,7 @@ def _table(
     if len(id_roles) > 1:
         default = dialect.edge or header.stem
     else:
-        default = ids["id"].space or dialect.node
+        default = ids["id"][1] or dialect.node
     form = TextForm(header.delimiter, tuple(names), header.is_in_files)
     return LabelledTable(
         TextFiles(paths, form), tuple(ids[role] for role in id_roles), label, default, tuple(properties), left_out

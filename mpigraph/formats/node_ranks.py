@@ -228,9 +228,6 @@ def _arrays_of(source: GraphSource) -> Iterator[RowArray]:
 class _Writer:
     """Describes a graph so that JSON and temporary files hold it.
 
-    Args:
-        grow: makes temporary files.
-
     Attributes:
         files: those made.
     """

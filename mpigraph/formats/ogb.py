@@ -134,11 +134,7 @@ class _Contents:
 
 
 def _known(path: Path, dataset: str | None) -> str | None:
-    """Return the known dataset that the user names, or else the directory; None if the directory names none.
-
-    Raises:
-        GraphDataError: the user names an unknown one.
-    """
+    """Return the known dataset that the user names, or else the directory; None if the directory names none."""
     name = (path.resolve().name if dataset is None else dataset).lower().replace("_", "-")
     known = next((known for known in _KNOWN if known.lower() == name), None)
     if dataset is not None and known is None:
@@ -350,16 +346,7 @@ def _split_folder(files: FolderFiles, folder: Path) -> Path | None:
 
 
 def _split_masks(files: FolderFiles, folder: Path, num_nodes: int) -> dict[str, Feature]:
-    """Return train_mask, val_mask and test_mask; nothing if the folder holds no split.
-
-    Args:
-        files: notes what is read.
-        folder: where ``{train,valid,test}.csv.gz`` may be.
-        num_nodes: nodes of the type that is split.
-
-    Raises:
-        GraphDataError: the split names a node that does not exist.
-    """
+    """Return train_mask, val_mask and test_mask; nothing if the folder holds no split."""
     masks: dict[str, Feature] = {}
     if not (folder / "train.csv.gz").is_file():
         return masks
@@ -376,16 +363,7 @@ def _read_arrays(files: FolderFiles, path: Path) -> dict[str, Array]:
 
 
 def _read_edges(files: FolderFiles, folder: Path, num_nodes: int) -> tuple[Array, Array]:
-    """Return source and destination of each edge in ``edge.csv.gz``, a compressed csv file of two columns.
-
-    Args:
-        files: notes what is read.
-        folder: where the file lies, perhaps with ``num-edge-list.csv.gz``.
-        num_nodes: of the larger type; int32 is used where it suffices.
-
-    Returns:
-        int32[m] or int64[m], twice.
-    """
+    """Return source and destination of each edge in ``edge.csv.gz``, a compressed csv file of two columns."""
     dtype = np.dtype(np.int32 if num_nodes < 2**31 else np.int64)
     path = folder / "edge.csv.gz"
     chunks = []

@@ -5,10 +5,11 @@ A column of values has the type that all of its rows have: each block is looked 
 integers become floats where a later row has a fraction or no value.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,10 +35,13 @@ from mpigraph.log import get_logger
 from mpigraph.partition.chunks import GrowingFile, NamedRows, concatenated
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_dtype, as_floats, place_of, side_by_side
 
-__all__ = ["NO_NUMBERS", "IdColumn", "TableColumns", "TextRows", "ValueColumn", "are_numbers", "read_columns"]
+__all__ = ["NO_NUMBERS", "Block", "IdColumn", "TableColumns", "TextRows", "ValueColumn", "are_numbers", "read_columns"]
 
 NO_NUMBERS = ("string", "other", "none")
 """Kinds of columns that cannot be features."""
+
+Parser = Callable[[Any, Place], list[Array]]
+"""Returns arrays of the rows of a block of text, an Arrow array; ``Place`` names a row."""
 
 _CHUNK = 1 << 20  # rows
 _FLOATS = ("float", "float16", "float32", "float64")
@@ -154,12 +158,14 @@ class TableColumns(NamedTuple):
     Attributes:
         lengths: rows of each file.
         ids: columns that were asked for as ids, by name.
-        values: the others, by name.
+        values: columns of numbers, by name.
+        blocks: columns that have a parser of their own, by name.
     """
 
     lengths: list[int]
     ids: dict[str, IdColumn]
     values: dict[str, ValueColumn]
+    blocks: "Mapping[str, Sequence[Block]]" = MappingProxyType({})
 
 
 def are_numbers(tables: Tables, columns: Sequence[str]) -> bool:
@@ -179,6 +185,7 @@ def read_columns(
     values: Mapping[str, Sequence[str]],
     types: Mapping[str, str],
     ranks: NodeRanks,
+    parsers: Mapping[str, Parser] | None = None,
 ) -> TableColumns:
     """Read columns of a table; text is divided among the ranks of a node.
 
@@ -189,6 +196,7 @@ def read_columns(
         types: dtypes that the user has named, by column of ids or name; "string" keeps ids as text, and leaves values
             out. A matrix is float32 if it has none.
         ranks: the ranks that read it.
+        parsers: further columns of text, each with what parses a block of it.
 
     Raises:
         GraphDataError: a value cannot be read or is missing; names file and row.
@@ -205,27 +213,32 @@ def read_columns(
         id_columns = {name: IdColumn([tables.rows(name)]) for name in ids if tables.kinds[name] == "integer"}
         value_columns = {name: _lazy_values(tables, columns, types.get(name, "")) for name, columns in values.items()}
     to_parse = {name: _Column((name,), True, types.get(name, "")) for name in ids if name not in id_columns}
+    for name, parser in (parsers or {}).items():
+        to_parse[name] = _Column((name,), False, "", parser)
     for name, columns in values.items():
         if name not in value_columns:
             to_parse[name] = _Column(columns, False, types.get(name, "") or ("float32" if len(columns) > 1 else ""))
     if not to_parse and isinstance(tables, ParquetFiles):
         return TableColumns(tables.lengths, id_columns, value_columns)
     lengths = [0] * len(tables.paths)
-    blocks: dict[str, list[_Block]] = {name: [] for name in to_parse}
+    blocks: dict[str, list[Block]] = {name: [] for name in to_parse}
     for piece, rows, described, arrays in _parsed(tables, ranks, to_parse):
         first_row = dict.fromkeys(blocks, tables.first_row(Piece(piece.file, 0, 0)) + lengths[piece.file])
         for name, kind, length, missing, places in described:
             of_block = [_array_at(arrays, *place) for place in places]
-            blocks[name].append(_Block(kind, length, missing, of_block, str(tables.paths[piece.file]), first_row[name]))
+            blocks[name].append(Block(kind, length, missing, of_block, str(tables.paths[piece.file]), first_row[name]))
             first_row[name] += length
         lengths[piece.file] += rows
     for name, column in to_parse.items():
         if column.is_ids:
             id_columns[name] = _id_column(blocks[name])
-        else:
+        elif column.parser is None:
             value_columns[name] = _value_column(name, [block for block in blocks[name] if block.length])
     return TableColumns(
-        lengths, {name: id_columns[name] for name in ids}, {name: value_columns[name] for name in values}
+        lengths,
+        {name: id_columns[name] for name in ids},
+        {name: value_columns[name] for name in values},
+        {name: blocks[name] for name in parsers or ()},
     )
 
 
@@ -235,9 +248,10 @@ class _Column(NamedTuple):
     columns: Sequence[str]
     is_ids: bool
     dtype: str
+    parser: Parser | None = None
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """Consecutive rows of one kind of a column.
 
     Attributes:
@@ -298,7 +312,9 @@ def _parse(tables: Tables, piece: Piece, columns: Mapping[str, _Column], file: G
     for batch in tables.batches(piece, wanted):
         for name, column in columns.items():
             parts = [(batch.column(part), _PlaceInPiece(tables, piece, done, part)) for part in column.columns]
-            if column.is_ids:
+            if column.parser is not None:
+                kind, missing, arrays = "", -1, column.parser(*parts[0])
+            elif column.is_ids:
                 kind, missing, arrays = _ids(*parts[0], column.dtype, trims=not tables.lazily)
             elif name in texts:  # no later block can make numbers of it
                 kind, missing, arrays = "string", -1, []
@@ -365,7 +381,7 @@ def _array_at(data: Array, begin: int, dtype: str, shape: Sequence[int]) -> Arra
     return data[begin : begin + size].view(dtype).reshape(shape)
 
 
-def _id_column(blocks: Sequence[_Block]) -> IdColumn:
+def _id_column(blocks: Sequence[Block]) -> IdColumn:
     stretches: list[RowArray | TextRows] = []
     for kind, length, _, arrays, path, row in blocks:
         if kind == "string":
@@ -376,7 +392,7 @@ def _id_column(blocks: Sequence[_Block]) -> IdColumn:
     return IdColumn(stretches or [np.zeros(0, np.int64)])
 
 
-def _value_column(name: str, blocks: Sequence[_Block]) -> ValueColumn:
+def _value_column(name: str, blocks: Sequence[Block]) -> ValueColumn:
     """Join blocks in the type that all of them have in common."""
     kind = _common_kind({block.kind for block in blocks})
     if kind in ("none", "string"):

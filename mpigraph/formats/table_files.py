@@ -393,17 +393,7 @@ class _LastGroup:
 
 
 class _GroupRows:
-    """A column of one group of rows; nothing but the group that was read last is in memory.
-
-    Args:
-        tables: the files.
-        key: numbers of the file and of the group in it.
-        name: the column.
-        begin: the first row of the group in its file.
-        length: its rows.
-        last: of this column.
-        like: another group, of the same dtype and shape of rows; None to read this one.
-    """
+    """A column of one group of rows; nothing but the group that was read last is in memory."""
 
     sources = ()
 

@@ -129,14 +129,7 @@ def _listed(paths: Iterable[Path]) -> str:
 
 
 def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) -> Relation:
-    """Return the relation of a file of edges.
-
-    Args:
-        path: the folder, for messages.
-        name: of the file, behind "edges_".
-        only: the type of nodes if there is one.
-        ntypes: the types of nodes that have files, as these are called.
-    """
+    """Return the relation of a file of edges."""
     found = relations_in(name, ntypes, "__")  # a name may have "__" in it
     if len(found) > 1:
         raise GraphDataError(f"{path}: edges_{name} can be read as {' and as '.join(map(str, found))}: write %5F for _")

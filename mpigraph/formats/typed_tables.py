@@ -235,11 +235,6 @@ def ids_feature(original: Array) -> Feature:
 class _Table:
     """A table that was read.
 
-    Args:
-        plan: what to read.
-        options: what the user says of columns.
-        ranks: the ranks that read it.
-
     Attributes:
         name: its first file, for messages.
         length: number of rows.
