@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import Place, arrow, values_as, values_of
 from mpigraph.formats.id_maps import NodeIds
@@ -115,6 +116,7 @@ class LabelledTable:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
+@collective("ranks")
 def read_labelled_tables(
     nodes: Sequence[LabelledTable], edges: Sequence[LabelledTable], ranks: NodeRanks
 ) -> GraphSource:
