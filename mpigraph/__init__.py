@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from mpigraph.errors import MPIGraphError as DGLError
     from mpigraph.graphs.block import Block, to_block
     from mpigraph.graphs.fields import ALL, EID, ETYPE, NID, NTYPE
-    from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph, to_bidirected
+    from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
     from mpigraph.graphs.hetero import HeteroGraph as DGLGraph
-    from mpigraph.graphs.homogeneous import to_homogeneous
     from mpigraph.graphs.transforms import (
         add_edges,
         add_reverse_edges,
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
         remove_edges,
         remove_self_loop,
         reverse,
+        to_bidirected,
+        to_homogeneous,
         to_simple,
     )
 
@@ -93,8 +94,7 @@ _HOMES = {
     "mpigraph.convert": ("from_networkx", "from_scipy"),
     "mpigraph.graphs.block": ("Block", "to_block"),
     "mpigraph.errors": ("MPIGraphError",),
-    "mpigraph.graphs.hetero": ("HeteroGraph", "graph", "heterograph", "to_bidirected"),
-    "mpigraph.graphs.homogeneous": ("to_homogeneous",),
+    "mpigraph.graphs.hetero": ("HeteroGraph", "graph", "heterograph"),
     "mpigraph.graphs.transforms": (
         "add_edges",
         "add_reverse_edges",
@@ -111,6 +111,8 @@ _HOMES = {
         "remove_edges",
         "remove_self_loop",
         "reverse",
+        "to_bidirected",
+        "to_homogeneous",
         "to_simple",
     ),
 }

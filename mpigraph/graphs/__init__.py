@@ -7,10 +7,8 @@ From the data to the operations, each module knowing those above it:
 * ``inedges``: the edges of one relation as CSC, with the layouts derived from it (:class:`InEdges`).
 * ``messages``: what a message and a reduction are; their values edge by edge.
 * ``aggregate``: messages summed at their destinations, as sparse matrix products where that is possible.
-* ``degree_buckets``: messages reduced by a user's function.
 * ``in_memory``: types, counts, features, edges and degrees that graphs and blocks have in common.
 * ``message_passing``: ``update_all``, ``apply_edges`` and ``multi_update_all`` on top of these.
-* ``queries``, ``subgraphs``: edges by their ends; parts of graphs, and graphs with other edges.
 * ``hetero``, ``block``: the two kinds of graph that users meet, :class:`HeteroGraph` and :class:`Block`.
-* ``homogeneous``, ``transforms``, ``pyg``: graphs without types, DGL's functions of graphs, and PyG's graphs.
+* ``transforms``, ``pyg``: graphs without types, DGL's functions of graphs, and PyG's graphs.
 """

@@ -18,7 +18,7 @@ from mpigraph.graphs.frame import Frame, Frames
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.in_memory import NodesView, Space, count, frame_of
 from mpigraph.graphs.inedges import InEdges
-from mpigraph.graphs.queries import Queries
+from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.metadata.schema import Relation, Schema
 
 __all__ = ["Block", "Blocks", "to_block"]
@@ -31,7 +31,7 @@ _OF_LOADERS = (
 )
 
 
-class Block(Queries):
+class Block(MessagePassing):
     """Edges of one layer, by relation, from source positions to destination positions.
 
     Made by samplers (:meth:`from_csc`) and by :func:`to_block`.

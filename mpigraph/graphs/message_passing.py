@@ -7,13 +7,14 @@ import torch
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.aggregate import aggregate, reduce_rows
-from mpigraph.graphs.degree_buckets import reduce_by_degree
 from mpigraph.graphs.fields import ALL, EdgeType, IdsLike, as_ids
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.in_memory import InMemoryGraph, check_range, frame_of
+from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.messages import (
     EdgeBatch,
     EdgeFunction,
+    Gathered,
     Message,
     NodeBatch,
     NodeFunction,
@@ -21,6 +22,7 @@ from mpigraph.graphs.messages import (
     check_functions,
     check_rows,
     edge_values,
+    node_ids,
 )
 from mpigraph.metadata.schema import Relation
 
@@ -72,7 +74,7 @@ class MessagePassing(InMemoryGraph):
         # one relation needs no second reduction over relations, and may use "mean" and any function
         if etype is not None or len(relations) == 1:
             relation = self.to_canonical_etype(etype)
-            self._dst_frame(relation).update(self._reduced(relation, message_func, reduce_func))
+            self._frames.dst[relation[2]].update(self._reduced(relation, message_func, reduce_func))
             self._apply_to(apply_node_func, {relation[2]})
             return
         if not isinstance(message_func, Message) or not isinstance(reduce_func, Reduce):
@@ -133,7 +135,7 @@ class MessagePassing(InMemoryGraph):
             check_functions(message, reduce)
             results: Mapping[str, torch.Tensor] = self._reduced(relation, message, reduce)
             if apply is not None:
-                frame = self._dst_frame(relation).copy()
+                frame = self._frames.dst[relation[2]].copy()
                 frame.update(results)
                 results = apply(NodeBatch.of(frame, relation[2], self.device))
             for name, values in results.items():
@@ -212,19 +214,13 @@ class MessagePassing(InMemoryGraph):
             values = check_rows(message(batch), len(batch), "the message function")
             messages = {name: in_edges.to_csc_order(rows) for name, rows in values.items()}
         if not isinstance(reduce, Reduce):
-            return reduce_by_degree(in_edges, messages, self._dst_frame(relation), relation[2], reduce)
+            return _reduce_by_degree(in_edges, messages, self._frames.dst[relation[2]], relation[2], reduce)
         if reduce.msg not in messages:
             raise InvalidArgumentError(f"the messages are called {list(messages)} but {reduce.msg!r} is reduced")
         return {reduce.out: reduce_rows(in_edges, messages[reduce.msg], reduce.op)}
 
     def _aggregated(self, relation: Relation, message: Message, reduce: Reduce, empty: float = 0.0) -> torch.Tensor:
         return aggregate(self._in_edges(relation), self._frames_of(relation), message, reduce, empty)
-
-    def _frames_of(self, relation: Relation) -> tuple[Frame, Frame, Frame]:
-        return self._frames.src[relation[0]], self._dst_frame(relation), self._frames.edge[relation]
-
-    def _dst_frame(self, relation: Relation) -> Frame:
-        return self._frames.dst[relation[2]]
 
     def _apply_to(self, func: NodeFunction | None, ntypes: set[str]) -> None:
         if func is not None:
@@ -259,3 +255,56 @@ def combine(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
         "min": torch.amin,
     }
     return reducers[op](stacked, 1)
+
+
+def _reduce_by_degree(
+    in_edges: InEdges, messages: Mapping[str, torch.Tensor], frame: Frame, ntype: str, func: NodeFunction
+) -> dict[str, torch.Tensor]:
+    """Call a reduce function once for all destinations of each in-degree above 0; those without in-edges get 0.
+
+    This is DGL's degree bucketing. The result is empty if there are no edges, since the names are not known then.
+    """
+    parts: list[dict[str, torch.Tensor]] = []
+    order = torch.argsort(in_edges.degrees, stable=True)
+    degrees, counts = torch.unique_consecutive(in_edges.degrees[order], return_counts=True)
+    buckets = torch.split(order, counts.tolist())
+    for degree, nodes in zip(degrees.tolist(), buckets, strict=True):
+        if degree > 0:
+            parts.append(_bucket(in_edges, messages, frame, ntype, func, nodes, degree))
+            if parts[-1].keys() != parts[0].keys():
+                raise InvalidArgumentError(
+                    f"the reduce function must return the same names for each degree (got {list(parts[0])}, then "
+                    f"{list(parts[-1])} for degree {degree})"
+                )
+    zero_in_degree = int((in_edges.degrees == 0).sum())
+    return {name: _in_place(order, zero_in_degree, [part[name] for part in parts]) for name in (parts or [{}])[0]}
+
+
+def _bucket(
+    in_edges: InEdges,
+    messages: Mapping[str, torch.Tensor],
+    frame: Frame,
+    ntype: str,
+    func: NodeFunction,
+    nodes: torch.Tensor,
+    degree: int,
+) -> dict[str, torch.Tensor]:
+    """Reduce the messages of destinations ``nodes``, int64[n], which all have ``degree`` in-edges."""
+    edges = (in_edges.indptr[nodes].unsqueeze(1) + torch.arange(degree, device=nodes.device)).reshape(-1)
+    mailbox = {
+        name: values.index_select(0, edges).reshape(len(nodes), degree, *values.shape[1:])
+        for name, values in messages.items()
+    }
+    batch = NodeBatch(Gathered(frame, nodes), node_ids(frame, nodes, nodes.device), mailbox, ntype)
+    return check_rows(func(batch), len(nodes), "the reduce function")
+
+
+def _in_place(order: torch.Tensor, zero_in_degree: int, parts: list[torch.Tensor]) -> torch.Tensor:
+    """Put the results of the buckets, which follow one another in ``order`` after those of no edge, in their rows."""
+    try:
+        values = torch.cat(parts)
+    except RuntimeError as error:
+        shapes = [tuple(part.shape[1:]) for part in parts]
+        raise InvalidArgumentError(f"the reduce function must return rows of one shape (got {shapes})") from error
+    rows = order[zero_in_degree:]
+    return values.new_zeros(order.shape[0], *values.shape[1:]).index_copy(0, rows, values)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from mpigraph.errors import InvalidArgumentError, check_integer
-from mpigraph.graphs.fields import EID, EdgeType, IdsLike, TensorLike, by_first_appearance
+from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, EdgeType, IdsLike, TensorLike, by_first_appearance
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
-from mpigraph.metadata.schema import Relation
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema
 
 __all__ = [
     "add_edges",
@@ -29,6 +29,8 @@ __all__ = [
     "remove_edges",
     "remove_self_loop",
     "reverse",
+    "to_bidirected",
+    "to_homogeneous",
     "to_simple",
 ]
 
@@ -167,9 +169,7 @@ def to_simple(
             src * num + dst, return_inverse=True, return_counts=True
         )
         edges[relation] = keys // num, keys % num
-    simple = HeteroGraph(g.schema, edges, {ntype: g.num_nodes(ntype) for ntype in g.ntypes})
-    for ntype in g.ntypes if copy_ndata else ():
-        simple.nodes[ntype].data.update(g.nodes[ntype].data)
+    simple = g.with_edge_lists(edges, copy_ndata)
     for relation, places in mapping.items():
         frame = simple.edges[relation].data
         if copy_edata:
@@ -289,15 +289,94 @@ def add_reverse_edges(
             turned = (src != dst).nonzero().squeeze(1)
         edges[relation] = torch.cat([src, dst[turned]]), torch.cat([dst, src[turned]])
         eids[relation] = torch.cat([torch.arange(len(src), device=g.device), turned])
-    both = HeteroGraph(g.schema, edges, {ntype: g.num_nodes(ntype) for ntype in g.ntypes})
-    if copy_ndata:
-        for ntype in g.ntypes:
-            both.nodes[ntype].data.update(g.nodes[ntype].data)
+    both = g.with_edge_lists(edges, copy_ndata)
     if copy_edata:
         for relation, ids in eids.items():
             both.edges[relation].data.update({name: rows[ids] for name, rows in g.edges[relation].data.items()})
             both.edges[relation].data[EID] = ids
     return both
+
+
+def to_bidirected(g: HeteroGraph, copy_ndata: bool = False, readonly: bool | None = None) -> HeteroGraph:
+    """Add the reverse of every edge and remove duplicates; the result is sorted by source, then destination.
+
+    Edge features are dropped, since two edges may become one.
+
+    Args:
+        g: the graph; every relation must join a type with itself.
+        copy_ndata: carry the node features (the tensors are shared).
+        readonly: ignored; accepted because DGL's scripts give it.
+
+    Raises:
+        InvalidArgumentError: a relation joins two types.
+    """
+    edges = {}
+    for relation in g.canonical_etypes:
+        if relation[0] != relation[2]:
+            raise InvalidArgumentError(f"to_bidirected needs relations within one type (got {relation})")
+        num = g.num_nodes(relation[0])
+        src, dst = g.all_edges(etype=relation)
+        key = torch.unique(torch.cat([src * num + dst, dst * num + src]))  # sorted, so by source, then destination
+        edges[relation] = (key // num, key % num) if num else (src, dst)
+    return g.with_edge_lists(edges, copy_ndata)
+
+
+def to_homogeneous(
+    g: HeteroGraph,
+    ndata: Sequence[str] | None = None,
+    edata: Sequence[str] | None = None,
+    store_type: bool = True,
+    return_count: bool = False,
+) -> Any:
+    """Return the graph without types: nodes type by type, edges relation by relation.
+
+    ``ndata[NID]`` and ``edata[EID]`` are the ids in ``g`` within the type or relation, int64.
+
+    Args:
+        g: a graph in memory.
+        ndata: names of node features to keep, which every type must have, of one width; None means none.
+        edata: likewise for edges.
+        store_type: also make ``ndata[NTYPE]`` and ``edata[ETYPE]``, int64, the type ids as in ``g.ntypes`` and
+            ``g.canonical_etypes``.
+        return_count: also return how many nodes and edges there are of each type.
+
+    Returns:
+        The graph; with ``return_count`` a tuple of it and two lists, the numbers of nodes of each type and of edges of
+        each relation, in the order of their ids.
+
+    Raises:
+        InvalidArgumentError: ``g`` is a block; layers take typed blocks as they are.
+        FieldNameError: a type lacks a feature.
+    """
+    _checked(g, "to_homogeneous")
+    counts = [g.num_nodes(ntype) for ntype in g.ntypes], [g.num_edges(relation) for relation in g.canonical_etypes]
+    node_counts, edge_counts = (torch.tensor(some, dtype=torch.int64, device=g.device) for some in counts)
+    begin = dict(zip(g.ntypes, (node_counts.cumsum(0) - node_counts).tolist(), strict=True))
+    none = torch.zeros(0, dtype=torch.int64, device=g.device)
+    columns = [(none, none)]
+    for relation in g.canonical_etypes:
+        src, dst = g.all_edges(etype=relation)
+        columns.append((src + begin[relation[0]], dst + begin[relation[2]]))
+    src, dst = (torch.cat(ids) for ids in zip(*columns, strict=True))
+    result = HeteroGraph(Schema.homogeneous(), {DEFAULT_ETYPE: (src, dst)}, {DEFAULT_NTYPE: g.num_nodes()})
+    nodes = result.nodes[DEFAULT_NTYPE].data
+    edges = result.edges[DEFAULT_ETYPE].data
+    nodes[NID] = _within(node_counts)
+    edges[EID] = _within(edge_counts)
+    if store_type:
+        nodes[NTYPE] = torch.repeat_interleave(node_counts)
+        edges[ETYPE] = torch.repeat_interleave(edge_counts)
+    for name in ndata or ():
+        nodes[name] = torch.cat([g.nodes[ntype].data[name] for ntype in g.ntypes])
+    for name in edata or ():
+        edges[name] = torch.cat([g.edges[relation].data[name] for relation in g.canonical_etypes])
+    return (result, *counts) if return_count else result
+
+
+def _within(counts: torch.Tensor) -> torch.Tensor:
+    """Return 0, 1, ... in each group of rows, one group after the other: int64[sum of the counts]."""
+    begins = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    return torch.arange(begins.shape[0], device=counts.device) - begins
 
 
 def compact_graphs(
@@ -403,5 +482,5 @@ def _distinct_pairs(num_src: int, num_dst: int, count: int) -> tuple[torch.Tenso
 def _checked(g: HeteroGraph, what: str) -> HeteroGraph:
     """Return the graph. Raises InvalidArgumentError if it is a block."""
     if g.is_block:
-        raise InvalidArgumentError(f"{what} takes a graph, not a block")
+        raise InvalidArgumentError(f"{what} takes a graph, not a block: layers take typed blocks as they are")
     return g

@@ -12,7 +12,8 @@ from mpigraph.errors import (
     NodeTypeError,
     OutOfRangeError,
 )
-from mpigraph.graphs.hetero import graph, heterograph, to_bidirected
+from mpigraph.graphs.hetero import graph, heterograph
+from mpigraph.graphs.transforms import to_bidirected
 
 RATES, FOLLOWS = ("user", "rates", "item"), ("user", "follows", "user")
 
