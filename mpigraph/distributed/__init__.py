@@ -21,7 +21,7 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distributed import nn, optim
 from mpigraph.distributed.optim import SparseAdagrad, SparseAdam, SparseSGD
 from mpigraph.namespaces import missing
-from mpigraph.process_group.register import MPIProcessGroup
+from mpigraph.process_group.process_group import MPIProcessGroup
 from mpigraph.session.context import exit_client, initialize, is_initialized
 
 __all__ = [

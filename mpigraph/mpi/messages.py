@@ -61,8 +61,8 @@ __all__ = [
     "alltoall",
     "answering",
     "exchange_answers",
-    "exchange_requests",
     "exchange_rows",
+    "exchange_words",
     "in_rank_order",
     "sum_over_ranks",
 ]
@@ -144,16 +144,11 @@ class RequestServer:
         comm: where requests and replies travel.
         lock: held while handlers run, in whichever thread calls :meth:`progress`.
         held: bytes of requests and answers that are in memory.
+        tasks: the handlers that have not sent all of their replies.
     """
 
     def __init__(
-        self,
-        comm: MPI.Comm,
-        handler: "Handler",
-        *,
-        max_bytes: int,
-        together: int = 1,
-        max_tasks: float = math.inf,
+        self, comm: MPI.Comm, handler: "Handler", *, max_bytes: int, together: int = 1, max_tasks: float = math.inf
     ) -> None:
         """Answer what comes on ``comm``.
 
@@ -171,30 +166,25 @@ class RequestServer:
         self._max_bytes = max_bytes
         self._together = together
         self._max_tasks = max_tasks
-        self._tasks: list[Task[None]] = []
+        self.tasks: list[Task[None]] = []
         self._status = MPI.Status()
-
-    @property
-    def num_tasks(self) -> int:
-        """How many handlers have not sent all of their replies."""
-        return len(self._tasks)
 
     @property
     def outstanding(self) -> bool:
         """Whether a request or reply is not complete."""
-        return bool(self._tasks)
+        return bool(self.tasks)
 
     def progress(self) -> bool:
         """Take in some requests that have come, advance the replies, and return whether anything moved."""
-        if not self._tasks and not self.comm.Iprobe(MPI.ANY_SOURCE, REQUEST):  # nearly always: keep that cheap
+        if not self.tasks and not self.comm.Iprobe(MPI.ANY_SOURCE, REQUEST):  # nearly always: keep that cheap
             return False
         with self.lock:
-            moved = any([task.advance() for task in self._tasks])
+            moved = any([task.advance() for task in self.tasks])
             if moved:
-                for task in self._tasks:
+                for task in self.tasks:
                     if task.done:
                         task.result()  # an error ends the job
-                self._tasks = [task for task in self._tasks if not task.done]
+                self.tasks = [task for task in self.tasks if not task.done]
             end = time.monotonic() + _TURN
             while self._take_in():
                 moved = True
@@ -218,7 +208,7 @@ class RequestServer:
         if task.done:
             task.result()
         else:
-            self._tasks.append(task)
+            self.tasks.append(task)
 
     def _take_in(self) -> bool:
         """Begin to answer some requests that have come, together, within the bounds; return whether any had come."""
@@ -228,7 +218,7 @@ class RequestServer:
         while (
             left > 0
             and len(batch) < self._together
-            and len(self._tasks) < self._max_tasks
+            and len(self.tasks) < self._max_tasks
             and self.held < self._max_bytes
         ):
             message = self.comm.Improbe(MPI.ANY_SOURCE, REQUEST, self._status)
@@ -512,16 +502,12 @@ def in_rank_order(parts: Mapping[int, I64], size: int) -> tuple[I64, I64]:
     return np.concatenate([parts[rank] for rank in ranks]), counts
 
 
-def _exchange_words(comm: MPI.Comm, words: I64, going: I64, coming: I64) -> Coroutine[Received]:
+@collective("comm")
+def exchange_words(comm: MPI.Comm, words: I64, going: I64, coming: I64) -> Coroutine[Received]:
+    """Send words as :func:`alltoall` does; the result knows which rank each came from."""
     bounds = np.zeros(len(coming) + 1, np.int64)
     np.cumsum(coming, out=bounds[1:])
     return Received((yield from alltoall(comm, words, going, coming)), bounds)
-
-
-@collective("comm")
-def exchange_requests(comm: MPI.Comm, words: I64, counts: I64, header: Header) -> Coroutine[Received]:
-    """Send request words; ``counts[r]`` consecutive words of ``words`` go to rank r."""
-    return (yield from _exchange_words(comm, words, counts, header.counts))
 
 
 @collective("comm")
@@ -548,4 +534,4 @@ def exchange_answers(
     yield request
     if (incoming < 0).any():
         return None
-    return (yield from _exchange_words(comm, leaving, sizes, incoming))
+    return (yield from exchange_words(comm, leaving, sizes, incoming))

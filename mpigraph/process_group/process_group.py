@@ -39,23 +39,30 @@ the order of sums by size and layout: the same job gives the same bits again, an
 # (torch overloads each method; it calls the form that is here)
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
+from torch.distributed import HashStore, register_rendezvous_handler  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import default_pg_timeout
 
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
-from mpigraph.errors import ClosedError
+from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.wait import BLOCKED
 from mpigraph.mpi.watchdog import Meeting
-from mpigraph.process_group.callbacks import Callbacks
 from mpigraph.process_group.calls import Call, Calls
-from mpigraph.process_group.outstanding import Operation, Outstanding
 from mpigraph.process_group.point_to_point import finish_messages, receive, send
 from mpigraph.process_group.tensors import (
     apart,
@@ -74,20 +81,151 @@ from mpigraph.process_group.tensors import (
     split,
     words,
 )
-from mpigraph.process_group.untraced import untraced
-from mpigraph.process_group.work import MPIWork
+from mpigraph.session.context import current
+from mpigraph.tracebacks import line_calling
 
-__all__ = ["NAME", "REST", "MPIProcessGroup"]
+__all__ = ["MPIProcessGroup", "Outstanding"]
 
-NAME = "mpi4py"
+_NAME = "mpi4py"
 _FOR_ALL = {"barrier", "all_reduce"}
 _RECEIVE, _SEND = "recv from", "send to"
-REST = "what is outstanding in a process group"
+_REST = "what is outstanding in a process group"
 _ARRIVING = 5.0  # seconds that a message may be on its way when a group is shut down
+_MANY = 4096  # callbacks at once
 _SMALL = 1 << 20  # bytes: whoever has the result knows that the others will have it at once, too
 
 
-@untraced
+class Operation(NamedTuple):
+    """An operation that was begun and is not complete.
+
+    Attributes:
+        what: the call, such as "all_reduce" or "recv from 1".
+        since: when it was begun, on the clock of ``time.monotonic``.
+        line: the line of the user's script that has called it, such as "train.py:12"; "" if that is unknown.
+    """
+
+    what: str
+    since: float
+    line: str
+
+
+class Outstanding:
+    """Tasks that the caller may not wait for: kept, with the memory that MPI writes to, until they are done.
+
+    The progress thread advances them, if there is one. Otherwise those that are done leave when others come.
+
+    Attributes:
+        operations: by task what it is, for messages, in the order in which they were begun.
+    """
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._swept = 0
+        self.operations: dict[Task[Any], Operation] = {}
+
+    def keep(self, task: Task[Any]) -> None:
+        """Keep a task until it is done; a second call does nothing."""
+        if task.done or task in self.operations:
+            return
+        if self._progress is None and len(self.operations) > 2 * self._swept:  # so n calls look at O(n) tasks
+            for kept in list(self.operations):
+                kept.advance()
+            self._swept = len(self.operations)
+        self.operations[task] = Operation(task.name, time.monotonic(), line_calling(sys._getframe(1)))
+        task.then(partial(self.operations.pop, task, None))
+        if self._progress is not None:
+            self._progress.add(task)
+
+
+Class = TypeVar("Class", bound=type)
+
+
+def _untraced(cls: Class) -> Class:
+    """Have dynamo run the methods of a class, and all that they call, as they are.
+
+    Where compiled code, or DDP around it, calls a process group from C++, dynamo compiles the group's code, too: MPI's
+    objects then end in an error of its own. ``torch.compiler.disable`` would import all of dynamo, which takes seconds.
+    """
+    try:
+        from torch._C._dynamo import eval_frame
+    except ImportError:
+        return cls
+    if hasattr(eval_frame, "set_code_exec_strategy"):  # older torch has none
+        skip = eval_frame._FrameAction.SKIP
+        for member in vars(cls).values():
+            function = getattr(member, "fget", member)
+            if hasattr(function, "__code__"):
+                eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    return cls
+
+
+@_untraced
+class MPIWork(dist.Work):
+    """One outstanding operation, as torch waits for it."""
+
+    def __init__(self, group: "MPIProcessGroup", task: Task[Any], outputs: list[Tensor], place: str) -> None:
+        super().__init__()
+        self._group, self._task, self._outputs, self._place = group, task, outputs, place
+        self._future: torch.futures.Future[list[Tensor]] | None = None
+
+    def is_completed(self) -> bool:
+        """Whether all is done; also lets it advance."""
+        self._task.advance()
+        return self._task.done
+
+    def is_success(self) -> bool:
+        """Whether all is done, without errors."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """The error, once complete."""
+        return self._task.error
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait until all is done, for a time of one's own or the group's if there is one. Blocking.
+
+        Raises:
+            TimeoutError: the time is over; the operation remains outstanding.
+            InvalidArgumentError: a message has not the size of the tensor.
+        """
+        self._group.wait_for(self._task, timeout.total_seconds(), self._place)
+        self._task.result()
+        return True
+
+    def synchronize(self) -> None:
+        """The same as :meth:`wait`. Blocking."""
+        self.wait()
+
+    def result(self) -> list[Tensor]:
+        """The tensors with the results, once complete."""
+        return self._outputs
+
+    def source_rank(self) -> int:
+        """The rank that a received message came from."""
+        return int(self._task.result())
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def get_future(self) -> "torch.futures.Future[list[Tensor]]":
+        """A future of :meth:`result`, which comes without a call of :meth:`wait`.
+
+        An error becomes a RuntimeError with its words: only what a callback raises reaches those who wait in C++, such
+        as DDP, which takes the argument of ``set_exception`` for tensors and crashes.
+        """
+        if self._future is None:
+            done: torch.futures.Future[None] = torch.futures.Future()
+            self._future = done.then(self._finished)
+            self._task.then(partial(self._group.call_back, partial(done.set_result, None)))
+            self._group.complete_unattended(self._task)
+        return self._future
+
+    def _finished(self, _: "torch.futures.Future[None]") -> list[Tensor]:
+        self._task.result()
+        return self._outputs
+
+
+@_untraced
 class MPIProcessGroup(dist.ProcessGroup):
     """Carries torch's collectives over a communicator of its own. Users meet it through ``torch.distributed``.
 
@@ -129,7 +267,7 @@ class MPIProcessGroup(dist.ProcessGroup):
         self._outstanding = Outstanding(progress)
         self._trainers = trainers or range(comm.size)
         self._calls = Calls(comm, self._trainers, name, progress is None)
-        self._callbacks = Callbacks()
+        self._callbacks = ThreadPoolExecutor(_MANY, "mpigraph-callbacks")
         self._names = {"name": "", "description": ""}
 
     @property
@@ -149,7 +287,7 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         Any thread may ask.
         """
-        return self._outstanding.operations
+        return list(self._outstanding.operations.values())
 
     def _together(self, call: Call, begin: Callable[[MPI.Comm], list[MPI.Request]]) -> Coroutine[list[MPI.Request]]:
         """Begin an operation once every rank has made the same call."""
@@ -184,15 +322,19 @@ class MPIProcessGroup(dist.ProcessGroup):
             self.wait_for(task)
 
     def call_back(self, call: Callable[[], None]) -> None:
-        """Do what follows a completed operation, which may wait for others: not in the thread that polls them."""
-        if self._progress is None:
-            call()
-        else:
-            self._callbacks.run(call)
+        """Do what follows a completed operation, which may wait for others: not in the thread that polls them.
+
+        Each call begins at once: it may wait for an operation that another call completes.
+        """
+        if self._progress is not None:
+            with suppress(RuntimeError):  # the group or the interpreter was shut down
+                self._callbacks.submit(call)
+                return
+        call()
 
     def getBackendName(self) -> str:
         """The name that it is registered by."""
-        return NAME
+        return _NAME
 
     def setGroupName(self, name: str) -> None:
         """Torch's name for the group."""
@@ -494,13 +636,13 @@ class MPIProcessGroup(dist.ProcessGroup):
         A receive that nothing was sent for is given up. A message that was not received is dropped, with a warning.
         """
         if self._comm:
-            tasks = self._outstanding.tasks
+            tasks = list(self._outstanding.operations)
             receives = [task for task in tasks if task.name.startswith(_RECEIVE)]
             sends = [task for task in tasks if task.name.startswith(_SEND)]
-            with self._meeting(REST):
+            with self._meeting(_REST):
                 finish([task for task in tasks if not task.name.startswith((_RECEIVE, _SEND))], BLOCKED)
                 finish_messages(self.comm, sends, receives, _ARRIVING, self._trainers)
-            self._callbacks.close()
+            self._callbacks.shutdown(wait=False)
             comm, self._comm = self._comm, MPI.COMM_NULL
             self._calls.close()
             if not self._calls.broken:
@@ -510,3 +652,39 @@ class MPIProcessGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """The same as :meth:`shutdown`: an MPI collective cannot be taken back."""
         self.shutdown()
+
+
+@collective("those trainers")
+def _create(options: Any, _: Any = None) -> MPIProcessGroup:
+    """Make a group of the trainers that torch names."""
+    session = current()
+    world = session.world
+    members = list(options.global_ranks_in_group) or list(range(session.num_trainers))
+    expected = members.index(session.rank), len(members)
+    if (options.group_rank, options.group_size) != expected:
+        raise InvalidArgumentError(
+            f"torch's rank and world size are {options.group_rank} and {options.group_size}, "
+            f"the trainer's are {expected[0]} and {expected[1]}: unset RANK and WORLD_SIZE"
+        )
+    given = getattr(options, "timeout", None) or default_pg_timeout
+    seconds = math.inf if given == default_pg_timeout else given.total_seconds()
+    name = f"process group {options.group_id}"
+    place = name if len(members) == session.num_trainers else ""
+    group = MPIProcessGroup(world.group(members), world.meeting, world.progress, seconds, place, name, members)
+
+    def end() -> None:
+        with world.watch(_REST):  # every trainer is here
+            group.shutdown()
+
+    world.at_close(end)
+    return group
+
+
+def _rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[HashStore, int, int]]:
+    """The rank and size by MPI, and a store that nobody else sees."""
+    session = current()
+    yield HashStore(), session.rank, session.num_trainers
+
+
+dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])
+register_rendezvous_handler(_NAME, _rendezvous)  # type: ignore[no-untyped-call]

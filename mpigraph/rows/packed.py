@@ -291,7 +291,7 @@ class PackedTransport(Transport):
             window.gather(some, chunk)
             sends.append(self._send(chunk, request))
             # a chunk a step, so that other replies have their turn in between
-            full = len(sends) >= _chunks_in_flight(max(1, server.num_tasks))
+            full = len(sends) >= _chunks_in_flight(max(1, len(server.tasks)))
             yield sends.popleft() if full else MPI.REQUEST_NULL
         while sends:  # not "yield from": a deque has no method "send", which the engine resumes a coroutine by
             yield sends.popleft()

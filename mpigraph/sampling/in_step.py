@@ -29,7 +29,7 @@ from mpigraph.mpi.messages import (
     Header,
     NotOpenHere,
     exchange_answers,
-    exchange_requests,
+    exchange_words,
     in_rank_order,
 )
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
@@ -159,7 +159,7 @@ class RoundChannel(Channel):
             if (header.statuses == FAILED).any():
                 yield from raise_jointly(self._comm, "sampling", error)
             self._count(counts * words.itemsize)
-            requests = yield from exchange_requests(self._comm, words, counts, header)
+            requests = yield from exchange_words(self._comm, words, counts, header.counts)
             answers: dict[int, I64] | None = None
             try:
                 ranks = requests.senders
