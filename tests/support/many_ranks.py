@@ -123,7 +123,7 @@ class AllToAll:
         return Done()
 
 
-def watched(*_: object) -> AbstractContextManager[None]:
+def watched(*_: object, **__: object) -> AbstractContextManager[None]:
     return nullcontext()
 
 
