@@ -29,6 +29,7 @@ WORDS = {
 }
 # Modules that are the same thing on two floors.
 SAME_ON_TWO_FLOORS = {"__init__.py", "generate.py", "messages.py", "progress.py", "verify.py"}
+SAME_ON_TWO_FLOORS |= {"masked.py", "temporal.py", "weighted.py"}  # a strategy and its kernel
 
 
 def room(path: str) -> str:

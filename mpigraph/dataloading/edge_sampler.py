@@ -307,7 +307,7 @@ def _raised_on_all(g: DistGraph) -> Iterator[None]:
     except Exception as error:
         if not getattr(error, "everywhere", False):  # else the round that failed has told them
             with g.session.sampling() as service:
-                service.sample([], error)
+                service.fail(error)
         raise
 
 

@@ -5,7 +5,7 @@ no other rank is needed, and no job. A DistGraph of one part keeps the in-edges 
 the structure here, and so both draw the same neighbours for the same seeds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -20,7 +20,7 @@ from mpigraph.collective import collective
 from mpigraph.config import Config
 from mpigraph.distgraph.features import EdgeSpaces, Features
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.sampled_graph import SampledGraph
+from mpigraph.distgraph.sampled_graph import Layers, SampledGraph, SamplingArguments
 from mpigraph.distgraph.times import Times
 from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, NodeIds
 from mpigraph.errors import GraphDataError, InvalidArgumentError
@@ -146,7 +146,7 @@ class InMemorySampling(SampledGraph):
     def sample_neighbors(
         self,
         seed_nodes: NodeIds,
-        fanout: Fanout,
+        fanout: Fanout | SamplingArguments,
         edge_dir: str = "in",
         prob: FeatureName | None = None,
         exclude_edges: EdgeIds | None = None,
@@ -167,9 +167,9 @@ class InMemorySampling(SampledGraph):
             frontier.nodes[ntype].data.update(self.graph.nodes[ntype].data)
         return frontier if output_device is None else frontier.to(output_device)
 
-    def sample_blocks(self, seed_nodes: NodeIds, fanouts: Sequence[Fanout], **options: object) -> Blocks:
+    def sample_blocks(self, seed_nodes: NodeIds, fanouts: Layers, **options: Any) -> Blocks:
         """As :meth:`SampledGraph.sample_blocks`; the blocks have the features of the graph, gathered when used."""
-        input_nodes, output_nodes, blocks = super().sample_blocks(seed_nodes, fanouts, **cast(Any, options))
+        input_nodes, output_nodes, blocks = super().sample_blocks(seed_nodes, fanouts, **options)
         for block in blocks:
             for relation in self.schema.relations:
                 frame = block.edges[relation].data
@@ -181,9 +181,9 @@ class InMemorySampling(SampledGraph):
                     take_later(side, self.graph.nodes[ntype].data, side[NID])
         return input_nodes, output_nodes, blocks
 
-    def sample_subgraph(self, seed_nodes: NodeIds, fanouts: Sequence[Fanout], **options: object) -> Subgraph:
+    def sample_subgraph(self, seed_nodes: NodeIds, fanouts: Layers, **options: Any) -> Subgraph:
         """As :meth:`SampledGraph.sample_subgraph`."""
-        found = super().sample_subgraph(seed_nodes, fanouts, **cast(Any, options))
+        found = super().sample_subgraph(seed_nodes, fanouts, **options)
         for number, ids in enumerate(found.eids or []):
             ids[:] = self._structure.eids(self.schema.relations[number], torch.from_numpy(ids)).numpy()
         return found
@@ -226,8 +226,9 @@ class InMemorySampling(SampledGraph):
             for (relation, name), frame in cast(Mapping[tuple[Relation, str], Any], named).items()
         }
 
-    def _excluded(self, edges: EdgeIds | None) -> dict[int, I64]:
-        found = super()._excluded(edges)
+    def excluded(self, edges: EdgeIds | None) -> dict[int, I64]:
+        """As :meth:`SampledGraph.excluded`, by their places in the sorted structure."""
+        found = super().excluded(edges)
         return {r: np.sort(self._structure.places(self.schema.relations[r])[ids]) for r, ids in found.items()}
 
 
@@ -311,7 +312,7 @@ class _Structure:
         number = self._numbers.setdefault((relation, name), len(self._numbers) + 1)
         contents = contents_of(values)
         if number not in self._weights or self._weights[number].contents != contents:
-            self._weights[number] = _Weights(self._of(relation), name, values, contents)
+            self._weights[number] = _Weights(number, self._of(relation), name, values, contents)
         return number
 
     def time_column(self, policy: Policy, name: str, values: torch.Tensor) -> "_TimeColumn":
@@ -412,7 +413,7 @@ class _SortedByTime:
 class _Weights:
     """Edge weights as samplers read them, with their tables; as :class:`mpigraph.store.derived.EdgeWeights`."""
 
-    def __init__(self, edges: _Sorted, name: str, values: torch.Tensor, contents: Contents) -> None:
+    def __init__(self, number: int, edges: _Sorted, name: str, values: torch.Tensor, contents: Contents) -> None:
         """Make the tables.
 
         Raises:
@@ -424,6 +425,7 @@ class _Weights:
                 f"edge weights {name!r} must be one bool, uint8, float32 or float64 for each edge "
                 f"(got {values.dtype}, shape {tuple(values.shape)})"
             )
+        self.number = number
         self.contents = contents
         self.is_mask = values.dtype == torch.bool
         self.name = name

@@ -9,7 +9,7 @@ import torch
 from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.sampled_graph import SampledGraph
+from mpigraph.distgraph.sampled_graph import SampledGraph, SamplingArguments
 from mpigraph.distgraph.times import TimeFilter
 from mpigraph.distgraph.typed_ids import (
     Blocks,
@@ -18,12 +18,10 @@ from mpigraph.distgraph.typed_ids import (
     FeatureName,
     Names,
     NodeIds,
-    check_fanout,
-    check_layers,
 )
-from mpigraph.errors import InvalidArgumentError, check_integer
+from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.hetero import HeteroGraph
-from mpigraph.sampling.minibatch import SamplingPlan, Subgraph
+from mpigraph.sampling.minibatch import Subgraph
 from mpigraph.session.context import Session
 
 __all__ = [
@@ -100,7 +98,13 @@ class NeighborSampler(BlockSampler):
     Large Graphs", NeurIPS 2017).
 
     The draw is a hash of seed, epoch, the minibatch's seed nodes, hop and node: the same on any number of ranks.
+
+    Attributes:
+        arguments: how neighbours are drawn; a subclass that chooses them in another way has another
+            :attr:`arguments_type`.
     """
+
+    arguments_type: type[SamplingArguments] = SamplingArguments
 
     def __init__(
         self,
@@ -159,45 +163,38 @@ class NeighborSampler(BlockSampler):
             InvalidArgumentError: ``prob`` and ``mask`` together, or a fanout that is not an integer >= -1,
                 ``num_threads`` below 1, or an option of times that is none of these.
         """
-        self.fanouts = check_layers(fanouts)
         if prob is not None and mask is not None:
             raise InvalidArgumentError("give prob or mask, not both")
-        for layer in self.fanouts:
-            for fanout in layer.values() if isinstance(layer, Mapping) else [layer]:
-                check_fanout(fanout)
-        if num_threads is not None:
-            check_integer("num_threads", num_threads, 1, 2**31 - 1)
-        self.prefetch_node_feats = prefetch_node_feats or ()
-        self.prefetch_labels = prefetch_labels or ()
-        self.prefetch_edge_feats = prefetch_edge_feats or ()
-        self.prob = prob or mask
         time_options = (temporal_strategy, temporal_comparison, time_window)
         checked = TimeFilter("" if time_attr is None else time_attr, *time_options)
         if time_attr is None and time_options != ("uniform", "<=", None):
             raise InvalidArgumentError("temporal_strategy, temporal_comparison and time_window need time_attr")
         self.time_filter = None if time_attr is None else checked
         self.disjoint = bool(disjoint) or time_attr is not None
+        self.prob = prob or mask
+        self.arguments = self.arguments_type(
+            fanouts=fanouts,
+            edge_dir=edge_dir,
+            prob=self.prob,
+            replace=replace,
+            return_eids=return_eids,
+            num_threads=num_threads,
+            disjoint=self.disjoint,
+            time_filter=self.time_filter,
+        )
+        self.arguments.check_numbers()
+        self.fanouts = self.arguments.fanouts
+        self.prefetch_node_feats = prefetch_node_feats or ()
+        self.prefetch_labels = prefetch_labels or ()
+        self.prefetch_edge_feats = prefetch_edge_feats or ()
         self.empty_relations = bool(empty_relations)
-        self._options: dict[str, Any] = {
-            "edge_dir": edge_dir,
-            "prob": self.prob,
-            "replace": replace,
-            "return_eids": return_eids,
-            "num_threads": num_threads,
-            "disjoint": self.disjoint,
-            "time_filter": self.time_filter,
-        }
 
     def describe(self) -> str:
         """What the draws depend on: fanouts, weights, and whether they are with replacement."""
-        how = ", replace" if self._options["replace"] else ""
+        how = ", replace" if self.arguments.replace else ""
         if self.disjoint:
             how += f", disjoint, {self.time_filter}"
         return f"{type(self).__qualname__}({self.fanouts}, prob={self.prob}{how})"
-
-    def plan(self, g: DistGraph | HeteroGraph) -> SamplingPlan:
-        """How minibatches of a graph are drawn. Raises what :meth:`.DistGraph.sample_blocks` raises of it."""
-        return sampled(g).plan(self.fanouts, self.prob, self._options["replace"], self._options["return_eids"])
 
     @collective("trainers", WHEN_FAR)
     def sample_blocks(
@@ -220,7 +217,7 @@ class NeighborSampler(BlockSampler):
         """
         graph = sampled(g)
         inputs, outputs, blocks = graph.sample_blocks(
-            seed_nodes, self.fanouts, exclude_edges=exclude_eids, seed_times=input_time, **self._options
+            seed_nodes, self.arguments, exclude_edges=exclude_eids, seed_times=input_time
         )
         if not self.empty_relations and isinstance(g, DistGraph) and len(g.canonical_etypes) > 1:
             blocks = type(blocks)(block.without_empty_relations() for block in blocks)
@@ -243,8 +240,8 @@ class NeighborSampler(BlockSampler):
         Raises:
             OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are far.
         """
-        options = self._options | {"exclude_edges": exclude_eids, "seed_times": input_time}
-        return sampled(g).sample_subgraph(seed_nodes, self.fanouts, **options)
+        graph = sampled(g)
+        return graph.sample_subgraph(seed_nodes, self.arguments, exclude_edges=exclude_eids, seed_times=input_time)
 
 
 MultiLayerNeighborSampler = NeighborSampler

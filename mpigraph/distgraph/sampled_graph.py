@@ -3,9 +3,10 @@
 All relations of a hop travel in the same messages. And whether edges exist: like a node's neighbours, its owner knows.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -33,25 +34,163 @@ from mpigraph.graphs.fields import EID, EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation, Schema
+from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.minibatch import (
     SamplingPlan,
     Subgraph,
-    Temporal,
     hop_requests,
+    minibatch_key,
     sample_hops,
-    sampling_key,
 )
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import EdgeQuery
+from mpigraph.sampling.strategies import HopKeys, Masked, Strategy, Temporal, Uniform, Weighted
 from mpigraph.session.context import Session, check_seed
 from mpigraph.session.control import Operation
 from mpigraph.store.derived import EdgeTimes
 from mpigraph.store.store import LoadedGraph
 
-__all__ = ["SampledGraph", "in_subgraph", "sample_etype_neighbors", "sample_neighbors"]
+__all__ = ["Layers", "SampledGraph", "SamplingArguments", "in_subgraph", "sample_etype_neighbors", "sample_neighbors"]
 
 _NONE = np.empty(0, np.int64)
-_Planned = tuple[dict[int, I64], SamplingPlan, MPIGraphError | None]
+
+
+@dataclass(frozen=True)
+class SamplingArguments:
+    """The arguments of sampling that all minibatches share.
+
+    A subclass with another :meth:`strategy` chooses neighbours in another way.
+
+    Attributes:
+        fanouts: the fanout of each layer, input side first: most neighbours of a node in each relation, -1 means all;
+            or edge type -> most neighbours, with every edge type.
+        edge_dir: only "in": parts hold the in-edges of their nodes.
+        prob: name of an edge feature with a weight for each edge, or a mask, as in
+            :meth:`.SampledGraph.sample_neighbors`; or edge type -> name.
+        replace: draw with replacement.
+        return_eids: whether edge ids are wanted, without which less is moved.
+        seed: makes the draw a function of the arguments alone.
+        num_threads: threads that draw near neighbours; by default those that ``initialize`` was told.
+        disjoint: each seed is the root of a tree of its own, in which a node is once, whatever other trees it is in.
+        time_filter: which edges trees may have by the times of their roots; makes trees disjoint.
+
+    Raises:
+        InvalidArgumentError: ``fanouts`` is not a sequence.
+    """
+
+    fanouts: Sequence[Fanout]
+    edge_dir: str = "in"
+    prob: FeatureName | None = None
+    replace: bool = False
+    return_eids: bool = True
+    seed: int | None = None
+    num_threads: int | None = None
+    disjoint: bool = False
+    time_filter: TimeFilter | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fanouts", check_layers(self.fanouts))
+
+    @staticmethod
+    def of(fanouts: "Sequence[Fanout] | SamplingArguments", options: Mapping[str, Any]) -> "SamplingArguments":
+        """Arguments as they are; else those of fanouts and options."""
+        return fanouts if isinstance(fanouts, SamplingArguments) else SamplingArguments(fanouts, **options)
+
+    def check_numbers(self) -> None:
+        """Raise InvalidArgumentError for a number that no graph takes: of fanouts, threads or the seed."""
+        for layer in self.fanouts:
+            for fanout in layer.values() if isinstance(layer, Mapping) else [layer]:
+                check_fanout(fanout)
+        if self.num_threads is not None:
+            check_integer("num_threads", self.num_threads, 1, 2**31 - 1)
+        if self.seed is not None:
+            check_seed(self.seed)
+
+    @collective("trainers", "at the first use of a time, else local")
+    def check(
+        self,
+        g: "SampledGraph",
+        nodes: NodeIds,
+        exclude_edges: EdgeIds | None = None,
+        seed_times: NodeIds | None = None,
+    ) -> SamplingPlan:
+        """Check the arguments for a graph, and those of one minibatch, and turn names into numbers.
+
+        Args:
+            g: the graph.
+            nodes: the seeds, as in :meth:`.SampledGraph.sample_blocks`; so are the others.
+            exclude_edges: edges that are not to be drawn.
+            seed_times: the times of the seeds.
+
+        Raises:
+            OutOfRangeError, FieldNameError, NodeTypeError, EdgeTypeError, InvalidArgumentError: as
+                :meth:`.SampledGraph.sample_neighbors`, here alone.
+        """
+        if seed_times is not None and self.time_filter is None:
+            raise InvalidArgumentError("the times of seeds are given, but the sampler has no time_attr")
+        known = None if self.time_filter is None else g.times(self.time_filter.attr)
+        sorted_edges = {} if known is None else g.times_by_relation(known)
+        self.check_numbers()
+        if self.edge_dir != "in":
+            raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {self.edge_dir!r})")
+        tensors = g.session.store.tensors
+        weights = {r: tensors[number] for r, number in g.edge_weights(self.prob).items()} if self.prob else {}
+        layers = [
+            {
+                r: self.strategy(number, weights.get(r), sorted_edges.get(r, 0))
+                for r, number in _by_relation(g.schema, layer).items()
+                if number
+            }
+            for layer in self.fanouts
+        ]
+        seeds = by_ntype(g.schema, nodes)
+        for ntype, ids in seeds.items():
+            g.check_nodes(ids, ntype)
+        times = None if known is None else known.of_seeds(g.schema, seeds, seed_times)
+        disjoint = self.disjoint or times is not None
+        return SamplingPlan(layers, seeds, self.return_eids, g.excluded(exclude_edges), disjoint, times)
+
+    def strategy(self, fanout: int, weights: RowTensor | None, times: int) -> Strategy:
+        """How neighbours are chosen in a relation.
+
+        Args:
+            fanout: most neighbours of a node, not 0.
+            weights: the relation's weights or mask, if it has any.
+            times: number of the tensor of times by which its edges are sorted; 0 where it is not filtered by time.
+
+        Raises:
+            InvalidArgumentError: weights and times do not go together.
+        """
+        replace, mask = bool(self.replace), weights is not None and weights.dtype == "bool"
+        if times and self.time_filter is not None:
+            if weights is not None and not mask:
+                raise InvalidArgumentError(
+                    f"prob {weights.name!r} and times: edges that are filtered by time are drawn uniformly, or where a "
+                    "mask is set; give a mask of bool"
+                )
+            how = self.time_filter
+            window = -1 if how.window is None else how.window
+            of_mask = weights.number if weights is not None else 0
+            return Temporal(fanout, replace, of_mask, times, how.comparison == "<", how.strategy == "last", window)
+        if weights is None:
+            return Uniform(fanout, replace)
+        return (Masked if mask else Weighted)(fanout, replace, weights.number)
+
+
+Layers: TypeAlias = Sequence[Fanout] | SamplingArguments
+"""The fanout of each layer, or the arguments of a sampler."""
+
+
+def _by_relation(schema: Schema, layer: Fanout) -> dict[int, int]:
+    """Fanouts of one layer by relation id."""
+    if not isinstance(layer, Mapping):
+        return dict.fromkeys(range(len(schema.relations)), check_fanout(layer))
+    given: dict[Relation, int] = canonical(schema, layer, "fanouts")
+    fanouts = {schema.relation_id(relation): check_fanout(number) for relation, number in given.items()}
+    missing = [relation for relation in schema.relations if relation not in given]
+    if missing:
+        raise EdgeTypeError(f"a dict of fanouts needs every edge type (0 leaves one out): no fanout of {missing}")
+    return fanouts
 
 
 class SampledGraph:
@@ -93,7 +232,7 @@ class SampledGraph:
     def sample_neighbors(
         self,
         seed_nodes: NodeIds,
-        fanout: Fanout,
+        fanout: Fanout | SamplingArguments,
         edge_dir: str = "in",
         prob: FeatureName | None = None,
         exclude_edges: EdgeIds | None = None,
@@ -109,7 +248,7 @@ class SampledGraph:
         Args:
             seed_nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need.
             fanout: most neighbours of a node in each relation; -1 means all. Or edge type -> most neighbours, with
-                every edge type.
+                every edge type. Or the arguments of a sampler with one layer, which then count in place of the others.
             edge_dir: only "in": parts hold the in-edges of their nodes.
             prob: name of an edge feature with a weight for each edge, or a mask. Drawn with probability proportional to
                 the weight; an edge of weight 0 is never drawn. It counts for the relations that have the feature, the
@@ -134,14 +273,16 @@ class SampledGraph:
             EdgeTypeError: a fanout, a weight or excluded edges of a type that does not exist, or a fanout is missing.
             InvalidArgumentError: fanout below -1, another ``edge_dir``, or ids that are not integers.
         """
-        draw = (seed, self.session.num_threads)
-        seeds, plan, error = self._plan(draw, seed_nodes, [fanout], edge_dir, prob, exclude_edges, replace)
-        key = sampling_key(self.session.next_context(None if error else seed), seeds, 0)
-        requests = hop_requests(plan, 0, self.loaded, seeds, key)
+        arguments = fanout
+        if not isinstance(arguments, SamplingArguments):
+            arguments = SamplingArguments([arguments], edge_dir, prob, replace, seed=seed)
+        plan = self._plan(arguments, seed_nodes, exclude_edges)
+        key = minibatch_key(self.session.next_context(arguments.seed), plan.seeds)
+        requests = hop_requests(plan, 0, self.loaded, plan.seeds, HopKeys.of(key, 0))
         relations = self.schema.relations
         edges, eids = dict.fromkeys(relations, (_NONE, _NONE)), dict.fromkeys(relations, _NONE)
         with self.session.sampling() as service:
-            for request, found in zip(requests, service.sample(requests, error), strict=True):
+            for request, found in zip(requests, service.sample(requests), strict=True):
                 relation = relations[request.relation]
                 edges[relation] = found.src.astype(np.int64), np.repeat(request.ids, np.diff(found.offsets))
                 eids[relation] = found.eids
@@ -157,65 +298,48 @@ class SampledGraph:
     def sample_blocks(
         self,
         seed_nodes: NodeIds,
-        fanouts: Sequence[Fanout],
+        fanouts: Layers,
         *,
-        edge_dir: str = "in",
-        prob: FeatureName | None = None,
         exclude_edges: EdgeIds | None = None,
-        replace: bool = False,
-        return_eids: bool = True,
-        seed: int | None = None,
-        num_threads: int | None = None,
-        disjoint: bool = False,
-        time_filter: TimeFilter | None = None,
         seed_times: NodeIds | None = None,
+        **options: Any,
     ) -> Blocks:
         """Sample the blocks of one minibatch, all hops fused.
 
-        Arguments and errors are those of :meth:`sample_neighbors`, with ``fanouts`` the fanout of each layer, input
-        side first. Excluded edges are removed in every layer; ``return_eids`` asks for ``edata[EID]``, without which
-        less is moved; ``num_threads`` threads draw near neighbours, by default what ``initialize`` was told.
-        With ``disjoint`` each seed is the root of a tree of its own, in which a node is once, whatever other trees it
-        is in; ``time_filter`` says which edges trees may have by the times of their roots, ``seed_times``, in the form
-        of ``seed_nodes`` and by default the seeds' own, and makes trees disjoint.
-        Blocks then have ``srcdata[TREE]`` and ``dstdata[TREE]``, int64, the number of the tree, and with times
-        ``srcdata["seed_time"]`` and ``dstdata["seed_time"]``.
+        Errors are those of :meth:`sample_neighbors`, and here, too, raised on every trainer when hosts are far.
+
+        Args:
+            seed_nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need.
+            fanouts: the fanout of each layer, input side first; or the arguments of a sampler.
+            exclude_edges: as in :meth:`sample_neighbors`; removed in every layer.
+            seed_times: the times of the seeds, in the form of ``seed_nodes``; by default their own, where nodes have
+                times. Only with a ``time_filter``.
+            options: the other arguments of :class:`.SamplingArguments`.
 
         Returns:
             Input nodes and output nodes, int64 each (where the graph has several node types: by type), and the blocks,
-            input side first.
+            input side first. Where trees are disjoint they have ``srcdata[TREE]`` and ``dstdata[TREE]``, int64, the
+            number of the tree, and with times ``srcdata["seed_time"]`` and ``dstdata["seed_time"]``.
 
         The first use of a time that :meth:`prepare_times` was not told is always collective.
         """
-        fanouts, draw = check_layers(fanouts), (seed, num_threads or self.session.num_threads)
-        trees = (disjoint, time_filter, seed_times)
-        seeds, times, plan, error = self._planned(
-            trees, draw, seed_nodes, fanouts, edge_dir, prob, exclude_edges, replace, return_eids
-        )
-        context = self.session.next_context(None if error else seed)
-        with self.session.sampling(None if error else num_threads) as service:
-            sampled = sample_hops(
-                service, self.loaded, seeds, plan, context, expand_once=False, times=times, error=error
-            )
-        input_nodes = dict(enumerate(sampled.ids)) if sampled.hops else seeds
-        return unwrap_nodes(self.schema, input_nodes), unwrap_nodes(self.schema, seeds), hop_blocks(sampled)
+        arguments = SamplingArguments.of(fanouts, options)
+        plan = self._plan(arguments, seed_nodes, exclude_edges, seed_times)
+        context = self.session.next_context(arguments.seed)
+        with self.session.sampling(arguments.num_threads) as service:
+            sampled = sample_hops(service, self.loaded, plan, context)
+        input_nodes = dict(enumerate(sampled.ids)) if sampled.hops else sampled.seeds
+        return unwrap_nodes(self.schema, input_nodes), unwrap_nodes(self.schema, sampled.seeds), hop_blocks(sampled)
 
     @collective("trainers", WHEN_FAR)
     def sample_subgraph(
         self,
         seed_nodes: NodeIds,
-        fanouts: Sequence[Fanout],
+        fanouts: Layers,
         *,
-        edge_dir: str = "in",
-        prob: FeatureName | None = None,
         exclude_edges: EdgeIds | None = None,
-        replace: bool = False,
-        return_eids: bool = True,
-        seed: int | None = None,
-        num_threads: int | None = None,
-        disjoint: bool = False,
-        time_filter: TimeFilter | None = None,
         seed_times: NodeIds | None = None,
+        **options: Any,
     ) -> Subgraph:
         """Sample the subgraph of one minibatch as PyG does: one for all layers, in which a node is expanded once.
 
@@ -227,17 +351,11 @@ class SampledGraph:
 
         The first use of a time that :meth:`prepare_times` was not told is always collective.
         """
-        fanouts, draw = check_layers(fanouts), (seed, num_threads or self.session.num_threads)
-        trees = (disjoint, time_filter, seed_times)
-        seeds, times, plan, error = self._planned(
-            trees, draw, seed_nodes, fanouts, edge_dir, prob, exclude_edges, replace, return_eids
-        )
-        context = self.session.next_context(None if error else seed)
-        with self.session.sampling(None if error else num_threads) as service:
-            sampled = sample_hops(
-                service, self.loaded, seeds, plan, context, expand_once=True, times=times, error=error
-            )
-        return sampled.subgraph()
+        arguments = SamplingArguments.of(fanouts, options)
+        plan = self._plan(arguments, seed_nodes, exclude_edges, seed_times)
+        context = self.session.next_context(arguments.seed)
+        with self.session.sampling(arguments.num_threads) as service:
+            return sample_hops(service, self.loaded, plan, context, expand_once=True).subgraph()
 
     @collective("trainers", WHEN_FAR)
     def has_edges_between(
@@ -259,14 +377,10 @@ class SampledGraph:
             InvalidArgumentError: ids that are not integers, ``u`` and ``v`` of different lengths, two edge types that
                 are the same relation, or ``etype`` together with dicts.
         """
-        queries: list[EdgeQuery] = []
-        error: MPIGraphError | None = None
-        try:
+        with self._raised_everywhere():
             queries = self._edge_queries(u, v, etype)
-        except MPIGraphError as exc:  # raised on every rank by the round
-            error = exc
         with self.session.sampling() as service:
-            found = [torch.from_numpy(exist) for exist in service.has_edges(queries, error)]
+            found = [torch.from_numpy(exist) for exist in service.has_edges(queries)]
         if not isinstance(u, Mapping):
             return found[0]
         return {self.schema.relations[query.relation]: exist for query, exist in zip(queries, found, strict=True)}
@@ -292,13 +406,6 @@ class SampledGraph:
             weights[self.schema.relation_id(relation)] = tensor.rows.number
         return weights
 
-    def plan(
-        self, fanouts: Sequence[Fanout], prob: FeatureName | None, replace: bool, return_eids: bool
-    ) -> SamplingPlan:
-        """How minibatches are drawn, as :meth:`sample_blocks` is told; raises what that raises."""
-        weights = {} if prob is None else self.edge_weights(prob)
-        return SamplingPlan([self._fanouts(layer) for layer in fanouts], bool(replace), weights, return_eids)
-
     def times(self, name: str) -> Times:
         """The times that nodes, or edges, have under a name.
 
@@ -321,105 +428,35 @@ class SampledGraph:
         self.session.control.call(Operation.PREPARE_TIMES, pairs=pairs)
 
     @collective("trainers", "at the first use of a time, else local")
-    def _temporal(self, how: TimeFilter, known: Times) -> Temporal:
-        """How edges are filtered."""
-        numbers = {r: tensor.rows.number for r, tensor in known.by_relation(self.schema).items()}
+    def times_by_relation(self, times: Times) -> dict[int, int]:
+        """The tensors of times by which edges are filtered, by relation id; relations without times are left out."""
+        numbers = {r: tensor.rows.number for r, tensor in times.by_relation(self.schema).items()}
         if not all(self.session.store.is_prepared(EdgeTimes, number, r) for r, number in numbers.items()):
-            self.prepare_times(how.attr)
-        window = -1 if how.window is None else how.window
-        return Temporal(numbers, how.strategy == "last", how.comparison == "<", window)
+            self.prepare_times(times.name)
+        return numbers
 
-    def _masks_only(self, weights: Mapping[int, int], temporal: Temporal) -> None:
-        """Raise InvalidArgumentError for weights of relations with times."""
-        for relation in weights.keys() & temporal.times.keys():
-            tensor = self.session.store.tensors[weights[relation]]
-            if tensor.dtype != "bool":
-                raise InvalidArgumentError(
-                    f"prob {tensor.name!r} and times: edges that are filtered by time are drawn uniformly, or where a "
-                    "mask is set; give a mask of bool"
-                )
-
-    @collective("trainers", "at the first use of a time, else local")
-    def _planned(
-        self, trees: tuple[bool, TimeFilter | None, NodeIds | None], draw: tuple[int | None, int], *how: Any
-    ) -> tuple[dict[int, I64], dict[int, I64] | None, SamplingPlan, MPIGraphError | None]:
-        """As :meth:`_plan`, with the times of the seeds."""
-        disjoint, time_filter, given = trees
-        known: Times | None = None
-        temporal: Temporal | None = None
-        error: MPIGraphError | None = None
+    @contextmanager
+    def _raised_everywhere(self, rounds: bool = True) -> Iterator[None]:
+        """Inside, errors of arguments are raised on every trainer of the round, if the call makes ``rounds``."""
         try:
-            if given is not None and time_filter is None:
-                raise InvalidArgumentError("the times of seeds are given, but the sampler has no time_attr")
-            if time_filter is not None:
-                known = self.times(time_filter.attr)
-                temporal = self._temporal(time_filter, known)
-        except MPIGraphError as failed:
-            error = failed
-        seeds, plan, wrong = self._plan(draw, *how)
-        error = error or wrong
-        times = None
-        try:
-            if error is None and known is not None and temporal is not None:
-                self._masks_only(plan.weights, temporal)
-                times = known.of_seeds(self.schema, seeds, given)
-        except MPIGraphError as failed:
-            error = failed
-        if error is not None:
-            if not plan.fanouts:
-                raise error
-            return {}, None, SamplingPlan([{} for _ in plan.fanouts], False, {}, plan.want_eids), error
-        if disjoint or temporal is not None:
-            plan = replace(plan, disjoint=True, temporal=temporal)
-        return seeds, times, plan, None
+            yield
+        except MPIGraphError as error:
+            if not rounds:
+                raise
+            with self.session.sampling() as service:
+                service.fail(error)
 
     def _plan(
         self,
-        draw: tuple[int | None, int],
+        arguments: SamplingArguments,
         nodes: NodeIds,
-        fanouts: Sequence[Fanout],
-        edge_dir: str,
-        prob: FeatureName | None,
         exclude_edges: EdgeIds | None,
-        replace: bool,
-        return_eids: bool = True,
-    ) -> _Planned:
-        """Check the arguments of this rank and convert types to ids; ``draw`` is the seed and the number of threads.
+        seed_times: NodeIds | None = None,
+    ) -> SamplingPlan:
+        with self._raised_everywhere(rounds=bool(arguments.fanouts)):
+            return arguments.check(self, nodes, exclude_edges, seed_times)
 
-        What is wrong is returned, to be raised on every rank of the round; without a layer there is no round, and it is
-        raised here.
-        """
-        try:
-            if draw[0] is not None:
-                check_seed(draw[0])
-            check_integer("num_threads", draw[1], 1, 2**31 - 1)
-            if edge_dir != "in":
-                raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {edge_dir!r})")
-            weights = {} if prob is None else self.edge_weights(prob)
-            excluded = self._excluded(exclude_edges)
-            layers = [self._fanouts(layer) for layer in fanouts]
-            seeds = by_ntype(self.schema, nodes)
-            for ntype, ids in seeds.items():
-                self._check_nodes(ids, ntype)
-        except MPIGraphError as error:
-            if not fanouts:
-                raise
-            return {}, SamplingPlan([{} for _ in fanouts], False, {}, return_eids), error
-        return seeds, SamplingPlan(layers, bool(replace), weights, return_eids, excluded), None
-
-    def _fanouts(self, fanout: Fanout) -> dict[int, int]:
-        """Fanouts of one layer by relation id."""
-        relations = self.schema.relations
-        if not isinstance(fanout, Mapping):
-            return dict.fromkeys(range(len(relations)), check_fanout(fanout))
-        given: dict[Relation, int] = canonical(self.schema, fanout, "fanouts")
-        found = {self.schema.relation_id(relation): check_fanout(number) for relation, number in given.items()}
-        missing = [relation for relation in relations if relation not in given]
-        if missing:
-            raise EdgeTypeError(f"a dict of fanouts needs every edge type (0 leaves one out): no fanout of {missing}")
-        return found
-
-    def _excluded(self, edges: EdgeIds | None) -> dict[int, I64]:
+    def excluded(self, edges: EdgeIds | None) -> dict[int, I64]:
         """By relation id, the ids of excluded edges, ascending, each once."""
         if edges is None:
             return {}
@@ -433,7 +470,7 @@ class SampledGraph:
             found[number] = ids if ascending else np.unique(ids)
         return found
 
-    def _check_nodes(self, ids: I64, ntype: int) -> None:
+    def check_nodes(self, ids: I64, ntype: int) -> None:
         """Raise OutOfRangeError unless all nodes of a type exist."""
         count = self.loaded.topology.hosts.num_nodes(ntype)
         check_ids(ids, count, f"node id of type {self.schema.ntypes[ntype]!r}")
@@ -454,7 +491,7 @@ class SampledGraph:
                     f"an edge has two ends (got {len(ends[0])} sources and {len(ends[1])} destinations of {name})"
                 )
             for ids, ntype in zip(ends, self.schema.ends(relation), strict=True):
-                self._check_nodes(ids, ntype)
+                self.check_nodes(ids, ntype)
             queries.append(EdgeQuery(self.loaded.number, relation, ends[1], ends[0]))
         return queries
 

@@ -185,8 +185,8 @@ class Inference:
             {
                 "number of layers": len(self._steps),
                 "batch_size": self._batch_size,
-                "fanout": self._neighbourhoods.plan.fanouts,
-                "edge_mask": self._neighbourhoods.plan.weights,
+                "fanout": self._neighbourhoods.fanouts,
+                "edge_mask": self._neighbourhoods.masks,
                 "dtype": str(dtype),
                 "cache": "auto" if self._cache is None else self._cache,
             }

@@ -5,6 +5,7 @@ ranks, and trainers need not have as many of them as others.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,13 +14,15 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.hop_blocks import hop_blocks
+from mpigraph.distgraph.sampled_graph import SamplingArguments
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
 from mpigraph.inference.degrees import OutDegrees, masked_out_degrees
-from mpigraph.kernels.rng import combine
-from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
+from mpigraph.sampling.minibatch import RandomContext, sample_hops
+from mpigraph.sampling.strategies import HopKeys
 from mpigraph.session.control import Operation
 
 __all__ = ["Neighbourhoods"]
@@ -33,7 +36,8 @@ class Neighbourhoods:
     One-sided: :meth:`block`.
 
     Attributes:
-        plan: how neighbours are taken.
+        fanouts: most neighbours of a node by relation id; relations of which no edge is taken are left out.
+        masks: number of the mask by relation id.
     """
 
     @collective("trainers")
@@ -50,11 +54,13 @@ class Neighbourhoods:
         """
         self._g = g
         with g.session.world.together("inference: fanout and edge_mask"):
-            self.plan: SamplingPlan = g.plan([fanout], edge_mask, False, True)
-            for number in self.plan.weights.values():
+            self.masks = {} if edge_mask is None else g.edge_weights(edge_mask)
+            self._plan = SamplingArguments([fanout], prob=edge_mask).check(g, {})
+            for number in self.masks.values():
                 rows = g.session.store.tensors[number]
                 if rows.dtype not in ("bool", "uint8"):
                     raise InvalidArgumentError(f"edge_mask {rows.name!r} must be bool or uint8 (got {rows.dtype})")
+        self.fanouts = {r: strategy.fanout for r, strategy in self._plan.layers[0].items()}
         read = g.loaded.topology.out_degrees
         self._degrees = {
             r: OutDegrees(g, number, partial(read, relation=number)) for number, r in enumerate(g.schema.relations)
@@ -63,7 +69,7 @@ class Neighbourhoods:
     @collective("trainers")
     def prepare(self) -> None:
         """Have the hosts prepare the mask, and count what it leaves."""
-        g, masks = self._g, self.plan.weights
+        g, masks = self._g, self.masks
         if masks:
             numbers = sorted(set(masks.values()))
             g.session.control.call(Operation.PREPARE_WEIGHTS, doing="preparing edge_mask", numbers=numbers)
@@ -83,25 +89,12 @@ class Neighbourhoods:
             The block, with ``edata[EID]``; and by node type int64[num_src], the destinations first.
         """
         g = self._g
-        schema = g.schema
-        key = combine(g.session.store.seed ^ _DRAWS, layer)
+        plan, seed = replace(self._plan, seeds=seeds), g.session.store.seed
+        keys = HopKeys.of(np.uint64(seed ^ _DRAWS), layer)
         with g.session.sampling() as service:
-            tables = service.local_ids(g.loaded)
-            for ntype, table in enumerate(tables):
-                table.reset(seeds.get(ntype, np.empty(0, np.int64)))
-            requests = hop_requests(self.plan, 0, g.loaded, seeds, key)
-            edges = {}
-            for request, found in zip(requests, service.sample_near(requests), strict=True):
-                indices = tables[schema.ends(request.relation)[0]].insert(found.src)
-                edges[schema.relations[request.relation]] = (found.offsets, indices, found.eids)
-            src_ids = {ntype: tables[t].ids.copy() for t, ntype in enumerate(schema.ntypes)}
-        num_dst = {ntype: len(seeds.get(t, ())) for t, ntype in enumerate(schema.ntypes)}
-        none = np.empty(0, np.int64)
-        for relation in schema.relations:
-            if relation not in edges:
-                indptr = np.zeros(num_dst[relation[2]] + 1, np.int64)
-                edges[relation] = (indptr, np.empty(0, np.int32), none)
-        block = Block.from_csc(schema, edges, src_ids, num_dst)
+            sampled = sample_hops(service, g.loaded, plan, RandomContext(seed, 0), keys=keys)
+        src_ids = {ntype: sampled.ids[t] for t, ntype in enumerate(g.schema.ntypes)}
+        (block,) = hop_blocks(sampled)
         block.graph_out_degrees = lambda r: torch.from_numpy(self._degrees[r].of(src_ids[r[0]]))
         return block, src_ids
 

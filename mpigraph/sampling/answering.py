@@ -16,7 +16,6 @@ from mpigraph.sampling.local import Buffers, LocalSampling, look_up_edges
 from mpigraph.sampling.protocol import (
     EdgeQuery,
     Joined,
-    Kind,
     Part,
     Request,
     neighbor_arrays,
@@ -24,7 +23,6 @@ from mpigraph.sampling.protocol import (
     unpack_requests,
 )
 from mpigraph.sampling.workers import Workers
-from mpigraph.store.derived import EdgeTimes
 from mpigraph.store.store import Store
 
 __all__ = ["Answers"]
@@ -44,10 +42,10 @@ class Answers:
         """The answers to the request words of some ranks, each behind ``HEAD`` words.
 
         Raises:
-            NotOpenHere: a graph or a tensor of weights that is not open.
-            ClosedError: a tensor of weights was closed.
+            NotOpenHere: a graph is not open here, or what a strategy needs.
+            ClosedError: a tensor that a strategy needs was closed.
             GraphDataError: an edge weight is negative, infinite or NaN.
-            CollectiveError: a message is none.
+            CollectiveError: a message is malformed.
         """
         return [answer for some in _in_bounds(messages) for answer in self._answer_together(some)]
 
@@ -62,12 +60,6 @@ class Answers:
 
     def _check_open(self, request: Request) -> None:
         self._state.graph(request.graph)
-        if isinstance(request, EdgeQuery):
-            return
-        if request.kind is Kind.TEMPORAL:
-            self._state.derived(EdgeTimes, request.times, request.relation)
-        if request.weights:
-            self._state.tensor(request.weights)
 
     def _answer_joined(self, joined: Joined, keep: bool) -> list[Part]:
         """The arrays that answer joined requests; unless to ``keep``, to be used before the next for the relation."""

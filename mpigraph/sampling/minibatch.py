@@ -14,7 +14,7 @@ tree draws depends on its root, and on the time of it, and not on the minibatch 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,7 +24,8 @@ from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.temporal import root_keys, tree_keys
 from mpigraph.metadata.schema import Schema
 from mpigraph.sampling.neighbor_service import NeighborService
-from mpigraph.sampling.protocol import Kind, RelationRequest, SampledNeighbors
+from mpigraph.sampling.protocol import RelationRequest, SampledNeighbors
+from mpigraph.sampling.strategies import HopKeys, Strategy
 from mpigraph.store.store import LoadedGraph
 
 __all__ = [
@@ -34,11 +35,10 @@ __all__ = [
     "SampledHops",
     "SamplingPlan",
     "Subgraph",
-    "Temporal",
     "Trees",
     "hop_requests",
+    "minibatch_key",
     "sample_hops",
-    "sampling_key",
 ]
 
 _NONE = np.empty(0, np.int64)
@@ -58,23 +58,6 @@ class RandomContext:
 
 
 @dataclass(frozen=True)
-class Temporal:
-    """Which edges may be drawn by the time of a root.
-
-    Attributes:
-        times: number of the times of edges by relation id; relations left out have none, and are not filtered.
-        last: draw among the newest edges alone.
-        strict: edges of just the root's time are left out, too.
-        window: how much older than the root an edge may be at most; -1 without a limit.
-    """
-
-    times: Mapping[int, int]
-    last: bool
-    strict: bool
-    window: int
-
-
-@dataclass(frozen=True)
 class Trees:
     """The trees of a minibatch, one for each seed, those of node type 0 first.
 
@@ -89,26 +72,24 @@ class Trees:
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """How a minibatch is sampled.
+    """How a minibatch is sampled: the arguments of :class:`.SamplingArguments`, checked, with numbers for names.
 
     Attributes:
-        fanouts: for each layer, input side first (DGL's order), the fanout by relation id; relations left out are not
+        layers: for each layer, input side first (DGL's order), the strategy by relation id; relations left out are not
             sampled.
-        replace: with replacement.
-        weights: tensor number of the edge weights by relation id; relations left out are uniform.
+        seeds: int64[n] by node type id.
         want_eids: whether edge ids are wanted.
         excluded: by relation id, int64[k] edge ids, removed before sampling in every layer; ascending, each once.
         disjoint: whether each seed has a tree of its own.
-        temporal: which edges a root's time leaves; such trees are disjoint.
+        times: int64[n] by node type id, the time of each seed; such trees are disjoint. None without times.
     """
 
-    fanouts: Sequence[Mapping[int, int]]
-    replace: bool
-    weights: Mapping[int, int]
-    want_eids: bool
+    layers: Sequence[Mapping[int, Strategy]]
+    seeds: Mapping[int, I64]
+    want_eids: bool = True
     excluded: Mapping[int, I64] = field(default_factory=dict)
     disjoint: bool = False
-    temporal: Temporal | None = None
+    times: Mapping[int, I64] | None = None
 
 
 @dataclass(frozen=True)
@@ -181,6 +162,7 @@ class SampledHops:
         schema: the types of the graph.
         ids: int64[n], global node ids by node type id; the seeds first, then as they were found. Local ids are
             positions here, so a hop's sources are the first ``num_src`` of these.
+        seeds: int64[n] by node type id, as they were given.
         hops: the hop of the seeds first.
         want_eids: whether edge ids were asked for.
         trees: which tree each of ``ids`` is in, if trees are disjoint.
@@ -188,6 +170,7 @@ class SampledHops:
 
     schema: Schema
     ids: list[I64]
+    seeds: Mapping[int, I64]
     hops: list[Hop]
     want_eids: bool
     trees: Trees | None = None
@@ -207,19 +190,18 @@ class SampledHops:
         return Subgraph(self.ids, edges, eids if self.want_eids else None, num_nodes, num_edges, self.trees)
 
 
-def sampling_key(context: RandomContext, seeds: Mapping[int, I64], hop: int) -> np.uint64:
-    """Return the hop's RNG key; relation, node and draw index are mixed in later.
+def minibatch_key(context: RandomContext, seeds: Mapping[int, I64]) -> np.uint64:
+    """What the draws of a minibatch depend on; hop, relation, node and number of the draw are mixed in later.
 
     Args:
         context: user seed and epoch.
         seeds: int64[n] by node type id; their order does not matter.
-        hop: 0 for the hop of the seeds.
     """
     key = combine(context.seed, context.epoch)
     for ntype, ids in sorted(seeds.items()):
         if len(ids):
             key = combine(key, ntype, fingerprint(ids))
-    return combine(key, hop)
+    return key
 
 
 def hop_requests(
@@ -227,29 +209,22 @@ def hop_requests(
     layer: int,
     graph: LoadedGraph,
     frontier: Mapping[int, I64],
-    key: np.uint64,
+    keys: HopKeys,
     trees: "_Growing | None" = None,
 ) -> list[RelationRequest]:
-    """The requests of one hop, one for each relation that has destinations in the frontier and a fanout."""
+    """The requests of one hop, one for each relation that has destinations in the frontier and a strategy."""
     schema = graph.topology.hosts.schema
     requests = []
-    for relation, fanout in sorted(plan.fanouts[layer].items()):
-        ids = frontier.get(schema.ends(relation)[1], _NONE)
-        if len(ids) == 0 or fanout == 0:
+    for relation, strategy in sorted(plan.layers[layer].items()):
+        src, dst = schema.ends(relation)
+        ids = frontier.get(dst, _NONE)
+        if len(ids) == 0:
             continue
-        request = RelationRequest(
-            graph=graph.number,
-            relation=relation,
-            ids=ids,
-            fanout=fanout,
-            replace=plan.replace,
-            want_eids=plan.want_eids,
-            key=combine(key, relation),
-            kind=Kind.WEIGHTED if relation in plan.weights else Kind.UNIFORM,
-            weights=plan.weights.get(relation, 0),
-            excluded=plan.excluded.get(relation, _NONE),
-        )
-        requests.append(request if trees is None else trees.request(request, schema.ends(relation)[1], plan.temporal))
+        key: np.uint64 | U64 = strategy.key(keys, relation, src)
+        if trees is not None:
+            key, strategy = trees.of_roots(dst, key, strategy)
+        excluded = plan.excluded.get(relation, _NONE)
+        requests.append(RelationRequest(graph.number, relation, ids, strategy, plan.want_eids, key, excluded))
     return requests
 
 
@@ -257,44 +232,41 @@ def hop_requests(
 def sample_hops(
     service: NeighborService,
     graph: LoadedGraph,
-    seeds: Mapping[int, I64],
     plan: SamplingPlan,
     context: RandomContext,
     *,
-    expand_once: bool,
-    times: Mapping[int, I64] | None = None,
-    error: BaseException | None = None,
+    expand_once: bool = False,
+    keys: HopKeys | None = None,
 ) -> SampledHops:
     """Sample all hops of one minibatch.
 
     Args:
-        service: who samples.
+        service: samples the hops.
         graph: what is sampled.
-        seeds: int64[n] by node type id.
         plan: how.
         context: what the choices depend on.
         expand_once: a hop draws only for the nodes that the hop before found, else for all nodes found so far.
-        times: int64[n] by node type id, the time of each seed, if the plan is temporal.
-        error: a reason why this rank cannot ask; every rank of the round raises.
+        keys: of the only hop, whose destinations are near, instead of keys by ``context`` and seeds; it is local then.
     """
     schema = graph.topology.hosts.schema
-    trees = _Growing(service, graph, seeds, plan, context, times) if plan.disjoint else None
+    trees = _Growing(service, graph, plan, context) if plan.disjoint else None
+    key = minibatch_key(context, plan.seeds) if trees is None else np.uint64(0)
     tables = service.local_ids(graph) if trees is None else []
     for ntype, table in enumerate(tables):
-        table.reset(seeds.get(ntype, _NONE))
+        table.reset(plan.seeds.get(ntype, _NONE))
     nodes = tables if trees is None else trees.tables
     hops: list[Hop] = []
+    sample = service.sample if keys is None else service.sample_near
     first_dst = [0 for _ in nodes]
-    for layer in reversed(range(len(plan.fanouts))):
+    for layer in reversed(range(len(plan.layers))):
         num_dst = [table.count for table in nodes]
         if trees is None:
             frontier = {ntype: table.ids[first_dst[ntype] :] for ntype, table in enumerate(tables)}
-            key = sampling_key(context, seeds, len(hops))
         else:
-            frontier, key = trees.frontier(first_dst), combine(0, len(hops))
-        requests = hop_requests(plan, layer, graph, frontier, key, trees)
+            frontier = trees.frontier(first_dst)
+        requests = hop_requests(plan, layer, graph, frontier, keys or HopKeys.of(key, len(hops)), trees)
         edges = {}
-        for request, found in zip(requests, service.sample(requests, error), strict=True):
+        for request, found in zip(requests, sample(requests), strict=True):
             src, dst = schema.ends(request.relation)
             indices = tables[src].insert(found.src) if trees is None else trees.insert(src, dst, found)
             edges[request.relation] = SampledCSC(found.offsets, indices, found.eids)
@@ -302,9 +274,9 @@ def sample_hops(
         first_dst = num_dst if expand_once else first_dst
     if trees is not None:
         listed = [table.listed() for table in trees.tables]
-        grown = Trees([of.copy() for _, of in listed], trees.times if plan.temporal is not None else None)
-        return SampledHops(schema, [ids.copy() for ids, _ in listed], hops, plan.want_eids, grown)
-    return SampledHops(schema, [table.ids.copy() for table in tables], hops, plan.want_eids)
+        grown = Trees([of.copy() for _, of in listed], None if plan.times is None else trees.times)
+        return SampledHops(schema, [ids.copy() for ids, _ in listed], plan.seeds, hops, plan.want_eids, grown)
+    return SampledHops(schema, [table.ids.copy() for table in tables], plan.seeds, hops, plan.want_eids)
 
 
 class _Growing:
@@ -319,17 +291,16 @@ class _Growing:
         self,
         service: NeighborService,
         graph: LoadedGraph,
-        seeds: Mapping[int, I64],
         plan: SamplingPlan,
         context: RandomContext,
-        times: Mapping[int, I64] | None,
     ) -> None:
         ntypes = range(len(graph.topology.hosts.schema.ntypes))
-        ids = [seeds.get(ntype, _NONE) for ntype in ntypes]
-        of_roots = [_NONE if times is None else times.get(ntype, _NONE) for ntype in ntypes]
+        ids = [plan.seeds.get(ntype, _NONE) for ntype in ntypes]
         firsts = np.cumsum([0, *map(len, ids)])
         self.tables = service.tree_ids(graph)
-        self.times = np.concatenate(of_roots) if plan.temporal is not None else _NONE
+        self.times = _NONE
+        if plan.times is not None:
+            self.times = np.concatenate([plan.times.get(ntype, _NONE) for ntype in ntypes])
         self._keys = np.empty(firsts[-1], np.uint64)
         self._trees = [_NONE for _ in ntypes]  # by node type id, those of the nodes in the frontier
         base = combine(context.seed, context.epoch)
@@ -344,23 +315,12 @@ class _Growing:
         self._trees = [trees for _, trees in listed]
         return {ntype: ids for ntype, (ids, _) in enumerate(listed)}
 
-    def request(self, request: RelationRequest, dst: int, temporal: Temporal | None) -> RelationRequest:
-        """A request for the frontier's nodes of type ``dst``, with keys by root, and times if its relation has any."""
+    def of_roots(self, dst: int, key: np.uint64 | U64, strategy: Strategy) -> tuple[U64, Strategy]:
+        """The keys of the frontier's nodes of type ``dst``, by root; and the strategy for their roots' times."""
         trees = self._trees[dst]
         keys: U64 = np.empty(len(trees), np.uint64)
-        tree_keys(self._keys, trees, np.uint64(request.key), keys)
-        if temporal is None or request.relation not in temporal.times:
-            return replace(request, key=keys)
-        return replace(
-            request,
-            key=keys,
-            kind=Kind.TEMPORAL,
-            times=temporal.times[request.relation],
-            until=self.times[trees],
-            strict=temporal.strict,
-            last=temporal.last,
-            window=temporal.window,
-        )
+        tree_keys(self._keys, trees, np.uint64(key), keys)
+        return keys, strategy.with_root_times(self.times[trees]) if len(self.times) else strategy
 
     def insert(self, src: int, dst: int, found: SampledNeighbors) -> I32:
         """int32[edges]: the positions of drawn sources in the trees of their destinations."""

@@ -7,6 +7,7 @@ others may look up edges, in the same round.
 
 from dataclasses import dataclass
 from threading import Lock
+from typing import NoReturn
 
 import numpy as np
 
@@ -78,32 +79,29 @@ class NeighborService:
             self._workers = Workers(num_threads)
 
     @collective("the channel's trainers", WHEN_FAR)
-    def sample(self, requests: list[RelationRequest], error: BaseException | None = None) -> list[SampledNeighbors]:
+    def sample(self, requests: list[RelationRequest]) -> list[SampledNeighbors]:
         """Sample all requests of one hop.
 
         The far hosts are asked, near neighbours are drawn while they answer, and both are put together.
 
         Args:
             requests: one for each relation that takes part; those into one node type have the same destinations.
-            error: a reason why this rank cannot ask; every rank of the round raises.
 
         Returns:
             The neighbours for each request; their sources last until the next call.
         """
         if self._world.all_near:
-            if error is not None:
-                raise error
             return self.sample_near(requests)
+        error: Exception | None = None
         words: dict[int, I64] = {}
         drawing: list[LocalSampling] = []
         far: dict[int, PositionsByHost] = {}
         try:
             near = dict[int, PositionsByHost]()
-            for dst, by_host in self._by_destination(requests if error is None else []).items():
+            for dst, by_host in self._by_destination(requests).items():
                 near[dst], far[dst] = self._split(by_host)
-            if error is None:
-                drawing = [self._near(r, near[self._dst(r)], self._buffers, r.relation) for r in requests]
-                words = self._pack(requests, far)
+            drawing = [self._near(r, near[self._dst(r)], self._buffers, r.relation) for r in requests]
+            words = self._pack(requests, far)
         except Exception as exc:  # raised on every rank by the round
             error = exc
         drawn: list[SampledNeighbors] = []
@@ -130,12 +128,18 @@ class NeighborService:
         return [self._near(r, hosts_of[self._dst(r)], self._buffers).finish() for r in requests]
 
     @collective("the channel's trainers", WHEN_FAR)
-    def has_edges(self, queries: list[EdgeQuery], error: BaseException | None = None) -> list[Mask]:
+    def fail(self, error: Exception) -> NoReturn:
+        """Raise an error; every trainer that is in a round, or makes the next one, raises it, too."""
+        if not self._world.all_near:
+            self._channel.ask({}, lambda: None, error)
+        raise error
+
+    @collective("the channel's trainers", WHEN_FAR)
+    def has_edges(self, queries: list[EdgeQuery]) -> list[Mask]:
         """Look edges up where their destinations are, all of them in one round.
 
         Args:
             queries: which edges, relation by relation.
-            error: a reason why this rank cannot ask; every rank of the round raises.
 
         Returns:
             bool[n] for each query, whether each edge exists.
@@ -148,8 +152,6 @@ class NeighborService:
                 look_up_edges(self._state, query, near, self._workers, out)
 
         if self._world.all_near:
-            if error is not None:
-                raise error
             look_near()
             return found
         lists: dict[int, list[I64]] = {}
@@ -157,7 +159,7 @@ class NeighborService:
             for host, positions in far:
                 lists.setdefault(int(self._world.hosts[host]), []).extend(pack_query(query, positions))
         words = {rank: np.concatenate(arrays) for rank, arrays in lists.items()}
-        answers = self._channel.ask(words, look_near, error)
+        answers = self._channel.ask(words, look_near)
         readers = {rank: AnswerReader(answer) for rank, answer in answers.items()}
         for out, (_, far) in zip(found, by_host, strict=True):
             for host, positions in far:

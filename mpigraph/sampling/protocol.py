@@ -1,10 +1,10 @@
 """The wire: how the questions of a round are asked and answered.
 
 Requests are int64 words, answers are bytes; no pickle, no code. What one rank asks of another in a round is any number
-of requests, one after the other. A request is a header (:class:`_Header`) and two lists of ids, the destinations first.
+of requests, one after the other. A request is a header (:func:`_header`) and two lists of ids, the destinations first.
 A list of n ids is ``2 n + narrow, id 0 .. id n-1``, narrow being 1 with two ids in a word, where they fit 32 bits, else
-0. Destinations that request k of the same message has already are the word ``-1 - k``. Where destinations are of trees
-with roots of their own, the second list begins with their keys, and with the times of their roots if these count.
+0. Destinations that request k of the same message has already are the word ``-1 - k``. The second list is the excluded
+edges; before them are the keys of the destinations, where each has its own, and the columns of the strategy.
 
 The answer is, request by request, a few arrays, each padded to eight bytes: those of :func:`neighbor_arrays`, or bool
 [n] for edges.
@@ -12,9 +12,8 @@ The answer is, request by request, a few arrays, each padded to eight bytes: tho
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +21,13 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, U8, U64, Array
 from mpigraph.errors import CollectiveError
 from mpigraph.kernels.joined_requests import COLUMNS, find_requests, lay_out, place_runs, run_sizes, unpack_lists
+from mpigraph.sampling.strategies.strategy import MAX_WORDS, Strategy
 from mpigraph.storage.format import index_dtype
 
 __all__ = [
     "AnswerReader",
     "EdgeQuery",
     "Joined",
-    "Kind",
     "Part",
     "RelationRequest",
     "Request",
@@ -40,15 +39,6 @@ __all__ = [
     "pack_request",
     "unpack_requests",
 ]
-
-
-class Kind(IntEnum):
-    """What a request asks for: neighbours, and how they are drawn, or whether edges exist."""
-
-    UNIFORM = 0
-    WEIGHTED = 1
-    EXISTS = 2
-    TEMPORAL = 3
 
 
 def _no_ids() -> I64:
@@ -63,35 +53,19 @@ class RelationRequest:
         graph: number of the graph.
         relation: relation id.
         ids: int64[n], destinations; may repeat.
-        fanout: most neighbours of a node; -1 means all.
-        replace: with replacement.
+        strategy: how neighbours are chosen.
         want_eids: answer edge ids too.
         key: what the draws depend on besides the node; or uint64[n], for each destination.
-        kind: ``UNIFORM``, ``WEIGHTED`` or ``TEMPORAL``.
-        weights: number of the tensor of edge weights, for ``WEIGHTED``; for ``TEMPORAL`` 0 if there are none.
         excluded: int64[k], global ids of excluded edges, removed before sampling; ascending, each once.
-        times: number of the times of edges, for ``TEMPORAL``, as the rest.
-        until: int64[n], for each destination the time that no edge may be above.
-        strict: whether edges of just that time are left out, too.
-        last: draw among the newest ``fanout`` edges alone.
-        window: how much older an edge may be at most; -1 without a limit.
     """
 
     graph: int
     relation: int
     ids: I64
-    fanout: int
-    replace: bool
+    strategy: Strategy
     want_eids: bool
     key: np.uint64 | U64
-    kind: Kind = Kind.UNIFORM
-    weights: int = 0
     excluded: I64 = field(default_factory=_no_ids)
-    times: int = 0
-    until: I64 = field(default_factory=_no_ids)
-    strict: bool = False
-    last: bool = False
-    window: int = -1
 
     @property
     def by_root(self) -> bool:
@@ -126,25 +100,8 @@ class EdgeQuery:
 Request = RelationRequest | EdgeQuery
 
 
-class _Header(NamedTuple):
-    """The words that a request begins with, in this order. Of edges only the first three count."""
-
-    kind: int
-    graph: int
-    relation: int
-    fanout: int = 0
-    replace: int = 0
-    want_eids: int = 0
-    weights: int = 0
-    by_root: int = 0
-    times: int = 0
-    strict: int = 0
-    last: int = 0
-    window: int = -1
-    key: int = 0  # last: requests that differ in it alone can be joined
-
-
-_HEADER = len(_Header._fields)
+_QUERY = 0  # in the place of a strategy's tag
+_HEADER = 6 + MAX_WORDS
 _MOST_PARTS = 3  # arrays that answer a request
 
 
@@ -156,36 +113,36 @@ def pack_request(
     The relations of a hop into one node type have the same destinations, which are sent once: then ``ids`` is the
     number of the earlier request to this rank that has them. ``positions`` are theirs in the request.
     """
-    header = _Header(
-        kind=request.kind,
-        graph=request.graph,
-        relation=request.relation,
-        fanout=request.fanout,
-        replace=request.replace,
-        want_eids=request.want_eids,
-        weights=request.weights,
-        by_root=request.by_root,
-        times=request.times,
-        strict=request.strict,
-        last=request.last,
-        window=request.window,
-        key=0 if request.by_root else int(request.key.view(np.int64)),
-    )
-    if not isinstance(request.key, np.ndarray):
+    strategy, by_root = request.strategy, isinstance(request.key, np.ndarray)
+    key = 0 if by_root else int(request.key.view(np.int64))
+    header = _header(strategy.tag, request.graph, request.relation, request.want_eids, by_root, strategy.words(), key)
+    own = [request.key[positions].view(np.int64)] if isinstance(request.key, np.ndarray) else []
+    own += [getattr(strategy, name)[positions] for name in strategy.columns]
+    if not own:
         return _pack(header, ids, _pack_ids(excluded))
-    until = request.until[positions] if request.kind is Kind.TEMPORAL else request.until
-    others = np.concatenate([request.key[positions].view(np.int64), until, excluded])
+    others = np.concatenate([*own, excluded])
     return _pack(header, ids, [np.array([2 * len(others)], np.int64), others])
 
 
 def pack_query(query: EdgeQuery, positions: I64) -> list[I64]:
     """The words that ask one rank for the edges at ``positions`` of a query."""
-    return _pack(
-        _Header(Kind.EXISTS, query.graph, query.relation), query.ids[positions], _pack_ids(query.src[positions])
-    )
+    return _pack(_header(_QUERY, query.graph, query.relation), query.ids[positions], _pack_ids(query.src[positions]))
 
 
-def _pack(header: _Header, destinations: I64 | int, others: list[I64]) -> list[I64]:
+def _header(
+    tag: int,
+    graph: int,
+    relation: int,
+    want_eids: bool = False,
+    by_root: bool = False,
+    words: Sequence[int] = (),
+    key: int = 0,
+) -> list[int]:
+    """The words that a request begins with. The key is last: requests that differ in it alone can be joined."""
+    return [tag, graph, relation, want_eids, by_root, *words, *(MAX_WORDS - len(words)) * [0], key]
+
+
+def _pack(header: list[int], destinations: I64 | int, others: list[I64]) -> list[I64]:
     known = [np.array([-1 - destinations], np.int64)] if isinstance(destinations, int) else _pack_ids(destinations)
     return [np.array(header, np.int64), *known, *others]
 
@@ -232,7 +189,7 @@ def unpack_requests(messages: Sequence[I64]) -> Unpacked:
     """The requests in the words that some ranks have sent, each rank one message.
 
     Raises:
-        CollectiveError: a message is none.
+        CollectiveError: a message is malformed, or a strategy not known here.
     """
     words = messages[0] if len(messages) == 1 else np.concatenate(messages)
     bounds = np.array([0, *accumulate(map(len, messages))])
@@ -243,7 +200,7 @@ def unpack_requests(messages: Sequence[I64]) -> Unpacked:
     found = found[:count]
     alike: dict[tuple[int, ...], list[int]] = {}
     for number, (_, _, _, _, others, *header) in enumerate(found.tolist()):
-        alone = number if header[0] != Kind.EXISTS and others > 1 else -1  # excluded edges are of one minibatch
+        alone = number if header[0] != _QUERY and others > 1 else -1  # excluded edges are of one minibatch
         alike.setdefault((alone, *header[:-1]), []).append(number)
     joined = [_join(words, np.array(numbers), found) for numbers in alike.values()]
     return Unpacked(found[:, 0], joined)
@@ -255,35 +212,22 @@ def _join(words: I64, numbers: I64, found: I64) -> Joined:
         rows = found if len(numbers) == len(found) else found[numbers]
     else:
         rows = found[numbers[0] : numbers[0] + 1]
-    header = _Header(*rows[0, COLUMNS:].tolist())
+    tag, graph, relation, want_eids, by_root, *parameters, _ = rows[0, COLUMNS:].tolist()
     destinations, bounds = _lists(words, rows[:, 1], rows[:, 2])
     others, _ = _lists(words, rows[:, 3], rows[:, 4])
-    if header.kind == Kind.EXISTS:
-        return Joined(EdgeQuery(header.graph, header.relation, destinations, others), numbers, bounds)
-    keys, until = rows[:, -1].view(np.uint64), others[:0]
+    if tag == _QUERY:
+        return Joined(EdgeQuery(graph, relation, destinations, others), numbers, bounds)
+    kind, keys = Strategy.of_tag(tag), rows[:, -1].view(np.uint64)
     key: np.uint64 | U64 = keys[0] if len(keys) == 1 else np.repeat(keys, np.diff(bounds))
-    if header.by_root:  # such requests are joined with no other
-        timed = len(destinations) if header.kind == Kind.TEMPORAL else 0
-        own, until, others = np.split(others, np.cumsum([len(destinations), timed]))
-        key = own.view(np.uint64)
-    request = RelationRequest(
-        graph=header.graph,
-        relation=header.relation,
-        ids=destinations,
-        fanout=header.fanout,
-        replace=bool(header.replace),
-        want_eids=bool(header.want_eids),
-        key=key,
-        kind=Kind(header.kind),
-        weights=header.weights,
-        excluded=others,
-        times=header.times,
-        until=until,
-        strict=bool(header.strict),
-        last=bool(header.last),
-        window=header.window,
+    of_each = by_root + len(kind.columns)  # requests with such lists are joined with no other
+    count = len(destinations)
+    columns, excluded = [others[k * count : (k + 1) * count] for k in range(of_each)], others[of_each * count :]
+    if by_root:
+        key = columns.pop(0).view(np.uint64)
+    strategy = kind.from_words(parameters, columns)
+    return Joined(
+        RelationRequest(graph, relation, destinations, strategy, bool(want_eids), key, excluded), numbers, bounds
     )
-    return Joined(request, numbers, bounds)
 
 
 def _lists(words: I64, begins: I64, sizes: I64) -> tuple[I64, I64]:
@@ -324,7 +268,7 @@ def neighbor_arrays(
     Counts are bytes where the fanout fits one; edges are counted from the owner's first one, ``owned`` being its range.
     """
     first, last = owned
-    counts = np.diff(found.offsets).astype(_count_dtype(request.fanout))
+    counts = np.diff(found.offsets).astype(_count_dtype(request.strategy.fanout))
     at = found.offsets[bounds]
     parts = [(counts, bounds), (found.src, at)]
     if request.want_eids:
@@ -378,7 +322,7 @@ class AnswerReader:
     ) -> tuple[Array, Array, I64]:
         """The arrays of :func:`neighbor_arrays` for ``count`` destinations, edge ids global again."""
         first, last = owned
-        counts = self.take(count, _count_dtype(request.fanout))
+        counts = self.take(count, _count_dtype(request.strategy.fanout))
         total = int(counts.sum(dtype=np.int64))
         src = self.take(total, src_dtype)
         eids = self.take(total if request.want_eids else 0, index_dtype(last - first))

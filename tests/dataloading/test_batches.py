@@ -1,5 +1,6 @@
 """What a loader adds to sampling: gathered rows, prepared edge weights, threads. None of it changes a draw."""
 
+import dataclasses
 import gc
 import threading
 
@@ -48,7 +49,7 @@ def test_prepared_weights_draw_alike(job: SharedJob, oracle) -> None:
         draws = []
         for name in names:
             sampler = SAMPLERS[name]
-            draws += [digest(g.sample_blocks(batch(k), sampler.fanouts, seed=3, **sampler._options)) for k in (0, 1)]
+            draws += [digest(g.sample_blocks(batch(k), dataclasses.replace(sampler.arguments, seed=3))) for k in (0, 1)]
         return draws
 
     before, store = draw_all(), current().store
@@ -86,7 +87,7 @@ def test_threads_draw_alike(job: SharedJob, oracle, name: str, monkeypatch: pyte
     g = job.open(oracle(3))
     alone, together = (
         [
-            digest(g.sample_blocks(batch(k), sampler.fanouts, seed=3, **{**sampler._options, "num_threads": n}))
+            digest(g.sample_blocks(batch(k), dataclasses.replace(sampler.arguments, seed=3, num_threads=n)))
             for k in (0, 1)
         ]
         for n in (1, 3)

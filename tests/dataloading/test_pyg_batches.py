@@ -4,6 +4,7 @@ PyG draws neighbours with pyg-lib. Where that is not installed its NeighborLoade
 does the same in plain Python where all neighbours are taken; everything else is PyG's own.
 """
 
+import dataclasses
 import hashlib
 import sys
 from collections.abc import Callable
@@ -345,7 +346,7 @@ def sample_all(path: str, kind: str, rank: int, trainers: int) -> dict[tuple[str
             mine = number % trainers == rank
             nothing = none if kind == "plain" else {"paper": none}
             seeds = batch_seeds(kind, number) if mine else nothing
-            sample = g.sample_subgraph(seeds, sampler.fanouts, seed=7, **sampler._options)
+            sample = g.sample_subgraph(seeds, dataclasses.replace(sampler.arguments, seed=7))
             if mine:
                 found[name, number] = digest(sample)
     return found

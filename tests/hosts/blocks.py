@@ -7,6 +7,7 @@ Every trainer takes its share of the minibatches of ``batches.py`` and writes
 hosts the job found.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -45,7 +46,7 @@ def sample_all(graph, rank, num_trainers):
         for number in range(NUM_BATCHES):
             mine = number % num_trainers == rank
             seeds = batch(number) if mine else torch.empty(0, dtype=torch.int64)
-            sample = graph.sample_blocks(seeds, sampler.fanouts, seed=7, **sampler._options)
+            sample = graph.sample_blocks(seeds, dataclasses.replace(sampler.arguments, seed=7))
             if mine:
                 rows = graph.ndata["feat"][sample[0]], graph.ndata["label"][seeds]
                 state = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in rows))

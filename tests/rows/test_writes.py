@@ -18,7 +18,8 @@ from mpigraph.distributed.optim import SparseAdam
 from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.sampling.local import Buffers, LocalSampling
-from mpigraph.sampling.protocol import Kind, RelationRequest
+from mpigraph.sampling.protocol import RelationRequest
+from mpigraph.sampling.strategies import Masked
 from mpigraph.sampling.workers import Workers
 from mpigraph.session import control
 from mpigraph.session.context import current
@@ -117,8 +118,7 @@ def test_who_draws_while_a_mask_is_prepared_anew_draws_by_the_old_one(job: Share
     nodes = np.arange(NUM_NODES)
     by_host = split_by_range(nodes, g.loaded.topology.hosts.node_offsets[0])
     near = [(host, positions) for host, positions in by_host if state.world.near[host]]
-    how = {"want_eids": True, "key": np.uint64(1), "kind": Kind.WEIGHTED, "weights": t.rows.number}
-    request = RelationRequest(g.loaded.number, 0, nodes, 2, False, **how)
+    request = RelationRequest(g.loaded.number, 0, nodes, Masked(2, False, t.rows.number), True, np.uint64(1))
 
     def begin() -> LocalSampling:
         return LocalSampling(state, request, near, Buffers(), Workers(1))

@@ -15,12 +15,12 @@ from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.protocol import (
     AnswerReader,
     EdgeQuery,
-    Kind,
     RelationRequest,
     pack_query,
     pack_request,
     unpack_requests,
 )
+from mpigraph.sampling.strategies import Uniform, Weighted
 from mpigraph.store.derived import EdgeWeights
 
 I64 = npt.NDArray[np.int64]
@@ -60,7 +60,7 @@ def answers() -> Answers:
 
 def request(number: int, **changed: Any) -> RelationRequest:
     ids = FIRST + np.random.default_rng(number).integers(0, NODES, 5 + number % 7)
-    given: dict[str, Any] = {"ids": ids, "fanout": 3, "replace": False, "want_eids": False, "key": np.uint64(number)}
+    given: dict[str, Any] = {"ids": ids, "strategy": Uniform(3), "want_eids": False, "key": np.uint64(number)}
     return RelationRequest(1, 0, **(given | changed))
 
 
@@ -77,9 +77,9 @@ def messages() -> list[I64]:
     """Of trainers that are at different hops of different minibatches, some in the middle of something else."""
     edges = FIRST_EDGE + np.arange(0, NODES * DEGREE, 3)
     found = [words_of(request(number)) for number in range(20)]
-    found += [words_of(request(number, fanout=4, want_eids=True)) for number in range(20, 25)]
-    found += [words_of(request(number, kind=Kind.WEIGHTED, weights=WEIGHTS)) for number in range(25, 30)]
-    found += [words_of(request(30, fanout=-1)), words_of(request(31, fanout=300, replace=True))]
+    found += [words_of(request(number, strategy=Uniform(4), want_eids=True)) for number in range(20, 25)]
+    found += [words_of(request(number, strategy=Weighted(3, False, WEIGHTS))) for number in range(25, 30)]
+    found += [words_of(request(30, strategy=Uniform(-1))), words_of(request(31, strategy=Uniform(300, True)))]
     found += [words_of(request(number, excluded=edges[number::4], want_eids=True)) for number in (32, 33)]
     found += [words_of(request(34, ids=NONE)), NONE, words_of(*(request(number) for number in (35, 36, 37)))]
     found += [words_of(EdgeQuery(1, 0, request(number).ids, np.arange(5 + number % 7))) for number in (38, 39)]
@@ -102,7 +102,7 @@ def test_together_as_alone(answers: Answers, monkeypatch: pytest.MonkeyPatch, bo
 
 
 def test_one_pass_answers_requests_that_differ_in_nodes_and_key() -> None:
-    joined = unpack_requests([words_of(request(number, fanout=number % 2)) for number in range(64)]).joined
+    joined = unpack_requests([words_of(request(number, strategy=Uniform(number % 2))) for number in range(64)]).joined
     assert [len(one.numbers) for one in joined] == [32, 32]
     apart = unpack_requests([words_of(request(k, excluded=np.array([FIRST_EDGE]))) for k in range(3)]).joined
     assert [len(one.numbers) for one in apart] == [1, 1, 1]  # excluded edges are those of one minibatch
@@ -110,7 +110,7 @@ def test_one_pass_answers_requests_that_differ_in_nodes_and_key() -> None:
 
 def test_an_answer_is_what_its_nodes_have(answers: Answers) -> None:
     """All neighbours of nodes of many trainers, which come with the edges' numbers."""
-    asked = [request(number, fanout=-1, want_eids=True) for number in range(9)]
+    asked = [request(number, strategy=Uniform(-1), want_eids=True) for number in range(9)]
     for one, answer in zip(asked, answers.answer([words_of(one) for one in asked]), strict=True):
         reader = AnswerReader(answer[HEAD:].view(np.uint8))
         counts, src, eids = reader.neighbors(one, len(one.ids), np.int32, (FIRST_EDGE, FIRST_EDGE + NODES * DEGREE))
@@ -125,9 +125,9 @@ def test_what_cannot_be_answered(answers: Answers) -> None:
     with pytest.raises(NotOpenHere, match="graph number 2 is not open"):
         answers.answer([good, words_of(EdgeQuery(2, 0, FIRST + np.arange(2), np.arange(2)))])
     with pytest.raises(NotOpenHere, match="tensor number 7 is not open"):
-        answers.answer([good, words_of(request(2, kind=Kind.WEIGHTED, weights=7))])
+        answers.answer([good, words_of(request(2, strategy=Weighted(3, False, 7)))])
     with pytest.raises(GraphDataError, match=f"edge {FIRST_EDGE + 9} has weight -1"):
-        answers.answer([good, words_of(request(2, ids=FIRST + np.arange(3), kind=Kind.WEIGHTED, weights=BAD_WEIGHTS))])
+        answers.answer([good, words_of(request(2, ids=FIRST + np.arange(3), strategy=Weighted(3, False, BAD_WEIGHTS)))])
     long = good.copy()
     long[HEADER] = 2**40  # destinations
     for bad in (good[:4], good[:-1], long, np.concatenate([good[:HEADER], [-1], [0]])):

@@ -4,6 +4,7 @@ A draw without some edges is, bit for bit, the draw of a graph that lacks them. 
 with the same nodes and fewer edges, opened by one process alone.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -109,7 +110,7 @@ def expected(seed: int) -> dict[tuple[str, int], str]:
                 name = f"less{number}"
                 g = dist.DistGraph(name, part_config=write(Path(directory), name, src[kept], dst[kept], 1))
             for name, sampler in SAMPLERS.items():
-                sample = g.sample_blocks(batch(number), sampler.fanouts, seed=7, **sampler._options)
+                sample = g.sample_blocks(batch(number), dataclasses.replace(sampler.arguments, seed=7))
                 for block in sample[2]:
                     if EID in block.edata:
                         block.edata[EID] = torch.from_numpy(kept)[block.edata[EID]]
@@ -131,8 +132,7 @@ def sample_all(path: str, seed: int, prepared: bool) -> dict[tuple[str, int], st
             mine = number % trainers == rank
             seeds = batch(number) if mine else torch.empty(0, dtype=torch.int64)
             given = FORMS[number](excluded(seed, number))
-            options = sampler._options | {"exclude_edges": given, "seed": 7}
-            sample = g.sample_blocks(seeds, sampler.fanouts, **options)
+            sample = g.sample_blocks(seeds, dataclasses.replace(sampler.arguments, seed=7), exclude_edges=given)
             if mine:
                 found[name, number] = digest(sample)
     return found
@@ -204,10 +204,11 @@ def test_threads_draw_alike(job: SharedJob, multi: str, name: str, monkeypatch: 
     sampler = SAMPLERS[name]
     g = job.open(multi)
     for number in (1, 2, 5):
-        options = sampler._options | {"exclude_edges": excluded(0, number), "seed": 3}
-        alone, together = (
-            digest(g.sample_blocks(batch(number), sampler.fanouts, **(options | {"num_threads": n}))) for n in (1, 3)
+        how, without = (
+            (dataclasses.replace(sampler.arguments, seed=3, num_threads=n) for n in (1, 3)),
+            excluded(0, number),
         )
+        alone, together = (digest(g.sample_blocks(batch(number), one, exclude_edges=without)) for one in how)
         assert alone == together
 
 

@@ -1,5 +1,6 @@
 """Sampling on graphs of several types: what is drawn exists and is enough, and is the same in every layout."""
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from functools import cache
@@ -101,8 +102,9 @@ def sample_all(path: str, rank: int, trainers: int) -> dict[tuple[str, int], str
         for number in range(5):
             mine = number % trainers == rank
             seeds = seeds_of(number) if mine else {}
-            options = sampler._options | {"exclude_edges": left_out(number), "seed": 3}
-            sample = g.sample_blocks(seeds, sampler.fanouts, **options)
+            sample = g.sample_blocks(
+                seeds, dataclasses.replace(sampler.arguments, seed=3), exclude_edges=left_out(number)
+            )
             if mine:
                 found[name, number] = fingerprint(sample)
                 check_sample(name, number, sample)
@@ -241,9 +243,8 @@ def test_one_relation_is_the_homogeneous_case(job: SharedJob, oracle, tmp_path: 
     named = dist.DistGraph("named", part_config=path)
     for sampler in SAMPLERS.values():
         for number in range(2):
-            options = sampler._options | {"seed": 5}
-            one = plain.sample_blocks(batch(number), sampler.fanouts, **options)
-            other = named.sample_blocks({"thing": batch(number)}, sampler.fanouts, **options)
+            how = dataclasses.replace(sampler.arguments, seed=5)
+            one, other = plain.sample_blocks(batch(number), how), named.sample_blocks({"thing": batch(number)}, how)
             assert digest(one) == digest(other)
     nodes, edges = torch.arange(0, NUM_NODES_PLAIN, 2), torch.arange(0, plain.num_edges(), 5)
     found = [epochs_of(g, *ids) for g, *ids in ((plain, nodes, edges), (named, {"thing": nodes}, {NEXT: edges}))]

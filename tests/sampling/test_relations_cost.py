@@ -14,6 +14,7 @@ from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
 from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
 from mpigraph.sampling.protocol import RelationRequest, pack_request, unpack_requests
+from mpigraph.sampling.strategies import HopKeys, Uniform
 from mpigraph.session.context import current
 
 NUM_NODES, NUM_EDGES, HOPS = 120, 2400, 2
@@ -74,9 +75,9 @@ def test_each_of_two_hundred_relations_is_read(job: SharedJob, tmp_path: Path) -
 def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:
     schema = Schema(("a", "b"), (("a", "r0", "a"), ("a", "r1", "a"), ("a", "r2", "b"), ("b", "r3", "a")))
     graph = SimpleNamespace(number=0, topology=SimpleNamespace(hosts=SimpleNamespace(schema=schema)))
-    plan = SamplingPlan([{0: 2, 1: 0, 2: 2, 3: -1}], False, {}, False)
-    requests = hop_requests(plan, 0, graph, {0: np.arange(5)}, np.uint64(1))
-    assert [(request.relation, request.fanout) for request in requests] == [(0, 2), (3, -1)]
+    plan = SamplingPlan([{0: Uniform(2), 2: Uniform(2), 3: Uniform(-1)}], {})
+    requests = hop_requests(plan, 0, graph, {0: np.arange(5)}, HopKeys.of(np.uint64(1), 0))
+    assert [(request.relation, request.strategy.fanout) for request in requests] == [(0, 2), (3, -1)]
     assert requests[0].ids is requests[1].ids  # which lets a message carry them once
 
 
@@ -105,7 +106,7 @@ def test_a_message_refers_to_the_destinations_of_an_earlier_request() -> None:
     ids, others = np.arange(1000) * 7, np.arange(30) + 2**40
 
     def request(relation: int) -> RelationRequest:
-        return RelationRequest(0, relation, ids, 5, False, True, np.uint64(relation))
+        return RelationRequest(0, relation, ids, Uniform(5), True, np.uint64(relation))
 
     edges = np.arange(3)
     sent = [pack_request(request(0), ids, edges[:0]), pack_request(request(1), others, edges)]

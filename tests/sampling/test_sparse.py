@@ -1,5 +1,6 @@
 """Requests that go to their owners alone: who asks needs nobody else, in any thread, at any time."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +24,9 @@ from mpigraph.mpi.world import World
 from mpigraph.sampling import sparse
 from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.exchanges import open_exchange
-from mpigraph.sampling.protocol import Kind, RelationRequest, pack_request
+from mpigraph.sampling.protocol import RelationRequest, pack_request
 from mpigraph.sampling.sparse import Sparse
+from mpigraph.sampling.strategies import Weighted
 from mpigraph.session.context import current
 
 pytestmark = needs_threads
@@ -151,7 +153,7 @@ def open_in_one_thread(layout: Job) -> str:
 
 def sample(g: dist.DistGraph, name: str, number: int) -> str:
     sampler = SAMPLERS[name]
-    return digest(g.sample_blocks(batch(number), sampler.fanouts, seed=7, **sampler._options))
+    return digest(g.sample_blocks(batch(number), dataclasses.replace(sampler.arguments, seed=7)))
 
 
 def everything(g: dist.DistGraph) -> dict[tuple[str, int], str]:
@@ -209,7 +211,7 @@ def test_who_asks_for_what_was_closed_does_not_wait_for_it(job: SharedJob, oracl
     weights.close()
     (graph,) = state.graphs.values()
     for number, error in ((closed, ClosedError), (closed + 1, NotOpenHere)):
-        request = RelationRequest(graph.number, 0, np.arange(2), 1, False, False, np.uint64(0), Kind.WEIGHTED, number)
+        request = RelationRequest(graph.number, 0, np.arange(2), Weighted(1, False, number), False, np.uint64(0))
         words = np.concatenate(pack_request(request, request.ids, request.excluded))
         with pytest.raises(error):
             Answers(state).answer([words])

@@ -1,5 +1,6 @@
 """Temporal and disjoint sampling: random graphs with ties, compared with a filter in plain Python, in every layout."""
 
+import dataclasses
 import hashlib
 from typing import Any
 
@@ -78,7 +79,7 @@ def check_blocks(
 def check_drawn(drawn: list[int], allowed: list[int], fanout: int, sampler: NeighborSampler, timed: bool) -> None:
     newest = timed and sampler.time_filter is not None and sampler.time_filter.strategy == "last"
     pool = allowed[-fanout:] if newest and fanout > 0 else allowed
-    if sampler._options["replace"] and fanout >= 0:
+    if sampler.arguments.replace and fanout >= 0:
         assert len(drawn) == (fanout if allowed else 0) and set(drawn) <= set(pool)
         return
     assert len(drawn) == (len(allowed) if fanout < 0 else min(fanout, len(allowed)))
@@ -130,11 +131,10 @@ def draw_all(g: dist.DistGraph, some: Temporal, seed: int, cases: int) -> list[s
     for number in range(cases):
         rng = np.random.default_rng([seed, number])
         sampler, (seeds, times) = samplers(rng), some_seeds(some, rng)
-        given = unwrapped(some, seeds), sampler.fanouts
         share = rng.choice([0, 0.2])
         excluded = {r: np.flatnonzero(rng.random(len(ends[0])) < share) for r, ends in some.ends.items()}
-        how = dict(seed_times=unwrapped(some, times), exclude_edges=unwrapped(some, excluded), **sampler._options)
-        sample = g.sample_blocks(*given, seed=number, **how)
+        given = {"seed_times": unwrapped(some, times), "exclude_edges": unwrapped(some, excluded)}
+        sample = g.sample_blocks(unwrapped(some, seeds), dataclasses.replace(sampler.arguments, seed=number), **given)
         check_blocks(some, sampler, seeds, times, excluded, sample)
         found.append(digest(some, sample))
     return found
@@ -182,7 +182,7 @@ def trees_of(some: Temporal, g: dist.DistGraph, sampler: NeighborSampler, seeds:
 def test_trees_without_times_depend_on_their_roots_alone(job: SharedJob) -> None:
     path, some = job.write(write, 0, True, True), temporal(0, True, True)
     sampler = NeighborSampler([3, 2, 2], disjoint=True)
-    sampler._options["seed"] = 5
+    sampler.arguments = dataclasses.replace(sampler.arguments, seed=5)
     rng = np.random.default_rng(0)
     seeds = {t: rng.integers(0, count, 4) for t, count in some.counts.items()}
     seeds["b"][1:3] = seeds["b"][0]

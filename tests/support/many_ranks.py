@@ -22,6 +22,7 @@ from mpigraph.sampling.in_step import RoundChannel, RoundOperation
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import RelationRequest
 from mpigraph.sampling.sparse import Sparse
+from mpigraph.sampling.strategies import Uniform
 from mpigraph.store.topology import Adjacency
 
 I64 = npt.NDArray[np.int64]
@@ -192,7 +193,7 @@ class Hop:
         self._service = NeighborService(state, channel)
         owners = np.arange(asked + 1) * (ranks // (asked + 1))
         ids = np.random.default_rng(0).integers(0, NODES, frontier) + NODES * owners[np.arange(frontier) % len(owners)]
-        self._requests = [RelationRequest(1, 0, ids, 5, False, True, np.uint64(7))]
+        self._requests = [RelationRequest(1, 0, ids, Uniform(5), True, np.uint64(7))]
         self.make()
         self.messages, self.bytes = self._traffic.messages, self._traffic.bytes
 

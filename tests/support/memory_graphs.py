@@ -2,7 +2,7 @@
 
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -18,7 +18,7 @@ class InMemory:
 
     def __init__(self, graph: HeteroGraph, seed: int = SEED, epoch: int = EPOCH) -> None:
         self.graph, self.schema = graph, graph.schema
-        service = SimpleNamespace(sample=self._raise)
+        service = SimpleNamespace(fail=self._fail)
         self.session = SimpleNamespace(
             next_context=lambda: RandomContext(seed, epoch),
             sampling=lambda: nullcontext(service),
@@ -28,7 +28,7 @@ class InMemory:
         self.asked: list[Any] = []
 
     @staticmethod
-    def _raise(requests: list, error: BaseException) -> None:
+    def _fail(error: Exception) -> NoReturn:
         raise error
 
     def __getattr__(self, name: str) -> Any:

@@ -1,0 +1,160 @@
+"""The interface of a way to choose neighbours: its parameters, what owners prepare for it, and its kernel.
+
+A request carries one strategy and knows none of its parameters. A new strategy is a frozen dataclass in a file of this
+folder: its fields travel by themselves, its :meth:`Strategy.prepare` looks up what the draw needs on an owner, and the
+:class:`Draw` that it returns calls a kernel.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from mpigraph.arrays import I64, U64
+from mpigraph.errors import CollectiveError
+from mpigraph.kernels.rng import combine
+from mpigraph.kernels.sample import Candidates, Destinations
+from mpigraph.store.store import Store
+from mpigraph.store.topology import Adjacency
+
+__all__ = ["MAX_WORDS", "Draw", "HopKeys", "OwnedRows", "Strategy"]
+
+MAX_WORDS = 8
+"""How many numbers a strategy may have on the wire."""
+
+
+@dataclass(frozen=True)
+class HopKeys:
+    """Hashes that the draws of one hop may depend on.
+
+    Attributes:
+        minibatch: the same in all hops of a minibatch: a hash of seed, epoch and seed nodes. 0 where each root of a
+            tree has a key of its own, which is then mixed into that of the request.
+        hop: another one in each hop.
+        number: of the hop; 0 is that of the seeds.
+    """
+
+    minibatch: np.uint64
+    hop: np.uint64
+    number: int
+
+    @classmethod
+    def of(cls, minibatch: np.uint64, number: int) -> "HopKeys":
+        """The keys of hop ``number``."""
+        return cls(minibatch, combine(minibatch, number), number)
+
+
+@dataclass(frozen=True)
+class OwnedRows:
+    """The destinations of a request that one host of this node holds, and the host's edges.
+
+    Attributes:
+        host: index of the host.
+        near: the host's in-edges of the relation.
+        ids: int64[n], the destinations of the whole request.
+        keys: uint64[n], for each destination, or uint64[1], for all: what draws depend on besides the destination.
+        excluded: int64[k], excluded edges, ascending, counted from the host's first edge.
+        scratch: int64[n] each, for kernels; what ``count`` notes there, ``choose`` finds.
+    """
+
+    host: int
+    near: Adjacency
+    ids: I64
+    keys: U64
+    excluded: I64
+    scratch: Candidates
+
+    def destinations(self, fanout: int, replace: bool) -> Destinations:
+        """The destinations as kernels take them."""
+        return Destinations(self.ids, fanout, replace, self.keys)
+
+
+class Draw(Protocol):
+    """A strategy with all that it needs on this rank; called for each host, and for each thread's ``positions``."""
+
+    def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
+        """Fill ``counts`` (int64[n]) at ``positions`` (int64[m]): how many neighbours these destinations get."""
+
+    def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
+        """Fill ``picks`` with edges of the host, counted from its first one.
+
+        ``offsets`` (int64[n + 1]) says where those of each destination go.
+        """
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """A way to choose in-neighbours of nodes through one relation.
+
+    Fields are ints and bools, which travel as words: owners answer requests with equal strategies in one pass. Those
+    that :attr:`columns` names are int64[n], a number for each destination.
+
+    Attributes:
+        fanout: most neighbours of a destination; -1 means all.
+    """
+
+    tag: ClassVar[int]
+    """What the strategy is known by on the wire, from 1 on; another one for each."""
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Names of the fields that have a number for each destination."""
+    _by_tag: ClassVar[dict[int, type["Strategy"]]] = {}
+
+    fanout: int
+
+    def __init_subclass__(cls) -> None:
+        known = Strategy._by_tag.setdefault(cls.tag, cls)
+        if known.__qualname__ != cls.__qualname__:
+            raise TypeError(f"{cls.__qualname__}: {known.__qualname__} has tag {cls.tag}: give another one")
+        Strategy._by_tag[cls.tag] = cls
+
+    @staticmethod
+    def of_tag(tag: int) -> type["Strategy"]:
+        """The strategy with a tag.
+
+        Raises:
+            CollectiveError: this rank knows none.
+        """
+        if tag not in Strategy._by_tag:
+            raise CollectiveError(
+                f"no sampling strategy has tag {tag} on this rank: import its module before initialize(), so that "
+                "servers know it, too"
+            )
+        return Strategy._by_tag[tag]
+
+    def words(self) -> list[int]:
+        """The parameters, in the order of the fields."""
+        return [int(getattr(self, name)) for name, _ in _parameters(type(self))]
+
+    @classmethod
+    def from_words(cls, words: Sequence[int], columns: Sequence[I64]) -> "Strategy":
+        """The strategy with these parameters; ``words`` may be followed by others."""
+        given: dict[str, Any] = dict(zip(cls.columns, columns, strict=True))
+        given |= {name: kind(word) for (name, kind), word in zip(_parameters(cls), words, strict=False)}
+        return cls(**given)
+
+    def key(self, keys: HopKeys, relation: int, src_type: int) -> np.uint64:
+        """What the draws of a relation in a hop depend on, besides the destination and the number of the draw."""
+        return combine(keys.hop, relation)
+
+    def with_root_times(self, times: I64) -> "Strategy":
+        """The strategy for destinations whose roots have these times, int64[n]."""
+        return self
+
+    @abstractmethod
+    def prepare(self, store: Store, relation: int) -> Draw:
+        """Look up on this rank what the draw needs.
+
+        Raises:
+            NotOpenHere: a tensor is not open here.
+            ClosedError: a tensor was closed.
+        """
+        raise NotImplementedError
+
+
+@cache
+def _parameters(strategy: type[Strategy]) -> list[tuple[str, Any]]:
+    """Names and types of the fields that are words."""
+    return [(field.name, field.type) for field in fields(strategy) if field.name not in strategy.columns]

@@ -1,0 +1,79 @@
+"""In proportion to edge weights."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mpigraph.arrays import I64
+from mpigraph.errors import GraphDataError
+from mpigraph.kernels.exclude import copy_kept, recount_weighted, shorten_rows, step_over
+from mpigraph.kernels.weighted import choose_weighted, count_weighted
+from mpigraph.sampling.strategies.strategy import Draw, OwnedRows, Strategy
+from mpigraph.store.derived import EdgeWeights
+from mpigraph.store.store import Store
+
+__all__ = ["Weighted"]
+
+
+@dataclass(frozen=True)
+class Weighted(Strategy):
+    """Choose edges with probability proportional to their weights; an edge of weight 0 is never chosen.
+
+    Attributes:
+        replace: with replacement.
+        weights: number of the tensor of edge weights.
+    """
+
+    tag = 2
+    kernel: ClassVar[Callable[..., None]] = staticmethod(choose_weighted)
+    replace: bool
+    weights: int
+
+    def prepare(self, store: Store, relation: int) -> Draw:
+        """Look up the weights, and the tables of prepared ones."""
+        return _WeightedDraw(self, store.derived(EdgeWeights, self.weights))
+
+
+class _WeightedDraw:
+    def __init__(self, how: Weighted, weights: EdgeWeights) -> None:
+        self._how = how
+        self._weights = weights
+        self._tables = weights.tables  # one object for all passes, whatever is written meanwhile
+
+    def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
+        """See :class:`.Draw`.
+
+        Raises:
+            GraphDataError: an edge weight is negative, infinite or NaN.
+        """
+        near, dst = rows.near, rows.destinations(self._how.fanout, self._how.replace)
+        weights = self._weights.values(rows.host)
+        where = (near.indptr, near.first_node, weights, self._tables.num_drawable(rows.host), positions)
+        bad = count_weighted(dst, *where, rows.scratch, counts)
+        if bad >= 0:
+            raise GraphDataError(self._weights.complaint(near.first_edge + bad, weights[bad]))
+        if len(rows.excluded):
+            shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
+            _, shortened = _split(rows, positions)
+            recount_weighted(dst, weights, rows.excluded, shortened, rows.scratch, counts)
+
+    def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
+        """See :class:`.Draw`."""
+        dst, scratch = rows.destinations(self._how.fanout, self._how.replace), rows.scratch
+        weights, table = self._weights.values(rows.host), self._tables.table(rows.host)
+        if len(rows.excluded):  # shortened rows are drawn from a copy of their weights, for which no table was made
+            positions, shortened = _split(rows, positions)
+            starts = np.empty(len(rows.ids), np.int64)
+            kept = np.empty(int(scratch.degrees[shortened].sum()), weights.dtype)
+            copy_kept(weights, rows.excluded, shortened, scratch, starts, kept)
+            self._how.kernel(dst, kept, table[:0], shortened, scratch._replace(begins=starts), offsets, picks)
+            step_over(rows.excluded, shortened, starts, scratch, offsets, picks)
+        self._how.kernel(dst, weights, table, positions, scratch, offsets, picks)
+
+
+def _split(rows: OwnedRows, positions: I64) -> tuple[I64, I64]:
+    """The positions of the rows that are whole, and of those that were shortened."""
+    shortened = rows.scratch.num_excluded[positions] > 0
+    return positions[~shortened], positions[shortened]

@@ -1,0 +1,131 @@
+"""Another way to choose neighbours is a class of its own: here one that takes the edges of lowest id."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from layouts import SharedJob, everywhere, on_all, rotated
+from oracle import NUM_NODES
+
+import mpigraph.distributed as dist
+from mpigraph.arrays import I64
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.distgraph.sampled_graph import SamplingArguments
+from mpigraph.errors import CollectiveError
+from mpigraph.graphs.fields import EID
+from mpigraph.kernels.exclude import shorten_rows, step_over
+from mpigraph.kernels.sample import count_uniform
+from mpigraph.rows.row_tensor import RowTensor
+from mpigraph.sampling.protocol import RelationRequest, pack_request, unpack_requests
+from mpigraph.sampling.strategies import Draw, HopKeys, OwnedRows, Strategy, Temporal, Uniform
+from mpigraph.store.store import Store
+
+SAMPLING_WAYS = ("alltoallv", "sparse")
+
+
+@dataclass(frozen=True)
+class First(Strategy):
+    """Take the first edges by id, from number ``skip`` on."""
+
+    tag = 100
+    skip: int
+
+    def key(self, keys: HopKeys, relation: int, src_type: int) -> np.uint64:
+        return keys.minibatch
+
+    def prepare(self, store: Store, relation: int) -> Draw:
+        return self
+
+    def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
+        dst = rows.destinations(-1, False)
+        count_uniform(dst, rows.near.indptr, rows.near.first_node, positions, rows.scratch, counts)
+        if len(rows.excluded):
+            shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
+        counts[positions] = np.clip(rows.scratch.degrees[positions] - self.skip, 0, self.fanout)
+
+    def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
+        for p in positions.tolist():
+            begin, end = offsets[p : p + 2]
+            picks[begin:end] = rows.scratch.begins[p] + self.skip + np.arange(end - begin)
+        if len(rows.excluded):
+            step_over(rows.excluded, positions, rows.scratch.begins, rows.scratch, offsets, picks)
+
+
+@dataclass(frozen=True)
+class _FirstArguments(SamplingArguments):
+    skip: int = 0
+
+    def strategy(self, fanout: int, weights: RowTensor | None, times: int) -> Strategy:
+        return First(fanout, self.skip)
+
+
+class FirstSampler(NeighborSampler):
+    """A sampler of the first neighbours."""
+
+    arguments_type = _FirstArguments
+
+
+def first_edges(g: dist.DistGraph, nodes: torch.Tensor, fanout: int, skip: int, excluded: Any = ()) -> list[list[int]]:
+    """The edges that :class:`First` takes for each of some nodes, in plain Python."""
+    _, dst = g.find_edges(torch.arange(g.num_edges()))
+    kept = [e for e in range(g.num_edges()) if e not in set(excluded)]
+    into: dict[int, list[int]] = {}
+    for edge in kept:
+        into.setdefault(int(dst[edge]), []).append(edge)
+    return [into.get(node, [])[skip : skip + fanout] for node in nodes.tolist()]
+
+
+@everywhere
+@rotated(3)
+def test_a_strategy_of_a_test_draws_in_every_layout(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    nodes = torch.arange(g.rank(), NUM_NODES, 2)
+    excluded = np.arange(0, g.num_edges(), 5)
+    for skip, out in ((0, ()), (1, excluded)):
+        how = _FirstArguments([3], skip=skip)
+        frontier = g.sample_neighbors(nodes, how, exclude_edges=np.asarray(out, np.int64))
+        expected = sum(first_edges(g, nodes, 3, skip, out), [])
+        on_all(job.trainers, sorted(frontier.edata[EID].tolist()) == sorted(expected), "sample_neighbors")
+    with pytest.raises(CollectiveError, match="no sampling strategy has tag 101 on this rank: import its module"):
+        Strategy.of_tag(101)
+
+
+@everywhere
+@rotated(3)
+def test_a_sampler_of_a_test_in_a_loader(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    loader = dist.DistNodeDataLoader(g, dist.node_split(np.ones(NUM_NODES)), FirstSampler([2, 2]), batch_size=7)
+    right = []
+    for _, outputs, blocks in loader:
+        drawn = blocks[-1].edata[EID].tolist()
+        right.append(drawn == sum(first_edges(g, outputs, 2, 0), []))
+    on_all(job.trainers, all(right), str(right))
+    loader.close()
+
+
+@pytest.mark.parametrize("by_root", [False, True])
+@pytest.mark.parametrize(
+    "strategy",
+    [Uniform(-1, True), First(4, 2), Temporal(3, False, 7, 8, True, False, -1, np.arange(5) - 2)],
+)
+def test_a_strategy_travels_with_its_parameters_and_columns(strategy: Strategy, by_root: bool) -> None:
+    ids, at = np.array([9, 7, 5, 3, 1]) + 2**33, np.array([0, 2, 3])
+    key = np.arange(5).astype(np.uint64) if by_root else np.uint64(6)
+    request = RelationRequest(1, 2, ids, strategy, True, key, np.array([4, 8]))
+    words = np.concatenate(pack_request(request, ids[at], request.excluded, at))
+    (joined,) = unpack_requests([words]).joined
+    got = joined.request
+    assert isinstance(got, RelationRequest) and type(got.strategy) is type(strategy)
+    assert got.strategy.words() == strategy.words() and got.want_eids
+    for name in strategy.columns:
+        assert np.array_equal(getattr(got.strategy, name), getattr(strategy, name)[at])
+    assert np.array_equal(got.key, key[at] if by_root else key) and got.excluded.tolist() == [4, 8]
+
+
+def test_two_strategies_cannot_have_one_tag() -> None:
+    with pytest.raises(TypeError, match="First has tag 100: give another one"):
+
+        class Second(First):
+            pass
