@@ -1,10 +1,10 @@
-"""Compiled loops over plain arrays. :func:`warm_up` compiles (or loads from the cache) all that training uses."""
+"""Compiled loops over plain arrays. :func:`compile_missing` sees to it that all that training uses is in the cache."""
 
 from typing import Any
 
 import numpy as np
 
-from mpigraph.kernels import cache  # noqa: F401  first: it gives the others a place to be kept
+from mpigraph.kernels import cache  # first: it gives the others a place to be kept
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
@@ -43,7 +43,14 @@ from mpigraph.kernels.search import find_in_rows
 from mpigraph.kernels.soundness import bad_source, falls, hash_of_degrees, hash_of_sources
 from mpigraph.kernels.upcoming import add_reads, split_free
 
-__all__ = ["warm_up"]
+__all__ = ["compile_missing", "warm_up"]
+
+
+def compile_missing() -> None:
+    """Compile the kernels of the usual path unless all are in the cache; a call then loads the one that it needs."""
+    if not cache.is_complete():
+        warm_up()
+        cache.note_complete()
 
 
 def warm_up() -> None:

@@ -5,10 +5,16 @@ where it can write nowhere, as in containers and installations by an administrat
 temporary directory is used.
 
 Of the processes of a machine that need a kernel one compiles it; the others wait for it, and load it.
+
+A process loads a kernel when it first calls it. So that none is compiled while other ranks wait, a job compiles all of
+them at its start, unless a note says that they are in the cache (:func:`is_complete`). Other rooms keep what they have
+measured in notes, too.
 """
 
+import hashlib
 import os
 import stat
+import sys
 import tempfile
 import time
 import warnings
@@ -19,15 +25,18 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+import numba
 from numba import config
 from numba.core import dispatcher, event
 from numba.core.caching import FunctionCache
+from numba.core.registry import cpu_target
+from numba.core.runtime.nrt import rtsys
 
 from mpigraph.compiling import REPORT
 from mpigraph.config import timeout
 from mpigraph.errors import StorageError
 
-__all__ = ["prepare"]
+__all__ = ["is_complete", "note_complete", "prepare", "read_note", "write_note"]
 
 _POLL = 0.02  # seconds between looks at a lock
 
@@ -88,7 +97,7 @@ class _SharedCache:
 
     def load_overload(self, *what: Any) -> Any:
         """Load a kernel; None if this process is to compile it."""
-        loaded = self._own.load_overload(*what)
+        loaded = self._load(*what)
         if loaded is None:
             self.leave()
             REPORT.begin()
@@ -96,10 +105,16 @@ class _SharedCache:
             with suppress(OSError):  # without a place for locks each process compiles
                 self._lock = open(_folder_of_locks() / f"{self._name}.lock", "w")
                 _wait_for(self._lock, timeout())
-            loaded = self._own.load_overload(*what)
+            loaded = self._load(*what)
             if loaded is not None:
                 self.leave()
         return loaded
+
+    def _load(self, signature: Any, target: Any) -> Any:
+        """Load a kernel as numba does, but for what only compiling needs: all that numba can compile, and scipy."""
+        rtsys.initialize(target)  # type: ignore[no-untyped-call]
+        with self._own._guard_against_spurious_io_errors():
+            return self._own._load_overload(signature, target)
 
     def save_overload(self, *what: Any) -> None:
         """Save a kernel that this process has compiled."""
@@ -130,6 +145,55 @@ class _Failures(event.Listener):  # type: ignore[misc]
         kernel = of.data["dispatcher"]
         if isinstance(kernel._cache, _SharedCache) and tuple(of.data["args"]) not in kernel.overloads:
             kernel._cache.leave()
+
+
+def _folder() -> Path:
+    return Path(FunctionCache(prepare).cache_path)  # type: ignore[no-untyped-call]
+
+
+def read_note(name: str) -> str:
+    """Return a note from the folder of compiled kernels; "" if there is none."""
+    try:
+        return (_folder() / f"{name}.txt").read_text(encoding="utf-8")
+    except (OSError, ValueError, RuntimeError):
+        return ""
+
+
+def write_note(name: str, text: str) -> None:
+    """Keep a note in the folder of compiled kernels, whole or not at all; do nothing if the folder is read-only."""
+    with suppress(OSError, RuntimeError):
+        path = _folder() / f"{name}.txt"
+        number, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=path.parent)
+        try:
+            with open(number, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        except OSError:
+            os.unlink(temporary)
+            raise
+
+
+def _note_of_this_machine() -> str:
+    """Name the note on these sources, this compiler and this processor."""
+    sources = sorted(
+        (path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in Path(__file__).parent.glob("*.py")
+    )
+    target = cpu_target.target_context.codegen().magic_tuple()  # type: ignore[no-untyped-call]
+    words = repr([numba.__version__, sys.implementation.cache_tag, target, sources])
+    return f"kernels-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
+
+
+def is_complete() -> bool:
+    """Return whether all kernels of the usual path were compiled and none of their files has gone."""
+    names = read_note(_note_of_this_machine()).splitlines()
+    return bool(names) and not config.DISABLE_JIT and set(names) <= set(os.listdir(_folder()))  # type: ignore[attr-defined]
+
+
+def note_complete() -> None:
+    """Note that all kernels of the usual path have been compiled."""
+    with suppress(OSError, RuntimeError):
+        names = sorted(name for name in os.listdir(_folder()) if name.endswith((".nbi", ".nbc")))
+        write_note(_note_of_this_machine(), "\n".join(names))
 
 
 def _cache_of(py_func: Any) -> Any:

@@ -2,17 +2,26 @@
 
 Which one is faster depends on the fabric and on the MPI library's way with lists of rows, so a job of several nodes
 tries on a small window all of those that work there (``rows/self_test.py``). The slowest trainer counts, since the
-others wait for it, and all agree on one.
+others wait for it, and all agree on one. What was measured is kept in a note beside the compiled kernels, and serves
+the next jobs on the same nodes for some days.
 """
 
+import hashlib
+import json
+import math
+import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
 
 from mpigraph.collective import collective
+from mpigraph.kernels.cache import read_note, write_note
 from mpigraph.log import get_logger
+from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.rows.self_test import find_working_windows
 from mpigraph.rows.service import RowService
@@ -25,13 +34,14 @@ _ROWS = 4096  # held by each host, and read at a time
 _ROW_BYTES = 400
 _REPEATS = 5
 _LONGEST = 0.2  # seconds for a transport
+_KEPT = 7 * 86400.0  # seconds: the fabric may change, or have been busy
 
 
 @collective("world.comm")
 def choose_transport(service: RowService) -> dict[str, float]:
     """Set ``service.transport`` to the fastest one that works, unless the user chose or the job has one node.
 
-    Takes about a quarter of a second for each transport. Servers answer meanwhile.
+    Where no job has measured yet, this takes about a quarter of a second for each transport. Servers answer meanwhile.
 
     Returns:
         Bytes a second of each transport, empty where nothing was measured.
@@ -43,7 +53,7 @@ def choose_transport(service: RowService) -> dict[str, float]:
     service.world.comm.Allreduce(MPI.IN_PLACE, wanted, op=MPI.MAX)
     if wanted[0]:
         find_working_windows(service)
-    measured = _measure(service) if service.automatic and len(service.transports) > 1 else {}
+    measured = _rates(service) if service.automatic and len(service.transports) > 1 else {}
     if measured:
         service.transport = max(service.transports, key=lambda transport: measured[transport.name])
     if service.transport is not None and service.world.rank == 0:
@@ -52,6 +62,39 @@ def choose_transport(service: RowService) -> dict[str, float]:
         speed = f" ({measured[name] / 1e9:.2f} GB/s{other})" if measured else ""
         get_logger().info("transport: %s%s", name, speed)
     return measured
+
+
+@collective("world.comm")
+def _rates(service: RowService) -> dict[str, float]:
+    """Return what was measured on these nodes lately, else measure. Rank 0 decides."""
+    world = service.world
+    if world.config.ranks_per_node:  # pretended nodes are for tests
+        return _measure(service)
+    names = [transport.name for transport in service.transports]
+    nodes = allgather_bytes(world.comm, b"" if world.node.rank else MPI.Get_processor_name().encode())
+    sources = [path.stat() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    words = [library_version(), names, sorted(nodes), [(found.st_mtime_ns, found.st_size) for found in sources]]
+    note = f"transports-{hashlib.sha256(repr(words).encode()).hexdigest()[:16]}"
+    rates = np.zeros(len(names))
+    if world.rank == 0:
+        rates[:] = _noted(note, len(names))
+    world.comm.Bcast(rates)
+    if rates.all():
+        return dict(zip(names, rates.tolist(), strict=True))
+    measured = _measure(service)
+    if world.rank == 0:
+        write_note(note, json.dumps([time.time(), *(measured[name] for name in names)]))
+    return measured
+
+
+def _noted(note: str, count: int) -> list[float]:
+    """Return the rates in a note, zeros if there is none, or an old one."""
+    try:
+        when, *rates = map(float, json.loads(read_note(note)))
+    except (ValueError, TypeError):
+        return [0.0] * count
+    fresh = 0 <= time.time() - when < _KEPT and len(rates) == count and all(0 < rate < math.inf for rate in rates)
+    return rates if fresh else [0.0] * count
 
 
 @collective("world.comm")

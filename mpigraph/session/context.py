@@ -21,7 +21,7 @@ from mpigraph import config as settings
 from mpigraph.collective import Strict, collective
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError, check_integer
-from mpigraph.kernels import warm_up
+from mpigraph.kernels import compile_missing
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
 from mpigraph.mpi.abort import abort, exit_status, guard, unguard
@@ -366,7 +366,7 @@ def initialize(
         world.close()
         raise
     with world.watch("compiling kernels", _PATIENCE):
-        world.once_per_node(warm_up)  # the other ranks of a node load what they need from its cache
+        world.once_per_node(compile_missing)
         wait(world.comm.Ibarrier(), PEERS_COMPUTE)  # what comes next has a shorter deadline
     cores = world.cores_per_rank()
     if world.size > 1 and not config.threads_chosen:

@@ -200,7 +200,7 @@ def test_compiling_may_take_longer_than_a_step(tmp_path: Path, oracle) -> None:
 import time
 import mpigraph.session.context as context
 from mpigraph.mpi.watchdog import Watchdog
-context.warm_up = lambda: time.sleep(3)
+context.compile_missing = lambda: time.sleep(3)
 watch = Watchdog.watch
 Watchdog.watch = lambda self, what, patience=1.0: watch(self, what, patience / (200 if "kernels" in what else 1))
 """
