@@ -13,6 +13,7 @@ from numba import config, njit
 from numba.core.caching import FunctionCache
 from numba.core.errors import TypingError
 
+from mpigraph import kernels
 from mpigraph.compiling import REPORT
 from mpigraph.errors import StorageError
 from mpigraph.kernels import cache
@@ -131,3 +132,47 @@ def test_a_job_runs_where_neither_installation_nor_home_can_be_written(tmp_path:
     assert done.status == 0, done.output
     (folder,) = tmp_path.glob("mpigraph-kernels-*")
     assert list(folder.rglob("*.nbi"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for compiled kernels, of which two files are there."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    folder = cache._folder()
+    for name in ("rng.combine-1.py.nbi", "rng.combine-1.py.1.nbc"):
+        (folder / name).touch()
+    return folder
+
+
+def test_kernels_are_compiled_at_the_start_unless_all_are_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[int] = []
+    monkeypatch.setattr(kernels, "warm_up", lambda: compiled.append(1))
+
+    def compiles() -> bool:
+        compiled.clear()
+        kernels.compile_missing()
+        return bool(compiled)
+
+    assert compiles() and not compiles()
+    (folder / "rng.combine-1.py.1.nbc").unlink()
+    assert compiles() and not compiles()
+    (note,) = folder.glob("kernels-*.txt")
+    note.write_text("")  # torn
+    assert compiles() and not compiles()
+    monkeypatch.setattr(cache.numba, "__version__", "another")
+    assert compiles() and not compiles()
+    for path in folder.glob("*.nb*"):
+        path.unlink()
+    assert compiles() and compiles()  # nothing could be kept
+
+
+def test_notes_that_cannot_be_written_or_read_are_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.write_note("a", "text")
+    cache.write_note("a", "another")
+    assert cache.read_note("a") == "another" and cache.read_note("b") == ""
+    assert sorted(path.name for path in folder.iterdir() if "nb" not in path.suffix) == ["a.txt"]
+    (folder / "a.txt").write_bytes(b"\xff")
+    assert cache.read_note("a") == ""
+    monkeypatch.setattr(cache, "_folder", lambda: Path("/proc/self/nowhere"))
+    cache.write_note("a", "text")
+    assert cache.read_note("a") == "" and not cache.is_complete()
