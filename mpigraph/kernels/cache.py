@@ -111,7 +111,7 @@ class _SharedCache:
         return loaded
 
     def _load(self, signature: Any, target: Any) -> Any:
-        """Load a kernel as numba does, but for what only compiling needs: all that numba can compile, and scipy."""
+        """Load a kernel as numba does, without importing what only compiling needs (its own functions, and scipy)."""
         rtsys.initialize(target)  # type: ignore[no-untyped-call]
         with self._own._guard_against_spurious_io_errors():
             return self._own._load_overload(signature, target)
