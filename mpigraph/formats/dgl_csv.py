@@ -170,5 +170,5 @@ def _named(features: Mapping[str, Feature]) -> dict[str, Feature]:
     return {name: feature for name, feature in features.items() if name != _OWN_ID} | own
 
 
-DGL_CSV = Layout("DGL's CSVDataset", _META, _is_at, _read, takes_tables=True, by_all_ranks=True)
+DGL_CSV = Layout("DGL's CSVDataset", _META, _is_at, _read, takes=("tables",), by_all_ranks=True)
 """The layout."""

@@ -46,8 +46,7 @@ class Layout:
         marks: the files by which a directory of this layout is recognised, for a message; "" if it is a single file.
         is_at: returns whether a path, a file or a directory, has this layout; looks at names and first lines alone.
         read: reads the graph. Errors are GraphDataErrors that name the file and, in text, the line.
-        takes_num_nodes: whether ``ReadOptions.num_nodes`` is used; else it is an error.
-        takes_tables: the same of ``ReadOptions.tables``.
+        takes: names of the :class:`ReadOptions` that it uses; the user gets an error for others.
         by_all_ranks: whether every rank calls ``read``, which only maps files, or divides the work; else one rank of
             each node calls it for all.
     """
@@ -56,6 +55,5 @@ class Layout:
     marks: str
     is_at: Callable[[Path], bool]
     read: Callable[[Path, ReadOptions], GraphSource]
-    takes_num_nodes: bool = False
-    takes_tables: bool = False
+    takes: tuple[str, ...] = ()
     by_all_ranks: bool = False

@@ -249,13 +249,13 @@ NEO4J = Layout(
     "csv files with :ID and :START_ID in headers",
     partial(_is_at, _NEO4J),
     partial(_read, _NEO4J),
-    takes_tables=True,
+    takes=("tables",),
 )
 NEPTUNE = Layout(
     "Neptune's csv",
     "csv files with ~id and ~from in headers",
     partial(_is_at, _NEPTUNE),
     partial(_read, _NEPTUNE),
-    takes_tables=True,
+    takes=("tables",),
 )
 """The layouts."""

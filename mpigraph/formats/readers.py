@@ -1,16 +1,11 @@
-"""Read graphs from files into a :class:`~mpigraph.partition.source.GraphSource`. numpy only, no pickle.
+"""Read graphs from files into a :class:`~mpigraph.partition.source.GraphSource`. No pickle is opened.
 
-The inputs: an ``.npz`` or HDF5 file or a directory of ``.npy`` files, as ``python -m mpigraph generate`` writes it
-(``named_arrays.py``), a text file of METIS (``metis_files.py``), the directory of an OGB node-property dataset
-(``ogb.py``), of OGB-LSC's MAG240M (``lsc.py``), and of DGL's chunked format (``dgl_chunked.py``), tables in csv and
-parquet files (``table_folders.py``), what other programs write in layouts of their own (``layouts/``), and graphs
-that are cut into parts, by this library (``shards.py``) or by DGL (``dgl_parts.py``).
-Arrays are mapped, not read, wherever the file allows it. Labels become the node feature "label" (int64), masks bool,
-features "feat" (float32, or float16 where they are).
+``LAYOUTS`` and ``_OTHERS`` name every input and its module. Arrays are mapped, not read, wherever the file allows it.
+Labels become the node feature "label" (int64), masks bool, features "feat" (float32, or float16 where they are).
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,14 +21,13 @@ from mpigraph.formats.edge_lists import KONECT, MATRIX_MARKET, checked_by_commen
 from mpigraph.formats.graphbolt import GRAPHBOLT
 from mpigraph.formats.graphstorm import GRAPHSTORM
 from mpigraph.formats.hgb import HGB
-from mpigraph.formats.igb import IGB
 from mpigraph.formats.layout import Layout, ReadOptions
-from mpigraph.formats.lsc import is_lsc, read_lsc
 from mpigraph.formats.metis_files import is_metis, read_metis
 from mpigraph.formats.named_arrays import is_npy_directory, read_hdf5, read_npy_directory, read_npz
 from mpigraph.formats.neo4j import NEO4J, NEPTUNE
 from mpigraph.formats.node_ranks import NodeRanks, read_once
 from mpigraph.formats.ogb import is_ogb, is_text_of_ogb, read_ogb
+from mpigraph.formats.processed_arrays import IGB, MAG240M
 from mpigraph.formats.shards import read_partition
 from mpigraph.formats.table_folders import has_tables, read_tables
 from mpigraph.formats.typed_tables import TableOptions
@@ -48,11 +42,45 @@ __all__ = ["LAYOUTS", "read_source"]
 LAYOUTS: tuple[Layout, ...] = (
     MATRIX_MARKET, KONECT, HGB, IGB, GRAPHBOLT, DGL_CSV, GRAPHSTORM, NEO4J, NEPTUNE,
 )  # fmt: skip
-"""In the order in which they are tried."""
+"""Layouts of programs that keep graphs, in the order in which they are tried."""
 
 
-def _layout_of(path: Path) -> Layout | None:
-    return next((layout for layout in LAYOUTS if layout.is_at(path)), None)
+def _is_hdf5_file(path: Path) -> bool:
+    return path.is_file() and is_hdf5(path)
+
+
+_OTHERS = (
+    Layout("generated arrays", "edge_src.npy", is_npy_directory, lambda path, _: read_npy_directory(path), (), True),
+    Layout(
+        "DGL's chunked graph",
+        METADATA,
+        lambda path: (path / METADATA).is_file(),
+        lambda path, options: read_chunked(path, options.ranks),
+        by_all_ranks=True,
+    ),
+    Layout("OGB", "raw/", is_text_of_ogb, lambda path, options: read_ogb(path, options), ("dataset",)),
+    Layout("OGB", "", is_ogb, lambda path, options: read_ogb(path, options), ("dataset",), by_all_ranks=True),
+    MAG240M,
+    Layout(
+        "tables",
+        "csv or parquet files",
+        has_tables,
+        lambda path, options: checked_by_comments(path, read_tables(path, options), options.adds_reverse),
+        ("num_nodes", "nodes", "tables"),
+        by_all_ranks=True,
+    ),
+    Layout("METIS", "", is_metis, lambda path, options: read_metis(path, options.scratch)),
+    Layout(
+        "HDF5", "", lambda path: path.is_file() and is_hdf5(path), lambda path, _: read_hdf5(path), by_all_ranks=True
+    ),
+    Layout("npz", "", Path.is_file, lambda path, _: read_npz(path), by_all_ranks=True),
+)
+_OPTIONS = {
+    "num_nodes": "the number of nodes",
+    "nodes": "files of nodes",
+    "tables": "what columns are",
+    "dataset": "the name of a data set",
+}
 
 
 @collective("ranks", "inside a block of ``exchange.together``")
@@ -119,68 +147,22 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _read_path(path: Path, options: ReadOptions) -> GraphSource:
-    if path.is_file() and path.suffix == ".json" and _layout_of(path) is None:
+    layout = next((layout for layout in (*LAYOUTS, *_OTHERS) if layout.is_at(path)), None)
+    if path.is_file() and path.suffix == ".json" and layout not in LAYOUTS:
         if not is_dgl_partition(path):
             return read_partition(path)
         return read_once(options.ranks, f"reading {path}", partial(read_dgl_partition, path, options.scratch))
     with _naming(path):
-        return replace(_read(path, options), path=str(path))
+        if layout is None:
+            known = (f"{layout.marks} ({layout.name})" for layout in (*_OTHERS, *LAYOUTS) if layout.marks)
+            raise GraphDataError(f"a directory with neither {' nor '.join(known)}")
+        for name, words in _OPTIONS.items():
+            if getattr(options, name) != getattr(ReadOptions(ranks=options.ranks), name) and name not in layout.takes:
+                takers = dict.fromkeys(layout.name for layout in (*_OTHERS, *LAYOUTS) if name in layout.takes)
+                raise GraphDataError(f"{words} cannot be given for {layout.name}, only for {', '.join(takers)}")
 
+        def read() -> GraphSource:
+            with _naming(path):
+                return replace(layout.read(path, options), path=str(path))
 
-def _by_one_rank(path: Path, options: ReadOptions, read: Callable[[], GraphSource]) -> GraphSource:
-    """Return what ``read`` does, which one rank of each node calls."""
-
-    def named() -> GraphSource:
-        with _naming(path):
-            return read()
-
-    return read_once(options.ranks, f"reading {path}", named)
-
-
-def _read(path: Path, options: ReadOptions) -> GraphSource:
-    num_nodes = options.num_nodes
-    if options.dataset is not None and not is_ogb(path):
-        raise GraphDataError(f"the name of a data set ({options.dataset!r}) can be given only for OGB's directories")
-    layout = _layout_of(path)
-    if layout is not None:
-        if num_nodes is not None and not layout.takes_num_nodes:
-            raise GraphDataError(f"the number of nodes cannot be given for {layout.name}: its files say it")
-        if options.nodes or (options.tables != TableOptions() and not layout.takes_tables):
-            raise GraphDataError(f"files of nodes, or what columns are, cannot be given for {layout.name}")
-        read = partial(layout.read, path, options)
-        return read() if layout.by_all_ranks else _by_one_rank(path, options, read)
-    source = _read_directory(path, options) if path.is_dir() else None
-    if source is None and has_tables(path):
-        source = read_tables(path, options.nodes, num_nodes, options.ranks, options.tables)
-        return checked_by_comments(path, source, options.adds_reverse)
-    if options.nodes or options.tables != TableOptions():
-        raise GraphDataError("files of nodes, and what columns are, can be given only for csv and parquet files")
-    if num_nodes is not None:
-        raise GraphDataError("the number of nodes can be given only for edge lists in csv and parquet files")
-    if source is not None:
-        return source
-    if path.is_dir():
-        raise GraphDataError(
-            f"a directory with neither edge_src.npy nor {METADATA} (DGL), raw/ (OGB), edges in processed/ (MAG240M), "
-            f"csv or parquet files"
-            + "".join(f", nor {layout.marks} ({layout.name})" for layout in LAYOUTS if layout.marks)
-        )
-    if is_metis(path):
-        return _by_one_rank(path, options, partial(read_metis, path, options.scratch))
-    if is_hdf5(path):
-        return read_hdf5(path)
-    return read_npz(path)
-
-
-def _read_directory(path: Path, options: ReadOptions) -> GraphSource | None:
-    """Read a directory of which the names of files tell the layout; None if they do not."""
-    if is_npy_directory(path):
-        return read_npy_directory(path)
-    if (path / METADATA).is_file():
-        return read_chunked(path, options.ranks)
-    if is_ogb(path):
-        read = partial(read_ogb, path, options)
-        return _by_one_rank(path, options, read) if is_text_of_ogb(path) else read()
-    if is_lsc(path):
-        return read_lsc(path)
-    return None
+        return read() if layout.by_all_ranks else read_once(options.ranks, f"reading {path}", read)

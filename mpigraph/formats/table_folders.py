@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.input_files import FolderFiles, in_natural_order
-from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.layout import ReadOptions
 from mpigraph.formats.table_files import is_table, open_tables
 from mpigraph.formats.typed_tables import EdgeTable, NodeTable, TableOptions, read_typed_tables
 from mpigraph.log import get_logger
@@ -39,29 +39,19 @@ def has_tables(path: Path) -> bool:
 
 
 @collective("ranks")
-def read_tables(
-    path: Path,
-    nodes: Sequence[Path] = (),
-    num_nodes: int | None = None,
-    ranks: NodeRanks | None = None,
-    options: TableOptions | None = None,
-) -> GraphSource:
+def read_tables(path: Path, options: ReadOptions) -> GraphSource:
     """Read a graph from csv or parquet files.
 
     Args:
         path: a file of edges, or a directory.
-        nodes: files of nodes that are not in the directory.
-        num_nodes: number of nodes, if their ids are to be taken as they are.
-        ranks: as for :func:`~mpigraph.formats.typed_tables.read_typed_tables`.
-        options: what the user says of columns.
+        options: what the user says.
 
     Raises:
         GraphDataError: a file cannot be read, names do not say what it is, or files contradict one another.
         StorageError: a temporary file cannot be written.
     """
-    options = options or TableOptions()
     tables = _tables_in(path)
-    for file in nodes:
+    for file in options.nodes:
         match = _NAME.fullmatch(_stem(file))
         name = match[2] if match is not None and match[1].lower() == "nodes" else None
         tables.setdefault(("nodes", name or ""), []).extend(_files_of(file) or [file])
@@ -73,12 +63,14 @@ def read_tables(
     if len(node_files) == 1 and only is None:
         only = unquote(next(iter(node_files)))
     relations = {name: _relation(path, name, only, [*node_files]) for name in edge_files}
-    node_tables = [_node_table(unquote(name) or DEFAULT_NTYPE, files, options) for name, files in node_files.items()]
-    edge_tables = [_edge_table(relations[name], files, options) for name, files in edge_files.items()]
-    if num_nodes is not None and (len(edge_tables) > 1 or relations != {"": DEFAULT_ETYPE}):
+    node_tables = [
+        _node_table(unquote(name) or DEFAULT_NTYPE, files, options.tables) for name, files in node_files.items()
+    ]
+    edge_tables = [_edge_table(relations[name], files, options.tables) for name, files in edge_files.items()]
+    if options.num_nodes is not None and (len(edge_tables) > 1 or relations != {"": DEFAULT_ETYPE}):
         raise GraphDataError(f"{path}: the number of nodes can be given only for a graph without types")
-    counts = {} if num_nodes is None else {DEFAULT_NTYPE: num_nodes}
-    source = read_typed_tables(node_tables, edge_tables, ranks, options, counts)
+    counts = {} if options.num_nodes is None else {DEFAULT_NTYPE: options.num_nodes}
+    source = read_typed_tables(node_tables, edge_tables, options.ranks, options.tables, counts)
     if path.is_dir():
         folder = FolderFiles(path)
         for file in (file for files in tables.values() for file in files):

@@ -124,5 +124,5 @@ def test_categories_that_the_user_names(tmp_path):
     assert values(source.node_feats["_N"])["note"] == [1, 2, 0] and source.left_out == ()
     with pytest.raises(GraphDataError, match="features are the columns of the files"):
         read_source(path, tables=TableOptions(columns={"x": ("feat",)}))
-    with pytest.raises(GraphDataError, match="files of nodes, or what columns are, cannot be given"):
+    with pytest.raises(GraphDataError, match="files of nodes cannot be given for DGL's CSVDataset"):
         read_source(path, nodes=[path / "nodes.csv"])

@@ -181,7 +181,7 @@ def test_what_no_file_says_is_asked(tmp_path, caplog, capsys):
     with pytest.raises(GraphDataError, match=r"no OGB dataset 'products' \(known: ogbn-products, "):
         read_source(folder, dataset="products")
     np.savez(tmp_path / "g.npz", edge_src=[0], edge_dst=[0])
-    with pytest.raises(GraphDataError, match="only for OGB's directories"):
+    with pytest.raises(GraphDataError, match="the name of a data set cannot be given for npz, only for OGB"):
         read_source(tmp_path / "g.npz", dataset="ogbn-products")
 
 

@@ -126,7 +126,7 @@ def test_a_given_number_of_nodes_keeps_ids(tmp_path):
     with pytest.raises(GraphDataError, match=rf"g.parquet: src, row {row}: edge {row} of .* has source 29, but"):
         check_all(read_source(path, num_nodes=29))
     np.savez(tmp_path / "x.npz", edge_src=[0], edge_dst=[0])
-    with pytest.raises(GraphDataError, match=r"only for edge lists"):
+    with pytest.raises(GraphDataError, match=r"the number of nodes cannot be given for npz"):
         read_source(tmp_path / "x.npz", num_nodes=3)
 
 
