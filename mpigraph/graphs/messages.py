@@ -130,7 +130,7 @@ class EdgeBatch:
         Args:
             frames: frame of the sources, of the destinations, of the edges.
             src: int32[num_edges] or int64[num_edges], rows of the sources.
-            dst: likewise, rows of the destinations.
+            dst: as ``src``, rows of the destinations.
             perm: int64[num_edges], rows of the edges; None means in order.
             etype: the relation.
         """

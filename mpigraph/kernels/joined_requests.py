@@ -28,7 +28,7 @@ def find_requests(words: I64, bounds: I64, header: int, found: I64) -> int:
     """Find the requests in some messages.
 
     Args:
-        words: int64, the messages one after the other.
+        words: int64[n], the messages one after the other.
         bounds: int64[messages + 1], where they begin.
         header: how many words a request begins with, before its two lists.
         found: int64[requests, COLUMNS + header], filled; ``len(words) // (header + 2)`` rows are enough.
@@ -74,8 +74,8 @@ def unpack_lists(words: I64, halves: I32, begins: I64, sizes: I64, out: I64) -> 
     """Fill ``out`` with some lists of ids, one after the other.
 
     Args:
-        words: int64, the messages.
-        halves: int32, the same memory.
+        words: int64[n], the messages.
+        halves: int32[2 n], the same memory.
         begins: int64[n], where the lists begin in ``words``.
         sizes: int64[n], as in :data:`COLUMNS`.
         out: int64, as long as the lists together.

@@ -108,7 +108,7 @@ def find_slots(rows: I64, hint: I32, row_of: I64, valid: Mask, per_trainer: int,
         row_of: int64[slots].
         valid: bool[trainers], whether what is in each trainer's slots may be read.
         per_trainer: slots of each.
-        slots: filled.
+        slots: int32[n], filled.
     """
     n = len(rows)
     missing = 0

@@ -277,7 +277,7 @@ class RowCache:
             out: rows as words.
             batch: number of the minibatch.
             begin: position of its first row among the reads.
-            ring_next: which minibatch reads a row next, by position (``kernels/upcoming.py``).
+            ring_next: int32[reads], which minibatch reads a row next, by position (``kernels/upcoming.py``).
         """
         touch(rows, slots, batch, begin, ring_next, self._mine)
         given = np.empty(len(rows), np.int32)

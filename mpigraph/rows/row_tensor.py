@@ -123,7 +123,7 @@ class RowTensor:
         """Read rows in the order of ``ids`` (int64[n]). One-sided.
 
         Args:
-            ids: which rows.
+            ids: int64[n], which rows.
             out: what :meth:`arriving` takes; new memory for rows as they are stored if None.
 
         Raises:
