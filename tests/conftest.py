@@ -46,7 +46,7 @@ from typed_oracle import write_typed_oracle
 
 from mpigraph.cli import ranks
 from mpigraph.kernels import warm_up
-from mpigraph.mpi.watchdog import Watchdog
+from mpigraph.mpi import watchdog
 
 torch.set_num_threads(1)
 # Hundreds of processes import the same modules: their bytecode is kept, as the compiled kernels are, beside the source.
@@ -88,14 +88,14 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     jobs.check_required()
     layouts.STDERR = os.dup(2)  # pytest does not catch here yet
-    abort = Watchdog._abort
+    abort = watchdog.abort
 
-    def abort_aloud(watchdog: Watchdog, text: str, stacks: bool = False) -> None:
+    def abort_aloud(status: int, text: str = "", stacks: bool = False) -> None:
         os.dup2(layouts.STDERR, 2)  # pytest catches what is written there
         sys.stderr = os.fdopen(layouts.STDERR, "w")
-        abort(watchdog, text, stacks)
+        abort(status, text, stacks)
 
-    Watchdog._abort = abort_aloud
+    watchdog.abort = abort_aloud
     ranks.launch = lambda: None  # a test that calls a command runs it in its own process alone
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if WORLD.rank != 0 and reporter is not None:

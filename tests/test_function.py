@@ -150,7 +150,7 @@ def test_no_transposed_structure_for_features_without_gradient(g):
     w = g.edata["w"] = torch.rand(g.num_edges(), dtype=torch.float64, requires_grad=True)
     g.update_all(fn.u_mul_e("u", "w", "m"), fn.sum("m", "out"))
     g.dstdata["out"].sum().backward()
-    assert w.grad is not None and "transposed" not in vars(g._in_edges(DEFAULT_ETYPE))
+    assert w.grad is not None and "transposed" not in vars(g.structure(DEFAULT_ETYPE))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32])
@@ -203,9 +203,9 @@ def test_sums_are_deterministic_and_match_the_dense_matrix():
     src, dst = g.edges()
     x = torch.randn(60, 5, dtype=torch.float64)
     dense = torch.zeros(60, 60, dtype=torch.float64).index_put_((dst, src), torch.ones((), dtype=torch.float64), True)
-    found = spmm(g._in_edges(DEFAULT_ETYPE), x)
+    found = spmm(g.structure(DEFAULT_ETYPE), x)
     torch.testing.assert_close(found, dense @ x)
-    assert torch.equal(found, spmm(g._in_edges(DEFAULT_ETYPE), x))
+    assert torch.equal(found, spmm(g.structure(DEFAULT_ETYPE), x))
 
 
 def test_python_functions_on_edges_and_nodes(g):

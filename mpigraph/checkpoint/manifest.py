@@ -167,7 +167,7 @@ class Manifest:
         """The text of the file."""
         lists = {name: [vars(item) for item in getattr(self, name)] for name in ("tensors", "rows", "own", "files")}
         content = {"format": _FORMAT, "version": _VERSION, **vars(self), **lists}
-        return json.dumps(content | {"checksum": _checksum(content)}) + "\n"
+        return json.dumps(content | {"checksum": checksum(content)}) + "\n"
 
     def write(self, directory: Path) -> None:
         """Write it into a folder; the checkpoint there becomes this one.
@@ -214,7 +214,7 @@ class Manifest:
                 f"{path}: a checkpoint of version {content.get('version')!r} (this library reads {known})"
             )
         try:
-            if content.pop("checksum", None) != _checksum(content):
+            if content.pop("checksum", None) != checksum(content):
                 raise ShardFormatError(f"{path}: damaged manifest: its checksum does not match")
             return cls._of(content)
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
@@ -254,7 +254,7 @@ class Manifest:
         return manifest
 
 
-def _checksum(content: dict[str, Any]) -> str:
+def checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -107,7 +107,7 @@ class DistEmbedding:
         self.weight = DistTensor.filled(shape, dtype, name, label, part_policy, fill)
         self.num_embeddings, self.embedding_dim = shape
         self.optm_state: dict[str, DistTensor] | None = None
-        self._trace: list[Lookup] = []
+        self.trace: list[Lookup] = []
         self._lock = threading.Lock()  # a loader may read ahead in a thread during a step
 
     @property
@@ -148,13 +148,13 @@ class DistEmbedding:
         if torch.is_grad_enabled():
             leaf = leaf.detach().requires_grad_()
             with self._lock:
-                self._trace.append(Lookup(rows.copy(), leaf))
+                self.trace.append(Lookup(rows.copy(), leaf))
         return leaf
 
     def reset_trace(self) -> None:
         """Forget all reads, with their gradients."""
         with self._lock:
-            self._trace = []
+            self.trace = []
 
     def take_gradients(self) -> list[tuple[I64, torch.Tensor]]:
         """Take the gradients of the reads, which then have none: rows (int64[n]) with their gradient.
@@ -162,10 +162,10 @@ class DistEmbedding:
         A read is forgotten once nothing else refers to its tensor; until then it may get a gradient, or another one.
         """
         with self._lock:
-            taken = [(lookup.ids, grad) for lookup in self._trace if (grad := _take(lookup.leaf)) is not None]
-            weak = [(ids, TensorWeakRef(leaf)) for ids, leaf in self._trace]
-            self._trace.clear()  # what is alive now, the user or a graph of operations refers to
-            self._trace = [Lookup(ids, leaf) for ids, ref in weak if (leaf := ref()) is not None]
+            taken = [(lookup.ids, grad) for lookup in self.trace if (grad := _take(lookup.leaf)) is not None]
+            weak = [(ids, TensorWeakRef(leaf)) for ids, leaf in self.trace]
+            self.trace.clear()  # what is alive now, the user or a graph of operations refers to
+            self.trace = [Lookup(ids, leaf) for ids, ref in weak if (leaf := ref()) is not None]
         return taken
 
     def state_dict(self) -> dict[str, DistTensor]:

@@ -92,7 +92,7 @@ class DistTensor:
         """
         fill = None if init_func is None else by_range(init_func, dtype)
         wanted = Wanted(shape, dtype, name, part_policy, init_func, persistent, attach)
-        self._handle = create(wanted, "anonymous", fill)
+        self.handle = create(wanted, "anonymous", fill)
 
     @classmethod
     @collective("trainers")
@@ -116,7 +116,7 @@ class DistTensor:
             fill: makes the rows that a trainer owns, if the tensor is new; zeros if None.
         """
         tensor = cls.__new__(cls)
-        tensor._handle = create(Wanted(shape, dtype, name, part_policy), label, fill)
+        tensor.handle = create(Wanted(shape, dtype, name, part_policy), label, fill)
         return tensor
 
     @classmethod
@@ -124,7 +124,7 @@ class DistTensor:
         """The tensor of rows that came with a graph and live as long as it; of their stored dtype if not ``upcast``."""
         tensor = cls.__new__(cls)
         tensor._upcast = upcast
-        tensor._handle = Handle(session, graph, rows, owned=False)
+        tensor.handle = Handle(session, graph, rows, owned=False)
         return tensor
 
     @property
@@ -134,19 +134,19 @@ class DistTensor:
         Raises:
             ClosedError: the tensor, or the job, was closed.
         """
-        if self._handle.closed or self._handle.session.world.closed:
-            raise ClosedError(f"tensor {self._handle.rows.name!r} was closed")
-        return self._handle.rows
+        if self.handle.closed or self.handle.session.world.closed:
+            raise ClosedError(f"tensor {self.handle.rows.name!r} was closed")
+        return self.handle.rows
 
     @property
     def graph_name(self) -> str:
         """Name of the graph whose nodes or edges the rows are."""
-        return self._handle.graph
+        return self.handle.graph
 
     @property
     def graph_identity(self) -> str:
         """What tells the partitioning of the graph from others, in which nodes and edges have other ids."""
-        return self._handle.session.store.graphs[self._handle.graph].topology.config.identity
+        return self.handle.session.store.graphs[self.handle.graph].topology.config.identity
 
     def state_dict(self) -> dict[str, "DistTensor"]:
         """The rows, for checkpoints: ``{"rows": self}``."""
@@ -166,11 +166,11 @@ class DistTensor:
             return
         if (other.shape, other.dtype, other.rows.policy) != (self.shape, self.dtype, self.rows.policy):
             raise TensorMismatchError(f"rows of {other!r} do not fit {self!r}")
-        for owned in self._owned():
+        for owned in self.owned():
             for first in range(owned.first, owned.last, _BLOCK):
                 some = slice(first, min(first + _BLOCK, owned.last))
                 self[some] = other[some]
-        self._handle.session.control.call(Operation.BARRIER)
+        self.handle.session.control.call(Operation.BARRIER)
 
     @collective("trainers")
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -189,10 +189,10 @@ class DistTensor:
 
         All of these are raised on every trainer.
         """
-        session = self._handle.session
+        session = self.handle.session
         with session.world.together(f"saving tensor {self.name!r}"):
             where = npy_path(path)
-        config = session.store.graphs[self._handle.graph].topology.config
+        config = session.store.graphs[self.handle.graph].topology.config
         blocks = pieces(session, config, self.rows)
         write_npy(session, where, self.shape, self.dtype, ((first, self[ids]) for first, ids in blocks))
 
@@ -209,11 +209,11 @@ class DistTensor:
 
         All of these are raised on every trainer.
         """
-        session = self._handle.session
+        session = self.handle.session
         doing = f"loading tensor {self.name!r}"
         with session.world.together(doing):
             saved = NpyRows(npy_path(path), self.shape)
-        blocks = pieces(session, session.store.graphs[self._handle.graph].topology.config, self.rows)
+        blocks = pieces(session, session.store.graphs[self.handle.graph].topology.config, self.rows)
         with session.world.together(doing):
             for first, ids in blocks:
                 self[ids] = saved.read(first, len(ids))
@@ -251,7 +251,7 @@ class DistTensor:
             InvalidArgumentError: ``out`` has another shape, dtype or device than the rows asked for.
         """
         rows = self.rows
-        session = self._handle.session
+        session = self.handle.session
         session.check_thread(far=not session.world.all_near)
         ids = to_rows(index, len(self), rows.name)
         shape = (len(ids), *rows.shape[1:])
@@ -274,7 +274,7 @@ class DistTensor:
 
     def read_announced(self, read: Read, reader: CachedRows, pin_memory: bool) -> torch.Tensor:
         """The rows of a read that was announced, by a reader of this tensor; otherwise as :meth:`gather`. One-sided."""
-        session = self._handle.session
+        session = self.handle.session
         session.check_thread(far=not session.world.all_near)
         found = self._memory(len(read.ids), self._dtype, accelerator_here() if pin_memory else None)
         reader.read(read, to_storage(found, self._dtype))
@@ -285,7 +285,7 @@ class DistTensor:
         shape = (count, *self.rows.shape[1:])
         if pinned is not None:
             return pinned.pinned(shape, getattr(torch, dtype))
-        return to_torch(self._handle.session.pool.empty(shape, storage_dtype(dtype)), dtype)
+        return to_torch(self.handle.session.pool.empty(shape, storage_dtype(dtype)), dtype)
 
     def __setitem__(self, index: Any, values: Any) -> None:
         """Write rows; ``values`` broadcast and are converted. Of repeated rows the last wins.
@@ -299,7 +299,7 @@ class DistTensor:
         One-sided; complete at the target when it returns.
         """
         rows = self.rows
-        self._handle.session.check_thread()
+        self.handle.session.check_thread()
         ids = to_rows(index, len(self), rows.name)
         wanted = (len(ids), *rows.shape[1:])
         tensor = convert(values, getattr(torch, rows.dtype), f"values of tensor {rows.name!r}")
@@ -334,16 +334,16 @@ class DistTensor:
         if (self.shape, self.rows.policy) != (other.shape, other.rows.policy):
             raise TensorMismatchError(f"cannot combine tensors of shapes {self.shape} and {other.shape}")
         result = DistTensor(self.shape, self.dtype, part_policy=self.part_policy)
-        for owned in self._owned():
+        for owned in self.owned():
             mine, theirs = (tensor[owned.first : owned.last] != 0 for tensor in (self, other))
             result[owned.first : owned.last] = mine | theirs
-        self._handle.session.control.call(Operation.BARRIER)
+        self.handle.session.control.call(Operation.BARRIER)
         return result
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Full shape."""
-        return self._handle.rows.shape
+        return self.handle.rows.shape
 
     @property
     def dtype(self) -> torch.dtype:
@@ -354,26 +354,26 @@ class DistTensor:
     @property
     def storage_dtype(self) -> torch.dtype:
         """Element type in the hosts' memory, in caches and between nodes: :attr:`dtype`, or a narrower one."""
-        found: torch.dtype = getattr(torch, self._handle.rows.stored)
+        found: torch.dtype = getattr(torch, self.handle.rows.stored)
         return found
 
     @property
     def _dtype(self) -> str:
-        return self._handle.rows.dtype if self._upcast else self._handle.rows.stored
+        return self.handle.rows.dtype if self._upcast else self.handle.rows.stored
 
     @property
     def name(self) -> str:
         """The name it was created with."""
-        return self._handle.rows.name
+        return self.handle.rows.name
 
     tensor_name = name
 
     @property
     def part_policy(self) -> PartitionPolicy:
         """Which nodes or edges the rows are."""
-        session = self._handle.session
-        policy = self._handle.rows.policy
-        topology = session.store.graphs[self._handle.graph].topology
+        session = self.handle.session
+        policy = self.handle.rows.policy
+        topology = session.store.graphs[self.handle.graph].topology
         return PartitionPolicy.of(topology.config.book, policy.is_node, policy.type_id)
 
     @property
@@ -395,8 +395,8 @@ class DistTensor:
                 f"tensor {rows.name!r} has no local_partition: its rows are read as {self._dtype} and stored as "
                 f"{rows.stored}: read and write by ids, or open the graph with upcast=False"
             )
-        session = self._handle.session
-        part = local_part(session.world, session.store.graphs[self._handle.graph].topology.config.num_parts)
+        session = self.handle.session
+        part = local_part(session.world, session.store.graphs[self.handle.graph].topology.config.num_parts)
         first, last = self.part_policy._offsets[part : part + 2].tolist()
         return to_torch(rows.lend(*in_memory(session.world, rows, part, first, last)), rows.stored)
 
@@ -413,13 +413,15 @@ class DistTensor:
         """
         return self[:].clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-    def _owned(self) -> list[OwnedRange]:
-        return RowOwners(self._handle.session.world, self.rows.window.offsets).ranges()
+    def owned(self) -> list[OwnedRange]:
+        """Return the ranges of rows that this trainer writes."""
+        """Return the ranges of rows that this trainer writes."""
+        return RowOwners(self.handle.session.world, self.rows.window.offsets).ranges()
 
     @collective("trainers")
     def close(self) -> None:
         """Free the rows now; later use of any handle to this tensor raises."""
-        handle = self._handle
+        handle = self.handle
         if handle.closed:
             return
         handle.closed = True

@@ -157,7 +157,9 @@ class Block(MessagePassing):
     def _coo(self, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
         return self._structures[relation].coo
 
-    def _in_edges(self, relation: Relation) -> InEdges:
+    def structure(self, relation: Relation) -> InEdges:
+        """Return the in-edges of a relation."""
+        """Return the in-edges of a relation."""
         return self._structures[relation]
 
 

@@ -146,7 +146,9 @@ class HeteroGraph(MessagePassing):
     def _coo(self, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
         return self._edges[relation]
 
-    def _in_edges(self, relation: Relation) -> InEdges:
+    def structure(self, relation: Relation) -> InEdges:
+        """Return the in-edges of a relation."""
+        """Return the in-edges of a relation."""
         if relation not in self._structures:
             src, dst = self._edges[relation]
             sizes = self.num_nodes(relation[0]), self.num_nodes(relation[2])

@@ -76,7 +76,7 @@ class InMemoryGraph(ABC):
         """Return source and destination of each edge, int64, by edge id."""
 
     @abstractmethod
-    def _in_edges(self, relation: Relation) -> InEdges:
+    def structure(self, relation: Relation) -> InEdges:
         """Return the edges of a relation by destination."""
 
     @abstractmethod
@@ -221,12 +221,12 @@ class InMemoryGraph(ABC):
     def in_degrees(self, v: IdsLike | str = ALL, etype: EdgeType = None) -> Any:
         """Return the in-degrees of destinations ``v`` (all by default), int64[n]; an int for one number."""
         relation = self.to_canonical_etype(etype)
-        return _pick(self._in_edges(relation).degrees, v, f"node of type {relation[2]!r}")
+        return _pick(self.structure(relation).degrees, v, f"node of type {relation[2]!r}")
 
     def out_degrees(self, u: IdsLike | str = ALL, etype: EdgeType = None) -> Any:
         """Return the out-degrees of sources ``u`` (all by default), int64[n]; an int for one number."""
         relation = self.to_canonical_etype(etype)
-        in_edges = self._in_edges(relation)
+        in_edges = self.structure(relation)
         degrees = torch.bincount(in_edges.indices, minlength=in_edges.num_src)
         return _pick(degrees, u, f"node of type {relation[0]!r}")
 
@@ -295,7 +295,7 @@ class InMemoryGraph(ABC):
             InvalidArgumentError: another ``form``, or ids that are not integers.
         """
         relation = self.to_canonical_etype(etype)
-        dst, src, eids = self._neighbours(self._in_edges(relation), v, relation[2])
+        dst, src, eids = self._neighbours(self.structure(relation), v, relation[2])
         return _in_form(form, src, dst, eids)
 
     def out_edges(self, u: IdsLike, form: str = "uv", etype: EdgeType = None) -> Any:

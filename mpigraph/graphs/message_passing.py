@@ -90,7 +90,7 @@ class MessagePassing(InMemoryGraph):
         totals = {}
         for ntype, group in by_type.items():
             reduced = [self._aggregated(relation, message_func, reduce_func, neutral) for relation in group]
-            zero_in_degree = sum(self._in_edges(relation).degrees for relation in group) == 0
+            zero_in_degree = sum(self.structure(relation).degrees for relation in group) == 0
             totals[ntype] = combine(reduced, reduce_func.op)
             totals[ntype][zero_in_degree] = 0  # not the neutral element, as in DGL
         # stored only now: the output may have the name of an input that another relation still reads
@@ -205,7 +205,7 @@ class MessagePassing(InMemoryGraph):
         """Return what messages along one relation become at its destinations, by name."""
         if isinstance(message, Message) and isinstance(reduce, Reduce):
             return {reduce.out: self._aggregated(relation, message, reduce)}
-        in_edges = self._in_edges(relation)
+        in_edges = self.structure(relation)
         if isinstance(message, Message):
             edges = EdgeBatch.of(self._frames_of(relation), in_edges.indices, in_edges.dst, in_edges.perm)
             messages = {message.out: edge_values(message, edges)}
@@ -220,7 +220,7 @@ class MessagePassing(InMemoryGraph):
         return {reduce.out: reduce_rows(in_edges, messages[reduce.msg], reduce.op)}
 
     def _aggregated(self, relation: Relation, message: Message, reduce: Reduce, empty: float = 0.0) -> torch.Tensor:
-        return aggregate(self._in_edges(relation), self._frames_of(relation), message, reduce, empty)
+        return aggregate(self.structure(relation), self._frames_of(relation), message, reduce, empty)
 
     def _apply_to(self, func: NodeFunction | None, ntypes: set[str]) -> None:
         if func is not None:

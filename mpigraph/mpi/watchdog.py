@@ -79,6 +79,7 @@ class Watchdog:
 
     Attributes:
         stopping: whether this process was asked to stop, and where all trainers do.
+        now: the seconds that have passed, without those in which the process was stopped.
     """
 
     @collective("``node`` and on ``leaders``")
@@ -94,6 +95,7 @@ class Watchdog:
         leader: int = 0,
         leaders: MPI.Intracomm | None = None,
         threads: bool = True,
+        clock: Callable[[], float] | None = time.monotonic,
     ) -> None:
         """Make a board on ``node`` and start to watch.
 
@@ -107,14 +109,16 @@ class Watchdog:
             leader: the rank in ``node`` that speaks for it.
             leaders: on leaders, those of all nodes, if there are several.
             threads: whether the watchdog's thread may call MPI. If not, a leader calls :meth:`exchange`.
+            clock: tells the seconds; None if no thread watches, and who has made it advances ``now`` and calls
+                :meth:`look`.
         """
         self._who = (identity, number, trains)
         self._timeout = timeout
         self._trainers = trainers
         self._threads = threads
         self._tick = min(_TICK, timeout / 10)
-        self._now = 0.0
-        self._last_tick = time.monotonic()
+        self.now = 0.0
+        self._last_tick = clock() if clock is not None else 0.0
         self._waits: dict[int, _Wait] = {}
         self._tokens = itertools.count()
         self._home = threading.get_ident()
@@ -132,10 +136,12 @@ class Watchdog:
         self._node = Node(self._board.stopping, leader, self._board.fence)
         self._decider = Decider()
         self._done = threading.Event()
-        self._board.write(self._record())
+        self._board.write(self.record())
         node.Barrier()
-        self._thread = threading.Thread(target=self._run, name="mpigraph-watchdog", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if clock is not None:
+            self._thread = threading.Thread(target=self._run, args=(clock,), name="mpigraph-watchdog", daemon=True)
+            self._thread.start()
 
     def watch(self, what: str, patience: float = 1.0, whom: Sequence[int] = ()) -> AbstractContextManager[None]:
         """Put a deadline of ``patience`` timeouts on this thread's wait for ``what`` inside a protocol step.
@@ -179,12 +185,12 @@ class Watchdog:
     def _waiting(self, kind: _Kind, what: str, place: str, limit: float, whom: Sequence[int] = ()) -> Iterator[None]:
         token = next(self._tokens)  # waits begin in several threads
         try:  # Ctrl-C may come anywhere
-            self._waits[token] = _Wait(kind, what, place, self._now, limit, threading.get_ident())
+            self._waits[token] = _Wait(kind, what, place, self.now, limit, threading.get_ident())
             with span("own" if kind is _Kind.OWN else "meet", detail=what, whom=whom):
                 yield
         finally:
             self._waits.pop(token, None)
-            self._before = what, self._now
+            self._before = what, self.now
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -206,7 +212,8 @@ class Watchdog:
     def close(self) -> None:
         """Stop watching and free the board."""
         self._done.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         if self._reports is not None:
             self._reports.close()
             self._reports = None
@@ -215,41 +222,41 @@ class Watchdog:
     def exchange(self) -> None:
         """On a leader, exchange reports with those of other nodes if it is time to."""
         if self._reports is not None:
-            self._reports.exchange(self._summary, self._now)
+            self._reports.exchange(self._summary, self.now)
 
     @property
     def needs_exchange(self) -> bool:
         """Whether somebody must call :meth:`exchange` again and again, as the watchdog's thread may not."""
         return self._reports is not None and not self._threads
 
-    def _run(self) -> None:
+    def _run(self, clock: Callable[[], float]) -> None:
         while not self._done.wait(self._tick if self._node.target in (NEVER, STOP) else min(_HURRY, self._tick)):
-            passed = time.monotonic() - self._last_tick
+            passed = clock() - self._last_tick
             self._last_tick += passed
-            self._now += passed if passed < _LATE * self._tick else self._tick
-            self._look()
+            self.now += passed if passed < _LATE * self._tick else self._tick
+            self.look()
 
-    def _look(self) -> None:
-        """What a tick is for."""
-        self._board.write(self._record())
+    def look(self) -> None:
+        """Do what a tick is for: write what this rank does, and end what is overdue."""
+        self._board.write(self.record())
         self.stopping.pass_on()
         for wait in list(self._waits.values()):
-            if self._now - wait.since > wait.limit:
+            if self.now - wait.since > wait.limit:
                 self._overdue(wait)
-        self._board.look(self._now)
-        first = next(rank for rank in self._order if self._board.still(rank, self._now) <= self._timeout)
+        self._board.look(self.now)
+        first = next(rank for rank in self._order if self._board.still(rank, self.now) <= self._timeout)
         if first != self._board.rank:
             return
-        summary = self._board.summary(self._now, min(_SOON, self._timeout / 2))
+        summary = self._board.summary(self.now, min(_SOON, self._timeout / 2))
         if first != self._order[0]:  # the leader is stopped, and with it what this node hears of others
             self._judge_still(summary)
             return
-        summary.said = self._node.look(self._now)
+        summary.said = self._node.look(self.now)
         self._summary = summary
         if self._reports is None:
             if not self._alone:  # who asks nobody stops by itself
                 self._node.set_target(self._decider.choose([summary.said]))
-            self._judge(summary)
+            self.judge(summary)
             return
         self._reports.hurry = self._node.target not in (NEVER, STOP)
         if self._threads:
@@ -259,34 +266,34 @@ class Watchdog:
         self._node.set_target(self._reports.target)
         if self._reports.leads:
             self._judge_all(self._reports)
-        elif self._threads and self._reports.silence(self._now) > self._timeout:
-            summary.still.append(("the first node's leader", self._reports.silence(self._now)))
+        elif self._threads and self._reports.silence(self.now) > self._timeout:
+            summary.still.append(("the first node's leader", self._reports.silence(self.now)))
             self._judge_still(summary)
 
     def _decide(self, reports: Reports) -> None:
         """Choose where trainers stop, on the leader that all nodes report to."""
         if reports.complete:
-            nodes = [summary.said for _, _, summary in reports.others(self._now)]
+            nodes = [summary.said for _, _, summary in reports.others(self.now)]
             reports.target = self._decider.choose([self._summary.said, *nodes])
 
     def _judge_all(self, reports: Reports) -> None:
         """Judge all nodes, on the leader that they report to."""
         everybody = Summary.decode(self._summary.encode())
         fresh = reports.complete
-        for node, age, summary in reports.others(self._now):
+        for node, age, summary in reports.others(self.now):
             everybody.add(summary)
             fresh &= age < _FRESH
             if age > self._timeout and self._threads:
                 everybody.still.append((f"node {node}", age))
         if fresh:
-            self._judge(everybody)
+            self.judge(everybody)
         else:
-            self._apart_since = self._now
+            self._apart_since = self.now
             self._judge_still(everybody)
 
     # What follows from a summary
 
-    def _judge(self, summary: Summary) -> None:
+    def judge(self, summary: Summary) -> None:
         """Warn or end the job, knowing what everybody does."""
         self._judge_still(summary)
         everybody = summary.blocked == self._trainers and not summary.in_step
@@ -304,8 +311,8 @@ class Watchdog:
         """End the job if every trainer waits where some other one is not, and that is seen again and again."""
         apart = all_wait and all(count < self._trainers for count in summary.at.values())
         if not apart or summary.shortest < min(_SOON, self._timeout / 2):
-            self._apart_since = self._now
-        elif self._now - self._apart_since > min(_SURE, self._timeout / 2):
+            self._apart_since = self.now
+        elif self.now - self._apart_since > min(_SURE, self._timeout / 2):
             self._end("trainers wait for one another in different calls: the job is stuck", summary)
 
     def _judge_still(self, summary: Summary) -> None:
@@ -315,30 +322,30 @@ class Watchdog:
 
     def _end(self, why: str, summary: Summary) -> None:
         text = "\n  ".join(summary.lines())
-        self._abort(f"{why} and is ended (MPIGRAPH_TIMEOUT is {self._timeout:g} s). The ranks:\n  {text}")
+        self._stop(f"{why} and is ended (MPIGRAPH_TIMEOUT is {self._timeout:g} s). The ranks:\n  {text}")
 
     def _overdue(self, wait: _Wait) -> None:
         """End the job because of a wait inside a protocol step. One rank of a node speaks."""
         if not self._board.claim(self._tick):
             time.sleep(_SPEAKING_TIME)
-        self._board.look(self._now)
-        lines = self._board.summary(self._now, min(_SOON, self._timeout / 2), last=True).lines()
-        self._abort(
-            f"{self._who[0]} waited {self._now - wait.since:.0f} s in {wait.what}: the job is stuck and is ended "
+        self._board.look(self.now)
+        lines = self._board.summary(self.now, min(_SOON, self._timeout / 2), last=True).lines()
+        self._stop(
+            f"{self._who[0]} waited {self.now - wait.since:.0f} s in {wait.what}: the job is stuck and is ended "
             f"(MPIGRAPH_TIMEOUT sets the limit). The ranks of this node:\n  " + "\n  ".join(lines),
             stacks=True,
         )
 
-    def _abort(self, text: str, stacks: bool = False) -> None:
+    def _stop(self, text: str, stacks: bool = False) -> None:
         abort(_STUCK, f"[mpigraph] {text}\n", stacks=stacks)
 
     # What this rank does
 
-    def _record(self) -> Record:
-        """What this rank does now."""
+    def record(self) -> Record:
+        """Return what this rank does now."""
         identity, number, trains = self._who
         innermost = {wait.thread: wait for wait in list(self._waits.values())}
-        if self._home not in innermost and self._idle is not None and (found := self._idle.wait(self._now)):
+        if self._home not in innermost and self._idle is not None and (found := self._idle.wait(self.now)):
             (what, place, limited), since = found
             kind = _Kind.LIMITED if limited else _Kind.MEETING
             innermost[self._home] = _Wait(kind, what, place, since, math.inf, self._home)
@@ -349,7 +356,7 @@ class Watchdog:
         if trains and len(mine) == len(waits) and all(wait.kind in (_Kind.MEETING, _Kind.OWN) for wait in mine):
             meetings = [wait for wait in mine if wait.kind is _Kind.MEETING]
             if meetings:
-                record.blocked = max(self._now - max(wait.since for wait in mine), 1e-3)
+                record.blocked = max(self.now - max(wait.since for wait in mine), 1e-3)
                 record.known = all(wait.place for wait in meetings) and not _strangers(self._workers)
                 if record.known and self._idle is not None and record.blocked > 1:  # who waits in torch may get it
                     record.known = not unsent()
@@ -357,11 +364,11 @@ class Watchdog:
         where = _line_of_script(self._home) if trains else ""
         if mine:
             record.text = " and ".join(dict.fromkeys(f"waiting in {wait.what}" for wait in mine)) + where
-            record.seconds = self._now - max(wait.since for wait in mine)
+            record.seconds = self.now - max(wait.since for wait in mine)
         else:
             what, since = self._before
             record.text = f"running{where} (last in {what})" if trains else "serving"
-            record.seconds = self._now - since
+            record.seconds = self.now - since
         return record
 
 

@@ -89,7 +89,7 @@ class World:
             unlink_segments()
             remove_dead_segments()
         try:
-            self._assign_roles(0 if self.size == 1 else num_servers)
+            self.assign_roles(0 if self.size == 1 else num_servers)
         except InvalidArgumentError:  # on every rank
             self._made.close()
             raise
@@ -166,14 +166,14 @@ class World:
         self.node.Bcast(leader)
         known = np.empty((self.size, 3), np.int64)
         self.comm.Allgather(np.array([leader[0], os.getpid(), memory_domain()], np.int64), known)
-        self._node_of = np.unique(known[:, 0], return_inverse=True)[1]
-        self.pids, self._domains = known[:, 1], known[:, 2]
-        self.num_nodes = int(self._node_of.max()) + 1
-        self.node_index = int(self._node_of[self.rank])
+        self.node_of = np.unique(known[:, 0], return_inverse=True)[1]
+        self.pids, self.domains = known[:, 1], known[:, 2]
+        self.num_nodes = int(self.node_of.max()) + 1
+        self.node_index = int(self.node_of[self.rank])
 
-    def _assign_roles(self, num_servers: int) -> None:
+    def assign_roles(self, num_servers: int) -> None:
         """Of each node ``num_servers`` ranks serve, the others train."""
-        per_node = np.bincount(self._node_of)
+        per_node = np.bincount(self.node_of)
         starved = np.flatnonzero(per_node <= num_servers)
         if len(starved):
             raise InvalidArgumentError(
@@ -186,20 +186,20 @@ class World:
         self.is_trainer = not serves[self.rank]
         self.trainer_ranks = np.flatnonzero(~serves)
         self.hosts = np.flatnonzero(serves) if num_servers else np.arange(self.size)
-        self.nodes_of_hosts = self._node_of[self.hosts]
-        self.nodes_of_trainers = self._node_of[self.trainer_ranks]
+        self.nodes_of_hosts = self.node_of[self.hosts]
+        self.nodes_of_trainers = self.node_of[self.trainer_ranks]
         self.near = self.nodes_of_hosts == self.node_index
         mine = np.flatnonzero(self.hosts == self.rank)
         self.host_index = int(mine[0]) if len(mine) else -1
-        before = (self._node_of == self.node_index)[: self.rank] & ~serves[: self.rank]
+        before = (self.node_of == self.node_index)[: self.rank] & ~serves[: self.rank]
         self.local_trainer = int(before.sum()) if self.is_trainer else -1
         self.num_local_trainers = int(per_node[self.node_index]) - num_servers
 
     def serving(self, num_servers: int) -> list[I64]:
         """For each node, the ranks that serve where ``num_servers`` are asked for."""
-        by_node = np.argsort(self._node_of, kind="stable")
-        members = np.split(by_node, np.cumsum(np.bincount(self._node_of))[:-1])
-        return [ranks[choose_servers(self._domains[ranks].tolist(), num_servers)] for ranks in members]
+        by_node = np.argsort(self.node_of, kind="stable")
+        members = np.split(by_node, np.cumsum(np.bincount(self.node_of))[:-1])
+        return [ranks[choose_servers(self.domains[ranks].tolist(), num_servers)] for ranks in members]
 
     @property
     def is_host(self) -> bool:

@@ -109,7 +109,7 @@ class SAGEConv(nn.Module):
             if self._aggregator == "mean" and edge_weight is None and self._aggregates_own(graph, feat):
                 x = self.feat_drop(feat)
                 graph.srcdata["h"] = x  # only for its check of the number of rows
-                mean, own = mean_and_own(graph._in_edges(graph.to_canonical_etype(None)), x)
+                mean, own = mean_and_own(graph.structure(graph.to_canonical_etype(None)), x)
                 out = self._combined(own, self.fc_neigh(mean))
             else:
                 src, dst = source_and_destination(graph, feat, self.feat_drop)

@@ -126,7 +126,7 @@ class TypedEdges:
     @classmethod
     def _of_all(cls, graph: InMemoryGraph, num_rels: int) -> "TypedEdges":
         relations = graph.canonical_etypes
-        by_relation = [graph._in_edges(relation) for relation in relations]
+        by_relation = [graph.structure(relation) for relation in relations]
         device = graph.device
         src_begin, num_src = _begins(graph.srctypes, [graph.num_src_nodes(t) for t in graph.srctypes])
         dst_begin, num_dst = _begins(graph.dsttypes, [graph.num_dst_nodes(t) for t in graph.dsttypes])
@@ -160,7 +160,7 @@ class TypedEdges:
         Raises:
             InvalidArgumentError: not one type for each edge, or one that is not in [0, num_rels).
         """
-        in_edges = graph._in_edges(graph.to_canonical_etype(None))
+        in_edges = graph.structure(graph.to_canonical_etype(None))
         types = checked_types(etypes, in_edges.num_edges, num_rels, "etypes", graph.device)
         types = in_edges.to_csc_order(types)
         place = torch.argsort(types, stable=True)  # within a type they stay sorted by destination

@@ -70,12 +70,12 @@ def metis_assign(
         return np.zeros(total, np.int32)
     if recursive is None:
         recursive = num_parts <= 8 and objtype == "cut"
-    adjacency = _widened(symmetric_adjacency(source))
+    adjacency = widened(symmetric_adjacency(source))
     if total <= num_parts or len(adjacency.indices) == 0:
         return random_assign(source, num_parts, seed)
     usable = {name: weights for name, weights in criteria.items() if weights.sum() >= 10 * num_parts}
     most = int(np.iinfo(adjacency.indptr.dtype).max)
-    parts = _call_metis(adjacency, num_parts, usable, seed if abs(seed) <= most else seed % most, objtype, recursive)
+    parts = call_metis(adjacency, num_parts, usable, seed if abs(seed) <= most else seed % most, objtype, recursive)
     return _restore_balance(adjacency, parts, num_parts, criteria)
 
 
@@ -95,7 +95,7 @@ def metis_cut(adjacency: Adjacency, edge_weights: I64, num_parts: int, criteria:
     Raises:
         PartitionError: METIS finds no parts, as happens with several criteria.
     """
-    return _call_metis(_widened(adjacency), num_parts, criteria, seed, "cut", num_parts <= 8, edge_weights)
+    return call_metis(widened(adjacency), num_parts, criteria, seed, "cut", num_parts <= 8, edge_weights)
 
 
 def symmetric_adjacency(source: GraphSource) -> Adjacency:
@@ -121,13 +121,13 @@ def symmetric_adjacency(source: GraphSource) -> Adjacency:
     return Adjacency(counts, indices[:kept])
 
 
-def _widened(adjacency: Adjacency) -> Adjacency:
+def widened(adjacency: Adjacency) -> Adjacency:
     """Return the adjacency in METIS's integer, so that METIS copies nothing and we hold nothing twice."""
     integer = pymetis.zero_copy_dtype()
     return Adjacency(adjacency.indptr.astype(integer, copy=False), adjacency.indices.astype(integer, copy=False))
 
 
-def _call_metis(
+def call_metis(
     adjacency: Adjacency,
     num_parts: int,
     criteria: Criteria,
@@ -145,7 +145,7 @@ def _call_metis(
     else:
         weights = one_weight(criteria)[:, None]
     if exported:
-        return _call_library(entry, adjacency, weights, num_parts, seed, objtype, edge_weights)
+        return call_library(entry, adjacency, weights, num_parts, seed, objtype, edge_weights)
     return _call_pymetis(adjacency, weights, num_parts, seed, objtype, recursive, edge_weights)
 
 
@@ -155,7 +155,7 @@ def _is_uniform(criteria: Criteria) -> bool:
     return len(criteria) == 1 and bool((weights == weights[0]).all())
 
 
-def _call_library(
+def call_library(
     entry: str,
     adjacency: Adjacency,
     weights: I64 | None,

@@ -45,7 +45,7 @@ def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
         SharedMemoryError: a node has not; on every rank, with the sizes of each such node.
     """
     known = np.empty((world.size, 4), np.int64)
-    world.comm.Allgather(np.array([world.node_index, *_free_and_size(world)], np.int64), known)
+    world.comm.Allgather(np.array([world.node_index, *free_and_size(world)], np.int64), known)
     known = known[np.lexsort((known[:, 1], known[:, 0]))]
     tightest = known[np.searchsorted(known[:, 0], np.arange(world.num_nodes)), 1:]
     needed = np.zeros(world.num_nodes, np.int64)
@@ -56,7 +56,7 @@ def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
         raise _error(world, np.column_stack([short, needed[short], hosts[short], tightest[short]]), what)
 
 
-def _free_and_size(world: World) -> tuple[int, int, int]:
+def free_and_size(world: World) -> tuple[int, int, int]:
     """Bytes that are free, bytes in all, and where: the tightest of the limits that this rank tells of."""
     speaks = world.host_index == world.first_hosts()[world.node_index]
     limits = [

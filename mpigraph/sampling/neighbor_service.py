@@ -57,7 +57,7 @@ class NeighborService:
     def __init__(self, state: Store, channel: Channel) -> None:
         self.lock = Lock()
         self._state = state
-        self._channel = channel
+        self.channel = channel
         self._world = state.world
         self._buffers = Buffers()
         self._workers = Workers(state.world.config.num_worker_threads)
@@ -67,11 +67,11 @@ class NeighborService:
     @property
     def channel_number(self) -> int:
         """The number of the channel."""
-        return self._channel.number
+        return self.channel.number
 
     def name_rounds(self, purpose: str) -> None:
         """Note what rounds are made for from now on, for messages."""
-        self._channel.purpose = purpose
+        self.channel.purpose = purpose
 
     def use_threads(self, num_threads: int) -> None:
         """Sample near neighbours with so many threads from now on."""
@@ -113,7 +113,7 @@ class NeighborService:
             except Exception as exc:  # once the round is over: the others are in the middle of it
                 failed.append(exc)
 
-        answers = self._channel.ask(words, draw_near, error)
+        answers = self.channel.ask(words, draw_near, error)
         if failed:
             raise failed[0]
         readers = {rank: AnswerReader(answer) for rank, answer in answers.items()}
@@ -131,7 +131,7 @@ class NeighborService:
     def fail(self, error: Exception) -> NoReturn:
         """Raise an error; every trainer that is in a round, or makes the next one, raises it, too."""
         if not self._world.all_near:
-            self._channel.ask({}, lambda: None, error)
+            self.channel.ask({}, lambda: None, error)
         raise error
 
     @collective("the channel's trainers", WHEN_FAR)
@@ -159,7 +159,7 @@ class NeighborService:
             for host, positions in far:
                 lists.setdefault(int(self._world.hosts[host]), []).extend(pack_query(query, positions))
         words = {rank: np.concatenate(arrays) for rank, arrays in lists.items()}
-        answers = self._channel.ask(words, look_near)
+        answers = self.channel.ask(words, look_near)
         readers = {rank: AnswerReader(answer) for rank, answer in answers.items()}
         for out, (_, far) in zip(found, by_host, strict=True):
             for host, positions in far:
@@ -182,7 +182,7 @@ class NeighborService:
     @collective("the channel's trainers", "where they ask in step")
     def serve_until_idle(self) -> None:
         """Return when the other trainers need nothing more of this thread."""
-        self._channel.serve_until_idle()
+        self.channel.serve_until_idle()
 
     def _near(
         self, request: RelationRequest, by_host: PositionsByHost, buffers: Buffers, scratch: int = 0

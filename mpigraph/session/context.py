@@ -100,7 +100,7 @@ class Session:
         saver: saves checkpoints, once there was one.
     """
 
-    _current: ClassVar["Session | None"] = None
+    running: ClassVar["Session | None"] = None
 
     def __init__(self, store: Store, control: Control, num_threads: int = 1) -> None:
         self.store = store
@@ -249,7 +249,7 @@ def current() -> Session:
     Raises:
         NotInitializedError: ``initialize()`` was not called.
     """
-    session = Session._current
+    session = Session.running
     if session is None:
         raise NotInitializedError(WORKER if is_worker() else _NOT_STARTED)
     return session
@@ -257,8 +257,8 @@ def current() -> Session:
 
 def _compare(call: str) -> None:
     """Compare a collective call with those of the other trainers of the running session, if there is one."""
-    if Session._current is not None:
-        Session._current.control.compare(call)
+    if Session.running is not None:
+        Session.running.control.compare(call)
 
 
 Strict.compare = _compare
@@ -266,7 +266,7 @@ Strict.compare = _compare
 
 def is_initialized() -> bool:
     """Whether a session is running."""
-    return Session._current is not None
+    return Session.running is not None
 
 
 @collective("comm")
@@ -404,7 +404,7 @@ def _start_session(session: Session) -> None:
     ours = settings.set_rendezvous(session.rank, session.num_trainers, world.local_trainer, address, port)
     session.closing.callback(settings.unset, ours)
     get_logger().info("%d trainers, %d hosts, %d nodes", session.num_trainers, len(world.hosts), world.num_nodes)
-    Session._current = session
+    Session.running = session
     atexit.register(_exit_at_exit)
 
 
@@ -446,7 +446,7 @@ def exit_client() -> None:
         StorageError: a checkpoint that was being written in the background cannot be; on every trainer. The job goes
             on, and the next call ends it.
     """
-    session = Session._current
+    session = Session.running
     if session is None or session.world.forked:
         return
     if sys.exc_info()[0] is not None:
@@ -459,5 +459,5 @@ def _leave(session: Session) -> None:
     if session.saver is not None and not exit_status():
         session.saver.finish()  # the job fails if its last checkpoint does
     session.close()  # if it raises, as the others are in another call, the job goes on
-    Session._current = None
+    Session.running = None
     atexit.unregister(_exit_at_exit)

@@ -174,7 +174,7 @@ SOUND: dict[str, Any] = {
 
 def forged(**parts: Any) -> str:
     """A manifest with other parts and the right checksum."""
-    return json.dumps(SOUND | parts | {"checksum": manifest._checksum(SOUND | parts)})
+    return json.dumps(SOUND | parts | {"checksum": manifest.checksum(SOUND | parts)})
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_each_node_has_a_disk_of_its_own(job: SharedJob, oracle, shared_path: Pa
     g.barrier()
     assert len(list(path.glob("*.h5"))) == world.num_local_trainers and (path / "manifest.json").exists()
     found = {"emb": embedding("found"), "dense": torch.zeros(3), "mine": checkpoint.OfTrainer(torch.zeros(0))}
-    found["emb"].weight._handle.rows.name = "emb"
+    found["emb"].weight.handle.rows.name = "emb"
     checkpoint.load(found, checkpoint_id=path)
     assert torch.equal(found["emb"].weight[:], wanted[0]) and int(found["mine"].rows) == g.rank()
     assert checkpoint.latest(path.parent) == path

@@ -60,7 +60,7 @@ def test_a_job_of_one_rank_is_stopped_for_ever() -> None:
     def body() -> None:
         signal.raise_signal(signal.SIGUSR1)
         assert preempted(at=3)
-        current().world.watchdog._look()
+        current().world.watchdog.look()
         assert preempted(at=3)
 
     with preemption() as preempted:

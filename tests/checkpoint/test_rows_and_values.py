@@ -71,7 +71,7 @@ def test_embeddings_are_loaded_in_every_layout(job: SharedJob, oracle, shared_pa
     def read(g: dist.DistGraph, directory: Path) -> Arrays:
         emb, other = dist.DistEmbedding(NUM_NODES, DIM, "emb"), dist.DistEmbedding(NUM_NODES, 2, "other")
         other = dist.DistEmbedding(NUM_NODES, 2, "other16", dtype=torch.bfloat16)
-        other.weight._handle.rows.name = "other"
+        other.weight.handle.rows.name = "other"
         optimizer = MAKE[kind]([other, emb])
         optimizer.lr = 7
         push(emb, *minibatch(0))

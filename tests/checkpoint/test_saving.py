@@ -71,7 +71,7 @@ def test_a_checkpoint_of_version_1_is_read(oracle, tmp_path: Path, monkeypatch: 
             assert tensor.pop("crc") is None
         del content["checksum"]
         content["version"] = 1
-        path.write_text(json.dumps(content | {"checksum": manifest._checksum(content)}))
+        path.write_text(json.dumps(content | {"checksum": manifest.checksum(content)}))
         here = values(2)
         assert checkpoint.latest(tmp_path) == tmp_path / "old"
         checkpoint.load({"tensors": here}, checkpoint_id=tmp_path / "old")
@@ -109,4 +109,4 @@ def test_a_checksum_that_nobody_writes_is_damage(crc: Any) -> None:
         "files": [{"seal": "", "nbytes": 7, "node": "", "place": 0}],
     }  # fmt: skip
     with pytest.raises(ShardFormatError, match="here: damaged manifest"):
-        Manifest.parse(json.dumps(content | {"checksum": manifest._checksum(content)}), Path("here"))
+        Manifest.parse(json.dumps(content | {"checksum": manifest.checksum(content)}), Path("here"))

@@ -53,7 +53,7 @@ def test_prepared_weights_draw_alike(job: SharedJob, oracle) -> None:
         return draws
 
     before, store = draw_all(), current().store
-    numbers = {g.edata[name].rows.number for name in ("weight", "mask")}
+    numbers = {g.edata[name].rows.number for name in ("weight", "even")}
     assert not any(store.is_prepared(EdgeWeights, number) for number in numbers)
     for name in names:
         dist.DistNodeDataLoader(g, np.arange(3), SAMPLERS[name])

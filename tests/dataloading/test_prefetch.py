@@ -214,7 +214,7 @@ def use_for_a_while(window: RowWindow, done: list[bool]) -> None:
 def test_rows_are_freed_when_nobody_uses_them(job: SharedJob, oracle) -> None:
     job.open(oracle(3))
     tensor = dist.DistTensor((NUM_NODES, 2), torch.float32)
-    window, done = tensor._handle.rows.window, list[bool]()
+    window, done = tensor.handle.rows.window, list[bool]()
     use_for_a_while(window, done)
     tensor.close()
     assert done
@@ -229,7 +229,7 @@ def test_a_job_ends_when_nobody_uses_rows(layout: Job, oracle) -> None:
 
     def body() -> None:
         g = open_graph(path)
-        use_for_a_while(g.ndata["feat"]._handle.rows.window, done)
+        use_for_a_while(g.ndata["feat"].handle.rows.window, done)
 
     layout.run(body)
     assert done or layout.comm.rank == 1

@@ -99,7 +99,7 @@ def contents(part: Any) -> Iterator[Any]:
             frame = part.edges[relation].data
             yield from (*part.edges(etype=relation), *(frame[name] for name in sorted(frame)))
             if part.is_block:
-                structure = part._in_edges(relation)
+                structure = part.structure(relation)
                 yield from (structure.indptr, structure.indices)
     elif isinstance(part, dict):
         for key in sorted(part, key=str):

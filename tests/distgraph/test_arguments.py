@@ -219,8 +219,8 @@ BAD_STARTS: list[tuple[dict[str, Any], str]] = [
 
 
 def test_a_job_does_not_start_with_what_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "_current", None)
+    monkeypatch.setattr(Session, "running", None)
     for options, words in BAD_STARTS:
         with pytest.raises(InvalidArgumentError, match=words):
             dist.initialize(**options)
-        assert Session._current is None
+        assert Session.running is None

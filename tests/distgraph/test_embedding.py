@@ -46,10 +46,10 @@ def test_reads_are_leaves_in_float32(job: SharedJob, oracle, dtype: torch.dtype)
     with torch.no_grad():
         rows = emb(ids, device=torch.device("cpu"))
     assert not rows.requires_grad and torch.equal(rows, want)
-    assert len(emb._trace) == 4 and all(np.array_equal(lookup.ids, ids) for lookup in emb._trace)
+    assert len(emb.trace) == 4 and all(np.array_equal(lookup.ids, ids) for lookup in emb.trace)
     assert emb([]).shape == (0, 3)
     emb.reset_trace()
-    assert emb._trace == []
+    assert emb.trace == []
 
 
 def test_records_keep_what_was_read(job: SharedJob, oracle) -> None:
@@ -63,7 +63,7 @@ def test_records_keep_what_was_read(job: SharedJob, oracle) -> None:
     for _ in range(8):
         with torch.no_grad():
             assert not emb(ids).any()
-    (lookup,) = emb._trace
+    (lookup,) = emb.trace
     assert lookup.leaf is rows and torch.equal(rows.detach(), want)
     assert np.array_equal(lookup.ids, want[:, 0].numpy().astype(np.int64))
 
@@ -142,7 +142,7 @@ def test_a_name_attaches(job: SharedJob, oracle) -> None:
     want[4] = 7
     assert torch.equal(again.weight[:], want)  # not made anew
     again([1, 2])
-    assert first._trace == [] and len(again._trace) == 1
+    assert first.trace == [] and len(again.trace) == 1
     for wrong in ({"embedding_dim": 3}, {"dtype": torch.bfloat16}):
         with pytest.raises(TensorMismatchError, match="'emb' exists with shape"):
             dist.DistEmbedding(NUM_NODES, **{"embedding_dim": 2, "name": "emb"} | wrong)
@@ -209,7 +209,7 @@ def test_bad_ids_name_the_embedding(job: SharedJob, oracle) -> None:
         emb(torch.tensor([0.5]))
     with pytest.raises(MPIGraphError, match="'emb' must be integers in one dimension"):
         emb(torch.zeros(2, 2, dtype=torch.int64))
-    assert emb._trace == []
+    assert emb.trace == []
 
 
 @on_layouts([Layout(3, 2, 0), Layout(4, 0, 2), Layout(4, 1, 2), Layout(4, 2, 0)])

@@ -191,7 +191,7 @@ def test_a_mask_is_counted_anew_when_it_was_written(job: SharedJob, oracle, monk
     t = dist.DistTensor((NUM_NODES,), torch.uint8)
     for name in ("two", "third", "none", "third", "all"):
         mask = MASKS[name] != 0
-        for owned in t._owned():
+        for owned in t.owned():
             t[owned.first : owned.last] = torch.from_numpy(mask[owned.first : owned.last])
         g.barrier()
         read.clear()

@@ -108,13 +108,13 @@ def test_to_moves_structure_and_features():
     moved = b.to("meta")
     assert moved.device.type == "meta" and moved.srcdata[NID].device.type == "meta" and b.device.type == "cpu"
     assert moved.number_of_dst_nodes() == 2 and moved.edges()[0].device.type == "meta"
-    assert moved._in_edges(DEFAULT_ETYPE).csr_index[0].device.type == "meta"
+    assert moved.structure(DEFAULT_ETYPE).csr_index[0].device.type == "meta"
 
 
 def test_all_tensors_are_pinned_recorded_and_moved_alike(monkeypatch):
     """Pinned memory and streams need a GPU: torch's methods of a tensor are replaced, and what calls them is real."""
     b = small()
-    b._in_edges(DEFAULT_ETYPE).transposed  # noqa: B018  it is kept, so it moves along
+    b.structure(DEFAULT_ETYPE).transposed  # noqa: B018  it is kept, so it moves along
     other, calls = torch.ones(1), []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: calls.append(tensor) or tensor.clone())
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: calls.append((tensor, stream)))

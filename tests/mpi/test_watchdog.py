@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import cast
+from unittest.mock import patch
 
 import pytest
 from layouts import WAIT
@@ -31,21 +32,19 @@ class Ended(Exception):
 @contextmanager
 def watching(trainers: int = 2) -> Iterator[Watchdog]:
     """A watchdog without a thread, of trainer 0 of a job on one node; :func:`pass_time` is its clock."""
-    watchdog = Watchdog(MPI.COMM_SELF, "trainer 0/2 (rank 0)", TIMEOUT, trainers=trainers)
-    watchdog._done.set()
-    watchdog._thread.join()
 
-    def abort(text: str, stacks: bool = False) -> None:
+    def end(status: int, text: str, stacks: bool = False) -> None:
         raise Ended(text)
 
-    watchdog._abort = abort
-    yield watchdog
+    watchdog = Watchdog(MPI.COMM_SELF, "trainer 0/2 (rank 0)", TIMEOUT, trainers=trainers, clock=None)
+    with patch("mpigraph.mpi.watchdog.abort", end):
+        yield watchdog
     watchdog.close()
 
 
 def pass_time(watchdog: Watchdog, seconds: float) -> None:
-    watchdog._now += seconds
-    watchdog._look()
+    watchdog.now += seconds
+    watchdog.look()
 
 
 def trainer(number: int, places: list[str], blocked: float, known: bool = True) -> Record:
@@ -64,8 +63,8 @@ def test_a_wait_for_others_does_not_end_while_one_of_them_runs(caplog: pytest.Lo
 
         def look(blocked: float) -> None:
             others = [trainer(0, ["control calls"], blocked), Record("trainer 1", 1, True, "running at evaluate.py:7")]
-            watchdog._now = blocked
-            watchdog._judge(Summary.of(others, []))
+            watchdog.now = blocked
+            watchdog.judge(Summary.of(others, []))
 
         for blocked in (100, 300, 5000, 9000, 11000):
             look(blocked)
@@ -76,29 +75,29 @@ def test_a_wait_for_others_does_not_end_while_one_of_them_runs(caplog: pytest.Lo
 def test_trainers_may_still_meet_while_a_message_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     with watching() as watchdog, watchdog.meeting("barrier", "barrier"):
         watchdog.recognise(lambda frame: None)
-        watchdog._now += 10
+        watchdog.now += 10
         for waiting in (1, 0):
             monkeypatch.setattr("mpigraph.mpi.watchdog.unsent", lambda waiting=waiting: waiting)
-            assert watchdog._record().known == (not waiting)
+            assert watchdog.record().known == (not waiting)
 
 
 def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
-    watchdog = Watchdog(MPI.COMM_SELF, "trainer 0/1 (rank 0)", TIMEOUT)
+    late = 0.0
+    watchdog = Watchdog(MPI.COMM_SELF, "trainer 0/1 (rank 0)", TIMEOUT, clock=lambda: time.monotonic() + late)
     with watchdog.watch("rows"):
-        watchdog._last_tick -= 2 * TIMEOUT  # as if the tick came so late
-        ticks = watchdog._board._heads[0]
-        before, end = int(ticks[0]), time.monotonic() + WAIT
-        while int(ticks[0]) < before + 2 and time.monotonic() < end:
+        late = 2 * TIMEOUT  # the next tick comes so late
+        before, end = watchdog.now, time.monotonic() + WAIT
+        while watchdog.now < before + 0.6 and time.monotonic() < end:  # two ticks
             time.sleep(0.01)
-        assert int(ticks[0]) >= before + 2 and watchdog._now < TIMEOUT / 2
+        assert before + 0.6 <= watchdog.now < TIMEOUT / 2
     watchdog.close()
 
 
 def judge(watchdog: Watchdog, records: list[Record], seconds: float, still: tuple[tuple[str, float], ...] = ()) -> None:
     """Judge the same again and again for some seconds."""
     for _ in range(int(seconds)):
-        watchdog._now += 1
-        watchdog._judge(Summary.of(records, list(still)))
+        watchdog.now += 1
+        watchdog.judge(Summary.of(records, list(still)))
 
 
 APART = [trainer(0, ["channel 1"], 20.0), trainer(1, ["channel 5", "control calls"], 30.0)]
@@ -147,13 +146,13 @@ def test_a_process_without_a_sign_of_life_ends_the_job_if_somebody_waits() -> No
 def test_what_a_trainer_waits_for() -> None:
     """It waits for others if its main thread does, and every thread that works for it."""
     with watching() as watchdog:
-        watchdog._now = 50.0
-        assert watchdog._record().blocked == 0 and "running at test_watchdog.py:" in watchdog._record().text
+        watchdog.now = 50.0
+        assert watchdog.record().blocked == 0 and "running at test_watchdog.py:" in watchdog.record().text
         with watchdog.meeting("a barrier", "control calls"):
-            watchdog._now = 60.0
-            assert (watchdog._record().blocked, watchdog._record().places) == (10, ["control calls"])
+            watchdog.now = 60.0
+            assert (watchdog.record().blocked, watchdog.record().places) == (10, ["control calls"])
             with watchdog.watch("a step"):
-                assert watchdog._record().blocked == 0 and watchdog._record().in_step
+                assert watchdog.record().blocked == 0 and watchdog.record().in_step
             go, ready = threading.Event(), threading.Event()
 
             def work(wait: Callable[[str], object]) -> None:
@@ -169,17 +168,17 @@ def test_what_a_trainer_waits_for() -> None:
             ]:
                 ready.clear()
                 go.clear()
-                watchdog._now = 50.0
+                watchdog.now = 50.0
                 thread = threading.Thread(target=work, args=(wait,), daemon=True)
                 thread.start()
                 assert ready.wait(WAIT)
-                watchdog._now = 60.0
-                assert watchdog._record().blocked == blocked
+                watchdog.now = 60.0
+                assert watchdog.record().blocked == blocked
                 go.set()
                 thread.join()
-        assert re.fullmatch(r"running at test_watchdog\.py:\d+ \(last in a barrier\)", watchdog._record().text)
+        assert re.fullmatch(r"running at test_watchdog\.py:\d+ \(last in a barrier\)", watchdog.record().text)
         with watchdog.own("the next minibatch"):  # whose thread has ended
-            assert watchdog._record().blocked == 0
+            assert watchdog.record().blocked == 0
 
 
 def test_nothing_is_collected_while_another_thread_is_looked_at() -> None:
@@ -211,7 +210,7 @@ def test_nothing_is_collected_while_another_thread_is_looked_at() -> None:
 def test_a_step_that_begins_with_a_meeting() -> None:
     with watching() as watchdog, watchdog.step_after_meeting("step of SparseAdam", "trainers") as met:
         pass_time(watchdog, TIMEOUT / 2)
-        assert watchdog._record().blocked == TIMEOUT / 2
+        assert watchdog.record().blocked == TIMEOUT / 2
         met()
         pass_time(watchdog, 0.9 * TIMEOUT)
         with pytest.raises(Ended, match=f"waited {1.1 * TIMEOUT:.0f} s in step of SparseAdam"):

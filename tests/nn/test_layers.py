@@ -179,7 +179,7 @@ def test_own_rows_and_means_share_one_gradient():
     block, x = part(), features(part(), 4)
     inputs = [x.clone().requires_grad_() for _ in range(2)]
     factor = torch.randn(2, block.num_dst_nodes(), 4, dtype=torch.float64)
-    mean, own = mean_and_own(block._in_edges(block.to_canonical_etype()), inputs[0])
+    mean, own = mean_and_own(block.structure(block.to_canonical_etype()), inputs[0])
     want = dense(block) @ inputs[1] / block.in_degrees().double().clamp(min=1)[:, None]
     torch.testing.assert_close(mean, want)
     (mean * factor[0] + own * factor[1]).sum().backward()

@@ -137,7 +137,7 @@ def test_trainers_without_gradients_take_part(job: SharedJob, oracle, who: str) 
         plain.step(ids, grads)
     torch.testing.assert_close(emb.weight[:].double(), plain.weight, rtol=1e-6, atol=1e-6)
     assert torch.equal(other.weight[:], others)
-    assert emb.take_gradients() == [] and emb._trace == []
+    assert emb.take_gradients() == [] and emb.trace == []
 
 
 def test_several_reads_of_several_embeddings(job: SharedJob, oracle) -> None:
@@ -203,7 +203,7 @@ def test_gradients_are_dropped_and_kept_as_zero_grad_says(job: SharedJob, oracle
     del held, loss, later, late
     emb([3])
     optimizer.step()
-    assert rows() == [-3, -3, -2] and emb._trace == []  # what is dead cannot get a gradient
+    assert rows() == [-3, -3, -2] and emb.trace == []  # what is dead cannot get a gradient
     emb([3]).sum().backward()
     emb.reset_trace()
     optimizer.step()
@@ -227,7 +227,7 @@ def test_what_a_loader_reads_ahead_is_trained(job: SharedJob, oracle, num_prefet
         optimizer.step()
     optimizer.step()
     assert torch.equal(emb.weight[:], torch.full((NUM_NODES, 2), -1.0 * job.trainers.size))
-    assert emb._trace == []
+    assert emb.trace == []
 
 
 def test_gradients_that_are_not_finite_raise_on_all_before_any_update(job: SharedJob, oracle) -> None:
@@ -355,7 +355,7 @@ def test_gradients_of_a_wrong_shape_raise_on_all_before_any_update(job: SharedJo
     push(good, *minibatch(0))
     push(bad, *minibatch(0))
     if current().rank == current().num_trainers - 1:
-        bad._trace[0].leaf.grad.data = torch.zeros(3, DIM)
+        bad.trace[0].leaf.grad.data = torch.zeros(3, DIM)
     with pytest.raises(InvalidArgumentError, match=r"'bad': the gradient of 70 rows must have shape \(70, 5\)"):
         optimizer.step()
     assert torch.equal(good.weight[:], before)

@@ -144,11 +144,11 @@ def test_symmetric_adjacency_against_sets():
 @pytest.mark.parametrize("objtype, recursive", [("cut", True), ("cut", False), ("vol", False)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_both_ways_to_call_metis_give_the_same_parts(objtype, recursive, weighted):
-    adjacency = metis._widened(symmetric_adjacency(homogeneous(600, *power_law(600, 5000))))
+    adjacency = metis.widened(symmetric_adjacency(homogeneous(600, *power_law(600, 5000))))
     weights = np.random.default_rng(0).integers(1, 9, (600, 1)) if weighted else None
     entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
     for num_parts in (2, 5):
-        own = metis._call_library(entry, adjacency, weights, num_parts, 3, objtype)
+        own = metis.call_library(entry, adjacency, weights, num_parts, 3, objtype)
         wrapped = metis._call_pymetis(adjacency, weights, num_parts, 3, objtype, recursive)
         assert np.array_equal(own, wrapped) and len(np.unique(own)) == num_parts
 
@@ -156,7 +156,7 @@ def test_both_ways_to_call_metis_give_the_same_parts(objtype, recursive, weighte
 def test_other_threads_run_while_metis_works():
     """Without them the clock of the command line would stand still."""
     source = homogeneous(40_000, *power_law(40_000, 400_000))
-    adjacency = metis._widened(symmetric_adjacency(source))
+    adjacency = metis.widened(symmetric_adjacency(source))
     ticks, stop = [], threading.Event()
 
     def tick():
@@ -166,7 +166,7 @@ def test_other_threads_run_while_metis_works():
     thread = threading.Thread(target=tick)
     thread.start()
     begin = time.monotonic()
-    metis._call_metis(adjacency, 2, balance_criteria(source), 0, "cut", True)
+    metis.call_metis(adjacency, 2, balance_criteria(source), 0, "cut", True)
     end = time.monotonic()
     stop.set()
     thread.join()

@@ -79,7 +79,7 @@ def test_python_does_not_loop_over_thousands_of_ranks(servers: int, monkeypatch:
             known[:] = 0, 1 << 40, 1 << 41, 0
             known[:, 0] = np.arange(len(known)) // 128
 
-    monkeypatch.setattr(shm_check, "_free_and_size", lambda world: (1 << 40, 1 << 41, 0))
+    monkeypatch.setattr(shm_check, "free_and_size", lambda world: (1 << 40, 1 << 41, 0))
     world = pretended_world(64, 128, servers)
     world.comm = Gathering()
     hosts = len(world.hosts)

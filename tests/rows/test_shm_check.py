@@ -86,15 +86,15 @@ def test_each_limit_is_asked_where_it_holds(monkeypatch: pytest.MonkeyPatch) -> 
     for name, free in limits.items():
         monkeypatch.setattr(shm_check, name, lambda free=free: (free, 100))
     rank = Rank()
-    assert shm_check._free_and_size(rank) == (10, 100, 0)
+    assert shm_check.free_and_size(rank) == (10, 100, 0)
     Rank.node.size = 1
-    assert shm_check._free_and_size(rank) == (20, 100, 1)
+    assert shm_check.free_and_size(rank) == (20, 100, 1)
     monkeypatch.setattr(shm_check, "free_in_groups", lambda: None)
-    assert shm_check._free_and_size(rank) == (30, 100, 2)
+    assert shm_check.free_and_size(rank) == (30, 100, 2)
     Rank.host_index = -1
-    assert shm_check._free_and_size(rank) == (40, 100, 3)
+    assert shm_check.free_and_size(rank) == (40, 100, 3)
     monkeypatch.setattr(shm_check, "free_address_space", lambda: None)
-    assert shm_check._free_and_size(rank)[0] > 1 << 60
+    assert shm_check.free_and_size(rank)[0] > 1 << 60
 
 
 def test_the_memory_of_a_node_is_what_no_process_holds(tmp_path: Path) -> None:

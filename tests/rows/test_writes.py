@@ -42,13 +42,13 @@ def by_scatter_of_all(t: dist.DistTensor, values: torch.Tensor) -> None:
 
 
 def by_memory(t: dist.DistTensor, values: torch.Tensor) -> None:
-    for owned in t._owned():
+    for owned in t.owned():
         with t.rows.writing(owned.host) as rows:
             rows[owned.rows] = values[owned.first : owned.last].numpy()
 
 
 def through_views(t: dist.DistTensor, values: torch.Tensor) -> None:
-    for owned in t._owned():
+    for owned in t.owned():
         to_torch(t.rows.lend(owned.host, owned.rows), t.rows.dtype)[:] = values[owned.first : owned.last]
 
 
@@ -134,7 +134,7 @@ def test_draws_follow_a_view_that_is_kept(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     t = g.edata["w"] = dist.DistTensor((g.num_edges(),), torch.float32, part_policy=g.edata["weight"].part_policy)
     loader = weighted_loader(g, "w")
-    (owned,) = t._owned()
+    (owned,) = t.owned()
     view = to_torch(t.rows.lend(owned.host, owned.rows), t.rows.dtype)
     some = view[1:].reshape(-1)  # keeps the memory after its parent is gone
     for last in (False, True):
@@ -277,4 +277,4 @@ def test_a_view_of_no_rows(job: SharedJob, oracle) -> None:
     job.open(oracle(3))
     t = dist.DistTensor((NUM_NODES, 0), torch.float32)
     assert t.local_partition.shape[1] == 0
-    assert t.rows.lend(t._owned()[0].host, slice(0, 0)).shape == (0, 0)
+    assert t.rows.lend(t.owned()[0].host, slice(0, 0)).shape == (0, 0)

@@ -247,10 +247,10 @@ def check_look_up(g: dist.DistGraph, rng: np.random.Generator, n: int) -> None:
 def test_edges_are_looked_up_in_one_round(job: SharedJob, multi: str) -> None:
     g = job.open(multi)
     rng = np.random.default_rng(g.rank())
-    rounds, far = g.service._channel.rounds, not current().world.all_near
+    rounds, far = g.service.channel.rounds, not current().world.all_near
     for turn in range(6):
         check_look_up(g, rng, (0, 40, 1000)[(turn + g.rank()) % 3])
-        assert g.service._channel.rounds == rounds + far * (turn + 1)
+        assert g.service.channel.rounds == rounds + far * (turn + 1)
     src, dst = multigraph(0)
     assert g.has_edges_between(src, dst, "_E").all()
     assert g.has_edges_between(int(src[0]), int(dst[0])).tolist() == [True]

@@ -84,7 +84,7 @@ def test_threads_read_and_write_at_once(job: SharedJob, oracle) -> None:
             emb(ids)
 
     in_threads(work)
-    assert len(emb._trace) == THREADS * ROUNDS
+    assert len(emb.trace) == THREADS * ROUNDS
 
 
 @on_layouts([Layout(2, 0, 1)])

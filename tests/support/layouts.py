@@ -235,7 +235,7 @@ class Job:
         """Run ``body`` on the trainers of a job and return its result; None on servers."""
         if not start(self.comm, self.layout, self.transport, self.sampling, **options):
             return None
-        session = Session._current
+        session = Session.running
         try:
             return body()
         except BaseException:
@@ -251,11 +251,11 @@ class Job:
 
 def alone(body: Callable[[], Any], **options: Any) -> Any:
     """What ``body`` returns as a job of one rank; a job that is running is not touched."""
-    running, Session._current = Session._current, None
+    running, Session.running = Session.running, None
     try:
         return Job(MPI.COMM_SELF, ALONE).run(body, **options)
     finally:
-        Session._current = running
+        Session.running = running
 
 
 class SharedJob:
@@ -286,7 +286,7 @@ class SharedJob:
     def _start(self) -> bool:
         is_trainer = start(self._comm, self.layout, self._transport, self._sampling)
         if is_trainer:
-            self._session, self._path = Session._current, ""
+            self._session, self._path = Session.running, ""
             if self._trainers == MPI.COMM_NULL:
                 self._trainers = self._session.world.trainers.Dup()
         return is_trainer
@@ -348,7 +348,7 @@ class SharedJob:
         gc.collect()
         gc.freeze()  # what outlives a test is not looked at after each of those that follow
         try:
-            if failed or Session._current is not session:
+            if failed or Session.running is not session:
                 raise MPIGraphError("this trainer failed")
             session.control.call(Operation.BARRIER)  # which frees what all have dropped
             loaded = {number for graph in session.store.graphs.values() for number in graph.features.values()}

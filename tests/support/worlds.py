@@ -54,9 +54,9 @@ def pretended_world(nodes: int, ranks_per_node: int, servers: int, rank: int = 0
     world = World.__new__(World)
     world.rank, world.size = rank, nodes * ranks_per_node
     world.num_nodes, world.node_index = nodes, rank // ranks_per_node
-    world._node_of = np.repeat(np.arange(nodes), ranks_per_node)
-    world._domains = np.full(world.size, -1)
-    world._assign_roles(servers)
+    world.node_of = np.repeat(np.arange(nodes), ranks_per_node)
+    world.domains = np.full(world.size, -1)
+    world.assign_roles(servers)
     return world
 
 
