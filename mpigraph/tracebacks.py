@@ -13,7 +13,7 @@ from types import FrameType, TracebackType
 from mpigraph.config import debugging, launch, launcher_rank
 from mpigraph.errors import MPIGraphError, NotInitializedError
 
-__all__ = ["INTERRUPTED", "format_error", "install", "is_users", "line_calling", "line_of"]
+__all__ = ["INTERRUPTED", "format_error", "install", "is_users", "line_calling", "line_of", "stack_level"]
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INSTALLED = f"{os.sep}site-packages{os.sep}"
@@ -40,6 +40,15 @@ def line_calling(frame: FrameType | None) -> str:
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def stack_level(frame: FrameType | None) -> int:
+    """Return the ``stacklevel`` with which a warning made in a frame shows the user's line."""
+    level = 1
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        level += 1
+        frame = frame.f_back
+    return level
 
 
 def line_of(error: BaseException) -> str:

@@ -6,6 +6,7 @@ on the device, when the consumer takes the minibatch. The consumer's thread wait
 """
 
 import itertools
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import torch
 from mpigraph.dataloading.fetcher import Stages
 from mpigraph.graphs.accelerators import Accelerator, accelerator_here, accelerator_of
 from mpigraph.graphs.in_memory import InMemoryGraph, exact_device
+from mpigraph.tracebacks import stack_level
 
 __all__ = ["ToDevice"]
 
@@ -65,7 +67,8 @@ class ToDevice:
         elif pin_memory:
             self._accelerator = accelerator_here()
             if self._accelerator is None:
-                warnings.warn("pin_memory=True, but torch has no GPU: memory is not pinned", stacklevel=3)
+                level = stack_level(sys._getframe())
+                warnings.warn("pin_memory=True, but torch has no GPU: memory is not pinned", stacklevel=level)
         self.pin_memory = self._accelerator is not None
         if self._accelerator is not None:
             self._stream = self._accelerator.new_stream(None if self._device == _CPU else self._device)
