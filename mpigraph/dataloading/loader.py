@@ -189,7 +189,7 @@ class DistDataLoader:
         self._epochs = _Epochs(session, seed, depth)  # its checked call before the plain ones below
         self._retire = weakref.finalize(self, self._epochs.retire)
         self._retire.atexit = False
-        self._passes = Passes(session, seeds, batch_size, shuffle, drop_last, seed)
+        self._passes = Passes(session.world, session.rank, seeds, batch_size, shuffle, drop_last, seed)
         if not given and (shuffle or collate_fn is not None):
             self._passes.begun = session.loaders_begun
         self._running: Iterator[Any] | None = None

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -20,7 +19,7 @@ from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.foreign_options import check_foreign, without_processes
-from mpigraph.dataloading.memory_sampling import InMemorySampling, job_seed
+from mpigraph.dataloading.memory_sampling import InMemorySampling
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.node_loader import DistNodeDataLoader
 from mpigraph.dataloading.passes import Pass, Passes
@@ -42,7 +41,7 @@ from mpigraph.graphs.fields import EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.in_memory import InMemoryGraph, exact_device
 from mpigraph.sampling.minibatch import RandomContext
-from mpigraph.session.context import Session, check_seed
+from mpigraph.session.context import check_seed, job_seed
 from mpigraph.session.draws import default_seed
 
 __all__ = ["DataLoader", "EdgeDataLoader", "NodeDataLoader", "Sampler"]
@@ -159,10 +158,9 @@ class DataLoader:
         self._session = InMemorySampling(graph).session
         self._seed = default_seed(job_seed()) if seed is None else check_seed(seed)
         share = _Share.of_ddp() if use_ddp else _Share()
-        session = cast(Session, SimpleNamespace(world=self._session.world, rank=share.rank))
         seeds = share.of(Seeds(self.dataset, "indices", times))
         batch_size = check_integer("batch_size", batch_size, 1)
-        self._passes = Passes(session, seeds, batch_size, shuffle, drop_last, self._seed)
+        self._passes = Passes(self._session.world, share.rank, seeds, batch_size, shuffle, drop_last, self._seed)
         self._passes.fingerprint |= {"loader": type(self).__name__, "sampler": describe(graph_sampler)}
         if seed is None and (shuffle or is_random(graph_sampler)):
             self._passes.begun = _BEGUN

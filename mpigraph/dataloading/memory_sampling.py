@@ -5,50 +5,39 @@ no other rank is needed, and no job. A DistGraph of one part keeps the in-edges 
 the structure here, and so both draw the same neighbours for the same seeds.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from mpigraph.arrays import I32, I64, Array
+from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
-from mpigraph.config import Config
 from mpigraph.distgraph.features import EdgeSpaces, Features
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import Layers, SampledGraph, SamplingArguments
+from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.times import Times
 from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, NodeIds
-from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, Contents, EdgeType, IdsLike, contents_of
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.hetero import HeteroGraph
-from mpigraph.kernels.masked import list_allowed
-from mpigraph.kernels.temporal import sort_rows
-from mpigraph.kernels.weighted import alias_tables
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, Schema
-from mpigraph.rows.row_tensor import Policy
-from mpigraph.sampling.minibatch import RandomContext, Subgraph
-from mpigraph.sampling.neighbor_service import NeighborService
-from mpigraph.session.context import Session, current, is_initialized
-from mpigraph.session.draws import next_in_memory
-from mpigraph.storage.format import index_dtype
-from mpigraph.store.derived import EdgeWeights
-from mpigraph.store.topology import Adjacency
+from mpigraph.rows.row_tensor import Policy, RowTensor
+from mpigraph.rows.sources.row_source import Memory
+from mpigraph.sampling.minibatch import Subgraph
+from mpigraph.session.context import Session
+from mpigraph.storage.format import index_dtype, storage_dtype
+from mpigraph.store.derived import EdgeTimes, EdgeWeights
+from mpigraph.store.topology import Adjacency, InMemoryTopology
 
 __all__ = ["InMemorySampling", "sample_neighbors", "sampled", "take_later"]
 
 _SORTED = "sorted for sampling"  # what a graph keeps of its structure
-
-
-def job_seed() -> int:
-    """Return the running job's seed; 0 without a job."""
-    return current().store.seed if is_initialized() else 0
 
 
 def sampled(g: DistGraph | HeteroGraph) -> DistGraph:
@@ -127,8 +116,7 @@ class InMemorySampling(SampledGraph):
     def __init__(self, graph: HeteroGraph) -> None:
         self.graph = graph
         self._structure: _Structure = graph._once(_SORTED, lambda: _Structure(graph))
-        loaded: Any = self._structure.loaded
-        super().__init__(self._structure.session, loaded, {})
+        super().__init__(self._structure.session, self._structure.loaded, {})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.graph, name)
@@ -193,7 +181,9 @@ class InMemorySampling(SampledGraph):
         found = Times.find(self.schema, self.nodes, self.edges, name)
         columns: Any = [
             {
-                kind: self._structure.time_column(Policy(is_node, kind), name, cast(Any, values))
+                kind: DistTensor.of_rows(
+                    self.session, "", self._structure.tensor(Policy(is_node, kind), name, cast(Any, values))
+                )
                 for kind, values in of.items()
             }
             for is_node, of in ((True, found.of_nodes), (False, found.of_edges))
@@ -202,8 +192,8 @@ class InMemorySampling(SampledGraph):
 
     def prepare_times(self, name: str) -> None:
         """As :meth:`SampledGraph.prepare_times`."""
-        for relation, column in self.times(name).by_relation(self.schema).items():
-            self._structure.sort_by_time(cast(Any, column), relation)
+        pairs = [(times.rows.number, relation) for relation, times in self.times(name).by_relation(self.schema).items()]
+        self._structure.store.prepare(EdgeTimes, pairs)
 
     def find_edges(self, eid: IdsLike, etype: EdgeType = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Source and destination of edges, on the CPU."""
@@ -215,16 +205,24 @@ class InMemorySampling(SampledGraph):
 
         Raises:
             GraphDataError: a weight is negative, infinite or NaN.
+            InvalidArgumentError: not one number or mask for each edge.
         """
         frames: dict[tuple[Policy, str], Frame] = {}
         for number, relation in enumerate(self.schema.relations):
             frame = self.graph._edge_frame(relation)
             frames.update({(Policy(False, number), name): frame for name in frame})
         named = EdgeSpaces(self.schema, cast(Features, frames)).named(prob)
-        return {
-            self.schema.relation_id(relation): self._structure.weights_number(relation, name, frame[name])
-            for (relation, name), frame in cast(Mapping[tuple[Relation, str], Any], named).items()
-        }
+        numbers = {}
+        for (relation, name), frame in cast(Mapping[tuple[Relation, str], Any], named).items():
+            values, number = frame[name], self.schema.relation_id(relation)
+            if values.dim() != 1 or values.dtype not in (torch.bool, torch.uint8, torch.float32, torch.float64):
+                raise InvalidArgumentError(
+                    f"edge weights {name!r} must be one bool, uint8, float32 or float64 for each edge "
+                    f"(got {values.dtype}, shape {tuple(values.shape)})"
+                )
+            numbers[number] = self._structure.tensor(Policy(False, number), name, values).number
+        self._structure.store.prepare(EdgeWeights, ([number] for number in numbers.values()))
+        return numbers
 
     def excluded(self, edges: EdgeIds | None) -> dict[int, I64]:
         """As :meth:`SampledGraph.excluded`, by their places in the sorted structure."""
@@ -232,72 +230,26 @@ class InMemorySampling(SampledGraph):
         return {r: np.sort(self._structure.places(self.schema.relations[r])[ids]) for r, ids in found.items()}
 
 
-@dataclass(frozen=True)
-class _World:
-    """What sampling and passes ask of the ranks, when there is but one."""
-
-    config: Config = field(default_factory=Config.from_env)
-    all_near: bool = True
-    near: tuple[bool, ...] = (True,)
-    local_trainer: int = 0
-    num_local_trainers: int = 1
-    closed: bool = False
-    threads_may_communicate: bool = True
-    trainers: Any = field(default_factory=lambda: SimpleNamespace(rank=0, size=1))
-
-    def allreduce_minmax(self, value: int, largest: bool) -> int:
-        """The value."""
-        return value
-
-    def allreduce_sum(self, value: int) -> int:
-        """The value."""
-        return value
-
-
-class _Session(Session):
-    """Draws as the process says: the graph that it belongs to may be one of many."""
-
-    def _outside_loaders(self) -> RandomContext:
-        return next_in_memory(job_seed())
-
-
 class _Structure:
-    """What sampling keeps of a graph's structure: it does not know the graph, which may be dropped meanwhile."""
+    """What sampling keeps of a graph: a store of this process, in which the graph's tensors are the sources of rows.
+
+    It does not know the graph, which may be dropped meanwhile.
+    """
 
     def __init__(self, graph: HeteroGraph) -> None:
         self.schema: Schema = graph.schema
-        counts = [[0, graph.num_nodes(ntype)] for ntype in self.schema.ntypes]
-        self.hosts = RangeBook(
+        self._relations = [_Sorted.of(graph, relation) for relation in self.schema.relations]
+        hosts = RangeBook(
             self.schema,
-            tuple(np.array(count, np.int64) for count in counts),
+            tuple(np.array([0, graph.num_nodes(ntype)], np.int64) for ntype in self.schema.ntypes),
             tuple(np.array([0, graph.num_edges(r)], np.int64) for r in self.schema.relations),
         )
-        self._relations = [_Sorted.of(graph, relation) for relation in self.schema.relations]
-        self._numbers: dict[tuple[Relation, str], int] = {}
-        self._weights: dict[int, _Weights] = {}
-        self._columns: dict[tuple[Policy, str], _TimeColumn] = {}
-        self._sorted: dict[tuple[int, ...], _SortedByTime] = {}
-        self._counter = count(1)
-        topology = SimpleNamespace(
-            config=SimpleNamespace(schema=self.schema, book=self.hosts),
-            hosts=self.hosts,
-            adjacency=lambda relation, host: self._relations[relation].adjacency,
-            index_dtype=lambda relation: self._relations[relation].adjacency.indices.dtype,
+        self.session = Session.alone()
+        self.store = self.session.store
+        self.loaded = self.store.add_in_memory(
+            InMemoryTopology(hosts, [(edges.adjacency, edges.order) for edges in self._relations])
         )
-        self.loaded = SimpleNamespace(number=0, topology=topology)
-        state: Any = SimpleNamespace(
-            world=_World(),
-            seed=0,
-            graph_of_number={0: self.loaded},
-            graph=lambda number: self.loaded,
-            tensors=self._weights,
-            tensor=self._weights.__getitem__,
-            derived=lambda kind, *numbers: self._weights[numbers[0]] if kind is EdgeWeights else self._sorted[numbers],
-            is_prepared=lambda kind, *numbers: numbers in self._sorted,
-        )
-        nobody: Any = None  # to ask: nothing is far, and nothing is agreed on
-        self.session = _Session(state, nobody, state.world.config.num_worker_threads)
-        self.session._main = NeighborService(state, nobody)
+        self._tensors: dict[tuple[Policy, str], tuple[Contents, RowTensor]] = {}
 
     def eids(self, relation: Relation, places: torch.Tensor) -> torch.Tensor:
         """The ids in the graph of edges of the sorted structure, int64[n]."""
@@ -307,28 +259,22 @@ class _Structure:
         """Where each edge of the graph is in the sorted structure, int64[num_edges]."""
         return self._of(relation).places
 
-    def weights_number(self, relation: Relation, name: str, values: torch.Tensor) -> int:
-        """The number under which requests name some edge weights, whose tables are made if they are new."""
-        number = self._numbers.setdefault((relation, name), len(self._numbers) + 1)
+    def tensor(self, policy: Policy, name: str, values: torch.Tensor) -> RowTensor:
+        """The tensor of a feature, of edges in the sorted order; a new one once the feature was written."""
         contents = contents_of(values)
-        if number not in self._weights or self._weights[number].contents != contents:
-            self._weights[number] = _Weights(number, self._of(relation), name, values, contents)
-        return number
-
-    def time_column(self, policy: Policy, name: str, values: torch.Tensor) -> "_TimeColumn":
-        """Times as samplers read them; what was sorted by earlier ones of this name is dropped."""
-        known = self._columns.get((policy, name))
-        contents = contents_of(values)
-        if known is None or known.contents != contents:
-            for key in [key for key, edges in self._sorted.items() if edges.column is known]:
-                del self._sorted[key]
-            known = self._columns[policy, name] = _TimeColumn(policy, next(self._counter), values, contents)
-        return known
-
-    def sort_by_time(self, column: "_TimeColumn", relation: int) -> None:
-        """Sort the edges of a relation by times, if they are not."""
-        if (column.number, relation) not in self._sorted:
-            self._sorted[column.number, relation] = _SortedByTime(column, relation, self._relations[relation])
+        before, known = self._tensors.get((policy, name), (None, None))
+        if known is not None and before == contents:
+            return known
+        if known is not None:
+            self.store.free([known.number])
+        dtype = str(values.dtype).removeprefix("torch.")
+        rows = values.detach().cpu().numpy().view(storage_dtype(dtype))
+        rows = np.ascontiguousarray(rows if policy.is_node else rows[self._relations[policy.type_id].order])
+        tensor = self.store.create_tensor(
+            self.loaded.topology, name, policy, values.shape[1:], dtype, sources=lambda host: Memory(rows)
+        )
+        self._tensors[policy, name] = contents, tensor
+        return tensor
 
     def _of(self, relation: Relation) -> "_Sorted":
         return self._relations[self.schema.relation_id(relation)]
@@ -364,110 +310,6 @@ class _Sorted:
         found = np.empty_like(self.order)
         found[self.order] = np.arange(len(found))
         return found
-
-
-class _TimeColumn:
-    """The times of nodes of a type, or of edges of a relation, with what samplers ask of a DistTensor."""
-
-    def __init__(self, policy: Policy, number: int, values: torch.Tensor, contents: Contents) -> None:
-        self.is_node = policy.is_node
-        self.number = number
-        self.contents = contents
-        self.values: I64 = values.detach().cpu().numpy()
-
-    @property
-    def rows(self) -> "_TimeColumn":
-        """The times."""
-        return self
-
-    def gather(self, ids: I64) -> I64:
-        """int64[n], some of them."""
-        return self.values[ids]
-
-
-class _SortedByTime:
-    """The edges of a relation by destination and time; as :class:`mpigraph.store.derived.EdgeTimes`."""
-
-    def __init__(self, column: _TimeColumn, relation: int, edges: _Sorted) -> None:
-        self.column = column
-        self.relation = relation
-        near = edges.adjacency
-        times = column.values[near.indices if column.is_node else edges.order]
-        self._times, self._order = np.empty_like(times), np.empty(len(times), np.int32)
-        sort_rows(near.indptr, times, self._times, self._order)
-
-    @property
-    def edges(self) -> "_SortedByTime":
-        """The edges."""
-        return self
-
-    def times(self, host: int) -> I64:
-        """int64[num_edges], ascending within each destination."""
-        return self._times
-
-    def order(self, host: int) -> I32:
-        """int32[num_edges], the place of each among its destination's edges."""
-        return self._order
-
-
-class _Weights:
-    """Edge weights as samplers read them, with their tables; as :class:`mpigraph.store.derived.EdgeWeights`."""
-
-    def __init__(self, number: int, edges: _Sorted, name: str, values: torch.Tensor, contents: Contents) -> None:
-        """Make the tables.
-
-        Raises:
-            GraphDataError: a weight is negative, infinite or NaN.
-            InvalidArgumentError: not one number or mask for each edge.
-        """
-        if values.dim() != 1 or values.dtype not in (torch.bool, torch.uint8, torch.float32, torch.float64):
-            raise InvalidArgumentError(
-                f"edge weights {name!r} must be one bool, uint8, float32 or float64 for each edge "
-                f"(got {values.dtype}, shape {tuple(values.shape)})"
-            )
-        self.number = number
-        self.contents = contents
-        self.is_mask = values.dtype == torch.bool
-        self.name = name
-        self.dtype = str(values.dtype).removeprefix("torch.")
-        self._order = edges.order
-        self._values: Array = values.detach().cpu().numpy()[edges.order]
-        self._table: Array = np.empty(len(self._values), np.uint32 if self.is_mask else np.uint64)
-        self._num_drawable: I32 = np.empty(len(edges.adjacency.indptr) - 1, np.int32)
-        make: Callable[..., int] = list_allowed if self.is_mask else alias_tables
-        bad = make(edges.adjacency.indptr, self._values, self._table, self._num_drawable)
-        if bad >= 0:
-            raise GraphDataError(self.complaint(bad, self._values[bad]))
-
-    @property
-    def window(self) -> "_Weights":
-        """The weights."""
-        return self
-
-    @property
-    def tables(self) -> "_Weights":
-        """The tables."""
-        return self
-
-    def memory(self, host: int) -> Array:
-        """[num_edges], the weights."""
-        return self._values
-
-    def values(self, host: int) -> Array:
-        """[num_edges], the weights."""
-        return self._values
-
-    def table(self, host: int) -> Array:
-        """[num_edges], to draw from."""
-        return self._table
-
-    def num_drawable(self, host: int) -> I32:
-        """int32[num_dst], how many edges can be drawn."""
-        return self._num_drawable
-
-    def complaint(self, edge: int, weight: float) -> str:
-        """What to say of a bad weight."""
-        return f"edge weight {self.name!r} of edge {self._order[edge]} must be finite and >= 0 (got {weight})"
 
 
 def take_later(to: Frame, features: Frame, ids: torch.Tensor) -> None:

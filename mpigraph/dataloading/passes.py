@@ -19,7 +19,7 @@ from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffl
 from mpigraph.errors import InvalidArgumentError, check_state
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
-from mpigraph.session.context import Session
+from mpigraph.mpi.world import World
 from mpigraph.session.of_trainer import OfTrainer
 
 __all__ = ["Pass", "Passes"]
@@ -104,16 +104,16 @@ class Passes:
 
     @collective("trainers")
     def __init__(
-        self, session: Session, seeds: Seeds, batch_size: int, shuffle: bool, drop_last: bool, seed: int
+        self, world: World, rank: int, seeds: Seeds, batch_size: int, shuffle: bool, drop_last: bool, seed: int
     ) -> None:
         """Plan the epochs; the options are those of :class:`.DistDataLoader`."""
-        world = self._world = session.world
+        self._world = world
         self.seeds = seeds
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._drop_last = drop_last
         self._seed = seed
-        self._rank = session.rank
+        self._rank = rank
         self._steps = agreed_steps(len(seeds), batch_size, drop_last, world.allreduce_minmax)
         self.bounds = batch_bounds(len(seeds), batch_size, drop_last, self._steps)
         self._warn_if_uneven()
@@ -132,7 +132,7 @@ class Passes:
     @collective("trainers")
     def _warn_if_uneven(self) -> None:
         """Warn on one trainer if others have another number of minibatches."""
-        trainers, made = self._world.trainers.size, len(self.bounds) - 1
+        trainers, made = len(self._world.trainer_ranks), len(self.bounds) - 1
         ends = [self._world.allreduce_minmax(made * trainers + self._rank, largest) for largest in (False, True)]
         (fewest, some), (most, other) = (divmod(end, trainers) for end in ends)
         if fewest < most and self._rank == some:
@@ -215,7 +215,7 @@ class Passes:
             left = partial(known.left, known.taken)
         return {
             "fingerprint": self.fingerprint,
-            "trainers": self._world.trainers.size,
+            "trainers": len(self._world.trainer_ranks),
             "batches": self._batching,
             "progress": OfTrainer(torch.tensor([progress])),
             "left": OfTrainer(lambda: torch.from_numpy(left())),
@@ -276,7 +276,7 @@ class Passes:
             raise InvalidArgumentError(f"the state of a loader of {most} seeds: {what} cannot be {numbers.tolist()}")
         if len(left) > most or (self.seeds.types and len(left) and not _are_kinds(left[:, 0], len(self.seeds.types))):
             raise InvalidArgumentError(f"the state of a loader: what is left are no seeds of it ({len(left)} rows)")
-        alike = bool(state["trainers"] == self._world.trainers.size and state["batches"] == self._batching)
+        alike = bool(state["trainers"] == len(self._world.trainer_ranks) and state["batches"] == self._batching)
         if not alike or len(progress) != 1:
             return False
         kind, its_seeds = progress[0, [1, 5]].tolist()

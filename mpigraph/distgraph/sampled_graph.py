@@ -210,7 +210,7 @@ class SampledGraph:
     def __init__(self, session: Session, loaded: LoadedGraph, features: Features) -> None:
         self.session = session
         self.loaded = loaded
-        self.schema: Schema = loaded.topology.config.schema
+        self.schema: Schema = loaded.topology.hosts.schema
         self._features = features
 
     @property

@@ -19,7 +19,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import cast
 
 import numpy as np
@@ -79,7 +79,7 @@ class World:
         self._owed: list[Callable[[], None]] = []
         self._apart: tuple[int, str] | None = None  # a thread, and what it does
         self.closed = False
-        self.alone = False
+        self.is_alone = False
         self.config = config
         self.comm = self._own(comm.Dup())
         self.rank, self.size = self.comm.rank, self.comm.size
@@ -122,6 +122,21 @@ class World:
             leaders=leaders,
             threads=self.threads_may_communicate,
         )
+
+    @classmethod
+    def alone(cls, config: Config) -> "World":
+        """Return the world of this process alone: it has no communicator, and needs no MPI."""
+        world = cls.__new__(cls)
+        world._made = ExitStack()
+        world.is_alone, world.closed, world.config = True, False, config
+        world.rank, world.size, world.num_servers = 0, 1, 0
+        world.num_nodes, world.node_index = 1, 0
+        world.hosts = world.trainer_ranks = np.zeros(1, np.int64)
+        world.nodes_of_hosts = world.nodes_of_trainers = np.zeros(1, np.int64)
+        world.near = np.ones(1, np.bool_)
+        world.is_trainer, world.host_index = True, 0
+        world.local_trainer, world.num_local_trainers = 0, 1
+        return world
 
     @property
     def forked(self) -> bool:
@@ -248,7 +263,7 @@ class World:
 
     def watch(self, what: str, patience: float = 1.0, whom: Sequence[int] = ()) -> AbstractContextManager[None]:
         """Put a deadline on the wait inside the ``with`` block; see :meth:`.Watchdog.watch`."""
-        return self.watchdog.watch(what, patience, whom)
+        return nullcontext() if self.is_alone else self.watchdog.watch(what, patience, whom)
 
     def meeting(self, what: str, place: str = "", limited: bool = False) -> AbstractContextManager[None]:
         """Watch the wait inside the ``with`` block, for trainers that come when the user's code lets them.
@@ -291,7 +306,21 @@ class World:
 
         A trainer waits for the slowest, however long that takes.
         """
+        if self.is_alone:
+            return nullcontext()
         return together(self.trainers, doing, "trainer", lambda: self.meeting(doing, TRAINERS))
+
+    @collective("world.comm")
+    def on_all_ranks(self, doing: str) -> AbstractContextManager[None]:
+        """Run local code; if it raised on any rank, raise on every rank, naming the culprits."""
+        return nullcontext() if self.is_alone else together(self.comm, doing)
+
+    @collective("world.comm")
+    def barrier(self, doing: str) -> None:
+        """Wait for all ranks."""
+        if not self.is_alone:
+            with self.watch(doing):
+                self.comm.Barrier()
 
     @collective("node")
     def cores_per_rank(self) -> int:
@@ -316,6 +345,8 @@ class World:
         return self._allreduce(value, MPI.SUM)
 
     def _allreduce(self, value: int, op: MPI.Op) -> int:
+        if self.is_alone:
+            return value
         answer = np.array([value], np.int64)
         with UNINTERRUPTED, self.meeting("agreeing on a number", TRAINERS):
             wait(self.trainers.Iallreduce(MPI.IN_PLACE, answer, op=op), PEERS_COMPUTE)

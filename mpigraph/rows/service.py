@@ -65,7 +65,7 @@ class RowService:
         self.world = world
         self.transports: tuple[Transport, ...] = ()
         self.transport: Transport | None = None
-        if world.alone:
+        if world.is_alone:
             return
         setting = first_choice(
             world.comm, "transport", world.config.transport, ["auto", *(transport.name for transport in TRANSPORTS)]

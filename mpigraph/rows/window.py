@@ -82,7 +82,7 @@ class RowWindow:
         self._by_messages = sources is not None
         if sources is not None:
             self._sources = {host: sources(host) for host in near}
-        elif world.alone:
+        elif world.is_alone:
             self._sources = {0: Memory(np.zeros((len(self), *self.row_shape), self.dtype))}
         else:
             self._share(near, f"{name} ({len(self)} rows of {self.row_bytes} bytes)")
@@ -90,7 +90,7 @@ class RowWindow:
         self.free[near] = [self._sources[host].free for host in near]
         self._words = {host: as_words(self.memory(host)) for host in np.flatnonzero(self.free).tolist()}
         self._first = {host: int(self.offsets[host]) for host in near}
-        if not world.alone:
+        if not world.is_alone:
             self._register()
 
     @collective("world.comm")
@@ -352,7 +352,7 @@ class RowWindow:
         self._open = False
         win, self._win = self._win, MPI.WIN_NULL
         with self.world.watch("closing a window"):
-            if not self.world.alone:
+            if not self.world.is_alone:
                 self.service.forget(self.handle)
                 self._row.Free()
             self._sources.clear()

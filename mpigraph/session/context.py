@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from mpi4py import MPI
 
@@ -38,7 +39,7 @@ from mpigraph.sampling.exchanges import open_exchange
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.control import Control, Operation
-from mpigraph.session.draws import fork_key
+from mpigraph.session.draws import fork_key, next_in_memory
 from mpigraph.session.malloc import keep_freed_memory
 from mpigraph.session.server import serve
 from mpigraph.session.torch_waits import TorchWaits
@@ -53,6 +54,7 @@ __all__ = [
     "exit_client",
     "initialize",
     "is_initialized",
+    "job_seed",
 ]
 
 _LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
@@ -123,15 +125,24 @@ class Session:
         self.loaders_begun = set[int]()
         self.saver: Any = None
 
+    @classmethod
+    def alone(cls) -> "Session":
+        """Return a session of this process alone, for graphs in memory: no job is needed, and nothing communicates."""
+        config = Config.from_env()
+        absent: Any = None
+        session = cls(Store(World.alone(config), 0), absent, config.num_worker_threads)
+        session._main = NeighborService(session.store, absent)
+        return session
+
     @property
     def rank(self) -> int:
         """This trainer's rank, the same as ``torch.distributed``'s."""
-        return int(self.world.trainers.rank)
+        return int(np.searchsorted(self.world.trainer_ranks, self.world.rank))
 
     @property
     def num_trainers(self) -> int:
         """How many trainers there are."""
-        return int(self.world.trainers.size)
+        return len(self.world.trainer_ranks)
 
     @collective("trainers")
     def open_service(self) -> NeighborService:
@@ -217,6 +228,8 @@ class Session:
         return self._outside_loaders()
 
     def _outside_loaders(self) -> RandomContext:
+        if self.world.is_alone:
+            return next_in_memory(job_seed())
         with self._drawing:
             self.num_draws += 1
             number = self.num_draws
@@ -262,6 +275,11 @@ def _compare(call: str) -> None:
 
 
 Strict.compare = _compare
+
+
+def job_seed() -> int:
+    """Return the running job's seed; 0 without a job."""
+    return current().store.seed if is_initialized() else 0
 
 
 def is_initialized() -> bool:

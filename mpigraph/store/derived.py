@@ -19,7 +19,6 @@ from mpigraph.errors import GraphDataError, MPIGraphError
 from mpigraph.kernels.masked import list_allowed
 from mpigraph.kernels.temporal import sort_rows
 from mpigraph.kernels.weighted import alias_tables
-from mpigraph.mpi.agree import together
 from mpigraph.mpi.messages import NotOpenHere, exchange_rows, sum_over_ranks
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.window import RowWindow
@@ -98,7 +97,7 @@ class VersionedTables(ABC, Generic[Tables]):
             for offsets, dtype in self._columns:
                 windows.append(RowWindow(service, offsets, (), dtype))
             tables = self._access(*windows)
-            with together(world.comm, doing):
+            with world.on_all_ranks(doing):
                 if world.is_host:
                     self._fill(tables, world.host_index)
         except MPIGraphError:  # on every rank
@@ -106,8 +105,7 @@ class VersionedTables(ABC, Generic[Tables]):
             raise
         for window in windows:
             window.sync()
-        with world.watch(doing):
-            world.comm.Barrier()
+        world.barrier(doing)
         for window in windows:
             window.sync()
         if self._tables is not None:
@@ -120,8 +118,9 @@ class VersionedTables(ABC, Generic[Tables]):
         """Free the tables that no rank reads any more."""
         world = self.tensor.window.world
         held = np.array([tables() is not None for tables, _ in self._outdated], np.int64)
-        with world.watch(doing):
-            held = sum_over_ranks(world.comm, held)
+        if not world.is_alone:
+            with world.watch(doing):
+                held = sum_over_ranks(world.comm, held)
         for (_, windows), holders in zip(self._outdated, held, strict=True):
             _close(() if holders else windows)
         self._outdated = [one for one, holders in zip(self._outdated, held, strict=True) if holders]
@@ -195,6 +194,7 @@ class EdgeWeights(VersionedTables[WeightTables]):
 
     def complaint(self, edge: int, weight: float) -> str:
         """Return the error text for a bad weight."""
+        edge = self._topology.edge_id(edge, self.tensor.policy.type_id)
         return f"edge weight {self.tensor.name!r} of edge {edge} must be finite and >= 0 (got {weight})"
 
     @collective("world.comm")
@@ -293,6 +293,8 @@ class EdgeTimes(VersionedTables[SortedEdges]):
         sources = np.empty(0, np.int64)
         if world.is_host:
             sources = self._topology.adjacency(self.relation, world.host_index).indices.astype(np.int64)
+        if world.all_near:
+            return window.gather(sources)
         wanted, place = np.unique(sources, return_inverse=True)
         counts = np.zeros(world.size, np.int64)
         np.add.at(counts, world.hosts[np.searchsorted(window.offsets, wanted, side="right") - 1], 1)

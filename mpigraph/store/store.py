@@ -26,7 +26,7 @@ from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.store.derived import VersionedTables
 from mpigraph.store.host_ranges import check_name, check_same
-from mpigraph.store.topology import Topology
+from mpigraph.store.topology import InMemoryTopology, Topology
 
 __all__ = ["LoadedGraph", "Store"]
 
@@ -81,8 +81,8 @@ class Store:
     )
 
     @collective("world.comm")
-    def __init__(self, world: World, seed: int, open_exchange: "Callable[[Store], Any]") -> None:
-        """Start with nothing loaded; ``open_exchange`` makes :attr:`exchange`.
+    def __init__(self, world: World, seed: int, open_exchange: "Callable[[Store], Any] | None" = None) -> None:
+        """Start with nothing loaded; ``open_exchange`` makes :attr:`exchange`, which a world of one has not.
 
         Raises:
             InvalidArgumentError: a setting of windows, transports or sampling cannot be; on every rank. The world is
@@ -102,7 +102,7 @@ class Store:
         try:
             self.rows = RowService(world)
             self.measured = choose_transport(self.rows)
-            self.exchange = open_exchange(self)
+            self.exchange: Any = None if open_exchange is None else open_exchange(self)
         except MPIGraphError:  # on every rank
             world.close()
             raise
@@ -316,7 +316,7 @@ class Store:
             self.rows,
             topology.hosts,
             number=self.new_number(),
-            graph=topology.config.graph_name,
+            graph=topology.name,
             name=name,
             policy=policy,
             row_shape=tuple(row_shape),
@@ -336,6 +336,12 @@ class Store:
         for number in numbers:
             if number in self.tensors:  # else it was freed before all ranks knew
                 self.tensors[number].advance(mine.get(number))
+
+    def add_in_memory(self, topology: InMemoryTopology) -> LoadedGraph:
+        """Add a graph to the store of a world of one."""
+        graph = LoadedGraph(self.new_number(), topology)
+        self.graphs[topology.name] = self.graph_of_number[graph.number] = graph
+        return graph
 
     @collective("world.comm")
     def open_channel(self) -> Any:

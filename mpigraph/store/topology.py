@@ -6,6 +6,7 @@ offsets, starting at 0, one more than it has destinations), ``indices`` (global 
 relations use the same windows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import MPIGraphError, ShardFormatError
 from mpigraph.kernels.soundness import hash_of_degrees, hash_of_sources
-from mpigraph.metadata.book import check_ids
+from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.agree import everywhere, together
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
@@ -25,7 +26,7 @@ from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.host_ranges import cut_for_hosts
 from mpigraph.store.memory_estimate import host_memory
 
-__all__ = ["Adjacency", "Topology"]
+__all__ = ["Adjacency", "InMemoryTopology", "Topology"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Topology:
 
     Attributes:
         config: where it was read from; ``config.book`` has the parts.
+        name: of the graph.
         hosts: the book whose owners are the hosts.
     """
 
@@ -67,6 +69,7 @@ class Topology:
             SharedMemoryError: a node cannot hold its hosts' topology and features; on every rank.
         """
         self.config = config = files.config
+        self.name = config.graph_name
         self.world = world = service.world
         self.hosts = cut_for_hosts(world, files)
         check_shared_memory(world, host_memory(kept or config, self.hosts), f"graph {config.graph_name!r}")
@@ -95,8 +98,8 @@ class Topology:
 
     def index_dtype(self, relation: int) -> np.dtype[np.generic]:
         """The dtype of a relation's source ids in memory and on the wire."""
-        src = self.config.schema.ends(relation)[0]
-        return index_dtype(self.config.book.num_nodes(src))
+        src = self.hosts.schema.ends(relation)[0]
+        return index_dtype(self.hosts.num_nodes(src))
 
     def _rows_of_indptr(self, relation: int) -> I64:
         offsets = self.hosts.node_offsets[self.config.schema.ends(relation)[1]]
@@ -169,6 +172,10 @@ class Topology:
             self.hosts.edge_range(host, relation)[0],
         )
 
+    def edge_id(self, edge: int, relation: int) -> int:
+        """Return the id by which the user knows an edge."""
+        return edge
+
     def in_degrees(self, ids: I64, relation: int) -> I64:
         """int64[n]: in-degrees of destinations ``ids``, near or far. One-sided.
 
@@ -229,3 +236,29 @@ class Topology:
         """Free the memory."""
         for tables in self._all():
             tables.close()
+
+
+class InMemoryTopology(Topology):
+    """All relations of a graph in this process's memory, as one host has them. Nothing communicates."""
+
+    def __init__(self, hosts: RangeBook, relations: Sequence[tuple[Adjacency, I64]]) -> None:
+        """Hold the relations.
+
+        Args:
+            hosts: the book, of one host.
+            relations: by relation id its edges, and int64[num_edges], the id by which the user knows each.
+        """
+        self.name = ""
+        self.hosts = hosts
+        self._relations = relations
+
+    def adjacency(self, relation: int, host: int) -> Adjacency:
+        """Return the edges of a relation."""
+        return self._relations[relation][0]
+
+    def edge_id(self, edge: int, relation: int) -> int:
+        """Return the id by which the user knows an edge."""
+        return int(self._relations[relation][1][edge])
+
+    def close(self) -> None:
+        """Do nothing: the memory goes with the graph."""

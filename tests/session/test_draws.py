@@ -11,10 +11,10 @@ from jobs import run_script
 import mpigraph as mg
 from mpigraph.compat import dgl_roles
 from mpigraph.dataloading import DataLoader, NeighborSampler, as_edge_prediction_sampler, sample_neighbors
-from mpigraph.dataloading.memory_sampling import job_seed
 from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.session import draws
+from mpigraph.session.context import job_seed
 
 NODES, DEGREE = 40, 20
 
