@@ -128,14 +128,14 @@ class World:
         """Return the world of this process alone: it has no communicator, and needs no MPI."""
         world = cls.__new__(cls)
         world._made = ExitStack()
-        world.is_alone, world.closed, world.config = True, False, config
-        world.rank, world.size, world.num_servers = 0, 1, 0
-        world.num_nodes, world.node_index = 1, 0
+        world.is_alone = world.is_trainer = True
+        world.closed = False
+        world.config = config
+        world.size = world.num_nodes = world.num_local_trainers = 1
+        world.rank = world.node_index = world.host_index = world.local_trainer = world.num_servers = 0
         world.hosts = world.trainer_ranks = np.zeros(1, np.int64)
         world.nodes_of_hosts = world.nodes_of_trainers = np.zeros(1, np.int64)
         world.near = np.ones(1, np.bool_)
-        world.is_trainer, world.host_index = True, 0
-        world.local_trainer, world.num_local_trainers = 0, 1
         return world
 
     @property

@@ -267,10 +267,11 @@ class Store:
         config = files.config
         schema = config.schema
         for (policy, name, info), (_, _, in_file) in zip(_features(kept), _features(config), strict=True):
+            which = "node_feats" if policy.is_node else "edge_feats"
             if policy.is_node:
-                which, dataset = "node_feats", node_feature_name(schema.ntypes[policy.type_id], name)
+                dataset = node_feature_name(schema.ntypes[policy.type_id], name)
             else:
-                which, dataset = "edge_feats", edge_feature_name(schema.relation_key(policy.type_id), name)
+                dataset = edge_feature_name(schema.relation_key(policy.type_id), name)
             sources = self._sources(graph.topology, files, policy, name)
             tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, info.stored, sources)
             graph.features[policy, name] = tensor.number
