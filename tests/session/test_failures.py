@@ -202,7 +202,7 @@ import mpigraph.session.context as context
 from mpigraph.mpi.watchdog import Watchdog
 context.compile_missing = lambda: time.sleep(3)
 watch = Watchdog.watch
-Watchdog.watch = lambda self, what, patience=1.0: watch(self, what, patience / (200 if "kernels" in what else 1))
+Watchdog.watch = lambda self, what, patience=1.0, whom=(): watch(self, what, patience / (200 if "kernels" in what else 1))
 """
     status, output, _ = run_script(tmp_path, oracle(2), "", before=before, MPIGRAPH_TIMEOUT="200")
     assert status == 0, output
@@ -274,7 +274,7 @@ g.barrier()
 
 
 NO_WAY_BACK = {
-    "a round": ("mpigraph.sampling.in_step.exchange_requests", "dist.sample_neighbors(g, torch.arange(40), 2)"),
+    "a round": ("mpigraph.sampling.in_step.exchange_words", "dist.sample_neighbors(g, torch.arange(40), 2)"),
     "a control call": ("mpigraph.session.control.allgather_bytes", "g.barrier()"),
     "a read": ("mpigraph.rows.window.load_rows", 'g.ndata["feat"][torch.arange(g.num_nodes())]'),
 }

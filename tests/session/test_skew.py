@@ -24,7 +24,7 @@ def _make_short(self, *args, **options):
     self._timeout = {DEADLINE}
 Watchdog.__init__ = _make_short
 _watch = Watchdog.watch
-Watchdog.watch = lambda self, what, patience=1.0: _watch(self, what, 200 / {DEADLINE} * patience)
+Watchdog.watch = lambda self, what, patience=1.0, whom=(): _watch(self, what, 200 / {DEADLINE} * patience, whom)
 """
 PLACES = """
 from datetime import timedelta
