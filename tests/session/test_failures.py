@@ -202,7 +202,9 @@ import mpigraph.session.context as context
 from mpigraph.mpi.watchdog import Watchdog
 context.compile_missing = lambda: time.sleep(3)
 watch = Watchdog.watch
-Watchdog.watch = lambda self, what, patience=1.0, whom=(): watch(self, what, patience / (200 if "kernels" in what else 1))
+Watchdog.watch = lambda self, what, patience=1.0, *more: watch(
+    self, what, patience / (200 if "kernels" in what else 1), *more
+)
 """
     status, output, _ = run_script(tmp_path, oracle(2), "", before=before, MPIGRAPH_TIMEOUT="200")
     assert status == 0, output

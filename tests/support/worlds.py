@@ -13,7 +13,9 @@ from mpi4py import MPI
 from mpigraph.config import Config
 from mpigraph.mpi.messages import HEAD
 from mpigraph.mpi.world import World
+from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.service import RowService, shared_query_works
+from mpigraph.rows.window import RowWindow
 
 
 def window_kinds() -> list[str]:
@@ -25,6 +27,7 @@ def window_kinds() -> list[str]:
 
 
 KINDS = window_kinds()
+HELD = 300  # rows that each host has in a window of :func:`filled_window`
 
 
 @contextmanager
@@ -108,3 +111,20 @@ def behind_head(answer: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def asked_of(asker: int, size: int) -> dict[int, npt.NDArray[np.int64]]:
     """By rank what ``asker`` asks of it: :func:`words_between`, where that is anything."""
     return {target: words_between(asker, target) for target in range(size) if len(words_between(asker, target))}
+
+
+def filled_window(service: RowService, shape: tuple[int, ...], dtype: str) -> RowWindow:
+    world = service.world
+    window = RowWindow(service, np.arange(len(world.hosts) + 1) * HELD, shape, dtype)
+    if world.is_host:
+        mine = np.arange(HELD) + world.host_index * HELD
+        window.memory(world.host_index)[:] = row_values(mine, shape, dtype)
+    window.sync()
+    world.comm.Barrier()
+    window.sync()
+    return window
+
+
+def by_packing(service: RowService) -> PackedTransport | None:
+    """None on one node."""
+    return next((way for way in service.transports if isinstance(way, PackedTransport)), None)

@@ -13,7 +13,6 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
 from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
-from mpigraph.sampling.protocol import RelationRequest, pack_request, unpack_requests
 from mpigraph.sampling.strategies import HopKeys, Uniform
 from mpigraph.session.context import current
 
@@ -100,19 +99,3 @@ def test_destinations_are_sent_once(job: SharedJob, tmp_path: Path) -> None:
         assert block.num_edges(relation) == len(np.unique(dst))
     per_relation = 128 + 8 * num_edges  # its header, padding, and the edges that are drawn
     assert 0 < after - before - (end - begin) * (4 + number) < number * per_relation
-
-
-def test_a_message_refers_to_the_destinations_of_an_earlier_request() -> None:
-    ids, others = np.arange(1000) * 7, np.arange(30) + 2**40
-
-    def request(relation: int) -> RelationRequest:
-        return RelationRequest(0, relation, ids, Uniform(5), True, np.uint64(relation))
-
-    edges = np.arange(3)
-    sent = [pack_request(request(0), ids, edges[:0]), pack_request(request(1), others, edges)]
-    sent += [pack_request(request(2), 0, edges), pack_request(request(3), 1, edges), pack_request(request(4), 2, edges)]
-    read = unpack_requests([np.concatenate([word for words in sent for word in words])]).joined
-    assert [got.request.relation for got in read] == [0, 1, 2, 3, 4]
-    for got, expected in zip(read, (ids, others, ids, others, ids), strict=True):
-        assert np.array_equal(got.request.ids, expected)
-    assert sum(len(word) for word in sent[2]) < 20
