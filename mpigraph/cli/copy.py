@@ -25,7 +25,7 @@ from typing import NamedTuple
 from mpigraph.cli.hosts import Host, add_host_options, read_hosts, slurm_nodes, ssh_options
 from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
-from mpigraph.partition.occupied import OVERWRITE, Sizes
+from mpigraph.partition.output_folder import OVERWRITE, Sizes
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
 from mpigraph.store.staging import parts_of_hosts
 

@@ -6,7 +6,7 @@ from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.formats.to_dgl import write_chunked
-from mpigraph.partition.options import check_writable
+from mpigraph.partition.output_folder import check_writable
 from mpigraph.partition.spill import Scratch
 
 __all__ = ["add_parser"]

@@ -27,8 +27,8 @@ from mpigraph.memory import as_bytes, free_memory, held_memory
 from mpigraph.partition.carried_rows import carried_sizes
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import Forecast, check_memory, ranks_on_this_node
-from mpigraph.partition.occupied import check_vacant
-from mpigraph.partition.options import PART_METHODS, check_options, check_writable
+from mpigraph.partition.options import PART_METHODS, check_options
+from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.progress import silent
 from mpigraph.partition.source import GraphSource

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mpigraph.collective import collective
 from mpigraph.config import Config, slurm_allocation
 from mpigraph.errors import MPIGraphError
-from mpigraph.partition.occupied import Sizes, check_vacant, remove_other_graphs, remove_stale_parts
+from mpigraph.partition.output_folder import Sizes, check_vacant, remove_other_graphs, remove_stale_parts
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.staging import Shard, check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
 from mpigraph.trace import clock

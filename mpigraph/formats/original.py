@@ -15,7 +15,7 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
-from mpigraph.partition.occupied import OVERWRITE
+from mpigraph.partition.output_folder import OVERWRITE
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 from mpigraph.partition.spill import Scratch

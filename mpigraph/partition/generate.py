@@ -28,7 +28,7 @@ from mpigraph.kernels.random_edges import draw_rows
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.npy_files import UNFINISHED, NpyShape, new_npy_files
-from mpigraph.partition.occupied import OVERWRITE
+from mpigraph.partition.output_folder import OVERWRITE
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.storage.files import read_text, storage_errors
 

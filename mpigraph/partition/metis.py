@@ -1,4 +1,4 @@
-"""Assign nodes to parts by METIS: few edges cut, parts balanced. The only module that knows pymetis.
+"""Assign nodes to parts by METIS, few edges cut and parts balanced, or at random. The only module that knows pymetis.
 
 METIS wants a symmetric adjacency without self loops and crashes on anything else, so the adjacency is built
 here, from chunks of edges, and checked. Its 64-bit build needs several times the memory of the adjacency;
@@ -22,10 +22,9 @@ from mpigraph.errors import PartitionError
 from mpigraph.kernels.csr import asymmetry, count_keys, drop_repeats, place_both_ways, rebalance
 from mpigraph.log import get_logger
 from mpigraph.partition.balance import Criteria, limits, loads_of, measured_balance, one_weight
-from mpigraph.partition.random_assignment import random_assign
 from mpigraph.partition.source import GraphSource, edge_chunks
 
-__all__ = ["Adjacency", "metis_assign", "metis_cut", "symmetric_adjacency"]
+__all__ = ["Adjacency", "metis_assign", "metis_cut", "random_assign", "symmetric_adjacency"]
 
 MAX_CONSTRAINTS = 8
 _METIS_OK = 1
@@ -96,6 +95,26 @@ def metis_cut(adjacency: Adjacency, edge_weights: I64, num_parts: int, criteria:
         PartitionError: METIS finds no parts, as happens with several criteria.
     """
     return call_metis(widened(adjacency), num_parts, criteria, seed, "cut", num_parts <= 8, edge_weights)
+
+
+def random_assign(source: GraphSource, num_parts: int, seed: int = 0) -> I32:
+    """Assign every node to a part; each type is spread evenly.
+
+    Args:
+        source: the graph.
+        num_parts: number of parts.
+        seed: any integer; equal seeds give equal assignments.
+
+    Returns:
+        int32[all nodes], types one after the other.
+    """
+    rng = np.random.default_rng(seed % 2**64)  # numpy takes no negative ones
+    assignment = np.empty(int(source.node_bases[-1]), np.int32)
+    first = 0  # the type after this one continues where it stopped, so that small types do not all meet in part 0
+    for base, count in zip(source.node_bases[:-1], source.num_nodes, strict=True):
+        assignment[base : base + count] = (rng.permutation(count) + first) % num_parts
+        first = (first + count) % num_parts
+    return assignment
 
 
 def symmetric_adjacency(source: GraphSource) -> Adjacency:

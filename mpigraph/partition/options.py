@@ -1,10 +1,7 @@
-"""What :func:`~mpigraph.partition.pipeline.partition_source` is told: checked before the work, equal on all ranks."""
+"""Arguments of :func:`~mpigraph.partition.pipeline.partition_source`: checked before the work, equal on all ranks."""
 
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +14,7 @@ from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import GraphSource, feature_infos
 from mpigraph.storage.part_config import check_graph_name
 
-__all__ = ["PART_METHODS", "Method", "check_assignment", "check_options", "check_same", "check_writable"]
+__all__ = ["PART_METHODS", "Method", "check_assignment", "check_options", "check_same"]
 
 PART_METHODS = ("metis", "multilevel", "random")
 
@@ -51,25 +48,6 @@ def check_options(
     if part_method == "multilevel" and objtype != "cut":
         raise InvalidArgumentError(f"part_method 'multilevel' minimises the cut (got objtype {objtype!r})")
     check_integer("seed", seed, -(2**63), 2**64 - 1)
-
-
-def check_writable(directory: str | os.PathLike[str]) -> Path:
-    """Check that files can be written to a directory, or that it can be made.
-
-    Returns:
-        The directory, or the nearest one above it that is there.
-
-    Raises:
-        InvalidArgumentError: they cannot; the message says why.
-    """
-    path = Path(directory).absolute()
-    nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
-    try:
-        with tempfile.TemporaryFile(dir=nearest) as file:
-            file.write(b"\0")  # which a full disk has no place for
-    except OSError as error:
-        raise InvalidArgumentError(f"{directory}: cannot write there: {error.strerror or error}") from error
-    return nearest
 
 
 @collective("ranks")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import Array
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.carried_rows import ORIGINAL_IDS, arrays_of
 from mpigraph.partition.numbering import Numbering
@@ -30,13 +30,13 @@ _CHUNK_BYTES = 32 << 20
 
 
 class WrittenPart(NamedTuple):
-    """What is known of a part once it is written.
+    """A part that is written, in values that JSON has.
 
-    seals: by the keys of the configuration.  num_edges int64[relations].  num_cut: edges from other parts' nodes.
+    seals: by the keys of the configuration.  num_edges: of each relation.  num_cut: edges from other parts' nodes.
     """
 
     seals: dict[str, str]
-    num_edges: I64
+    num_edges: list[int]
     num_cut: int
 
 
@@ -76,7 +76,7 @@ class PartWriter:
             StorageError: the disk is full, or another process is writing there.
         """
         schema = self._source.schema
-        num_edges = np.zeros(len(schema.relations), np.int64)
+        relations = range(len(schema.relations))
         num_cut = 0
         with ExitStack() as stack:
             graph = stack.enter_context(self._open(part, "part_graph"))
@@ -84,11 +84,10 @@ class PartWriter:
             node_feats = stack.enter_context(self._open(part, "node_feats"))
             for ntype_id in range(len(schema.ntypes)):
                 self._write_nodes(graph, node_feats, ntype_id, part)
-            for relation_id in range(len(schema.relations)):
-                num_edges[relation_id] = self._arrivals.num_edges(relation_id, part)
+            for relation_id in relations:
                 num_cut += self._write_relation(graph, feats, relation_id, part)
         seals = {"part_graph": graph.seal, "edge_feats": feats.seal, "node_feats": node_feats.seal}
-        return WrittenPart(seals, num_edges, num_cut)
+        return WrittenPart(seals, [self._arrivals.num_edges(relation_id, part) for relation_id in relations], num_cut)
 
     def _write_nodes(self, graph: ShardWriter, feats: ShardWriter, ntype_id: int, part: int) -> None:
         """Write the original ids and the features of a part's nodes."""

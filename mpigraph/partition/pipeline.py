@@ -7,7 +7,7 @@ The stages, each bounded in memory::
     relabel edges   nodes and edges travel in new ids to the ranks that write their parts
     write parts     each part by one rank
 
-A run that is killed leaves what :mod:`.kept` has, which the next one may take up: it goes through the same stages, but
+A run that is killed leaves :class:`.Leftovers`, which the next one may take up: it goes through the same stages, but
 assigns no nodes, and of parts that are complete nothing travels and nothing is written.
 
 Ranks own ranges of the original ids of all nodes, types one after the other. Neither the number of ranks nor the
@@ -17,7 +17,7 @@ memory that they have shows in the files.
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,23 +35,22 @@ from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
 from mpigraph.partition.identity import Digest, word_of, word_of_tables
-from mpigraph.partition.kept import (
-    KeptAssignment,
-    PartRecords,
-    bytes_recorded,
-    is_anything_left,
-    remove_all,
-    sole_writer,
-)
-from mpigraph.partition.metis import metis_assign
+from mpigraph.partition.metis import metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.numbering import Numbering
-from mpigraph.partition.occupied import Sizes, check_vacant, remove_other_graphs, remove_stale_parts
-from mpigraph.partition.options import Method, check_assignment, check_options, check_same, check_writable
+from mpigraph.partition.options import Method, check_assignment, check_options, check_same
+from mpigraph.partition.output_folder import (
+    Leftovers,
+    Sizes,
+    check_vacant,
+    check_writable,
+    remove_other_graphs,
+    remove_stale_parts,
+    sole_writer,
+)
 from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.progress import Progress, silent
-from mpigraph.partition.random_assignment import random_assign
-from mpigraph.partition.relabel import relabel
+from mpigraph.partition.relabel import Arrivals
 from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos, in_16_bits
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.audit import audit_part
@@ -67,7 +66,7 @@ __all__ = ["PartitionResult", "partition_source"]
 
 @dataclass(frozen=True, eq=False)
 class PartitionResult:
-    """What :func:`partition_source` made.
+    """A partitioned graph that :func:`partition_source` has written.
 
     Attributes:
         config_path: the configuration file.
@@ -165,77 +164,78 @@ def partition_source(
                 stack.callback(sole_writer(out).discard)
                 if not overwrite:
                     check_vacant(out, graph_name, Sizes(sum(source.num_nodes), sum(source.edge_counts)))
-                there = bytes_recorded(out, graph_name) if resume else 0
+                there = Leftovers(out, graph_name).bytes_recorded() if resume else 0
                 check_space(out, _bytes_on_disk(source, num_parts) - there, f"graph {graph_name!r}")
         method = Method(part_method, int(num_parts), int(seed), objtype, recursive, bool(balance_edges))
         check_same(exchange, source, graph_name, method, balance_classes, assignment, resume)
-        run = _Run(source, graph_name, out, exchange, scratch or Scratch(out), progress or silent, bool(resume))
-        return run.make(method, balance_classes, assignment)
+        run = _Run(
+            source,
+            graph_name,
+            method,
+            balance_classes or {},
+            assignment,
+            out,
+            exchange,
+            scratch or Scratch(out),
+            progress or silent,
+            bool(resume),
+        )
+        return run.make()
 
 
 @dataclass(eq=False)
 class _Run:
-    """One partitioning, as one rank sees it."""
+    """One partitioning, as one rank sees it; the attributes are arguments of :func:`partition_source`."""
 
     source: GraphSource
     graph_name: str
+    method: Method
+    classes: Mapping[str, Array]
+    assignment: Array | None
     out: Path
     exchange: Exchange
     scratch: Scratch
     progress: Progress
     resume: bool
-    bounds: I64 = field(init=False)
-    found_assignment: bool = field(init=False, default=False)
-    stage: str = field(init=False, default="")
-    steps: int = field(init=False, default=1)
-
-    def assigned(self, fraction: float) -> None:
-        """Report that a fraction of the assignment is done, and that it is not over."""
-        self.progress(self.stage, min(int(fraction * self.steps), self.steps - 1), self.steps)
+    bounds: I64 = field(init=False)  # int64[ranks + 1], who owns which nodes
+    left: Leftovers = field(init=False)
+    took_assignment: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.bounds = even_bounds(sum(self.source.num_nodes), self.exchange.size)
+        self.left = Leftovers(self.out, self.graph_name)
 
-    def make(self, method: Method, classes: Mapping[str, Array] | None, assignment: Array | None) -> PartitionResult:
+    def make(self) -> PartitionResult:
+        num_parts = self.method.num_parts
         topology = self.check_edges()
-        kept = self.kept_assignment(topology, method, classes) if assignment is None else None
-        self.stage = f"assign nodes ({method.name})"
-        # of the others nobody knows how far they are
-        self.steps = max(sum(self.source.edge_counts), 1) if method.name == "multilevel" else 1
-        self.assigned(0.0)
-        criteria = balance_criteria(self.source, classes, method.balance_edges, self.exchange, self.bounds)
-        parts = self.assign(method, classes, criteria, kept, assignment)
-        loads = self.exchange.total(loads_of(criteria, parts, method.num_parts))
-        report = {"balance": measured_balance(criteria, loads)}
-        del criteria
-        self.progress(self.stage, self.steps, self.steps)
+        parts, balance = self.assign(topology)
         digest = Digest(self.exchange)
         digest.add(0, int(self.bounds[self.exchange.rank]), parts)
-        identity = word_of(topology, self.graph_name, method.num_parts, digest.total())
-        numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, method.num_parts)
+        identity = word_of(topology, self.graph_name, num_parts, digest.total())
+        numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, num_parts)
         del parts
-        records = PartRecords(self.out, self.graph_name, word_of(identity, word_of_tables(self.source, self.exchange)))
-        written = self.complete_parts(method, identity, numbering, records)
-        done = self.exchange.total(np.isin(np.arange(method.num_parts), list(written)).astype(np.int64)) > 0
+        word = word_of(identity, word_of_tables(self.source, self.exchange))
+        written = self.complete_parts(word, identity, numbering)
+        done = self.exchange.total(np.isin(np.arange(num_parts), list(written)).astype(np.int64)) > 0
         if done.any():
             self.tell("%d of %d parts are complete, and are not written again", done.sum(), len(done))
-        elif self.resume and self.found_assignment:
+        elif self.resume and self.took_assignment:
             self.tell("no part is complete with this assignment and these features: all are written")
-        elif assignment is not None:
+        elif self.assignment is not None:
             self.tell_that_nothing_is_taken_up()
         # a configuration is there only while all its shards are: the old one goes first, and the new one comes last
         with self.exchange.together("removing the old configuration"):
             if self.exchange.rank == 0:
                 (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
                 remove_other_graphs(self.out, self.graph_name)
-                records.remove_others(np.flatnonzero(done).tolist())
+                self.left.remove_records(word, np.flatnonzero(done).tolist())
         if not done.all():
-            written |= self.write_parts(identity, numbering, done, records)
-        path = self.write_config(method, identity, numbering, written, report)
+            written |= self.write_parts(word, identity, numbering, done)
+        result = self.write_config(identity, numbering, written, balance)
         if self.exchange.rank == 0:
-            remove_all(self.out, self.graph_name)
-            remove_stale_parts(self.out, method.num_parts)
-        return PartitionResult(path, report)
+            self.left.remove()
+            remove_stale_parts(self.out, num_parts)
+        return result
 
     def check_edges(self) -> str:
         """Check the ends of all edges; return a hash of the types and the edges."""
@@ -255,102 +255,111 @@ class _Run:
         schema = source.schema
         return word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest.total())
 
-    def kept_assignment(self, topology: str, method: Method, classes: Mapping[str, Array] | None) -> KeptAssignment:
-        """Return where the assignment is kept until all is written."""
+    def assign(self, topology: str) -> tuple[I32, dict[str, float]]:
+        """Return int32[own nodes], the part of each, and the balance."""
+        exchange, method = self.exchange, self.method
+        if self.assignment is None:
+            word = self.word_of_assignment(topology)
+            with exchange.together("reading a kept assignment"):
+                kept = self.kept_assignment(word) if exchange.rank == 0 else None
+            self.took_assignment = exchange.sum_of(int(kept is not None)) > 0
+        stage = f"assign nodes ({method.name})"
+        # METIS does not tell how far it is
+        steps = max(sum(self.source.edge_counts), 1) if method.name == "multilevel" else 1
+
+        def report(fraction: float) -> None:
+            self.progress(stage, min(int(fraction * steps), steps - 1), steps)
+
+        report(0.0)
+        criteria = balance_criteria(self.source, self.classes, method.balance_edges, exchange, self.bounds)
+        if self.assignment is not None:
+            parts = np.asarray(self.assignment[slice(*self.bounds[exchange.rank : exchange.rank + 2])], np.int32)
+        elif self.took_assignment:
+            parts = self.from_first(kept)
+        else:
+            parts = self.new_assignment(word, criteria, report)
+        loads = exchange.total(loads_of(criteria, parts, method.num_parts))
+        self.progress(stage, steps, steps)
+        return parts, measured_balance(criteria, loads)
+
+    def word_of_assignment(self, topology: str) -> str:
+        """Return a hash of all that the assignment depends on."""
         digest = Digest(self.exchange)
         with self.exchange.together("reading balance classes"):
-            for number, (_, given) in enumerate(sorted((classes or {}).items())):
-                flat = np.asarray(given).reshape(-1)
+            for number, (_, classes) in enumerate(sorted(self.classes.items())):
+                flat = np.asarray(classes).reshape(-1)
                 begin, end = even_bounds(len(flat), self.exchange.size)[self.exchange.rank :][:2]
                 digest.add(number, int(begin), flat[begin:end].astype(np.int64))
-        word = word_of(topology, method, sorted(classes or {}), digest.total())
-        return KeptAssignment(self.out, self.graph_name, word, int(self.bounds[-1]), method.num_parts)
+        return word_of(topology, self.method, sorted(self.classes), digest.total())
 
-    def assign(
-        self,
-        method: Method,
-        classes: Mapping[str, Array] | None,
-        criteria: Criteria,
-        kept: KeptAssignment | None,
-        assignment: Array | None,
-    ) -> I32:
-        """Return int32[own nodes], the part of each."""
-        exchange = self.exchange
-        first, last = self.bounds[exchange.rank : exchange.rank + 2]
-        if assignment is not None:
-            return np.asarray(assignment[first:last], np.int32)
-        assert kept is not None
-        nothing = np.empty(0, np.int32)
-        with exchange.together("reading a kept assignment"):
-            found = kept.read() if exchange.rank == 0 else None
-            if found is None and not kept.exists():
-                self.tell_that_nothing_is_taken_up()
-        self.found_assignment = exchange.sum_of(int(found is not None)) > 0
-        if self.found_assignment:
-            return self.from_first(nothing if found is None else found)
+    def kept_assignment(self, word: str) -> I32 | None:
+        """Return int32[all nodes], the assignment of an interrupted run, on rank 0; None if it has left none."""
+        kept = self.left.read_assignment(word, int(self.bounds[-1]), self.method.num_parts)
+        if kept is None and not self.left.assignment_path(word).exists():
+            self.tell_that_nothing_is_taken_up()
+        return kept
+
+    def new_assignment(self, word: str, criteria: Criteria, report: Callable[[float], None]) -> I32:
+        """Return int32[own nodes], the part of each, and keep those of all nodes."""
+        exchange, method = self.exchange, self.method
         if method.name == "multilevel":
             parts = multilevel_assign(
                 self.source, method.num_parts, criteria, seed=method.seed,
-                exchange=exchange, bounds=self.bounds, scratch=self.scratch, report=self.assigned,
+                exchange=exchange, bounds=self.bounds, scratch=self.scratch, report=report,
             )  # fmt: skip
-            whole = exchange.gather_to_first(parts[:, None])[:, 0]
+            whole: I32 | None = exchange.gather_to_first(parts[:, None])[:, 0]
         else:
             with exchange.together(f"assigning nodes by {method.name}"):
-                whole = self.assign_alone(method, classes) if exchange.rank == 0 else nothing
+                whole = self.assign_alone() if exchange.rank == 0 else None
             parts = self.from_first(whole)
         with exchange.together("keeping the assignment"):
-            if exchange.rank == 0:
-                kept.write(whole)
+            if exchange.rank == 0 and whole is not None:
+                self.left.write_assignment(word, whole)
         return parts
 
-    def assign_alone(self, method: Method, classes: Mapping[str, Array] | None) -> I32:
+    def assign_alone(self) -> I32:
         """Return int32[all nodes], by a method that runs in one process."""
+        method = self.method
         if method.name == "random":
             return random_assign(self.source, method.num_parts, method.seed)
-        criteria = balance_criteria(self.source, classes, method.balance_edges)
+        criteria = balance_criteria(self.source, self.classes, method.balance_edges)
         return metis_assign(
             self.source, method.num_parts, criteria,
             seed=method.seed, objtype=method.objtype, recursive=method.recursive,
         )  # fmt: skip
 
-    def from_first(self, whole: I32) -> I32:
+    def from_first(self, whole: I32 | None) -> I32:
         """Return this rank's share of what rank 0 has."""
+        whole = np.empty(0, np.int32) if whole is None else whole
         parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
         return parts
 
-    def complete_parts(
-        self, method: Method, identity: str, numbering: Numbering, records: PartRecords
-    ) -> dict[int, WrittenPart]:
+    def complete_parts(self, word: str, identity: str, numbering: Numbering) -> dict[int, WrittenPart]:
         """Verify the parts that are recorded, some on each rank; return those that are right."""
         if not self.resume:
             return {}
-        found: dict[int, WrittenPart] = {}
+        complete: dict[int, WrittenPart] = {}
         with self.exchange.together("verifying the parts"):
-            for part in range(self.exchange.rank, method.num_parts, self.exchange.size):
-                written = records.read(part)
+            for part in range(self.exchange.rank, self.method.num_parts, self.exchange.size):
+                written = self.left.read_record(word, part)
                 if written is not None:
-                    found[part] = written
-            known = np.zeros((method.num_parts, len(self.source.edges)), np.int64)
-            for part, written in found.items():
-                known[part] = written.num_edges
-            seals = [found[part].seals if part in found else {} for part in range(method.num_parts)]
-            config = self.config_of(method, identity, numbering, known, seals, {})
-            recorded = list(found)
-            with PartFiles(config) as files:
+                    complete[part] = written
+            recorded = list(complete)
+            with PartFiles(self.config_of(identity, numbering, complete, {})) as files:
                 for number, part in enumerate(recorded):
                     self.progress("verify parts", number, len(recorded))
                     bad = audit_part(files, part, lambda nbytes: None).bad
                     if bad:
                         get_logger().warning("part %d is written again: %s", part, bad[0])
-                        del found[part]
+                        del complete[part]
             self.progress("verify parts", len(recorded), len(recorded))
-        return found
+        return complete
 
     def tell_that_nothing_is_taken_up(self) -> None:
         """Tell the user who resumes a run that there is none, or none with this graph and these options."""
         if not self.resume:
             return
-        if is_anything_left(self.out, self.graph_name):
+        if self.left.is_any():
             self.tell("what a run has left in %s is of another graph or of other options, and is not used", self.out)
         else:
             self.tell("there is nothing to resume in %s: this run begins at the beginning", self.out)
@@ -360,11 +369,10 @@ class _Run:
         if self.exchange.rank == 0:
             get_logger().warning(text, *values)
 
-    def write_parts(
-        self, identity: str, numbering: Numbering, done: Mask, records: PartRecords
-    ) -> dict[int, WrittenPart]:
+    def write_parts(self, word: str, identity: str, numbering: Numbering, done: Mask) -> dict[int, WrittenPart]:
         """Relabel and write the parts that are not done, and record each; return those of this rank."""
-        arrivals = relabel(self.source, numbering, done, self.scratch, self.progress)
+        arrivals = Arrivals(self.source, numbering, done, self.scratch)
+        arrivals.receive(self.progress)
         give_back()
         writer = PartWriter(self.source, numbering, arrivals, self.graph_name, identity, self.out)
         missing = [part for part in arrivals.parts if not done[part]]
@@ -373,65 +381,49 @@ class _Run:
             for part in missing:
                 self.progress("write parts", len(written), len(missing))
                 written[part] = writer.write(part)
-                records.write(part, written[part])
+                self.left.write_record(word, part, written[part])
             self.progress("write parts", len(missing), len(missing))
         arrivals.close()
         return written
 
     def write_config(
-        self,
-        method: Method,
-        identity: str,
-        numbering: Numbering,
-        written: Mapping[int, WrittenPart],
-        report: dict[str, Any],
-    ) -> Path:
-        """Gather what is known of the parts, add the edge cut to the report, and write the configuration."""
-        known = np.zeros((method.num_parts, len(self.source.edges) + 1), np.int64)
-        for part, about in written.items():
-            known[part, :-1] = about.num_edges
-            known[part, -1] = about.num_cut
-        known = self.exchange.total(known)
-        total = int(known[:, :-1].sum())
-        cut = int(known[:, -1].sum())
-        report |= {"edges_cut": cut, "edge_cut_fraction": round(cut / max(total, 1), 4)}
-        config = self.config_of(method, identity, numbering, known[:, :-1], self.gather_seals(written), report)
+        self, identity: str, numbering: Numbering, written: Mapping[int, WrittenPart], balance: Mapping[str, float]
+    ) -> PartitionResult:
+        """Gather what is known of the parts, and write the configuration with the edge cut and the balance."""
+        own = json.dumps([(part, *about) for part, about in written.items()])
+        records: dict[int, WrittenPart] = {}
+        for data in self.exchange.gather_bytes(own.encode()):
+            records |= {part: WrittenPart(*about) for part, *about in json.loads(data)}
+        cut = sum(about.num_cut for about in records.values())
+        fraction = cut / max(sum(self.source.edge_counts), 1)
+        report = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": round(fraction, 4)}
+        config = self.config_of(identity, numbering, records, report)
         with self.exchange.together("writing the configuration"):
             path = config.write(self.out) if self.exchange.rank == 0 else self.out / f"{self.graph_name}.json"
-        get_logger().info("%s in %d parts by %s: %s", self.graph_name, method.num_parts, method.name, report)
-        return path
+        name, num_parts = self.method.name, self.method.num_parts
+        get_logger().info("%s in %d parts by %s: %s", self.graph_name, num_parts, name, report)
+        return PartitionResult(path, report)
 
     def config_of(
-        self,
-        method: Method,
-        identity: str,
-        numbering: Numbering,
-        num_edges: I64,
-        seals: Iterable[Mapping[str, str]],
-        report: Mapping[str, Any],
+        self, identity: str, numbering: Numbering, records: Mapping[int, WrittenPart], report: Mapping[str, Any]
     ) -> PartConfig:
-        """Return the configuration for int64[parts, relations] edges."""
-        zero = np.zeros((1, num_edges.shape[1]), np.int64)
-        edge_offsets = np.concatenate([zero, np.cumsum(num_edges, axis=0)])
+        """Return the configuration; parts without a record have no edges and no seals."""
+        unknown = WrittenPart({}, [0] * len(self.source.edges), 0)
+        about = [records.get(part, unknown) for part in range(self.method.num_parts)]
+        num_edges = np.array([unknown.num_edges, *(known.num_edges for known in about)], np.int64)
         node_features, edge_features = feature_infos(self.source)
         return PartConfig(
             graph_name=self.graph_name,
-            part_method=method.name,
-            book=RangeBook(self.source.schema, tuple(numbering.offsets), tuple(edge_offsets.T.copy())),
+            part_method=self.method.name,
+            book=RangeBook(self.source.schema, tuple(numbering.offsets), tuple(np.cumsum(num_edges, axis=0).T.copy())),
             node_features=node_features,
             edge_features=edge_features,
-            files=PartConfig.default_files(method.num_parts),
+            files=PartConfig.default_files(self.method.num_parts),
             report=report,
             directory=self.out,
             identity=identity,
-            seals=tuple(seals),
+            seals=tuple(dict(sorted(known.seals.items())) for known in about),
         )
-
-    def gather_seals(self, written: Mapping[int, WrittenPart]) -> list[dict[str, str]]:
-        """Return the seals of all parts, on every rank."""
-        mine = [(part, dict(sorted(about.seals.items()))) for part, about in written.items()]
-        everyone = [json.loads(data) for data in self.exchange.gather_bytes(json.dumps(mine).encode())]
-        return [seals for _, seals in sorted((pair for pairs in everyone for pair in pairs), key=lambda pair: pair[0])]
 
 
 def _joined(config: PartConfig, name: str) -> I64:
@@ -444,7 +436,7 @@ def _joined(config: PartConfig, name: str) -> I64:
 
 
 def _bytes_on_disk(source: GraphSource, num_parts: int) -> int:
-    """What the shards will take, without HDF5's own, which is little."""
+    """Return the bytes that the shards will take, without HDF5's own, which are few."""
     total = (8 + 4) * sum(source.num_nodes)  # original ids, and the kept assignment until all is written
     for relation_id in range(len(source.edges)):
         src, dst = (source.num_nodes[i] for i in source.schema.ends(relation_id))

@@ -23,7 +23,7 @@ from mpigraph.partition.source import EDGES_PER_CHUNK, GraphSource, edge_chunks
 from mpigraph.partition.spill import Scratch, Spill, sorted_by_row
 from mpigraph.storage.format import index_dtype
 
-__all__ = ["Arrivals", "Bucket", "relabel"]
+__all__ = ["Arrivals", "Bucket"]
 
 EDGES_PER_BUCKET = 1 << 22
 
@@ -43,7 +43,7 @@ class Bucket(NamedTuple):
 
 
 class Arrivals:
-    """What has come to the rank that writes some parts.
+    """The nodes and edges that come to the rank that writes their parts.
 
     Args:
         source: the graph.
@@ -81,8 +81,14 @@ class Arrivals:
         ]
 
     @collective("ranks")
-    def receive_nodes(self) -> None:
-        """Send the own nodes' original ids on their way, and take what comes."""
+    def receive(self, progress: Progress) -> None:
+        """Send the own nodes, and edges as they are read, on their way; take what comes."""
+        self._receive_nodes()
+        for relation_id in range(len(self._source.edges)):
+            self._receive_relation(relation_id, progress)
+        progress("relabel edges", self._total, self._total)
+
+    def _receive_nodes(self) -> None:
         for ntype_id in range(len(self._source.num_nodes)):
             ids = self._numbering.own_ids(ntype_id)
             self._receive_values(ntype_id, ntype_id, ids)
@@ -94,9 +100,7 @@ class Arrivals:
                 rows.send(most, first, new_ids, new_ids, self._leaving(ntype_id, new_ids))
                 rows.settle()
 
-    @collective("ranks")
-    def receive_relation(self, relation_id: int, progress: Progress) -> None:
-        """Send edges on their way as they are read, and take what comes."""
+    def _receive_relation(self, relation_id: int, progress: Progress) -> None:
         numbering = self._numbering
         exchange = numbering.exchange
         src_type, dst_type = self._source.schema.ends(relation_id)
@@ -207,25 +211,6 @@ class Arrivals:
     def _values(self, table: int, part: int) -> I64:
         values: I64 = self._nodes.take(table * len(self.parts) + part - self.parts.start)[:, 0]
         return values
-
-
-@collective("ranks")
-def relabel(source: GraphSource, numbering: Numbering, done: Mask, scratch: Scratch, progress: Progress) -> Arrivals:
-    """Bring every node and edge to the rank that writes its part, if it is not done.
-
-    Args:
-        source: the graph.
-        numbering: the new ids.
-        done: bool[parts], those that are complete.
-        scratch: for what does not fit into memory.
-        progress: what to report to.
-    """
-    arrivals = Arrivals(source, numbering, done, scratch)
-    arrivals.receive_nodes()
-    for relation_id in range(len(source.edges)):
-        arrivals.receive_relation(relation_id, progress)
-    progress("relabel edges", sum(source.edge_counts), sum(source.edge_counts))
-    return arrivals
 
 
 def _bounds_of_missing(done: Mask, size: int) -> I64:

@@ -86,7 +86,7 @@ KILLED = """
 import os, signal, sys
 from mpi4py import MPI
 from mpigraph.cli.main import main
-from mpigraph.partition import kept, metis, part_writer, pipeline, relabel, source
+from mpigraph.partition import metis, output_folder, part_writer, pipeline, relabel, source
 from mpigraph.partition.multilevel import assign
 from mpigraph.partition.spill import Scratch, Spill
 
@@ -131,9 +131,9 @@ elif stage == "write parts":
 elif stage == "verify parts":
     kill(pipeline, "audit_part", stage)
 elif stage == "write configuration":
-    kill(pipeline._Run, "gather_seals", "write parts")
+    kill(pipeline._Run, "write_config", "write parts")
 elif stage == "clean up":
-    kill(kept.Path, "unlink", "write parts", 2, done=1, rank=0)
+    kill(output_folder.Path, "unlink", "write parts", 2, done=1, rank=0)
 sys.exit(main(sys.argv[2:]))
 """
 STAGES = {

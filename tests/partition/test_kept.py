@@ -129,7 +129,7 @@ def test_all_parts_complete_and_only_the_configuration_missing(killed: Killed, w
         patch.setattr(pipeline._Run, "write_config", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         killed.cut()
     before = state(killed.out, range(PARTS))
-    monkeypatch.setattr(pipeline, "relabel", lambda *_: pytest.fail("the edges were read again"))
+    monkeypatch.setattr(pipeline, "Arrivals", lambda *_: pytest.fail("the edges were read again"))
     killed.cut()
     check_equal(killed.wanted, killed.out)
     assert state(killed.out, range(PARTS)) == before and written == [2, 3]

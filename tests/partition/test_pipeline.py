@@ -14,7 +14,7 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.partition import metis, pipeline
 from mpigraph.partition.balance import balance_criteria
 from mpigraph.partition.metis import symmetric_adjacency
-from mpigraph.partition.options import check_writable
+from mpigraph.partition.output_folder import check_writable
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import CastRows, SparseRows
 from mpigraph.partition.source import Feature, GraphSource

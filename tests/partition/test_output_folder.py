@@ -14,7 +14,7 @@ from mpigraph.cli.main import main
 from mpigraph.distributed import partition_graph
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.occupied import Sizes, check_vacant
+from mpigraph.partition.output_folder import Sizes, check_vacant
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource

@@ -1,0 +1,300 @@
+"""The folder that a partitioned graph is written to: which graphs lie there, and what an interrupted run has left.
+
+Another graph is not written over without being told to. A run leaves the assignment of nodes, and a record of each part
+that is complete, in files beside the shards that go when the graph is written::
+
+    <graph>.<hash>.assignment    the part of each node
+    <graph>.<hash>.part<number>  JSON: the seals of the part's files and what else is known of it
+
+The hash in a name is of all that the content depends on, so another graph or other options do not take it.
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpigraph.arrays import I32
+from mpigraph.errors import InvalidArgumentError, ShardFormatError
+from mpigraph.log import get_logger
+from mpigraph.partition.identity import word_of
+from mpigraph.partition.part_writer import WrittenPart
+from mpigraph.storage.files import NewFile, open_regular, read_text, temporary_name
+from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
+from mpigraph.storage.shard import ShardReader
+
+__all__ = [
+    "OVERWRITE",
+    "Leftovers",
+    "Sizes",
+    "check_vacant",
+    "check_writable",
+    "remove_other_graphs",
+    "remove_stale_parts",
+    "sole_writer",
+]
+
+OVERWRITE = "write to another folder, or say --overwrite (overwrite=True)"
+_HEAD_BYTES = 4096  # of a configuration, which begins with its format
+_PART = re.compile(r"part([0-9]+)")
+_WORD = 16  # digits of the hash in the name
+_LEFT = re.compile(rf"\.?(.+)\.[0-9a-f]{{{_WORD}}}\.(assignment|part([0-9]+))(\.tmp)?")
+_DIGEST = 32  # bytes at the beginning of an assignment: the hash of the rest
+
+
+class Sizes(NamedTuple):
+    """By how much graphs of one name are told apart: numbers of all nodes and edges."""
+
+    num_nodes: int
+    num_edges: int
+
+    @classmethod
+    def of(cls, config: PartConfig) -> "Sizes":
+        """Return the sizes of a partitioned graph."""
+        book, schema = config.book, config.schema
+        nodes = map(book.num_nodes, range(len(schema.ntypes)))
+        return cls(sum(nodes), sum(map(book.num_edges, range(len(schema.relations)))))
+
+
+def check_writable(directory: str | os.PathLike[str]) -> Path:
+    """Check that files can be written to a directory, or that it can be made.
+
+    Returns:
+        The directory, or the nearest one above it that is there.
+
+    Raises:
+        InvalidArgumentError: they cannot; the message says why.
+    """
+    path = Path(directory).absolute()
+    nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            file.write(b"\0")  # which a full disk has no place for
+    except OSError as error:
+        raise InvalidArgumentError(f"{directory}: cannot write there: {error.strerror or error}") from error
+    return nearest
+
+
+def sole_writer(folder: Path) -> NewFile:
+    """Keep other runs from writing to a folder, until what is returned is discarded or the process ends.
+
+    Raises:
+        StorageError: another run is writing there.
+    """
+    return NewFile(folder / "partition", busy=f"{folder}: another run is writing to this folder")
+
+
+def check_vacant(folder: Path, graph_name: str, sizes: Sizes | None) -> None:
+    """Check that no other graph lies in a folder, complete or begun.
+
+    Args:
+        folder: where a partitioned graph is to be written; it need not exist.
+        graph_name: its name.
+        sizes: its sizes; None where they are not known yet, so that only names count.
+
+    Raises:
+        InvalidArgumentError: another graph lies there; names it and says what to do.
+    """
+    if not folder.is_dir():
+        return
+    configs = _configs(folder)
+    own = folder / f"{graph_name}.json"
+    for path, content in configs.items():
+        there = Sizes(content.get("num_nodes", -1), content.get("num_edges", -1))
+        if path != own or (sizes is not None and there != sizes):
+            what = f"{folder} holds the graph {path.stem!r} of {there.num_nodes} nodes and {there.num_edges} edges"
+            but = "" if path != own or sizes is None else f" (not {sizes.num_nodes} and {sizes.num_edges})"
+            raise InvalidArgumentError(f"{what}{but}, which would be overwritten: {OVERWRITE}")
+    if own.exists() and own not in configs:
+        raise InvalidArgumentError(f"{own} is no partition configuration, and would be overwritten: {OVERWRITE}")
+    left = {name for _, name, _ in _files_left(folder)}
+    others = sorted(left - {graph_name})
+    if others:
+        raise InvalidArgumentError(
+            f"{folder} holds what an interrupted run has left of the graph {others[0]!r}, which would be overwritten: "
+            f"{OVERWRITE}"
+        )
+    if own not in configs and not left:
+        _check_shards(folder, graph_name)
+
+
+def remove_other_graphs(folder: Path, graph_name: str) -> None:
+    """Remove the configurations of other graphs, and what interrupted runs have left of them; their parts stay.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    for path in _configs(folder):
+        if path.stem != graph_name:
+            path.unlink(missing_ok=True)
+    for path, name, _ in _files_left(folder):
+        if name != graph_name:
+            path.unlink(missing_ok=True)
+
+
+def remove_stale_parts(folder: Path, num_parts: int) -> None:
+    """Remove the files of parts that a graph in a folder no longer has; what else lies beside them stays."""
+    with suppress(OSError):  # the graph stands
+        for directory, part in _parts(folder):
+            if part >= num_parts:
+                for name in PartConfig.files_of(part).values():
+                    (folder / name).unlink(missing_ok=True)
+                    temporary_name(folder / name).unlink(missing_ok=True)
+                with suppress(OSError):
+                    directory.rmdir()  # if it is empty
+
+
+class Leftovers:
+    """What an interrupted run for a graph of one name has left in a folder, and what this run leaves.
+
+    Args:
+        folder: where the graph is written.
+        graph_name: the graph's name.
+    """
+
+    def __init__(self, folder: Path, graph_name: str) -> None:
+        self._folder = folder
+        self._graph_name = graph_name
+
+    def assignment_path(self, word: str) -> Path:
+        """Return the file of the assignment that depends on what ``word`` (hexadecimal digits) is a hash of."""
+        return self._folder / f"{self._graph_name}.{word[:_WORD]}.assignment"
+
+    def read_assignment(self, word: str, num_nodes: int, num_parts: int) -> I32 | None:
+        """Return the assignment, int32[num_nodes], or None if there is none or it is damaged; the log says which."""
+        path = self.assignment_path(word)
+        parts = np.empty(num_nodes, np.int32)
+        try:
+            with open(open_regular(path), "rb") as file:
+                digest = file.read(_DIGEST)
+                whole = file.readinto(parts.data) == parts.nbytes == os.fstat(file.fileno()).st_size - _DIGEST
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            get_logger().warning("%s is ignored: %s", path, error.strerror)
+            return None
+        in_range = len(parts) == 0 or 0 <= parts.min() <= parts.max() < num_parts
+        if not whole or digest != _digest(parts) or not in_range:
+            get_logger().warning("%s is ignored: it is damaged", path)
+            return None
+        get_logger().warning("the assignment of an interrupted run is taken from %s", path)
+        return parts
+
+    def write_assignment(self, word: str, parts: I32) -> None:
+        """Keep an assignment, int32[all nodes].
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        with NewFile(self.assignment_path(word), durable=True) as file:
+            file.write(_digest(parts))
+            file.write(parts)
+
+    def read_record(self, word: str, part: int) -> WrittenPart | None:
+        """Return the record of a part, or None if there is none or it is damaged, which the log says.
+
+        The part's files may have changed since then.
+        """
+        path = self._record_path(word, part)
+        try:
+            content = json.loads(read_text(path))
+            written = WrittenPart(content["seals"], content["num_edges"], content["num_cut"])
+            if content["checksum"] == _checksum(word, part, written):
+                return written
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass
+        get_logger().warning("%s is ignored: it is damaged", path)
+        return None
+
+    def write_record(self, word: str, part: int, written: WrittenPart) -> None:
+        """Record that a part is complete.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        content = written._asdict() | {"checksum": _checksum(word, part, written)}
+        with NewFile(self._record_path(word, part)) as file:
+            file.write((json.dumps(content) + "\n").encode())
+
+    def remove_records(self, word: str, kept: Iterable[int]) -> None:
+        """Remove the records of parts for any hash, except those of some parts for this one."""
+        kept_paths = {self._record_path(word, part) for part in kept}
+        for path, part in self._files():
+            if part is not None and path not in kept_paths:
+                path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove all, now that the graph is written."""
+        with suppress(OSError):  # the graph stands
+            for path, _ in sorted(self._files(), key=lambda entry: entry[1] is None):  # assignments last
+                path.unlink(missing_ok=True)
+
+    def is_any(self) -> bool:
+        """Return whether an interrupted run has left anything, for any hash."""
+        return any(not path.name.endswith(".tmp") for path, _ in self._files())
+
+    def bytes_recorded(self) -> int:
+        """Return the size of the files of all parts that are recorded."""
+        recorded = {part for _, part in self._files() if part is not None}
+        paths = [self._folder / name for part in recorded for name in PartConfig.files_of(part).values()]
+        return sum(path.stat().st_size for path in paths if path.is_file())
+
+    def _files(self) -> list[tuple[Path, int | None]]:
+        return [(path, part) for path, name, part in _files_left(self._folder) if name == self._graph_name]
+
+    def _record_path(self, word: str, part: int) -> Path:
+        return self._folder / f"{self._graph_name}.{word[:_WORD]}.part{part}"
+
+
+def _checksum(word: str, part: int, written: WrittenPart) -> str:
+    return word_of(word, part, sorted(written._asdict().items()))
+
+
+def _digest(parts: I32) -> bytes:
+    return blake2b(parts.data, digest_size=_DIGEST).digest()
+
+
+def _files_left(folder: Path) -> list[tuple[Path, str, int | None]]:
+    """Return what runs have left, the graph's name, and the part that it records; None for an assignment."""
+    left = [(path, _LEFT.fullmatch(path.name)) for path in folder.iterdir()]
+    return [(path, match[1], None if match[3] is None else int(match[3])) for path, match in left if match is not None]
+
+
+def _configs(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Return the partition configurations in a folder, of any version of the format, and what they say."""
+    configs = {}
+    for path in sorted(folder.glob("*.json")):
+        with suppress(OSError, ValueError, RecursionError), open(open_regular(path), "rb") as file:
+            head = file.read(_HEAD_BYTES)
+            if CONFIG_FORMAT.encode() in head:
+                content = json.loads(head + file.read())
+                if isinstance(content, dict) and content.get("format") == CONFIG_FORMAT:
+                    configs[path] = content
+    return configs
+
+
+def _check_shards(folder: Path, graph_name: str) -> None:
+    """Check that parts without a configuration are of a graph of this name: then a run of it was interrupted."""
+    for _, part in _parts(folder):
+        for name in PartConfig.files_of(part).values():
+            path = folder / name
+            if path.exists():
+                try:
+                    ShardReader(path, graph_name).close()
+                except ShardFormatError as error:
+                    raise InvalidArgumentError(f"{error}; it would be overwritten: {OVERWRITE}") from error
+
+
+def _parts(folder: Path) -> list[tuple[Path, int]]:
+    """Return the folders of parts, and their numbers."""
+    matches = [(path, _PART.fullmatch(path.name)) for path in sorted(folder.iterdir()) if path.is_dir()]
+    return [(path, int(match[1])) for path, match in matches if match]
