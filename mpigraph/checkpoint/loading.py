@@ -27,8 +27,7 @@ from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
 from mpigraph.storage.format import storage_dtype
-from mpigraph.storage.shard import ShardReader, seal_of
-from mpigraph.storage.verify import fingerprint, read_chunks
+from mpigraph.storage.shard import ShardReader, fingerprint, read_chunks, seal_of
 
 __all__ = ["CheckpointFiles", "find_manifest", "is_whole", "load", "memory_of", "newest_first", "verify"]
 

@@ -16,8 +16,8 @@ from mpigraph.cli.ranks import read_config, working_ranks
 from mpigraph.cli.verify import bytes_on_disk, in_units
 from mpigraph.collective import collective
 from mpigraph.partition.exchange import Exchange
+from mpigraph.storage.audit import far_sources
 from mpigraph.storage.contents import PartFiles
-from mpigraph.storage.in_edges import far_sources
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.store.memory_estimate import host_memory
 

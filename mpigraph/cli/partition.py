@@ -26,7 +26,7 @@ from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
 from mpigraph.partition.carried_rows import carried_sizes
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.forecast import Forecast, check_memory, ranks_on_this_node
+from mpigraph.partition.forecast import Forecast, Workload, check_memory, ranks_on_this_node
 from mpigraph.partition.options import PART_METHODS, check_options
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
@@ -50,6 +50,38 @@ _OF_PYG = "META.json"
 _ENDINGS = re.compile(r"\.(npz|json|graph|metis|h5|hdf5|pq|parquet|(csv|tsv|txt|mtx)(\.(gz|bz2))?)$", re.IGNORECASE)
 
 
+_TEXTS = {
+    "--assignment PATH": "parts made elsewhere: a .npy file or a text file with the part of each node, or a folder "
+    "with a file for each node type (examples/README.md)",
+    "--name NAME": "name of the graph (default: name of INPUT)",
+    "--dataset NAME": "which dataset of OGB INPUT is, such as ogbn-products, if its directory has another name: this "
+    "says whether reverse edges are to be added",
+    "--scratch DIR": "directory of temporary files, as large as the edges and, of parquet, HDF5 and partitioned input, "
+    "the features (default: --out)",
+}
+_FLAGS = {
+    "--balance-train": "spread the training nodes evenly",
+    "--balance-edges": "spread the edges evenly",
+    "--resume": "after a run that was killed: verify the parts that it has completed, and write only the others; with "
+    "another input or other options all are written (without --resume the assignment of nodes is taken up, and all "
+    "parts are written)",
+    "--overwrite": "write over another graph in --out (default: refuse before reading)",
+}
+_REVERSE_FLAGS = {
+    "--undirected": "add the reverse of every edge: within a type to the same relation, else as a relation rev_<name>",
+    "--add-reverse": "add the reverse of every relation as a relation rev_<name>",
+}
+_TABLES = {
+    "--nodes FILE|N": "a file of nodes beside a file of edges: ids, features, labels, masks (may be repeated, as "
+    "nodes_TYPE.csv for each type); or a number: ids are 0 to N-1 (default: nodes are numbered by the ids of edges)",
+    "--columns NAME=COLUMN[,COLUMN]": "feature NAME is of this column, or has these side by side (patterns such as "
+    "'f*'); NAME id, src or dst: the column with the ids of nodes or of the ends of edges (may be repeated)",
+    "--types COLUMN=DTYPE": "a column is of this dtype, such as float32; string: ids stay as they are written, other "
+    "columns are left out (default: what all of its values are; may be repeated)",
+    "--categories COLUMN": "a column of names is numbered in the order of the names (may be repeated)",
+}
+
+
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the command."""
     parser = commands.add_parser(
@@ -59,105 +91,30 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "Started by mpiexec or srun, all ranks do it together; the files are the same for any number of ranks.",
     )
     parser.add_argument("input", metavar="INPUT", help=_INPUTS)
-    parser.add_argument(
-        "--parts",
-        type=int,
-        help="number of parts; without it and --method an INPUT that is cut into parts keeps its own",
-    )
+    parts = "number of parts; without it and --method an INPUT that is cut into parts keeps its own"
+    parser.add_argument("--parts", type=int, help=parts)
     parser.add_argument("--method", metavar="|".join(PART_METHODS), help="how nodes are assigned to parts (metis)")
-    parser.add_argument(
-        "--assignment",
-        metavar="PATH",
-        help="parts made elsewhere: a .npy file or a text file with the part of each node, or a folder with a file "
-        "for each node type (examples/README.md)",
-    )
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
-    parser.add_argument("--name", help="name of the graph (default: name of INPUT)")
-    _add_table_options(parser)
-    parser.add_argument(
-        "--dataset",
-        metavar="NAME",
-        help="which dataset of OGB INPUT is, such as ogbn-products, if its directory has another name: this says "
-        "whether reverse edges are to be added",
+    feat_dtype = (
+        "store features in 16 bits, as float16 or bfloat16; they are read as what they were. All float features with "
+        "rows of numbers, or those that are named (may be repeated)"
     )
-    parser.add_argument("--balance-train", action="store_true", help="spread the training nodes evenly")
-    parser.add_argument("--balance-edges", action="store_true", help="spread the edges evenly")
-    both_ways = parser.add_mutually_exclusive_group()
-    both_ways.add_argument(
-        "--undirected",
-        action="store_true",
-        help="add the reverse of every edge: within a type to the same relation, else as a relation rev_<name>",
-    )
-    both_ways.add_argument(
-        "--add-reverse", action="store_true", help="add the reverse of every relation as a relation rev_<name>"
-    )
-    parser.add_argument(
-        "--feat-dtype",
-        action="append",
-        metavar="[NAME=]DTYPE",
-        help="store features in 16 bits, as float16 or bfloat16; they are read as what they were. All float features "
-        "with rows of numbers, or those that are named (may be repeated)",
-    )
+    parser.add_argument("--feat-dtype", action="append", metavar="[NAME=]DTYPE", help=feat_dtype)
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal parts (%(default)s)")
-    parser.add_argument(
-        "--memory",
-        type=_bytes,
-        metavar="SIZE",
-        help="what a rank may take, such as 8GiB (default: its share of the node's free memory)",
-    )
-    parser.add_argument(
-        "--scratch",
-        metavar="DIR",
-        help="directory of temporary files, as large as the edges and, of parquet, HDF5 and partitioned input, the "
-        "features (default: --out)",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="after a run that was killed: verify the parts that it has completed, and write only the others; with "
-        "another input or other options all are written (without --resume the assignment of nodes is taken up, and "
-        "all parts are written)",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="write over another graph in --out (default: refuse before reading)"
-    )
-    parser.set_defaults(run=_run)
-
-
-def _add_table_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say what csv and parquet files hold."""
+    memory = "what a rank may take, such as 8GiB (default: its share of the node's free memory)"
+    parser.add_argument("--memory", type=_bytes, metavar="SIZE", help=memory)
+    for option, text in _TEXTS.items():
+        name, metavar = option.split()
+        parser.add_argument(name, metavar=metavar, help=text)
+    both_ways = parser.add_mutually_exclusive_group()
+    for group, flags in ((parser, _FLAGS), (both_ways, _REVERSE_FLAGS)):
+        for name, text in flags.items():
+            group.add_argument(name, action="store_true", help=text)
     tables = parser.add_argument_group("csv and parquet files")
-    tables.add_argument(
-        "--nodes",
-        action="append",
-        default=[],
-        metavar="FILE|N",
-        help="a file of nodes beside a file of edges: ids, features, labels, masks (may be repeated, as nodes_TYPE.csv "
-        "for each type); or a number: ids are 0 to N-1 (default: nodes are numbered by the ids of edges)",
-    )
-    tables.add_argument(
-        "--columns",
-        action="append",
-        default=[],
-        metavar="NAME=COLUMN[,COLUMN]",
-        help="feature NAME is of this column, or has these side by side (patterns such as 'f*'); NAME id, src or dst: "
-        "the column with the ids of nodes or of the ends of edges (may be repeated)",
-    )
-    tables.add_argument(
-        "--types",
-        action="append",
-        default=[],
-        metavar="COLUMN=DTYPE",
-        help="a column is of this dtype, such as float32; string: ids stay as they are written, other columns are left "
-        "out (default: what all of its values are; may be repeated)",
-    )
-    tables.add_argument(
-        "--categories",
-        action="append",
-        default=[],
-        metavar="COLUMN",
-        help="a column of names is numbered in the order of the names (may be repeated)",
-    )
+    for option, text in _TABLES.items():
+        name, metavar = option.split()
+        tables.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+    parser.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -183,9 +140,12 @@ def _run(arguments: argparse.Namespace) -> int:
         left_out = _left_out(source, exchange)
         method = "given" if given is not None else arguments.method or _METHOD
         folder = arguments.scratch or arguments.out
-        foreseen = _check_memory(source, num_parts, method, arguments.memory, folder, exchange)
+        num_nodes, num_edges = int(source.node_bases[-1]), sum(source.edge_counts)
+        with exchange.together("looking at the features"):
+            work = Workload(num_nodes, num_edges, num_parts, method, carried=carried_sizes(source))
+        foreseen = _check_memory(work, arguments.memory, folder, exchange)
         if exchange.rank == 0:
-            _print_forecast(source, foreseen, exchange.size)
+            _print_forecast(source, work, foreseen, exchange.size)
         with ProgressBar() if exchange.rank == 0 else nullcontext(silent) as progress:
             result = partition_source(
                 source,
@@ -301,27 +261,22 @@ def _training_nodes(source: GraphSource) -> dict[str, Array]:
 
 
 @collective("ranks")
-def _check_memory(
-    source: GraphSource, num_parts: int, method: str, memory: int | None, folder: str, exchange: Exchange
-) -> Forecast:
+def _check_memory(work: Workload, memory: int | None, folder: str, exchange: Exchange) -> Forecast:
     """Return the forecast, or raise an error where there is less memory or disk."""
     neighbours = ranks_on_this_node(exchange)
     if memory is None:
         free = free_memory()
-        mine = 2**62 if free is None else held_memory() + free // neighbours
-        memory = int(exchange.gather(np.array([[mine]], np.int64)).min())
-    num_nodes, num_edges = int(source.node_bases[-1]), sum(source.edge_counts)
+        share = 2**62 if free is None else held_memory() + free // neighbours
+        memory = int(exchange.gather(np.array([[share]], np.int64)).min())
     held = int(exchange.gather(np.array([[held_memory()]], np.int64)).max())  # so that all ranks decide alike
     with exchange.together("looking at the memory"):
-        carried = carried_sizes(source)
-        found = check_memory(num_nodes, num_edges, num_parts, method, exchange.size, held, memory, carried)
-        check_space(folder, neighbours * found.scratch, f"temporary files of {neighbours} rank(s)")
-    return found
+        foreseen = check_memory(work._replace(held=held), exchange.size, memory)
+        check_space(folder, neighbours * foreseen.scratch, f"temporary files of {neighbours} rank(s)")
+    return foreseen
 
 
-def _print_forecast(source: GraphSource, foreseen: Forecast, ranks: int) -> None:
-    num_nodes, num_edges = int(source.node_bases[-1]), sum(source.edge_counts)
-    print(f"{num_nodes} nodes, {num_edges} directed edges{_types(source)}", file=sys.stderr)
+def _print_forecast(source: GraphSource, work: Workload, foreseen: Forecast, ranks: int) -> None:
+    print(f"{work.num_nodes} nodes, {work.num_edges} directed edges{_types(source)}", file=sys.stderr)
     of = "" if ranks == 1 else f" on each of {ranks} ranks"
     for stage, size in foreseen.stages.items():
         print(f"memory forecast, {stage}: {size / 2**30:.2f} GiB{of}", file=sys.stderr)

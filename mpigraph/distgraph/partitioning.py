@@ -1,10 +1,10 @@
 """Partition a graph in memory, and read parts back: DGL's functions over :mod:`mpigraph.partition`.
 
-One process, no communication. Nodes and edges get new ids, type-wise and global, so that each part owns one
-range of each type; an edge belongs to the part of its destination. ``return_mapping`` tells the original ids.
+One process partitions, or with ``comm`` several ranks together. Nodes and edges get new ids, type-wise and global, so
+that each part owns one range of each type; an edge belongs to the part of its destination. ``return_mapping`` gives the
+original ids.
 """
 
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -130,7 +130,11 @@ def partition_graph(
             check_options(graph_name, num_parts, part_method, objtype, seed)
             check_integer("num_hops", num_hops, 0)
             check_integer("num_trainers_per_machine", num_trainers_per_machine, 1)
-            _check_rest(out_path, reshuffle)
+            if not isinstance(out_path, str | os.PathLike):
+                raise InvalidArgumentError(f"out_path must be the path of a directory (got {out_path!r})")
+            if not reshuffle:
+                text = "reshuffle must be True: parts own ranges of new ids (return_mapping tells the old)"
+                raise InvalidArgumentError(text)
             names = feat_dtype_names(feat_dtype)
             graph = as_graph(g)
             source = _source(graph)
@@ -192,8 +196,7 @@ def load_partition(
         InvalidArgumentError: ``part_id`` is no number of a part.
         ShardFormatError: a shard is damaged.
     """
-    config = PartConfig.read(part_config)
-    _check_part(config, part_id)
+    config = _config_with(part_config, part_id)
     with PartFiles(config) as files:
         files.check(part_id)
         graph = _part_graph(files, part_id)
@@ -215,8 +218,7 @@ def load_partition_feats(
         was not asked for. Of features that would have one key, because names have a ``/`` in them, the later have the
         names of their datasets. What is stored in 16 bits has the dtype that it had before.
     """
-    config = PartConfig.read(part_config)
-    _check_part(config, part_id)
+    config = _config_with(part_config, part_id)
     with PartFiles(config) as files:
         files.check(part_id)
         return (
@@ -242,24 +244,18 @@ def load_partition_book(
         PartitionError: the configuration or the part does not exist.
         InvalidArgumentError: ``part_id`` is no number of a part.
     """
-    config = PartConfig.read(part_config)
-    _check_part(config, part_id)
+    config = _config_with(part_config, part_id)
     schema = config.schema
     ntypes = {name: i for i, name in enumerate(schema.ntypes)}
     etypes = {relation: i for i, relation in enumerate(schema.relations)}
     return RangePartitionBook.from_book(config.book, part_id), config.graph_name, ntypes, etypes
 
 
-def _check_rest(out_path: object, reshuffle: bool) -> None:
-    if not isinstance(out_path, str | os.PathLike):
-        raise InvalidArgumentError(f"out_path must be the path of a directory (got {out_path!r})")
-    if not reshuffle:
-        raise InvalidArgumentError("reshuffle must be True: parts own ranges of new ids (return_mapping tells the old)")
-
-
-def _check_part(config: PartConfig, part_id: int) -> None:
+def _config_with(part_config: Path, part_id: int) -> PartConfig:
+    config = PartConfig.read(part_config)
     if check_integer("part_id", part_id, 0) >= config.num_parts:
         raise PartitionError(f"part {part_id} does not exist: {config.path} has {config.num_parts} parts")
+    return config
 
 
 def _source(graph: HeteroGraph) -> GraphSource:
@@ -283,32 +279,36 @@ def _features(frame: Mapping[str, torch.Tensor]) -> dict[str, Feature]:
     return found
 
 
+def _by_ntype(graph: HeteroGraph, argument: str, given: NodeIds) -> Mapping[str, Any]:
+    """Return what is given of nodes by node type.
+
+    Raises:
+        InvalidArgumentError: the graph has several types, and it is no dict by type; or a type does not exist.
+    """
+    if not isinstance(given, Mapping):
+        if len(graph.ntypes) > 1:
+            raise InvalidArgumentError(f"{argument} must be a dict by node type, as the graph has several")
+        return {graph.ntypes[0]: given}
+    for ntype in given:
+        graph.get_ntype_id(ntype)
+    return given
+
+
 def _classes(graph: HeteroGraph, balance_ntypes: NodeIds | None) -> dict[str, Array] | None:
     if balance_ntypes is None:
         return None
-    if not isinstance(balance_ntypes, Mapping):
-        if len(graph.ntypes) > 1:
-            raise InvalidArgumentError("balance_ntypes must be a dict by node type, as the graph has several")
-        balance_ntypes = {graph.ntypes[0]: balance_ntypes}
-    for ntype in balance_ntypes:
-        graph.get_ntype_id(ntype)
-    what = "numbers in balance_ntypes"
-    return {ntype: convert(values, torch.int64, what).numpy() for ntype, values in balance_ntypes.items()}
+    classes = _by_ntype(graph, "balance_ntypes", balance_ntypes).items()
+    return {ntype: convert(values, torch.int64, "numbers in balance_ntypes").numpy() for ntype, values in classes}
 
 
 def _parts_of_all_nodes(graph: HeteroGraph, assignment: NodeIds | None) -> I64 | None:
     """Return int64[all nodes], types one after the other."""
     if assignment is None:
         return None
-    if not isinstance(assignment, Mapping):
-        if len(graph.ntypes) > 1:
-            raise InvalidArgumentError("assignment must be a dict by node type, as the graph has several")
-        assignment = {graph.ntypes[0]: assignment}
-    for ntype in assignment:
-        graph.get_ntype_id(ntype)
+    given = _by_ntype(graph, "assignment", assignment)
     rows = []
     for ntype in graph.ntypes:
-        parts = torch.as_tensor(assignment.get(ntype, torch.zeros(0, dtype=torch.int64)))
+        parts = torch.as_tensor(given.get(ntype, torch.zeros(0, dtype=torch.int64)))
         if parts.shape != (graph.num_nodes(ntype),) or parts.is_floating_point() or parts.is_complex():
             raise InvalidArgumentError(
                 f"assignment must have one part for each of {graph.num_nodes(ntype)} nodes of type {ntype!r} "
@@ -329,25 +329,24 @@ def _pieces_of_all_nodes(
     exchange: Exchange,
 ) -> I64:
     """Return int64[all nodes], the trainer of each, cut by METIS on rank 0."""
-    mine = b""
+    own = b""
     with exchange.together("assigning nodes to trainers by metis"):
         if exchange.rank == 0:
             criteria = balance_criteria(source, classes, balance_edges)
-            mine = metis_assign(source, num_pieces, criteria, seed=seed, objtype=objtype).astype(np.int64).tobytes()
-    return np.frombuffer(exchange.gather_bytes(mine)[0], np.int64)
+            own = metis_assign(source, num_pieces, criteria, seed=seed, objtype=objtype).astype(np.int64).tobytes()
+    return np.frombuffer(exchange.gather_bytes(own)[0], np.int64)
 
 
 def _with_trainer_ids(source: GraphSource, trainers: I64) -> GraphSource:
     """Return the graph with the feature ``trainer_id`` of all nodes and edges."""
-    schema, bases = source.schema, np.append(0, np.cumsum(source.num_nodes))
-    of_type = [trainers[begin:end] for begin, end in itertools.pairwise(bases.tolist())]
-    nodes = {
-        t: {**source.node_feats.get(t, {}), _TRAINER: Feature(of_type[i], "int64")} for i, t in enumerate(schema.ntypes)
-    }
-    edges = {}
+    schema = source.schema
+    of_type = np.split(trainers, source.node_bases[1:-1])
+    nodes, edges = {}, {}
+    for ntype, rows in zip(schema.ntypes, of_type, strict=True):
+        nodes[ntype] = {**source.node_feats.get(ntype, {}), _TRAINER: Feature(rows, "int64")}
     for i, relation in enumerate(schema.relations):
-        key, dst = relation_key(relation), np.asarray(source.edges[i][1])
-        edges[key] = {**source.edge_feats.get(key, {}), _TRAINER: Feature(of_type[schema.ends(i)[1]][dst], "int64")}
+        key, rows = relation_key(relation), of_type[schema.ends(i)[1]][np.asarray(source.edges[i][1])]
+        edges[key] = {**source.edge_feats.get(key, {}), _TRAINER: Feature(rows, "int64")}
     return replace(source, node_feats=nodes, edge_feats=edges)
 
 

@@ -15,6 +15,7 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.partition.source import Feature, GraphSource, Parts
+from mpigraph.storage.audit import InEdges
 from mpigraph.storage.contents import PartFiles, overlaps, read_rows
 from mpigraph.storage.format import (
     edge_feature_name,
@@ -25,7 +26,6 @@ from mpigraph.storage.format import (
     segment_rows,
     storage_dtype,
 )
-from mpigraph.storage.in_edges import InEdges
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 
 __all__ = ["Destinations", "ShardRows", "check_apart", "parts_of", "read_partition"]

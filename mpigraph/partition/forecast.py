@@ -1,4 +1,4 @@
-"""How much memory partitioning will take, before it starts, and how much there is."""
+"""Forecasts of the memory that partitioning takes."""
 
 import os
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.relabel import EDGES_PER_BUCKET
 from mpigraph.partition.spill import Scratch
 
-__all__ = ["Forecast", "check_memory", "forecast", "ranks_on_this_node"]
+__all__ = ["Forecast", "Workload", "check_memory", "forecast", "ranks_on_this_node"]
 
 # Measured (tests/perf/README.md, "Partitioning on several ranks").
 _READING = 40 << 20  # chunks of edges
@@ -28,9 +28,7 @@ _COARSEST_LEAST = 30_000
 _METIS_EDGES = 6_000_000
 _METIS_EDGE = 56
 _METIS_NODE = 180
-_CARRYING = (
-    140 << 20
-)  # rows on their way to their parts, and what their spill keeps; the same when they are put in order
+_CARRYING = 140 << 20  # rows on their way to their parts and what their spill keeps; as much to put them in order
 _METIS_LEVELS = (70, 1600)  # METIS's own levels: so many bytes for an edge, and at most for a node
 _MOST_RANKS = 1 << 16
 # Bytes in temporary files for each edge of a rank
@@ -39,13 +37,33 @@ _RELABELLED = 12  # or twice that, where ids need 64 bits
 _MAPPED = 12  # the levels' edges, before repeats are dropped
 
 
+class Workload(NamedTuple):
+    """The sizes that memory depends on.
+
+    Attributes:
+        num_nodes: all nodes.
+        num_edges: all directed edges; for "multilevel" each is thought to be there both ways.
+        num_parts: number of parts.
+        method: "metis", "multilevel", "random" or "given".
+        held: bytes that each rank holds before, of Python, libraries and the input (memory-mapped files do not count).
+        carried: what travels with nodes and edges.
+    """
+
+    num_nodes: int
+    num_edges: int
+    num_parts: int
+    method: str
+    held: int = 200 << 20
+    carried: Carried = NOTHING_CARRIED
+
+
 class Forecast(NamedTuple):
-    """What partitioning will take.
+    """An estimate of what partitioning takes.
 
     Attributes:
         stages: the peak memory of the largest rank in each stage, bytes. Pages of files do not count: the kernel takes
             them back when there is need.
-        mapping: whether the edges of the levels lie in temporary files.
+        mapping: whether the edges of the levels lie in temporary files; of "multilevel" alone.
         scratch: the largest size of a rank's temporary files, bytes.
     """
 
@@ -59,28 +77,9 @@ class Forecast(NamedTuple):
         return max(self.stages.values())
 
 
-def forecast(
-    num_nodes: int,
-    num_edges: int,
-    num_parts: int,
-    method: str,
-    ranks: int = 1,
-    held: int = 200 << 20,
-    mapping: bool = False,
-    carried: Carried = NOTHING_CARRIED,
-) -> Forecast:
-    """Return an estimate of what partitioning takes.
-
-    Args:
-        num_nodes: all nodes.
-        num_edges: all directed edges; for "multilevel" each is thought to be there both ways.
-        num_parts: number of parts.
-        method: "metis", "multilevel", "random" or "given".
-        ranks: number of ranks.
-        held: what each rank holds before, of Python, libraries and the input (memory-mapped files do not count).
-        mapping: whether the edges of the levels lie in temporary files; of "multilevel" alone.
-        carried: what travels with nodes and edges.
-    """
+def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
+    """Return an estimate of what partitioning takes on a number of ranks, with edges in memory or in mapped files."""
+    num_nodes, num_edges, num_parts, method, held, carried = work
     own_nodes = -(-num_nodes // ranks)
     own_edges = -(-num_edges // ranks)
     stages = {"check edges": held + _READING}
@@ -126,43 +125,23 @@ def ranks_on_this_node(exchange: Exchange) -> int:
     return int((exchange.gather(name[None]) == name).all(axis=1).sum())
 
 
-def check_memory(
-    num_nodes: int,
-    num_edges: int,
-    num_parts: int,
-    method: str,
-    ranks: int,
-    held: int,
-    memory: int,
-    carried: Carried = NOTHING_CARRIED,
-) -> Forecast:
-    """Return the forecast, if the ranks have so much memory; with edges in temporary files, if it takes that.
-
-    Args:
-        num_nodes: as for :func:`forecast`, like the next ones.
-        num_edges: see there.
-        num_parts: see there.
-        method: see there.
-        ranks: see there.
-        held: see there.
-        memory: bytes that a rank may take.
-        carried: see there.
+def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:
+    """Return the forecast, if each rank has so many bytes of memory; with edges in temporary files, if it takes that.
 
     Raises:
         InvalidArgumentError: it cannot work; says what would.
     """
-    for mapping in (False, True) if method == "multilevel" else (False,):
-        found = forecast(num_nodes, num_edges, num_parts, method, ranks, held, mapping, carried)
-        if found.memory <= memory:
-            return found
+    for mapping in (False, True) if work.method == "multilevel" else (False,):
+        foreseen = forecast(work, ranks, mapping)
+        if foreseen.memory <= memory:
+            return foreseen
     text = (
-        f"partitioning {num_nodes} nodes and {num_edges} edges by {method} on {ranks} rank(s) is forecast to take "
-        f"{_gib(found.memory)} a rank, of which there are {_gib(memory)}"
+        f"partitioning {work.num_nodes} nodes and {work.num_edges} edges by {work.method} on {ranks} rank(s) is "
+        f"forecast to take {_gib(foreseen.memory)} a rank, of which there are {_gib(memory)}"
     )
     enough = ranks
     while enough < _MOST_RANKS:
-        there = forecast(num_nodes, num_edges, num_parts, "multilevel", enough, held, True, carried)
-        if there.memory <= memory:
+        if forecast(work._replace(method="multilevel"), enough, mapping=True).memory <= memory:
             raise InvalidArgumentError(
                 f"{text}: --method multilevel takes so much on {enough} ranks; --memory says what a rank may take"
             )

@@ -1,4 +1,4 @@
-"""What a partitioning is known by: digests of the graph and of the assignment, the same on any number of ranks."""
+"""Digests of a graph and of an assignment, the same on any number of ranks."""
 
 from hashlib import blake2b
 
@@ -51,9 +51,9 @@ def sampled(array: RowArray) -> bytes:
     """Return some rows of an array, from the first to the last at equal distances: equal for equal arrays."""
     count = min(len(array), _SAMPLES if isinstance(next(numpy_under(array), None), np.ndarray) else _SAMPLES_OF_FILES)
     rows = np.linspace(0, len(array) - 1, count, dtype=np.int64).tolist()
-    found = b"".join(np.ascontiguousarray(array[row : row + 1]).tobytes() for row in rows)
+    sample = b"".join(np.ascontiguousarray(array[row : row + 1]).tobytes() for row in rows)
     release(array)
-    return found
+    return sample
 
 
 def word_of(*known: object) -> str:
@@ -64,10 +64,7 @@ def word_of(*known: object) -> str:
 @collective("ranks")
 def word_of_tables(source: GraphSource, exchange: Exchange) -> str:
     """Return 32 hexadecimal digits, a hash of features and original ids: dtypes, shapes, and a few rows of each."""
-    features = [table[key] for table in (source.node_feats, source.edge_feats) for key in sorted(table)]
-    tables = [feature[name].values for feature in features for name in sorted(feature)]
-    tables += [*(source.node_ids or ()), *(source.edge_ids or ())]
     with exchange.together("reading a few rows of the features"):
-        mine = word_of([sampled(values) for values in tables]) if exchange.rank == 0 else ""
-    samples = exchange.gather_bytes(mine.encode())[0]
+        own = word_of([sampled(rows) for _, rows in source.tables()]) if exchange.rank == 0 else ""
+    samples = exchange.gather_bytes(own.encode())[0]
     return word_of(feature_infos(source), source.node_ids is None, source.edge_ids is None, samples)

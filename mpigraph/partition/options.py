@@ -98,14 +98,7 @@ def _arrays_of(
     for relation, ends in zip(source.schema.relations, source.edges, strict=True):
         for end, ids in zip(("sources", "destinations"), ends, strict=True):
             yield f"{end} of {relation}", ids
-    for kind, tables in (("node", source.node_feats), ("edge", source.edge_feats)):
-        for type_name, features in sorted(tables.items()):
-            for name, feature in sorted(features.items()):
-                yield f"{kind} feature {name!r} of {type_name!r}", feature.values
-    for ntype, ids in zip(source.schema.ntypes, source.node_ids or (), strict=False):
-        yield f"original ids of {ntype!r}", ids
-    for relation, ids in zip(source.schema.relations, source.edge_ids or (), strict=False):
-        yield f"original ids of {relation}", ids
+    yield from source.tables()
     for ntype, given in sorted((classes or {}).items()):
         yield f"balance classes of {ntype!r}", np.asarray(given)
     if assignment is not None:

@@ -1,4 +1,4 @@
-"""The three files of a part, from what has arrived at the rank that writes it."""
+"""The three files of a part, from the nodes and edges that have come to the rank that writes it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -10,10 +10,9 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.carried_rows import ORIGINAL_IDS, arrays_of
-from mpigraph.partition.numbering import Numbering
 from mpigraph.partition.relabel import Arrivals
 from mpigraph.partition.row_arrays import RowArray, reads_blocks, release
-from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.partition.source import Feature
 from mpigraph.storage.format import (
     edge_feature_name,
     index_dtype,
@@ -44,27 +43,17 @@ class PartWriter:
     """Writes parts of one graph.
 
     Args:
-        source: the graph.
-        numbering: the new ids.
-        arrivals: what has come to this rank.
+        arrivals: the nodes and edges that have come to this rank.
         graph_name: the graph's name.
         identity: of the partitioning.
         out: the graph's folder.
     """
 
-    def __init__(
-        self,
-        source: GraphSource,
-        numbering: Numbering,
-        arrivals: Arrivals,
-        graph_name: str,
-        identity: str,
-        out: Path,
-    ) -> None:
-        self._source = source
-        self._numbering = numbering
+    def __init__(self, arrivals: Arrivals, graph_name: str, identity: str, out: Path) -> None:
+        self._source = arrivals.source
+        self._numbering = arrivals.numbering
         self._arrivals = arrivals
-        self._node_arrays, self._edge_arrays = arrays_of(source)
+        self._node_arrays, self._edge_arrays = arrays_of(arrivals.source)
         self._graph_name = graph_name
         self._identity = identity
         self._out = out

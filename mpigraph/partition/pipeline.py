@@ -374,7 +374,7 @@ class _Run:
         arrivals = Arrivals(self.source, numbering, done, self.scratch)
         arrivals.receive(self.progress)
         give_back()
-        writer = PartWriter(self.source, numbering, arrivals, self.graph_name, identity, self.out)
+        writer = PartWriter(arrivals, self.graph_name, identity, self.out)
         missing = [part for part in arrivals.parts if not done[part]]
         written: dict[int, WrittenPart] = {}
         with self.exchange.together("writing the parts"):

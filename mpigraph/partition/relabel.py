@@ -48,16 +48,18 @@ class Arrivals:
     Args:
         source: the graph.
         numbering: the new ids.
-        done: bool[parts], those that are complete: nobody writes them, and nothing travels to them.
+        done: bool[parts], those that are complete: they are not written, and nothing travels to them.
         scratch: for what does not fit into memory.
 
     Attributes:
-        parts: range of those of which this rank writes the ones that are not done.
+        source: as given.
+        numbering: as given.
+        parts: a range; this rank writes those that are not done.
     """
 
     def __init__(self, source: GraphSource, numbering: Numbering, done: Mask, scratch: Scratch) -> None:
-        self._source = source
-        self._numbering = numbering
+        self.source = source
+        self.numbering = numbering
         self._done = done
         self._part_bounds = _bounds_of_missing(done, numbering.exchange.size)
         rank = numbering.exchange.rank
@@ -84,32 +86,32 @@ class Arrivals:
     def receive(self, progress: Progress) -> None:
         """Send the own nodes, and edges as they are read, on their way; take what comes."""
         self._receive_nodes()
-        for relation_id in range(len(self._source.edges)):
+        for relation_id in range(len(self.source.edges)):
             self._receive_relation(relation_id, progress)
         progress("relabel edges", self._total, self._total)
 
     def _receive_nodes(self) -> None:
-        for ntype_id in range(len(self._source.num_nodes)):
-            ids = self._numbering.own_ids(ntype_id)
+        for ntype_id in range(len(self.source.num_nodes)):
+            ids = self.numbering.own_ids(ntype_id)
             self._receive_values(ntype_id, ntype_id, ids)
             rows = self._node_rows[ntype_id]
             if rows is not None:
-                new_ids = self._numbering.new_ids[self._numbering.own(ntype_id)]
-                most = int(self._numbering.exchange.gather(np.array([[len(ids)]], np.int64)).max())
+                new_ids = self.numbering.new_ids[self.numbering.own(ntype_id)]
+                most = int(self.numbering.exchange.gather(np.array([[len(ids)]], np.int64)).max())
                 first = int(ids[0]) if len(ids) else 0
                 rows.send(most, first, new_ids, new_ids, self._leaving(ntype_id, new_ids))
                 rows.settle()
 
     def _receive_relation(self, relation_id: int, progress: Progress) -> None:
-        numbering = self._numbering
+        numbering = self.numbering
         exchange = numbering.exchange
-        src_type, dst_type = self._source.schema.ends(relation_id)
+        src_type, dst_type = self.source.schema.ends(relation_id)
         out_degrees = np.zeros(len(numbering.new_ids), np.int64)
         rank_bounds = numbering.offsets[dst_type][self._part_bounds]
         cuts = self._cuts(relation_id)
         carried = self._edge_rows[relation_id]
-        most = min(EDGES_PER_CHUNK, self._source.num_edges(relation_id))
-        for first, src, dst in edge_chunks(self._source, relation_id, rank=exchange.rank, ranks=exchange.size):
+        most = min(EDGES_PER_CHUNK, self.source.num_edges(relation_id))
+        for first, src, dst in edge_chunks(self.source, relation_id, rank=exchange.rank, ranks=exchange.size):
             progress("relabel edges", self._received, self._total)
             self._received = min(self._received + len(src) * exchange.size, self._total)
             new_src = numbering.of(src + numbering.bases[src_type], out_degrees)
@@ -127,7 +129,7 @@ class Arrivals:
         if carried is not None:
             carried.settle()
         own = numbering.own(src_type)
-        self._receive_values(len(self._source.num_nodes) + relation_id, src_type, out_degrees[own])
+        self._receive_values(len(self.source.num_nodes) + relation_id, src_type, out_degrees[own])
 
     def orig_ids(self, ntype_id: int, part: int) -> I64:
         """Return int64[n], the original ids of a part's nodes, in the order of their new ids; once."""
@@ -135,12 +137,12 @@ class Arrivals:
 
     def out_degrees(self, relation_id: int, part: int) -> I64:
         """Return int64[n], of a part's own sources; once."""
-        return self._values(len(self._source.num_nodes) + relation_id, part)
+        return self._values(len(self.source.num_nodes) + relation_id, part)
 
     def node_rows(self, ntype_id: int, part: int) -> Iterator[dict[str, Array]]:
         """Yield what is carried of a part's nodes, by name, in the order of their new ids; once."""
         rows = self._node_rows[ntype_id]
-        first, last = self._numbering.offsets[ntype_id][part : part + 2].tolist()
+        first, last = self.numbering.offsets[ntype_id][part : part + 2].tolist()
         return iter(()) if rows is None else rows.take(part, 0, np.arange(first, last), np.arange(last - first + 1))
 
     def num_edges(self, relation_id: int, part: int) -> int:
@@ -150,9 +152,9 @@ class Arrivals:
 
     def buckets(self, relation_id: int, part: int) -> Iterator[Bucket]:
         """Yield the in-edges of a part's nodes, bucket after bucket; once."""
-        src_type, _ = self._source.schema.ends(relation_id)
+        src_type, _ = self.source.schema.ends(relation_id)
         cuts = self._cuts(relation_id)
-        dtype = index_dtype(self._source.num_nodes[src_type])
+        dtype = index_dtype(self.source.num_nodes[src_type])
         carried = self._edge_rows[relation_id]
         begin = (part - self.parts.start) * self._buckets[relation_id]
         for number, group in enumerate(self._groups(relation_id, part)):
@@ -178,14 +180,14 @@ class Arrivals:
         carried = to_carry(arrays)
         if not carried:
             return None
-        numbering = self._numbering
+        numbering = self.numbering
         offsets = numbering.offsets[ntype_id]
         return CarriedRows(carried, numbering.exchange, scratch, offsets, self._part_bounds, buckets)
 
     def _cuts(self, relation_id: int) -> I64:
         """Return int64[buckets + 1]: the ranges of new destination ids of this rank's buckets."""
-        _, dst_type = self._source.schema.ends(relation_id)
-        offsets = self._numbering.offsets[dst_type][self.parts.start : self.parts.stop + 1]
+        _, dst_type = self.source.schema.ends(relation_id)
+        offsets = self.numbering.offsets[dst_type][self.parts.start : self.parts.stop + 1]
         return evenly_cut(offsets, self._buckets[relation_id])
 
     def _groups(self, relation_id: int, part: int) -> range:
@@ -194,7 +196,7 @@ class Arrivals:
 
     def _receive_values(self, table: int, ntype_id: int, values: I64) -> None:
         """Send a value of each own node of a type to its part, where they arrive in the order of the new ids."""
-        numbering = self._numbering
+        numbering = self.numbering
         offsets = numbering.offsets[ntype_id]
         new_ids = numbering.new_ids[numbering.own(ntype_id)]
         rows = np.stack([new_ids, values], axis=1)[self._leaving(ntype_id, new_ids)]
@@ -206,7 +208,7 @@ class Arrivals:
         """Return which nodes of a type lie in parts that are not done."""
         if not self._done.any():
             return slice(None)
-        return ~self._done[owners_of(self._numbering.offsets[ntype_id], new_ids)]
+        return ~self._done[owners_of(self.numbering.offsets[ntype_id], new_ids)]
 
     def _values(self, table: int, part: int) -> I64:
         values: I64 = self._nodes.take(table * len(self.parts) + part - self.parts.start)[:, 0]

@@ -1,4 +1,4 @@
-"""What is to be partitioned, as plain numpy: types, counts, edges, features."""
+"""A graph to be partitioned, as plain numpy: types, counts, edges, features."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -153,11 +153,20 @@ class GraphSource:
         """int64[types + 1]: where each type begins when all nodes are counted through."""
         return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
 
+    def tables(self) -> Iterator[tuple[str, RowArray]]:
+        """Yield the rows of all features and the given original ids, and what each is, for messages."""
+        for kind, features_of in (("node", self.node_feats), ("edge", self.edge_feats)):
+            for type_name, features in sorted(features_of.items()):
+                for name, feature in sorted(features.items()):
+                    yield f"{kind} feature {name!r} of {type_name!r}", feature.values
+        for ntype, ids in zip(self.schema.ntypes, self.node_ids or (), strict=False):
+            yield f"original ids of {ntype!r}", ids
+        for relation, ids in zip(self.schema.relations, self.edge_ids or (), strict=False):
+            yield f"original ids of {relation}", ids
+
     def bytes_in_memory(self) -> int:
         """Return the size of the arrays that are no memory maps."""
-        arrays: list[RowArray] = [end for ends in self.edges for end in ends]
-        for table in (self.node_feats, self.edge_feats):
-            arrays += [feature.values for features in table.values() for feature in features.values()]
+        arrays = [*(end for ends in self.edges for end in ends), *(rows for _, rows in self.tables())]
         held = {id(source): source for array in arrays for source in numpy_under(array)}
         return sum(source.nbytes for source in held.values() if mapping_of(source) is None)
 

@@ -1,4 +1,4 @@
-"""Whether the files of a part are whole and right: every dataset is read from end to end."""
+"""Whether the files of a part are whole and right, read from end to end, and its edges in chunks: its halo, say."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -6,21 +6,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import U64
+from mpigraph.arrays import I64, U64, Array
 from mpigraph.errors import MPIGraphError, ShardFormatError
-from mpigraph.storage.contents import PartFiles
+from mpigraph.kernels.soundness import falls, hash_of_degrees, hash_of_sources
+from mpigraph.storage.contents import PartFiles, check_sources
 from mpigraph.storage.format import relation_dataset_name, storage_dtype
-from mpigraph.storage.in_edges import check_in_edges
-from mpigraph.storage.shard import DatasetInfo
-from mpigraph.storage.verify import read_chunks
+from mpigraph.storage.shard import DatasetInfo, read_chunks
 
-__all__ = ["Audit", "audit_part", "dataset_bytes"]
+__all__ = ["Audit", "InEdges", "audit_part", "check_in_edges", "dataset_bytes", "far_sources"]
+
+_ROWS = 1 << 21  # of a block of indptr, 16 MiB: a few of its segments, since each block reads a row of the next, too
+_NODES = 1 << 28  # whose marks are in memory at once, a byte each
 
 Advance = Callable[[int], None]
 
 
 class Audit(NamedTuple):
-    """What was found in the files of a part.
+    """The state of the files of a part.
 
     Attributes:
         bad: a line for each bad file; names the file and the first bad dataset.
@@ -78,3 +80,150 @@ def _errors(files: PartFiles, part: int, which: str, sums: U64, advance: Advance
                 advance(rows.nbytes)
         except ShardFormatError as error:
             yield error
+
+
+class InEdges:
+    """The destinations of a part's edges of one relation; a block of its ``indptr`` is in memory.
+
+    Args:
+        files: of the partitioned graph.
+        relation: whose edges.
+        part: whose edges.
+
+    Raises:
+        ShardFormatError: the part's file is missing or damaged, or contradicts itself; by any method.
+    """
+
+    def __init__(self, files: PartFiles, relation: int, part: int) -> None:
+        config = files.config
+        self._files = files
+        self._relation = relation
+        self._part = part
+        self._first, end = config.book.node_range(part, config.schema.ends(relation)[1])
+        self._rows = np.append(np.arange(0, end - self._first, _ROWS), end - self._first)
+        # single values are read without their segments' checksums, and compared when their block is read
+        shard = files.open(part, "part_graph")
+        name = relation_dataset_name(config.schema.relation_key(relation), "indptr")
+        verify = len(self._rows) == 1
+        ends = [shard.read(name, row, row + 1, verify) for row in self._rows.tolist()]
+        self._ends: I64 = np.concatenate(ends).astype(np.int64)
+        begin, end = config.book.edge_range(part, relation)
+        if self._ends[0] != 0 or self._ends[-1] != end - begin or falls(self._ends):
+            raise self._error()
+        self._known: tuple[int, I64] | None = None
+
+    def check(self) -> None:
+        """Read all of ``indptr``."""
+        for block in range(len(self._rows) - 1):
+            self._read(block)
+
+    def blocks(self, begin: int, end: int) -> Iterator[tuple[int, I64]]:
+        """Find the destinations of edges ``[begin, end)``, counted within the part.
+
+        Yields:
+            ``(first, begins)``: global id of a destination, and where its and the following ones' edges begin and end,
+            int64[n + 1], cut off at ``begin`` and ``end``.
+        """
+        block = int(np.searchsorted(self._ends, begin, side="right")) - 1
+        while begin < end:
+            begins = self._read(block)
+            low = int(np.searchsorted(begins, begin, side="right")) - 1
+            high = int(np.searchsorted(begins, end, side="left"))
+            inside = np.clip(begins[low : high + 1], begin, end)
+            yield self._first + int(self._rows[block]) + low, inside
+            begin = int(inside[-1])
+            block += 1
+
+    def destinations(self, begin: int, end: int) -> I64:
+        """Return int64[end - begin], global ids of the destinations of edges, which are counted within the part."""
+        found = np.empty(end - begin, np.int64)
+        for first, begins in self.blocks(begin, end):
+            nodes = np.arange(first, first + len(begins) - 1)
+            found[begins[0] - begin : begins[-1] - begin] = np.repeat(nodes, np.diff(begins))
+        return found
+
+    def _read(self, block: int) -> I64:
+        if self._known is None or self._known[0] != block:
+            first, last = self._rows[block : block + 2].tolist()
+            begins = self._files.read_indptr(self._relation, self._part, first, last)
+            if begins[0] != self._ends[block] or begins[-1] != self._ends[block + 1]:
+                raise self._error()
+            self._known = (block, begins)
+        return self._known[1]
+
+    def _error(self) -> ShardFormatError:
+        config = self._files.config
+        name = relation_dataset_name(config.schema.relation_key(self._relation), "indptr")
+        path = config.part_path(self._part, "part_graph")
+        return ShardFormatError(f"{path}: dataset {name!r} contradicts itself or its part's number of edges")
+
+
+def check_in_edges(files: PartFiles, relation: int, part: int) -> int:
+    """Read a part's edges of a relation, and check that they can be.
+
+    Returns:
+        What the part adds to a sum that is 0 modulo 2**64 over all parts, if all out-degrees are those of the edges.
+
+    Raises:
+        ShardFormatError: the file is missing or damaged, or contradicts itself.
+    """
+    config = files.config
+    shard = files.open(part, "part_graph")
+    key = config.schema.relation_key(relation)
+    first_edge = config.book.edge_range(part, relation)[0]
+    in_edges = InEdges(files, relation, part)
+    in_edges.check()
+    total = 0
+    last = np.empty(0, np.int64)  # of the chunk before: a row may go on from there
+    for begin, chunk in read_chunks(shard, relation_dataset_name(key, "indices")):
+        total -= int(hash_of_sources(chunk))
+        low = begin - len(last)
+        indices = np.concatenate([last.astype(chunk.dtype), chunk])
+        for _, begins in in_edges.blocks(low, begin + len(chunk)):
+            some = indices[begins[0] - low : begins[-1] - low]
+            check_sources(config, relation, first_edge + int(begins[0]), begins - begins[0], some)
+        last = chunk[-1:].copy()
+    first_node = config.book.node_range(part, config.schema.ends(relation)[0])[0]
+    for begin, degrees in read_chunks(shard, relation_dataset_name(key, "out_degrees")):
+        total += int(hash_of_degrees(degrees, first_node + begin))
+    return total % 2**64
+
+
+def far_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
+    """Count the nodes of a type that a part has edges from and does not own: its halo.
+
+    Returns:
+        ``(nodes, edges)``: distinct nodes, and the edges from them.
+
+    Raises:
+        ShardFormatError: the file is missing or damaged, or a source does not exist.
+    """
+    book = files.config.book
+    first, last = book.node_range(part, ntype)
+    nodes = 0
+    edges = 0
+    for low in range(0, book.num_nodes(ntype), _NODES):
+        marks = np.zeros(min(_NODES, book.num_nodes(ntype) - low), bool)
+        for sources in _sources(files, part, ntype):
+            far = sources[(sources < first) | (sources >= last)]
+            inside = far[(far >= low) & (far < low + _NODES)]
+            marks[inside - low] = True
+            edges += len(inside)
+        nodes += int(np.count_nonzero(marks))
+    return nodes, edges
+
+
+def _sources(files: PartFiles, part: int, ntype: int) -> Iterator[Array]:
+    """Yield the sources of a part's edges from nodes of a type, all of which exist."""
+    config = files.config
+    for relation in range(len(config.schema.relations)):
+        if config.schema.ends(relation)[0] != ntype:
+            continue
+        name = relation_dataset_name(config.schema.relation_key(relation), "indices")
+        for _, sources in read_chunks(files.open(part, "part_graph"), name):
+            if int(sources.min()) < 0 or int(sources.max()) >= config.book.num_nodes(ntype):
+                raise ShardFormatError(
+                    f"{config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself: a source does not "
+                    "exist"
+                )
+            yield sources

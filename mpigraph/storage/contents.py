@@ -20,8 +20,7 @@ from mpigraph.storage.format import (
 )
 from mpigraph.storage.narrow import RoundingError, narrow_rows
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, seal_of
-from mpigraph.storage.verify import fingerprint, read_chunks
+from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, fingerprint, read_chunks, seal_of
 
 __all__ = ["PartFiles", "check_sources", "overlaps", "read_rows"]
 

@@ -28,10 +28,21 @@ from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.storage.files import NewFile, check_space, open_regular
 from mpigraph.storage.format import FORMAT_NAME, FORMAT_VERSION, logical_dtype, segment_rows, storage_dtype
 
-__all__ = ["DatasetInfo", "Fingerprint", "Rows", "ShardReader", "ShardWriter", "seal_of"]
+__all__ = [
+    "DatasetInfo",
+    "Fingerprint",
+    "Rows",
+    "ShardReader",
+    "ShardWriter",
+    "fingerprint",
+    "read_chunks",
+    "seal_of",
+    "verify_copy",
+]
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # of HDF5's superblock, and the version of it that _LIBVER gives
 _BESIDE = 4 << 20  # bytes whose checksums a thread takes while the disk writes: zlib's 0.15 ns a byte, beside 0.5
+_READ_BYTES = 64 << 20
 _ATTRIBUTE_BYTES = 1 << 16  # what HDF5 allows in an object's header
 
 # Metadata of this file format version carry checksums, so that HDF5 notices damage instead of following a wild pointer;
@@ -458,6 +469,61 @@ class ShardReader:
             raise
         except (OSError, KeyError, RuntimeError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise ShardFormatError(f"{self._path}: cannot read {what}: {error}") from error
+
+
+def fingerprint(shard: ShardReader) -> Fingerprint:
+    """Return shape, dtype and checksums of every dataset.
+
+    Raises:
+        ShardFormatError: the file is damaged.
+    """
+    return {name: shard.describe(name) for name in shard.names()}
+
+
+def verify_copy(
+    path: str | os.PathLike[str], original: Fingerprint, graph_name: str, part: int, identity: str | None = None
+) -> None:
+    """Read a copy from end to end and compare it with the fingerprint of the original, which may be on a slow disk.
+
+    Args:
+        path: the copy.
+        original: what it must be a copy of.
+        graph_name: the graph that the file must belong to.
+        part: the part that the file must belong to.
+        identity: if given, the partitioning that the file must belong to.
+
+    Raises:
+        ShardFormatError: it is missing, damaged, or a copy of something else.
+    """
+    with ShardReader(path, graph_name, part, identity) as shard:
+        if fingerprint(shard) != original:
+            raise ShardFormatError(f"{path}: not a copy of the original: their checksums differ")
+        for name in original:
+            for _ in read_chunks(shard, name):
+                pass
+
+
+def read_chunks(shard: ShardReader, name: str, first: int = 0, last: int | None = None) -> Iterator[tuple[int, Array]]:
+    """Yield ``(first row, rows)`` of the rows ``[first, last)`` of a dataset, or of all, verified.
+
+    Each has at most 64 MiB, or a segment. They end where segments do, so that none is read twice for its checksum. They
+    lie in one buffer: each is good until the next.
+
+    Raises:
+        ShardFormatError: the dataset is missing or damaged.
+    """
+    shape, dtype = shard.info(name)
+    stored = storage_dtype(dtype)
+    row_bytes = stored.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+    segment = segment_rows(shape[0], row_bytes)
+    step = segment * max(1, _READ_BYTES // max(1, segment * row_bytes))
+    last = shape[0] if last is None else last
+    buffer = np.empty((min(step, last - first), *shape[1:]), stored)
+    while first < last:
+        rows = buffer[: min(last, (first // step + 1) * step) - first]
+        shard.read_into(name, rows, first)
+        yield first, rows
+        first += len(rows)
 
 
 def _attribute(item: Any, name: str) -> Any:

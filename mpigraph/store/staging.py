@@ -13,7 +13,7 @@ from mpigraph.errors import PartitionError, ShardFormatError
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import NewFile, check_space, open_regular, temporary_name
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.verify import verify_copy
+from mpigraph.storage.shard import verify_copy
 
 __all__ = ["Shard", "check_fit", "copy_shard", "hosts_of_nodes", "is_staged", "parts_of_hosts", "shards_of"]
 

@@ -27,7 +27,7 @@ from mpigraph.errors import MPIGraphError
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
-from mpigraph.storage import in_edges
+from mpigraph.storage import audit
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 
@@ -59,7 +59,7 @@ def in_pages(nbytes: int) -> int:
 @pytest.mark.parametrize("comm", [1, 2, 3], indirect=True)
 def test_the_oracle_graph(oracle, info: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes keep their ids in parts that are ranges, so all can be counted from the edges."""
-    monkeypatch.setattr(in_edges, "_NODES", 40)  # marks of the nodes in three turns
+    monkeypatch.setattr(audit, "_NODES", 40)  # marks of the nodes in three turns
     path = oracle(4, "given")
     status, out, _ = info(path)
     found = json.loads(out)

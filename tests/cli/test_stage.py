@@ -23,8 +23,7 @@ from mpigraph.cli.stage import run as run_command
 from mpigraph.distributed import partition_graph
 from mpigraph.errors import PartitionError, ShardFormatError, StorageError
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader
-from mpigraph.storage.verify import fingerprint, verify_copy
+from mpigraph.storage.shard import ShardReader, fingerprint, verify_copy
 from mpigraph.store import staging
 
 

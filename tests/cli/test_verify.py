@@ -17,7 +17,7 @@ from oracle import write_oracle
 from mpigraph.cli.main import main
 from mpigraph.cli.verify import run as run_command
 from mpigraph.errors import MPIGraphError
-from mpigraph.storage import in_edges
+from mpigraph.storage import audit
 
 OF_GRAPH = "relations/_N:_E:_N"
 Outcome = tuple[int, str, list[str]]
@@ -28,7 +28,7 @@ def verify(
     comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[object], Outcome]:
     """Run the command on ``comm``: its status, its line, and the lines of its errors."""
-    monkeypatch.setattr(in_edges, "_ROWS", 7)
+    monkeypatch.setattr(audit, "_ROWS", 7)
 
     def run(path: object) -> Outcome:
         raised: list[str] = []

@@ -22,7 +22,7 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.partition import carried_rows, identity, relabel, source
 from mpigraph.partition.carried_rows import Carried, carried_sizes
 from mpigraph.partition.exchange import ALONE
-from mpigraph.partition.forecast import forecast
+from mpigraph.partition.forecast import Workload, forecast
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import MadeRows, reads_blocks
@@ -191,8 +191,8 @@ def test_the_forecast_counts_what_is_carried() -> None:
     assert carried_sizes(hub(200, 3000)) == Carried(0, 0)
     assert not reads_blocks(MadeRows(abs, "f4", np.zeros(3)))
     assert reads_blocks(MadeRows(abs, "f4", np.zeros(3), Blocks(np.zeros(3))))
-    plain = forecast(10**6, 10**7, 4, "random", 2)
-    carrying = forecast(10**6, 10**7, 4, "random", 2, carried=Carried(10**10, 10**8))
+    work = Workload(10**6, 10**7, 4, "random")
+    plain, carrying = forecast(work, 2), forecast(work._replace(carried=Carried(10**10, 10**8)), 2)
     assert carrying.scratch == plain.scratch + 10**10 // 2
     assert carrying.memory >= plain.memory + 2 * 10**8
 

@@ -3,30 +3,30 @@
 import pytest
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.partition.forecast import check_memory, forecast
+from mpigraph.partition.forecast import Workload, check_memory, forecast
 
 GIB = 1 << 30
 
 
 def test_edges_go_to_temporary_files_where_memory_does_not_hold_them() -> None:
-    graph = (10**7, 5 * 10**8, 4)
-    in_memory = forecast(*graph, "multilevel", 2)
-    mapped = forecast(*graph, "multilevel", 2, mapping=True)
+    work = Workload(10**7, 5 * 10**8, 4, "multilevel")
+    in_memory, mapped = forecast(work, 2), forecast(work, 2, mapping=True)
     assert in_memory.memory > mapped.memory and in_memory.scratch < mapped.scratch
-    assert check_memory(*graph, "multilevel", 2, 200 << 20, in_memory.memory) == in_memory
-    assert check_memory(*graph, "multilevel", 2, 200 << 20, in_memory.memory - 1) == mapped
-    assert check_memory(*graph, "multilevel", 2, 200 << 20, mapped.memory) == mapped
-    assert mapped.memory == forecast(10**7, 10**9, 4, "multilevel", 2, mapping=True).memory  # which nodes alone decide
+    assert check_memory(work, 2, in_memory.memory) == in_memory
+    assert check_memory(work, 2, in_memory.memory - 1) == mapped
+    assert check_memory(work, 2, mapped.memory) == mapped
+    assert mapped.memory == forecast(work._replace(num_edges=10**9), 2, mapping=True).memory  # which nodes alone decide
 
 
 @pytest.mark.parametrize("method", ["metis", "multilevel"])
 def test_what_cannot_work_names_the_ranks_that_would(method: str) -> None:
-    graph = (10**8, 2 * 10**9, 4)
+    work = Workload(10**8, 2 * 10**9, 4, method)
     with pytest.raises(InvalidArgumentError, match="on 1 rank.* are 4.00 GiB: --method multilevel takes") as caught:
-        check_memory(*graph, method, 1, 200 << 20, 4 * GIB)
+        check_memory(work, 1, 4 * GIB)
     ranks = int(str(caught.value).split("takes so much on ")[1].split()[0])
-    assert check_memory(*graph, "multilevel", ranks, 200 << 20, 4 * GIB).memory <= 4 * GIB
+    multilevel = work._replace(method="multilevel")
+    assert check_memory(multilevel, ranks, 4 * GIB).memory <= 4 * GIB
     with pytest.raises(InvalidArgumentError, match=f"{ranks} ranks"):
-        check_memory(*graph, "multilevel", ranks // 2, 200 << 20, 4 * GIB)
+        check_memory(multilevel, ranks // 2, 4 * GIB)
     with pytest.raises(InvalidArgumentError, match="no number of ranks makes it less than that"):
-        check_memory(*graph, method, 1, 200 << 20, GIB // 8)
+        check_memory(work, 1, GIB // 8)

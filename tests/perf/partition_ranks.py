@@ -19,7 +19,7 @@ from mpigraph.cli.ranks import working_ranks
 from mpigraph.formats.readers import read_source
 from mpigraph.kernels import warm_up
 from mpigraph.memory import held_memory
-from mpigraph.partition.forecast import check_memory
+from mpigraph.partition.forecast import Workload, check_memory
 from mpigraph.partition.options import PART_METHODS
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.spill import Scratch
@@ -38,8 +38,8 @@ def main():
     with working_ranks("partition") as exchange:
         source = read_source(args.input)
         held = int(exchange.gather(np.array([[held_memory()]])).max())
-        num_nodes, num_edges = sum(source.num_nodes), sum(source.edge_counts)
-        foreseen = check_memory(num_nodes, num_edges, args.parts, args.method, exchange.size, held, args.memory)
+        work = Workload(sum(source.num_nodes), sum(source.edge_counts), args.parts, args.method, held)
+        foreseen = check_memory(work, exchange.size, args.memory)
         scratch = Scratch(args.scratch or args.out, mapping=foreseen.mapping)
         stages = Stages(held)
         begin = time.perf_counter()

@@ -49,8 +49,7 @@ from mpigraph.partition.source import Feature, GraphSource  # noqa: E402
 from mpigraph.session.context import current  # noqa: E402
 from mpigraph.storage.contents import PartFiles  # noqa: E402
 from mpigraph.storage.part_config import PartConfig  # noqa: E402
-from mpigraph.storage.shard import seal_of  # noqa: E402
-from mpigraph.storage.verify import fingerprint  # noqa: E402
+from mpigraph.storage.shard import fingerprint, seal_of  # noqa: E402
 from mpigraph.store import staging  # noqa: E402
 
 NAME = "graph"

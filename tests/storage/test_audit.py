@@ -1,19 +1,29 @@
 """In-edges that are read in chunks: a row may go on from one to the next."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from damaged import rewrite
 
+from mpigraph.arrays import Array
 from mpigraph.errors import ShardFormatError
-from mpigraph.storage import in_edges, verify
+from mpigraph.storage import audit
+from mpigraph.storage.audit import InEdges, check_in_edges
 from mpigraph.storage.contents import PartFiles
-from mpigraph.storage.in_edges import InEdges, check_in_edges
 from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.shard import ShardReader, read_chunks
 
 INDICES = "relations/_N:_E:_N/indices"
+
+
+def two_rows(reader: ShardReader, name: str, *rows: int) -> Iterator[tuple[int, Array]]:
+    """Read as ``read_chunks`` does, two rows at a time."""
+    for first, chunk in read_chunks(reader, name, *rows):
+        for begin in range(0, len(chunk), 2):
+            yield first + begin, chunk[begin : begin + 2]
 
 
 def is_wrong(path: Path) -> bool:
@@ -28,9 +38,8 @@ def is_wrong(path: Path) -> bool:
 def test_sources_that_fall_are_found_wherever_a_chunk_ends(
     oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "_READ_BYTES", 8)
-    monkeypatch.setattr(verify, "segment_rows", lambda rows, row_bytes: 2)
-    monkeypatch.setattr(in_edges, "_ROWS", 5)
+    monkeypatch.setattr(audit, "read_chunks", two_rows)
+    monkeypatch.setattr(audit, "_ROWS", 5)
     with PartFiles(PartConfig.read(oracle(4))) as files:
         shard = files.open(1, "part_graph")
         indices, indptr = shard.read(INDICES), shard.read(INDICES.replace("indices", "indptr"))
@@ -49,7 +58,7 @@ def test_sources_that_fall_are_found_wherever_a_chunk_ends(
 @pytest.mark.parametrize("rows", [2, 5, 1000])
 def test_destinations_of_any_range(oracle, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Node v has v mod 13 in-neighbours: some blocks have no edges."""
-    monkeypatch.setattr(in_edges, "_ROWS", rows)
+    monkeypatch.setattr(audit, "_ROWS", rows)
     config = PartConfig.read(oracle(3, "given"))
     for part in range(3):
         first, last = config.book.node_range(part)
