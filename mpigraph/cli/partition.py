@@ -173,7 +173,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _read(arguments: argparse.Namespace, scratch: str | Path, exchange: Exchange) -> GraphSource:
     path = Path(arguments.input)
-    undirected, add_reverse = arguments.undirected, arguments.add_reverse
+    undirected = arguments.undirected
+    add_reverse = arguments.add_reverse
     if not arguments.nodes and arguments.dataset is None and (path / _OF_PYG).is_file():
         from mpigraph.formats.pyg_parts import read_pyg_partition  # torch takes seconds to load
 

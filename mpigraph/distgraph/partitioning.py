@@ -341,11 +341,13 @@ def _with_trainer_ids(source: GraphSource, trainers: I64) -> GraphSource:
     """Return the graph with the feature ``trainer_id`` of all nodes and edges."""
     schema = source.schema
     of_type = np.split(trainers, source.node_bases[1:-1])
-    nodes, edges = {}, {}
+    nodes = {}
+    edges = {}
     for ntype, rows in zip(schema.ntypes, of_type, strict=True):
         nodes[ntype] = {**source.node_feats.get(ntype, {}), _TRAINER: Feature(rows, "int64")}
     for i, relation in enumerate(schema.relations):
-        key, rows = relation_key(relation), of_type[schema.ends(i)[1]][np.asarray(source.edges[i][1])]
+        key = relation_key(relation)
+        rows = of_type[schema.ends(i)[1]][np.asarray(source.edges[i][1])]
         edges[key] = {**source.edge_feats.get(key, {}), _TRAINER: Feature(rows, "int64")}
     return replace(source, node_feats=nodes, edge_feats=edges)
 
@@ -407,7 +409,8 @@ def _part_graph(files: PartFiles, part_id: int) -> HeteroGraph:
 
 def _without_types(part: HeteroGraph, book: RangePartitionBook) -> HeteroGraph:
     """Return a typed part as DGL does: own nodes first, each group by homogeneous ids, and edges by theirs."""
-    rows, numbers = [], {}
+    rows = []
+    numbers = {}
     for i, ntype in enumerate(part.ntypes):
         data = part.nodes[ntype].data
         homogeneous = book.map_to_homo_nid(data[NID], ntype)

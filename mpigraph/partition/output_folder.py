@@ -58,9 +58,8 @@ class Sizes(NamedTuple):
     @classmethod
     def of(cls, config: PartConfig) -> "Sizes":
         """Return the sizes of a partitioned graph."""
-        book, schema = config.book, config.schema
-        nodes = map(book.num_nodes, range(len(schema.ntypes)))
-        return cls(sum(nodes), sum(map(book.num_edges, range(len(schema.relations)))))
+        nodes = map(config.book.num_nodes, range(len(config.schema.ntypes)))
+        return cls(sum(nodes), sum(map(config.book.num_edges, range(len(config.schema.relations)))))
 
 
 def check_writable(directory: str | os.PathLike[str]) -> Path:

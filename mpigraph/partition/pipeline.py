@@ -239,7 +239,8 @@ class _Run:
 
     def check_edges(self) -> str:
         """Check the ends of all edges; return a hash of the types and the edges."""
-        source, exchange = self.source, self.exchange
+        source = self.source
+        exchange = self.exchange
         digest = Digest(exchange)
         total = sum(source.edge_counts)
         done = 0
@@ -257,7 +258,8 @@ class _Run:
 
     def assign(self, topology: str) -> tuple[I32, dict[str, float]]:
         """Return int32[own nodes], the part of each, and the balance."""
-        exchange, method = self.exchange, self.method
+        exchange = self.exchange
+        method = self.method
         if self.assignment is None:
             word = self.word_of_assignment(topology)
             with exchange.together("reading a kept assignment"):
@@ -301,7 +303,8 @@ class _Run:
 
     def new_assignment(self, word: str, criteria: Criteria, report: Callable[[float], None]) -> I32:
         """Return int32[own nodes], the part of each, and keep those of all nodes."""
-        exchange, method = self.exchange, self.method
+        exchange = self.exchange
+        method = self.method
         if method.name == "multilevel":
             parts = multilevel_assign(
                 self.source, method.num_parts, criteria, seed=method.seed,
@@ -400,8 +403,8 @@ class _Run:
         config = self.config_of(identity, numbering, records, report)
         with self.exchange.together("writing the configuration"):
             path = config.write(self.out) if self.exchange.rank == 0 else self.out / f"{self.graph_name}.json"
-        name, num_parts = self.method.name, self.method.num_parts
-        get_logger().info("%s in %d parts by %s: %s", self.graph_name, num_parts, name, report)
+        method = self.method
+        get_logger().info("%s in %d parts by %s: %s", self.graph_name, method.num_parts, method.name, report)
         return PartitionResult(path, report)
 
     def config_of(

@@ -176,7 +176,8 @@ class Clusters:
         came = route.there(np.concatenate([groups[:, None], keys[alone, None], level.weights[alone]], axis=1))
         leaders = route.back(self._packed(came, salt)[:, None])[:, 0]
         moving = leaders != keys[alone]
-        joined, moved = leaders[moving], alone[moving]
+        joined = leaders[moving]
+        moved = alone[moving]
         route = Route(level.exchange, self.mirror.owners(joined))
         came = route.there(np.concatenate([joined[:, None], level.weights[moved]], axis=1))
         where = self.mirror.positions(came[:, 0])

@@ -76,7 +76,8 @@ def contract(level: Level, clusters: Clusters, scratch: Scratch) -> tuple[Level,
             indices[chunk] = number[indices[chunk]]
     else:
         indptr, indices, edge_weights = _assembled(merging, table, len(leaders), scratch)
-    bounds, weights = level.ghosts.bounds, clusters.loads[leaders]
+    bounds = level.ghosts.bounds
+    weights = clusters.loads[leaders]
     return Level.of_rows(exchange, bounds, table, indptr, indices, edge_weights, weights), descent
 
 
