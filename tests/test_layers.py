@@ -97,11 +97,11 @@ def pickling(path: str, tree: ast.AST) -> Iterator[str]:
                 yield f"{node.attr} pickles its message"
 
 
-SPEAK_OF_ALL = {("mpigraph/mpi/all_ranks.py", "job_comm"), ("mpigraph/mpi/abort.py", "abort")}
+SPEAK_OF_ALL = {("mpigraph/mpi/world.py", "job_comm"), ("mpigraph/mpi/abort.py", "abort")}
 
 
 def comm_world(path: str, tree: ast.AST) -> Iterator[str]:
-    """Only ``job_comm`` in mpi/all_ranks.py may speak of all ranks, and ``abort`` in mpi/abort.py, which ends them."""
+    """Only ``job_comm`` in mpi/world.py may speak of all ranks, and ``abort`` in mpi/abort.py, which ends them."""
     allowed: set[ast.AST] = set()
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef) and (path, node.name) in SPEAK_OF_ALL:
@@ -213,7 +213,7 @@ BAD = [
     (pickling, "mpi/x.py", "from mpi4py import MPI\ncomm.bcast(1)"),
     (comm_world, "mpi/world.py", "MPI.COMM_WORLD.Barrier()"),
     (comm_world, "mpi/world.py", "def job_comm():\n    MPI.COMM_WORLD.Barrier()"),
-    (comm_world, "mpi/all_ranks.py", "def start():\n    MPI.COMM_WORLD.Barrier()"),
+    (comm_world, "mpi/world.py", "def start():\n    MPI.COMM_WORLD.Barrier()"),
     (comm_world, "session/context.py", "from mpi4py.MPI import COMM_WORLD"),
     (forbidden_words, "store/x.py", "def f():\n    global x"),
     (forbidden_words, "store/x.py", "class A:\n    def __del__(self): ..."),
@@ -231,7 +231,7 @@ GOOD = [
     (wrong_third_parties, "compat/x.py", "from importlib import import_module"),
     (wrong_third_parties, "cli/main.py", "from importlib import import_module"),
     (pickling, "store/x.py", "np.load(path, allow_pickle=False)\nwindow.allgather()"),
-    (comm_world, "mpi/all_ranks.py", "def job_comm():\n    MPI.COMM_WORLD.Barrier()"),
+    (comm_world, "mpi/world.py", "def job_comm():\n    MPI.COMM_WORLD.Barrier()"),
     (forbidden_words, "cli/x.py", "print(1)"),
     (environment, "config.py", "import os\nos.environ['A']"),
 ]

@@ -27,7 +27,7 @@ def working_ranks(command: str, comm: Any = None) -> Iterator[Exchange]:
         yield ALONE
         return
     from mpigraph.mpi.abort import abort, unguard  # they load MPI, and one process needs none
-    from mpigraph.mpi.all_ranks import open_world
+    from mpigraph.mpi.world import open_world
     from mpigraph.partition.over_mpi import MPIExchange
 
     world = open_world(comm)

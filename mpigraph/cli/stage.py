@@ -68,7 +68,7 @@ def run(
     given = {} if num_servers is None else {"num_servers": num_servers}
     config = Config.from_env(**given)
     from mpigraph.mpi.abort import unguard
-    from mpigraph.mpi.all_ranks import open_world
+    from mpigraph.mpi.world import open_world
 
     world = open_world(comm)  # every rank takes part
     status = 0

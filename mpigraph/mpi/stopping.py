@@ -21,22 +21,24 @@ d. if not all come while one has been held for some seconds, a position that tho
    others may wait for them in a collective, as in a step that not every trainer makes. Next time it takes twice as
    long, and the position is twice as far.
 
-*They agree.* After the first, targets only grow. Whoever is held at ``p`` goes on only when it reads a target beyond
-``p``. STOP is chosen only if each trainer has written that it is held at ``p``, and the latest target, the largest that
-anybody can have read, is not beyond ``p``: so all are still there, and read STOP next.
+*They agree.* After the first, targets only grow, and a trainer held at ``p`` goes on only when it reads a target
+beyond ``p``. STOP is chosen only if each trainer has written that it is held at ``p``, and the latest target, the
+largest that any trainer can have read, is not beyond ``p``: so all are still there, and read STOP next.
 
-*Nobody waits for ever.* Who is held waits for the decider, which waits for leaders alone, never for a trainer, and
-chooses anew after some seconds whatever the trainers do. A trainer that has left for good is at :data:`LEFT`; with one
-of these there is no stop any more, and the others are let go on.
+*No trainer waits for ever.* A held trainer waits for the decider, which waits for leaders alone, and chooses anew after
+some seconds. With a trainer that has left for good, at :data:`LEFT`, there is no stop any more.
 
-*Nor in the common case for those seconds.* A trainer has written that it passes ``p`` before it reads a target from
+*Mostly they do not wait for those seconds.* A trainer has written that it passes ``p`` before it reads a target from
 before (a), and the leader writes the target before it reads the word. With a fence between on both sides one of them
-sees the other (Dekker): so either the trainer is held, or (b) chooses a position that it has not reached. While nobody
-passes a call, every trainer can come to its next: a step's collectives need only what others did before theirs.
+sees the other (Dekker): so either the trainer is held, or (b) chooses a position that it has not reached. While no
+trainer passes a call, each can come to its next: a step's collectives need only what others did before theirs.
 
-That a coordinator holds every process and then commits is coordinated checkpointing (Koo and Toueg, Checkpointing and
-rollback-recovery for distributed systems, 1987); there a process is held where it is, here at a point of the program
-that is in the future of all.
+A non-blocking reduction of a flag, begun in each call and read in the next, would be less code. But its result must be
+read at the same call everywhere, so each call would wait until the slowest trainer has made the one before, also in
+jobs that nobody asks to stop, and for ever where trainers make different numbers of calls, or one has left.
+
+A coordinator that holds every process and then commits is coordinated checkpointing (Koo and Toueg, Checkpointing and
+rollback-recovery for distributed systems, 1987), here at a point of the program that is in the future of all.
 """
 
 from collections.abc import Callable, Sequence
@@ -153,14 +155,7 @@ class Node:
     """The words of a node's ranks, as its leader sees them."""
 
     def __init__(self, slots: Sequence[I64], leader: int, fence: Callable[[], None]) -> None:
-        """Look at a node.
-
-        Args:
-            slots: for each rank of the node int64[3] in shared memory: whether it was asked to stop, its word, and, in
-                the leader's, the target.
-            leader: whose slot has the target.
-            fence: orders what was written before it and what is read after it.
-        """
+        """Look at a node; arguments as of :class:`Stopping`."""
         self._slots = slots
         self._fence = fence
         self._leader = slots[leader]
@@ -176,7 +171,7 @@ class Node:
         self._leader[2] = target
 
     def look(self, now: float) -> Said:
-        """What the trainers do at the time ``now``."""
+        """Say what the trainers do at the time ``now``."""
         target = self.target
         self._fence()
         words = [int(slot[1]) for slot in self._slots]
@@ -202,10 +197,11 @@ class Stopping:
         """Begin with nobody asked.
 
         Args:
-            slots: see :class:`Node`, as for ``leader`` and ``fence``.
+            slots: for each rank of the node int64[3] in shared memory: whether it was asked to stop, its word, and, in
+                the leader's, the target.
             rank: this rank's place in the node.
-            leader: the leader's.
-            fence: orders writing and reading.
+            leader: whose slot has the target.
+            fence: orders what was written before it and what is read after it.
             trains: whether this is a trainer.
             alone: whether it is the only rank of the job.
         """

@@ -16,10 +16,13 @@ channels are made here and freed in :meth:`World.close`, in reverse order of the
 """
 
 import os
+import re
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -28,18 +31,22 @@ from mpi4py import MPI
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.config import Config
-from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError
+from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError
+from mpigraph.log import set_identity
+from mpigraph.mpi.abort import guard
 from mpigraph.mpi.agree import allgather_bytes, everywhere, together
-from mpigraph.mpi.compat import remove_dead_segments, unlink_segments
+from mpigraph.mpi.compat import library_version, remove_dead_segments, unlink_segments
 from mpigraph.mpi.interrupts import UNINTERRUPTED
-from mpigraph.mpi.numa import choose_servers, memory_domain
 from mpigraph.mpi.progress_thread import Progress
+from mpigraph.mpi.start import check_connected, start_mpi
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.watchdog import Watchdog
 from mpigraph.mpi.witness import Witness, pid_namespace
 from mpigraph.trace import address
 
-__all__ = ["TRAINERS", "World"]
+__all__ = ["TRAINERS", "World", "choose_servers", "job_comm", "memory_domain", "open_world"]
+
+_DOMAINS = Path("/sys/devices/system/node")
 
 TRAINERS = "what trainers agree on"
 """Where trainers wait for one another on their communicator; see :meth:`World.meeting`."""
@@ -439,3 +446,79 @@ def _address() -> str:
     except OSError:
         return "127.0.0.1"
     return name
+
+
+def memory_domain(domains: Path = _DOMAINS) -> int:
+    """Return the number of the processor (NUMA node) that this process is bound to, -1 if it is to none."""
+    if not hasattr(os, "sched_getaffinity"):  # not Linux
+        return -1
+    mine = os.sched_getaffinity(0)
+    for path in domains.glob("node[0-9]*"):
+        try:
+            text = (path / "cpulist").read_text(encoding="ascii")
+        except OSError:
+            continue
+        ranges = [(int(first), int(last or first)) for first, last in re.findall(r"(\d+)(?:-(\d+))?", text)]
+        if all(any(first <= core <= last for first, last in ranges) for core in mine):
+            return int(path.name.removeprefix("node"))
+    return -1
+
+
+def choose_servers(domains: Sequence[int], num_servers: int) -> list[int]:
+    """Return which ranks of a node serve: the last of every processor, then the last but one, ...
+
+    The rows of a server lie in the memory of the processor that it runs on (NUMA), and loads from another processor
+    wait longer. So servers are taken from all processors in turn, where ranks are bound to processors.
+
+    Args:
+        domains: the processor of each rank, as :func:`memory_domain` says.
+        num_servers: how many serve.
+
+    Returns:
+        Positions in ``domains``, ascending; where ranks are not bound to processors, or all to one, the last ones.
+    """
+    turns = [0] * len(domains)
+    of_domain: Counter[int] = Counter()
+    for place in reversed(range(len(domains))):
+        turns[place] = of_domain[domains[place]]
+        of_domain[domains[place]] += 1
+    return sorted(sorted(range(len(domains)), key=lambda place: (turns[place], -place))[:num_servers])
+
+
+if MPI.Is_initialized():  # by the script: from now on what kills this process leaves nothing
+    unlink_segments()
+
+
+def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
+    """Return the ranks that take part, by default all; start MPI unless it runs.
+
+    From now on, an uncaught exception ends the job; also one of its start.
+    """
+    start_mpi()
+    unlink_segments()  # what kills this process leaves nothing from now on
+    everyone = MPI.COMM_WORLD if comm is None else comm
+    if comm is None:
+        check_connected(everyone.size, library_version())
+    if everyone.size > 1:
+        guard(f"rank {everyone.rank}", everyone.rank)
+    return everyone
+
+
+@collective("comm", "or by default all ranks")
+def open_world(comm: MPI.Intracomm | None) -> World:
+    """Make a world of trainers without a session, for what needs ranks and nodes but no rows, and so no threads of MPI.
+
+    Until ``unguard`` is called, an exception that nobody catches ends the job.
+
+    Raises:
+        MPIGraphError: what the environment says of the job is wrong; on every rank.
+    """
+    everyone = job_comm(comm)
+    try:
+        config = Config.from_env(num_servers=0)
+        world = World(everyone, config.num_servers, config)
+    except MPIGraphError as error:
+        everywhere(error)  # all ranks decide by the same numbers
+        raise
+    set_identity(world.identity, config.log_level)
+    return world

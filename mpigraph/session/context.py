@@ -27,12 +27,11 @@ from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
 from mpigraph.mpi.abort import abort, exit_status, guard, unguard
 from mpigraph.mpi.agree import everywhere, together
-from mpigraph.mpi.all_ranks import job_comm
 from mpigraph.mpi.compat import library_version, may_lose_messages
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.start import WORKER, is_worker
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
-from mpigraph.mpi.world import World
+from mpigraph.mpi.world import World, job_comm
 from mpigraph.rows.pool import RowPool
 from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.exchanges import open_exchange

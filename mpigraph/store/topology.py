@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
@@ -19,7 +20,7 @@ from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.agree import everywhere, together
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
-from mpigraph.rows.table_window import TableWindow
+from mpigraph.rows.window import RowWindow
 from mpigraph.storage.contents import PartFiles, check_sources, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
@@ -44,6 +45,46 @@ class Adjacency:
     indices: Array
     first_node: int
     first_edge: int
+
+
+class _TableWindow:
+    """Tables that are cut over the hosts, each in its own way."""
+
+    @collective("world.comm")
+    def __init__(self, service: RowService, tables: Sequence[I64], dtype: npt.DTypeLike) -> None:
+        """Allocate zeros.
+
+        Args:
+            service: the job's transports and windows.
+            tables: for each table int64[H + 1]; host h holds its rows ``[offsets[h], offsets[h + 1])``.
+            dtype: dtype of all rows.
+        """
+        self._tables = list(tables)
+        hosts = len(service.world.hosts)
+        sizes = np.array([np.diff(offsets) for offsets in tables], np.int64).reshape(len(tables), hosts)
+        self._starts = np.concatenate([np.zeros((1, hosts), np.int64), np.cumsum(sizes, axis=0)])
+        self._window = RowWindow(service, np.append(0, np.cumsum(sizes.sum(axis=0))), (), dtype)
+
+    def segment(self, table: int, host: int) -> Array:
+        """A table's rows on near host ``host``, a writable view of the window's memory."""
+        begin, end = self._starts[table : table + 2, host]
+        return self._window.memory(host)[begin:end]
+
+    def gather(self, table: int, ids: I64) -> Array:
+        """Read rows of a table in the order of ``ids`` (int64[n], all valid). One-sided."""
+        offsets = self._tables[table]
+        host = np.searchsorted(offsets, ids, side="right") - 1
+        begins = self._window.offsets[:-1] + self._starts[table] - offsets[:-1]
+        return self._window.gather(ids + begins[host])
+
+    def sync(self) -> None:
+        """Make plain stores and loads of this process ordered with the other processes'."""
+        self._window.sync()
+
+    @collective("world.comm")
+    def close(self) -> None:
+        """Free the memory; a second call does nothing."""
+        self._window.close()
 
 
 class Topology:
@@ -74,11 +115,11 @@ class Topology:
         self.hosts = cut_for_hosts(world, files)
         check_shared_memory(world, host_memory(kept or config, self.hosts), f"graph {config.graph_name!r}")
         relations = range(len(config.schema.relations))
-        self._indptr = TableWindow(service, [self._rows_of_indptr(r) for r in relations], np.int64)
-        self._out_degrees = TableWindow(service, [self._rows_of_sources(r) for r in relations], np.int64)
+        self._indptr = _TableWindow(service, [self._rows_of_indptr(r) for r in relations], np.int64)
+        self._out_degrees = _TableWindow(service, [self._rows_of_sources(r) for r in relations], np.int64)
         nothing = np.zeros(len(world.hosts) + 1, np.int64)
         self._indices = {
-            dtype: TableWindow(
+            dtype: _TableWindow(
                 service,
                 [self.hosts.edge_offsets[r] if self.index_dtype(r) == dtype else nothing for r in relations],
                 dtype,
@@ -108,7 +149,7 @@ class Topology:
     def _rows_of_sources(self, relation: int) -> I64:
         return self.hosts.node_offsets[self.config.schema.ends(relation)[0]]
 
-    def _indices_of(self, relation: int) -> TableWindow:
+    def _indices_of(self, relation: int) -> _TableWindow:
         return self._indices[self.index_dtype(relation)]
 
     def _load(self, relation: int, files: PartFiles) -> None:
@@ -228,7 +269,7 @@ class Topology:
         for tables in self._all():
             tables.sync()
 
-    def _all(self) -> list[TableWindow]:
+    def _all(self) -> list[_TableWindow]:
         return [self._indptr, self._out_degrees, *self._indices.values()]
 
     @collective("world.comm")

@@ -10,8 +10,7 @@ from layouts import WAIT, on_all
 from mpigraph.config import Config
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi import world as worlds
-from mpigraph.mpi.numa import choose_servers, memory_domain
-from mpigraph.mpi.world import World
+from mpigraph.mpi.world import World, choose_servers, memory_domain
 
 
 def test_servers_are_taken_from_every_processor_in_turn() -> None:
