@@ -16,7 +16,7 @@ import torch
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.add_reverse import add_reverse_edges
-from mpigraph.formats.feature_tensors import as_tensor_rows
+from mpigraph.formats.original import as_tensor_rows
 from mpigraph.formats.pyg_parts import METADATA, read_pyg_partition
 from mpigraph.formats.readers import read_source
 from mpigraph.graphs.fields import EID, NID

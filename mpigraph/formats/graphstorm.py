@@ -18,17 +18,17 @@ these as nodes.
 import glob
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import Array
+from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.graphstorm_features import categories, mask_names, numbers, split_masks, transform_of
-from mpigraph.formats.id_maps import NodeIds
+from mpigraph.formats.id_maps import Distinct, NodeIds
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, TableColumns, ValueColumn, read_columns
@@ -36,8 +36,9 @@ from mpigraph.formats.table_files import JsonFiles, TextForm, json_values, open_
 from mpigraph.formats.typed_tables import ids_feature
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Schema, relation_key
-from mpigraph.partition.chunks import concatenated
-from mpigraph.partition.row_arrays import RowArray, as_labels
+from mpigraph.partition.chunks import GrowingFile, concatenated
+from mpigraph.partition.multilevel.hashes import hashes
+from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_labels
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 from mpigraph.storage.files import read_text
 from mpigraph.storage.hdf5_rows import open_hdf5
@@ -50,6 +51,11 @@ _KNOWN = {
     "node_type", "relation", "format", "files", "node_id_col", "source_id_col", "dest_id_col", "features", "labels",
 }  # fmt: skip
 _SPLITS = ("train", "valid", "test")
+_ROWS = 1 << 18
+_DTYPES = ("float32", "float16", "int8")
+_TRANSFORMS = ("no-op", "max_min_norm", "to_categorical")
+_LARGEST = float(np.finfo(np.float32).max)
+_SEED = np.uint64(0x9E3779B97F4A7C15)
 
 
 def is_graphstorm(path: Path) -> bool:
@@ -165,7 +171,7 @@ class _Entry:
         values = [self._name(label, "label_col") for label in self._list("labels") if "label_col" in label]
         names: list[str] = []
         for entry in self._list("features"):
-            is_of_names = transform_of(entry, self._feature_title(entry))[0] == "to_categorical"
+            is_of_names = _transform_of(entry, self._feature_title(entry))[0] == "to_categorical"
             (names if is_of_names else values).extend(self._columns_of(entry))
         ids = list(dict.fromkeys([*ids, *names]))
         both = sorted(set(ids) & set(values))
@@ -225,12 +231,12 @@ class _Entry:
         name = entry.get("feature_name", columns[0] if len(columns) == 1 else None)
         if not isinstance(name, str) or not name:
             raise GraphDataError(f"{title}: feature_name must be a name (got {name!r:.60})")
-        if transform_of(entry, title)[0] != "to_categorical":
-            values = numbers([self._numbers(column, title) for column in columns], entry, title)
+        if _transform_of(entry, title)[0] != "to_categorical":
+            values = _numbers([self._numbers(column, title) for column in columns], entry, title)
         elif len(columns) > 1:
             raise GraphDataError(f"{title}: to_categorical takes one column")
         else:
-            values = categories(self._columns.ids[columns[0]], entry, title, self._ranks.folder)
+            values = _categories(self._columns.ids[columns[0]], entry, title, self._ranks.folder)
         self._add(name, Feature.of(values), title)
 
     def _add_label(self, entry: Mapping[str, Any]) -> None:
@@ -245,7 +251,7 @@ class _Entry:
         elif task != "link_prediction" and "custom_split_filenames" not in entry:
             raise GraphDataError(f"{title}: {task} needs a label_col")
         custom = entry.get("custom_split_filenames")
-        masks = split_masks(labels, self.count, entry, title) if custom is None else self._chosen(custom, entry, title)
+        masks = _split_masks(labels, self.count, entry, title) if custom is None else self._chosen(custom, entry, title)
         for name, mask in masks.items():
             self._add(name, mask, title)
 
@@ -262,7 +268,7 @@ class _Entry:
             )
         masks = {}
         taken = np.zeros(self.count, bool)
-        for name, split in zip(mask_names(entry, title), _SPLITS, strict=True):
+        for name, split in zip(_mask_names(entry, title), _SPLITS, strict=True):
             names = custom.get(split, [])
             files = self._files(names) if names else []
             wanted = np.unique(np.array([text for file in files for text in json_values(file)], "S"))
@@ -299,6 +305,133 @@ def _hdf5_columns(files: Sequence[Path], ids: Sequence[str], values: Sequence[st
         {name: IdColumn([columns[name]]) for name in ids},
         {name: ValueColumn("list" if columns[name].ndim > 1 else "float", columns[name]) for name in values},
     )
+
+
+def _transform_of(conf: Mapping[str, Any], title: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of a feature's transform and its options."""
+    options = conf.get("transform", {"name": "no-op"})
+    name = options.get("name") if isinstance(options, dict) else None
+    if name not in _TRANSFORMS:
+        raise GraphDataError(f"{title}: the transform {name!r} is not read (known: {', '.join(_TRANSFORMS)})")
+    return name, options
+
+
+def _numbers(columns: Sequence[RowArray], conf: Mapping[str, Any], title: str) -> RowArray:
+    """Return columns of numbers side by side, transformed, float32[rows, columns] or as "out_dtype" says."""
+    dtype = conf.get("out_dtype", "float32")
+    if dtype not in _DTYPES:
+        raise GraphDataError(f"{title}: out_dtype must be one of {list(_DTYPES)} (got {dtype!r})")
+    name, options = _transform_of(conf, title)
+    width = sum(column.shape[1] if column.ndim == 2 else 1 for column in columns)
+    make = partial(_side_by_side, np.dtype(dtype))
+    if name == "max_min_norm":
+        make = partial(_scaled, np.dtype(dtype), [_range(column, options, title) for column in columns])
+    return MadeRows(make, dtype, *columns, row_shape=(width,))
+
+
+def _side_by_side(dtype: np.dtype[Any], *rows: Array) -> Array:
+    flat = np.concatenate([part.reshape(len(part), -1) for part in rows], axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        made = flat.astype(dtype)
+        fits = np.isfinite(made) | ~np.isfinite(flat) if dtype.kind == "f" else made == flat
+    if not fits.all():
+        row, column = np.argwhere(~fits)[0].tolist()
+        raise RowError(row, f"{flat[row, column]} does not fit {dtype.name}")
+    return made
+
+
+def _scaled(dtype: np.dtype[Any], ranges: Sequence[tuple[Array, Array]], *rows: Array) -> Array:
+    parts = [
+        np.clip((part.reshape(len(part), -1) - low) / (high - low), 0, 1)
+        for part, (low, high) in zip(rows, ranges, strict=True)
+    ]
+    return np.concatenate(parts, axis=1).astype(dtype)
+
+
+def _range(column: RowArray, options: Mapping[str, Any], title: str) -> tuple[Array, Array]:
+    """Return the smallest and the largest value of each position, [width]: given ones, else those of all rows."""
+    try:
+        given = {name: np.array(options[name], np.float32) for name in ("min_val", "max_val") if name in options}
+        bounds = float(options.get("min_bound", -_LARGEST)), float(options.get("max_bound", _LARGEST))
+    except (TypeError, ValueError) as error:
+        raise GraphDataError(f"{title}: max_min_norm needs numbers for its options: {error}") from error
+    lows = []
+    highs = []
+    for first in range(0, len(column) if len(given) < 2 else 0, _ROWS):
+        rows = np.asarray(column[first : first + _ROWS])
+        lows.append(rows.reshape(len(rows), -1).min(axis=0))
+        highs.append(rows.reshape(len(rows), -1).max(axis=0))
+    if not lows and len(given) < 2:
+        raise GraphDataError(f"{title}: max_min_norm of no rows")
+    low = given["min_val"] if "min_val" in given else np.maximum(np.min(lows, axis=0), bounds[0])
+    high = given["max_val"] if "max_val" in given else np.minimum(np.max(highs, axis=0), bounds[1])
+    if not np.all(high > low):
+        raise GraphDataError(f"{title}: max_min_norm needs a maximum above the minimum (got {high} and {low})")
+    return low, high
+
+
+def _categories(column: IdColumn, conf: Mapping[str, Any], title: str, scratch: Path | None) -> RowArray:
+    """Return categories as rows of zeros with a one, int8[rows, categories]."""
+    options = _transform_of(conf, title)[1]
+    if "separator" in options:
+        raise GraphDataError(f"{title}: to_categorical with a separator is not read")
+    mapping = options.get("mapping")
+    if mapping is None:
+        found = Distinct()
+        for values, _, _ in column.texts(blanks=True):
+            found.add(values)
+        names = [name.decode() for name in found.sorted().tolist() if name]
+        mapping = {name: number for number, name in enumerate(names)}
+    if not isinstance(mapping, dict) or sorted(mapping.values()) != list(range(len(mapping))):
+        raise GraphDataError(f"{title}: the mapping of to_categorical must give its names the numbers from 0")
+    with GrowingFile(np.int32, (), scratch) as codes:
+        for values, positions, _ in column.texts(blanks=True):
+            of_values = np.array([mapping.get(value.decode(), -1) for value in values.tolist()], np.int32)
+            codes.append(of_values[positions] if len(positions) else of_values)
+        return MadeRows(partial(_one_hot, len(mapping)), np.int8, codes.finish(), row_shape=(len(mapping),))
+
+
+def _one_hot(width: int, codes: Array) -> Array:
+    rows = np.zeros((len(codes), width), np.int8)
+    known = np.flatnonzero(codes >= 0)
+    rows[known, codes[known]] = 1
+    return rows
+
+
+def _split_masks(labels: RowArray | None, count: int, conf: Mapping[str, Any], title: str) -> dict[str, Feature]:
+    """Return the masks of a random split: as many rows as "split_pct" says, chosen by a hash of their numbers."""
+    shares = conf.get("split_pct", (0.8, 0.1, 0.1))
+    try:
+        train, val, test = (float(share) for share in shares)
+    except (TypeError, ValueError) as error:
+        raise GraphDataError(f"{title}: split_pct must be three numbers (got {shares!r})") from error
+    if min(train, val, test) < 0 or train + val + test > 1 + 1e-9:
+        raise GraphDataError(f"{title}: split_pct must be shares of 1 at most in all (got {shares!r})")
+    if not train + val + test:
+        return {}
+    rows = np.concatenate([np.zeros(0, np.int64), *_labelled(labels, count)])
+    rows = rows[np.argsort(hashes(rows, _SEED), kind="stable")]
+    ends = np.cumsum([0, *(int(len(rows) * share) for share in (train, val, test))])
+    names = _mask_names(conf, title)
+    return {name: mask_of(title, np.sort(rows[ends[i] : ends[i + 1]]), count) for i, name in enumerate(names)}
+
+
+def _mask_names(conf: Mapping[str, Any], title: str) -> Sequence[str]:
+    """Return the names of the masks for training, validation and test."""
+    names = conf.get("mask_field_names", ("train_mask", "val_mask", "test_mask"))
+    if not isinstance(names, list | tuple) or len(names) != 3 or not all(isinstance(name, str) for name in names):
+        raise GraphDataError(f"{title}: mask_field_names must be three names (got {names!r})")
+    return names
+
+
+def _labelled(labels: RowArray | None, count: int) -> Iterator[I64]:
+    """Yield the rows that have a label, a chunk at a time."""
+    for first in range(0, count, _ROWS):
+        rows = np.arange(first, min(first + _ROWS, count))
+        if labels is not None and labels.dtype.kind == "f":
+            chunk = np.asarray(labels[first : first + _ROWS]).reshape(len(rows), -1)
+            rows = rows[~np.isnan(chunk).any(axis=1)]
+        yield rows
 
 
 GRAPHSTORM = Layout("GraphStorm's gconstruct", "", is_graphstorm, read_graphstorm, by_all_ranks=True)

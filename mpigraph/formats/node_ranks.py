@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,8 +198,8 @@ def read_once(ranks: NodeRanks, doing: str, read: Callable[[], GraphSource]) -> 
         return read()
 
     def make(grow: Grow) -> tuple[Any, Sequence[GrowingFile]]:
-        writer = _Writer(grow)
-        return writer.described(read()), writer.files
+        files: list[GrowingFile] = []
+        return _described(read(), partial(_place, grow, files)), files
 
     note, arrays = ranks.once(doing, make)
     return _source(note, arrays)
@@ -225,56 +226,47 @@ def _arrays_of(source: GraphSource) -> Iterator[RowArray]:
     yield from source.edge_ids or ()
 
 
-class _Writer:
-    """Describes a graph so that JSON and temporary files hold it.
+def _described(source: GraphSource, place: Callable[[RowArray], Any]) -> dict[str, Any]:
+    """Return everything in a graph so that JSON holds it, with arrays as ``place`` describes them."""
+    parts = source.parts
 
-    Attributes:
-        files: those made.
-    """
-
-    def __init__(self, grow: Grow) -> None:
-        self._grow = grow
-        self.files: list[GrowingFile] = []
-
-    def described(self, source: GraphSource) -> dict[str, Any]:
-        """Return everything in a graph, with arrays as :meth:`_place` describes them."""
-        parts = source.parts
+    def features(table: Features) -> dict[str, Any]:
         return {
-            "ntypes": source.schema.ntypes,
-            "relations": source.schema.relations,
-            "num_nodes": source.num_nodes,
-            "edges": [[self._place(end) for end in ends] for ends in source.edges],
-            "node_feats": self._features(source.node_feats),
-            "edge_feats": self._features(source.edge_feats),
-            "path": source.path,
-            "node_ids": None if source.node_ids is None else [self._place(ids) for ids in source.node_ids],
-            "edge_ids": None if source.edge_ids is None else [self._place(ids) for ids in source.edge_ids],
-            "parts": None if parts is None else [self._place(parts.of_nodes), parts.number],
-            "left_out": source.left_out,
-            "has_reverse": source.has_reverse,
+            owner: {name: [place(f.values), f.dtype, f.narrow] for name, f in feats.items()}
+            for owner, feats in table.items()
         }
 
-    def _features(self, features: Features) -> dict[str, Any]:
-        return {
-            owner: {name: [self._place(f.values), f.dtype, f.narrow] for name, f in table.items()}
-            for owner, table in features.items()
-        }
+    return {
+        "ntypes": source.schema.ntypes,
+        "relations": source.schema.relations,
+        "num_nodes": source.num_nodes,
+        "edges": [list(map(place, ends)) for ends in source.edges],
+        "node_feats": features(source.node_feats),
+        "edge_feats": features(source.edge_feats),
+        "path": source.path,
+        "node_ids": None if source.node_ids is None else list(map(place, source.node_ids)),
+        "edge_ids": None if source.edge_ids is None else list(map(place, source.edge_ids)),
+        "parts": None if parts is None else [place(parts.of_nodes), parts.number],
+        "left_out": source.left_out,
+        "has_reverse": source.has_reverse,
+    }
 
-    def _place(self, array: RowArray) -> Any:
-        """Return a list of chunks, a place in a named file, or the number of a temporary file."""
-        if isinstance(array, Concatenated):
-            return [self._place(chunk) for chunk in array.sources]
-        place = _place_in_file(array)
-        if place is not None:
-            return place
-        file = self._grow(array.dtype, tuple(array.shape[1:]))
-        row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:]))
-        step = max(1, _CHUNK_BYTES // max(row_bytes, 1))
-        for first in range(0, len(array), step):
-            file.append(np.asarray(array[first : first + step]))
-        release(array)
-        self.files.append(file)
-        return len(self.files) - 1
+
+def _place(grow: Grow, files: list[GrowingFile], array: RowArray) -> Any:
+    """Return a list of chunks, a place in a named file, or the number of a temporary file to which the rows go."""
+    if isinstance(array, Concatenated):
+        return [_place(grow, files, chunk) for chunk in array.sources]
+    place = _place_in_file(array)
+    if place is not None:
+        return place
+    file = grow(array.dtype, tuple(array.shape[1:]))
+    row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:]))
+    step = max(1, _CHUNK_BYTES // max(row_bytes, 1))
+    for first in range(0, len(array), step):
+        file.append(np.asarray(array[first : first + step]))
+    release(array)
+    files.append(file)
+    return len(files) - 1
 
 
 def _place_in_file(array: RowArray) -> dict[str, Any] | None:

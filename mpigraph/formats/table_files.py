@@ -67,13 +67,11 @@ class TextForm:
         names: of the columns; None to take those of the first line, or ``src``, ``dst``, ``column2``, ... where the
             first line has two numbers in front.
         header: whether the first line has names, after comments where ``names`` are not given; None to look at it.
-        quoted: whether ``"`` at the beginning of a field quotes it.
     """
 
     delimiter: str | None = None
     names: tuple[str, ...] | None = None
     header: bool | None = None
-    quoted: bool = True
 
 
 def is_table(path: Path) -> bool:
@@ -165,8 +163,7 @@ class TextFiles:
         text = line.decode("utf-8", "replace").strip("\r\n")
         if self._delimiter is None:
             self._delimiter = next((mark for mark in "\t,;" if mark in text), " ")
-        fields = fields_of(text, self._delimiter) if self._form.quoted else text.split(self._delimiter)
-        fields = [name.strip() for name in fields]
+        fields = [name.strip() for name in fields_of(text, self._delimiter)]
         named = self._form.header
         if named is None:
             named = self._form.names is None and not all(map(_is_integer, fields[:2]))
@@ -188,7 +185,7 @@ class TextFiles:
         Ends of lines between quotes are none, so all quotes before a piece are counted.
         """
         quotes = {}
-        if ranks.count > 1 and self._form.quoted:
+        if ranks.count > 1:
             quotes = {str(piece.file): sum(data.count(b'"') for _, data in self._bytes(piece)) for piece in own}
         counted = [gathered.note for gathered in ranks.gather(f"reading {self.paths[0]}", quotes)]
         pieces = []
@@ -202,10 +199,9 @@ class TextFiles:
 
     def _next_line(self, file: int, at: int, is_quoted: bool) -> int:
         """Return where the first line after a place in a file begins."""
-        marks = re.compile(rb'["\n]' if self._form.quoted else rb"\n")
         end = self.pieces()[file].end
         for begin, data in self._bytes(Piece(file, at, end)):
-            for match in marks.finditer(data):
+            for match in re.finditer(rb'["\n]', data):
                 if match[0] == b'"':
                     is_quoted = not is_quoted
                 elif not is_quoted:
@@ -239,9 +235,8 @@ class TextFiles:
                     arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=self.names),
                     arrow_csv.ParseOptions(
                         delimiter=self._delimiter,
-                        quote_char='"' if self._form.quoted else False,
                         # for values with ends of lines in them pyarrow takes longer
-                        newlines_in_values=self._form.quoted and any(b'"' in data for _, data in self._bytes(piece)),
+                        newlines_in_values=any(b'"' in data for _, data in self._bytes(piece)),
                     ),
                     arrow_csv.ConvertOptions(
                         column_types=dict.fromkeys(self.names, arrow().string()),

@@ -23,9 +23,8 @@ import numpy as np
 from mpigraph.arrays import I64
 from mpigraph.errors import check_integer
 from mpigraph.formats.dgl_chunked import METADATA
-from mpigraph.formats.feature_tensors import as_numpy
 from mpigraph.formats.foreign_names import ForeignNames, unique
-from mpigraph.formats.original import Original, exporting, renamed
+from mpigraph.formats.original import Original, as_numpy, exporting, renamed
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.source import Feature
 from mpigraph.partition.spill import Scratch

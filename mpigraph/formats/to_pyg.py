@@ -17,9 +17,8 @@ import torch
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import StorageError
-from mpigraph.formats.feature_tensors import as_tensor_rows
 from mpigraph.formats.foreign_names import ForeignNames
-from mpigraph.formats.original import Original, exporting, renamed
+from mpigraph.formats.original import Original, as_tensor_rows, exporting, renamed
 from mpigraph.formats.pyg_parts import METADATA
 from mpigraph.metadata.schema import Schema, relation_key
 from mpigraph.partition.progress import Progress, silent

@@ -1,17 +1,18 @@
-"""YAML files are plain values, or one error that names the file."""
+"""Files of a user come in the order in which people count them; YAML is plain values, or one error with its file."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.input_files import read_yaml
+from mpigraph.formats.input_files import in_natural_order, read_yaml
 
 
-def test_plain_values(tmp_path):
-    path = tmp_path / "a.yaml"
-    path.write_bytes(b"name: x\r\nlist:\r\n  - {type: 'a:r:b', num: 3}\r\n")
-    assert read_yaml(path) == {"name": "x", "list": [{"type": "a:r:b", "num": 3}]}
+def test_numbers_in_names_count_by_their_value():
+    names = ["part-2", "part-10", "part-10-1", "part-10-2", "part-10-11", "part-x", "x", "9", "10", "1", "01"]
+    ordered = ["01", "1", "9", "10", "part-2", "part-10", "part-10-1", "part-10-2", "part-10-11", "part-x", "x"]
+    assert [path.name for path in in_natural_order(map(Path, names))] == ordered
 
 
 @pytest.mark.parametrize(
