@@ -28,6 +28,7 @@ from mpigraph.dataloading.sampler import (
     MultiLayerFullNeighborSampler,
     MultiLayerNeighborSampler,
     NeighborSampler,
+    Sampler,
 )
 from mpigraph.namespaces import missing
 
@@ -51,6 +52,7 @@ __all__ = [
     "NodeCollator",
     "NodeDataLoader",
     "PerSourceUniform",
+    "Sampler",
     "Uniform",
     "as_edge_prediction_sampler",
     "negative_sampler",

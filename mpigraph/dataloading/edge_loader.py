@@ -15,7 +15,7 @@ from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.loader import SampledDataLoader, arguments, check_output
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_edge_stages
-from mpigraph.dataloading.sampler import BlockSampler, session_of
+from mpigraph.dataloading.sampler import BlockSampler, has_method, needs_of, session_of
 from mpigraph.dataloading.seed_times import check_loader_times
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.distgraph.graph import DistGraph
@@ -91,9 +91,9 @@ class DistEdgeDataLoader(SampledDataLoader):
         how = (exclude, reverse_eids, reverse_etypes, negative_sampler)
         with arguments(session_of(g)):
             check_foreign(type(self), foreign)
-            if not isinstance(graph_sampler, EdgePredictionSampler) and hasattr(graph_sampler, "sample_blocks"):
+            if not isinstance(graph_sampler, EdgePredictionSampler) and has_method(graph_sampler, "sample_blocks"):
                 graph_sampler = as_edge_prediction_sampler(graph_sampler, *how)
-            elif not hasattr(graph_sampler, "sample"):
+            elif not has_method(graph_sampler, "sample"):
                 raise InvalidArgumentError(
                     f"graph_sampler must have sample_blocks, or be a sampler of edges (got {graph_sampler!r})"
                 )
@@ -109,8 +109,7 @@ class DistEdgeDataLoader(SampledDataLoader):
         if isinstance(graph_sampler, EdgePredictionSampler):
             graph_sampler.look_up_reverse(g, eids)
         options = (batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
-        of_blocks = getattr(graph_sampler, "sampler", None)
-        super().__init__(g, stages, mover, of_blocks, graph_sampler, *options, cache, lookahead)
+        super().__init__(g, stages, mover, needs_of(graph_sampler), *options, cache, lookahead)
 
 
 def _pair_stages(
@@ -123,8 +122,9 @@ def _pair_stages(
     edge_label_time: EdgeIds | None,
 ) -> Stages[PairSample]:
     """How the loader makes pair graphs and blocks."""
-    of_blocks = BlockFetcher(g, getattr(sampler, "sampler", None), features, (), pin_memory)
-    of_edges = FeatureFetcher(g.edges, pin_memory, labels, getattr(sampler, "prefetch_labels", ()))
+    needs = needs_of(sampler)
+    of_blocks = BlockFetcher(g, needs, features, (), pin_memory)
+    of_edges = FeatureFetcher(g.edges, pin_memory, labels, needs.edge_labels)
 
     def fetch(sample: PairSample) -> PairSample:
         nodes, pairs, *_, blocks = sample
@@ -137,7 +137,7 @@ def _pair_stages(
         of_blocks.announce(sample[0], batch)
 
     ids = by_relation(g.schema, eids, "eids")
-    times = check_loader_times(g, getattr(sampler, "sampler", None), ids, edge_label_time)
+    times = check_loader_times(g, needs.times, ids, edge_label_time)
 
     def sample_at(chosen: Any) -> PairSample:
         return sampler.sample(g, chosen.ids, edge_label_time=chosen.times)

@@ -7,8 +7,9 @@ graphs.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -18,11 +19,12 @@ from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.dataloading.edges import NO_EDGES, find_edges
 from mpigraph.dataloading.exclusion import Exclude, Exclusion, ReverseEids, make_exclusion, with_same_ids
 from mpigraph.dataloading.memory_sampling import sampled, take_later
-from mpigraph.dataloading.negative_sampler import Negatives, NegativesOf, draw_negatives
+from mpigraph.dataloading.negative_sampler import Negatives, NegativesOf, describe_negatives, draw_negatives
 from mpigraph.dataloading.reverse_edges import reverse_edges
-from mpigraph.dataloading.sampler import BlockSampler, describe
+from mpigraph.dataloading.sampler import BlockSampler, Needs, Sampler, has_method, needs_of
 from mpigraph.dataloading.seed_times import check_edge_times, negative_times, redraw_newer
 from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.times import TimeFilter
 from mpigraph.distgraph.typed_ids import (
     ByEdgeType,
     EdgeIds,
@@ -51,7 +53,7 @@ _Ends = tuple[I64, I64]
 _NOTHING: _Ends = (NO_EDGES.src, NO_EDGES.dst)
 
 
-class EdgePredictionSampler:
+class EdgePredictionSampler(Sampler):
     """Samples minibatches of edges; made by :func:`as_edge_prediction_sampler`.
 
     Attributes:
@@ -70,7 +72,7 @@ class EdgePredictionSampler:
         prefetch_labels: Names = (),
     ) -> None:
         """The arguments are those of :func:`as_edge_prediction_sampler`."""
-        if not callable(getattr(sampler, "sample_blocks", None)):
+        if not has_method(sampler, "sample_blocks"):
             raise InvalidArgumentError(f"sampler must have sample_blocks(g, seeds) (got {type(sampler).__name__})")
         if negative_sampler is not None and not callable(negative_sampler):
             raise InvalidArgumentError(
@@ -88,10 +90,18 @@ class EdgePredictionSampler:
             raise InvalidArgumentError("exclude='reverse_types' needs reverse_etypes, a dict edge type -> edge type")
         self._exclusion = None if self._looks_up else make_exclusion(exclude, reverse_eids, reverse_etypes)
 
-    def describe(self) -> str:
-        """What the draws depend on, as far as it is known: the samplers of blocks and of negatives, and ``exclude``."""
+    @property
+    def needs(self) -> Needs:
+        """Those of the sampler of blocks, and the labels of seed edges."""
+        blocks = needs_of(self.sampler)
         exclude = self._exclude if isinstance(self._exclude, str) else type(self._exclude).__qualname__
-        return f"{describe(self.sampler)}, negatives={describe(self.negative_sampler)}, exclude={exclude}"
+        negatives = describe_negatives(self.negative_sampler)
+        return replace(
+            blocks,
+            edge_labels=self.prefetch_labels,
+            random=blocks.random or self.negative_sampler is not None,
+            description=f"{blocks.description}, negatives={negatives}, exclude={exclude}",
+        )
 
     @collective("trainers")
     def look_up_reverse(self, g: DistGraph, seed_edges: EdgeIds) -> None:
@@ -170,8 +180,9 @@ class EdgePredictionSampler:
                     "mpigraph.dataloading.reverse_edges(g, reverse_etypes) does"
                 )
             edges = find_edges(g, seed_edges)
+            time_filter = needs_of(self.sampler).times
             times = check_edge_times(
-                g, self.sampler, {r: torch.from_numpy(e.eids) for r, e in edges.items()}, edge_label_time
+                g, time_filter, {r: torch.from_numpy(e.eids) for r, e in edges.items()}, edge_label_time
             )
             if self.negative_sampler is not None:
                 negatives = _checked(g, draw_negatives(self.negative_sampler, g, edges))
@@ -187,7 +198,7 @@ class EdgePredictionSampler:
                 for r, pair in negatives.items():
                     some = edges.get(r, NO_EDGES)
                     own = negative_times(r, some, times.get(r, NO_EDGES.src), pair[0])
-                    how = (cast(Any, self.sampler).time_filter, context, r, some, own, pair)
+                    how = (cast(TimeFilter, time_filter), context, r, some, own, pair)
                     negatives[r], of_negatives[r] = redraw_newer(g, *how)
         numbering = _Numbering(g, times)
         numbering.add({relation: (some.src, some.dst) for relation, some in edges.items()}, times)

@@ -10,13 +10,14 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 
-from mpigraph.dataloading.sampler import BlockSampler
+from mpigraph.dataloading.sampler import Needs
 from mpigraph.dataloading.seeds import TypedIds
 from mpigraph.distgraph.features import Kind, Spaces
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeTensors, to_rows
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs import block
 from mpigraph.graphs.fields import by_first_appearance
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.trace import count, span
@@ -168,14 +169,12 @@ class BlockFetcher:
         inputs: gathers those of the input nodes.
     """
 
-    def __init__(
-        self, g: DistGraph, sampler: BlockSampler | None, features: Names, labels: Names, pin_memory: bool
-    ) -> None:
+    def __init__(self, g: DistGraph, needs: Needs, features: Names, labels: Names, pin_memory: bool) -> None:
         """Look the features up.
 
         Args:
             g: the graph.
-            sampler: may name more, as ``prefetch_node_feats`` and ``prefetch_labels``.
+            needs: of the sampler, which may name more.
             features: names of what to gather for the input nodes.
             labels: names of what to gather for the output nodes.
             pin_memory: put the rows into pinned memory.
@@ -184,10 +183,8 @@ class BlockFetcher:
             FieldNameError: a feature does not exist.
             NodeTypeError: a node type that was given with a feature does not exist.
         """
-        named = [getattr(sampler, f"prefetch_{what}", ()) for what in ("node_feats", "labels")]
-        repeated = bool(getattr(sampler, "disjoint", False))
-        self.inputs = FeatureFetcher(g.nodes, pin_memory, features, named[0], repeated=repeated)
-        self._outputs = FeatureFetcher(g.nodes, pin_memory, labels, named[1], repeated=repeated)
+        self.inputs = FeatureFetcher(g.nodes, pin_memory, features, needs.node_feats, repeated=needs.disjoint)
+        self._outputs = FeatureFetcher(g.nodes, pin_memory, labels, needs.labels, repeated=needs.disjoint)
 
     def announce(self, input_nodes: NodeTensors, batch: int) -> None:
         """The sample with these input nodes is minibatch ``batch``. Raises OutOfRangeError if one does not exist."""
@@ -202,7 +199,7 @@ class BlockFetcher:
         input_nodes, output_nodes, blocks = sample
         if not blocks and (self.inputs.tensors or self._outputs.tensors):
             raise InvalidArgumentError("features and labels come with blocks: the sampler has no layer")
-        if hasattr(blocks, "explain_missing"):  # a sampler of the user's may give a plain list
+        if isinstance(blocks, block.Blocks):  # a sampler of the user's may give a plain list
             blocks.explain_missing()
         self.inputs.fetch(lambda t: _of_type(input_nodes, t), lambda t: blocks[0].srcnodes[t].data)
         self._outputs.fetch(lambda t: _of_type(output_nodes, t), lambda t: blocks[-1].dstnodes[t].data)

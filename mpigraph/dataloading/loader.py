@@ -23,7 +23,7 @@ from mpigraph.dataloading.fetcher import Stages
 from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.passes import Pass, Passes
 from mpigraph.dataloading.prefetch import Prefetch
-from mpigraph.dataloading.sampler import describe, is_random
+from mpigraph.dataloading.sampler import Needs
 from mpigraph.dataloading.seeds import Seeds, TypedIds
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.dataloading.work_ahead import Answering, LoaderStats, Pipeline
@@ -335,8 +335,7 @@ class SampledDataLoader(DistDataLoader):
         g: DistGraph,
         stages: Stages[Any],
         mover: ToDevice,
-        sampler: Any,
-        of_batches: object,
+        needs: Needs,
         batch_size: int,
         shuffle: bool,
         drop_last: bool,
@@ -348,16 +347,14 @@ class SampledDataLoader(DistDataLoader):
     ) -> None:
         """Plan the batches, and have the hosts prepare the edge weights of the sampler of blocks, if any.
 
-        ``stages`` make the minibatches, with the sampler ``of_batches``, and ``mover`` brings them to their device; the
-        options are those of :class:`DistDataLoader`.
+        ``stages`` make the minibatches with a sampler that has these ``needs``, and ``mover`` brings them to their
+        device; the options are those of :class:`DistDataLoader`.
         """
         with arguments(g.session):
-            prob = getattr(sampler, "prob", None)
-            weights = {} if prob is None else g.edge_weights(prob)
+            weights = {} if needs.weights is None else g.edge_weights(needs.weights)
             caching = check_cache(cache, lookahead)
-            time_filter = getattr(sampler, "time_filter", None)
-            if time_filter is not None:
-                g.times(time_filter.attr)
+            if needs.times is not None:
+                g.times(needs.times.attr)
             seeds: Any = Seeds(stages.seeds, "dataset", stages.times, placed=stages.placed)
         options = (batch_size, shuffle, None, drop_last, queue_size)
         super().__init__(seeds, *options, num_prefetch=num_prefetch, seed=seed)
@@ -365,18 +362,19 @@ class SampledDataLoader(DistDataLoader):
         for fetcher in stages.inputs:
             fetcher.counted = True
         self._stages = mover.of(stages, own_thread=self._epochs.depth > 0)
-        self._passes.fingerprint |= {"graph": g.identity, "sampler": describe(of_batches)}
-        if seed is None and (shuffle or is_random(of_batches)):
+        self._passes.fingerprint |= {"graph": g.identity, "sampler": needs.description}
+        if seed is None and (shuffle or needs.random):
             self._passes.begun = g.session.loaders_begun
         self._open_caches(g.session, caching)
-        if time_filter is not None:
-            g.prepare_times(time_filter.attr)
+        if needs.times is not None:
+            g.prepare_times(needs.times.attr)
         if weights:
             g.session.control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
 
     def _open_caches(self, session: Session, options: CacheOptions) -> None:
         """Make the caches, where rows are not free and a thread may answer others while minibatches are ahead."""
-        world, fetchers = session.world, self._stages.inputs
+        world = session.world
+        fetchers = self._stages.inputs
         windows = [tensor.rows.window for fetcher in fetchers for tensor in fetcher.tensors.values()]
         if all(window.free.all() for window in windows):
             return

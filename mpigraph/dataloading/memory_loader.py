@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from mpigraph.dataloading.memory_sampling import InMemorySampling
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.node_loader import DistNodeDataLoader
 from mpigraph.dataloading.passes import Pass, Passes
-from mpigraph.dataloading.sampler import BlockSampler, describe, is_random
+from mpigraph.dataloading.sampler import BlockSampler, Sampler, has_method, needs_of
 from mpigraph.dataloading.seed_times import check_input_time, check_loader_times
 from mpigraph.dataloading.seeds import Seeds, TypedIds, as_seed_tensors
 from mpigraph.distgraph.graph import DistGraph
@@ -44,15 +44,7 @@ from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import check_seed, job_seed
 from mpigraph.session.draws import default_seed
 
-__all__ = ["DataLoader", "EdgeDataLoader", "NodeDataLoader", "Sampler"]
-
-
-class Sampler(Protocol):
-    """What makes a minibatch; those of this package do, and so may a user's own."""
-
-    @property
-    def sample(self) -> Callable[..., Any]:
-        """Called with the graph and some ids (or type -> ids) of what the loader iterates over."""
+__all__ = ["DataLoader", "EdgeDataLoader", "NodeDataLoader"]
 
 
 @dataclass(frozen=True)
@@ -147,9 +139,10 @@ class DataLoader:
             NodeTypeError, EdgeTypeError: a type does not exist, or there are several and the ids are not by type.
         """
         assert isinstance(graph, HeteroGraph)  # of the others __new__ made another loader
-        if not callable(getattr(graph_sampler, "sample", None)):
+        if not has_method(graph_sampler, "sample"):
             raise InvalidArgumentError(f"graph_sampler must have sample(g, ids) (got {graph_sampler!r})")
         check_foreign(type(self), {name: value for name, value in foreign.items() if name not in _OF_OTHERS})
+        needs = needs_of(graph_sampler)
         self.graph = graph
         self.graph_sampler = graph_sampler
         self.dataset, times, self._sample = _plan(graph, graph_sampler, indices, input_time, edge_label_time)
@@ -161,8 +154,8 @@ class DataLoader:
         seeds = share.of(Seeds(self.dataset, "indices", times))
         batch_size = check_integer("batch_size", batch_size, 1)
         self._passes = Passes(self._session.world, share.rank, seeds, batch_size, shuffle, drop_last, self._seed)
-        self._passes.fingerprint |= {"loader": type(self).__name__, "sampler": describe(graph_sampler)}
-        if seed is None and (shuffle or is_random(graph_sampler)):
+        self._passes.fingerprint |= {"loader": type(self).__name__, "sampler": needs.description}
+        if seed is None and (shuffle or needs.random):
             self._passes.begun = _BEGUN
 
     def __repr__(self) -> str:
@@ -277,17 +270,17 @@ def _plan(
         raise InvalidArgumentError("edges have edge_label_time, nodes have input_time")
     if isinstance(sampler, EdgePredictionSampler):
         edges = by_relation(schema, indices, "indices")
-        times = check_loader_times(memory, sampler.sampler, edges, edge_label_time)
+        times = check_loader_times(memory, sampler.needs.times, edges, edge_label_time)
         ids = unwrap_edges(schema, edges)
         if times is None:
             return ids, None, partial(sampler.sample, g)
         return ids, times, lambda chosen: sampler.sample(g, chosen.ids, edge_label_time=chosen.times)
     if not isinstance(sampler, BlockSampler):  # a user's own: ids of anything
-        check_input_time(memory, sampler, {}, input_time)
+        check_input_time(memory, None, {}, input_time)
         given = as_seed_tensors(indices, "indices")
         return given, None, partial(sampler.sample, g)
     nodes = by_ntype(schema, cast(NodeIds, indices), "indices")
-    own = check_input_time(memory, sampler, nodes, input_time)
+    own = check_input_time(memory, sampler.needs.times, nodes, input_time)
     seeds = unwrap_nodes(schema, nodes)
     if own is None:
         return seeds, None, partial(sampler.sample, g)

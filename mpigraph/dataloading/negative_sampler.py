@@ -269,3 +269,10 @@ def _nodes(key: np.uint64, eids: I64, count: int, num: int, first: int = 0) -> I
     out = np.empty(len(eids) * count, np.int64)
     draw_nodes(key, eids, count, first, num, out)
     return out
+
+
+def describe_negatives(sampler: object) -> str:
+    """What the draws of a sampler of negatives, or of a user's function, depend on, as far as it is known."""
+    if isinstance(sampler, NegativeSampler):
+        return sampler.describe()
+    return str(getattr(sampler, "__qualname__", type(sampler).__qualname__))

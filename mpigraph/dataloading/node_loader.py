@@ -1,20 +1,23 @@
 """The loader of minibatches of nodes: seeds, and the blocks that a sampler makes of them."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from mpigraph.collective import collective
-from mpigraph.dataloading.block_stages import block_stages
 from mpigraph.dataloading.caches import Sizes
-from mpigraph.dataloading.fetcher import Stages
+from mpigraph.dataloading.fetcher import BlockFetcher, Stages
 from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.loader import SampledDataLoader, arguments, check_output
 from mpigraph.dataloading.pyg_batches import pyg_node_stages
-from mpigraph.dataloading.sampler import BlockSampler, session_of
+from mpigraph.dataloading.sampler import BlockSampler, has_method, needs_of, session_of
+from mpigraph.dataloading.seed_times import check_input_time
+from mpigraph.dataloading.seeds import Chosen
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.typed_ids import Names, NodeIds
+from mpigraph.distgraph.typed_ids import Blocks, Names, NodeIds, NodeTensors, by_ntype, unwrap_nodes
 from mpigraph.errors import InvalidArgumentError
 
 __all__ = ["DistNodeDataLoader"]
@@ -101,16 +104,15 @@ class DistNodeDataLoader(SampledDataLoader):
             check_foreign(type(self), foreign)
             mover = ToDevice(device, pin_memory)
             check_output(output)
-            if not hasattr(graph_sampler, "sample_blocks"):
+            if not has_method(graph_sampler, "sample_blocks"):
                 raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {graph_sampler!r})")
-            make = pyg_node_stages if output == "pyg" else block_stages
+            make = pyg_node_stages if output == "pyg" else _block_stages
             stages: Stages[Any] = make(g, nids, graph_sampler, features, labels, mover.pin_memory, input_time)
         super().__init__(
             g,
             stages,
             mover,
-            graph_sampler,
-            graph_sampler,
+            needs_of(graph_sampler),
             batch_size,
             shuffle,
             drop_last,
@@ -120,3 +122,30 @@ class DistNodeDataLoader(SampledDataLoader):
             cache,
             lookahead,
         )
+
+
+def _block_stages(
+    g: DistGraph,
+    nids: NodeIds,
+    sampler: BlockSampler,
+    features: Names,
+    labels: Names,
+    pin_memory: bool,
+    input_time: NodeIds | None,
+) -> Stages[Blocks]:
+    """How the loader makes blocks."""
+    needs = needs_of(sampler)
+    fetch = BlockFetcher(g, needs, features, labels, pin_memory)
+    ids = by_ntype(g.schema, nids, "nids")
+    times = check_input_time(g, needs.times, ids, input_time)
+
+    def announce(sample: Blocks, batch: int) -> None:
+        fetch.announce(sample[0], batch)
+
+    def sample_at(chosen: Chosen) -> Blocks:
+        timed: dict[str, Any] = {"input_time": chosen.times}
+        return sampler.sample_blocks(g, chosen.ids, **timed)
+
+    seeds: NodeTensors = unwrap_nodes(g.schema, ids)
+    sample: Callable[[Any], Blocks] = partial(sampler.sample_blocks, g) if times is None else sample_at
+    return Stages(seeds, sample, fetch, announce, [fetch.inputs], times=times)

@@ -44,7 +44,7 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler
 from mpigraph.dataloading.fetcher import FeatureFetcher, Stages
-from mpigraph.dataloading.sampler import BlockSampler
+from mpigraph.dataloading.sampler import BlockSampler, has_method, needs_of
 from mpigraph.dataloading.seed_times import check_input_time, check_loader_times
 from mpigraph.dataloading.seeds import Chosen
 from mpigraph.distgraph.graph import DistGraph
@@ -93,7 +93,7 @@ def pyg_node_stages(
     schema = g.schema
     ids = by_ntype(g.schema, nids, "nids")
     attributes = _Fetcher(g, sampler, features, labels, pin_memory)
-    times = check_input_time(g, sampler, ids, input_time)
+    times = check_input_time(g, needs_of(sampler).times, ids, input_time)
 
     def sample(chosen: Chosen) -> _NodeSample:
         timed = {} if chosen.times is None else {"input_time": chosen.times}
@@ -147,7 +147,7 @@ def pyg_edge_stages(
     of_edges = _labels(g, sampler, labels, pin_memory)
     none = torch.empty(0, dtype=torch.int64)
 
-    times = check_loader_times(g, sampler.sampler, ids, edge_label_time)
+    times = check_loader_times(g, sampler.needs.times, ids, edge_label_time)
 
     def sample(chosen: Chosen) -> _EdgeSample:
         timed = {} if chosen.times is None else {"edge_label_time": chosen.times}
@@ -181,21 +181,20 @@ class _Fetcher:
 
     def __init__(self, g: DistGraph, sampler: BlockSampler, features: Names, labels: Names, pin_memory: bool) -> None:
         need_pyg()
-        if not hasattr(sampler, "sample_subgraph"):
+        if not has_method(sampler, "sample_subgraph"):
             raise InvalidArgumentError(
                 "output='pyg' needs a sampler with sample_subgraph, like NeighborSampler "
                 f"(got {type(sampler).__name__})"
             )
-        self.sampler = sampler
+        self.sampler: Any = sampler
         self._schema = g.schema
-        named = [getattr(sampler, f"prefetch_{what}", ()) for what in ("node_feats", "labels", "edge_feats")]
-        time_filter = getattr(sampler, "time_filter", None)
-        times = None if time_filter is None else g.times(time_filter.attr)
+        needs = needs_of(sampler)
+        times = None if needs.times is None else g.times(needs.times.attr)
         of_node = times.name if times is not None and times.of_nodes else ()
         of_edge = times.name if times is not None and times.of_edges else ()
-        repeated = bool(getattr(sampler, "disjoint", False))
-        self._nodes = FeatureFetcher(g.nodes, pin_memory, features, labels, *named[:2], of_node, repeated=repeated)
-        self._edges = FeatureFetcher(g.edges, pin_memory, named[2], of_edge, repeated=repeated)
+        named = (features, labels, needs.node_feats, needs.labels, of_node)
+        self._nodes = FeatureFetcher(g.nodes, pin_memory, *named, repeated=needs.disjoint)
+        self._edges = FeatureFetcher(g.edges, pin_memory, needs.edge_feats, of_edge, repeated=needs.disjoint)
         of_nodes, of_edges = {name for _, name in self._nodes.tensors}, {name for _, name in self._edges.tensors}
         check_names(of_nodes, OF_MINIBATCHES, "nodes")
         check_names(of_edges, OF_MINIBATCHES, "edges")
@@ -244,7 +243,7 @@ class _Fetcher:
 
 def _labels(g: DistGraph, sampler: EdgePredictionSampler, labels: Names, pin_memory: bool) -> FeatureFetcher[Relation]:
     """The feature that is the label of each relation's edges."""
-    found = FeatureFetcher(g.edges, pin_memory, labels, sampler.prefetch_labels)
+    found = FeatureFetcher(g.edges, pin_memory, labels, sampler.needs.edge_labels)
     if found.tensors and sampler.negative_sampler is not None:
         raise InvalidArgumentError("labels and negatives: in PyG edge_label says which edges are negatives")
     if len({relation for relation, _ in found.tensors}) < len(found.tensors):

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,27 +30,84 @@ __all__ = [
     "MultiLayerFullNeighborSampler",
     "MultiLayerNeighborSampler",
     "NeighborSampler",
-    "describe",
-    "is_random",
+    "Needs",
+    "Sampler",
+    "has_method",
+    "needs_of",
     "session_of",
 ]
 
 
-def describe(sampler: object) -> str:
-    """What the draws of a sampler, or of a user's function, depend on, as far as it says so."""
-    known = getattr(sampler, "describe", None)
-    if callable(known):
-        return str(known())
-    return str(getattr(sampler, "__qualname__", type(sampler).__qualname__))
+@dataclass(frozen=True)
+class Needs:
+    """What a sampler needs of the loader that uses it, and what the loader must know of it.
+
+    Attributes:
+        node_feats: names of node features to gather for the input nodes, or node type -> names.
+        labels: the same for the output nodes.
+        edge_feats: names of edge features to gather for the sampled edges (only PyG's minibatches), or edge type ->
+            names.
+        edge_labels: the same for the seed edges.
+        weights: name of the edge weights or masks that hosts prepare, or edge type -> name.
+        times: how edges are filtered by time.
+        disjoint: whether minibatches have ids several times, once in each tree.
+        random: whether two minibatches of the same seeds may differ.
+        description: what the draws depend on, as far as it is known; compared when a loader goes on from a state.
+    """
+
+    node_feats: Names = ()
+    labels: Names = ()
+    edge_feats: Names = ()
+    edge_labels: Names = ()
+    weights: FeatureName | None = None
+    times: TimeFilter | None = None
+    disjoint: bool = False
+    random: bool = True
+    description: str = ""
 
 
-def is_random(sampler: object) -> bool:
-    """Tell whether two minibatches of the same seeds may differ, as far as the sampler is known."""
-    of_blocks = getattr(sampler, "sampler", sampler)
-    layers = getattr(of_blocks, "fanouts", None)
-    if layers is None or getattr(sampler, "negative_sampler", None) is not None:
-        return True
-    return any(set(layer.values() if isinstance(layer, Mapping) else [layer]) - {-1, 0} for layer in layers)
+class Sampler(ABC):
+    """Makes minibatches of seeds; subclass it, or :class:`BlockSampler`, for a sampler of your own.
+
+    Attributes:
+        prefetch_node_feats: names of node features that loaders gather for the input nodes, or node type -> names.
+        prefetch_labels: the same for the output nodes.
+        prefetch_edge_feats: names of edge features that loaders gather for ``output="pyg"``, or edge type -> names.
+    """
+
+    prefetch_node_feats: Names = ()
+    prefetch_labels: Names = ()
+    prefetch_edge_feats: Names = ()
+
+    @abstractmethod
+    def sample(self, g: Any, indices: Any) -> Any:
+        """Make the minibatch of some ids, or type -> ids, of a graph.
+
+        Args:
+            g: the graph; also one in memory.
+            indices: int64[n], or type -> int64[n].
+        """
+
+    @property
+    def needs(self) -> Needs:
+        """What loaders prepare and gather for the sampler."""
+        prefetched = (self.prefetch_node_feats, self.prefetch_labels, self.prefetch_edge_feats)
+        return Needs(*prefetched, description=type(self).__qualname__)
+
+
+def needs_of(sampler: object) -> Needs:
+    """What a sampler needs; of an object that is no :class:`Sampler`, the names that it has as ``prefetch_...``."""
+    if isinstance(sampler, Sampler):
+        return sampler.needs
+    node_feats, labels, edge_feats = (
+        getattr(sampler, f"prefetch_{kind}", ()) for kind in ("node_feats", "labels", "edge_feats")
+    )
+    return Needs(node_feats, labels, edge_feats, description=type(sampler).__qualname__)
+
+
+def has_method(sampler: object, name: str) -> bool:
+    """Return whether a sampler, which may be of any class, can be called in this way."""
+    return callable(getattr(sampler, name, None))
 
 
 def session_of(g: object) -> Session:
@@ -65,8 +123,8 @@ def session_of(g: object) -> Session:
     return g.session
 
 
-class BlockSampler(ABC):
-    """Draws ``(input nodes, output nodes, blocks)`` for seeds; subclass it for a sampler of your own."""
+class BlockSampler(Sampler):
+    """Draws ``(input nodes, output nodes, blocks)`` for seeds. A sampler of your own has ``sample_blocks`` alone."""
 
     @abstractmethod
     @collective("trainers", WHEN_FAR)
@@ -189,12 +247,21 @@ class NeighborSampler(BlockSampler):
         self.prefetch_edge_feats = prefetch_edge_feats or ()
         self.empty_relations = bool(empty_relations)
 
-    def describe(self) -> str:
-        """What the draws depend on: fanouts, weights, and whether they are with replacement."""
+    @property
+    def needs(self) -> Needs:
+        """See :class:`Sampler`."""
         how = ", replace" if self.arguments.replace else ""
         if self.disjoint:
             how += f", disjoint, {self.time_filter}"
-        return f"{type(self).__qualname__}({self.fanouts}, prob={self.prob}{how})"
+        layers = (layer.values() if isinstance(layer, Mapping) else [layer] for layer in self.fanouts)
+        return replace(
+            super().needs,
+            weights=self.prob,
+            times=self.time_filter,
+            disjoint=self.disjoint,
+            random=any(set(layer) - {-1, 0} for layer in layers),
+            description=f"{type(self).__qualname__}({self.fanouts}, prob={self.prob}{how})",
+        )
 
     @collective("trainers", WHEN_FAR)
     def sample_blocks(

@@ -41,7 +41,7 @@ _TRIES = 10
 
 
 def check_input_time(
-    g: DistGraph, sampler: object, ids: Mapping[int, I64], input_time: NodeIds | None
+    g: DistGraph, time_filter: TimeFilter | None, ids: Mapping[int, I64], input_time: NodeIds | None
 ) -> NodeTensors | None:
     """The times of a loader's seeds in the form in which it has these; None if none are given.
 
@@ -49,7 +49,6 @@ def check_input_time(
         InvalidArgumentError: there are times that the sampler does not know, or none where it needs them; or they are
             no integers, or not one for each seed.
     """
-    time_filter = getattr(sampler, "time_filter", None)
     if input_time is None:
         if time_filter is not None:  # a loader of no seeds of a type needs none of their times
             g.times(time_filter.attr).check_own(g.schema, [t for t, some in ids.items() if len(some)])
@@ -60,13 +59,13 @@ def check_input_time(
 
 
 def check_edge_times(
-    g: DistGraph, sampler: object, ids: Mapping[Relation, torch.Tensor], edge_label_time: EdgeIds | None
+    g: DistGraph, time_filter: TimeFilter | None, ids: Mapping[Relation, torch.Tensor], edge_label_time: EdgeIds | None
 ) -> dict[Relation, I64] | None:
     """The times of a loader's seed edges, int64[n] by relation; None if the sampler has none either.
 
     Args:
         g: the graph.
-        sampler: draws the blocks of the ends.
+        time_filter: how the sampler filters edges by time.
         ids: the seed edges.
         edge_label_time: what the user gave, in the form of the edges.
 
@@ -74,7 +73,6 @@ def check_edge_times(
         InvalidArgumentError: there are times that the sampler does not know, or it needs them and there are none; or
             they are no integers, or not one for each edge.
     """
-    time_filter = getattr(sampler, "time_filter", None)
     if (time_filter is None) != (edge_label_time is None):
         raise InvalidArgumentError(
             "edge_label_time needs a sampler with time_attr, like NeighborSampler"
@@ -91,10 +89,10 @@ def check_edge_times(
 
 
 def check_loader_times(
-    g: DistGraph, sampler: object, ids: Mapping[Relation, torch.Tensor], edge_label_time: EdgeIds | None
+    g: DistGraph, time_filter: TimeFilter | None, ids: Mapping[Relation, torch.Tensor], edge_label_time: EdgeIds | None
 ) -> EdgeTensors | None:
     """As :func:`check_edge_times`, in the form in which loaders have the edges."""
-    times = check_edge_times(g, sampler, ids, edge_label_time)
+    times = check_edge_times(g, time_filter, ids, edge_label_time)
     return None if times is None else unwrap_edges(g.schema, {r: torch.from_numpy(own) for r, own in times.items()})
 
 

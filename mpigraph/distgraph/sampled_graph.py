@@ -161,7 +161,8 @@ class SamplingArguments:
         Raises:
             InvalidArgumentError: weights and times do not go together.
         """
-        replace, mask = bool(self.replace), weights is not None and weights.dtype == "bool"
+        replace = bool(self.replace)
+        mask = weights is not None and weights.dtype == "bool"
         if times and self.time_filter is not None:
             if weights is not None and not mask:
                 raise InvalidArgumentError(

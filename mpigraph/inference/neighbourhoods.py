@@ -69,11 +69,11 @@ class Neighbourhoods:
     @collective("trainers")
     def prepare(self) -> None:
         """Have the hosts prepare the mask, and count what it leaves."""
-        g, masks = self._g, self.masks
-        if masks:
-            numbers = sorted(set(masks.values()))
+        g = self._g
+        if self.masks:
+            numbers = sorted(set(self.masks.values()))
             g.session.control.call(Operation.PREPARE_WEIGHTS, doing="preparing edge_mask", numbers=numbers)
-            for relation, number in sorted(masks.items()):
+            for relation, number in sorted(self.masks.items()):
                 left = masked_out_degrees(g, relation, number)
                 read = partial(_rows, left)
                 self._degrees[g.schema.relations[relation]] = OutDegrees(g, relation, read)
@@ -89,7 +89,8 @@ class Neighbourhoods:
             The block, with ``edata[EID]``; and by node type int64[num_src], the destinations first.
         """
         g = self._g
-        plan, seed = replace(self._plan, seeds=seeds), g.session.store.seed
+        plan = replace(self._plan, seeds=seeds)
+        seed = g.session.store.seed
         keys = HopKeys.of(np.uint64(seed ^ _DRAWS), layer)
         with g.session.sampling() as service:
             sampled = sample_hops(service, g.loaded, plan, RandomContext(seed, 0), keys=keys)

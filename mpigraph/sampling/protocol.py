@@ -113,7 +113,8 @@ def pack_request(
     The relations of a hop into one node type have the same destinations, which are sent once: then ``ids`` is the
     number of the earlier request to this rank that has them. ``positions`` are theirs in the request.
     """
-    strategy, by_root = request.strategy, isinstance(request.key, np.ndarray)
+    strategy = request.strategy
+    by_root = isinstance(request.key, np.ndarray)
     key = 0 if by_root else int(request.key.view(np.int64))
     header = _header(strategy.tag, request.graph, request.relation, request.want_eids, by_root, strategy.words(), key)
     own = [request.key[positions].view(np.int64)] if isinstance(request.key, np.ndarray) else []
@@ -217,11 +218,13 @@ def _join(words: I64, numbers: I64, found: I64) -> Joined:
     others, _ = _lists(words, rows[:, 3], rows[:, 4])
     if tag == _QUERY:
         return Joined(EdgeQuery(graph, relation, destinations, others), numbers, bounds)
-    kind, keys = Strategy.of_tag(tag), rows[:, -1].view(np.uint64)
+    kind = Strategy.of_tag(tag)
+    keys = rows[:, -1].view(np.uint64)
     key: np.uint64 | U64 = keys[0] if len(keys) == 1 else np.repeat(keys, np.diff(bounds))
     of_each = by_root + len(kind.columns)  # requests with such lists are joined with no other
     count = len(destinations)
-    columns, excluded = [others[k * count : (k + 1) * count] for k in range(of_each)], others[of_each * count :]
+    columns = [others[k * count : (k + 1) * count] for k in range(of_each)]
+    excluded = others[of_each * count :]
     if by_root:
         key = columns.pop(0).view(np.uint64)
     strategy = kind.from_words(parameters, columns)

@@ -18,6 +18,7 @@ from mpigraph.dataloading import (
     MultiLayerFullNeighborSampler,
     NeighborSampler,
     NodeDataLoader,
+    Sampler,
     as_edge_prediction_sampler,
     sample_neighbors,
 )
@@ -267,6 +268,11 @@ def test_samplers_of_ones_own():
             torch.equal(block.srcdata["orig"], inputs) and block.num_edges() == g.in_degrees(block.dstdata[NID]).sum()
         )
     assert [ids.tolist() for _, ids in DataLoader(g, torch.arange(3), Ids(), batch_size=2)] == [[0, 1], [2]]
+
+    class Named(Ids, Sampler):
+        pass
+
+    assert [ids.tolist() for _, ids in DataLoader(g, torch.arange(3), Named(), batch_size=3)] == [[0, 1, 2]]
     doubled = DataLoader(g, [1, 2], Ids(), batch_size=2, collate_fn=lambda found: found[1] * 2)
     assert [found.tolist() for found in doubled] == [[2, 4]]
     pairs = EdgePredictionSampler(Whole(), negative_sampler=lambda g, eids: (eids % 2, eids % 3))

@@ -48,7 +48,8 @@ class _WeightedDraw:
         Raises:
             GraphDataError: an edge weight is negative, infinite or NaN.
         """
-        near, dst = rows.near, rows.destinations(self._how.fanout, self._how.replace)
+        near = rows.near
+        dst = rows.destinations(self._how.fanout, self._how.replace)
         weights = self._weights.values(rows.host)
         where = (near.indptr, near.first_node, weights, self._tables.num_drawable(rows.host), positions)
         bad = count_weighted(dst, *where, rows.scratch, counts)
@@ -61,8 +62,10 @@ class _WeightedDraw:
 
     def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
         """See :class:`.Draw`."""
-        dst, scratch = rows.destinations(self._how.fanout, self._how.replace), rows.scratch
-        weights, table = self._weights.values(rows.host), self._tables.table(rows.host)
+        dst = rows.destinations(self._how.fanout, self._how.replace)
+        scratch = rows.scratch
+        weights = self._weights.values(rows.host)
+        table = self._tables.table(rows.host)
         if len(rows.excluded):  # shortened rows are drawn from a copy of their weights, for which no table was made
             positions, shortened = _split(rows, positions)
             starts = np.empty(len(rows.ids), np.int64)
