@@ -22,20 +22,19 @@ class Sources:
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-_SAMPLERS = "mpigraph.compat.dgl_samplers"
+_CLASSES = "mpigraph.compat.dgl_classes"
 _ROLES = "mpigraph.compat.dgl_roles"
 _FILES = "mpigraph.compat.dgl_files"
 _IDS = "mpigraph.compat.dgl_ids"
-_OBJECTS = "mpigraph.compat.dgl_objects"
-_LAYERS = {"RelGraphConv": "mpigraph.compat.dgl_layers:RelGraphConv"}
+_LAYERS = {"RelGraphConv": f"{_CLASSES}:RelGraphConv"}
 
 _OLD_SAMPLERS = {
-    name: f"{_SAMPLERS}:{name}"
+    name: f"{_CLASSES}:{name}"
     for name in ("MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler")
 }
 _DISTRIBUTED = {
-    "DistGraph": f"{_OBJECTS}:DistGraph",
-    "DistTensor": f"{_OBJECTS}:DistTensor",
+    "DistGraph": f"{_CLASSES}:DistGraph",
+    "DistTensor": f"{_CLASSES}:DistTensor",
     "GraphPartitionBook": "mpigraph.distributed:RangePartitionBook",
     "find_edges": f"{_IDS}:find_edges",
     "in_degrees": f"{_IDS}:in_degrees",

@@ -1,23 +1,23 @@
-"""What the layers of graph attention share: heads, the maps of both sides, the residual, the initialisation."""
+"""Layers of graph attention, with DGL's arguments, parameter names, initialisation and numerics."""
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
+import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.message_passing import MessagePassing
-from mpigraph.nn.common import Features, check_in_degrees, source_and_destination
+from mpigraph.nn.common import Features, check_edge_weight, check_in_degrees, source_and_destination
 from mpigraph.nn.drop import Dropout
+from mpigraph.nn.functional import edge_softmax
 
-__all__ = ["AttentionLayer"]
+__all__ = ["EdgeGATConv", "GATConv", "GATv2Conv"]
 
 
-class AttentionLayer(nn.Module):
-    """A layer with several heads, of ``out_feats`` each; the arguments are described where a layer is.
-
-    A subclass makes ``res_fc``, or leaves it None, and registers ``bias``, or None.
-    """
+class _AttentionLayer(nn.Module):
+    """Heads, the maps of both sides, residual and initialisation; a subclass makes ``res_fc`` and ``bias``, or None."""
 
     bias: nn.Parameter | None
     res_fc: nn.Module | None
@@ -51,7 +51,7 @@ class AttentionLayer(nn.Module):
         self._allow_zero_in_degree = set_value
 
     def _make_maps(self, of_pairs: bool) -> None:
-        """Make the linear map of both sides, or one of each, and then features must come in pairs."""
+        """Make one linear map for both sides, or one for each; with two, features must come in pairs."""
         self._needs_pair = of_pairs
         if of_pairs:
             self.fc_src = nn.Linear(self._in_src, self._width, bias=False)
@@ -95,3 +95,236 @@ class AttentionLayer(nn.Module):
         if self.bias is not None:
             out = out + self.bias.reshape(self._num_heads, self._out_feats)
         return out if self.activation is None else self.activation(out)
+
+
+class GATConv(_AttentionLayer):
+    """Graph attention: ``sum over in-neighbours u of a_uv W h_u + bias`` for each head.
+
+    ``a_uv`` is the softmax over the in-edges of v of ``LeakyReLU(<attn_l, W h_u> + <attn_r, W h_v>)``. Velickovic et
+    al., "Graph attention networks", ICLR 2018.
+
+    Args:
+        in_feats: width of the input, or a pair of widths for sources and destinations.
+        out_feats: width of the output of one head.
+        num_heads: number of heads.
+        feat_drop: dropout rate of the input.
+        attn_drop: dropout rate of the attention.
+        negative_slope: of the LeakyReLU.
+        residual: add the destination's input, through a linear map unless it is as wide as all heads together.
+        activation: applied to the output.
+        allow_zero_in_degree: accept destinations without in-edges (they get bias and residual only).
+        bias: add a learnable bias.
+    """
+
+    def __init__(
+        self,
+        in_feats: int | tuple[int, int],
+        out_feats: int,
+        num_heads: int,
+        feat_drop: float = 0.0,
+        attn_drop: float = 0.0,
+        negative_slope: float = 0.2,
+        residual: bool = False,
+        activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        allow_zero_in_degree: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation, allow_zero_in_degree
+        )
+        self._make_maps(isinstance(in_feats, tuple))
+        self.attn_l = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        self.attn_r = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        width = self._width
+        mapped = residual and self._in_dst != width  # then the bias is that of res_fc, as in DGL
+        if residual:
+            self.res_fc = nn.Linear(self._in_dst, width, bias=bias) if mapped else nn.Identity()
+        self.register_parameter("bias", nn.Parameter(torch.empty(width)) if bias and not mapped else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Reinitialise the weights: Glorot normal with the gain of ReLU; the bias is 0."""
+        self._reset(self.attn_l, self.attn_r)
+
+    def forward(
+        self,
+        graph: MessagePassing,
+        feat: Features,
+        edge_weight: torch.Tensor | None = None,
+        get_attention: bool = False,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Apply the layer.
+
+        Args:
+            graph: a block, or a graph of one relation.
+            feat: [num_src, ..., in_feats], destinations first if ``graph`` is a block; or a pair of tensors for
+                sources and destinations.
+            edge_weight: [num_edges] or [num_edges, 1], multiplied with the attention.
+            get_attention: return the attention too.
+
+        Returns:
+            [num_dst, ..., num_heads, out_feats]; with ``get_attention`` also [num_edges, ..., num_heads, 1], in the
+            order of edge ids.
+
+        Raises:
+            MPIGraphError: a destination has no in-edge and ``allow_zero_in_degree`` is off.
+            InvalidArgumentError: one tensor is given to a layer of two input widths or for a graph between two types,
+                or ``edge_weight`` does not have a row for each edge.
+        """
+        src, dst = self._sides(graph, feat)
+        rows = self._by_head(self._map_of(0), src)
+        with graph.local_scope():
+            # <a, W h_u || W h_v> = <attn_l, W h_u> + <attn_r, W h_v>: one number for each node instead of each edge
+            graph.srcdata.update({"ft": rows, "el": (rows * self.attn_l).sum(-1, keepdim=True)})
+            if isinstance(feat, tuple):
+                rows = self._by_head(self._map_of(1), dst)
+            graph.dstdata["er"] = (rows[: graph.num_dst_nodes()] * self.attn_r).sum(-1, keepdim=True)
+            graph.apply_edges(fn.u_add_v("el", "er", "e"))
+            scores = F.leaky_relu(graph.edata["e"], self._negative_slope)
+            attention = self.attn_drop(edge_softmax(graph, scores))
+            if edge_weight is not None:
+                check_edge_weight(graph, edge_weight)
+                attention = attention * edge_weight.reshape(-1, *[1] * (attention.dim() - 1))
+            graph.edata["a"] = attention
+            graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "ft"))
+            out = torch.as_tensor(graph.dstdata["ft"])
+        out = self._finished(out, dst)
+        return (out, attention) if get_attention else out
+
+
+class GATv2Conv(_AttentionLayer):
+    """Graph attention: ``sum over in-neighbours u of a_uv W_src h_u`` for each head.
+
+    ``a_uv`` is the softmax over the in-edges of v of ``<attn, LeakyReLU(W_src h_u + W_dst h_v)>``, so which neighbours
+    count most can differ from node to node. Brody, Alon, Yahav: "How attentive are graph attention networks?", ICLR
+    2022.
+
+    Args:
+        in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, residual, activation,
+            allow_zero_in_degree: as in :class:`GATConv`.
+        bias: add a learnable bias in each linear map.
+        share_weights: use one linear map for both sides; with one width of the input only.
+    """
+
+    def __init__(
+        self,
+        in_feats: int | tuple[int, int],
+        out_feats: int,
+        num_heads: int,
+        feat_drop: float = 0.0,
+        attn_drop: float = 0.0,
+        negative_slope: float = 0.2,
+        residual: bool = False,
+        activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        allow_zero_in_degree: bool = False,
+        bias: bool = True,
+        share_weights: bool = False,
+    ) -> None:
+        super().__init__(
+            in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation, allow_zero_in_degree
+        )
+        width = self._width
+        self.fc_src = nn.Linear(self._in_src, width, bias=bias)
+        shared = share_weights and not isinstance(in_feats, tuple)
+        self.fc_dst = self.fc_src if shared else nn.Linear(self._in_dst, width, bias=bias)
+        self.attn = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        if residual:
+            self.res_fc = nn.Linear(self._in_dst, width, bias=bias) if self._in_dst != width else nn.Identity()
+        self.register_parameter("bias", None)  # linear maps have theirs
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Reinitialise the weights: Glorot normal with the gain of ReLU; biases are 0."""
+        self._reset(self.attn)
+
+    def forward(
+        self, graph: MessagePassing, feat: Features, get_attention: bool = False
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Apply the layer; arguments, results and errors are those of :meth:`GATConv.forward`."""
+        src, dst = self._sides(graph, feat)
+        with graph.local_scope():
+            graph.srcdata["el"] = self._by_head(self.fc_src, src)
+            graph.dstdata["er"] = self._by_head(self.fc_dst, dst)
+            graph.apply_edges(fn.u_add_v("el", "er", "e"))
+            scores = (F.leaky_relu(graph.edata["e"], self._negative_slope) * self.attn).sum(-1, keepdim=True)
+            attention = self.attn_drop(edge_softmax(graph, scores))
+            graph.edata["a"] = attention
+            graph.update_all(fn.u_mul_e("el", "a", "m"), fn.sum("m", "ft"))
+            out = torch.as_tensor(graph.dstdata["ft"])
+        out = self._finished(out, dst)
+        return (out, attention) if get_attention else out
+
+
+class EdgeGATConv(_AttentionLayer):
+    """Graph attention: ``sum over in-edges e from u of a_e (W h_u + W_e f_e) + bias`` for each head.
+
+    ``a_e`` is the softmax over the in-edges of v of ``LeakyReLU(<attn_l, W h_u> + <attn_r, W h_v> + <attn_edge, W_e
+    f_e>)``. Monninger et al., "SCENE: Reasoning about traffic scenes using heterogeneous graph neural networks", RA-L
+    2023.
+
+    Args:
+        edge_feats: width of the features of edges.
+        in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation, allow_zero_in_degree, bias: as
+            in :class:`GATConv`.
+        residual: add the destination's input, through a linear map.
+    """
+
+    def __init__(
+        self,
+        in_feats: int | tuple[int, int],
+        edge_feats: int,
+        out_feats: int,
+        num_heads: int,
+        feat_drop: float = 0.0,
+        attn_drop: float = 0.0,
+        negative_slope: float = 0.2,
+        residual: bool = True,
+        activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        allow_zero_in_degree: bool = False,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            in_feats, out_feats, num_heads, feat_drop, attn_drop, negative_slope, activation, allow_zero_in_degree
+        )
+        width = self._width
+        self._make_maps(isinstance(in_feats, tuple))
+        self.fc_edge = nn.Linear(edge_feats, width, bias=False)
+        self.attn_l = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        self.attn_r = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        self.attn_edge = nn.Parameter(torch.empty(1, num_heads, out_feats))
+        self.res_fc = nn.Linear(self._in_dst, width, bias=False) if residual else None
+        self.register_parameter("bias", nn.Parameter(torch.empty(width)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Reinitialise the weights: Glorot normal with the gain of ReLU; the bias is 0."""
+        self._reset(self.attn_l, self.attn_r, self.attn_edge)
+
+    def forward(
+        self, graph: MessagePassing, feat: Features, edge_feat: torch.Tensor, get_attention: bool = False
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Apply the layer; other arguments, results and errors are those of :meth:`GATConv.forward`.
+
+        ``edge_feat`` is [num_edges, ..., edge_feats], in the order of edge ids, with the same dimensions between.
+
+        Raises:
+            GraphDataError: ``edge_feat`` does not have a row for each edge.
+        """
+        src, dst = self._sides(graph, feat)
+        rows = self._by_head(self._map_of(0), src)
+        of_dst = self._by_head(self._map_of(1), dst) if isinstance(feat, tuple) else rows[: graph.num_dst_nodes()]
+        of_edges = self._by_head(self.fc_edge, edge_feat)
+        with graph.local_scope():
+            graph.srcdata.update({"ft": rows, "el": (rows * self.attn_l).sum(-1, keepdim=True)})
+            graph.dstdata["er"] = (of_dst * self.attn_r).sum(-1, keepdim=True)
+            graph.edata["ft"] = of_edges
+            graph.apply_edges(fn.u_add_v("el", "er", "e"))
+            scores = graph.edata["e"] + (of_edges * self.attn_edge).sum(-1, keepdim=True)
+            attention = self.attn_drop(edge_softmax(graph, F.leaky_relu(scores, self._negative_slope)))
+            # the sum over u and that over e by themselves: the first is a sparse product, without a row for each edge
+            graph.edata.update({"a": attention, "m": of_edges * attention})
+            graph.update_all(fn.u_mul_e("ft", "a", "m"), fn.sum("m", "of_u"))
+            graph.update_all(fn.copy_e("m", "m"), fn.sum("m", "of_e"))
+            out = torch.as_tensor(graph.dstdata["of_u"] + graph.dstdata["of_e"])
+        out = self._finished(out, dst)
+        return (out, attention) if get_attention else out

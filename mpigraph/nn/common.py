@@ -34,12 +34,7 @@ def source_and_destination(
     feat: Features,
     transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the features of sources and destinations.
-
-    Args:
-        graph: a block or a graph.
-        feat: one tensor, whose first rows are the destinations' if ``graph`` is a block; or one for each side.
-        transform: applied to the features (once to each tensor), such as dropout.
+    """Return the features of sources and destinations, each tensor transformed once, such as by dropout.
 
     Raises:
         InvalidArgumentError: one tensor is given for a graph between two types.
@@ -86,10 +81,6 @@ def weighted_copy(graph: MessagePassing, edge_weight: torch.Tensor | None) -> Me
 
     Call it in a local scope of the graph.
 
-    Args:
-        graph: a graph of one relation.
-        edge_weight: [num_edges, ...] or None.
-
     Raises:
         InvalidArgumentError: not a row for each edge.
     """
@@ -106,11 +97,6 @@ def project_first(graph: MessagePassing, width: int, out: int) -> bool:
     It can be if it narrows the rows, since the aggregation then gathers fewer numbers. But a block has many more
     sources than destinations, and the products of all sources may cost more than that saves. In a piece of whole
     neighbourhoods it is never so, lest the order of operations depend on how the graph is cut.
-
-    Args:
-        graph: a graph of one relation.
-        width: width of the input.
-        out: width of the output.
     """
     if out >= width or (isinstance(graph, Block) and graph.graph_out_degrees is not None):
         return False

@@ -1,22 +1,17 @@
 """The layers under the name that scripts import them by: ``import mpigraph.nn.pytorch as dglnn``."""
 
-from mpigraph.nn.appnpconv import APPNPConv
+from mpigraph.nn.attention import EdgeGATConv, GATConv, GATv2Conv
 from mpigraph.nn.edge_predictor import EdgePredictor
 from mpigraph.nn.edgeconv import EdgeConv
-from mpigraph.nn.edgegatconv import EdgeGATConv
 from mpigraph.nn.functional import edge_softmax
-from mpigraph.nn.gatconv import GATConv
-from mpigraph.nn.gatv2conv import GATv2Conv
 from mpigraph.nn.ginconv import GINConv, GINEConv
 from mpigraph.nn.graphconv import GraphConv
 from mpigraph.nn.heterographconv import HeteroGraphConv
 from mpigraph.nn.hgtconv import HGTConv
-from mpigraph.nn.hops import EdgeWeightNorm
+from mpigraph.nn.hops import APPNPConv, EdgeWeightNorm, SGConv, TAGConv
 from mpigraph.nn.jumpingknowledge import JumpingKnowledge
 from mpigraph.nn.relgraphconv import RelGraphConv
 from mpigraph.nn.sageconv import SAGEConv
-from mpigraph.nn.sgconv import SGConv
-from mpigraph.nn.tagconv import TAGConv
 from mpigraph.nn.typedlinear import TypedLinear, WeightBasis
 
 __all__ = [

@@ -41,12 +41,7 @@ def is_typed(feat: object) -> bool:
 
 
 def sides(graph: InMemoryGraph, feat: TypedFeatures) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
-    """Return the features by type of the sources and of the destinations.
-
-    Args:
-        graph: a graph, or a block whose first sources of each type are the destinations.
-        feat: node type -> [num_nodes, ...]; or one dict for each side.
-    """
+    """Return the features by type of the sources and of the destinations, which come first among those of a block."""
     if isinstance(feat, tuple):
         return feat
     if not graph.is_block:
@@ -55,17 +50,7 @@ def sides(graph: InMemoryGraph, feat: TypedFeatures) -> tuple[Mapping[str, torch
 
 
 def checked_types(types: Types, num_rows: int, num_types: int, what: str, device: torch.device) -> torch.Tensor:
-    """Return the types of rows as a tensor on the device of the rows.
-
-    Args:
-        types: int[num_rows].
-        num_rows: number of rows.
-        num_types: number of types.
-        what: names the types in the error.
-        device: where the rows are.
-
-    Returns:
-        int64[num_rows].
+    """Return the types of rows, which errors call ``what``, as int64[num_rows] on the device of the rows.
 
     Raises:
         InvalidArgumentError: not one integer for each row, or one that is not in [0, num_types).
@@ -105,13 +90,9 @@ class TypedEdges:
     def of_relations(cls, graph: InMemoryGraph, num_rels: int) -> "TypedEdges":
         """Join the relations of a typed graph, which caches the result; edge weights come relation by relation.
 
-        Args:
-            graph: a graph or a block.
-            num_rels: the number of relations that the caller knows.
-
         Raises:
-            InvalidArgumentError: there are more relations, or a sampler has left some out, so that their numbers would
-                be those of others.
+            InvalidArgumentError: there are more relations than ``num_rels``, or a sampler has left some out, so that
+                their numbers would be those of others.
         """
         relations = graph.canonical_etypes
         if isinstance(graph, Block) and graph.lacks_relations:
@@ -150,16 +131,7 @@ class TypedEdges:
 
     @classmethod
     def of_types(cls, graph: MessagePassing, etypes: Types, num_rels: int) -> "TypedEdges":
-        """Sort the edges of a graph of one relation by a type of each edge.
-
-        Args:
-            graph: a graph or a block of one relation.
-            etypes: int[num_edges], the relation of each edge.
-            num_rels: number of relations.
-
-        Raises:
-            InvalidArgumentError: not one type for each edge, or one that is not in [0, num_rels).
-        """
+        """Sort the edges of a graph of one relation by ``etypes``, int[num_edges]; errors as in checked_types."""
         in_edges = graph.structure(graph.to_canonical_etype(None))
         types = checked_types(etypes, in_edges.num_edges, num_rels, "etypes", graph.device)
         types = in_edges.to_csc_order(types)
@@ -174,12 +146,7 @@ class TypedEdges:
         return cls(cells, found % width, counts, in_edges.num_dst, order)
 
     def renumbered(self, src_place: torch.Tensor, dst_place: torch.Tensor) -> "TypedEdges":
-        """Return the same edges after their nodes were permuted.
-
-        Args:
-            src_place: int64[num_src], where each source goes.
-            dst_place: int64[num_dst], where each destination goes.
-        """
+        """Return the same edges after each source and destination went to its place, int64[num_src], [num_dst]."""
         cells = self.cells
         src = src_place.index_select(0, cells.indices).to(cells.indices.dtype)
         return replace(
@@ -217,16 +184,11 @@ class TypedRows:
 
     @classmethod
     def of(cls, graph: InMemoryGraph, feat: TypedFeatures, num_ntypes: int | None = None) -> "TypedRows":
-        """Join features given by type.
-
-        Args:
-            graph: a graph or a block.
-            feat: as in :func:`sides`, [num_nodes, width] by type. A type without nodes may be left out.
-            num_ntypes: the number of node types that the caller knows; None means those of the graph.
+        """Join features by type, [num_nodes, width]; a type without nodes may be left out.
 
         Raises:
             InvalidArgumentError: the features of a type are missing, or not one row for each node; there are more
-                types.
+                types than ``num_ntypes``.
         """
         ntypes = graph.schema.ntypes
         num_ntypes = len(ntypes) if num_ntypes is None else num_ntypes

@@ -1,0 +1,93 @@
+"""DGL's samplers, layers and distributed classes, with what they took in older versions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpigraph import dataloading, nn
+from mpigraph.collective import collective
+from mpigraph.distgraph import graph, tensor
+
+__all__ = [
+    "DistGraph",
+    "DistTensor",
+    "MultiLayerFullNeighborSampler",
+    "MultiLayerNeighborSampler",
+    "NeighborSampler",
+    "RelGraphConv",
+]
+
+_LOW_MEM_PLACE = 8
+"""Where ``low_mem`` stands, from 0, in DGL up to 0.7; later versions have the dropout rate there."""
+
+
+class NeighborSampler(dataloading.NeighborSampler):
+    """:class:`mpigraph.dataloading.NeighborSampler` as DGL's scripts use it.
+
+    A fanout of None takes all neighbours, and blocks of a typed ``DistGraph`` lack the relations of which no edge was
+    drawn, as in DGL up to 2.2, unless ``empty_relations=True``.
+    """
+
+    def __init__(self, fanouts: Any, *args: Any, **options: Any) -> None:
+        given = fanouts
+        if isinstance(fanouts, Sequence) and not isinstance(fanouts, str):
+            given = [_fanout(layer) for layer in fanouts]
+        super().__init__(given, *args, **({"empty_relations": False} | options))
+
+
+MultiLayerNeighborSampler = NeighborSampler
+
+
+class MultiLayerFullNeighborSampler(NeighborSampler):
+    """Takes all in-neighbours in each of ``num_layers`` layers."""
+
+    def __init__(self, num_layers: int, **options: Any) -> None:
+        """The options are those of :class:`NeighborSampler`."""
+        super().__init__([-1] * num_layers, **options)
+
+
+def _fanout(layer: Any) -> Any:
+    if isinstance(layer, Mapping):
+        return {etype: _fanout(fanout) for etype, fanout in layer.items()}
+    return -1 if layer is None else layer
+
+
+class RelGraphConv(nn.RelGraphConv):
+    """:class:`mpigraph.nn.RelGraphConv` that takes ``low_mem`` as DGL up to 0.7 did, by name or in its place.
+
+    It changes nothing: there is one way to compute the layer.
+    """
+
+    def __init__(self, *args: Any, low_mem: bool = False, **options: Any) -> None:
+        if len(args) > _LOW_MEM_PLACE and isinstance(args[_LOW_MEM_PLACE], bool):
+            args = args[:_LOW_MEM_PLACE] + args[_LOW_MEM_PLACE + 1 :]
+        super().__init__(*args, **options)
+
+
+class _StandIn(type):
+    """What the library makes is of its own class: it counts as one of the class that stands in for it."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        own = cls.__mro__[1] if cls.__module__ == __name__ else cls
+        return type.__instancecheck__(own, instance)
+
+
+class DistGraph(graph.DistGraph, metaclass=_StandIn):
+    """:class:`mpigraph.distributed.DistGraph`, also as ``DistGraph(ip_config, name, conf_file=...)``."""
+
+    @collective("all ranks")
+    def __init__(self, *args: Any, conf_file: Any = None, **options: Any) -> None:
+        if len(args) > 1 and isinstance(args[1], str) and not args[1].endswith(".json"):
+            args = args[1:]  # else the second is a configuration
+        if conf_file is not None:
+            options["part_config"] = conf_file
+        super().__init__(*args, **options)
+
+
+class DistTensor(tensor.DistTensor, metaclass=_StandIn):
+    """:class:`mpigraph.distributed.DistTensor`, also as ``DistTensor(g, shape, dtype, ...)``."""
+
+    @collective("trainers")
+    def __init__(self, *args: Any, **options: Any) -> None:
+        if args and isinstance(args[0], graph.DistGraph):
+            args = args[1:]
+        super().__init__(*args, **options)
