@@ -1,10 +1,9 @@
 """Checkpoints of whole jobs: saved on any number of ranks at any step, loaded on any other number."""
 
 from mpigraph.checkpoint.api import async_save, latest, load, save, wait
-from mpigraph.checkpoint.export import export
 from mpigraph.checkpoint.job_state import RandomState
-from mpigraph.checkpoint.preemption import Preemption, preemption
-from mpigraph.checkpoint.requeue import requeue
+from mpigraph.checkpoint.loading import export
+from mpigraph.checkpoint.preemption import Preemption, preemption, requeue
 from mpigraph.checkpoint.state_tree import Stateful
 from mpigraph.session.of_trainer import OfTrainer
 

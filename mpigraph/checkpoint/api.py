@@ -6,8 +6,8 @@ from typing import Any
 
 from mpigraph.checkpoint import folder, loading
 from mpigraph.checkpoint.background import saver_of
+from mpigraph.checkpoint.loading import as_directory
 from mpigraph.checkpoint.peers import Peers
-from mpigraph.checkpoint.saving import as_directory
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.session.context import current

@@ -1,7 +1,7 @@
 """Reading a checkpoint on any number of trainers: who sees which file, whether it is whole, which rows go where."""
 
 import json
-import os.path
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from mpigraph.arrays import Array
 from mpigraph.checkpoint import folder
@@ -26,12 +27,24 @@ from mpigraph.mpi.agree import everywhere
 from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
+from mpigraph.storage.files import NewFile
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.shard import ShardReader, fingerprint, read_chunks, seal_of
 
-__all__ = ["CheckpointFiles", "find_manifest", "is_whole", "load", "memory_of", "newest_first", "verify"]
+__all__ = ["CheckpointFiles", "as_directory", "export", "find_manifest", "is_whole", "load", "newest_first", "verify"]
 
 _BLOCK = 64 << 20  # bytes of a tensor that one trainer gives to the others at a time
+
+
+def as_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
+    """The folder of a checkpoint. Raises InvalidArgumentError if it is no path."""
+    try:
+        text = os.fspath(checkpoint_id)
+    except TypeError:
+        text = ""
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InvalidArgumentError(f"checkpoint_id must be the path of a folder (got {checkpoint_id!r})")
+    return Path(os.path.abspath(text))
 
 
 @collective("trainers")
@@ -144,7 +157,7 @@ def _readers(peers: Peers, files: CheckpointFiles, doing: str) -> list[int]:
     return readers
 
 
-def memory_of(manifest: Manifest) -> Callable[[int], torch.Tensor]:
+def _memory_of(manifest: Manifest) -> Callable[[int], torch.Tensor]:
     """What makes memory for the tensor of a number, that is the same on every trainer, or raises ShardFormatError."""
 
     def memory(number: int) -> torch.Tensor:
@@ -242,7 +255,7 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
     peers = Peers(session.world)
     manifest = find_manifest(peers, directory, doing)
 
-    decoder = Decoder(memory_of(manifest), f"the checkpoint {str(directory)!r}")
+    decoder = Decoder(_memory_of(manifest), f"the checkpoint {str(directory)!r}")
     wanted = decoder.wanted
     with peers.together(doing):
         decoder.update(state_dict, manifest.state)
@@ -415,3 +428,40 @@ def _read_rows(session: Session, files: CheckpointFiles, number: int, tensor: Di
     for found in _overlaps(files.manifest.rows[number].ranges, owned):
         with tensor.rows.writing(found.host) as segment:
             files.open(found.file).read_into(f"rows/{number}/{found.place}", segment[found.rows], found.begin)
+
+
+def export(checkpoint_id: str | os.PathLike[str], path: str | os.PathLike[str], name: str = "model") -> None:
+    """Write one value of a checkpoint, such as a model's ``state_dict``, to a file that torch reads by itself.
+
+    ``model.load_state_dict(torch.load(path, weights_only=True))`` then works wherever torch is. This needs no job and
+    no MPI, and of the checkpoint the manifest and the first trainer's file. What it writes is a file of ``torch.save``
+    with nothing but tensors, numbers, strings and containers, so ``weights_only=True`` reads it.
+
+    Args:
+        checkpoint_id: the folder of the checkpoint.
+        path: the file to write, usually ``.pt``.
+        name: key of the value in the state dict that was saved. Of a module in DistributedDataParallel the prefix
+            ``module.`` is taken away. Embeddings are written by :meth:`.DistEmbedding.save`.
+
+    Raises:
+        ShardFormatError: a file is missing or damaged; names it.
+        InvalidArgumentError: there is no such value, or rows that are spread over hosts are part of it.
+        StorageError: the file cannot be written.
+    """
+    directory = as_directory(checkpoint_id)
+    manifest = Manifest.read(directory)
+    decoder = Decoder(_memory_of(manifest), f"the checkpoint {str(directory)!r}", arrays=False)
+    value: Any = decoder.value(manifest.state, name)
+    with CheckpointFiles(manifest, directory) as files:
+        files.read_tensors(decoder.wanted.tensors)
+    if decoder.wanted.own:
+        raise InvalidArgumentError(f"{name!r} of the checkpoint {str(directory)!r} is of several trainers")
+    if _has_names(value) and _has_names(getattr(value, "_metadata", {})):
+        consume_prefix_in_state_dict_if_present(value, "module.")
+    with NewFile(Path(path)) as file:
+        torch.save(value, file)
+
+
+def _has_names(value: object) -> bool:
+    """Whether it is a dict by strings, as modules' states and what torch says of their parts are."""
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value)

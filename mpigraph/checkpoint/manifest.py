@@ -49,17 +49,11 @@ def file_name(word: str, trainer: int) -> str:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that is the same on every trainer.
+    """A tensor that is the same on every trainer."""
 
-    Attributes:
-        dtype: logical dtype.
-        shape: full shape.
-        crc: CRC-32 of its bytes if it is small, so that it shares the dataset ``SMALL``; None: it has its own.
-    """
-
-    dtype: str
+    dtype: str  # logical
     shape: list[int]
-    crc: int | None = None
+    crc: int | None = None  # CRC-32 of a small one, which shares the dataset SMALL; None: it has a dataset of its own
 
     @property
     def nbytes(self) -> int:
@@ -69,80 +63,47 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Rows:
-    """A DistTensor.
-
-    Attributes:
-        name: its name, for messages.
-        dtype: logical dtype.
-        shape: full shape.
-        of: which nodes or edges the rows are, ``"node~paper"``.
-        identity: of the partitioned graph, whose numbering of nodes and edges the rows follow.
-        ranges: for each trainer the ranges ``[first, last)`` of rows that it wrote.
-    """
+    """A DistTensor."""
 
     name: str
-    dtype: str
+    dtype: str  # logical
     shape: list[int]
-    of: str
-    identity: str
-    ranges: list[list[list[int]]]
+    of: str  # which nodes or edges the rows are, "node~paper"
+    identity: str  # of the partitioned graph, whose numbering of nodes and edges the rows follow
+    ranges: list[list[list[int]]]  # for each trainer the ranges [first, last) of rows that it wrote
 
 
 @dataclass(frozen=True)
 class Own:
-    """What every trainer has its own of.
+    """Rows of an ``OfTrainer``."""
 
-    Attributes:
-        dtype: logical dtype.
-        row_shape: shape of a row.
-        lengths: how many rows each trainer wrote.
-    """
-
-    dtype: str
+    dtype: str  # logical
     row_shape: list[int]
-    lengths: list[int]
+    lengths: list[int]  # how many rows each trainer wrote
 
 
 @dataclass(frozen=True)
 class File:
-    """What a trainer wrote.
+    """The file of a trainer."""
 
-    Attributes:
-        seal: hash of the file's checksums.
-        nbytes: its size.
-        node: the name of the machine.
-        place: number of the folder in which it lies. Nodes that share a folder have one number.
-    """
-
-    seal: str
+    seal: str  # hash of the file's checksums
     nbytes: int
-    node: str
-    place: int
+    node: str  # name of the machine
+    place: int  # number of the folder in which it lies; nodes that share a folder have one number
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a manifest says.
+    """The contents of ``manifest.json``."""
 
-    Attributes:
-        word: of this save.
-        number: greater than that of every earlier checkpoint in the folder around it.
-        state: the state dict.
-        job: the state of the job.
-        tensors: by number.
-        rows: by number.
-        own: by number.
-        files: by trainer.
-    """
-
-    word: str
-    number: int
-    state: Tree
+    word: str  # of this save
+    number: int  # greater than that of every earlier checkpoint in the folder around it
+    state: Tree  # the state dict
     job: Tree
     tensors: list[Tensor]
     rows: list[Rows]
     own: list[Own]
-    files: list[File]
+    files: list[File]  # by trainer
 
     @property
     def num_trainers(self) -> int:

@@ -1,6 +1,6 @@
 """Writing a checkpoint: what each trainer takes of a state dict, its file, and the manifest that makes the files one.
 
-Exposition: a save, the same on every trainer::
+A save, the same on every trainer::
 
     take       the state dict as a tree and tensors; every trainer must have the same tree       main thread
     write      each trainer its file, beside what is there                                       it, or another thread
@@ -42,22 +42,11 @@ from mpigraph.session.of_trainer import OfTrainer
 from mpigraph.storage.shard import Rows as ShardRows
 from mpigraph.storage.shard import ShardWriter
 
-__all__ = ["Save", "as_directory"]
+__all__ = ["Save"]
 
 _BLOCK = 8 << 20  # bytes that are written at a time
 _BLOCK_BESIDE = 1 << 20  # the same beside training, which waits for the interpreter meanwhile
 _SMALL_BYTES = 1 << 16  # of a tensor: a dataset of its own takes more time than that many bytes
-
-
-def as_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
-    """The folder of a checkpoint. Raises InvalidArgumentError if it is no path."""
-    try:
-        text = os.fspath(checkpoint_id)
-    except TypeError:
-        text = ""
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise InvalidArgumentError(f"checkpoint_id must be the path of a folder (got {checkpoint_id!r})")
-    return Path(os.path.abspath(text))
 
 
 _Dataset: TypeAlias = tuple[str, Callable[[], tuple[Array, str]]]
@@ -113,31 +102,14 @@ class Save:
         self._check_alike(main, text)
         writer.come(main, self.doing, directory.parent)
         reports = main.gather(self.doing, mine)
-        names, lents = ([report[key] for report in reports] for key in ("name", "lent"))
-        other = next((k for k, name in enumerate(names) if name != names[0]), None)
-        if other is not None:  # each node may have a disk of its own, where checkpoints are told by their names
-            raise everywhere(
-                InvalidArgumentError(
-                    f"checkpoint_id has one name on trainer 0, and another on trainer {other}: {names[0]!r}, "
-                    f"{names[other]!r}"
-                )
-            )
-        said = reports[0]
-        self._manifest = Manifest(
-            word=said["word"],
-            number=0,
-            state=tree,
-            job=said["job"],
-            tensors=tensors,
-            rows=rows,
-            own=[],
-            files=[],
-        )
+        _check_one_name([report["name"] for report in reports])
+        word, saved_job = reports[0]["word"], reports[0]["job"]
+        self._manifest = Manifest(word, 0, tree, saved_job, tensors, rows, own=[], files=[])
         self._copies = copies
         self._copying = None if copies is None else Copying()
         try:
             with main.together(self.doing):
-                self._datasets = list(self._take(set().union(*lents)))
+                self._datasets = list(self._take(set().union(*(report["lent"] for report in reports))))
         except BaseException:  # on every trainer, such as a lack of memory: nobody copies the rows of others
             if self._copying is not None:
                 self._copying.end()
@@ -338,6 +310,18 @@ class Save:
                 raise StorageError(f"{path}: what trainer {k} wrote is not seen on node {file.node}")
         with self._writer.holding(self._directory.parent):
             manifest.write(self._directory)
+
+
+def _check_one_name(names: list[str]) -> None:
+    """Each node may have a disk of its own, where checkpoints are told by their names."""
+    other = next((k for k, name in enumerate(names) if name != names[0]), None)
+    if other is not None:
+        raise everywhere(
+            InvalidArgumentError(
+                f"checkpoint_id has one name on trainer 0, and another on trainer {other}: {names[0]!r}, "
+                f"{names[other]!r}"
+            )
+        )
 
 
 def _describe_tensor(tensor: torch.Tensor) -> Tensor:

@@ -50,30 +50,18 @@ class Stateful(Protocol):
 
 @dataclass
 class Leaves:
-    """The tensors of a state dict by their numbers.
+    """The tensors of a state dict by their numbers."""
 
-    Attributes:
-        tensors: the same on every trainer.
-        rows: spread over the hosts.
-        own: of which every trainer has its own.
-    """
-
-    tensors: list[torch.Tensor] = field(default_factory=list)
+    tensors: list[torch.Tensor] = field(default_factory=list)  # the same on every trainer
     rows: list[DistTensor] = field(default_factory=list)
     own: list[OfTrainer] = field(default_factory=list)
 
 
 def encode(value: object, leaves: Leaves, where: str = "state_dict", depth: int = 0) -> Tree:
-    """Make a tree of a value; its tensors are added to ``leaves``.
-
-    Args:
-        value: any mix of what :func:`.save` says.
-        leaves: the tensors found so far.
-        where: what to call the value in errors.
-        depth: inside of how many values it is.
+    """Make a tree of a value that :func:`.save` takes; its tensors are added to ``leaves``.
 
     Raises:
-        InvalidArgumentError: it is something that a checkpoint cannot hold; names it.
+        InvalidArgumentError: a checkpoint cannot hold the value, which is called ``where``.
     """
     if depth > _DEEPEST:
         raise InvalidArgumentError(f"{where.split('[')[0]} has more than {_DEEPEST} values inside of each other")
@@ -116,15 +104,10 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict", depth: int 
 
 
 def check_tree(tree: Tree, counts: Mapping[str, int], depth: int = 0) -> None:
-    """Check that a tree is one that :func:`encode` makes.
-
-    Args:
-        tree: a JSON value.
-        counts: how many "tensor", "rows" and "own" there are.
-        depth: inside of how many it is.
+    """Check that :func:`encode` makes such a tree, where ``counts`` are those of "tensor", "rows" and "own".
 
     Raises:
-        ValueError: it is not; or TypeError, KeyError, AttributeError, RecursionError.
+        ValueError: it does not; or TypeError, KeyError, AttributeError, RecursionError.
     """
     if depth > _DEEPEST:
         raise ValueError(f"more than {_DEEPEST} values inside of each other")
@@ -206,23 +189,14 @@ def _from_numpy(value: "np.ndarray[Any, Any]", where: str) -> torch.Tensor:
 
 @dataclass
 class Wanted:
-    """What of a checkpoint a state dict asks for; filled in by who reads it, then applied.
+    """The values of a checkpoint that a state dict asks for; the reader fills them in, then they are applied."""
 
-    Attributes:
-        tensors: memory on the CPU to be filled, by number.
-        rows: numbers of rows, and the tensors that they are to overwrite.
-        own: what belongs to trainers, by number; a list into which it is put.
-        put: what to call afterwards, to put values where they belong; none of it communicates.
-        objects: that get a state, in this order.
-        places: where in the state dict.
-    """
-
-    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
-    rows: list[tuple[int, DistTensor]] = field(default_factory=list)
-    own: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    put: list[Callable[[], object]] = field(default_factory=list)
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)  # memory on the CPU to be filled, by number
+    rows: list[tuple[int, DistTensor]] = field(default_factory=list)  # numbers of rows, and the tensors to overwrite
+    own: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # by number, a list that gets the rows
+    put: list[Callable[[], object]] = field(default_factory=list)  # called last, to put values where they belong
     objects: list["LoadedObject"] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)  # in the state dict
 
 
 class Decoder:
@@ -437,19 +411,12 @@ def _holds_rows(tree: Tree) -> bool:
 
 @dataclass
 class LoadedObject:
-    """An object that gets a state.
-
-    Attributes:
-        target: the object.
-        state: what it gets.
-        where: names it in errors.
-        has_rows: whether rows of DistTensors are in its state.
-    """
+    """An object that gets a state."""
 
     target: Stateful
     state: dict[str, Any]
-    where: str
-    has_rows: bool
+    where: str  # names it in errors
+    has_rows: bool  # of DistTensors, in its state
 
     @property
     def waits_for_rows(self) -> bool:
@@ -458,9 +425,7 @@ class LoadedObject:
 
     def check(self) -> None:
         """Ask the object whether the state fits, if it can say so. Raises InvalidArgumentError if not."""
-        check = getattr(self.target, "check_state_dict", None)
-        if check is not None:
-            self._call(check)
+        self._call(getattr(self.target, "check_state_dict", lambda state: None))
 
     def load(self) -> None:
         """Load the state. Raises InvalidArgumentError with the place, where the object says that it does not fit."""

@@ -1,6 +1,6 @@
 """What all sparse optimizers share: gradients travel to the owners of their rows, which update them.
 
-Exposition: one step, the same on every trainer::
+One step, the same on every trainer::
 
     take       the reads so far with their gradients, of every embedding; what is wrong with them
     push       gradients to the owner of each row, a trainer (rows/push.py), embedding by embedding
@@ -13,10 +13,12 @@ is in the step, so whoever still computes reads the old rows. What is wrong on o
 push, or at the end, and raised on all.
 """
 
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from numbers import Real
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -36,7 +38,6 @@ from mpigraph.kernels.updates import Gradients, collect
 from mpigraph.mpi.agree import agree, allgather_bytes, everywhere
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.world import TRAINERS
-from mpigraph.optim.checks import check_embeddings, check_settings, dense_gradient
 from mpigraph.rows.push import Outgoing, Pushed, push_rows
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
@@ -47,6 +48,7 @@ __all__ = ["SparseOptimizer"]
 LocalState: TypeAlias = dict[str, dict[str, Any]]
 """What :meth:`SparseOptimizer.local_state_dict` describes."""
 _NONE = np.empty(0, np.int64)
+_BELOW_ONE = math.nextafter(1.0, 0.0)
 _BLOCK = 1 << 13  # rows of 16 bits that are widened at a time
 
 
@@ -90,8 +92,8 @@ class SparseOptimizer(Optimizer):
         session = self._session = current()
         kind = type(self).__name__
         with session.world.together(f"creating {kind}"):
-            self.params = check_embeddings(params)
-            super().__init__(self.params, check_settings(settings))  # type: ignore[arg-type]
+            self.params = _check_embeddings(params)
+            super().__init__(self.params, _check_settings(settings))  # type: ignore[arg-type]
             if session.world.local_trainer == 0:
                 self._warm_up(states)
         self._what = f"step of {kind} for {', '.join(repr(emb.name) for emb in self.params)}"
@@ -123,7 +125,7 @@ class SparseOptimizer(Optimizer):
     @lr.setter
     def lr(self, lr: float) -> None:
         """Set the learning rate. Raises InvalidArgumentError if it is not >= 0."""
-        self.param_groups[0].update(check_settings(self.settings | {"lr": lr}))
+        self.param_groups[0].update(_check_settings(self.settings | {"lr": lr}))
 
     @collective("trainers")
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -276,7 +278,7 @@ class SparseOptimizer(Optimizer):
         for name in self.FIXED:
             if self.settings[name] != self.defaults[name]:
                 raise InvalidArgumentError(f"{name} cannot be changed (got {self.settings[name]!r})")
-        self.param_groups[0].update(check_settings(self.settings))
+        self.param_groups[0].update(_check_settings(self.settings))
 
     def _saved_settings(self) -> dict[str, Any]:
         return {name: value for name, value in self.param_groups[0].items() if name != "params"}
@@ -284,7 +286,7 @@ class SparseOptimizer(Optimizer):
     def _check_saved(self, settings: Mapping[str, object]) -> dict[str, Any]:
         """Return settings of a state, which may have what a schedule has added. Raises InvalidArgumentError."""
         _same("the settings are", sorted(settings.keys() & self.defaults.keys()), sorted(self.defaults))
-        return check_settings(dict(settings))
+        return _check_settings(dict(settings))
 
     def _apply(
         self, gradients: Gradients, which: I64, table: F32, places: I64, states: dict[str, F32], rows: I64
@@ -296,7 +298,7 @@ class SparseOptimizer(Optimizer):
         """The gradients of one embedding by owner, if there are any."""
         emb = self.params[number]
         width, dtype = _wire(emb)
-        found = [(ids, dense_gradient(emb, ids, grad)) for ids, grad in taken]
+        found = [(ids, _dense_gradient(emb, ids, grad)) for ids, grad in taken]
         _ = emb.weight.rows  # raises if it was closed
         if not found:
             return None
@@ -397,3 +399,72 @@ def _wire(emb: DistEmbedding) -> tuple[int, np.dtype[Any]]:
 def _zeros(emb: DistEmbedding, name: str, wide: bool) -> DistTensor:
     shape = (emb.num_embeddings, emb.embedding_dim) if wide else (emb.num_embeddings,)
     return DistTensor.filled(shape, torch.float32, None, f"{emb.name}_{name}", emb.part_policy)
+
+
+def _check_embeddings(params: Sequence[DistEmbedding]) -> list[DistEmbedding]:
+    """The embeddings of an optimizer.
+
+    Raises:
+        InvalidArgumentError: they are not a list of DistEmbeddings, none, or two have one name.
+    """
+    if isinstance(params, DistEmbedding) or not hasattr(params, "__iter__"):
+        raise InvalidArgumentError(f"params must be a list of DistEmbeddings (got a {type(params).__name__})")
+    found = list(params)
+    for emb in found:
+        if not isinstance(emb, DistEmbedding):
+            raise InvalidArgumentError(f"params must be DistEmbeddings (got a {type(emb).__name__} among them)")
+    names = [emb.name for emb in found]
+    if not names:
+        raise InvalidArgumentError("params are empty: give at least one DistEmbedding")
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgumentError(f"two of the embeddings are called {name!r}")
+    return found
+
+
+def _check_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an optimizer as plain numbers.
+
+    Raises:
+        InvalidArgumentError: one is out of its range.
+    """
+    checked = dict(settings)
+    checked["lr"] = _number("lr", settings["lr"], 0.0, 1e30)  # schedules begin and end with 0
+    if "eps" in settings:
+        checked["eps"] = _number("eps", settings["eps"], 0.0, 1e30)
+    if "betas" in settings:
+        betas = settings["betas"]
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise InvalidArgumentError(f"betas must be two numbers (got {betas!r})")
+        checked["betas"] = [_number("each of betas", beta, 0.0, _BELOW_ONE) for beta in betas]
+    if settings["reduction"] not in ("mean", "sum"):
+        raise InvalidArgumentError(f"reduction must be 'mean' or 'sum' (got {settings['reduction']!r})")
+    return checked
+
+
+def _number(name: str, value: object, least: float, most: float) -> float:
+    number = float(value) if isinstance(value, Real) else math.nan
+    if not least <= number <= most:
+        raise InvalidArgumentError(f"{name} must be a number from {least:.7g} to {most:.7g} (got {value!r})")
+    return number
+
+
+def _dense_gradient(emb: DistEmbedding, ids: I64, grad: torch.Tensor) -> torch.Tensor:
+    """The gradient of rows ``ids`` that were read, float32[len(ids), dim], contiguous on the CPU.
+
+    Raises:
+        InvalidArgumentError: it has another shape, or is not finite.
+    """
+    wanted = (len(ids), emb.embedding_dim)
+    what = f"embedding {emb.name!r}: the gradient of"
+    if tuple(grad.shape) != wanted:
+        raise InvalidArgumentError(f"{what} {len(ids)} rows must have shape {wanted} (got {tuple(grad.shape)})")
+    dense = grad.to_dense() if grad.layout != torch.strided else grad
+    dense = dense.detach().to("cpu", torch.float32).contiguous()
+    if not dense.sum().isfinite():  # which that of finite ones may be, too
+        for row in (~dense.isfinite().all(1)).nonzero()[:1, 0].tolist():
+            values = dense[row].tolist()
+            raise InvalidArgumentError(
+                f"embedding {emb.name!r}: the gradient of row {ids[row]} is not finite: {values}"
+            )
+    return dense

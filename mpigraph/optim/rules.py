@@ -85,9 +85,7 @@ class SparseAdam(SparseOptimizer):
             reduction: "mean" or "sum" of the gradients of one row.
 
         Raises:
-            InvalidArgumentError: ``params`` are not DistEmbeddings, none, or two of one name; or a number is out of
-                its range; on every trainer.
-            CollectiveError: the trainers make different optimizers; on every trainer.
+            InvalidArgumentError, CollectiveError: as :class:`SparseAdagrad`.
         """
         settings = {"lr": lr, "betas": betas, "eps": eps, "reduction": reduction}
         super().__init__(params, settings, {"mem": True, "power": True, "step": False})
@@ -113,9 +111,7 @@ class SparseSGD(SparseOptimizer):
             reduction: "mean" or "sum" of the gradients of one row.
 
         Raises:
-            InvalidArgumentError: ``params`` are not DistEmbeddings, none, or two of one name; or a number is out of
-                its range; on every trainer.
-            CollectiveError: the trainers make different optimizers; on every trainer.
+            InvalidArgumentError, CollectiveError: as :class:`SparseAdagrad`.
         """
         super().__init__(params, {"lr": lr, "reduction": reduction}, {})
 

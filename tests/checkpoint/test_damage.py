@@ -17,8 +17,7 @@ from oracle import open_graph
 
 import mpigraph.distributed as dist
 from mpigraph import checkpoint
-from mpigraph.checkpoint import manifest
-from mpigraph.checkpoint.export import export
+from mpigraph.checkpoint import export, manifest
 from mpigraph.checkpoint.manifest import Manifest
 from mpigraph.checkpoint.state_tree import Decoder, Leaves, check_tree, encode
 from mpigraph.dataloading import NeighborSampler
