@@ -11,11 +11,9 @@ with the minibatches, so what is timed is what it takes to make one. Whole jobs 
 """
 
 import statistics
-import sys
 
 import common
 import host_jobs
-import namespaces
 import numpy as np
 import prepare
 
@@ -32,26 +30,12 @@ def main():
     p.add_argument("--steps", type=int, help="timed minibatches of a job (default: by graph)")
     p.add_argument("--num_servers", type=int, choices=(0, 1), default=1, help="ours on each host; 0: trainers host")
     args = p.parse_args()
-    if namespaces.missing():
-        sys.exit(f"two hosts are needed: {namespaces.missing()}")
     base = args.dir / args.graph
     prepare.once(base / "reverse-2.npy", lambda out: write_reverse(base / "flat-2", out))
     options = {name: getattr(args, name) for name in ("fanouts", "negatives", "batch_size")}
     options |= {"steps": args.steps or STEPS[args.graph], "reverse": base / "reverse-2.npy"}
-    systems = [common.OURS, *(["dgl"] if common.dgl_python() else [])]
-    with namespaces.Hosts(2) as hosts:
-
-        def side(system):
-            def run():
-                ours = {"num_servers": args.num_servers} if system == common.OURS else {}
-                trainers, _ = host_jobs.run(hosts, system, "edges", base, args.graph, **options, **ours)
-                return summary(system, trainers)
-
-            return run
-
-        for system in systems:
-            side(system)()  # compile the kernels, warm the page cache
-        found, loads = common.alternate({system: side(system) for system in systems}, args.rounds, args.quiet)
+    ours = {"num_servers": args.num_servers}
+    found, loads = host_jobs.alternate(args, "edges", ["dgl"], summary, ours, **options)
     shown = {name: value for name, value in options.items() if name != "reverse"}
     common.report(args, rows_of(args, found), others=loads, **shown)
 
@@ -71,7 +55,7 @@ def write_reverse(flat, out):
         np.save(file, reverse)
 
 
-def summary(system, trainers):
+def summary(system, trainers, _):
     """One job in numbers: minibatches in a second of both trainers together, and means over minibatches."""
     mean = {name: statistics.mean(statistics.mean(t[name]) for t in trainers) for name in ("batch", "cpu", *SIZES)}
     if system == common.OURS and mean["leaked"]:

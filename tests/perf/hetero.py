@@ -10,11 +10,9 @@ papers. Whole jobs alternate: this library, DGL's distributed sampling, and the 
 """
 
 import statistics
-import sys
 
 import common
 import host_jobs
-import namespaces
 
 MUST = 3.0
 SIZES = ("edges", "inputs", "papers")
@@ -30,28 +28,13 @@ def main():
     p.add_argument("--num_servers", type=int, choices=(0, 1), default=1, help="ours on each host; 0: trainers host")
     p.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS, help="which of DGL's ways (default: both)")
     args = p.parse_args()
-    if namespaces.missing():
-        sys.exit(f"two hosts are needed: {namespaces.missing()}")
-    base = args.dir / args.graph
     options = {name: getattr(args, name) for name in ("fanouts", "batch_size", "steps", "gather")}
-    systems = [common.OURS, *(args.peers if common.dgl_python() else [])]
-    with namespaces.Hosts(2) as hosts:
-
-        def side(system):
-            def run():
-                ours = {"num_servers": args.num_servers} if system == common.OURS else {}
-                trainers, _ = host_jobs.run(hosts, system, "hetero", base, args.graph, **options, **ours)
-                return summary(system, trainers)
-
-            return run
-
-        for system in systems:
-            side(system)()  # compile the kernels, warm the page cache
-        found, loads = common.alternate({system: side(system) for system in systems}, args.rounds, args.quiet)
+    ours = {"num_servers": args.num_servers}
+    found, loads = host_jobs.alternate(args, "hetero", args.peers, summary, ours, **options)
     common.report(args, rows_of(args, found), others=loads, **options)
 
 
-def summary(system, trainers):
+def summary(system, trainers, _):
     """One job in numbers: minibatches in a second of both trainers together, and means over minibatches."""
     mean = {name: statistics.mean(statistics.mean(t[name]) for t in trainers) for name in ("batch", "cpu", *SIZES)}
     mean["rate"] = sum(1 / statistics.mean(t["batch"]) for t in trainers)

@@ -6,9 +6,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import common
+import namespaces
 from namespaces import INTERFACE
 
 PORT = 30050
@@ -83,6 +85,36 @@ def run(hosts, system, what, base, graph, limit=400.0, memory=False, **options):
         if "first_minibatch_at" in result:
             result["start"] = result["first_minibatch_at"] - begin
     return results, usage.samples
+
+
+def alternate(args, what, peers, summary, ours=None, rehearse=True, **options):
+    """Run jobs of this library and of its peers in turn on two hosts.
+
+    Args:
+        args: of the command line.
+        what: what ``job.py`` does.
+        peers: "dgl", "graphbolt" or both; left out where DGL is not installed.
+        summary: called with the system and what :func:`run` returns, makes the numbers of a job.
+        ours: more options of this library's jobs.
+        rehearse: run each once before, which compiles the kernels and warms the page cache.
+        options: of :func:`run`.
+
+    Returns:
+        What :func:`common.alternate` returns.
+    """
+    if namespaces.missing():
+        sys.exit(f"two hosts are needed: {namespaces.missing()}")
+    systems = [common.OURS, *(peers if common.dgl_python() else [])]
+    with namespaces.Hosts(2) as hosts:
+
+        def job(system):
+            more = (ours or {}) if system == common.OURS else {}
+            return summary(system, *run(hosts, system, what, args.dir / args.graph, args.graph, **options, **more))
+
+        sides = {system: partial(job, system) for system in systems}
+        for side in sides.values() if rehearse else ():
+            side()
+        return common.alternate(sides, args.rounds, args.quiet)
 
 
 def _start_ours(hosts, script, base, graph, directory, _):

@@ -10,11 +10,9 @@ must agree, since the parts of the graph have the same nodes.
 """
 
 import statistics
-import sys
 
 import common
 import host_jobs
-import namespaces
 
 MUST = 3.0
 EACH = ("seconds", "cpu", "sent")
@@ -28,27 +26,19 @@ def main():
     p.add_argument("--steps", type=int, default=1, help="timed evaluations of a job (%(default)s)")
     p.add_argument("--limit", type=float, default=1800.0, help="seconds after which a job is ended (%(default)s)")
     args = p.parse_args()
-    if namespaces.missing():
-        sys.exit(f"two hosts are needed: {namespaces.missing()}")
     options = {name: getattr(args, name) for name in ("batch_size", "layers", "hidden", "steps")}
-    systems = [common.OURS, *(["dgl"] if common.dgl_python() else [])]
-    with namespaces.Hosts(2) as hosts:
-
-        def side(system):
-            def run():
-                base = args.dir / args.graph
-                trainers, _ = host_jobs.run(
-                    hosts, system, "inference", base, args.graph, limit=args.limit, warm=0, **options
-                )
-                numbers = {name: statistics.mean(statistics.mean(t[name]) for t in trainers) for name in EACH}
-                numbers["rows"] = trainers[0]["rows"][0]
-                common.say(f"{system}: " + ", ".join(f"{name} {value:.4g}" for name, value in numbers.items()))
-                return numbers
-
-            return run
-
-        found, loads = common.alternate({system: side(system) for system in systems}, args.rounds, args.quiet)
+    found, loads = host_jobs.alternate(
+        args, "inference", ["dgl"], summary, rehearse=False, limit=args.limit, warm=0, **options
+    )
     common.report(args, rows_of(args, found), others=loads, **options)
+
+
+def summary(system, trainers, _):
+    """One job in numbers: means over evaluations and trainers, and the mean of the results."""
+    numbers = {name: statistics.mean(statistics.mean(t[name]) for t in trainers) for name in EACH}
+    numbers["rows"] = trainers[0]["rows"][0]
+    common.say(f"{system}: " + ", ".join(f"{name} {value:.4g}" for name, value in numbers.items()))
+    return numbers
 
 
 def rows_of(args, found):

@@ -13,11 +13,9 @@ is shown, too. An epoch of S has 8 minibatches on each trainer, so that every ei
 """
 
 import statistics
-import sys
 
 import common
 import host_jobs
-import namespaces
 
 MUST = {"dgl": 3.0, "graphbolt": 2.5}
 MUST_WITHOUT_CACHE, MUST_CPU = 2.0, 2.0
@@ -36,28 +34,13 @@ def main():
     p.add_argument("--cache", default="default", help="of far rows, ours: none, default, or a size such as 64MiB")
     p.add_argument("--peers", nargs="*", choices=tuple(MUST), default=tuple(MUST), help="(default: both)")
     args = p.parse_args()
-    if namespaces.missing():
-        sys.exit(f"two hosts are needed: {namespaces.missing()}")
     options = {"fanouts": args.fanouts, "batch_size": args.batch_size, "steps": args.steps or STEPS[args.graph]}
-    systems = [common.OURS, *(args.peers if common.dgl_python() else [])]
-    with namespaces.Hosts(2) as hosts:
-
-        def side(system):
-            def run():
-                ours = {"num_servers": args.num_servers, "cache": args.cache} if system == common.OURS else {}
-                base = args.dir / args.graph
-                trainers, _ = host_jobs.run(hosts, system, "loader", base, args.graph, warm=WARM, **options, **ours)
-                return summary(system, trainers)
-
-            return run
-
-        for system in systems:
-            side(system)()  # compile the kernels, warm the page cache
-        found, loads = common.alternate({system: side(system) for system in systems}, args.rounds, args.quiet)
+    ours = {"num_servers": args.num_servers, "cache": args.cache}
+    found, loads = host_jobs.alternate(args, "loader", args.peers, summary, ours, warm=WARM, **options)
     common.report(args, rows_of(args, found), others=loads, cache=args.cache, **options)
 
 
-def summary(system, trainers):
+def summary(system, trainers, _):
     """One job in numbers, of a minibatch: means over the trainers; seconds and bytes."""
     numbers = {name: statistics.mean(statistics.mean(t[name]) for t in trainers) for name in (*EACH[1:], *HOST)}
     numbers["batch"] = statistics.mean(statistics.median(t["batch"]) for t in trainers)

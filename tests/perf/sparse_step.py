@@ -10,11 +10,9 @@ root of its state in place, ``grad_state.sqrt_()``, before it is stored.)
 """
 
 import statistics
-import sys
 
 import common
 import host_jobs
-import namespaces
 
 MUST = 3.0
 STEPS = 12
@@ -25,19 +23,8 @@ def main():
     p.add_argument("--steps", type=int, default=STEPS, help="timed steps of a job (%(default)s)")
     p.add_argument("--num_servers", type=int, choices=(0, 1), default=1, help="ours on each host; 0: trainers host")
     args = p.parse_args()
-    if namespaces.missing():
-        sys.exit(f"two hosts are needed: {namespaces.missing()}")
-    systems = [common.OURS, *(["dgl"] if common.dgl_python() else [])]
-    with namespaces.Hosts(2) as hosts:
-
-        def side(system):
-            def run():
-                options = {"steps": args.steps} | ({"num_servers": args.num_servers} if system == common.OURS else {})
-                return summary(*host_jobs.run(hosts, system, "sparse", args.dir / args.graph, args.graph, **options))
-
-            return run
-
-        found, loads = common.alternate({system: side(system) for system in systems}, args.rounds, args.quiet)
+    ours = {"num_servers": args.num_servers}
+    found, loads = host_jobs.alternate(args, "sparse", ["dgl"], summary, ours, rehearse=False, steps=args.steps)
     check(found)
     rows = []
     for what, name in (("step of SparseAdagrad", "step"), ("CPU time of a trainer's step", "cpu")):
@@ -49,7 +36,7 @@ def main():
     common.report(args, rows, steps=args.steps, others=loads)
 
 
-def summary(trainers, _):
+def summary(_, trainers, __):
     """One job in numbers: seconds, means over steps and trainers; and rows after the first step."""
     mean = {name: statistics.mean(statistics.mean(t[name]) for t in trainers) for name in ("step", "cpu")}
     common.say(", ".join(f"{name} {1e3 * value:.4g} ms" for name, value in mean.items()))

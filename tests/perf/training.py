@@ -10,11 +10,9 @@ included, is polled (``host_jobs.Usage``), and times are not reported because po
 """
 
 import statistics
-import sys
 
 import common
 import host_jobs
-import namespaces
 
 MUST = {("S", 2): 2.0, ("products", 2): 2.5, ("S", 3): 1.5, ("products", 3): 1.5}
 MUST_START, MUST_MEMORY = 2.0, 1 / 0.6
@@ -30,30 +28,17 @@ def main():
     p.add_argument("--num_servers", type=int, choices=(0, 1), default=1, help="ours on each host; 0: trainers host")
     p.add_argument("--memory", action="store_true", help="measure memory in place of time")
     args = p.parse_args()
-    if namespaces.missing():
-        sys.exit(f"two hosts are needed: {namespaces.missing()}")
     layers = len(args.fanouts.split(","))
     steps = args.steps or STEPS[args.graph, layers]
-    systems = [common.OURS, *(["dgl", "graphbolt"] if common.dgl_python() else [])]
-    with namespaces.Hosts(2) as hosts:
-
-        def side(system):
-            def run():
-                options = {"fanouts": args.fanouts, "steps": steps, "memory": args.memory}
-                if system == common.OURS:
-                    options["num_servers"] = args.num_servers
-                return summary(*host_jobs.run(hosts, system, "train", args.dir / args.graph, args.graph, **options))
-
-            return run
-
-        for system in systems if not args.memory else ():
-            side(system)()  # compile the kernels, warm the page cache
-        found, loads = common.alternate({system: side(system) for system in systems}, args.rounds, args.quiet)
+    options = {"fanouts": args.fanouts, "steps": steps, "memory": args.memory}
+    ours = {"num_servers": args.num_servers}
+    peers = ["dgl", "graphbolt"]
+    found, loads = host_jobs.alternate(args, "train", peers, summary, ours, rehearse=not args.memory, **options)
     make = memory_rows if args.memory else time_rows
     common.report(args, make(args, layers, found), fanouts=args.fanouts, steps=steps, others=loads)
 
 
-def summary(trainers, memory):
+def summary(_, trainers, memory):
     """One job in numbers: means over steps, the first of an epoch among them, and over trainers; seconds and bytes."""
     mean = {name: statistics.mean(statistics.mean(t[name]) for t in trainers) for name in ("step", *PARTS)}
     mean["median step"] = statistics.mean(statistics.median(t["step"]) for t in trainers)
