@@ -173,7 +173,8 @@ def requeue() -> NoReturn:
     """
     session = current()
     signals.signal(signals.SIGTERM, signals.SIG_IGN)
-    first, asks = session.rank == 0, session.world.config.requeue == "auto"
+    first = session.rank == 0
+    asks = session.world.config.requeue == "auto"
     exit_client()
     if first:
         _have_requeued() if asks else get_logger().info("ends with status %d to be started again", STATUS)
@@ -182,7 +183,8 @@ def requeue() -> NoReturn:
 
 def _have_requeued() -> None:
     """Ask Slurm, and say what comes of it."""
-    job, scontrol = config.slurm_job(), shutil.which("scontrol")
+    job = config.slurm_job()
+    scontrol = shutil.which("scontrol")
     again = f"the script ends with status {STATUS}: whoever started it can start it again"
     if job is None or scontrol is None:
         why = "this is no job of Slurm" if job is None else "there is no scontrol on PATH"

@@ -103,8 +103,8 @@ class Save:
         writer.come(main, self.doing, directory.parent)
         reports = main.gather(self.doing, mine)
         _check_one_name([report["name"] for report in reports])
-        word, saved_job = reports[0]["word"], reports[0]["job"]
-        self._manifest = Manifest(word, 0, tree, saved_job, tensors, rows, own=[], files=[])
+        first = reports[0]
+        self._manifest = Manifest(first["word"], 0, tree, first["job"], tensors, rows, own=[], files=[])
         self._copies = copies
         self._copying = None if copies is None else Copying()
         try:

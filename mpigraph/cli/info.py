@@ -83,7 +83,8 @@ def _collect(exchange: Exchange, part_config: str) -> dict[str, Any]:
 def _part(files: PartFiles, part: int) -> dict[str, Any]:
     """What is to be told of one part; reads its edges."""
     config = files.config
-    book, schema = config.book, config.schema
+    book = config.book
+    schema = config.schema
     files.check(part)
     halo = {}
     cut_edges = 0
@@ -103,7 +104,8 @@ def _part(files: PartFiles, part: int) -> dict[str, Any]:
 
 def _graph(config: PartConfig) -> dict[str, Any]:
     """What is to be told of the graph, from its configuration."""
-    book, schema = config.book, config.schema
+    book = config.book
+    schema = config.schema
     keys = [schema.relation_key(r) for r in range(len(schema.relations))]
     return {
         "path": str(config.path),
@@ -120,7 +122,8 @@ def _graph(config: PartConfig) -> dict[str, Any]:
 
 def _quality(config: PartConfig, cut_edges: int) -> dict[str, Any]:
     """Edge cut and balance; of classes of nodes only the report of the partitioning knows the balance."""
-    book, schema = config.book, config.schema
+    book = config.book
+    schema = config.schema
     num_edges = sum(book.num_edges(r) for r in range(len(schema.relations)))
     balance = {}
     for t, ntype in enumerate(schema.ntypes):
