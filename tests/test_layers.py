@@ -231,7 +231,7 @@ GOOD = [
     (wrong_third_parties, "compat/x.py", "from importlib import import_module"),
     (wrong_third_parties, "cli/main.py", "from importlib import import_module"),
     (pickling, "store/x.py", "np.load(path, allow_pickle=False)\nwindow.allgather()"),
-    (comm_world, "mpi/agree.py", "def job_comm():\n    MPI.COMM_WORLD.Barrier()"),
+    (comm_world, "mpi/world.py", "def job_comm():\n    MPI.COMM_WORLD.Barrier()"),
     (forbidden_words, "cli/x.py", "print(1)"),
     (environment, "config.py", "import os\nos.environ['A']"),
 ]
