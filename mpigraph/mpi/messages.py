@@ -38,6 +38,7 @@ from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import describe, no_way_back
 from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
+from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.wait import BULK, IN_ROUND, TRANSFER, Backoff, Policy, wait
 from mpigraph.mpi.world import World
 
@@ -194,7 +195,7 @@ class RequestServer:
 
     def drain(self, world: World, what: str) -> None:
         """Send what is still being sent, at the end: every asker has asked, and receives its reply."""
-        with world.watch(what):
+        with UNINTERRUPTED, world.watch(what):
             backoff = Backoff()
             while self.progress() or self.outstanding:
                 backoff.pause(TRANSFER)
