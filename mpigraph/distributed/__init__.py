@@ -1,6 +1,6 @@
 """DGL's distributed namespace on MPI."""
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from mpigraph.dataloading.collators import EdgeCollator, NodeCollator
 from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
@@ -14,7 +14,6 @@ from mpigraph.distgraph.partition_book import (
     PartitionPolicy,
     RangePartitionBook,
 )
-from mpigraph.distgraph.partitioning import load_partition, load_partition_book, load_partition_feats, partition_graph
 from mpigraph.distgraph.sampled_graph import in_subgraph, sample_etype_neighbors, sample_neighbors
 from mpigraph.distgraph.split import edge_split, node_split
 from mpigraph.distgraph.tensor import DistTensor
@@ -57,7 +56,18 @@ __all__ = [
     "sample_neighbors",
 ]
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from mpigraph.distgraph.partitioning import (
+        load_partition,
+        load_partition_book,
+        load_partition_feats,
+        partition_graph,
+    )
+else:
 
-    def __getattr__(name: str) -> NoReturn:
+    def __getattr__(name: str) -> Any:
+        if name in ("load_partition", "load_partition_book", "load_partition_feats", "partition_graph"):
+            from mpigraph.distgraph import partitioning  # with all formats of graphs: training does not need them
+
+            return getattr(partitioning, name)
         raise missing(__name__, name)
