@@ -56,7 +56,6 @@ class Store:
         world: the ranks.
         seed: the job's default for every draw.
         rows: the transports of far rows, and how windows are allocated.
-        measured: bytes a second of each transport, where they were measured at start.
         exchange: how sampling requests reach the owners of nodes.
         graphs: by name; :attr:`graph_of_number` the same by number.
         tensors: by number.
@@ -73,7 +72,6 @@ class Store:
         "exchange",
         "graph_of_number",
         "graphs",
-        "measured",
         "rows",
         "seed",
         "tensors",
@@ -101,7 +99,7 @@ class Store:
         self._next = 0
         try:
             self.rows = RowService(world)
-            self.measured = choose_transport(self.rows)
+            choose_transport(self.rows)
             self.exchange: Any = None if open_exchange is None else open_exchange(self)
         except MPIGraphError:  # on every rank
             world.close()
