@@ -52,7 +52,7 @@ class Config:
         sampling: how sampling requests travel: the name of an exchange, which ``sampling/exchanges.py`` lists and
             checks, or "auto" to choose by the number of ranks.
         self_test: 1 to try windows at start in a job of several nodes (see ``rows/self_test.py``), 0 to trust them.
-        keep_memory: 1 to keep freed blocks for the next minibatch (see ``session/malloc.py``), 0 to return them.
+        keep_memory: 1 to keep freed blocks for the next minibatch (see ``memory.py``), 0 to return them.
         log_level: a level name of :mod:`logging`, in capitals or not.
         part_config: the partition configuration of graphs opened without naming one.
         num_servers: servers on each node.

@@ -1,6 +1,7 @@
 """Sizes of memory, and how much is free: on this node, and in the job's control groups (Slurm's ``--mem``)."""
 
 import ctypes
+import platform
 import re
 import resource
 from contextlib import suppress
@@ -14,6 +15,7 @@ __all__ = [
     "free_memory",
     "give_back",
     "held_memory",
+    "keep_freed_memory",
     "unheld_on_node",
 ]
 
@@ -121,3 +123,32 @@ def _free_in_group(
         return None
     cached = max(int(stat.get(cached_name, 0)) - int(stat.get(shared_name, 0)), 0)
     return max(limit - usage + cached, 0), limit
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+"""``M_TRIM_THRESHOLD``, ``M_MMAP_THRESHOLD`` and ``M_ARENA_MAX`` of glibc's ``malloc.h``."""
+
+_LARGEST = 1 << 30
+"""Blocks of more bytes than this are still given back, such as features of a whole graph."""
+
+_LARGEST_BEFORE = 32 << 20
+"""The most that older glibc accepts."""
+
+
+def keep_freed_memory() -> bool:
+    """Let the allocator keep freed blocks of up to 1 GiB in this process.
+
+    Threads that start later allocate from the same pool, since a pool of a thread's own gives back what is large.
+    The process then holds on to the most memory that it used at a time in such blocks.
+
+    Returns:
+        Whether the C library could be told; only glibc can.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
+    mallopt.restype = ctypes.c_int
+    if not any(mallopt(_MMAP_THRESHOLD, largest) for largest in (_LARGEST, _LARGEST_BEFORE)):
+        return False  # the other settings alone would do harm: they freeze this threshold where it is
+    return bool(mallopt(_TRIM_THRESHOLD, 2 * _LARGEST - 1)) and bool(mallopt(_ARENA_MAX, 1))

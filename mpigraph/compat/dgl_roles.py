@@ -7,9 +7,8 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE
 from mpigraph.session import context
-from mpigraph.session.context import current
+from mpigraph.session.context import current, seed_in_memory
 from mpigraph.session.control import Operation
-from mpigraph.session.draws import seed_in_memory
 
 __all__ = [
     "BACKEND_NAME",

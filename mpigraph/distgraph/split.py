@@ -17,9 +17,9 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, MaskLengthError, PartitionError, TensorMismatchError, check_integer
 from mpigraph.graphs.fields import EdgeType, as_tensor
 from mpigraph.metadata.schema import Schema
-from mpigraph.rows.mask_counts import MaskCounts
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.session.context import Session, current
+from mpigraph.store.derived import MaskCounts
 
 __all__ = ["edge_split", "node_split"]
 

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from mpi4py import MPI
+from torch.utils.data import get_worker_info
 
 from mpigraph import config as settings
 from mpigraph.collective import Strict, collective
@@ -25,6 +26,7 @@ from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, No
 from mpigraph.kernels import compile_missing
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
+from mpigraph.memory import keep_freed_memory
 from mpigraph.mpi.abort import abort, exit_status, guard, unguard
 from mpigraph.mpi.agree import everywhere, together
 from mpigraph.mpi.compat import library_version, may_lose_messages
@@ -38,8 +40,6 @@ from mpigraph.sampling.exchanges import open_exchange
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.control import Control, Operation
-from mpigraph.session.draws import fork_key, next_in_memory
-from mpigraph.session.malloc import keep_freed_memory
 from mpigraph.session.server import serve
 from mpigraph.session.torch_waits import TorchWaits
 from mpigraph.store.store import Store
@@ -50,10 +50,12 @@ __all__ = [
     "Session",
     "check_seed",
     "current",
+    "default_seed",
     "exit_client",
     "initialize",
     "is_initialized",
     "job_seed",
+    "seed_in_memory",
 ]
 
 _LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
@@ -65,7 +67,67 @@ _NOT_STARTED = (
 _ENDED = "the job was ended by exit_client()"
 CREATING = "creating a loader"
 
+_NUMBERS = 2**63 - 1
+_IN_MEMORY = 0x3E3  # separates draws in memory from those of jobs and of loaders with the same seed
 _CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
+
+
+class _Process:
+    """The randomness of this process, for draws from graphs in memory, which belong to no job.
+
+    A script may make a new graph in each step. So draws take a number from torch's generator, as torch's own random
+    functions do: two calls differ, ``torch.manual_seed`` repeats them, checkpoints hold where it is, and each worker of
+    torch's ``DataLoader`` has another one.
+
+    Attributes:
+        forks: how often this process was forked.
+        path: the number of the fork, of each process from the first to this one.
+        generator: gives the draws from graphs in memory their numbers.
+        seed: what :func:`seed_in_memory` was told, or None.
+    """
+
+    forks = 0
+    path: tuple[int, ...] = ()
+    generator: torch.Generator = torch.default_generator
+    seed: int | None = None
+
+    @classmethod
+    def before_fork(cls) -> None:
+        cls.forks += 1
+
+    @classmethod
+    def in_child(cls) -> None:
+        cls.path = (*cls.path, cls.forks)
+        cls.forks = 0
+
+
+os.register_at_fork(before=_Process.before_fork, after_in_child=_Process.in_child)
+
+
+def fork_key() -> int:
+    """Return a number that differs between a process and its forks, so that they do not draw the same.
+
+    In a worker of torch's ``DataLoader`` it is the worker's seed, which is new in each epoch.
+    """
+    worker = get_worker_info()
+    return int(combine(0, *_Process.path)) if worker is None else int(worker.seed)
+
+
+def seed_in_memory(value: int) -> None:
+    """Make draws and loaders of graphs in memory depend on a seed in place of torch's generator."""
+    _Process.generator = torch.Generator().manual_seed(value)
+    _Process.seed = value
+
+
+def default_seed(of_job: int) -> int:
+    """Return the seed of loaders of graphs in memory that are told none; ``of_job`` unless there is another."""
+    return of_job if _Process.seed is None else _Process.seed
+
+
+def next_in_memory(of_job: int) -> RandomContext:
+    """Return what the next draw from a graph in memory depends on, outside loaders; ``of_job`` is the job's seed."""
+    number = torch.randint(_NUMBERS, (), generator=_Process.generator, device="cpu")
+    return RandomContext(int(combine(default_seed(of_job), _IN_MEMORY, fork_key())), int(number))
 
 
 class BackgroundLoop(ABC):

@@ -8,6 +8,7 @@ Rows that are written later, in whichever way, count from the next collective ca
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -20,14 +21,29 @@ from mpigraph.kernels.masked import list_allowed
 from mpigraph.kernels.temporal import sort_rows
 from mpigraph.kernels.weighted import alias_tables
 from mpigraph.mpi.messages import NotOpenHere, exchange_rows, sum_over_ranks
+from mpigraph.mpi.wait import IN_ROUND, wait
+from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.window import RowWindow
 from mpigraph.store.topology import Topology
 
-__all__ = ["EdgeTimes", "EdgeWeights", "SortedEdges", "VersionedTables", "WeightTables"]
+__all__ = [
+    "EdgeTimes",
+    "EdgeWeights",
+    "MaskCounts",
+    "SortedEdges",
+    "VersionedTables",
+    "WeightTables",
+    "block_bounds",
+    "count_masks",
+    "is_mask",
+]
 
 Tables = TypeVar("Tables")
 _Windows = tuple[RowWindow, ...]
+_BLOCKS = 1 << 12  # of all hosts together
+_ROWS = 1 << 4  # of a block, at least, where a host has more than one
+_MASKS = ("bool", "uint8", "int8")
 
 
 class VersionedTables(ABC, Generic[Tables]):
@@ -306,3 +322,94 @@ class EdgeTimes(VersionedTables[SortedEdges]):
         answers, _ = exchange_rows(world.comm, known, coming)
         times: I64 = answers[:, 0][place]
         return times
+
+
+class MaskCounts:
+    """The counts of one mask.
+
+    Attributes:
+        bounds: int64[H, B + 1]; block b of host h has the rows ``[bounds[h, b], bounds[h, b + 1])``.
+        counts: int64[H, B], how many of them are not zero.
+    """
+
+    __slots__ = ("_mask", "_version", "bounds", "counts")
+
+    def __init__(self, mask: RowTensor, bounds: I64, counts: I64, version: int) -> None:
+        self.bounds = bounds
+        self.counts = counts
+        self._mask = mask
+        self._version = version
+
+    @classmethod
+    def unprepared(cls, topology: object, mask: RowTensor) -> "MaskCounts":
+        """Return counts that are stale."""
+        return cls(mask, np.empty((0, 1), np.int64), np.empty((0, 0), np.int64), -1)
+
+    @property
+    def stale(self) -> bool:
+        """Whether rows were written since they were counted; the same on every rank."""
+        return self._version != self._mask.version
+
+    @property
+    def current(self) -> bool:
+        """Whether the counts are those of the rows as this rank knows them."""
+        return not self.stale and not self._mask.written
+
+    def close(self) -> None:
+        """Do nothing: the counts lie in this rank's memory."""
+
+    def blocks(self, hosts: Sequence[int] | slice = slice(None)) -> tuple[I64, I64, I64]:
+        """The blocks of some hosts that have selected rows: first rows, rows behind them, counts, each int64[n]."""
+        firsts, lasts, counts = (
+            table[hosts].ravel() for table in (self.bounds[:, :-1], self.bounds[:, 1:], self.counts)
+        )
+        some = counts > 0
+        return firsts[some], lasts[some], counts[some]
+
+
+def is_mask(tensor: RowTensor) -> bool:
+    """Whether the rows of a tensor may select nodes or edges, at a byte each."""
+    return len(tensor.shape) == 1 and tensor.dtype in _MASKS
+
+
+def block_bounds(offsets: I64) -> I64:
+    """int64[H, B + 1]: the rows of each host in as many blocks, which differ by a row at most.
+
+    Args:
+        offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.
+    """
+    rows = np.diff(offsets)
+    blocks = max(1, min(_BLOCKS // len(rows), int(rows.max()) // _ROWS))
+    bounds: I64 = offsets[:-1, None] + rows[:, None] * np.arange(blocks + 1) // blocks
+    return bounds
+
+
+@collective("world.comm")
+def count_masks(world: World, masks: Sequence[RowTensor]) -> list[MaskCounts]:
+    """Count the selected rows of some masks, the same ones on every rank."""
+    if not masks:
+        return []
+    bounds = [block_bounds(mask.window.offsets) for mask in masks]
+    blocks = sum(table.shape[1] - 1 for table in bounds)  # of a host
+    counted = np.empty((len(world.hosts), blocks), np.int64)
+    mine = np.empty(0, np.int64)
+    if world.is_host:
+        host = world.host_index
+        mine = np.concatenate(
+            [_count(mask.segment(host), table[host]) for mask, table in zip(masks, bounds, strict=True)]
+        )
+    of_ranks = np.zeros(world.size, np.int64)
+    of_ranks[world.hosts] = blocks
+    with world.watch("counting the selected rows of masks"):
+        wait(world.comm.Iallgatherv(mine, [counted, of_ranks]), IN_ROUND)
+    ends = np.cumsum([table.shape[1] - 1 for table in bounds])[:-1]
+    return [
+        MaskCounts(mask, table, counts, mask.version)
+        for mask, table, counts in zip(masks, bounds, np.split(counted, ends, axis=1), strict=True)
+    ]
+
+
+def _count(rows: Array, bounds: I64) -> I64:
+    ends = (bounds - bounds[0]).tolist()
+    found = [np.count_nonzero(rows[begin:end] != 0) for begin, end in pairwise(ends)]
+    return np.array(found, np.int64)

@@ -14,7 +14,6 @@ from mpigraph.errors import ClosedError, MPIGraphError, PartitionError
 from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.messages import NotOpenHere
 from mpigraph.mpi.world import World
-from mpigraph.rows.mask_counts import MaskCounts, count_masks, is_mask
 from mpigraph.rows.row_cache import RowCache, slots_for
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
@@ -24,7 +23,7 @@ from mpigraph.storage.contents import PartFiles, read_rows
 from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
-from mpigraph.store.derived import VersionedTables
+from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
 from mpigraph.store.host_ranges import check_name, check_same
 from mpigraph.store.topology import InMemoryTopology, Topology
 

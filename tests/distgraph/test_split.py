@@ -14,10 +14,10 @@ from mpigraph.errors import InvalidArgumentError, MaskLengthError
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
-from mpigraph.rows import mask_counts
-from mpigraph.rows.mask_counts import MaskCounts, block_bounds
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.session.context import current
+from mpigraph.store import derived
+from mpigraph.store.derived import MaskCounts, block_bounds
 
 NO_MASK: None = None
 MASKS = {
@@ -210,7 +210,7 @@ def test_a_mask_is_counted_anew_when_it_was_written(job: SharedJob, oracle, monk
 def test_masks_that_came_with_the_graph_are_counted_when_it_is_loaded(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     state = current().store
-    masks = [t for t in state.tensors.values() if mask_counts.is_mask(t)]
+    masks = [t for t in state.tensors.values() if derived.is_mask(t)]
     assert masks
     for t in masks:
         counts = state.derived(MaskCounts, t.number)

@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.memory import keep_freed_memory
 from mpigraph.nn import Dropout, dropout, relu_dropout
 from mpigraph.session import context
-from mpigraph.session.malloc import keep_freed_memory
 
 LARGE = 400, 501  # an odd number of elements in the last draw
 
