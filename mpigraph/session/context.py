@@ -163,6 +163,28 @@ class Session:
         saver: saves checkpoints, once there was one.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_drawing",
+        "_main",
+        "_thread",
+        "arguments",
+        "closing",
+        "control",
+        "handles",
+        "left",
+        "loaders",
+        "loaders_begun",
+        "loops",
+        "num_draws",
+        "num_loaders",
+        "num_threads",
+        "pool",
+        "saver",
+        "store",
+        "unnamed",
+        "world",
+    )
     running: ClassVar["Session | None"] = None
 
     def __init__(self, store: Store, control: Control, num_threads: int = 1) -> None:

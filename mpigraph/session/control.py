@@ -120,6 +120,8 @@ _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
 class Control:
     """The control calls of one rank. Runs on ``world.comm``, on the main thread."""
 
+    __slots__ = ("_calls", "_dropped", "_nobody", "_pending", "_store", "_world")
+
     @collective("store.world.comm")
     def __init__(self, store: Store) -> None:
         self._store = store
