@@ -48,6 +48,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
@@ -58,12 +59,12 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.log import get_logger
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.progress_thread import Progress
-from mpigraph.mpi.wait import BLOCKED
+from mpigraph.mpi.wait import BLOCKED, PEERS_COMPUTE, Backoff
 from mpigraph.mpi.watchdog import Meeting
 from mpigraph.process_group.calls import Call, Calls
-from mpigraph.process_group.point_to_point import finish_messages, receive, send
 from mpigraph.process_group.tensors import (
     apart,
     check,
@@ -157,6 +158,105 @@ def _untraced(cls: Class) -> Class:
             if hasattr(function, "__code__"):
                 eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
     return cls
+
+
+class _Receive:
+    """A receive whose message may be longer than its tensor: a request, for coroutines.
+
+    Open MPI 5.0 itself ends the job where such a message is too long to be sent at once (some kilobytes).
+    """
+
+    def __init__(self, name: str, nbytes: int, request: MPI.Request) -> None:
+        self._name, self._nbytes, self._request = name, nbytes, request
+
+    def Test(self, status: MPI.Status) -> bool:
+        """Return whether the message is here.
+
+        Raises:
+            InvalidArgumentError: it is longer.
+        """
+        try:
+            return self._request.Test(status)
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+            raise InvalidArgumentError(
+                f"{self._name}: a message has more than the {self._nbytes} bytes of the tensor"
+            ) from None
+
+    def Cancel(self) -> None:
+        """Give it up."""
+        self._request.Cancel()
+
+
+def _send(comm: MPI.Comm, tensor: Tensor, to: int, tag: int) -> Coroutine[None]:
+    """Send the values of a tensor."""
+    check("send", tensor)
+    yield comm.Isend(words(flat(tensor)), to, tag)
+
+
+def _receive(name: str, comm: MPI.Comm, tensor: Tensor, source: int, tag: int) -> Coroutine[int]:
+    """Receive the values of a tensor and return who has sent them.
+
+    Raises:
+        InvalidArgumentError: the message has not the size of the tensor; says ``name``.
+    """
+    check("recv", tensor)
+    vector = flat(tensor)
+    array = words(vector)
+    status = yield _Receive(name, array.nbytes, comm.Irecv(array, source, tag))  # type: ignore[misc]
+    sender, nbytes = status.Get_source(), status.Get_count(MPI.BYTE)
+    if nbytes != array.nbytes:
+        raise InvalidArgumentError(f"{name}: rank {sender} sent {nbytes} bytes, the tensor has {array.nbytes}")
+    refill(tensor, vector)
+    return sender
+
+
+def _drop(message: MPI.Message, nbytes: int) -> Coroutine[None]:
+    yield message.Irecv([np.empty(nbytes, np.uint8), MPI.BYTE])
+
+
+@collective("comm")
+def _finish_messages(
+    comm: MPI.Comm, sends: Sequence[Task[Any]], receives: Sequence[Task[Any]], seconds: float, trainers: Sequence[int]
+) -> None:
+    """Complete messages between ranks that begin no more of them.
+
+    A receive that nothing has come for is given up after some seconds. A message that is not received is received here
+    and dropped, with a warning: else its sender would wait for ever.
+
+    Args:
+        comm: carries them.
+        sends: the sends of this rank that are not complete.
+        receives: its receives.
+        seconds: how long a message may be on its way.
+        trainers: the numbers of the ranks, for messages.
+    """
+    status = MPI.Status()
+    tasks, lost = [*sends, *receives], list[str]()
+    end, backoff = time.monotonic() + seconds, Backoff()
+    everyone: MPI.Request | None = None
+    while everyone is None or not everyone.Test():
+        moved = any([task.advance() for task in tasks])
+        if (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+            nbytes = status.Get_count(MPI.BYTE)
+            tasks.append(Task(_drop(message, nbytes), "a message that is dropped"))
+            lost.append(f"{nbytes} bytes from trainer {trainers[status.Get_source()]} (tag {status.Get_tag()})")
+            moved = True
+        tasks = [task for task in tasks if not task.done]
+        if not tasks and everyone is None:
+            everyone = comm.Ibarrier()
+        elif time.monotonic() > end:
+            end = float("inf")
+            for task in receives:
+                task.cancel()
+        if moved:
+            backoff.reset()
+        else:
+            backoff.pause(PEERS_COMPUTE)
+    if lost:
+        shown = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
+        get_logger().warning("%d message(s) were never received and are dropped: %s", len(lost), shown)
 
 
 @_untraced
@@ -614,12 +714,12 @@ class MPIProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> MPIWork:
         """``torch.distributed.send``; the receiver must receive."""
-        return self._begin(f"{_SEND} {to}", send(self.comm, tensors[0], to, tag), [], None)
+        return self._begin(f"{_SEND} {to}", _send(self.comm, tensors[0], to, tag), [], None)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MPIWork:
         """``torch.distributed.recv``; the sender must send exactly as many bytes as the tensor has."""
         name = f"{_RECEIVE} {'anyone' if source == MPI.ANY_SOURCE else source}"
-        return self._begin(name, receive(name, self.comm, tensors[0], source, tag), tensors, None)
+        return self._begin(name, _receive(name, self.comm, tensors[0], source, tag), tensors, None)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
         """:meth:`recv` from whoever sends."""
@@ -641,7 +741,7 @@ class MPIProcessGroup(dist.ProcessGroup):
             sends = [task for task in tasks if task.name.startswith(_SEND)]
             with self._meeting(_REST):
                 finish([task for task in tasks if not task.name.startswith((_RECEIVE, _SEND))], BLOCKED)
-                finish_messages(self.comm, sends, receives, _ARRIVING, self._trainers)
+                _finish_messages(self.comm, sends, receives, _ARRIVING, self._trainers)
             self._callbacks.shutdown(wait=False)
             comm, self._comm = self._comm, MPI.COMM_NULL
             self._calls.close()
