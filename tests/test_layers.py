@@ -264,3 +264,33 @@ def test_a_graph_in_memory_is_a_store_like_any_other() -> None:
     assert [path for path, source in FILES.items() if "SimpleNamespace" in source] == []
     rooms = [source for path, source in FILES.items() if {"sampling", "distgraph"} & set(Path(path).parts)]
     assert rooms and not any("is_alone" in source or "InMemoryTopology" in source for source in rooms)
+
+
+# Names of others: of the operating system, of DGL, PyG and Numba, whose classes are used or imitated.
+FOREIGN = {"_exit", "_client", "_metis", "_num_nodes", "_num_edges", "_out_feats", "_cache"}
+MOST_PRIVATE = 50
+
+
+def private_names() -> set[str]:
+    """Private names that the library gives to functions, classes, variables and attributes."""
+    names: set[str] = set()
+    for source in FILES.values():
+        for node in ast.walk(parsed(source)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    return {name for name in names if name.startswith("_") and not name.startswith("__")} - FOREIGN
+
+
+def test_tests_seldom_look_at_private_attributes() -> None:
+    names, uses = private_names(), list[str]()
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in names
+                and ast.unparse(node.value) not in ("self", "cls")
+            ):
+                uses.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert len(uses) <= MOST_PRIVATE, "\n".join(uses)

@@ -22,7 +22,7 @@ from mpigraph.trace import clock
 __all__ = ["Saver", "saver_of"]
 
 _NICE = 10
-_SHARE = 0.08  # of a core: others may want it all, and where all trainers write that is what training loses
+SHARE = 0.08  # of a core: others may want it all, and where all trainers write that is what training loses
 _KEPT = 1000  # copies of one size: what a save needs, the next one needs again
 _LOOP = 0  # channels, the other loops of a session, have numbers from 1 on
 
@@ -112,28 +112,33 @@ class Pace:
 
     A low priority alone does not see to that: who wants the core is often asleep, waiting for a peer that waits for a
     core. So the thread rests after each piece of work. What it waits for the disk is rest as well.
+
+    Attributes:
+        urgent: set once somebody waits, and it need not rest.
+        begun: when its piece of work began, by the clock.
+        worked: the processor time of the thread then.
     """
 
     def __init__(self) -> None:
-        self._urgent = threading.Event()
-        self._begin = self._worked = 0.0
+        self.urgent = threading.Event()
+        self.begun = self.worked = 0.0
 
     def step_back(self) -> None:
         """Begin: whoever wants this thread's core gets it."""
         if sys.platform == "linux":  # where threads have priorities of their own
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        self._begin, self._worked = clock(), time.thread_time()
+        self.begun, self.worked = clock(), time.thread_time()
 
     def pause(self) -> None:
         """Rest from what was done since the last call."""
-        took, worked = clock() - self._begin, time.thread_time() - self._worked
-        self._urgent.wait(max(0.0, worked / _SHARE - took))
-        self._begin, self._worked = clock(), time.thread_time()
+        took, worked = clock() - self.begun, time.thread_time() - self.worked
+        self.urgent.wait(max(0.0, worked / SHARE - took))
+        self.begun, self.worked = clock(), time.thread_time()
 
     def hurry(self) -> None:
         """Rest no more: somebody waits. Called by another thread."""
-        self._urgent.set()
+        self.urgent.set()
 
 
 def saver_of(session: Session) -> Saver:

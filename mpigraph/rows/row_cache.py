@@ -10,7 +10,8 @@ Only rows that nobody writes are kept. What a trainer has in its slots is of one
 while that is the tensor's version, and it is forgotten when it is not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from mpi4py import MPI
@@ -97,6 +98,29 @@ def free_for_caches(world: World) -> int:
     return min((size for size in found if size is not None), default=0)
 
 
+@dataclass
+class SlotTable:
+    """The slots of a node's trainers in shared memory. One trainer fills a slot, and all read it.
+
+    Attributes:
+        hint: int32[rows], the slot that may have a row.
+        row_of: int64[slots], the row that a slot has, or -1.
+        times: int32[slots], how often a slot was given to a row.
+        versions: int64[trainers], the version of the tensor that a trainer's slots have rows of.
+        words: [slots, words of a row], the rows as unsigned integers.
+        alone: whether the node has one trainer.
+        fence: makes what others have written visible, and the other way round.
+    """
+
+    hint: I32
+    row_of: I64
+    times: I32
+    versions: I64
+    words: Array
+    alone: bool
+    fence: Callable[[], None]
+
+
 class RowCache:
     """Copies of some rows of one tensor.
 
@@ -107,6 +131,7 @@ class RowCache:
         rows: the tensor.
         per_trainer: slots that each trainer of this node gives to rows.
         nbytes: memory of the node that all of them take once they are full.
+        slots: those of the node.
     """
 
     @collective("world.comm")
@@ -153,22 +178,25 @@ class RowCache:
         hint, row_of, times, versions, table = (
             memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)
         )
-        self._hint: I32 = hint.view(np.int32)
-        self._row_of: I64 = row_of.view(np.int64)
-        self._times: I32 = times.view(np.int32)
-        self._versions: I64 = versions.view(np.int64)
-        self._table = as_words(table.view(window.dtype).reshape(slots, *window.row_shape))
+        self.slots = SlotTable(
+            hint.view(np.int32),
+            row_of.view(np.int64),
+            times.view(np.int32),
+            versions.view(np.int64),
+            as_words(table.view(window.dtype).reshape(slots, *window.row_shape)),
+            alone=trainers == 1,
+            fence=self._win.Sync,
+        )
         self._me = world.local_trainer if world.is_trainer else 0
         self._mine = new_slots(self._me * per_trainer, per_trainer if world.is_trainer else 0, ahead)
         if allocates:
-            self._hint[:] = 0
-            self._row_of[:] = -1
-            self._times[:] = 0
-            self._versions[:] = _NO_VERSION
-        self._win.Sync()
+            self.slots.hint[:] = 0
+            self.slots.row_of[:] = -1
+            self.slots.times[:] = 0
+            self.slots.versions[:] = _NO_VERSION
+        self.slots.fence()
         world.comm.Barrier()
-        self._win.Sync()
-        self._alone = trainers == 1
+        self.slots.fence()
 
     def refresh(self) -> bool:
         """Forget rows that were written since they were read; return whether rows may be kept and found now.
@@ -179,29 +207,29 @@ class RowCache:
         if rows.written:
             self.forget()
             return False
-        if self._versions[self._me] != rows.version:
+        if self.slots.versions[self._me] != rows.version:
             self.forget()
-            self._versions[self._me] = rows.version
-            self._win.Sync()
+            self.slots.versions[self._me] = rows.version
+            self.slots.fence()
         return True
 
     def forget(self) -> None:
         """Empty this trainer's slots."""
-        if self._versions[self._me] == _NO_VERSION:
+        if self.slots.versions[self._me] == _NO_VERSION:
             return
-        self._versions[self._me] = _NO_VERSION
+        self.slots.versions[self._me] = _NO_VERSION
         first = int(self._mine.first[0])
         used = slice(first, first + self.used)
-        self._row_of[used] = -1
-        self._times[used] += 1
+        self.slots.row_of[used] = -1
+        self.slots.times[used] += 1
         empty(self._mine)
-        self._win.Sync()
+        self.slots.fence()
 
     @property
     def table(self) -> Array:
         """The rows in all slots, [slots, *row_shape]; what nobody gave to a row is undefined. Not to be written to."""
         window = self.rows.window
-        return self._table.view(window.dtype).reshape(len(self._table), *window.row_shape)
+        return self.slots.words.view(window.dtype).reshape(len(self.slots.words), *window.row_shape)
 
     @property
     def used(self) -> int:
@@ -217,7 +245,7 @@ class RowCache:
 
         ``fresh`` (bool[n]): no minibatch that was announced reads the row before.
         """
-        note_reads(rows, fresh, batch, self._hint, self._row_of, self._mine)
+        note_reads(rows, fresh, batch, self.slots.hint, self.slots.row_of, self._mine)
 
     def begin_choosing(self) -> None:
         """From now on :meth:`keep` gives up slots; who reads what they have is announced after this."""
@@ -233,15 +261,15 @@ class RowCache:
         if self.per_trainer == 0:
             slots[:] = -1
             return slots, slots
-        valid = self._versions == self.rows.version
-        if self._alone:
-            find_slots(rows, self._hint, self._row_of, valid, self.per_trainer, slots)
+        valid = self.slots.versions == self.rows.version
+        if self.slots.alone:
+            find_slots(rows, self.slots.hint, self.slots.row_of, valid, self.per_trainer, slots)
             return slots, slots
         seen = np.empty(len(rows), np.int32)
-        note_times(rows, self._hint, self._times, slots, seen)
-        self._win.Sync()  # a slot that is given away, and back, from here on has been given more often
-        confirm_slots(rows, self._row_of, valid, self.per_trainer, slots)
-        self._win.Sync()
+        note_times(rows, self.slots.hint, self.slots.times, slots, seen)
+        self.slots.fence()  # a slot that is given away, and back, from here on has been given more often
+        confirm_slots(rows, self.slots.row_of, valid, self.per_trainer, slots)
+        self.slots.fence()
         return slots, seen
 
     def load(self, rows: I64, slots: I32, seen: I32, positions: I64, out: Array) -> I64:
@@ -257,14 +285,14 @@ class RowCache:
         Returns:
             int64[k], which of the rows were taken from their slots meanwhile: what was copied there is not they.
         """
-        load_slots(self._table, slots, positions, out.view(self._table.dtype))
-        if self._alone:
+        load_slots(self.slots.words, slots, positions, out.view(self.slots.words.dtype))
+        if self.slots.alone:
             return np.empty(0, np.int64)
-        self._win.Sync()
+        self.slots.fence()
         found = np.flatnonzero(slots >= 0)
         where = slots[found]
         lost = np.empty(len(found) + 1, np.int64)
-        count = changed(rows[found], where, seen[found], self._row_of, self._times, lost)
+        count = changed(rows[found], where, seen[found], self.slots.row_of, self.slots.times, lost)
         return found[lost[:count]]
 
     def keep(self, rows: I64, slots: I32, positions: I64, out: Array, batch: int, begin: int, ring_next: I32) -> None:
@@ -282,7 +310,7 @@ class RowCache:
         touch(rows, slots, batch, begin, ring_next, self._mine)
         given = np.empty(len(rows), np.int32)
         which = np.empty(len(rows), np.int64)
-        count = admit(rows, slots, begin, ring_next, self._row_of, self._times, self._mine, given, which)
+        count = admit(rows, slots, begin, ring_next, self.slots.row_of, self.slots.times, self._mine, given, which)
         if count:
             self._store(rows[which[:count]], given[:count], positions[which[:count]], out)
 
@@ -290,7 +318,7 @@ class RowCache:
         """Keep all of ``rows`` that had no slot, while there are free ones; arguments as of :meth:`keep`."""
         given = np.empty(len(rows), np.int32)
         which = np.empty(len(rows), np.int64)
-        count = take_free(rows, slots, self._hint, self._times, self._mine, given, which)
+        count = take_free(rows, slots, self.slots.hint, self.slots.times, self._mine, given, which)
         if count:
             self._store(rows[which[:count]], given[:count], positions[which[:count]], out)
 
@@ -306,10 +334,10 @@ class RowCache:
         self._store(rows[:count], given, positions[:count], out)
 
     def _store(self, rows: I64, given: I32, positions: I64, out: Array) -> None:
-        self._win.Sync()  # nobody finds what was in these slots any more, before it is overwritten
-        gather_rows(out.view(self._table.dtype), positions, given.astype(np.int64), self._table)
-        self._win.Sync()
-        publish(rows, given, self._hint, self._row_of)
+        self.slots.fence()  # nobody finds what was in these slots any more, before it is overwritten
+        gather_rows(out.view(self.slots.words.dtype), positions, given.astype(np.int64), self.slots.words)
+        self.slots.fence()
+        publish(rows, given, self.slots.hint, self.slots.row_of)
 
     @collective("world.comm")
     def close(self) -> None:

@@ -72,7 +72,7 @@ _IN_MEMORY = 0x3E3  # separates draws in memory from those of jobs and of loader
 _CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
 
 
-class _Process:
+class Process:
     """The randomness of this process, for draws from graphs in memory, which belong to no job.
 
     A script may make a new graph in each step. So draws take a number from torch's generator, as torch's own random
@@ -101,7 +101,7 @@ class _Process:
         cls.forks = 0
 
 
-os.register_at_fork(before=_Process.before_fork, after_in_child=_Process.in_child)
+os.register_at_fork(before=Process.before_fork, after_in_child=Process.in_child)
 
 
 def fork_key() -> int:
@@ -110,23 +110,23 @@ def fork_key() -> int:
     In a worker of torch's ``DataLoader`` it is the worker's seed, which is new in each epoch.
     """
     worker = get_worker_info()
-    return int(combine(0, *_Process.path)) if worker is None else int(worker.seed)
+    return int(combine(0, *Process.path)) if worker is None else int(worker.seed)
 
 
 def seed_in_memory(value: int) -> None:
     """Make draws and loaders of graphs in memory depend on a seed in place of torch's generator."""
-    _Process.generator = torch.Generator().manual_seed(value)
-    _Process.seed = value
+    Process.generator = torch.Generator().manual_seed(value)
+    Process.seed = value
 
 
 def default_seed(of_job: int) -> int:
     """Return the seed of loaders of graphs in memory that are told none; ``of_job`` unless there is another."""
-    return of_job if _Process.seed is None else _Process.seed
+    return of_job if Process.seed is None else Process.seed
 
 
 def next_in_memory(of_job: int) -> RandomContext:
     """Return what the next draw from a graph in memory depends on, outside loaders; ``of_job`` is the job's seed."""
-    number = torch.randint(_NUMBERS, (), generator=_Process.generator, device="cpu")
+    number = torch.randint(_NUMBERS, (), generator=Process.generator, device="cpu")
     return RandomContext(int(combine(default_seed(of_job), _IN_MEMORY, fork_key())), int(number))
 
 

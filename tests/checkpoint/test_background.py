@@ -35,26 +35,26 @@ def test_it_rests_for_the_share_that_it_does_not_take(pace: Pace) -> None:
     begin = time.perf_counter()
     work(0.02)
     pace.pause()
-    assert time.perf_counter() - begin >= 0.9 * 0.02 / background._SHARE  # two clocks
+    assert time.perf_counter() - begin >= 0.9 * 0.02 / background.SHARE  # two clocks
 
 
 def test_waiting_for_the_disk_is_rest(pace: Pace, monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
-    monkeypatch.setattr(pace._urgent, "wait", rests.append)
-    pace._begin -= 100  # in which it had next to no work
+    monkeypatch.setattr(pace.urgent, "wait", rests.append)
+    pace.begun -= 100  # in which it had next to no work
     pace.pause()
-    pace._worked -= 5
+    pace.worked -= 5
     pace.pause()
-    assert rests[0] == 0 and rests[1] == pytest.approx(5 / background._SHARE, rel=0.1)
+    assert rests[0] == 0 and rests[1] == pytest.approx(5 / background.SHARE, rel=0.1)
 
 
 def test_who_waits_makes_it_hurry(pace: Pace) -> None:
-    pace._worked -= 1000  # it has worked for so long
+    pace.worked -= 1000  # it has worked for so long
     thread = threading.Timer(0.05, pace.hurry)
     thread.start()
     begin = time.perf_counter()
     pace.pause()
-    pace._worked -= 1000
+    pace.worked -= 1000
     pace.pause()
     assert time.perf_counter() - begin < 100
     thread.join()

@@ -63,9 +63,9 @@ def write_typed(folder: Path, feat_dtype: Any) -> str:
 
 def anew(job: SharedJob, path: str, feat_dtype: Any) -> dist.DistGraph:
     """The graph in a job of its own, since one that is open keeps its features as they are."""
-    job._end()
+    job.end()
     _ = job.session
-    job._path = path
+    job.path = path
     return dist.DistGraph("rounded", part_config=path, feat_dtype=feat_dtype)
 
 
@@ -156,7 +156,7 @@ def test_rows_rounded_by_the_load_are_read_and_written(job: SharedJob) -> None:
 
 def test_what_cannot_be_is_an_error_on_every_rank(job: SharedJob) -> None:
     path = job.write(write, None, True)
-    job._end()
+    job.end()
     _ = job.session
 
     def opened(feat_dtype: Any) -> dist.DistGraph:
@@ -174,7 +174,7 @@ def test_what_cannot_be_is_an_error_on_every_rank(job: SharedJob) -> None:
         with pytest.raises(CollectiveError, match="with different arguments"):
             opened(("float16", "bfloat16")[min(job.rank, 1)])
     g = opened({"feat": "bfloat16", "weight": "float16"})
-    job._path = path
+    job.path = path
     assert g.edata["weight"].storage_dtype == torch.float16 and g.edata["wide"].storage_dtype == torch.float64
     with pytest.raises(InvalidArgumentError, match="edge weights 'weight' must be .*torch.float16"):
         dist.sample_neighbors(g, [0, 1], 2, prob="weight")

@@ -45,7 +45,7 @@ def test_trainers_of_a_node_find_each_others_rows(job: SharedJob, oracle) -> Non
     assert (out[found] == expected[found]).all() and (out[~found] == -1).all()
     g.barrier()
     if world.local_trainer == 0:  # gives its first slot to another row while somebody copies from it
-        cache._times[0] += 1
+        cache.slots.times[0] += 1
     g.barrier()
     lost = cache.load(far_rows, slots, seen, np.arange(len(far_rows)), out.view(words.dtype))
     if world.num_local_trainers > 1:
@@ -63,20 +63,20 @@ def test_a_slot_that_changes_hands_meanwhile_is_noticed(job: SharedJob, oracle) 
     made = session.control.call(Operation.OPEN_CACHES, groups=[[[rows.number], FEW]], ahead=1)
     cache: RowCache = made[rows.number]
     assert cache.refresh()
-    cache._alone = False
+    cache.slots.alone = False
     values = {3: 33, 5: 55}
 
     def give(row: int) -> list[Callable[[], None]]:
         def take() -> None:
-            cache._row_of[0] = -1
-            cache._times[0] += 1
+            cache.slots.row_of[0] = -1
+            cache.slots.times[0] += 1
 
         def store() -> None:
-            cache._table[0] = values[row]
+            cache.slots.words[0] = values[row]
 
         def tell() -> None:
-            cache._row_of[0] = row
-            cache._hint[row] = 1
+            cache.slots.row_of[0] = row
+            cache.slots.hint[row] = 1
 
         return [take, store, tell]
 
@@ -84,23 +84,23 @@ def test_a_slot_that_changes_hands_meanwhile_is_noticed(job: SharedJob, oracle) 
         def __init__(self, stops: Iterable[int]) -> None:
             self.steps, self.taken, self.stops = [*give(5), *give(3)], 0, iter(stops)
 
-        def Sync(self) -> None:
+        def fence(self) -> None:
             stop = next(self.stops)
             for step in self.steps[self.taken : stop]:
                 step()
             self.taken = max(stop, self.taken)
 
-    win, found = cache._win, 0
+    fence, found = cache.slots.fence, 0
     for stops in combinations_with_replacement(range(7), 3):
         for step in give(3):
             step()
-        cache._win = Window(stops)
-        out = np.zeros((1, cache._table.shape[1]), cache._table.dtype)
+        cache.slots.fence = Window(stops).fence
+        out = np.zeros((1, cache.slots.words.shape[1]), cache.slots.words.dtype)
         slots, seen = cache.find(np.array([3]))
         lost = cache.load(np.array([3]), slots, seen, np.array([0]), out)
         if slots[0] >= 0 and len(lost) == 0:
             found += 1
             assert (out == values[3]).all(), stops
     assert found > 0
-    cache._win = win
+    cache.slots.fence = fence
     session.control.call(Operation.FREE, numbers=[cache.number])

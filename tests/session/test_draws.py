@@ -23,10 +23,10 @@ NODES, DEGREE = 40, 20
 def unseeded() -> Iterator[None]:
     """Begin as a new process does, whatever other tests have seeded, and leave the generators so."""
     before = torch.get_rng_state()
-    context._Process.generator, context._Process.seed = torch.default_generator, None
+    context.Process.generator, context.Process.seed = torch.default_generator, None
     yield
     torch.set_rng_state(before)
-    context._Process.generator, context._Process.seed = torch.default_generator, None
+    context.Process.generator, context.Process.seed = torch.default_generator, None
 
 
 def ring() -> mg.HeteroGraph:

@@ -270,7 +270,7 @@ class SharedJob:
         self._transport = transport
         self._sampling = sampling
         self._session: Session | None = None
-        self._path = ""
+        self.path = ""
         self._test: Any = None
         self._trainers = MPI.COMM_NULL
         self.layout = layout
@@ -286,7 +286,7 @@ class SharedJob:
     def _start(self) -> bool:
         is_trainer = start(self._comm, self.layout, self._transport, self._sampling)
         if is_trainer:
-            self._session, self._path = Session.running, ""
+            self._session, self.path = Session.running, ""
             if self._trainers == MPI.COMM_NULL:
                 self._trainers = self._session.world.trainers.Dup()
         return is_trainer
@@ -318,10 +318,10 @@ class SharedJob:
 
     def open(self, part_config: str) -> dist.DistGraph:
         """Open a graph, in a new job if another one is open. Collective on the trainers."""
-        if self._path not in ("", part_config):
-            self._end()
+        if self.path not in ("", part_config):
+            self.end()
         _ = self.session
-        self._path = part_config
+        self.path = part_config
         return dist.DistGraph(Path(part_config).stem, part_config=part_config)
 
     def write(self, make: Callable[..., str], *args: Any) -> str:
@@ -362,16 +362,16 @@ class SharedJob:
         except MPIGraphError:
             clean = False
         if not clean:
-            self._end()
+            self.end()
 
-    def _end(self) -> None:
-        session, self._session, self._path = self._session, None, ""
+    def end(self) -> None:
+        session, self._session, self.path = self._session, None, ""
         if session is not None:
             end(session)
 
     def close(self) -> None:
         """End the job for good and let the servers go. Collective on the trainers."""
-        self._end()
+        self.end()
         self._another(False)
         self._trainers.Free()
 

@@ -6,7 +6,8 @@
 
 A host is a set of Linux namespaces: a network of its own with the address ``hosts.addresses[i]`` on the interface
 ``mpig``, a name ``mpig<i>`` that the others resolve, and a private ``/dev/shm``. The hosts hang on a bridge that has a
-namespace to itself, so that nothing of the machine's own network is touched.
+namespace to itself, so that nothing of the machine's own network is touched. ``Hosts(2, delay=0.002, rate=1e9)`` makes
+a slow network, by ``tc netem`` where the kernel has it, else by ``wire.py`` in place of the bridge.
 
 Nothing is left behind: when this process ends, however it does, a reaper ends every process on the hosts.
 
@@ -24,7 +25,9 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-INTERFACE = "mpig"  # of each host
+import wire
+from wire import INTERFACE
+
 SUBNET = "10.77.0."
 _TOOLS = ("ip", "mount", "nsenter", "setpriv", "unshare")
 _ENDS_WITH_US = ["setpriv", "--pdeathsig", "KILL"]  # the kernel ends it with the thread that started it
@@ -44,6 +47,16 @@ def missing():
     return f"this machine forbids namespaces: {trial.stderr.strip()}" if trial.returncode else ""
 
 
+def missing_delay():
+    """What keeps a slow network from being made, where hosts can be made; an empty string if nothing does."""
+    return "" if _has_netem() or not wire.missing() else f"no netem in this kernel, and {wire.missing()}"
+
+
+def _has_netem():
+    trial = ["unshare", "--net", *"tc qdisc add dev lo root netem delay 1ms".split()]
+    return shutil.which("tc") is not None and subprocess.run(trial, capture_output=True).returncode == 0
+
+
 class Hosts:
     """``count`` hosts on one network, from ``with`` to its end.
 
@@ -55,19 +68,22 @@ class Hosts:
             share a machine.
     """
 
-    def __init__(self, count, shm="12g"):
+    def __init__(self, count, shm="12g", delay=0.0, rate=0.0):
         """Plan the hosts.
 
         Args:
             count: how many.
             shm: size of each ``/dev/shm``.
+            delay: seconds by which the network delivers everything late, in each direction.
+            rate: bits per second that each host can send; needed with a delay.
 
         Raises:
-            RuntimeError: this machine or user cannot make namespaces.
+            RuntimeError: this machine or user cannot make namespaces, or no delay.
         """
-        why = missing()
+        why = missing() or (missing_delay() if delay else "")
         if why:
             raise RuntimeError(why)
+        self._slow = (delay, rate) if delay else None
         if not 1 <= count < 255:
             raise ValueError(f"count must be 1 to 254 (got {count})")
         self.addresses = [f"{SUBNET}{i + 1}" for i in range(count)]
@@ -164,13 +180,23 @@ class Hosts:
         return _helper(undo, [*_ENDS_WITH_US, "unshare", *namespaces, "sh", "-c", script]).pid
 
     def _connect(self, undo, switch):
-        """Lay the cables from the hosts to the bridge."""
+        """Lay the cables from the hosts to the bridge, or to the slow network's switch."""
         at_switch = ["nsenter", "--target", str(switch), "--net", "--"]
+        lines = ["ip addr add {address}/24 dev {inside}", "ip link set {inside} up"]
+        if self._slow and not _has_netem():
+            script = [sys.executable, "-S", wire.__file__, *self._slow, *self._pids]
+            _helper(undo, [*_ENDS_WITH_US, *at_switch, *script])
+            lines.insert(0, "ip link set {inside} address {mac}")
+        elif self._slow:
+            shape = f"delay {1e6 * self._slow[0]:.0f}us rate {self._slow[1]:.0f}bit"
+            lines.append(f"tc qdisc add dev {{inside}} root netem {shape} limit 99999")
         for i, pid in enumerate(self._pids):
-            _run([*at_switch, *f"ip link add mpig{i} type veth peer name {INTERFACE} netns {pid}".split()])
-            _run([*at_switch, *f"ip link set mpig{i} master mpigbr up".split()])
-            _run([*self.enter(i), *f"ip addr add {self.addresses[i]}/24 dev {INTERFACE}".split()])
-            _run([*self.enter(i), *f"ip link set {INTERFACE} up".split()])
+            if not self._slow or _has_netem():
+                _run([*at_switch, *f"ip link add mpig{i} type veth peer name {INTERFACE} netns {pid}".split()])
+                _run([*at_switch, *f"ip link set mpig{i} master mpigbr up".split()])
+            for line in lines:
+                told = line.format(address=self.addresses[i], inside=INTERFACE, mac=wire.mac(i))
+                _run([*self.enter(i), *told.split()])
 
     def _write_launcher(self):
         """What Hydra calls in place of ``ssh``: options, a host, and the words of a shell command."""
