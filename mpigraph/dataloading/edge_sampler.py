@@ -5,11 +5,11 @@ the negatives. It is the order of the blocks' output nodes, so a model's output 
 graphs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from mpigraph.kernels.tree_ids import TreeIds
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation
 
-__all__ = ["EdgePredictionSampler", "PairSample", "as_edge_prediction_sampler"]
+__all__ = ["EdgePredictionSampler", "PairSample", "Pairs", "as_edge_prediction_sampler"]
 
 PairSample: TypeAlias = (
     tuple[NodeTensors, HeteroGraph, list[Block]] | tuple[NodeTensors, HeteroGraph, HeteroGraph, list[Block]]
@@ -51,6 +51,29 @@ PairSample: TypeAlias = (
 """Input nodes, the pair graph, that of negatives if there are any, and blocks from the input side."""
 _Ends = tuple[I64, I64]
 _NOTHING: _Ends = (NO_EDGES.src, NO_EDGES.dst)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The seed edges of a minibatch and their negatives, before neighbours of their ends are drawn.
+
+    Attributes:
+        graphs: the pair graph and, with a negative sampler, that of the negatives.
+        nodes: int64[n], the ends, or by node type: the seeds of the sampler of blocks.
+        excluded: ids of edges to exclude, in the form in which the loader has edges; None without ``exclude``.
+        times: int64[n], the times of the ends, in the form of ``nodes``; None without times.
+    """
+
+    graphs: list[HeteroGraph]
+    nodes: NodeTensors
+    excluded: EdgeTensors | None
+    times: NodeTensors | None
+
+    def sample_ends(self, sample: Callable[..., Any], g: object) -> Any:
+        """Draw around the ends; a sampler that knows no exclusion, or no times, is not given any."""
+        excluded = () if self.excluded is None else (self.excluded,)
+        timed = {} if self.times is None else {"input_time": self.times}
+        return sample(g, self.nodes, *excluded, **timed)
 
 
 class EdgePredictionSampler(Sampler):
@@ -152,19 +175,14 @@ class EdgePredictionSampler(Sampler):
                 all errors that are found on one trainer.
             InvalidArgumentError: the negative sampler returned something else than sources and destinations.
         """
-        graphs, nodes, excluded, timed = self.sample_pairs(g, seed_edges, edge_label_time=edge_label_time)
-        input_nodes, _, blocks = self.sampler.sample_blocks(g, nodes, *excluded, **timed)
-        return cast(PairSample, (input_nodes, *graphs, blocks))
+        pairs = self.sample_pairs(g, seed_edges, edge_label_time=edge_label_time)
+        input_nodes, _, blocks = pairs.sample_ends(self.sampler.sample_blocks, g)
+        return cast(PairSample, (input_nodes, *pairs.graphs, blocks))
 
     def sample_pairs(
         self, g: DistGraph | HeteroGraph, seed_edges: EdgeIds, *, edge_label_time: EdgeIds | None = None
-    ) -> tuple[list[HeteroGraph], NodeTensors, tuple[EdgeTensors, ...], dict[str, NodeTensors]]:
+    ) -> Pairs:
         """The part of :meth:`sample` before the blocks; arguments and errors are the same.
-
-        Returns:
-            The pair graph and, with a negative sampler, that of the negatives; their nodes; and what else the sampler
-            of blocks is to be given: nothing, or the edges to exclude, in the form in which the loader has edges; and,
-            by name, nothing, or the times of the nodes.
 
         One-sided, and what the negative sampler does. Where hosts are far, an error on one
         trainer is raised on the others, in the round of sampling that they make next.
@@ -172,7 +190,7 @@ class EdgePredictionSampler(Sampler):
         graph = g
         g = sampled(g)
         negatives: dict[Relation, _Ends] | None = None
-        excluded: tuple[EdgeTensors, ...] = ()
+        excluded: EdgeTensors | None = None
         with _raised_on_all(g):
             if self._looks_up and (isinstance(g, DistGraph) or self._exclude == "reverse_id"):
                 raise InvalidArgumentError(
@@ -191,7 +209,7 @@ class EdgePredictionSampler(Sampler):
                 exclusion = partial(with_same_ids, cast(ByEdgeType[EdgeType], self._reverse_etypes))
             if exclusion is not None:
                 seeds = {relation: torch.from_numpy(some.eids) for relation, some in edges.items()}
-                excluded = (unwrap_edges(g.schema, exclusion(g, seeds)),)
+                excluded = unwrap_edges(g.schema, exclusion(g, seeds))
             of_negatives = None
             if times is not None and negatives is not None:
                 context, of_negatives = g.session.next_context(), {}
@@ -209,10 +227,10 @@ class EdgePredictionSampler(Sampler):
             graphs[0].edges[relation].data[EID] = torch.from_numpy(edges.get(relation, NO_EDGES).eids)
         if isinstance(graph, HeteroGraph):
             _take_features(graphs, graph)
-        timed: dict[str, NodeTensors] = {}
-        if node_times:
-            timed["input_time"] = node_times if len(nodes) > 1 else node_times[g.schema.ntypes[0]]
-        return graphs, nodes if len(nodes) > 1 else nodes[g.schema.ntypes[0]], excluded, timed
+        given, times_given = (
+            by_type if len(by_type) != 1 else by_type[g.schema.ntypes[0]] for by_type in (nodes, node_times)
+        )
+        return Pairs(graphs, given, excluded, times_given if node_times else None)
 
 
 def as_edge_prediction_sampler(

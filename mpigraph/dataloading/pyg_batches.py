@@ -151,9 +151,9 @@ def pyg_edge_stages(
 
     def sample(chosen: Chosen) -> _EdgeSample:
         timed = {} if chosen.times is None else {"edge_label_time": chosen.times}
-        pairs, ends, excluded, of_ends = sampler.sample_pairs(g, chosen.ids, **timed)
+        pairs = sampler.sample_pairs(g, chosen.ids, **timed)
         told = (None if some is None else by_relation(schema, some, "seed edges") for some in chosen)
-        return Chosen(*told), pairs, attributes.sampler.sample_subgraph(g, ends, *excluded, **of_ends)
+        return Chosen(*told), pairs.graphs, pairs.sample_ends(attributes.sampler.sample_subgraph, g)
 
     def fetch(sampled: _EdgeSample) -> object:
         chosen, pairs, subgraph = sampled

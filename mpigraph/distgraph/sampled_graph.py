@@ -14,7 +14,6 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.distgraph.features import EdgeSpaces, Features, NodeSpaces
-from mpigraph.distgraph.hop_blocks import hop_blocks
 from mpigraph.distgraph.times import TimeFilter, Times
 from mpigraph.distgraph.typed_ids import (
     Blocks,
@@ -30,14 +29,18 @@ from mpigraph.distgraph.typed_ids import (
     unwrap_nodes,
 )
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, check_integer
-from mpigraph.graphs.fields import EID, EdgeType
+from mpigraph.graphs.block import Block
+from mpigraph.graphs.block import Blocks as BlockList
+from mpigraph.graphs.fields import EID, SEED_TIME, TREE, EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.minibatch import (
+    SampledHops,
     SamplingPlan,
     Subgraph,
+    Trees,
     hop_requests,
     minibatch_key,
     sample_hops,
@@ -50,7 +53,15 @@ from mpigraph.session.control import Operation
 from mpigraph.store.derived import EdgeTimes
 from mpigraph.store.store import LoadedGraph
 
-__all__ = ["Layers", "SampledGraph", "SamplingArguments", "in_subgraph", "sample_etype_neighbors", "sample_neighbors"]
+__all__ = [
+    "Layers",
+    "SampledGraph",
+    "SamplingArguments",
+    "hop_blocks",
+    "in_subgraph",
+    "sample_etype_neighbors",
+    "sample_neighbors",
+]
 
 _NONE = np.empty(0, np.int64)
 
@@ -532,3 +543,37 @@ sample_etype_neighbors = sample_neighbors
 def in_subgraph(g: SampledGraph, nodes: NodeIds) -> HeteroGraph:
     """All in-edges of nodes, as :func:`sample_neighbors` returns them."""
     return g.sample_neighbors(nodes, -1)
+
+
+def hop_blocks(sampled: SampledHops) -> BlockList:
+    """Message-flow graphs of the hops, input side first."""
+    schema = sampled.schema
+    blocks = BlockList()
+    of_trees = {} if sampled.trees is None else _columns(sampled.trees, schema)
+    for hop in reversed(sampled.hops):
+        edges = {
+            schema.relations[r]: (csc.indptr, csc.indices, csc.eids if sampled.want_eids else None)
+            for r, csc in hop.edges.items()
+        }
+        src_ids = {ntype: sampled.ids[t][: hop.num_src[t]] for t, ntype in enumerate(schema.ntypes)}
+        block = Block.from_csc(schema, edges, src_ids, dict(zip(schema.ntypes, hop.num_dst, strict=True)))
+        for relation in schema.relations:
+            if sampled.want_eids and relation not in edges:
+                block.edges[relation].data[EID] = torch.from_numpy(_NONE)
+        for ntype, columns in of_trees.items():
+            frames = (block.srcnodes[ntype].data, block.dstnodes[ntype].data)
+            for frame, count in zip(frames, (hop.num_src, hop.num_dst), strict=True):
+                for name, values in columns.items():
+                    frame[name] = values[: count[schema.ntype_id(ntype)]]
+        blocks.append(block)
+    return blocks
+
+
+def _columns(trees: Trees, schema: Schema) -> dict[str, dict[str, torch.Tensor]]:
+    """By node type and name: the numbers of the nodes' trees, and the times of these trees' roots."""
+    columns = {}
+    for ntype, of_nodes in zip(schema.ntypes, trees.of_nodes, strict=True):
+        columns[ntype] = {TREE: torch.from_numpy(of_nodes)}
+        if trees.times is not None:
+            columns[ntype][SEED_TIME] = torch.from_numpy(trees.times[of_nodes])
+    return columns

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +21,13 @@ from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_integer
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.graphs.table_rows import TableRows
-from mpigraph.inference.batches import Batch, batches_of
 from mpigraph.inference.halo import HaloReader, far_sources, open_readers
 from mpigraph.inference.neighbourhoods import Neighbourhoods
 from mpigraph.inference.steps import Step, evaluating, input_dtype, steps_of
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, everywhere
+from mpigraph.mpi.world import World
+from mpigraph.rows.owners import RowOwners
 from mpigraph.trace import clock
 
 __all__ = ["Inference", "LayerCounts", "layerwise"]
@@ -34,6 +35,13 @@ __all__ = ["Inference", "LayerCounts", "layerwise"]
 _SECONDS_IN_LOG = 10.0
 
 NodeTensors = DistTensor | Mapping[str, DistTensor]
+
+
+class _Batch(NamedTuple):
+    """Consecutive nodes of one type: from ``first`` on, ``last`` is one behind them."""
+
+    first: int
+    last: int
 
 
 @collective("trainers")
@@ -196,7 +204,7 @@ class Inference:
         offsets = g.loaded.topology.hosts.node_offsets
         parts = g.loaded.topology.config.book.node_offsets
         self._batches = {
-            ntype: batches_of(self._world, parts[t], offsets[t], self._batch_size) for t, ntype in enumerate(g.ntypes)
+            ntype: _batches_of(self._world, parts[t], offsets[t], self._batch_size) for t, ntype in enumerate(g.ntypes)
         }
 
     @collective("trainers")
@@ -403,7 +411,7 @@ def _own_rows(h: torch.Tensor, n: int) -> torch.Tensor:
     return h.first(n) if isinstance(h, TableRows) else h[:n].clone()
 
 
-def _write(out: DistTensor, batch: Batch, values: Array) -> None:
+def _write(out: DistTensor, batch: _Batch, values: Array) -> None:
     """Write the rows of a batch to the near hosts that hold them: nobody else writes them, so no lock is taken."""
     offsets = out.rows.window.offsets
     first = batch.first
@@ -413,3 +421,37 @@ def _write(out: DistTensor, batch: Batch, values: Array) -> None:
         with out.rows.writing(host) as rows:
             rows[first - offsets[host] : last - offsets[host]] = values[first - batch.first : last - batch.first]
         first = last
+
+
+def _batches_of(world: World, parts: I64, hosts: I64, batch_size: int) -> list[_Batch]:
+    """The batches of the nodes of one type that this trainer computes, ascending on each host.
+
+    The last bits of a row of a product of matrices may depend on how many rows there are, and where the row is among
+    them. So blocks must be the same on any number of trainers: each part of the graph is cut from its first node on. A
+    block belongs to the trainer that owns its first node, and ends where another node (machine) begins, so that all its
+    nodes are near that trainer. The blocks of a part are about equally large, as products of a few rows round
+    differently.
+
+    Args:
+        world: the job.
+        parts: int64[P + 1], where the parts of the graph begin, and the number of nodes.
+        hosts: int64[H + 1], the same of hosts.
+        batch_size: most nodes of a batch.
+    """
+    elsewhere = np.flatnonzero(np.diff(world.nodes_of_hosts)) + 1
+    ends = np.union1d(parts, hosts[elsewhere])
+    found = []
+    for owned in RowOwners(world, hosts).ranges():
+        at = owned.first
+        while at < owned.last:
+            part = int(np.searchsorted(parts, at, "right")) - 1
+            piece = int(np.searchsorted(ends, at, "right")) - 1
+            begin, end = parts[part : part + 2].tolist()
+            pieces = -(-(end - begin) // batch_size)
+            number = ((at - begin + 1) * pieces - 1) // (end - begin)
+            first = begin + (end - begin) * number // pieces
+            last = min(begin + (end - begin) * (number + 1) // pieces, int(ends[piece + 1]))
+            if at in (first, ends[piece]):  # else it is of the trainer that owns its first node
+                found.append(_Batch(at, last))
+            at = last
+    return found

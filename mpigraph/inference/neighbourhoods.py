@@ -14,8 +14,7 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.hop_blocks import hop_blocks
-from mpigraph.distgraph.sampled_graph import SamplingArguments
+from mpigraph.distgraph.sampled_graph import SamplingArguments, hop_blocks
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError
