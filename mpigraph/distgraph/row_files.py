@@ -16,7 +16,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.mpi.messages import exchange_rows
 from mpigraph.partition.exchange import even_bounds, owners_of
-from mpigraph.partition.npy_files import NpyShape, new_npy_files
+from mpigraph.partition.npy_files import new_npy_files
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.row_tensor import RowTensor
@@ -97,7 +97,7 @@ def write_npy(
     """
     plain = torch.empty(0, dtype=_PLAIN.get(dtype, dtype))
     exchange = MPIExchange(session.world.trainers)
-    with new_npy_files(exchange, path.parent, {path.stem: NpyShape(shape, plain.numpy().dtype)}) as (_, files):
+    with new_npy_files(exchange, path.parent, {path.stem: (shape, plain.numpy().dtype)}) as (_, files):
         with exchange.together(f"writing {path}"), storage_errors(path):
             for first, rows in blocks:
                 files[path.stem].write(rows.to(plain.dtype).numpy(), first)

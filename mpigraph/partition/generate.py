@@ -27,7 +27,7 @@ from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.kernels.random_edges import draw_rows
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import ALONE, Exchange
-from mpigraph.partition.npy_files import UNFINISHED, NpyShape, new_npy_files
+from mpigraph.partition.npy_files import UNFINISHED, new_npy_files
 from mpigraph.partition.output_folder import OVERWRITE
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.storage.files import read_text, storage_errors
@@ -155,18 +155,18 @@ def write_graph(
     with exchange.together(f"looking into {out}"):
         if exchange.rank == 0 and not overwrite:
             _check_vacant(out, about)
-    edges = NpyShape((2 * recipe.num_pairs,), np.int32)
-    mask = NpyShape((recipe.num_nodes,), np.bool_)
-    shapes = {
-        "edge_src": edges,
-        "edge_dst": edges,
-        "feat": NpyShape((recipe.num_nodes, recipe.feat_dim), np.float32),
-        "label": NpyShape((recipe.num_nodes,), np.int64),
-        "train_mask": mask,
-        "val_mask": mask,
-        "test_mask": mask,
+    nodes = (recipe.num_nodes,)
+    edges = (2 * recipe.num_pairs,)
+    contents = {
+        "edge_src": (edges, np.int32),
+        "edge_dst": (edges, np.int32),
+        "feat": ((recipe.num_nodes, recipe.feat_dim), np.float32),
+        "label": (nodes, np.int64),
+        "train_mask": (nodes, np.bool_),
+        "val_mask": (nodes, np.bool_),
+        "test_mask": (nodes, np.bool_),
     }
-    with new_npy_files(exchange, out, shapes) as (folder, files):
+    with new_npy_files(exchange, out, contents) as (folder, files):
         with exchange.together(f"writing to {out}"), storage_errors(out):
             public_ids, rng = _public_ids(recipe)
             for first, pairs in _PairDraws(recipe).chunks(exchange.rank, exchange.size):

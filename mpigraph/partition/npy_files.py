@@ -16,48 +16,37 @@ from mpigraph.errors import StorageError
 from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.files import check_space, storage_errors
 
-__all__ = ["UNFINISHED", "NpyFile", "NpyShape", "new_npy_files"]
+__all__ = ["UNFINISHED", "NpyFile", "new_npy_files"]
 
 UNFINISHED = ".generating-"  # how the name of a folder begins whose files are being written
 
 
-class NpyShape:
-    """Shape and dtype of a ``.npy`` file.
-
-    Args:
-        shape: full shape, first dimension the rows.
-        dtype: dtype of the values.
-    """
-
-    def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
-        self.shape = shape
-        self.dtype = np.dtype(dtype)
-        self.row_bytes = self.dtype.itemsize * int(np.prod(shape[1:]))
-        self.num_bytes = shape[0] * self.row_bytes
-
-    def create(self, path: Path) -> None:
-        """Make a new file of full size, without values."""
-        header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": self.shape}
-        with open(path, "xb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            file.truncate(file.tell() + self.num_bytes)
-
-
 class NpyFile:
-    """A file that :meth:`NpyShape.create` has made, which several ranks fill; a context manager.
+    """A ``.npy`` file that several ranks fill; a context manager, in which it is open.
 
-    Opened for writing only: of a block whose other bytes another node writes, an NFS client that could also read it
+    It is open for writing only: of a block whose other bytes another node writes, an NFS client that could also read it
     would read the whole block, and later write it back whole.
 
     Args:
         path: the file.
-        shape: what it holds.
+        shape: full shape, first dimension the rows.
+        dtype: dtype of the values.
     """
 
-    def __init__(self, path: Path, shape: NpyShape) -> None:
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        self._path = path
         self._shape = shape
-        self._number = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        self._begin = os.fstat(self._number).st_size - shape.num_bytes
+        self._dtype = np.dtype(dtype)
+        self._row_bytes = self._dtype.itemsize * int(np.prod(shape[1:]))
+        self.num_bytes = shape[0] * self._row_bytes
+        self._number = -1
+
+    def create(self) -> None:
+        """Make the file, of full size, without values."""
+        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": self._shape}
+        with open(self._path, "xb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            file.truncate(file.tell() + self.num_bytes)
 
     def write(self, rows: Array, at: int) -> None:
         """Write rows from row number ``at`` on.
@@ -65,8 +54,8 @@ class NpyFile:
         Raises:
             OSError: they cannot be written.
         """
-        rest = np.ascontiguousarray(rows, dtype=self._shape.dtype).reshape(-1).view(np.uint8)
-        place = self._begin + at * self._shape.row_bytes
+        rest = np.ascontiguousarray(rows, dtype=self._dtype).reshape(-1).view(np.uint8)
+        place = os.fstat(self._number).st_size - self.num_bytes + at * self._row_bytes
         while len(rest):
             written = os.pwrite(self._number, rest.data, place)
             rest = rest[written:]
@@ -83,6 +72,7 @@ class NpyFile:
             os.close(number)
 
     def __enter__(self) -> "NpyFile":
+        self._number = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -92,7 +82,7 @@ class NpyFile:
 @contextmanager
 @collective("ranks")
 def new_npy_files(
-    exchange: Exchange, directory: Path, shapes: Mapping[str, NpyShape]
+    exchange: Exchange, directory: Path, contents: Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]]
 ) -> Iterator[tuple[Path, dict[str, NpyFile]]]:
     """Make ``.npy`` files that the ranks fill inside the ``with`` block.
 
@@ -102,27 +92,27 @@ def new_npy_files(
     Args:
         exchange: the ranks.
         directory: created if missing.
-        shapes: what the files hold, by name without ``.npy``.
+        contents: shape and dtype of each file, by name without ``.npy``.
 
     Raises:
         StorageError: a rank cannot write, or does not see what the first rank has made; on every rank.
     """
     number = exchange.sum_of(secrets.randbits(48) if exchange.rank == 0 else 0)  # so that no rank finds an older folder
     folder = directory / f"{UNFINISHED}{number:012x}"
+    files = {name: NpyFile(folder / f"{name}.npy", *content) for name, content in contents.items()}
     try:
         with exchange.together(f"creating files in {directory}"), storage_errors(directory):
             if exchange.rank == 0:
                 folder.mkdir(parents=True)
-                check_space(folder, sum(shape.num_bytes for shape in shapes.values()), "the graph")
-                for name, shape in shapes.items():
-                    shape.create(folder / f"{name}.npy")
+                check_space(folder, sum(file.num_bytes for file in files.values()), "the graph")
+                for file in files.values():
+                    file.create()
         with ExitStack() as stack:
-            files = {}
             with exchange.together(f"opening files in {directory}"), storage_errors(directory):
                 if not folder.is_dir():
                     raise StorageError(f"{directory} is not the directory that rank 0 sees: every rank must see it")
-                for name, shape in shapes.items():
-                    files[name] = stack.enter_context(NpyFile(folder / f"{name}.npy", shape))
+                for file in files.values():
+                    stack.enter_context(file)
             yield folder, files
             with exchange.together(f"writing to {directory}"), storage_errors(directory):
                 for file in files.values():

@@ -37,7 +37,6 @@ from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
 from mpigraph.partition.identity import Digest, word_of, word_of_tables
 from mpigraph.partition.metis import metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
-from mpigraph.partition.numbering import Numbering
 from mpigraph.partition.options import Method, check_assignment, check_options, check_same
 from mpigraph.partition.output_folder import (
     Leftovers,
@@ -50,7 +49,7 @@ from mpigraph.partition.output_folder import (
 )
 from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.progress import Progress, silent
-from mpigraph.partition.relabel import Arrivals
+from mpigraph.partition.relabel import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos, in_16_bits
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.audit import audit_part

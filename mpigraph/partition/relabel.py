@@ -1,5 +1,9 @@
 """Every node and edge travels to the rank that writes its part, in new ids.
 
+New ids of nodes go by part, then by original id. Each rank knows those of the nodes that it owns, and asks for others.
+Nodes of all types are counted through, type after type; ranks own ranges of these *global* original ids. New ids are
+those of a type.
+
 Edges are sorted by (new destination, new source, original edge). They arrive in the order of the input, since ranks
 read them in turn, and wait in a :class:`.Spill` by ranges of destinations, each of which is then sorted on its own. So
 neither the number of ranks nor the size of these *buckets* shows in the result. Rows that are slow to choose
@@ -11,21 +15,88 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I64, Array, Mask
+from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
-from mpigraph.kernels.csr import sort_rows
+from mpigraph.kernels.csr import count_keys, number_by_key, sort_rows
 from mpigraph.partition.carried_rows import CarriedRows, arrays_of, evenly_cut, to_carry
-from mpigraph.partition.exchange import Route, even_bounds, owners_of
-from mpigraph.partition.numbering import Numbering
+from mpigraph.partition.exchange import Exchange, Route, even_bounds, owners_of
 from mpigraph.partition.progress import Progress
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, GraphSource, edge_chunks
 from mpigraph.partition.spill import Scratch, Spill, sorted_by_row
 from mpigraph.storage.format import index_dtype
 
-__all__ = ["Arrivals", "Bucket"]
+__all__ = ["Arrivals", "Bucket", "Numbering"]
 
 EDGES_PER_BUCKET = 1 << 22
+
+
+class Numbering:
+    """New ids of all nodes.
+
+    Args:
+        exchange: the ranks.
+        bounds: int64[ranks + 1], who owns which nodes.
+        bases: int64[types + 1], where each type begins.
+        parts: int32[own nodes].
+        num_parts: number of parts.
+
+    Attributes:
+        exchange: the ranks.
+        bounds: as given.
+        bases: as given.
+        offsets: for each type int64[parts + 1], the new ids of each part.
+        new_ids: int64[own nodes].
+    """
+
+    @collective("ranks")
+    def __init__(self, exchange: Exchange, bounds: I64, bases: I64, parts: I32, num_parts: int) -> None:
+        self.exchange = exchange
+        self.bounds = bounds
+        self.bases = bases
+        num_types = len(bases) - 1
+        table = np.zeros((exchange.size, num_types, num_parts), np.int64)
+        for ntype_id in range(num_types):
+            table[exchange.rank, ntype_id] = np.bincount(parts[self.own(ntype_id)], minlength=num_parts)
+        table = exchange.total(table)
+        earlier = table[: exchange.rank].sum(axis=0)
+        totals = table.sum(axis=0)
+        self.offsets = [np.concatenate([[0], np.cumsum(counts)]).astype(np.int64) for counts in totals]
+        self.new_ids = np.empty(len(parts), np.int64)
+        for ntype_id, offsets in enumerate(self.offsets):
+            own = self.own(ntype_id)
+            number_by_key(parts[own], offsets[:-1] + earlier[ntype_id], self.new_ids[own])
+        self._dtype = np.int32 if bases[-1] < 2**31 else np.int64
+
+    def own(self, ntype_id: int) -> slice:
+        """Return which of the own nodes are of a type."""
+        first, last = self.bounds[self.exchange.rank : self.exchange.rank + 2]
+        begin, end = np.clip(self.bases[ntype_id : ntype_id + 2], first, last) - first
+        return slice(int(begin), int(end))
+
+    def own_ids(self, ntype_id: int) -> I64:
+        """Return int64[n], the original ids of the own nodes of a type, as ids of that type."""
+        own = self.own(ntype_id)
+        shift = int(self.bounds[self.exchange.rank] - self.bases[ntype_id])
+        return np.arange(own.start + shift, own.stop + shift)
+
+    @collective("ranks")
+    def of(self, ids: I64, met: I64 | None = None) -> Array:
+        """Return the new ids of some nodes.
+
+        Args:
+            ids: int64[n], global original ids.
+            met: int64[own nodes], in which the owner counts how often each node was asked for.
+
+        Returns:
+            int32[n], or int64[n] if there are so many nodes.
+        """
+        route = Route(self.exchange, owners_of(self.bounds, ids))
+        asked = route.there(ids.astype(self._dtype)[:, None])[:, 0].astype(np.int64)
+        asked -= self.bounds[self.exchange.rank]
+        if met is not None:
+            count_keys(asked, 0, met)
+        return route.back(self.new_ids[asked].astype(self._dtype)[:, None])[:, 0]
 
 
 class Bucket(NamedTuple):
