@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.kernels.digest import add_digest
+from mpigraph.kernels.id_hashes import add_digest
 from mpigraph.metadata.schema import Relation
 
 __all__ = [

@@ -1,14 +1,14 @@
-"""Hashes of ids: of a set of them, of a sequence of them, and of each."""
+"""Hashes of ids: of a set of them, of a sequence of them, and of each; and of numbered rows in any order."""
 
 from typing import Any
 
 import numpy as np
 from numba import njit
 
-from mpigraph.arrays import I64, U64
+from mpigraph.arrays import I64, U64, Array
 from mpigraph.kernels.rng import mix64
 
-__all__ = ["hash_each", "hash_of_sequence", "sum_of_hashes"]
+__all__ = ["add_digest", "hash_each", "hash_of_sequence", "sum_of_hashes"]
 
 
 @njit(nogil=True, cache=True)
@@ -34,3 +34,17 @@ def hash_each(key: np.uint64, ids: I64, out: U64) -> None:
     """A hash of each id.  key: uint64.  ids: int64[n].  out: uint64[n]."""
     for i in range(len(ids)):
         out[i] = mix64(key ^ mix64(np.uint64(ids[i])))
+
+
+@njit(nogil=True, cache=True)
+def add_digest(key: np.uint64, first: int, a: Array, b: Array, total: Array) -> None:
+    """Add the hashes of rows (number, a, b) to a digest.
+
+    key: uint64, what the rows are.  first: number of the first row.  a, b: int[n].  total: uint64[2], increased here.
+    """
+    for i in range(len(a)):
+        h = mix64(key ^ mix64(np.uint64(first + i)))
+        h = mix64(h ^ np.uint64(a[i]))
+        h = mix64(h ^ np.uint64(b[i]))
+        total[0] += h
+        total[1] += mix64(h ^ key)

@@ -6,7 +6,7 @@ import numpy as np
 
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
-from mpigraph.kernels.digest import add_digest
+from mpigraph.kernels.id_hashes import add_digest
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.row_arrays import RowArray, numpy_under, release

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64
 from mpigraph.collective import collective
-from mpigraph.kernels.clusters import accept_in_order, add_rows, favourite_labels, pack_in_order, propose_labels
+from mpigraph.kernels.multilevel import accept_in_order, add_rows, favourite_labels, pack_in_order, propose_labels
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Route
 from mpigraph.partition.multilevel.dist_csr import Level

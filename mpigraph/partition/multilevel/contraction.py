@@ -6,7 +6,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64
 from mpigraph.collective import collective
-from mpigraph.kernels.clusters import merge_rows
+from mpigraph.kernels.multilevel import merge_rows
 from mpigraph.partition.exchange import Route
 from mpigraph.partition.multilevel.clustering import Clusters
 from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpigraph.arrays import F64, I32, I64, Mask
 from mpigraph.collective import collective
-from mpigraph.kernels.part_moves import best_parts, confirm_moves, leaving_parts, tally
+from mpigraph.kernels.multilevel import best_parts, confirm_moves, leaving_parts, tally
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.multilevel.dist_csr import Level
