@@ -67,7 +67,7 @@ def arrow() -> Any:
         import pyarrow.csv
         import pyarrow.parquet
     except ImportError:
-        raise GraphDataError("csv and parquet files need pyarrow: pip install 'mpigraph[arrow]'") from None
+        raise GraphDataError("csv, parquet and edge lists need pyarrow: pip install 'mpigraph[arrow]'") from None
     return pyarrow
 
 

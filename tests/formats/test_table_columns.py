@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +10,6 @@ import pytest
 from input_checks import check_all, check_parts, rows
 from pyarrow import parquet
 
-from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.formats import table_files
 from mpigraph.formats.id_maps import Distinct
@@ -405,13 +403,6 @@ def test_a_scratch_folder_that_cannot_be_written_is_one_error(tmp_path):
     (tmp_path / "scratch").mkdir()
     read_source(path, scratch=tmp_path / "scratch")
     assert list((tmp_path / "scratch").iterdir()) == []
-
-
-def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch, capsys):
-    path = write_csv(tmp_path / "g.csv")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert main(["partition", str(path), "--parts", "2", "-o", str(tmp_path / "out")]) == 2
-    assert "csv and parquet files need pyarrow: pip install 'mpigraph[arrow]'" in capsys.readouterr().err
 
 
 def test_many_files_take_few_open_ones(tmp_path):
