@@ -18,10 +18,10 @@ from mpigraph.config import launcher_rank
 from mpigraph.partition import generate
 
 def fail(*args):
-    raise MemoryError("no memory for pairs")
+    raise MemoryError("no memory")
 
 if launcher_rank() == 1:
-    generate.draw_rows = fail
+    generate.asdict = fail
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -58,7 +58,7 @@ def test_a_rank_without_memory_ends_the_job(tmp_path: Path) -> None:
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
     done = generate(2, *SIZES, "-o", tmp_path / "x", start=(script,))
-    assert done.status != 0 and "mpigraph generate: error on rank 1: no memory for pairs\n" in done.stderr, done.output
+    assert done.status != 0 and "mpigraph generate: error on rank 1: no memory\n" in done.stderr, done.output
 
 
 def test_without_a_launcher_there_is_no_mpi() -> None:
