@@ -111,10 +111,21 @@ class _SharedCache:
         return loaded
 
     def _load(self, signature: Any, target: Any) -> Any:
-        """Load a kernel as numba does, without importing what only compiling needs (its own functions, and scipy)."""
-        rtsys.initialize(target)  # type: ignore[no-untyped-call]
-        with self._own._guard_against_spurious_io_errors():
-            return self._own._load_overload(signature, target)
+        """Load a kernel as numba does, without importing what only compiling needs (its own functions, and scipy).
+
+        This calls private methods of numba. Where numba has no such method, its public ``load_overload`` does the work.
+        """
+        try:
+            initialize, guard, load = (
+                rtsys.initialize,
+                self._own._guard_against_spurious_io_errors,
+                self._own._load_overload,
+            )
+        except AttributeError:
+            return self._own.load_overload(signature, target)
+        initialize(target)  # type: ignore[no-untyped-call]
+        with guard():
+            return load(signature, target)
 
     def save_overload(self, *what: Any) -> None:
         """Save a kernel that this process has compiled."""

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from jobs import cannot_mount, clean_environment, run_job
 from numba import config, njit
-from numba.core.caching import FunctionCache
+from numba.core.caching import Cache, FunctionCache
 from numba.core.errors import TypingError
+from numba.core.runtime.nrt import rtsys
 
 from mpigraph import kernels
 from mpigraph.compiling import REPORT
@@ -107,6 +108,19 @@ def test_what_cannot_be_compiled_keeps_no_other_process_waiting() -> None:
     with pytest.raises(TypingError):
         find_in_rows(*["text"] * 7)
     assert find_in_rows._cache._lock is None and not find_in_rows._cache._missing and REPORT.status() == ""
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Cache, "_guard_against_spurious_io_errors"), (Cache, "_load_overload"), (type(rtsys), "initialize")],
+)
+def test_a_numba_without_a_private_method_loads_kernels_by_its_public_one(
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = find_in_rows._cache
+    monkeypatch.delattr(owner, name)
+    monkeypatch.setattr(FunctionCache, "load_overload", lambda _, signature, target: ("loaded", signature, target))
+    assert kernel.load_overload("signature", "target") == ("loaded", "signature", "target")
 
 
 def test_caches_of_other_functions_stay_numbas() -> None:
