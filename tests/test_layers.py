@@ -21,6 +21,11 @@ def floors() -> list[str]:
     return [line.split(":")[0] for line in block.splitlines()]
 
 
+def section(title: str) -> str:
+    """The text of a section of mpigraph/README.md."""
+    return (PACKAGE / "README.md").read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
 # A module may import what stands above its line, and its own folder.
 LAYER_OF = {name: layer for layer, line in enumerate(floors()) for name in line.split()}
 FIRST_WITH_TORCH = LAYER_OF["graphs"]
@@ -179,6 +184,16 @@ def import_cycle(files: dict[str, str]) -> list[str]:
 def test_the_library_obeys(rule: Callable[[str, ast.AST], Iterator[str]]) -> None:
     found = [f"{path}: {text}" for path, source in FILES.items() for text in rule(path, parsed(source))]
     assert not found, "\n".join(found)
+
+
+def test_the_map_names_what_is_in_the_tree() -> None:
+    """Each room has a paragraph, and each module that the table names exists."""
+    rooms = {parts_of(path)[0] for path in FILES if parts_of(path)} - {"__main__"}
+    heads = [name for head in re.findall(r"^\*\*(`.*`)\*\*", section("Rooms"), re.M) for name in head.split(", ")]
+    assert sorted(name.strip("`") for name in heads) == sorted(rooms)
+    assert set(LAYER_OF) == rooms | {"__main__"}
+    modules = re.findall(r"`(\w+/[\w/]+)`", "\n".join(re.findall(r"^\| (`.*?) \|", section("Modules"), re.M)))
+    assert len(modules) > 40 and [name for name in modules if not (PACKAGE / f"{name}.py").is_file()] == []
 
 
 def test_there_are_no_import_cycles() -> None:
