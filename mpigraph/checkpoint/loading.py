@@ -15,9 +15,9 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from mpigraph.arrays import Array
 from mpigraph.checkpoint import folder
 from mpigraph.checkpoint.job_state import load_job
-from mpigraph.checkpoint.manifest import GRAPH, MANIFEST, SMALL, Manifest, Rows
+from mpigraph.checkpoint.manifest import GRAPH, MANIFEST, SMALL, Manifest, TensorRows
 from mpigraph.checkpoint.peers import Peers
-from mpigraph.checkpoint.state_tree import Decoder, LoadedObject, Wanted
+from mpigraph.checkpoint.state_tree import Decoder, LoadedObject, LoadRequest
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
 from mpigraph.distgraph.tensor import DistTensor
@@ -308,7 +308,7 @@ def _load_or_restore(peers: Peers, objects: list[LoadedObject], doing: str) -> N
 
 
 @collective("trainers")
-def _check_alike(peers: Peers, wanted: Wanted, doing: str) -> None:
+def _check_alike(peers: Peers, wanted: LoadRequest, doing: str) -> None:
     """Raise InvalidArgumentError on every trainer if two ask for different values."""
     numbers = [sorted(wanted.tensors), [number for number, _ in wanted.rows], sorted(wanted.own), len(wanted.objects)]
     found = peers.difference(doing, json.dumps([wanted.places, numbers]))
@@ -320,7 +320,7 @@ def _check_alike(peers: Peers, wanted: Wanted, doing: str) -> None:
     raise everywhere(InvalidArgumentError(f"{doing}: trainers 0 and {other} have different state dicts: {what}"))
 
 
-def _check_rows(saved: Rows, tensor: DistTensor, doing: str) -> None:
+def _check_rows(saved: TensorRows, tensor: DistTensor, doing: str) -> None:
     here = (tensor.rows.stored, list(tensor.shape), tensor.part_policy.policy_str)
     if here != (saved.dtype, saved.shape, saved.of):
         raise InvalidArgumentError(
@@ -334,7 +334,7 @@ def _check_rows(saved: Rows, tensor: DistTensor, doing: str) -> None:
 
 
 @collective("trainers")
-def _read_tensors(peers: Peers, files: CheckpointFiles, wanted: Wanted, doing: str) -> None:
+def _read_tensors(peers: Peers, files: CheckpointFiles, wanted: LoadRequest, doing: str) -> None:
     """Read what is the same on every trainer, on one of them, which gives it to the others."""
     reader = _readers(peers, files, doing)[0]
     mine = reader == peers.world.trainers.rank
@@ -374,7 +374,7 @@ def _memory(tensor: torch.Tensor) -> Array:
     return to_storage(tensor.reshape(1) if tensor.ndim == 0 else tensor, dtype_name(tensor.dtype))
 
 
-def _read_own(session: Session, files: CheckpointFiles, wanted: Wanted) -> None:
+def _read_own(session: Session, files: CheckpointFiles, wanted: LoadRequest) -> None:
     """Read what belongs to trainers: this one's, or if there are others than before, an even share of all rows."""
     manifest = files.manifest
     for number, found in wanted.own.items():

@@ -31,7 +31,7 @@ from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.storage.files import NewFile, read_text
 from mpigraph.storage.format import storage_dtype
 
-__all__ = ["FILE", "GRAPH", "MANIFEST", "SMALL", "File", "Manifest", "Own", "Rows", "Tensor", "file_name"]
+__all__ = ["FILE", "GRAPH", "MANIFEST", "SMALL", "File", "Manifest", "Own", "TensorRows", "Tensor", "file_name"]
 
 MANIFEST = "manifest.json"
 FILE = re.compile(r"([0-9a-f]{12})-([0-9]+)\.h5")
@@ -62,7 +62,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TensorRows:
     """A DistTensor."""
 
     name: str
@@ -101,7 +101,7 @@ class Manifest:
     state: Tree  # the state dict
     job: Tree
     tensors: list[Tensor]
-    rows: list[Rows]
+    rows: list[TensorRows]
     own: list[Own]
     files: list[File]  # by trainer
 
@@ -189,7 +189,7 @@ class Manifest:
             state=content["state"],
             job=content["job"],
             tensors=[Tensor(**item) for item in content["tensors"]],
-            rows=[Rows(**item) for item in content["rows"]],
+            rows=[TensorRows(**item) for item in content["rows"]],
             own=[Own(**item) for item in content["own"]],
             files=[File(**item) for item in content["files"]],
         )
@@ -248,7 +248,7 @@ def _nbytes(dtype: str, shape: list[int]) -> int:
     return math.prod(shape) * storage_dtype(dtype).itemsize
 
 
-def _check_cover(rows: Rows, num_files: int) -> None:
+def _check_cover(rows: TensorRows, num_files: int) -> None:
     """Raise ValueError unless each row is in exactly one file."""
     ranges = sorted((a, b) for of_file in rows.ranges for a, b in of_file)
     _check_kind(rows.dtype, [size for some in ranges for size in some])

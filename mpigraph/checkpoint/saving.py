@@ -26,7 +26,7 @@ from mpigraph.arrays import Array
 from mpigraph.checkpoint import folder
 from mpigraph.checkpoint.job_state import of_job
 from mpigraph.checkpoint.loading import is_whole, newest_first
-from mpigraph.checkpoint.manifest import GRAPH, SMALL, File, Manifest, Own, Rows, Tensor, file_name
+from mpigraph.checkpoint.manifest import GRAPH, SMALL, File, Manifest, Own, Tensor, TensorRows, file_name
 from mpigraph.checkpoint.peers import Peers
 from mpigraph.checkpoint.state_tree import Leaves, encode
 from mpigraph.collective import collective
@@ -39,8 +39,7 @@ from mpigraph.rows.pool import RowPool
 from mpigraph.rows.row_tensor import Copying
 from mpigraph.session.context import Session
 from mpigraph.session.of_trainer import OfTrainer
-from mpigraph.storage.shard import Rows as ShardRows
-from mpigraph.storage.shard import ShardWriter
+from mpigraph.storage.shard import DatasetWriter, ShardWriter
 
 __all__ = ["Save"]
 
@@ -210,11 +209,11 @@ class Save:
             )
         )
 
-    def _describe(self, tensor: DistTensor) -> Rows:
+    def _describe(self, tensor: DistTensor) -> TensorRows:
         owners = RowOwners(self._session.world, tensor.rows.window.offsets)
         ranges = [[[owned.first, owned.last] for owned in owners.ranges(k)] for k in range(self._session.num_trainers)]
         of, identity = tensor.part_policy.policy_str, tensor.graph_identity
-        return Rows(tensor.name, tensor.rows.stored, list(tensor.shape), of, identity, ranges)
+        return TensorRows(tensor.name, tensor.rows.stored, list(tensor.shape), of, identity, ranges)
 
     def _take(self, lent: set[int]) -> Iterator[_Dataset]:
         """What this trainer writes; ``lent`` are tensors that somebody may write through a view, whoever owns rows."""
@@ -273,7 +272,7 @@ class Save:
         report = {"own": own, "crcs": crcs, "seal": writer.seal}
         return report | {"nbytes": path.stat().st_size, "node": os.uname().nodename}
 
-    def _write_rows(self, out: ShardRows, rows: Array) -> None:
+    def _write_rows(self, out: DatasetWriter, rows: Array) -> None:
         row_bytes = max(1, rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64)))
         step = max(1, (_BLOCK if self._pause is None else _BLOCK_BESIDE) // row_bytes)
         for begin in range(0, len(rows), step):

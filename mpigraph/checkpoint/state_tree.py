@@ -22,7 +22,7 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.session.of_trainer import OfTrainer
 
-__all__ = ["Decoder", "Leaves", "LoadedObject", "Stateful", "Tree", "Wanted", "check_tree", "encode"]
+__all__ = ["Decoder", "Leaves", "LoadedObject", "Stateful", "Tree", "LoadRequest", "check_tree", "encode"]
 
 Tree: TypeAlias = Any
 """A JSON value."""
@@ -188,7 +188,7 @@ def _from_numpy(value: "np.ndarray[Any, Any]", where: str) -> torch.Tensor:
 
 
 @dataclass
-class Wanted:
+class LoadRequest:
     """The values of a checkpoint that a state dict asks for; the reader fills them in, then they are applied."""
 
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)  # memory on the CPU to be filled, by number
@@ -212,7 +212,7 @@ class Decoder:
         self._memory = memory
         self._what = what
         self._arrays = arrays
-        self.wanted = Wanted()
+        self.wanted = LoadRequest()
 
     def update(self, target: dict[Any, Any], tree: Tree, where: str = "state_dict") -> None:
         """Ask for what a state dict holds, and put it there once it has been read.

@@ -21,7 +21,7 @@ from mpigraph.collective import collective
 from mpigraph.dataloading.caches import CacheOptions, Sizes, check_cache, open_caches
 from mpigraph.dataloading.fetcher import Stages
 from mpigraph.dataloading.foreign_options import check_foreign
-from mpigraph.dataloading.passes import Pass, Passes
+from mpigraph.dataloading.passes import EpochPlan, Passes
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.sampler import Needs
 from mpigraph.dataloading.seeds import Seeds, TypedIds
@@ -304,7 +304,7 @@ def _same(batch: object) -> object:
     return batch
 
 
-def _hold(loader: DistDataLoader, some: Pass, batches: Iterator[Any]) -> Iterator[Any]:
+def _hold(loader: DistDataLoader, some: EpochPlan, batches: Iterator[Any]) -> Iterator[Any]:
     """Iterate, keeping the loader alive: ``for batch in DistDataLoader(...)`` has no other reference to it."""
     before, totals = loader.stats(), loader._epochs.pipeline.totals
     try:

@@ -22,7 +22,7 @@ from mpigraph.dataloading.foreign_options import check_foreign, without_processe
 from mpigraph.dataloading.memory_sampling import InMemorySampling
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.node_loader import DistNodeDataLoader
-from mpigraph.dataloading.passes import Pass, Passes
+from mpigraph.dataloading.passes import EpochPlan, Passes
 from mpigraph.dataloading.sampler import BlockSampler, Sampler, has_method, needs_of
 from mpigraph.dataloading.seed_times import check_input_time, check_loader_times
 from mpigraph.dataloading.seeds import Seeds, TypedIds, as_seed_tensors
@@ -183,7 +183,7 @@ class DataLoader:
         finally:
             self._passes.end(some)
 
-    def _minibatch(self, some: Pass, positions: I64) -> Any:
+    def _minibatch(self, some: EpochPlan, positions: I64) -> Any:
         session = self._session
         with session.sampling_with(session.service, RandomContext(self._seed, some.epoch)):
             batch = self._sample(some.seeds.tensors(positions))

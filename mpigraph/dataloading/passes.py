@@ -22,7 +22,7 @@ from mpigraph.log import get_logger
 from mpigraph.mpi.world import World
 from mpigraph.session.of_trainer import OfTrainer
 
-__all__ = ["Pass", "Passes"]
+__all__ = ["EpochPlan", "Passes"]
 
 _GOING_ON = "going on from the state of a loader"
 _FORMS = {"fingerprint": dict, "trainers": int, "batches": list, "progress": OfTrainer, "left": OfTrainer}
@@ -32,7 +32,7 @@ _REMAINDER = 2
 _WARNED = -1  # no hash of Python's
 
 
-class Pass:
+class EpochPlan:
     """A pass over seeds.
 
     Attributes:
@@ -118,8 +118,8 @@ class Passes:
         self.bounds = batch_bounds(len(seeds), batch_size, drop_last, self._steps)
         self._warn_if_uneven()
         self.next = 0
-        self.current: Pass | None = None
-        self.loaded: Pass | None = None
+        self.current: EpochPlan | None = None
+        self.loaded: EpochPlan | None = None
         self.begun: set[int] | None = None
         types = None if seeds.types is None else [kind if isinstance(kind, str) else list(kind) for kind in seeds.types]
         self.fingerprint: dict[str, Any] = {
@@ -165,7 +165,7 @@ class Passes:
         if self.loaded is not None and self.loaded.epoch != epoch:
             self.loaded = None
 
-    def begin(self) -> Pass:
+    def begin(self) -> EpochPlan:
         """Begin a pass: the next epoch, or what is left of it."""
         if self.begun is not None:
             self._check_repetition(self.begun)
@@ -186,23 +186,23 @@ class Passes:
             begun.add(_WARNED)
         begun.add(kind)
 
-    def end(self, some: Pass) -> None:
+    def end(self, some: EpochPlan) -> None:
         """A pass is over, or was left."""
         if self.current is some:
             self.current = None
 
-    def _of_epoch(self, epoch: int, taken: int) -> Pass:
+    def _of_epoch(self, epoch: int, taken: int) -> EpochPlan:
         order = np.arange(len(self.seeds))
         if self._shuffle:
             order = shuffled(len(self.seeds), self._seed, epoch, self._rank)
-        return Pass(epoch, self.seeds, order, self.bounds, self._steps, taken=taken)
+        return EpochPlan(epoch, self.seeds, order, self.bounds, self._steps, taken=taken)
 
-    def _remainder(self, epoch: int, rows: I64, bounds: I64, steps: int, taken: int) -> Pass:
+    def _remainder(self, epoch: int, rows: I64, bounds: I64, steps: int, taken: int) -> EpochPlan:
         seeds = self.seeds.of_rows(rows)
         order = np.arange(len(seeds))
         if self._shuffle:
             order = np.argsort(seeds.hashes(combine(self._seed, epoch)), kind="stable")
-        return Pass(epoch, seeds, order, bounds, steps, taken=taken, is_remainder=True)
+        return EpochPlan(epoch, seeds, order, bounds, steps, taken=taken, is_remainder=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this trainer is."""

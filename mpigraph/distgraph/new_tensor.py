@@ -17,7 +17,7 @@ from mpigraph.session.context import Session, current
 from mpigraph.session.control import Operation
 from mpigraph.storage.format import storage_dtype
 
-__all__ = ["Handle", "Wanted", "create", "find_policy", "held"]
+__all__ = ["Handle", "TensorRequest", "create", "find_policy", "held"]
 
 _ROW_BYTES = (1 << 31) - 1  # what MPI counts the bytes of a row in
 
@@ -42,7 +42,7 @@ class Handle:
             self.drop = None
 
 
-class Wanted(NamedTuple):
+class TensorRequest(NamedTuple):
     """A tensor as it is asked for."""
 
     shape: Any
@@ -55,7 +55,7 @@ class Wanted(NamedTuple):
 
 
 @collective("trainers")
-def create(wanted: Wanted, label: str, fill: Fill | None) -> Handle:
+def create(wanted: TensorRequest, label: str, fill: Fill | None) -> Handle:
     """Create the rows of a tensor, or attach to those of this name.
 
     Args:
@@ -101,7 +101,7 @@ def create(wanted: Wanted, label: str, fill: Fill | None) -> Handle:
     return handle
 
 
-def _checked(session: Session, wanted: Wanted) -> tuple[tuple[int, ...], str, Policy]:
+def _checked(session: Session, wanted: TensorRequest) -> tuple[tuple[int, ...], str, Policy]:
     """Shape, graph and policy of a tensor to be made. Raises what :class:`DistTensor` says."""
     if wanted.name is None and wanted.persistent:
         raise TensorMismatchError("a persistent tensor needs a name")

@@ -11,7 +11,7 @@ from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import convert, to_storage, to_torch
 from mpigraph.distgraph.init_rows import Fill, InitFunc, by_range
 from mpigraph.distgraph.local_rows import in_memory, local_part
-from mpigraph.distgraph.new_tensor import Handle, Wanted, create, held
+from mpigraph.distgraph.new_tensor import Handle, TensorRequest, create, held
 from mpigraph.distgraph.partition_book import PartitionPolicy
 from mpigraph.distgraph.row_files import NpyRows, npy_path, pieces, write_npy
 from mpigraph.distgraph.typed_ids import to_rows
@@ -91,7 +91,7 @@ class DistTensor:
         All of these are raised on every trainer, whichever has the reason.
         """
         fill = None if init_func is None else by_range(init_func, dtype)
-        wanted = Wanted(shape, dtype, name, part_policy, init_func, persistent, attach)
+        wanted = TensorRequest(shape, dtype, name, part_policy, init_func, persistent, attach)
         self.handle = create(wanted, "anonymous", fill)
 
     @classmethod
@@ -116,7 +116,7 @@ class DistTensor:
             fill: makes the rows that a trainer owns, if the tensor is new; zeros if None.
         """
         tensor = cls.__new__(cls)
-        tensor.handle = create(Wanted(shape, dtype, name, part_policy), label, fill)
+        tensor.handle = create(TensorRequest(shape, dtype, name, part_policy), label, fill)
         return tensor
 
     @classmethod

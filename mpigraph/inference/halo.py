@@ -151,7 +151,7 @@ class HaloReader:
                 return self._lend(self._table, slots)
         found = torch.empty((len(ids), *rows.shape[1:]), dtype=self.tensor.dtype)
         if found.numel():
-            with rows.arriving(to_storage(found, str(self.tensor.dtype).removeprefix("torch."))) as stored:
+            with rows.staging_buffer(to_storage(found, str(self.tensor.dtype).removeprefix("torch."))) as stored:
                 self._read(ids, as_words(stored), self._cache)
         return found
 

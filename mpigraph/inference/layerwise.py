@@ -285,7 +285,7 @@ class Inference:
                 for tensor in rows.values():
                     tensor.close()
             first: dict[str, torch.Tensor | None] = {}
-            with world.together(name), world.apart("a layer"):
+            with world.together(name), world.forbid_meetings("a layer"):
                 for ntype in rows:
                     if self._batches[ntype]:
                         ids = np.arange(*self._batches[ntype][0])
@@ -299,7 +299,7 @@ class Inference:
                         made = made.clone() if len(rows) > 1 else made  # a layer may use its memory for the next type
                     first[ntype] = made
             out = self._create(number, first, dtype)
-            with world.together(name), world.apart("a layer"):
+            with world.together(name), world.forbid_meetings("a layer"):
                 for ntype, tensor in out.items():
                     self._all(number, step, readers, ntype, tensor, first.get(ntype))
             self._g.barrier()

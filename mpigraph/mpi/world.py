@@ -278,7 +278,7 @@ class World:
         See :meth:`.Watchdog.meeting`. Before it, the main thread does what it owes (:meth:`in_main_thread`).
 
         Raises:
-            CollectiveError: this thread is inside of :meth:`apart`.
+            CollectiveError: this thread is inside of :meth:`forbid_meetings`.
         """
         if self._apart is not None and self._apart[0] == threading.get_ident():
             raise CollectiveError(f"{what}: {self._apart[1]} cannot do it, as trainers are not in step there")
@@ -299,7 +299,7 @@ class World:
                 self._owed.pop(0)()
 
     @contextmanager
-    def apart(self, doing: str) -> Iterator[None]:
+    def forbid_meetings(self, doing: str) -> Iterator[None]:
         """Inside, this thread runs the user's code as often as its own work asks for: it must meet nobody there."""
         before, self._apart = self._apart, (threading.get_ident(), doing)
         try:

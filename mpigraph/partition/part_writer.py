@@ -21,7 +21,7 @@ from mpigraph.storage.format import (
     relation_dataset_name,
 )
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import Rows, ShardWriter
+from mpigraph.storage.shard import DatasetWriter, ShardWriter
 
 __all__ = ["PartWriter", "WrittenPart"]
 
@@ -115,7 +115,7 @@ class PartWriter:
         graph.add(relation_dataset_name(key, "out_degrees"), self._arrivals.out_degrees(relation_id, part))
         return num_cut
 
-    def _begin(self, writer: ShardWriter, name: str, feature: Feature, count: int) -> Rows:
+    def _begin(self, writer: ShardWriter, name: str, feature: Feature, count: int) -> DatasetWriter:
         return writer.create(name, (count, *feature.values.shape[1:]), feature.stored)
 
     def _open(self, part: int, kind: str) -> ShardWriter:
@@ -124,7 +124,7 @@ class PartWriter:
 
 
 def _write_rows(
-    rows: Mapping[str, Rows], arrays: Mapping[str, RowArray], ids: Array, carried: Iterator[dict[str, Array]]
+    rows: Mapping[str, DatasetWriter], arrays: Mapping[str, RowArray], ids: Array, carried: Iterator[dict[str, Array]]
 ) -> None:
     """Append the rows of some nodes or edges to all that is known of them.
 

@@ -199,7 +199,7 @@ class CachedRows:
         Raises:
             ClosedError: the tensor was closed.
         """
-        with self.rows.arriving(out) as stored:
+        with self.rows.staging_buffer(out) as stored:
             self._read(read, stored)
 
     def _read(self, read: Read, out: Array) -> None:

@@ -124,7 +124,7 @@ class RowTensor:
 
         Args:
             ids: int64[n], which rows.
-            out: what :meth:`arriving` takes; new memory for rows as they are stored if None.
+            out: what :meth:`staging_buffer` takes; new memory for rows as they are stored if None.
 
         Raises:
             OutOfRangeError: an id is not a row; names the tensor and the id.
@@ -132,12 +132,12 @@ class RowTensor:
         self.check(ids)
         if out is None or out.dtype == self.window.dtype:
             return self.window.gather(ids, out)
-        with self.arriving(out) as stored:
+        with self.staging_buffer(out) as stored:
             self.window.gather(ids, stored)
         return out
 
     @contextmanager
-    def arriving(self, out: Array) -> Iterator[Array]:
+    def staging_buffer(self, out: Array) -> Iterator[Array]:
         """Memory for rows as they are stored, which have the dtype of ``out`` after the ``with`` block.
 
         Args:

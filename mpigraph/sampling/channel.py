@@ -1,9 +1,8 @@
-"""The interface of an exchange: how sampling requests reach the owners of nodes, and answers come back.
+"""The interface of sampling's transports: how requests reach the owners of nodes, and answers come back.
 
-An :class:`Exchange` is one class, of which a job has one object; a :class:`Channel` is what one thread of every trainer
-asks through. Who asks names the owners that it needs, and gets their answers; whether the other ranks take part
-is the exchange's affair. ``sampling/exchanges.py`` lists the classes; one line there makes a new one known to the
-setting.
+A job has one :class:`SamplingTransport`. Each thread that samples asks through a :class:`Channel`: it names the owners
+that it needs, and gets their answers. Whether other ranks take part is up to the transport. ``sampling/exchanges.py``
+lists the transports.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +15,7 @@ from mpigraph.mpi.messages import Answer
 from mpigraph.mpi.world import World
 from mpigraph.trace import span
 
-__all__ = ["Channel", "Exchange", "timed_answer"]
+__all__ = ["Channel", "SamplingTransport", "timed_answer"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,7 +87,7 @@ def timed_answer(work: Callable[P, T]) -> Callable[P, T]:
     return timed
 
 
-class Exchange(ABC):
+class SamplingTransport(ABC):
     """A way to exchange sampling requests.
 
     Attributes:

@@ -12,18 +12,18 @@ from mpigraph.mpi.agree import everywhere, first_choice
 from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.messages import Answer
 from mpigraph.mpi.world import World
-from mpigraph.sampling.channel import Exchange
+from mpigraph.sampling.channel import SamplingTransport
 from mpigraph.sampling.in_step import InStep
 from mpigraph.sampling.sparse import Sparse
 
 __all__ = ["EXCHANGES", "open_exchange"]
 
-EXCHANGES: tuple[type[Exchange], ...] = (InStep, Sparse)
+EXCHANGES: tuple[type[SamplingTransport], ...] = (InStep, Sparse)
 """All exchanges: each is a possible value of ``MPIGRAPH_SAMPLING``."""
 
 
 @collective("world.comm")
-def open_exchange(world: World, make_answer: Callable[[], Answer]) -> Exchange:
+def open_exchange(world: World, make_answer: Callable[[], Answer]) -> SamplingTransport:
     """The exchange of a job; ``make_answer`` makes what answers requests, for one thread at a time.
 
     Requests go to owners alone where they can: on two hosts that is faster already (``tests/perf/README.md``). Nothing
@@ -36,7 +36,7 @@ def open_exchange(world: World, make_answer: Callable[[], Answer]) -> Exchange:
     setting = first_choice(world.comm, "sampling", world.config.sampling, ["auto", *(each.name for each in EXCHANGES)])
     able = np.array([world.threads_may_communicate], np.int8)
     world.comm.Allreduce(MPI.IN_PLACE, able, op=MPI.MIN)
-    kind: type[Exchange] = Sparse if able[0] else InStep
+    kind: type[SamplingTransport] = Sparse if able[0] else InStep
     if setting != "auto":
         kind = next(each for each in EXCHANGES if each.name == setting)
     if kind.needs_threads and not able[0]:

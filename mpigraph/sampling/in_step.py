@@ -34,7 +34,7 @@ from mpigraph.mpi.messages import (
 )
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
-from mpigraph.sampling.channel import Channel, Exchange, timed_answer
+from mpigraph.sampling.channel import Channel, SamplingTransport, timed_answer
 
 __all__ = ["InStep", "RoundChannel", "RoundOperation"]
 
@@ -223,7 +223,7 @@ class RoundChannel(Channel):
         return doing
 
 
-class InStep(Exchange):
+class InStep(SamplingTransport):
     """Rounds of all ranks."""
 
     name = "alltoallv"

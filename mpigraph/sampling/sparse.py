@@ -19,7 +19,7 @@ from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import Answer, Gate, Requester, RequestServer, answering
 from mpigraph.mpi.wait import IN_ROUND
 from mpigraph.mpi.world import World
-from mpigraph.sampling.channel import Channel, Exchange, timed_answer
+from mpigraph.sampling.channel import Channel, SamplingTransport, timed_answer
 
 __all__ = ["HELD", "MOST_TOGETHER", "Sparse", "SparseChannel"]
 
@@ -70,7 +70,7 @@ class SparseChannel(Channel):
         """Nothing: what was asked is answered when :meth:`ask` returns."""
 
 
-class Sparse(Exchange):
+class Sparse(SamplingTransport):
     """Requests to owners alone, on one communicator for all channels of a job.
 
     Attributes:
@@ -101,15 +101,15 @@ class Sparse(Exchange):
         return SparseChannel(self, number)
 
     def progress(self) -> bool:
-        """See :class:`.Exchange`."""
+        """See :class:`.SamplingTransport`."""
         return self._server is not None and self._server.progress()
 
     @property
     def outstanding(self) -> bool:
-        """See :class:`.Exchange`."""
+        """See :class:`.SamplingTransport`."""
         return self._server is not None and self._server.outstanding
 
     def retire(self) -> None:
-        """See :class:`.Exchange`."""
+        """See :class:`.SamplingTransport`."""
         with self.world.watch("what other threads sample while the job ends"):
             self.gate.drain()

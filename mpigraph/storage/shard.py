@@ -31,7 +31,7 @@ from mpigraph.storage.format import FORMAT_NAME, FORMAT_VERSION, logical_dtype, 
 __all__ = [
     "DatasetInfo",
     "Fingerprint",
-    "Rows",
+    "DatasetWriter",
     "ShardReader",
     "ShardWriter",
     "fingerprint",
@@ -106,7 +106,7 @@ class ShardWriter:
             part=part,
             identity=_text(identity),
         )
-        self._begun: list[Rows] = []
+        self._begun: list[DatasetWriter] = []
         self._content: dict[str, tuple[DatasetInfo, bytes]] = {}
 
     @property
@@ -114,7 +114,7 @@ class ShardWriter:
         """Of what has been written."""
         return seal_of(self._content)
 
-    def create(self, name: str, shape: tuple[int, ...], dtype: str) -> "Rows":
+    def create(self, name: str, shape: tuple[int, ...], dtype: str) -> "DatasetWriter":
         """Begin a dataset, to which rows are then appended; several may be in progress.
 
         Args:
@@ -122,7 +122,7 @@ class ShardWriter:
             shape: full shape, first dimension the rows.
             dtype: logical dtype.
         """
-        rows = Rows(self._file, self._target, name, shape, dtype)
+        rows = DatasetWriter(self._file, self._target, name, shape, dtype)
         self._begun.append(rows)
         check_space(self._path.parent, rows.nbytes, f"dataset {name!r} of {self._path}")
         return rows
@@ -191,7 +191,7 @@ class _Target(NewFile):
             raise self._error
 
 
-class Rows:
+class DatasetWriter:
     """A dataset of a shard that is being written: rows so far and their running checksums."""
 
     def __init__(self, file: h5py.File, target: _Target, name: str, shape: tuple[int, ...], dtype: str) -> None:

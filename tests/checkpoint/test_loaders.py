@@ -15,7 +15,7 @@ import mpigraph.distributed as dist
 from mpigraph import checkpoint
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
-from mpigraph.dataloading.passes import Pass
+from mpigraph.dataloading.passes import EpochPlan
 from mpigraph.dataloading.seeds import Seeds, batch_bounds
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.errors import InvalidArgumentError
@@ -258,12 +258,12 @@ def test_what_is_left_of_a_remainder_is_its_end(told: bool) -> None:
     keys = seeds.hashes(np.uint64(3))
     order = np.argsort(keys, kind="stable")
     bounds = batch_bounds(33, 4, False, 11)
-    whole = Pass(0, seeds, order, bounds, 11, is_remainder=True)
+    whole = EpochPlan(0, seeds, order, bounds, 11, is_remainder=True)
     batches = rows(seeds, whole.batches())
     for taken in range(12):
         rest = seeds.of_rows(whole.left(taken))
         order = np.argsort(rest.hashes(np.uint64(3)), kind="stable")
-        later = Pass(0, rest, order, bounds, 11, taken=taken, is_remainder=True)
+        later = EpochPlan(0, rest, order, bounds, 11, taken=taken, is_remainder=True)
         assert rows(rest, later.batches()) == batches[taken:]
         assert later.length == 33
 

@@ -127,7 +127,7 @@ elif stage == "assign nodes":
 elif stage == "relabel edges":
     kill(Spill, "add", stage, 3)
 elif stage == "write parts":
-    kill(part_writer.Rows, "write", stage, 3, done=1)  # of a second part
+    kill(part_writer.DatasetWriter, "write", stage, 3, done=1)  # of a second part
 elif stage == "verify parts":
     kill(pipeline, "audit_part", stage)
 elif stage == "write configuration":
