@@ -471,7 +471,7 @@ class JsonFiles:
         return [Piece(file, 0, -1) for file in range(len(self.paths))]
 
     def first_row(self, piece: Piece) -> int:
-        """Return 1: rows are the lines of the file."""
+        """Return 1: rows are the lines of the file, so the piece is ignored."""
         return 1
 
     def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:

@@ -24,10 +24,11 @@ import mpigraph as mg
 import mpigraph.distributed as dist
 
 ROOT = str(Path(mg.__file__).parent)
-MOST_FILES, MOST_FRAMES = 15, 10
+MOST_FILES, MOST_FRAMES = 15, 11
 MPI_CALLS = {"Get", "Ialltoall", "Ialltoallv", "Irecv", "Isend", "Rget"}
 ROOMS = (
     "errors",
+    "trace",
     "kernels",
     "mpi",
     "metadata",
