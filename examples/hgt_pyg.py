@@ -101,7 +101,7 @@ SETTINGS = {
     "target": ("paper", "the node type to classify, with label, train_mask, val_mask and test_mask"),
     "num_epochs": (4, "passes over the training nodes"),
     "eval_every": (1, "evaluate after every so many epochs"),
-    "fan_out": ("10,10", "neighbours per layer and relation, input side first"),
+    "fan_out": ("10,10", "neighbours per layer and relation, outermost hop first"),
     "batch_size": (200, "of all trainers together"),
     "num_hidden": (64, "width of the layers"),
     "num_heads": (4, "heads of attention"),
@@ -119,7 +119,7 @@ def main():
         g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
     line = f"test accuracy {train(g, 'HGT', common.numbers(args.fan_out), args, device):.4f}"
     if not args.part_config:
-        line += f", of an MLP on the papers' own features {train(g, 'MLP', [], args, device):.4f}"
+        line += f" (MLP baseline: {train(g, 'MLP', [], args, device):.4f})"
     common.print_once(line)
     torch.distributed.destroy_process_group()
 

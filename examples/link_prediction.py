@@ -102,7 +102,7 @@ def evaluate(g, rows, src, dst, args, device):
 SETTINGS = {
     "held_out": ("", "npz file of the edges to predict, with src and dst; default: held_out.npz beside the graph"),
     "num_epochs": (3, "passes over the edges"),
-    "fan_out": ("10,10", "neighbours per layer, input side first; or none"),
+    "fan_out": ("10,10", "neighbours per layer, outermost hop first; or none"),
     "exclude": ("reverse_id", "not sampled: reverse_id: edges of the minibatch and their reverses; self: the edges"),
     "negatives": ("Uniform", "the name of a sampler of mpigraph.dataloading.negative_sampler"),
     "num_negatives": (5, "for each edge; with JointUniform for a whole minibatch"),

@@ -120,7 +120,7 @@ def write_graph(folder):
 SETTINGS = common.CHECKPOINTS | {
     "num_epochs": (30, "passes over the training nodes"),
     "eval_every": (1, "evaluate after every so many epochs"),
-    "fan_out": ("10,10", "neighbours per layer, input side first"),
+    "fan_out": ("10,10", "neighbours per layer, outermost hop first"),
     "eval_fan_out": (-1, "neighbours in each layer in evaluation; -1: all"),
     "eval": ("minibatch", "how the last evaluation is done: minibatch, or layerwise"),
     "num_eval": (10**9, "evaluate on about so many nodes of each trainer"),
@@ -142,7 +142,7 @@ def main():
         g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
     line = f"test accuracy {train(g, 'GraphSAGE', common.numbers(args.fan_out), args, device):.4f}"
     if not args.part_config:
-        line += f", of an MLP on the features alone {train(g, 'MLP', [], args, device):.4f}"
+        line += f" (MLP baseline: {train(g, 'MLP', [], args, device):.4f})"
     common.print_once(line)
     torch.distributed.destroy_process_group()
 

@@ -73,7 +73,7 @@ def write_graph(folder):
 SETTINGS = common.CHECKPOINTS | {
     "num_epochs": (15, "passes over the training nodes"),
     "eval_every": (5, "evaluate after every so many epochs"),
-    "fan_out": ("10,10", "neighbours per layer, input side first"),
+    "fan_out": ("10,10", "neighbours per layer, outermost hop first"),
     "batch_size": (500, "of all trainers together"),
     "num_hidden": (64, "width of the layers between and of the embeddings"),
     "dropout": (0.5, "between layers"),

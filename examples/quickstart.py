@@ -35,7 +35,7 @@ torch.distributed.init_process_group("gloo")
 with graph_files(write_graph) as part_config:  # for a graph of your own: the path of its <name>.json
     g = mg.distributed.DistGraph("default", part_config=part_config)
 
-sampler = mg.dataloading.NeighborSampler([10, 10])  # neighbours in each layer, input side first
+sampler = mg.dataloading.NeighborSampler([10, 10])  # neighbours in each layer, outermost hop first
 train_nodes = mg.distributed.node_split(g.ndata["train_mask"])  # those of this trainer
 test_nodes = mg.distributed.node_split(g.ndata["test_mask"])
 train_loader = mg.distributed.DistNodeDataLoader(g, train_nodes, sampler, batch_size=50, shuffle=True)

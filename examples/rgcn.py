@@ -103,7 +103,7 @@ SETTINGS = {
     "target": ("author", "the node type to classify, with label, train_mask, val_mask and test_mask"),
     "num_epochs": (10, "passes over the training nodes"),
     "eval_every": (2, "evaluate after every so many epochs"),
-    "fan_out": ("10,10", "neighbours by each relation in each layer, input side first"),
+    "fan_out": ("10,10", "neighbours by each relation in each layer, outermost hop first"),
     "eval_fan_out": (-1, "neighbours by each relation in evaluation; -1: all"),
     "batch_size": (500, "of all trainers together"),
     "num_hidden": (64, "width of the layers between and of the embeddings"),

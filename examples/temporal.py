@@ -94,7 +94,7 @@ SETTINGS = {
     "stream": ("", "npz file with src, dst and time of each contact; without, communities that drift are generated"),
     "test_part": (0.2, "of the stream, at its end, to predict"),
     "num_epochs": (4, "passes over the contacts to learn from"),
-    "fan_out": ("8,8", "neighbours per layer, input side first"),
+    "fan_out": ("8,8", "neighbours per layer, outermost hop first"),
     "num_negatives": (3, "for each pair"),
     "num_eval_negatives": (20, "among which each pair is ranked"),
     "batch_size": (400, "pairs, of all trainers together"),

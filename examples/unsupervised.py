@@ -73,7 +73,7 @@ def write_graph(folder):
 
 SETTINGS = {
     "num_epochs": (5, "passes over the edges"),
-    "fan_out": ("10,10", "neighbours per layer, input side first"),
+    "fan_out": ("10,10", "neighbours per layer, outermost hop first"),
     "eval_fan_out": (-1, "neighbours in each layer for the representations; -1: all"),
     "embeddings": ("", "an HDF5 file to write the representations of all nodes to, by original id"),
     "batch_size": (500, "edges, of all trainers together"),

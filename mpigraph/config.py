@@ -44,7 +44,7 @@ class Config:
     """Settings of one job.
 
     Attributes:
-        ranks_per_node: group the ranks into pretended nodes of this size; 0 means the real nodes. For tests.
+        ranks_per_node: group the ranks into simulated nodes of this size; 0 means the real nodes. For tests.
         timeout: seconds that a wait inside a protocol step may last before the watchdog ends the job.
         window: how shared windows are allocated: "auto", "allocate" or "create" (see ``rows/service.py``).
         transport: how far rows are read: the name of a transport, which ``rows/service.py`` lists and checks, or "auto"

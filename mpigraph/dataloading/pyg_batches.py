@@ -1,7 +1,7 @@
 """Minibatches as PyG's ``NeighborLoader`` and ``LinkNeighborLoader`` make them: its models train on them as they are.
 
-Fanouts are given in DGL's order, input side first: ``[25, 10]`` draws 10 neighbours of each seed, then 25 of each node
-that was found. PyG's ``num_neighbors`` would be ``[10, 25]``.
+Fanouts are given in DGL's order, outermost hop first: ``[25, 10]`` draws 10 neighbours of each seed, then 25 of each
+new node. PyG's ``num_neighbors`` would be ``[10, 25]``.
 
 A minibatch is a ``Data``, or a ``HeteroData`` where types have names, with these attributes. In a ``HeteroData`` each
 is of a node type (down to the first features) or of a relation, for all of them, reached or not::

@@ -189,7 +189,7 @@ class NeighborSampler(BlockSampler):
         """Describe the draw.
 
         Args:
-            fanouts: most neighbours in each layer, input side first; each as in :meth:`.DistGraph.sample_neighbors`.
+            fanouts: most neighbours in each layer, outermost hop first; each as in :meth:`.DistGraph.sample_neighbors`.
             edge_dir: only "in".
             prob: name of an edge feature with weights, as in :meth:`.DistGraph.sample_neighbors`.
             mask: name of an edge feature with a mask, or edge type -> name; not together with ``prob``.

@@ -73,7 +73,7 @@ class SamplingArguments:
     A subclass with another :meth:`strategy` chooses neighbours in another way.
 
     Attributes:
-        fanouts: the fanout of each layer, input side first: most neighbours of a node in each relation, -1 means all;
+        fanouts: the fanout of each layer, outermost hop first: most neighbours in each relation, -1 means all;
             or edge type -> most neighbours, with every edge type.
         edge_dir: only "in": parts hold the in-edges of their nodes.
         prob: name of an edge feature with a weight for each edge, or a mask, as in
@@ -322,7 +322,7 @@ class SampledGraph:
 
         Args:
             seed_nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need.
-            fanouts: the fanout of each layer, input side first; or the arguments of a sampler.
+            fanouts: the fanout of each layer, outermost hop first; or the arguments of a sampler.
             exclude_edges: as in :meth:`sample_neighbors`; removed in every layer.
             seed_times: the times of the seeds, in the form of ``seed_nodes``; by default their own, where nodes have
                 times. Only with a ``time_filter``.
@@ -330,7 +330,7 @@ class SampledGraph:
 
         Returns:
             Input nodes and output nodes, int64 each (where the graph has several node types: by type), and the blocks,
-            input side first. Where trees are disjoint they have ``srcdata[TREE]`` and ``dstdata[TREE]``, int64, the
+            outermost hop first. Where trees are disjoint they have ``srcdata[TREE]`` and ``dstdata[TREE]``, int64, the
             number of the tree, and with times ``srcdata["seed_time"]`` and ``dstdata["seed_time"]``.
 
         The first use of a time that :meth:`prepare_times` was not told is always collective.
@@ -546,7 +546,7 @@ def in_subgraph(g: SampledGraph, nodes: NodeIds) -> HeteroGraph:
 
 
 def hop_blocks(sampled: SampledHops) -> BlockList:
-    """Message-flow graphs of the hops, input side first."""
+    """Message-flow graphs of the hops, outermost hop first."""
     schema = sampled.schema
     blocks = BlockList()
     of_trees = {} if sampled.trees is None else _columns(sampled.trees, schema)

@@ -216,7 +216,7 @@ def to_block(
 
 
 class Blocks(list[Block]):
-    """The blocks of a minibatch, input side first: a list whose IndexError says how many fanouts there were."""
+    """The blocks of a minibatch, outermost hop first: a list whose IndexError says how many fanouts there were."""
 
     def __getitem__(self, which: SupportsIndex | slice) -> Any:
         try:

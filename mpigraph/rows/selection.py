@@ -70,7 +70,7 @@ def choose_transport(service: RowService) -> dict[str, float]:
 def _rates(service: RowService) -> dict[str, float]:
     """Return what was measured on these nodes lately, else measure. Rank 0 decides."""
     world = service.world
-    if world.config.ranks_per_node:  # pretended nodes are for tests
+    if world.config.ranks_per_node:  # simulated nodes are for tests
         return _measure(service)
     names = [transport.name for transport in service.transports]
     nodes = allgather_bytes(world.comm, b"" if world.node.rank else MPI.Get_processor_name().encode())

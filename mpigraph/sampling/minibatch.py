@@ -75,7 +75,7 @@ class SamplingPlan:
     """How a minibatch is sampled: the arguments of :class:`.SamplingArguments`, checked, with numbers for names.
 
     Attributes:
-        layers: for each layer, input side first (DGL's order), the strategy by relation id; relations left out are not
+        layers: for each layer, outermost hop first (DGL's order), the strategy by relation id; no other relation is
             sampled.
         seeds: int64[n] by node type id.
         want_eids: whether edge ids are wanted.

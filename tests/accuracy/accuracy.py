@@ -62,7 +62,7 @@ STARTS = {
     "servers-0": Start("4 ranks, 0 servers", 4, 0),
     "servers-1": Start("4 ranks, 1 server", 4, 1),
     "servers-2": Start("4 ranks, 2 servers", 4, 2),
-    "two-nodes": Start("2 pretended nodes, 1 server each", 4, 1, ranks_per_node=2),
+    "two-nodes": Start("2 simulated nodes, 1 server each", 4, 1, ranks_per_node=2),
 }
 NORM = 2  # by which feature rows are divided
 LIMIT = 1.5  # points between a mean and that of the reference

@@ -39,7 +39,7 @@ STARTS = {
     "two-ranks": Start("2 ranks, 1 server", 2, 1),
     "servers-0": Start("4 ranks, 0 servers", 4, 0),
     "servers-1": Start("4 ranks, 1 server", 4, 1),
-    "two-nodes": Start("2 pretended nodes, 1 server each", 4, 1, ranks_per_node=2),
+    "two-nodes": Start("2 simulated nodes, 1 server each", 4, 1, ranks_per_node=2),
 }
 SAME = 1.0  # points
 NORM = f"--norm {accuracy.NORM}"

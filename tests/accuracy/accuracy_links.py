@@ -37,7 +37,7 @@ from mpigraph.distgraph.partitioning import partition_graph
 STARTS = {
     "python": Start("`python`", 0, 0),
     "servers-1": Start("4 ranks, 1 server", 4, 1),
-    "two-nodes": Start("2 pretended nodes, 1 server each", 4, 1, ranks_per_node=2),
+    "two-nodes": Start("2 simulated nodes, 1 server each", 4, 1, ranks_per_node=2),
 }
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -34,7 +34,7 @@ class Settings:
     batch_size: int
     epochs: int
     num_negatives: int = 0  # shared by a batch, drawn from all nodes
-    fanouts: tuple[int, ...] = ()  # input side first
+    fanouts: tuple[int, ...] = ()  # outermost hop first
 
 
 GOWALLA = Settings(dim=64, lr=0.1, dense_lr=0.0, batch_size=2048, epochs=6, num_negatives=512)

@@ -41,7 +41,7 @@ class Problem:
 class Settings:
     """Hyperparameters, with those that suit Cora."""
 
-    fanouts: tuple[int, ...] = (10, 10)  # input side first
+    fanouts: tuple[int, ...] = (10, 10)  # outermost hop first
     hidden: int = 64
     feat_drop: float = 0.5
     dropout: float = 0.5
@@ -86,7 +86,7 @@ def sample(problem, seeds, fanout, rng):
 
 
 def sample_blocks(problem, seeds, fanouts, rng):
-    """Return the input nodes and, input side first, (source positions, destination positions, num_dst)."""
+    """Return the input nodes and, outermost hop first, (source positions, destination positions, num_dst)."""
     blocks, nodes = [], seeds
     for fanout in reversed(fanouts):
         src, dst = sample(problem, nodes, fanout, rng)

@@ -195,7 +195,7 @@ def another_user() -> Iterator[None]:
 
 @several
 def test_each_node_has_a_disk_of_its_own(job: SharedJob, oracle, shared_path: Path, monkeypatch: Any) -> None:
-    """The trainers of each pretended node use a folder of their own under one path, as nodes would."""
+    """The trainers of each simulated node use a folder of their own under one path, as nodes would."""
     g = job.open(oracle(3))
     world = current().world
     if world.num_nodes == 1:

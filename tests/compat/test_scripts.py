@@ -1,4 +1,4 @@
-"""Scripts as users of DGL write them, unmodified: one rank, two, and four on two pretended nodes, with servers."""
+"""Scripts as users of DGL write them, unmodified: one rank, two, and four on two simulated nodes, with servers."""
 
 import re
 from collections.abc import Callable

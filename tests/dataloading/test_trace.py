@@ -1,4 +1,4 @@
-"""The way of one minibatch through the library, followed by the interpreter's profiler on two pretended hosts.
+"""The way of one minibatch through the library, followed by the interpreter's profiler on two simulated hosts.
 
     mpiexec -n 2 python tests/dataloading/test_trace.py
 

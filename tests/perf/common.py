@@ -15,7 +15,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(1, str(HERE.parent / "support"))  # scripts find what the tests share, such as namespaces.py
 OURS = "mpigraph"
-FANOUTS = ("10,25", "15,10,5")  # neighbours per layer, input side first
+FANOUTS = ("10,25", "15,10,5")  # neighbours per layer, outermost hop first
 BUSY = 0.15  # cores that others may use on a machine that is called quiet
 
 

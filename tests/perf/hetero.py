@@ -21,7 +21,7 @@ PEERS = ("dgl", "graphbolt")
 
 def main():
     p = common.parser(__doc__, graphs=("mag",))
-    p.add_argument("--fanouts", default="25,25", help="of every relation, input side first (%(default)s)")
+    p.add_argument("--fanouts", default="25,25", help="of every relation, outermost hop first (%(default)s)")
     p.add_argument("--batch_size", type=int, default=1024, help="seed papers of a minibatch (%(default)s)")
     p.add_argument("--steps", type=int, default=20, help="timed minibatches of a job (%(default)s)")
     p.add_argument("--gather", type=int, choices=(0, 1), default=0, help="1: read the papers' features, too")

@@ -1,4 +1,4 @@
-"""Messages, bytes and Python time of a rank's hop in jobs of 64 to 8,192 ranks, pretended in one process.
+"""Messages, bytes and Python time of a rank's hop in jobs of 64 to 8,192 ranks, simulated in one process.
 
     python tests/perf/many_ranks.py
 

@@ -3,7 +3,7 @@
     DGL_PYTHON=... python tests/perf/sampling.py DIR --graph S
 
 The same ids, edges and seeds for all, in CSC, whose indices are int64 for DGL (its default) and int32 for this library;
-fanouts 10,25 and 15,10,5, input side first. The sides: this library with 1 and 2 threads; DGL unfused with 1 thread
+fanouts 10,25 and 15,10,5, outermost hop first. The sides: this library with 1 and 2 threads; DGL unfused with 1 thread
 (what DGL uses with 1 thread, and always for a DistGraph), DGL fused with 2, GraphBolt with 1. Values are medians over
 the minibatches of a round.
 """

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from worlds import calls_of, pretended_world
+from worlds import calls_of, simulated_world
 
 from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.rows import shm_check
@@ -50,7 +50,7 @@ def test_positions_are_routed_to_owners_in_order() -> None:
 
 @pytest.mark.parametrize("servers", [0, 1, 3])
 def test_owners_are_near_and_own_as_much_as_the_others(servers: int) -> None:
-    world = pretended_world(5, 7, servers, rank=9)
+    world = simulated_world(5, 7, servers, rank=9)
     hosts = len(world.hosts)
     offsets = np.append(0, np.cumsum(np.random.default_rng(1).integers(0, 60, hosts)))
     owners = RowOwners(world, offsets)
@@ -80,7 +80,7 @@ def test_python_does_not_loop_over_thousands_of_ranks(servers: int, monkeypatch:
             known[:, 0] = np.arange(len(known)) // 128
 
     monkeypatch.setattr(shm_check, "free_and_size", lambda world: (1 << 40, 1 << 41, 0))
-    world = pretended_world(64, 128, servers)
+    world = simulated_world(64, 128, servers)
     world.comm = Gathering()
     hosts = len(world.hosts)
     offsets = np.arange(hosts + 1) * 1000

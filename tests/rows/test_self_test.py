@@ -11,7 +11,7 @@ import pytest
 from jobs import clean_environment, mpiexec, run_job, warm_python
 from layouts import FAR, Job, Layout, own_on_layouts
 from mpi4py import MPI
-from worlds import meet, pretended_world, row_values, rows_of
+from worlds import meet, row_values, rows_of, simulated_world
 
 from mpigraph.arrays import Array
 from mpigraph.config import Config
@@ -209,7 +209,7 @@ def test_a_read_that_hangs_ends_the_job_and_says_what_to_set(tmp_path: Path) -> 
 def test_the_test_of_many_ranks_has_more_time(timeout: float) -> None:
     seconds = []
     for nodes in (2, 16, 31):  # two trainers on each, which try up to 16 hosts
-        world = pretended_world(nodes, 3, 1)
+        world = simulated_world(nodes, 3, 1)
         world.config = Config(timeout=timeout)
         seconds.append(patience(world) * timeout)
     shortest = min(60, timeout)

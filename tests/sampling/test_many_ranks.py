@@ -1,4 +1,4 @@
-"""What a hop costs in a job of 64 and of 1,024 ranks, pretended in one process (``support/many_ranks.py``)."""
+"""What a hop costs in a job of 64 and of 1,024 ranks, simulated in one process (``support/many_ranks.py``)."""
 
 import numpy as np
 import pytest

@@ -8,7 +8,7 @@ from killed import Case
 SAMPLE = [
     pytest.param(Case("node", "before", "trainer 0", "KILL"), marks=pytest.mark.slow),
     Case("node", "epoch", "server", "TERM"),
-    Case("pretended", "saving", "trainer 1", "KILL"),
+    Case("simulated", "saving", "trainer 1", "KILL"),
 ]
 
 

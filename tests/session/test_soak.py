@@ -20,7 +20,7 @@ STARTS = {
 BODY = f"""
 from collections import Counter
 from mpigraph.session.context import current
-pids = current().world.pids.tolist()  # of all ranks: nodes are pretended
+pids = current().world.pids.tolist()  # of all ranks: nodes are simulated
 trains = dist.node_split(torch.ones(g.num_nodes(), dtype=torch.bool))
 sampler = NeighborSampler([3, 3])
 emb = dist.DistEmbedding(g.num_nodes(), 4, "soaked")

@@ -1,6 +1,6 @@
 """Kill matrix: one rank of a job is killed at each point of its life, and what is left is looked for.
 
-    python tests/support/killed.py                  # one node, two pretended nodes, two hosts in namespaces
+    python tests/support/killed.py                  # one node, two simulated nodes, two hosts in namespaces
     python tests/support/killed.py --only node0 --signals KILL --phases loading saving
 
 Each case is a job of two nodes' worth of ranks in which trainer 0, another trainer or a server gets SIGKILL or SIGTERM.
@@ -97,7 +97,7 @@ at("shutdown", dist.exit_client, last=True)
 
 
 class Case(NamedTuple):
-    """Who gets what, and when; ``nodes`` is "node" (one), "pretended" or "hosts"."""
+    """Who gets what, and when; ``nodes`` is "node" (one), "simulated" or "hosts"."""
 
     nodes: str
     phase: str
@@ -180,7 +180,7 @@ def run(case: Case, path: str, python: list[str], hosts: Any = None) -> Result:
         command = jobs.mpiexec(ranks)
         if case.nodes == "hosts":
             command = hosts.mpiexec(case.ranks_per_node, 2)
-        elif case.nodes == "pretended":
+        elif case.nodes == "simulated":
             env["MPIGRAPH_RANKS_PER_NODE"] = "2"
         before = segments()
         done = jobs.run_job([*command, *python, script, case.phase, case.victim, number, flag, path, folder], env)
@@ -197,7 +197,7 @@ def run(case: Case, path: str, python: list[str], hosts: Any = None) -> Result:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Kill one rank of a job at each point of its life.")
-    parser.add_argument("--nodes", nargs="+", default=["node", "pretended", "hosts"])
+    parser.add_argument("--nodes", nargs="+", default=["node", "simulated", "hosts"])
     parser.add_argument("--phases", nargs="+", default=PHASES)
     parser.add_argument("--who", nargs="+", default=["trainer 0", "trainer 1", "server"])
     parser.add_argument("--signals", nargs="+", default=SIGNALS)

@@ -1,4 +1,4 @@
-"""One rank's hop in a job of many pretended ranks, in one process: what it sends, and what it does in Python.
+"""One rank's hop in a job of many simulated ranks, in one process: what it sends, and what it does in Python.
 
 The rank, every library class of it, is real; the communicator is not. What the rank sends is counted, and what the
 owners answer is made, outside of the time that counts, by the classes that answer in a job.

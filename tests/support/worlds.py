@@ -52,7 +52,7 @@ def flat_world(comm: MPI.Intracomm) -> Iterator[World]:
     world.close()
 
 
-def pretended_world(nodes: int, ranks_per_node: int, servers: int, rank: int = 0) -> World:
+def simulated_world(nodes: int, ranks_per_node: int, servers: int, rank: int = 0) -> World:
     """What a rank of a large job knows of the others, without any communicator."""
     world = World.__new__(World)
     world.rank, world.size = rank, nodes * ranks_per_node

@@ -27,7 +27,7 @@ class Settings:
     part_config: str = _option("", "measure on this partitioned graph instead (<name>.json)")
     dir: str = _option("", "where to write the generated graph for the job; every node must see it")
     batch_size: int = _option(1000, "seeds of a minibatch, on each trainer", 1)
-    fanouts: str = _option("10,25", "neighbours in each layer, input side first")
+    fanouts: str = _option("10,25", "neighbours in each layer, outermost hop first")
     hidden: int = _option(256, "width of the hidden layers", 1)
     seconds: float = _option(20.0, "about how long to measure in all, after the start", 0.01)
     num_servers: int | None = _option(None, "servers on each node (MPIGRAPH_NUM_SERVERS, else 1)", 0, int)
