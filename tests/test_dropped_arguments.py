@@ -10,7 +10,17 @@ FILES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT 
 SAYS = re.compile(r"accepted|without effect|ignored|changes? nothing", re.IGNORECASE)
 ELSEWHERE = re.compile(r"^As :meth:|(options|arguments) are those of|[Tt]he same as :meth:")
 OWN = {"self", "cls"}
-NOT_OF_USERS = ("checkpoint/background", "partition/", "cli/", "kernels/", "mpi/", "rows/", "sampling/", "storage/", "store/")
+NOT_OF_USERS = (
+    "checkpoint/background",
+    "partition/",
+    "cli/",
+    "kernels/",
+    "mpi/",
+    "rows/",
+    "sampling/",
+    "storage/",
+    "store/",
+)
 
 
 def callables(tree: ast.AST, above: str = "") -> Iterator[tuple[ast.FunctionDef, str]]:
