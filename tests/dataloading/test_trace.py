@@ -147,7 +147,8 @@ def test_the_way_of_a_minibatch_is_short(comm: Any, tmp_path: Path, monkeypatch:
     assert any(file.startswith("rows/") for file in trace.way_down)  # features were read from the other host
     assert len(trace.way_down) <= MOST_FILES, sorted(trace.way_down)
     assert 0 < len(trace.first_round) <= MOST_FRAMES, trace.first_round
-    assert {callee.split("/")[0] for _, callee, _ in trace.upward} <= {"sampling"}, trace.upward
+    # Only mpi/messages.py calls upwards: this rank's own work, while the messages of others are on their way.
+    assert {function for _, _, function in trace.upward} <= {"timed", "load_near"}, trace.upward
 
 
 def main() -> None:
