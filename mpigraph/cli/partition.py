@@ -24,7 +24,6 @@ from mpigraph.formats.shards import check_apart
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
-from mpigraph.partition.carried_rows import carried_sizes
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import Forecast, Workload, check_memory, ranks_on_this_node
 from mpigraph.partition.options import PART_METHODS, check_options
@@ -32,7 +31,7 @@ from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.progress import silent
 from mpigraph.partition.source import GraphSource
-from mpigraph.partition.spill import Scratch
+from mpigraph.partition.spill import Scratch, carried_sizes
 from mpigraph.storage.files import check_space
 from mpigraph.storage.narrow import FeatDtype, check_feat_dtype
 from mpigraph.storage.part_config import PartConfig

@@ -6,8 +6,7 @@ from dataclasses import replace
 from mpigraph.errors import GraphDataError
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.chunks import Concatenated, both_ways
-from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.row_arrays import Concatenated, RowArray, both_ways
 from mpigraph.partition.source import Feature, GraphSource
 
 __all__ = ["add_reverse_edges"]

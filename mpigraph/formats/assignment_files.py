@@ -19,8 +19,7 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.foreign_names import dgl_name
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.chunks import UNREADABLE, mapped_npy
-from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.row_arrays import UNREADABLE, RowArray, mapped_npy
 from mpigraph.storage.files import open_regular
 
 __all__ = ["checked_parts", "read_assignment"]

@@ -21,7 +21,7 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
-from mpigraph.partition.chunks import UNREADABLE
+from mpigraph.partition.row_arrays import UNREADABLE
 from mpigraph.partition.source import Feature
 from mpigraph.storage.files import open_regular
 

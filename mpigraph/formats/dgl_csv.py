@@ -19,8 +19,7 @@ from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.table_files import TextFiles, TextForm
 from mpigraph.formats.typed_tables import EdgeTable, NodeTable, read_typed_tables
 from mpigraph.metadata.schema import DEFAULT_NTYPE, Relation
-from mpigraph.partition.chunks import Reordered
-from mpigraph.partition.row_arrays import MadeRows, RowArray
+from mpigraph.partition.row_arrays import MadeRows, Reordered, RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, Features, GraphSource
 
 __all__ = ["DGL_CSV"]

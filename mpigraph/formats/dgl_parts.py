@@ -32,8 +32,7 @@ from mpigraph.formats.shards import parts_of
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key, relations_in
-from mpigraph.partition.chunks import GrowingFile, concatenated
-from mpigraph.partition.row_arrays import MadeRows, RowArray
+from mpigraph.partition.row_arrays import GrowingFile, MadeRows, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 

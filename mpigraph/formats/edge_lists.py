@@ -38,8 +38,7 @@ from mpigraph.formats.input_files import FolderFiles, failure, first_bytes, in_n
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema, relation_key
-from mpigraph.partition.chunks import UNREADABLE, GrowingFile, concatenated
-from mpigraph.partition.row_arrays import CastRows, RowArray
+from mpigraph.partition.row_arrays import UNREADABLE, CastRows, GrowingFile, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource, edge_chunks
 
 __all__ = [

@@ -26,8 +26,7 @@ from mpigraph.formats.edge_lists import CollectedEdges, number_blocks
 from mpigraph.formats.input_files import FolderFiles, read_yaml
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
-from mpigraph.partition.chunks import mapped_npy
-from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.row_arrays import RowArray, mapped_npy
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource, mask_of
 from mpigraph.partition.spill import Scratch
 

@@ -36,9 +36,8 @@ from mpigraph.formats.table_files import JsonFiles, TextForm, json_values, open_
 from mpigraph.formats.typed_tables import ids_feature
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Schema, relation_key
-from mpigraph.partition.chunks import GrowingFile, concatenated
-from mpigraph.partition.multilevel.hashes import hashes
-from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_labels
+from mpigraph.partition.multilevel.dist_csr import hashes
+from mpigraph.partition.row_arrays import GrowingFile, MadeRows, RowArray, RowError, as_labels, concatenated
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 from mpigraph.storage.files import read_text
 from mpigraph.storage.hdf5_rows import open_hdf5

@@ -33,8 +33,7 @@ from mpigraph.formats.edge_lists import CollectedEdges, blocks_of_lines, number_
 from mpigraph.formats.input_files import FolderFiles
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.chunks import GrowingFile, Reordered
-from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.row_arrays import GrowingFile, Reordered, RowArray
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 

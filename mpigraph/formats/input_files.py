@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from mpigraph.errors import GraphDataError
-from mpigraph.partition.chunks import UNREADABLE
+from mpigraph.partition.row_arrays import UNREADABLE
 from mpigraph.storage.files import open_regular, read_text
 
 __all__ = ["FolderFiles", "failure", "first_bytes", "in_natural_order", "is_packed", "opened", "read_yaml"]

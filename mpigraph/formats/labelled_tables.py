@@ -29,8 +29,7 @@ from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_columns import Block, IdColumn, read_columns
 from mpigraph.formats.table_files import TextFiles
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.chunks import NamedRows, Reordered, concatenated
-from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, as_labels
+from mpigraph.partition.row_arrays import CastRows, MadeRows, NamedRows, Reordered, RowArray, as_labels, concatenated
 from mpigraph.partition.source import Feature, GraphSource
 
 __all__ = ["LabelledTable", "Property", "read_labelled_tables"]

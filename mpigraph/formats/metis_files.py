@@ -17,7 +17,7 @@ import numpy as np
 from mpigraph.arrays import I64
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, relation_key
-from mpigraph.partition.chunks import GrowingFile
+from mpigraph.partition.row_arrays import GrowingFile
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 from mpigraph.storage.files import open_regular
 

@@ -34,14 +34,16 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.input_files import FolderFiles
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key, relations_in
-from mpigraph.partition.chunks import NamedRows, mapped_npy, mapped_npz
 from mpigraph.partition.row_arrays import (
+    NamedRows,
     RowArray,
     SparseRows,
     as_floats,
     as_labels,
     as_mask,
     largest,
+    mapped_npy,
+    mapped_npz,
 )
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text

@@ -20,9 +20,16 @@ import numpy.typing as npt
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.chunks import Concatenated, GrowingFile, concatenated
 from mpigraph.partition.exchange import ALONE, Exchange
-from mpigraph.partition.row_arrays import RowArray, mapping_of, numpy_under, release
+from mpigraph.partition.row_arrays import (
+    Concatenated,
+    GrowingFile,
+    RowArray,
+    concatenated,
+    mapping_of,
+    numpy_under,
+    release,
+)
 from mpigraph.partition.source import Feature, Features, GraphSource, Parts
 
 __all__ = ["Gathered", "Grow", "NodeRanks", "read_once", "temporary_bytes"]

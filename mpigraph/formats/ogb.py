@@ -43,8 +43,7 @@ from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.input_files import FolderFiles
 from mpigraph.formats.layout import ReadOptions
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
-from mpigraph.partition.chunks import mapped_npz
-from mpigraph.partition.row_arrays import RowArray, RowError, as_float32, as_floats, as_labels
+from mpigraph.partition.row_arrays import RowArray, RowError, as_float32, as_floats, as_labels, mapped_npz
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 
 __all__ = ["is_ogb", "is_text_of_ogb", "read_ogb"]

@@ -48,8 +48,16 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.input_files import FolderFiles, first_bytes
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.chunks import concatenated, mapped_npy, mapped_npz
-from mpigraph.partition.row_arrays import MadeRows, RowArray, as_floats, as_labels, largest
+from mpigraph.partition.row_arrays import (
+    MadeRows,
+    RowArray,
+    as_floats,
+    as_labels,
+    concatenated,
+    largest,
+    mapped_npy,
+    mapped_npz,
+)
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 from mpigraph.storage.files import open_regular
 

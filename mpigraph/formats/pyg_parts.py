@@ -25,8 +25,7 @@ from mpigraph.formats.id_maps import typewise
 from mpigraph.formats.input_files import FolderFiles
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
-from mpigraph.partition.chunks import Reordered, concatenated
-from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.row_arrays import Reordered, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts
 from mpigraph.storage.files import open_regular, read_text
 

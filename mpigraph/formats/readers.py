@@ -32,8 +32,8 @@ from mpigraph.formats.shards import read_partition
 from mpigraph.formats.table_folders import has_tables, read_tables
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import get_logger
-from mpigraph.partition.chunks import UNREADABLE
 from mpigraph.partition.exchange import ALONE, Exchange
+from mpigraph.partition.row_arrays import UNREADABLE
 from mpigraph.partition.source import GraphSource
 from mpigraph.storage.hdf5_rows import is_hdf5
 

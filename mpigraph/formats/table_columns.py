@@ -32,8 +32,18 @@ from mpigraph.formats.arrow_values import (
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_files import ParquetFiles, Piece, Tables, cut
 from mpigraph.log import get_logger
-from mpigraph.partition.chunks import GrowingFile, NamedRows, concatenated
-from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_dtype, as_floats, place_of, side_by_side
+from mpigraph.partition.row_arrays import (
+    GrowingFile,
+    MadeRows,
+    NamedRows,
+    RowArray,
+    RowError,
+    as_dtype,
+    as_floats,
+    concatenated,
+    place_of,
+    side_by_side,
+)
 
 __all__ = ["NO_NUMBERS", "Block", "IdColumn", "TableColumns", "TextRows", "ValueColumn", "are_numbers", "read_columns"]
 

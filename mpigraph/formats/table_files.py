@@ -23,8 +23,7 @@ from mpigraph.formats.arrow_values import EXACT, arrow, to_numpy, type_kind
 from mpigraph.formats.input_files import failure, is_packed, opened
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.log import get_logger
-from mpigraph.partition.chunks import UNREADABLE, concatenated
-from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.row_arrays import UNREADABLE, RowArray, concatenated
 from mpigraph.storage.files import open_regular
 
 __all__ = [

@@ -7,10 +7,9 @@ import numpy as np
 
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.partition.carried_rows import NOTHING_CARRIED, Carried
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.relabel import EDGES_PER_BUCKET
-from mpigraph.partition.spill import Scratch
+from mpigraph.partition.spill import NOTHING_CARRIED, Carried, Scratch
 
 __all__ = ["Forecast", "Workload", "check_memory", "forecast", "ranks_on_this_node"]
 

@@ -24,7 +24,7 @@ import numpy as np
 from mpigraph.arrays import I32
 from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.log import get_logger
-from mpigraph.partition.identity import word_of
+from mpigraph.partition.options import word_of
 from mpigraph.partition.part_writer import WrittenPart
 from mpigraph.storage.files import NewFile, open_regular, read_text, temporary_name
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig

@@ -9,10 +9,10 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.metadata.schema import relation_key
-from mpigraph.partition.carried_rows import ORIGINAL_IDS, arrays_of
 from mpigraph.partition.relabel import Arrivals
 from mpigraph.partition.row_arrays import RowArray, reads_blocks, release
 from mpigraph.partition.source import Feature
+from mpigraph.partition.spill import ORIGINAL_IDS, arrays_of
 from mpigraph.storage.format import (
     edge_feature_name,
     index_dtype,

@@ -34,10 +34,17 @@ from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
-from mpigraph.partition.identity import Digest, word_of, word_of_tables
 from mpigraph.partition.metis import metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
-from mpigraph.partition.options import Method, check_assignment, check_options, check_same
+from mpigraph.partition.options import (
+    Digest,
+    Method,
+    check_assignment,
+    check_options,
+    check_same,
+    word_of,
+    word_of_tables,
+)
 from mpigraph.partition.output_folder import (
     Leftovers,
     Sizes,

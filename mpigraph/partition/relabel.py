@@ -6,8 +6,8 @@ those of a type.
 
 Edges are sorted by (new destination, new source, original edge). They arrive in the order of the input, since ranks
 read them in turn, and wait in a :class:`.Spill` by ranges of destinations, each of which is then sorted on its own. So
-neither the number of ranks nor the size of these *buckets* shows in the result. Rows that are slow to choose
-(``carried_rows.py``) travel along.
+neither the number of ranks nor the size of these *buckets* shows in the result. Rows that are slow to read
+at random (:class:`.CarriedRows`) travel with them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,12 +18,11 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.kernels.csr import count_keys, number_by_key, sort_rows
-from mpigraph.partition.carried_rows import CarriedRows, arrays_of, evenly_cut, to_carry
 from mpigraph.partition.exchange import Exchange, Route, even_bounds, owners_of
 from mpigraph.partition.progress import Progress
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, GraphSource, edge_chunks
-from mpigraph.partition.spill import Scratch, Spill, sorted_by_row
+from mpigraph.partition.spill import CarriedRows, Scratch, Spill, arrays_of, evenly_cut, sorted_by_row, to_carry
 from mpigraph.storage.format import index_dtype
 
 __all__ = ["Arrivals", "Bucket", "Numbering"]

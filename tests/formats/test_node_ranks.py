@@ -19,10 +19,9 @@ from mpigraph.formats.node_ranks import NodeRanks, read_once, temporary_bytes
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.chunks import concatenated, mapped_npy
 from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.over_mpi import MPIExchange
-from mpigraph.partition.row_arrays import MadeRows
+from mpigraph.partition.row_arrays import MadeRows, concatenated, mapped_npy
 from mpigraph.partition.source import Feature, GraphSource, Parts, feature_infos
 
 SIZES = [1, 2, 3]

@@ -14,8 +14,7 @@ from mpigraph.collective import collective
 from mpigraph.kernels.multilevel import accept_in_order, add_rows, favourite_labels, pack_in_order, propose_labels
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Route
-from mpigraph.partition.multilevel.dist_csr import Level
-from mpigraph.partition.multilevel.hashes import hashes
+from mpigraph.partition.multilevel.dist_csr import Level, hashes
 
 __all__ = ["Clusters", "find_clusters"]
 

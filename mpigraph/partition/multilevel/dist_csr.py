@@ -8,16 +8,32 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64, Array, Mask
+from mpigraph.arrays import I32, I64, U64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.csr import distinct_in_rows
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.spill import MatrixSpill, Scratch
 
-__all__ = ["Level", "Mirror", "NodeTable", "level_of_edges"]
+__all__ = ["Level", "Mirror", "NodeTable", "hashes", "level_of_edges"]
 
 _CHUNK = 1 << 22
+_M1 = np.uint64(0xBF58476D1CE4E5B9)
+_M2 = np.uint64(0x94D049BB133111EB)
+
+
+def hashes(keys: I64, salt: np.uint64) -> U64:
+    """Return uint64[n], a hash of each key, one to one for a salt: the mixer of ``kernels/rng.py`` on arrays.
+
+    Args:
+        keys: int64[n].
+        salt: another order for each salt.
+    """
+    x = keys.astype(np.uint64) ^ salt
+    x = (x ^ (x >> np.uint64(30))) * _M1
+    x = (x ^ (x >> np.uint64(27))) * _M2
+    result: U64 = x ^ (x >> np.uint64(31))
+    return result
 
 
 class Mirror:

@@ -15,8 +15,7 @@ from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.partition.balance import Criteria
 from mpigraph.partition.metis import Adjacency, metis_cut
-from mpigraph.partition.multilevel.dist_csr import Level
-from mpigraph.partition.multilevel.hashes import hashes
+from mpigraph.partition.multilevel.dist_csr import Level, hashes
 
 __all__ = ["initial_parts", "spread", "violation"]
 

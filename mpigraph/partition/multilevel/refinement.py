@@ -15,8 +15,7 @@ from mpigraph.collective import collective
 from mpigraph.kernels.multilevel import best_parts, confirm_moves, leaving_parts, tally
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.multilevel.dist_csr import Level
-from mpigraph.partition.multilevel.hashes import hashes
+from mpigraph.partition.multilevel.dist_csr import Level, hashes
 from mpigraph.partition.multilevel.initial import violation
 
 __all__ = ["Effort", "global_loads", "refine"]
