@@ -1,8 +1,8 @@
 """mpigraph: MPI-native distributed GNN training with DGL's distributed API.
 
-Importing this package does no work: names are looked up on first use, so that what needs no torch never loads it. It
-only sets a variable that Open MPI reads when it starts, shows uncaught errors of its own in short, and, in a process
-that a launcher started, ends the job with them.
+Importing this package does little: names are looked up on first use, so that commands without torch never load it. The
+import sets a variable that Open MPI reads when it starts, and shortens tracebacks of the library's uncaught errors. In
+a process that a launcher started, it makes uncaught errors end the job.
 """
 
 from importlib import import_module

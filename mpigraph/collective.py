@@ -2,8 +2,8 @@
 
 ``MPIGRAPH_STRICT=1``, set before the library is imported, turns the check on. Then the main threads of all trainers
 meet at the beginning of each call that is decorated with ``@collective("trainers")``, unless it is part of another one,
-and of each control call. Where the calls differ, every trainer raises one error with the calls, the lines of the
-script, and the trainers. A trainer that does not come at all is the watchdog's business, as at any meeting.
+and of each control call. If the calls differ, every trainer raises one error with the calls, the lines of the
+script, and the trainers. The watchdog reports a trainer that makes no call, as at any meeting.
 
 The check leaves out other threads, which have channels of their own and are not in step; calls that are collective only
 sometimes (``when``); and other groups of ranks: process groups always compare their calls, and servers only join what
@@ -42,13 +42,13 @@ class Strict:
 
     @classmethod
     def begins(cls) -> bool:
-        """Return whether a call that begins now in this thread is to be compared."""
+        """Return whether to compare a call that begins now in this thread."""
         return cls.on and not cls._inside and threading.current_thread() is threading.main_thread()
 
     @classmethod
     @contextmanager
     def call(cls, name: str) -> Iterator[None]:
-        """Compare a call, which the block is, if it is not part of another one."""
+        """Compare the call that runs in the block, unless it is part of another one."""
         if not cls.begins():
             yield
             return

@@ -1,4 +1,4 @@
-"""Says that kernels are compiled, how many there were, and for how long it has taken.
+"""Messages while kernels are compiled: their number and the time.
 
 Numba compiles a kernel when it is first called and its cache lacks it; ``kernels/cache.py`` tells :data:`REPORT`.
 """
@@ -19,11 +19,11 @@ _CLEAR = "\r\x1b[K"
 
 
 class Report:
-    """What this process has compiled.
+    """Count and report the kernels that this process compiles.
 
     Attributes:
-        tell: prints a line in place of the log; who sets it shows :meth:`status`, which a terminal otherwise shows.
-        compiled: how many kernels.
+        tell: prints a line in place of the log. A caller that sets it also shows :meth:`status`; else a terminal does.
+        compiled: the number of kernels.
     """
 
     def __init__(self) -> None:
@@ -35,14 +35,14 @@ class Report:
         self._seconds = 0.0
 
     def status(self) -> str:
-        """Return what is shown while a kernel is compiled, "" when none is."""
+        """Return the line to show while a kernel is compiled, else ""."""
         if not self._depth:
             return ""
         seconds = self._seconds + time.monotonic() - self._begin
         return f"compiling kernels: {self.compiled} done, {seconds:.0f} s"
 
     def begin(self) -> None:
-        """A kernel is not in the cache: this process compiles it, or waits for another that does."""
+        """Note that a kernel is not in the cache: this process compiles it, or waits for another one to."""
         with self._lock:
             now = time.monotonic()
             if not self._depth:
@@ -57,7 +57,7 @@ class Report:
                 sys.stderr.flush()
 
     def end(self, compiled: bool) -> None:
-        """The kernel is there; ``compiled``: by this process."""
+        """Note that the kernel is ready; ``compiled`` by this process or not."""
         with self._lock:
             self.compiled += compiled
             self._depth -= 1
@@ -81,4 +81,4 @@ class Report:
 
 
 REPORT = Report()
-"""That of this process."""
+"""The report of this process."""

@@ -44,21 +44,21 @@ class Config:
     """Settings of one job.
 
     Attributes:
-        ranks_per_node: group the ranks into simulated nodes of this size; 0 means the real nodes. For tests.
+        ranks_per_node: simulate nodes of this many ranks; 0 means the real nodes. For tests.
         timeout: seconds that a wait inside a protocol step may last before the watchdog ends the job.
         window: how shared windows are allocated: "auto", "allocate" or "create" (see ``rows/service.py``).
-        transport: how far rows are read: the name of a transport, which ``rows/service.py`` lists and checks, or "auto"
-            to measure at start.
-        sampling: how sampling requests travel: the name of an exchange, which ``sampling/exchanges.py`` lists and
-            checks, or "auto" to choose by the number of ranks.
+        transport: how rows of other nodes are read: the name of a transport (``rows/service.py`` checks it),
+            or "auto" to measure at start.
+        sampling: how sampling requests travel: the name of an exchange (``sampling/exchanges.py`` checks it),
+            or "auto" to choose by the thread level of MPI.
         self_test: 1 to try windows at start in a job of several nodes (see ``rows/self_test.py``), 0 to trust them.
         keep_memory: 1 to keep freed blocks for the next minibatch (see ``memory.py``), 0 to return them.
-        log_level: a level name of :mod:`logging`, in capitals or not.
+        log_level: a level name of :mod:`logging`, in upper or lower case.
         part_config: the partition configuration of graphs opened without naming one.
         num_servers: servers on each node.
-        num_worker_threads: threads with which a rank samples.
-        requeue: how ``checkpoint.requeue()`` has the job started again: "auto" asks Slurm, "exit" leaves it to whoever
-            sees the exit status.
+        num_worker_threads: threads that a rank samples with.
+        requeue: how ``checkpoint.requeue()`` has the job started again: "auto" asks Slurm, "exit" leaves it to the
+            caller that sees the exit status.
     """
 
     ranks_per_node: int = 0
@@ -76,7 +76,7 @@ class Config:
 
     @property
     def threads_chosen(self) -> bool:
-        """Whether the user chose the number of threads (``OMP_NUM_THREADS``)."""
+        """True if the user chose the number of threads (``OMP_NUM_THREADS``)."""
         return "OMP_NUM_THREADS" in os.environ
 
     def __post_init__(self) -> None:
@@ -96,16 +96,16 @@ class Config:
             raise InvalidArgumentError(f"log_level must be one of {', '.join(_LEVELS)} (got {self.log_level!r})")
 
     @classmethod
-    def from_env(cls, **given: Any) -> "Config":
-        """Read ``MPIGRAPH_<FIELD>`` for each field that is not given.
+    def from_env(cls, **arguments: Any) -> "Config":
+        """Take each field from ``arguments``, else from ``MPIGRAPH_<FIELD>``, else its default.
 
         Raises:
             InvalidArgumentError: a value is not allowed or does not parse; the message names it.
         """
-        values = dict(given)
+        values = dict(arguments)
         for field in fields(cls):
             text = os.environ.get(_PREFIX + field.name.upper())
-            if text is None or field.name in given:
+            if text is None or field.name in arguments:
                 continue
             kind: Callable[[str], Any] = type(field.default)  # type: ignore[assignment]
             try:
@@ -121,8 +121,8 @@ class Allocation(NamedTuple):
     """The Slurm allocation of this job.
 
     Attributes:
-        nodes: how many nodes.
-        cpus: CPUs on the node that has the fewest; 0 where Slurm does not say.
+        nodes: number of nodes.
+        cpus: CPUs of the smallest node; 0 where Slurm does not say.
     """
 
     nodes: int
@@ -130,7 +130,7 @@ class Allocation(NamedTuple):
 
 
 def slurm_allocation() -> Allocation | None:
-    """Return the Slurm allocation that this process is in, None outside of one."""
+    """Return the Slurm allocation of this process, None outside of one."""
     if "SLURM_JOB_ID" not in os.environ:
         return None
     cpus = re.findall(r"(?:^|,)(\d+)", os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))  # such as 16(x2),8
@@ -138,7 +138,7 @@ def slurm_allocation() -> Allocation | None:
 
 
 def slurm_job() -> str | None:
-    """Return what ``scontrol requeue`` calls the Slurm job that this process is in, None outside of one."""
+    """Return the name of this process's Slurm job for ``scontrol requeue``, None outside of one."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     if array is not None:  # the number alone would mean all its tasks
         return f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', '0')}"
@@ -146,18 +146,18 @@ def slurm_job() -> str | None:
 
 
 class Launch(NamedTuple):
-    """What the launcher of this process says.
+    """The launcher of this process.
 
     Attributes:
         launcher: its name.
-        processes: how many processes it started, this one included.
+        processes: number of processes that it started, this one included.
     """
 
     launcher: str
     processes: int
 
 
-_LAUNCHERS = (  # name, how many processes it started, this one's rank; first those that others may have started
+_LAUNCHERS = (  # name, variables of the number of processes and of the rank; nested launchers first
     ("torchrun", "WORLD_SIZE", "RANK"),
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("MVAPICH's launcher", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
@@ -170,7 +170,7 @@ _LAUNCHERS = (  # name, how many processes it started, this one's rank; first th
 
 
 def launch() -> Launch | None:
-    """Return what started this process beside others, None if nothing says that it did."""
+    """Return the launcher that started this process beside others, None if there is no sign of one."""
 
     def number(name: str) -> int:
         text = os.environ.get(name, "")
@@ -189,7 +189,7 @@ def launch() -> Launch | None:
 
 
 def alone() -> dict[str, str]:
-    """Return the environment for a process that is no rank, although one starts it: :func:`launch` finds nothing."""
+    """Return the environment for a process that a rank starts and that is no rank; :func:`launch` agrees."""
     names = {"DGL_ROLE", "TORCHELASTIC_RUN_ID", *(size for _, size, _ in _LAUNCHERS[1:])}
     return {name: value for name, value in os.environ.items() if name not in names}
 
@@ -208,7 +208,7 @@ def strict() -> bool:
 
 
 def pmi_fd() -> int | None:
-    """Return the descriptor by which this process talks PMI-1 with its launcher, if there is one."""
+    """Return the file descriptor of PMI-1 to this process's launcher, if there is one."""
     text = os.environ.get("PMI_FD", "")
     return int(text) if text.isdigit() else None
 
@@ -219,32 +219,32 @@ def slurm_pmi() -> str:
 
 
 def open_mpi_osc() -> str:
-    """Return which components for windows Open MPI was told to take or, behind a "^", to leave; "" if none."""
+    """Return the window components that Open MPI is set to use or, behind a "^", to avoid; "" if unset."""
     return os.environ.get("OMPI_MCA_osc", "")
 
 
 def tell_num_servers() -> None:
-    """Set ``DGL_NUM_SERVER`` as DGL's launcher does, unless it is set: older scripts compare with it."""
+    """Set ``DGL_NUM_SERVER`` as DGL's launcher does, unless it is set: older scripts read it."""
     os.environ.setdefault("DGL_NUM_SERVER", str(Config.from_env().num_servers))
 
 
 def disable_fast_boxes() -> None:
-    """Have Open MPI, if it has not started, send nothing by its fast boxes, unless the user has asked for some.
+    """Turn off Open MPI's fast boxes, unless MPI has started or the user has set their number.
 
-    Those of Open MPI 5.0 lose messages between ranks of a node that call MPI in two threads: of a job that
-    measures its transports one run in six hung, without them none of twenty (open-mpi/ompi issues 12979 and 12816).
+    Those of Open MPI 5.0 lose messages between ranks of a node that call MPI in two threads: one in six runs of a job
+    that measures its transports hung; without fast boxes none of twenty (open-mpi/ompi issues 12979 and 12816).
     """
     if "mpi4py.MPI" not in sys.modules:
         os.environ.setdefault(_FAST_BOXES, "0")
 
 
 def fast_boxes() -> bool:
-    """Return whether Open MPI was not told to do without its fast boxes."""
+    """Return whether Open MPI's fast boxes are on."""
     return os.environ.get(_FAST_BOXES) != "0"
 
 
 def debugging() -> bool:
-    """Return whether the library's own frames are to be shown, too (``MPIGRAPH_LOG_LEVEL=DEBUG``)."""
+    """Return whether tracebacks show the library's own frames (``MPIGRAPH_LOG_LEVEL=DEBUG``)."""
     return os.environ.get(f"{_PREFIX}LOG_LEVEL", "").upper() == "DEBUG"
 
 
@@ -256,10 +256,10 @@ def launcher_rank() -> int:
 
 
 def check_rendezvous(rank: int, world_size: int) -> None:
-    """Check that ``RANK`` and ``WORLD_SIZE``, where they are set, mean the trainers, as torch takes them to.
+    """Check that ``RANK`` and ``WORLD_SIZE``, if set, count trainers, as torch needs.
 
     Raises:
-        InvalidArgumentError: they do not; torch would wait for ranks that never come.
+        InvalidArgumentError: they count other ranks; torch would wait for ranks that never come.
     """
     for name, value, what in (("WORLD_SIZE", world_size, "trainers"), ("RANK", rank, "as this trainer's rank")):
         text = os.environ.get(name)
@@ -271,7 +271,7 @@ def check_rendezvous(rank: int, world_size: int) -> None:
 
 
 def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, port: int) -> list[str]:
-    """Set what ``torch.distributed``'s ``env://`` rendezvous reads, without overriding the user's values.
+    """Set the variables of ``torch.distributed``'s ``env://`` rendezvous, without overriding the user's.
 
     Returns:
         The names that were set, for :func:`unset`.
@@ -283,10 +283,10 @@ def set_rendezvous(rank: int, world_size: int, local_rank: int, address: str, po
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
     }
-    ours = [name for name in values if name not in os.environ]
-    for name in ours:
+    unset_names = [name for name in values if name not in os.environ]
+    for name in unset_names:
         os.environ[name] = str(values[name])
-    return ours
+    return unset_names
 
 
 def unset(names: list[str]) -> None:

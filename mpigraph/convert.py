@@ -1,7 +1,7 @@
 """Conversion of graphs of other packages, and of files, to :class:`~mpigraph.graphs.hetero.HeteroGraph`.
 
 No other package is imported to read its graphs: they are recognised by their attributes. Features keep their names;
-what is not one number or one row of numbers for each node or edge is left out. PyG's graphs are converted in
+attributes other than one number or one row of numbers for each node or edge are left out. PyG's graphs are converted in
 ``graphs/pyg.py``.
 """
 
@@ -32,7 +32,7 @@ __all__ = ["as_graph", "from_dgl", "from_files", "from_networkx", "from_pyg", "f
 
 
 def as_graph(obj: Any) -> HeteroGraph:
-    """Make a graph of any object that describes one.
+    """Convert any object that describes a graph.
 
     Args:
         obj: a graph of this library (returned as it is); a pair (src, dst) or integers of shape [2, num_edges]; a
@@ -40,7 +40,7 @@ def as_graph(obj: Any) -> HeteroGraph:
             ``torch_geometric.data.Data`` or ``HeteroData``; a ``DGLGraph``; or a path, as :func:`from_files` takes it.
 
     Raises:
-        InvalidArgumentError: it is none of these.
+        InvalidArgumentError: ``obj`` describes no graph.
         GraphDataError: a file cannot be read, or a graph contradicts itself.
     """
     if isinstance(obj, HeteroGraph):
@@ -60,7 +60,7 @@ def as_graph(obj: Any) -> HeteroGraph:
         return from_scipy(obj)
     if hasattr(obj, "is_directed") and hasattr(obj, "edges"):
         return from_networkx(obj)
-    got = f"str {obj!r}, which is no file" if isinstance(obj, str) else type(obj).__name__
+    got = f"str {obj!r}, which is not a file" if isinstance(obj, str) else type(obj).__name__
     raise InvalidArgumentError(
         "expected a graph, (src, dst), {(src_type, rel, dst_type): (src, dst)}, or a graph of scipy, networkx, "
         f"torch_geometric or dgl, or the path of one (got {got})"
@@ -72,18 +72,18 @@ def from_files(
 ) -> HeteroGraph:
     """Read a graph from any file or folder that ``python -m mpigraph partition`` reads.
 
-    That includes graphs that are cut into parts, of this library, DGL or PyG. Where original ids are known that differ
-    from the numbers of nodes and edges, they are ``ndata[NID]`` and ``edata[EID]``.
+    That includes partitioned graphs of this library, DGL and PyG. Original ids that differ from the numbers of nodes
+    and edges become ``ndata[NID]`` and ``edata[EID]``.
 
     Args:
         path: an ``.npz``, HDF5, csv, parquet or METIS file, the ``.json`` of a partitioned graph, or a folder.
-        num_nodes: of an edge list in csv or parquet, if its ids are to be taken as they are.
+        num_nodes: number of nodes of an edge list in csv or parquet whose ids are 0 to ``num_nodes - 1``.
         undirected: add the reverse of every edge, unless the files have it: within a type to the same relation, else
             as a relation ``rev_<name>``.
         dataset: name of an OGB data set, such as "ogbn-products", if its directory has another name.
 
     Raises:
-        GraphDataError: there is nothing that can be read; the message names the path.
+        GraphDataError: the path has no graph that can be read; the message names it.
         PartitionError, ShardFormatError: a partitioned graph is damaged.
     """
     path = Path(path)
@@ -121,7 +121,7 @@ def from_scipy(sp_mat: Any, eweight_name: str | None = None) -> HeteroGraph:
 
     Args:
         sp_mat: a square sparse matrix or array of scipy.
-        eweight_name: name of the edge feature that takes the entries; None leaves them out.
+        eweight_name: name of the edge feature for the entries; None leaves them out.
 
     Raises:
         GraphDataError: the matrix is not square.
@@ -139,7 +139,7 @@ def from_scipy(sp_mat: Any, eweight_name: str | None = None) -> HeteroGraph:
 def from_networkx(
     nx_graph: Any, node_attrs: Sequence[str] | None = None, edge_attrs: Sequence[str] | None = None
 ) -> HeteroGraph:
-    """Make a graph of a networkx graph; an undirected edge gives one edge in each direction.
+    """Convert a networkx graph; an undirected edge gives one edge in each direction.
 
     Nodes are numbered in sorted order where their labels can be sorted (so 0, 1, 2, ... stay), else in the order of
     the graph.
@@ -150,7 +150,7 @@ def from_networkx(
         edge_attrs: likewise for edges.
 
     Raises:
-        GraphDataError: an attribute that was asked for is missing or not numeric.
+        GraphDataError: a named attribute is missing or not numeric.
     """
     nodes = _sorted_if_possible(nx_graph.nodes)
     number = {label: i for i, label in enumerate(nodes)}
@@ -165,10 +165,10 @@ def from_networkx(
 
 
 def from_dgl(g: Any) -> HeteroGraph:
-    """Make a graph of a ``DGLGraph``; types, edge ids and features are kept.
+    """Convert a ``DGLGraph``; types, edge ids and features are kept.
 
     Raises:
-        InvalidArgumentError: it is a block.
+        InvalidArgumentError: ``g`` is a block.
     """
     if getattr(g, "is_block", False):
         raise InvalidArgumentError("expected a DGLGraph that is not a block")

@@ -1,4 +1,4 @@
-"""Graphs to try things on: generated ones in memory, with labels, features and masks."""
+"""Generated graphs in memory, with labels, features and masks, for experiments."""
 
 import torch
 
@@ -23,7 +23,7 @@ def generate(
         num_nodes: number of nodes.
         num_edges: number of directed edges; both directions of each are in the graph. The second half of the edges are
             the reverses of the first half, in the same order.
-        feat_dim: length of a feature row, in which the label shows weakly.
+        feat_dim: length of a feature row; rows correlate weakly with labels.
         num_classes: number of labels.
         homophily: probability that an edge is drawn inside a class.
         seed: equal seeds give equal graphs.

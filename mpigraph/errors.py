@@ -1,7 +1,7 @@
 """Every exception that the library raises.
 
 All derive from :class:`MPIGraphError`. Where users of DGL (or of plain Python) expect a built-in class, the error
-derives from that class too, so that ``except ValueError`` keeps working. And the checks that most arguments need.
+derives from that class too, so that ``except ValueError`` keeps working. Checks of arguments are here, too.
 """
 
 import operator
@@ -35,7 +35,7 @@ class MPIGraphError(Exception):
 
     Attributes:
         everywhere: whether every rank raises this same error; then only one of them reports it.
-        status: the exit status of a job that it ends.
+        status: the exit status of a job that the error ends.
     """
 
     everywhere = False
@@ -56,11 +56,11 @@ class _UnknownNameError(MPIGraphError, KeyError):
 
 
 class NodeTypeError(_UnknownNameError):
-    """A node type is unknown, or was left out where there are several."""
+    """A node type is unknown, or missing where there are several."""
 
 
 class EdgeTypeError(_UnknownNameError):
-    """An edge type is unknown, ambiguous, or was left out where there are several."""
+    """An edge type is unknown, ambiguous, or missing where there are several."""
 
 
 class FieldNameError(_UnknownNameError):
@@ -84,22 +84,19 @@ class PartitionError(MPIGraphError, ValueError):
 
 
 class ShardFormatError(MPIGraphError, OSError):
-    """A shard file is missing, truncated, damaged or not ours; the message names file and dataset."""
+    """A shard file is missing, truncated, damaged or of another program; the message names file and dataset."""
 
 
 class StorageError(MPIGraphError, OSError):
-    """A file cannot be written: the disk is full, the folder refuses, or another process is writing the same file.
-
-    Or a folder cannot be read.
-    """
+    """A file cannot be written (full disk, permissions, another writer), or a folder cannot be read."""
 
 
 class SharedMemoryError(MPIGraphError, MemoryError):
-    """A node's memory, or its shared memory (``/dev/shm``), is too small for what its hosts would keep there."""
+    """A node's memory, or its shared memory (``/dev/shm``), is too small for the rows of its hosts."""
 
 
 class NotInitializedError(MPIGraphError, AssertionError, RuntimeError):
-    """A distributed object was asked for before ``mpigraph.distributed.initialize()``."""
+    """A distributed object was used before ``mpigraph.distributed.initialize()``."""
 
 
 class ClosedError(MPIGraphError, RuntimeError):
@@ -114,7 +111,7 @@ def check_integer(name: str, value: object, least: int, most: int = 2**63 - 1) -
     """Return an integer argument.
 
     Raises:
-        InvalidArgumentError: it is no integer from ``least`` to ``most``; names the argument.
+        InvalidArgumentError: ``value`` is not an integer from ``least`` to ``most``; names the argument.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
@@ -127,15 +124,15 @@ def check_integer(name: str, value: object, least: int, most: int = 2**63 - 1) -
 
 
 def check_state(what: str, state: object, forms: Mapping[str, type]) -> None:
-    """Check that a state dict has what its object needs.
+    """Check the values of a state dict.
 
     Args:
         what: names the object.
-        state: what was given.
-        forms: the classes of its values by name; it may have others, too.
+        state: the state dict.
+        forms: the class of each required value by name; further values are allowed.
 
     Raises:
-        InvalidArgumentError: it is no dict, lacks one, or has something else there; says which.
+        InvalidArgumentError: it is not a dict, or a value is missing or of another class; names the value.
     """
     for name, form in forms.items():
         value = state.get(name) if isinstance(state, Mapping) else None
@@ -146,10 +143,10 @@ def check_state(what: str, state: object, forms: Mapping[str, type]) -> None:
 
 
 def check_text(name: str, value: object) -> str:
-    """Return an argument that is to be a name in files and messages.
+    """Return an argument that names something in files and messages.
 
     Raises:
-        InvalidArgumentError: it is no string, or holds surrogates or NUL, which no file takes; names the argument.
+        InvalidArgumentError: it is not a string, or holds surrogates or NUL, which files cannot; names the argument.
     """
     if not isinstance(value, str):
         raise InvalidArgumentError(f"{name} must be a string (got {value!r})")

@@ -17,7 +17,7 @@ def get_logger() -> logging.Logger:
 
 @contextmanager
 def muted(is_muted: bool) -> Iterator[None]:
-    """Hold warnings back in a block, on a rank that would repeat those of another. Errors are still logged."""
+    """Suppress warnings in a block if ``is_muted``, where a rank would repeat another one's; errors are logged."""
     logger = get_logger()
     level = logger.level
     if is_muted:
@@ -32,7 +32,7 @@ def set_identity(identity: str, level: str) -> None:
     """Prefix every line with ``identity`` ("trainer 0/4") and set the level.
 
     Args:
-        identity: who speaks.
+        identity: role and rank.
         level: a name of :mod:`logging` ("WARNING", "info", ...).
     """
     logger = get_logger()

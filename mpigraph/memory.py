@@ -1,4 +1,4 @@
-"""Sizes of memory, and how much is free: on this node, and in the job's control groups (Slurm's ``--mem``)."""
+"""Free memory of this node and of the job's control groups (Slurm's ``--mem``)."""
 
 import ctypes
 import platform
@@ -19,33 +19,33 @@ __all__ = [
     "unheld_on_node",
 ]
 
-_UNLIMITED = 1 << 60  # bytes; version 1 of cgroups has such a number where there is no limit
+_UNLIMITED = 1 << 60  # bytes; version 1 of cgroups uses such numbers for "no limit"
 
 
 def as_bytes(text: str) -> int:
-    """Return the number of bytes that a size such as 8GiB, 500MB or 1000000 says. Raises ValueError if it says none."""
+    """Return a size such as 8GiB, 500MB or 1000000 in bytes. Raises ValueError for any other text."""
     units = {"": 1, "B": 1} | {f"{p}B": 1000**i for i, p in enumerate("KMGT", 1)}
     units |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", 1)}
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?i?B?)", text)
-    if found is None or found[2] not in units:
-        raise ValueError(f"a size such as 8GiB or 500MB is wanted (got {text!r})")
-    return int(Fraction(found[1]) * units[found[2]])
+    size = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?i?B?)", text)
+    if size is None or size[2] not in units:
+        raise ValueError(f"expected a size such as 8GiB or 500MB (got {text!r})")
+    return int(Fraction(size[1]) * units[size[2]])
 
 
 def free_memory() -> int | None:
-    """Return the bytes that this process and its neighbours on the node may still take, None where nothing says it."""
-    found = []
+    """Return the bytes that the processes of this node may still take, None if the system does not tell."""
+    limits = []
     with suppress(OSError, TypeError):  # not Linux
         text = Path("/proc/meminfo").read_text(encoding="ascii")
-        found.append(1024 * int(re.search(r"MemAvailable: +(\d+) kB", text)[1]))  # type: ignore[index]
+        limits.append(1024 * int(re.search(r"MemAvailable: +(\d+) kB", text)[1]))  # type: ignore[index]
     limit = free_in_groups()
     if limit is not None:
-        found.append(limit[0])
-    return min(found, default=None)
+        limits.append(limit[0])
+    return min(limits, default=None)
 
 
 def held_memory() -> int:
-    """Return the bytes that this process holds in memory, 200 MiB where nothing says it."""
+    """Return the bytes that this process holds in memory, 200 MiB if the system does not tell."""
     with suppress(OSError, ValueError):  # not Linux
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * resource.getpagesize()
@@ -53,31 +53,31 @@ def held_memory() -> int:
 
 
 def give_back() -> None:
-    """Give freed memory back to the system; glibc keeps arrays of less than 32 MiB otherwise."""
+    """Return freed memory to the system; glibc keeps arrays of less than 32 MiB otherwise."""
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def unheld_on_node(proc: str = "/proc") -> tuple[int, int] | None:
-    """Bytes of memory and swap that no process of this node holds, and all of them; None where nothing says it.
+    """Return the bytes of memory and swap that no process of this node holds, and of all; None if unknown.
 
-    No more than the first can be had. Less of it may be: the kernel has some, and gives it up or not. With strict
-    accounting (``vm.overcommit_memory`` 2) it is what nobody has asked for yet.
+    The first is an upper bound: the kernel has some, and may not release it. With strict accounting
+    (``vm.overcommit_memory`` 2) it is the memory that is not yet committed.
     """
     with suppress(OSError, ValueError, KeyError):  # not Linux
         text = Path(proc, "meminfo").read_text(encoding="ascii")
         has = {name: 1024 * int(size) for name, size in re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)}
         held = has["AnonPages"] + has["Shmem"] + has.get("Hugetlb", 0)
         free = max(has["MemTotal"] - held, has["MemAvailable"])
-        found = [(free + has["SwapFree"], has["MemTotal"] + has["SwapTotal"])]
+        bounds = [(free + has["SwapFree"], has["MemTotal"] + has["SwapTotal"])]
         if int(Path(proc, "sys/vm/overcommit_memory").read_text(encoding="ascii")) == 2:
-            found.append((max(has["CommitLimit"] - has["Committed_AS"], 0), has["CommitLimit"]))
-        return min(found)
+            bounds.append((max(has["CommitLimit"] - has["Committed_AS"], 0), has["CommitLimit"]))
+        return min(bounds)
     return None
 
 
 def free_address_space() -> tuple[int, int] | None:
-    """Bytes that this process may still map, and its limit (``ulimit -v``); None if there is none."""
+    """Return the bytes that this process may still map, and its limit (``ulimit -v``); None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     with suppress(OSError, ValueError):  # not Linux
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
@@ -86,9 +86,9 @@ def free_address_space() -> tuple[int, int] | None:
 
 
 def free_in_groups(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> tuple[int, int] | None:
-    """Bytes that the control groups of this process leave free, and their limit; None if there is none.
+    """Return the bytes that the control groups of this process leave free, and their limit; None without a limit.
 
-    What the kernel can take back (cached files) counts as free, and so does swap.
+    Memory that the kernel can reclaim (cached files) counts as free, and so does swap.
     """
     limits = []
     with suppress(OSError, ValueError):
@@ -112,7 +112,7 @@ def free_in_groups(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> tuple[i
 def _free_in_group(
     group: Path, limit_name: str, usage_name: str, cached_name: str, shared_name: str
 ) -> tuple[int, int] | None:
-    """Bytes that one group leaves free, swap aside, and its limit; None if it has none."""
+    """Return the bytes that one group leaves free, without swap, and its limit; None without a limit."""
     try:
         limit = int((group / limit_name).read_text(encoding="ascii"))
         usage = int((group / usage_name).read_text(encoding="ascii"))
@@ -129,7 +129,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """``M_TRIM_THRESHOLD``, ``M_MMAP_THRESHOLD`` and ``M_ARENA_MAX`` of glibc's ``malloc.h``."""
 
 _LARGEST = 1 << 30
-"""Blocks of more bytes than this are still given back, such as features of a whole graph."""
+"""Blocks of more bytes than this are still returned to the system, such as features of a whole graph."""
 
 _LARGEST_BEFORE = 32 << 20
 """The most that older glibc accepts."""
@@ -138,11 +138,11 @@ _LARGEST_BEFORE = 32 << 20
 def keep_freed_memory() -> bool:
     """Let the allocator keep freed blocks of up to 1 GiB in this process.
 
-    Threads that start later allocate from the same pool, since a pool of a thread's own gives back what is large.
-    The process then holds on to the most memory that it used at a time in such blocks.
+    Threads that start later allocate from the same pool, since a thread's own pool returns large blocks.
+    The process then keeps the largest amount of memory that it ever used in such blocks.
 
     Returns:
-        Whether the C library could be told; only glibc can.
+        True if the C library supports it; only glibc does.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -1,4 +1,4 @@
-"""Names that are asked of the wrong namespace: which one has them."""
+"""Errors for names looked up in the wrong namespace: they name the right one."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,7 @@ _NAMESPACES = ("", "distributed", "dataloading", "nn", "inference", "checkpoint"
 
 
 def missing(module: str, name: str) -> AttributeError:
-    """Return the error of a module that lacks a name; says where the name is, without importing that."""
+    """Return the error of a module that lacks a name; it names the module that has it, without importing it."""
     text = f"module {module!r} has no attribute {name!r}"
     homes = [] if name.startswith("_") else [f"mpigraph.{home}".rstrip(".") for home in _NAMESPACES]
     listed = [f"{home}.{name}" for home in homes if name in _names(home)]

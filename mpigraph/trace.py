@@ -161,8 +161,8 @@ class span:
         name: of the stage.
         batch: the number of the minibatch, if the span is of one.
         detail: more words for messages; the first 96 bytes are kept.
-        whom: the ranks that are waited for, each of which is charged with the whole time (``waited_ns``).
-        totals: where the span is summed; default: where the thread is.
+        whom: the ranks that the block waits for; each is charged with the whole time (``waited_ns``).
+        totals: the sums that the span is added to; default: those of the thread.
     """
 
     __slots__ = ("_at", "_batch", "_begin", "_detail", "_name", "_thread", "_took", "_totals", "_whom")
@@ -208,12 +208,12 @@ class span:
 
     @property
     def seconds(self) -> float:
-        """How long the block took, once it has ended."""
+        """The duration of the block, once it has ended."""
         return self._took / 1e9
 
 
 def count(name: str, number: int, host: int | None = None) -> None:
-    """Add to a counter; to that of a host where this means something."""
+    """Add to a counter, or to that of one host."""
     counts = _local.thread.sheet.counts
     key = name if host is None else (name, host)
     counts[key] = counts.get(key, 0) + int(number)
@@ -224,7 +224,7 @@ class Stage(NamedTuple):
 
     Attributes:
         seconds: their sum.
-        histogram: how many took less than 1.024 us times 1, 2, 4, ..., and not less than the number before.
+        histogram: counts of spans below 1.024 us times 1, 2, 4, ..., each without those of the bin before.
     """
 
     seconds: float = 0.0
@@ -257,7 +257,7 @@ class Snapshot(NamedTuple):
 
 
 class Totals:
-    """Sums of spans and counters of some threads. ``with totals:`` this thread's go there, and no longer elsewhere."""
+    """Sums of spans and counters of some threads. In ``with totals:`` this thread adds to them alone."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -307,15 +307,15 @@ Address = tuple[int, int, int]
 
 
 def address() -> Address:
-    """Return where other processes of the node find this process's spans: three int64."""
+    """Return the place of this process's spans for other processes of the node: three int64."""
     return os.getpid(), _memory.file, _memory.mark
 
 
 class Trace:
-    """Reads the last spans of a process of this node, also once it is dead."""
+    """Reader of the last spans of a process of this node, also after its death."""
 
     def __init__(self, where: Address) -> None:
-        """Map the memory of a live process; one whose memory cannot be mapped has no events.
+        """Map the memory of a live process. If that fails, there are no events.
 
         Args:
             where: the process's :func:`address`.
@@ -328,11 +328,11 @@ class Trace:
             return
         try:
             if os.fstat(file).st_size == _BYTES:
-                found = memoryview(mmap(file, _BYTES, MAP_SHARED, PROT_READ))
+                memory = memoryview(mmap(file, _BYTES, MAP_SHARED, PROT_READ))
                 if (
-                    int.from_bytes(found[:8], sys.byteorder) == mark
+                    int.from_bytes(memory[:8], sys.byteorder) == mark
                 ):  # else the number means another process here, as between containers
-                    self._bytes = found
+                    self._bytes = memory
         except (OSError, ValueError):
             pass
         finally:
@@ -354,7 +354,7 @@ class Trace:
         return bytes(self._bytes[at : at + length]).partition(b"\0")[0].decode(errors="replace")
 
     def last(self) -> str:
-        """Return words on the spans that have not ended and the last ones that have; "" if there are none."""
+        """Describe the spans that have not ended and the last ones that have; "" without spans."""
         events = self.events()
         now = perf_counter_ns()
         still = [f"{_named(event)} for {_time(now - event.begin)}" for event in events if not event.end]

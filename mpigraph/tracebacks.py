@@ -1,7 +1,7 @@
 """Tracebacks of this library's errors: the user's lines and the message.
 
 ``import mpigraph`` puts a hook before ``sys.excepthook``, which only uncaught errors reach: a caught one has all its
-frames. With ``MPIGRAPH_LOG_LEVEL=DEBUG`` all are shown.
+frames. With ``MPIGRAPH_LOG_LEVEL=DEBUG`` the hook shows all of them.
 """
 
 import os
@@ -18,11 +18,11 @@ __all__ = ["INTERRUPTED", "format_error", "install", "is_users", "line_calling",
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INSTALLED = f"{os.sep}site-packages{os.sep}"
 _NOT_THE_USERS = (_HERE, "<frozen", os.path.dirname(os.__file__) + os.sep)
-INTERRUPTED = 130  # a shell's status of what Ctrl-C has ended
+INTERRUPTED = 130  # a shell's status of a process that Ctrl-C ended
 _LINK = "\nThe above exception was the direct cause of the following exception:\n\n"
-_MOST = 10  # errors that are shown of a chain
+_MOST = 10  # errors of a chain to show
 _NOT_STARTED = (
-    "mpigraph.distributed.initialize() sets RANK and what else torch asks for here: call it before "
+    "mpigraph.distributed.initialize() sets RANK and the other variables that torch reads: call it before "
     "torch.distributed.init_process_group()\n"
 )
 
@@ -34,7 +34,7 @@ def is_users(path: str) -> bool:
 
 
 def line_calling(frame: FrameType | None) -> str:
-    """Return the innermost of the user's lines among a frame and its callers, as "train.py:12"; "" if there is none."""
+    """Return the innermost of the user's lines among a frame and its callers, as "train.py:12"; "" without one."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
@@ -43,7 +43,7 @@ def line_calling(frame: FrameType | None) -> str:
 
 
 def stack_level(frame: FrameType | None) -> int:
-    """Return the ``stacklevel`` with which a warning made in a frame shows the user's line."""
+    """Return the ``stacklevel`` that makes a warning in a frame show the user's line."""
     level = 1
     while frame is not None and not is_users(frame.f_code.co_filename):
         level += 1
@@ -52,7 +52,7 @@ def stack_level(frame: FrameType | None) -> int:
 
 
 def line_of(error: BaseException) -> str:
-    """Return the last of the user's lines that an error has passed, as "train.py:12"; "" if there is none."""
+    """Return the last of the user's lines in an error's traceback, as "train.py:12"; "" without one."""
     line, trace = "", error.__traceback__
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename
@@ -63,24 +63,24 @@ def line_of(error: BaseException) -> str:
 
 
 def format_error(error: BaseException) -> str:
-    """Return the traceback of an uncaught error; of one of this library's only the user's lines and the message.
+    """Return the traceback of an uncaught error; for an error of this library only the user's lines and the message.
 
-    What the error came of is shown, too, where it has passed the user's code: an ``init_func``, a layer.
+    The causes of the error that passed through the user's code, such as an ``init_func`` or a layer, are included.
     """
-    import traceback  # at the first error: what needs no torch starts fast
+    import traceback  # only now, so that programs without torch start fast
 
     if not isinstance(error, MPIGraphError) or debugging():
         return "".join(traceback.format_exception(type(error), error, error.__traceback__))
     parts: list[str] = []
     shown: BaseException | None = error
     while shown is not None and len(parts) < _MOST:
-        ours = isinstance(shown, MPIGraphError)
-        if shown is error or (not ours and line_of(shown)):
+        is_library_error = isinstance(shown, MPIGraphError)
+        if shown is error or (not is_library_error and line_of(shown)):
             stack = traceback.extract_tb(shown.__traceback__)
             users = [i for i, frame in enumerate(stack) if is_users(frame.filename)]
-            if ours:
+            if is_library_error:
                 stack[:] = [stack[i] for i in users] or stack
-            else:  # what the user's code has called belongs to it
+            else:  # calls of the user's code belong to it
                 stack[:] = [frame for frame in stack[users[0] :] if not frame.filename.startswith(_HERE)]
             lines = [*stack.format(), *traceback.format_exception_only(type(shown), shown)]
             parts.insert(0, "Traceback (most recent call last):\n" + "".join(lines))
@@ -89,7 +89,7 @@ def format_error(error: BaseException) -> str:
 
 
 def install() -> None:
-    """Show uncaught errors of this library in short; others as they were shown before."""
+    """Install the hook that shortens uncaught errors of this library; other errors look as before."""
     before: Callable[..., object] = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:

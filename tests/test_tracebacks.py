@@ -89,6 +89,6 @@ def test_a_process_group_before_initialize_says_what_is_missing(backend: str) ->
     code = f"import torch, mpigraph; torch.distributed.init_process_group({backend!r})"
     done = run_job([sys.executable, "-c", code], clean_environment())
     assert done.status == 1 and done.stderr.endswith(
-        "mpigraph.distributed.initialize() sets RANK and what else torch asks for here: call it before "
+        "mpigraph.distributed.initialize() sets RANK and the other variables that torch reads: call it before "
         "torch.distributed.init_process_group()\n"
     )

@@ -1,4 +1,4 @@
-"""MPI below the graph: roles, agreement, windows, rounds, deadlines. Differences between MPIs end here."""
+"""MPI below the graph: roles, agreement, messages, waiting, deadlines. Differences between MPIs end here."""
 
 from mpigraph.mpi.start import load_mpi
 

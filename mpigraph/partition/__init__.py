@@ -1,1 +1,1 @@
-"""Offline partitioning: assign nodes to parts, relabel, write shards. numpy, numba, pymetis; no MPI, no torch."""
+"""Offline partitioning: assign nodes to parts, relabel, write shards. MPI only in ``over_mpi``; no torch."""

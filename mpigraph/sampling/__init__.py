@@ -1,1 +1,1 @@
-"""What the ranks ask of each other: control calls, sampling rounds, and the loop in which servers answer."""
+"""Sampling of neighbours: minibatches, hops, ways to choose, and the exchanges that carry requests to owners."""

@@ -81,7 +81,7 @@ def test_of_an_npz(tmp_path):
 def test_of_nothing(tmp_path):
     with pytest.raises(GraphDataError, match="none.npz: no such file"):
         as_graph(tmp_path / "none.npz")
-    with pytest.raises(InvalidArgumentError, match="got str 'none.npz', which is no file"):
+    with pytest.raises(InvalidArgumentError, match="got str 'none.npz', which is not a file"):
         as_graph("none.npz")
 
 
