@@ -5,7 +5,7 @@ from mpigraph.checkpoint.job_state import RandomState
 from mpigraph.checkpoint.loading import export
 from mpigraph.checkpoint.preemption import Preemption, preemption, requeue
 from mpigraph.checkpoint.state_tree import Stateful
-from mpigraph.session.of_trainer import OfTrainer
+from mpigraph.session.context import OfTrainer
 
 __all__ = [
     "OfTrainer",

@@ -9,8 +9,7 @@ import torch
 from mpigraph.errors import InvalidArgumentError, check_state
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.log import get_logger
-from mpigraph.session.context import Session
-from mpigraph.session.of_trainer import OfTrainer
+from mpigraph.session.context import OfTrainer, Session
 
 __all__ = ["RandomState", "load_job", "of_job"]
 

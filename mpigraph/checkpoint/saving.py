@@ -37,8 +37,7 @@ from mpigraph.mpi.agree import everywhere
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.row_tensor import Copying
-from mpigraph.session.context import Session
-from mpigraph.session.of_trainer import OfTrainer
+from mpigraph.session.context import OfTrainer, Session
 from mpigraph.storage.shard import DatasetWriter, ShardWriter
 
 __all__ = ["Save"]

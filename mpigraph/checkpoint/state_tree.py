@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from mpigraph.distgraph.dtypes import dtype_name
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.session.of_trainer import OfTrainer
+from mpigraph.session.context import OfTrainer
 
 __all__ = ["Decoder", "Leaves", "LoadedObject", "Stateful", "Tree", "LoadRequest", "check_tree", "encode"]
 

@@ -19,7 +19,6 @@ from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.audit import far_sources
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
-from mpigraph.store.memory_estimate import host_memory
 
 __all__ = ["add_parser", "run"]
 
@@ -81,7 +80,9 @@ def _collect(exchange: Exchange, part_config: str) -> dict[str, Any]:
 
 
 def _part(files: PartFiles, part: int) -> dict[str, Any]:
-    """What is to be told of one part; reads its edges."""
+    """Describe one part; read its edges."""
+    from mpigraph.store.host_ranges import host_memory
+
     config = files.config
     book = config.book
     schema = config.schema

@@ -20,7 +20,7 @@ from mpigraph.errors import InvalidArgumentError, check_state
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.mpi.world import World
-from mpigraph.session.of_trainer import OfTrainer
+from mpigraph.session.context import OfTrainer
 
 __all__ = ["EpochPlan", "Passes"]
 

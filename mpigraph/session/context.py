@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -47,6 +47,7 @@ from mpigraph.store.store import Store
 __all__ = [
     "CREATING",
     "BackgroundLoop",
+    "OfTrainer",
     "Session",
     "check_seed",
     "current",
@@ -76,14 +77,14 @@ class Process:
     """The randomness of this process, for draws from graphs in memory, which belong to no job.
 
     A script may make a new graph in each step. So draws take a number from torch's generator, as torch's own random
-    functions do: two calls differ, ``torch.manual_seed`` repeats them, checkpoints hold where it is, and each worker of
+    functions do: two calls differ, ``torch.manual_seed`` repeats them, checkpoints hold its state, and each worker of
     torch's ``DataLoader`` has another one.
 
     Attributes:
-        forks: how often this process was forked.
+        forks: the number of forks of this process so far.
         path: the number of the fork, of each process from the first to this one.
         generator: gives the draws from graphs in memory their numbers.
-        seed: what :func:`seed_in_memory` was told, or None.
+        seed: the seed of :func:`seed_in_memory`, or None.
     """
 
     forks = 0
@@ -120,45 +121,77 @@ def seed_in_memory(value: int) -> None:
 
 
 def default_seed(of_job: int) -> int:
-    """Return the seed of loaders of graphs in memory that are told none; ``of_job`` unless there is another."""
+    """Return the seed of loaders of graphs in memory that are given no seed; ``of_job`` unless there is another."""
     return of_job if Process.seed is None else Process.seed
 
 
 def next_in_memory(of_job: int) -> RandomContext:
-    """Return what the next draw from a graph in memory depends on, outside loaders; ``of_job`` is the job's seed."""
+    """Return the context of the next draw from a graph in memory, outside loaders; ``of_job`` is the job's seed."""
     number = torch.randint(_NUMBERS, (), generator=Process.generator, device="cpu")
     return RandomContext(int(combine(default_seed(of_job), _IN_MEMORY, fork_key())), int(number))
 
 
 class BackgroundLoop(ABC):
-    """What runs beside the trainer's own thread and must end before the job does."""
+    """A loop beside the trainer's own thread that must end before the job does."""
 
     @abstractmethod
     def abandon(self, because: str) -> None:
-        """Ask it to end, without waiting for it; ``because`` is what whoever wants more of it is told."""
+        """Ask it to end, without waiting for it; ``because`` is the error text for later consumers."""
 
     @abstractmethod
     def stop(self, because: str) -> None:
         """Ask it to end and wait until it has ended."""
 
 
+class OfTrainer:
+    """Rows of a state dict that belong to this trainer, such as its generator's state; all else is the same on all.
+
+    A checkpoint holds the rows of all trainers one after the other. Where it is loaded on as many trainers, each gets
+    its own rows back; on another number each gets an even share of all of them, the first ones going to the first
+    trainer.
+    """
+
+    def __init__(self, rows: torch.Tensor | Callable[[], torch.Tensor]) -> None:
+        """Hold rows.
+
+        Args:
+            rows: [n, ...] on the CPU, of one dtype and row shape on every trainer; or a function that makes them when
+                they are needed, maybe in another thread, and always the same ones.
+
+        Raises:
+            InvalidArgumentError: it is something else.
+        """
+        if not callable(rows) and not (isinstance(rows, torch.Tensor) and rows.ndim):
+            raise InvalidArgumentError(f"OfTrainer holds a tensor of rows, or a function that makes it (got {rows!r})")
+        self._rows = rows
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The rows."""
+        return self._rows() if callable(self._rows) else self._rows
+
+    def copy(self) -> "OfTrainer":
+        """The rows as they are now, whatever is written to them later."""
+        return self if callable(self._rows) else OfTrainer(self._rows.detach().clone())
+
+
 class Session:
     """One job, on a trainer.
 
     Attributes:
-        store: what this rank holds.
-        control: how the trainers act together.
+        store: graphs and tensors of this rank.
+        control: the control calls.
         loops: epochs in progress by number of their channel, to be stopped before the job ends.
         handles: named tensors that are alive, by graph, policy and name.
         pool: memory for gathered rows and for gradients.
         num_threads: threads with which this rank samples, unless a sampler says otherwise.
-        unnamed: how many embeddings without a name were made.
-        arguments: with which ``initialize()`` was called.
-        left: whether the script has called ``exit_client()`` while it handled an exception.
-        num_draws: how many draws were made outside loaders. With the job's seed it says what the next one depends on:
-            whoever resumes a job sets it.
+        unnamed: number of embeddings made without a name.
+        arguments: those of ``initialize()``.
+        left: the script has called ``exit_client()`` while it handled an exception.
+        num_draws: number of draws made outside loaders. The next one depends on it and on the job's seed, so a job
+            that is resumed sets it.
         loaders: those that are alive, by the order in which they were made.
-        num_loaders: how many were made.
+        num_loaders: number of loaders made.
         loaders_begun: see :attr:`.Passes.begun`.
         saver: saves checkpoints, once there was one.
     """
@@ -224,12 +257,12 @@ class Session:
 
     @property
     def num_trainers(self) -> int:
-        """How many trainers there are."""
+        """Number of trainers."""
         return len(self.world.trainer_ranks)
 
     @collective("trainers")
     def open_service(self) -> NeighborService:
-        """A sampling service with a channel of its own."""
+        """Return a sampling service with a channel of its own."""
         return NeighborService(self.store, self.control.call(Operation.OPEN_CHANNEL, doing=CREATING))
 
     @collective("trainers")
@@ -240,7 +273,7 @@ class Session:
 
     @contextmanager
     def sampling_with(self, service: NeighborService, context: RandomContext) -> Iterator[None]:
-        """Inside, this thread samples with a service of its own, and its draws depend on ``context``."""
+        """Let this thread sample with a service of its own, and its draws depend on ``context``."""
         self._thread.service = service
         self._thread.context = context
         self._thread.num_draws = 0
@@ -255,7 +288,7 @@ class Session:
             raise ClosedError(_ENDED)
 
     def check_thread(self, far: bool = True) -> None:
-        """Check that this thread may communicate; ``far``: whether it is going to.
+        """Check that this thread may communicate, if it is going to (``far``).
 
         Raises:
             ClosedError: this process is a fork of the trainer.
@@ -273,15 +306,15 @@ class Session:
     def service(self) -> NeighborService:
         """The service that this thread samples with: a loader's in its thread, else that of all threads."""
         service = getattr(self._thread, "service", None) or self._main
-        assert service is not None  # whoever samples has opened a graph
+        assert service is not None  # sampling needs an open graph
         return service
 
     @contextmanager
     def sampling(self, num_threads: int | None = None) -> Iterator[NeighborService]:
-        """The service that this thread samples with, which no other thread uses inside the ``with`` block.
+        """Give the service that this thread samples with; no other thread uses it inside the ``with`` block.
 
         Args:
-            num_threads: with how many threads it draws; as ``initialize`` was told if None.
+            num_threads: the number of threads that draw; that of ``initialize`` if None.
 
         Raises:
             ClosedError: the job was ended.
@@ -295,11 +328,14 @@ class Session:
             yield service
 
     def next_context(self, seed: int | None = None) -> RandomContext:
-        """What this thread's next draw depends on. Raises InvalidArgumentError if ``seed`` is no integer of 64 bits.
+        """Return the seed and number that this thread's next draw depends on.
 
-        The given seed alone, if there is one. Inside a loader: its seed and epoch, and the number of draws made so far
-        for this batch. Outside: the job's seed and the number of draws made so far, and in a fork of this trainer the
-        fork. So two calls differ, and the same program repeats the same draws.
+        That is ``seed`` alone, if there is one. Inside a loader: its seed and epoch, and the number of draws made so
+        far for this batch. Outside: the job's seed and the number of draws made so far, and in a fork of this trainer
+        the fork. So two calls differ, and the same program repeats the same draws.
+
+        Raises:
+            InvalidArgumentError: ``seed`` is no integer of 64 bits.
         """
         context: RandomContext | None = getattr(self._thread, "context", None)
         if seed is not None:
@@ -340,7 +376,7 @@ def check_seed(seed: object) -> int:
 
 
 def current() -> Session:
-    """The running session.
+    """Return the running session.
 
     Raises:
         NotInitializedError: ``initialize()`` was not called.
@@ -366,7 +402,7 @@ def job_seed() -> int:
 
 
 def is_initialized() -> bool:
-    """Whether a session is running."""
+    """Return whether a session is running."""
     return Session.running is not None
 
 
@@ -420,14 +456,13 @@ def initialize(
     While the job runs, a call with the same arguments does nothing, as when a cell of a notebook is run again. After an
     error that every rank catches, it may be called again.
     """
-    arguments: dict[str, object] = {"comm": comm, "seed": seed}
-    given = {
+    config_arguments: dict[str, float | None] = {
         "ranks_per_node": ranks_per_node,
         "timeout": timeout,
         "num_servers": num_servers,
         "num_worker_threads": num_worker_threads,
     }
-    arguments |= given
+    arguments: dict[str, object] = {"comm": comm, "seed": seed, **config_arguments}
     if is_initialized():
         session = current()
         if not session.left:
@@ -439,36 +474,15 @@ def initialize(
     everyone = job_comm(comm)
     try:
         seed = check_seed(seed)
-        config = Config.from_env(**{name: value for name, value in given.items() if value is not None})
+        config = Config.from_env(**{name: value for name, value in config_arguments.items() if value is not None})
         world = World(everyone, config.num_servers, config)
     except MPIGraphError as error:
         everywhere(error)  # all ranks decide by the same numbers
         raise
-    set_identity(world.identity, config.log_level)
-    if world.size > 1:
-        guard(world.identity, world.rank if world.is_trainer else world.size + world.rank)
-        UNINTERRUPTED.begin(world.identity, serves=not world.is_trainer)
-        if comm is None:
-            world.start_witness()
-    if world.rank == 0 and world.node.size > 1 and may_lose_messages():
-        get_logger().warning(
-            "%s may lose messages between ranks of a node, and the job then hangs: import mpigraph before mpi4py.MPI, "
-            "or export OMPI_MCA_btl_sm_fbox_max=0",
-            library_version(),
-        )
-    try:
-        world.check_threads()
-        with together(
-            world.comm, "comparing the environment with the job", watched=lambda: world.watch("comparing variables")
-        ):
-            if world.is_trainer and comm is None:  # on ranks of the user's choice they may belong to another job
-                settings.check_rendezvous(world.trainers.rank, world.trainers.size)
-    except InvalidArgumentError:
-        world.close()
-        raise
+    _prepare_process(world, comm is None)
     with world.watch("compiling kernels", _PATIENCE):
         world.once_per_node(compile_missing)
-        wait(world.comm.Ibarrier(), PEERS_COMPUTE)  # what comes next has a shorter deadline
+        wait(world.comm.Ibarrier(), PEERS_COMPUTE)  # the next step has a shorter deadline
     cores = world.cores_per_rank()
     if world.size > 1 and not config.threads_chosen:
         torch.set_num_threads(cores)
@@ -487,12 +501,43 @@ def initialize(
     _start_session(session)
 
 
+@collective("world.comm")
+def _prepare_process(world: World, all_ranks: bool) -> None:
+    """Let errors and signals end the whole job, and check MPI and the environment.
+
+    Raises:
+        InvalidArgumentError: see :func:`initialize`; the world is closed.
+    """
+    set_identity(world.identity, world.config.log_level)
+    if world.size > 1:
+        guard(world.identity, world.rank if world.is_trainer else world.size + world.rank)
+        UNINTERRUPTED.begin(world.identity, serves=not world.is_trainer)
+        if all_ranks:
+            world.start_witness()
+    if world.rank == 0 and world.node.size > 1 and may_lose_messages():
+        get_logger().warning(
+            "%s may lose messages between ranks of a node, and the job then hangs: import mpigraph before mpi4py.MPI, "
+            "or export OMPI_MCA_btl_sm_fbox_max=0",
+            library_version(),
+        )
+    try:
+        world.check_threads()
+        with together(
+            world.comm, "comparing the environment with the job", watched=lambda: world.watch("comparing variables")
+        ):
+            if world.is_trainer and all_ranks:  # on ranks of the user's choice they may belong to another job
+                settings.check_rendezvous(world.trainers.rank, world.trainers.size)
+    except InvalidArgumentError:
+        world.close()
+        raise
+
+
 def _check_same(before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Raise InvalidArgumentError if a second ``initialize()`` has other arguments than the first."""
-    other = [f"{name}={now[name]!r}, before {before[name]!r}" for name in now if now[name] != before[name]]
-    if other:
+    changed = [f"{name}={now[name]!r}, before {before[name]!r}" for name in now if now[name] != before[name]]
+    if changed:
         raise InvalidArgumentError(
-            f"initialize() was called again with other arguments ({'; '.join(other)}): call exit_client() between"
+            f"initialize() was called again with other arguments ({'; '.join(changed)}): call exit_client() between"
         )
 
 
@@ -502,18 +547,18 @@ def _start_session(session: Session) -> None:
     session.closing.callback(UNINTERRUPTED.end)
     with world.watch("agreeing on a rendezvous"):
         address, port = world.rendezvous()
-    ours = settings.set_rendezvous(session.rank, session.num_trainers, world.local_trainer, address, port)
-    session.closing.callback(settings.unset, ours)
+    variables = settings.set_rendezvous(session.rank, session.num_trainers, world.local_trainer, address, port)
+    session.closing.callback(settings.unset, variables)
     get_logger().info("%d trainers, %d hosts, %d nodes", session.num_trainers, len(world.hosts), world.num_nodes)
     Session.running = session
     atexit.register(_exit_at_exit)
 
 
 def _exit_at_exit() -> None:
-    """End the job at exit. Of an exception there atexit only prints the traceback, and the servers would serve on.
+    """End the job at exit. atexit only prints the traceback of an exception, and the servers would serve on.
 
-    What leaves with a status that is not 0 has failed: the others, who may wait for it, are ended with that status
-    unless they leave, too.
+    A trainer that leaves with a status other than 0 has failed. The others may wait for it, so it ends them with that
+    status unless they leave, too.
     """
     session, status = current(), exit_status()
     if session.world.forked:  # the job goes on without it; at exit mpi4py would end MPI, which is the rank's, too
@@ -523,8 +568,8 @@ def _exit_at_exit() -> None:
 
     def hurry() -> None:
         if not left.wait(_LEAVING_TIME):
-            who = session.world.identity
-            abort(status, f"[mpigraph] {who} leaves with status {status}, and ends the job with it\n")
+            rank = session.world.identity
+            abort(status, f"[mpigraph] {rank} leaves with status {status}, and ends the job with it\n")
 
     try:
         if status:
@@ -541,7 +586,7 @@ def exit_client() -> None:
     """End the job: stop loaders, free windows, let the servers go. Called at exit if the script does not.
 
     While an exception is being handled, as in ``finally: exit_client()``, this call leaves the job to its end at exit:
-    the other trainers may be anywhere and not come, and an exception that nobody catches is to be printed at once.
+    the other trainers may be anywhere and not come, and an uncaught exception is to be printed at once.
 
     Raises:
         StorageError: a checkpoint that was being written in the background cannot be; on every trainer. The job goes

@@ -1,7 +1,7 @@
-"""Control calls: what all ranks do together, called by trainers and joined by servers.
+"""Control calls: operations of all ranks, called by trainers and joined by servers.
 
-A call is a header (which operation), the arguments as JSON from every trainer, a check that all trainers mean the
-same, and then the same handler on every rank. A trainer whose script went astray meets one error that names both
+A call is a header (which operation), the arguments as JSON from every trainer, a check that all trainers call the
+same, and then the same handler on every rank. A trainer whose script went astray gets one error that names both
 operations and the ranks, instead of a hang.
 
 Nothing communicates when the garbage collector drops a tensor or a loader: its number is noted, travels with the
@@ -11,10 +11,10 @@ next call, and is freed once every trainer has dropped it.
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -35,7 +35,7 @@ __all__ = ["Control", "Operation"]
 
 
 class Operation(IntEnum):
-    """A rank's part in a control call: servers join what the trainers call."""
+    """The operation of a control call: servers join the trainers' call."""
 
     SERVE = 0
     OPEN_GRAPH = 10
@@ -50,6 +50,24 @@ class Operation(IntEnum):
 
 
 Arguments = dict[str, Any]
+
+
+class _Message(NamedTuple):
+    """One rank's message in a control call, as JSON on the wire.
+
+    Attributes:
+        args: arguments of the operation; a server has none.
+        have: see :meth:`Control.call`.
+        dropped: numbers that this rank no longer uses.
+        written: numbers of tensors that this rank has written.
+    """
+
+    args: Arguments
+    have: int | None
+    dropped: list[int]
+    written: list[int]
+
+
 _PATIENCE = 12.0  # timeouts that an operation may take as a whole: a slow disk may make ranks wait for one that loads
 
 
@@ -99,7 +117,7 @@ def _retire(store: Store, numbers: Iterable[int]) -> None:
     wait(store.world.comm.Ibarrier(), IN_ROUND)
 
 
-def _nothing(store: Store, args: Arguments) -> Any:
+def _sync(store: Store, args: Arguments) -> Any:
     for tensor in store.tensors.values():
         tensor.window.sync()
 
@@ -112,7 +130,7 @@ _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
     Operation.PREPARE_WEIGHTS: _prepare_weights,
     Operation.PREPARE_TIMES: _prepare_times,
     Operation.FREE: _free,
-    Operation.BARRIER: _nothing,
+    Operation.BARRIER: _sync,
     Operation.SHUTDOWN: _shut_down,
 }
 
@@ -120,7 +138,7 @@ _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
 class Control:
     """The control calls of one rank. Runs on ``world.comm``, on the main thread."""
 
-    __slots__ = ("_calls", "_dropped", "_nobody", "_pending", "_store", "_world")
+    __slots__ = ("_calls", "_dropped", "_no_counts", "_pending", "_store", "_world")
 
     @collective("store.world.comm")
     def __init__(self, store: Store) -> None:
@@ -128,7 +146,7 @@ class Control:
         self._world = store.world
         self._dropped: set[int] = set()
         self._pending: Header | None = None
-        self._nobody = np.zeros(store.world.size, np.int64)
+        self._no_counts = np.zeros(store.world.size, np.int64)
         self._calls = MPI.COMM_NULL
         if Strict.on and self._world.is_trainer:
             self._calls = self._world.trainers.Dup()
@@ -151,18 +169,18 @@ class Control:
         """Run an operation on every rank and return this rank's result.
 
         Args:
-            operation: what to do.
-            have: number of what this trainer holds of what it asks for. It counts if every trainer holds the same:
-                which rank still holds what is up to its garbage collector.
-            status: with what this trainer leaves; then it is the status of the job if the others do something else.
-            doing: what the call is part of, for the error below.
-            error: a reason why this trainer cannot; every trainer raises then, and nothing is done.
+            operation: the operation.
+            have: number of the object asked for, if this trainer holds it already. It counts only if every trainer
+                holds the same one, since the garbage collector of each decides how long.
+            status: the exit status with which this trainer leaves; the job's, if other trainers are in other calls.
+            doing: names the caller's work in the error below.
+            error: the reason why this trainer cannot take part; every trainer raises then, and nothing is done.
             args: JSON values, the same on every trainer.
 
         Raises:
             ClosedError: the job was ended, or this process is a fork of a trainer.
             CollectiveError: the trainers are in different calls; on every rank.
-            MPIGraphError: what the operation raises, on every rank.
+            MPIGraphError: the operation failed, on every rank.
         """
         if self._world.closed:
             raise ClosedError(f"{operation.name.lower()}: the job was ended")
@@ -175,7 +193,7 @@ class Control:
             self.compare(operation.name.lower(), status)
         with UNINTERRUPTED:
             with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)", "control calls"):
-                header = Header(self._world.comm, operation, status, self._nobody)
+                header = Header(self._world.comm, operation, status, self._no_counts)
                 wait(header.request, IN_ROUND)
             self._world.watchdog.stopping.meet()
             with no_way_back(self._world.comm):
@@ -204,9 +222,9 @@ class Control:
 
     @collective("world.comm", "in step with the trainers' calls")
     def poll(self, meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext) -> Operation | None:
-        """On a server: join a call if the trainers began one, inside of ``meanwhile``, and return which."""
+        """On a server: join a call if the trainers began one, inside ``meanwhile``, and return its operation."""
         if self._pending is None:
-            self._pending = Header(self._world.comm, Operation.SERVE, OK, self._nobody)
+            self._pending = Header(self._world.comm, Operation.SERVE, OK, self._no_counts)
         header = self._pending
         if not header.request.Test():
             return None
@@ -222,54 +240,64 @@ class Control:
     def _run(
         self, header: Header, args: Arguments, have: int | None = None, doing: str = "", error: Exception | None = None
     ) -> Any:
-        trainers = self._world.trainer_ranks
-        operations = header.operations[trainers]
+        operation = self._common_operation(header)
+        if operation is not Operation.SHUTDOWN and (header.statuses == FAILED).any():
+            self._fail(doing, error)
+        name = operation.name.lower()
+        with self._world.watch(name):
+            messages = self._exchange(args, have)
+            args = _common_arguments(name, messages)
+            self._free_dropped(messages.values())
+            if operation is not Operation.SHUTDOWN:
+                self._store.refresh()
+        held = {message.have for message in messages.values()}
+        with self._world.watch(name, _PATIENCE):
+            return _HANDLERS[operation](self._store, args | {"have": held.pop() if len(held) == 1 else None})
+
+    def _common_operation(self, header: Header) -> Operation:
+        operations = header.operations[self._world.trainer_ranks]
         if (operations != operations[0]).any():
             names = [Operation(number).name.lower() for number in operations.tolist()]
             raise everywhere(_astray(names, header.statuses.tolist()))
-        operation = Operation(int(operations[0]))
-        if operation is not Operation.SHUTDOWN and (header.statuses == FAILED).any():
-            self._fail(doing, error)
-        with self._world.watch(operation.name.lower()):
-            written = {n: tensor.last_write for n, tensor in self._store.tensors.items() if tensor.written}
-            mine = json.dumps({"args": args, "have": have, "dropped": sorted(self._dropped), "written": list(written)})
-            replies = allgather_bytes(self._world.comm, mine.encode())
-            parsed = {reply: json.loads(reply) for reply in set(replies)}  # most ranks say the same
-            said = [replies[rank] for rank in trainers.tolist()]
-            of_trainers = [parsed[reply] for reply in dict.fromkeys(said)]
-            meant = of_trainers[0]["args"]
-            for other in of_trainers:
-                if other["args"] != meant:
-                    trainer = next(t for t, reply in enumerate(said) if parsed[reply] is other)
-                    raise everywhere(
-                        CollectiveError(
-                            f"trainers call {operation.name.lower()} with different arguments: "
-                            f"trainer 0 with {meant}, trainer {trainer} with {other['args']}"
-                        )
-                    )
-            self._store.advance(set().union(*(other["written"] for other in parsed.values())), written)
-            self._free_dropped([set(other["dropped"]) for other in of_trainers])
-            if operation is not Operation.SHUTDOWN:
-                self._store.refresh()
-        held = {other["have"] for other in of_trainers}
-        with self._world.watch(operation.name.lower(), _PATIENCE):
-            return _HANDLERS[operation](self._store, meant | {"have": held.pop() if len(held) == 1 else None})
+        return Operation(int(operations[0]))
 
     def _fail(self, doing: str, error: Exception | None) -> NoReturn:
-        """Raise what some trainers cannot do on all of them; a server only learns that there is nothing to do."""
+        """Raise the errors of some trainers on all of them; a server only leaves the call."""
         if self._world.is_trainer:
             with self._world.watch(doing):
                 run(raise_jointly(self._world.trainers, doing, error, "trainer"))
         raise CollectiveError("a trainer has raised an error")
 
-    def _free_dropped(self, dropped: list[set[int]]) -> None:
-        by_all = set.intersection(*dropped)
+    def _exchange(self, args: Arguments, have: int | None) -> dict[int, _Message]:
+        """Count up the versions of written tensors; return the trainers' messages, each by the first that sent it."""
+        written = {n: tensor.last_write for n, tensor in self._store.tensors.items() if tensor.written}
+        own = _Message(args, have, sorted(self._dropped), list(written))
+        replies = allgather_bytes(self._world.comm, json.dumps(own._asdict()).encode())
+        messages = {reply: _Message(**json.loads(reply)) for reply in set(replies)}  # most ranks send the same
+        self._store.advance(set().union(*(message.written for message in messages.values())), written)
+        of_trainers = [replies[rank] for rank in self._world.trainer_ranks.tolist()]
+        return {of_trainers.index(reply): messages[reply] for reply in dict.fromkeys(of_trainers)}
+
+    def _free_dropped(self, messages: Iterable[_Message]) -> None:
+        by_all = set.intersection(*(set(message.dropped) for message in messages))
         self._store.free(by_all)
         self._dropped -= by_all
 
 
+def _common_arguments(name: str, messages: Mapping[int, _Message]) -> Arguments:
+    for trainer, message in messages.items():
+        if message.args != messages[0].args:
+            raise everywhere(
+                CollectiveError(
+                    f"trainers call {name} with different arguments: "
+                    f"trainer 0 with {messages[0].args}, trainer {trainer} with {message.args}"
+                )
+            )
+    return messages[0].args
+
+
 def _astray(calls: Sequence[str], statuses: Sequence[int]) -> CollectiveError:
-    """Make the error for trainers in different calls, each with the status with which it leaves the job."""
+    """Return the error for trainers in different calls, each with the status with which it leaves the job."""
     groups: dict[str, list[int]] = {}
     for trainer, call in enumerate(calls):
         groups.setdefault(call, []).append(trainer)

@@ -30,7 +30,7 @@ def serve(store: Store, control: Control) -> None:
         if store.world.watchdog.needs_exchange:
             store.world.watchdog.exchange()
         if operation is Operation.SHUTDOWN:
-            if store.world.watchdog.stopping.agreed:  # who has the job requeued ends it so, and it ends by itself
+            if store.world.watchdog.stopping.agreed:  # the batch system sends SIGTERM once more; the job ends itself
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             store.close()
             return
@@ -41,27 +41,27 @@ def serve(store: Store, control: Control) -> None:
 
 
 class _Rounds:
-    """What other ranks may ask of a server beside control calls: neighbours, and rows."""
+    """Requests of other ranks to a server beside control calls: for neighbours, and for rows."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._idle = IDLE_SERVER_NEAR if store.world.all_near else IDLE_SERVER_FAR
 
     def poll(self) -> bool:
-        """Advance what was asked, without waiting; return whether anything moved. One thread at a time."""
+        """Advance the requests without waiting; return whether anything moved. One thread at a time."""
         moved = self._store.rows.progress()
         return self._store.exchange.progress() or moved
 
     @property
     def policy(self) -> Policy:
-        """How to wait when nothing moves."""
+        """The way to wait when nothing moves."""
         if self._store.rows.outstanding:
             return TRANSFER
         return IN_ROUND if self._store.exchange.outstanding else self._idle
 
     @contextmanager
     def answered_meanwhile(self) -> Iterator[None]:
-        """While this thread is in a control call, which may load a graph for minutes, let another one answer.
+        """Let another thread answer while this one is in a control call, which may load a graph for minutes.
 
         Where MPI does not allow that, no trainer samples beside a control call.
         """

@@ -1,8 +1,8 @@
-"""Where a thread may wait inside torch for other trainers, as seen from its Python stack.
+"""Places inside torch where a thread may wait for other trainers, as seen from its Python stack.
 
-torch's C++ code waits without a word: in a collective of ``torch.distributed``, in the reduction of gradients that DDP
-puts behind a backward pass, in a rendezvous. The watchdog finds that a thread does nothing (:mod:`mpigraph.mpi.idle`)
-and asks here whether that is one of these places.
+torch's C++ code waits silently: in a collective of ``torch.distributed``, in the reduction of gradients that DDP puts
+behind a backward pass, in a rendezvous. The watchdog finds that a thread does nothing (:mod:`mpigraph.mpi.idle`) and
+asks here whether that is one of these places.
 """
 
 import dis
@@ -31,10 +31,10 @@ _ENDING_BY_THEMSELVES = frozenset({"monitored_barrier"})
 
 
 class TorchWaits:
-    """Tells what a frame of Python waits for inside torch.
+    """Recognises frames of Python that wait inside torch.
 
     Args:
-        trainers: how many the job has.
+        trainers: their number.
     """
 
     def __init__(self, trainers: int) -> None:
@@ -42,7 +42,7 @@ class TorchWaits:
         self._torch = sys.modules["torch"].__path__[0].rstrip("/") + "/"
 
     def __call__(self, frame: FrameType) -> ForeignWait | None:
-        """Return what the innermost frame of a thread may wait for; None if that is nothing of torch's."""
+        """Return the wait that the innermost frame of a thread may be in; None outside torch."""
         try:
             return self._wait(frame)
         except Exception:  # the thread goes on meanwhile, and may just destroy the group
@@ -50,39 +50,37 @@ class TorchWaits:
 
     def _wait(self, frame: FrameType) -> ForeignWait | None:
         path, name = frame.f_code.co_filename, frame.f_code.co_name
-        ours = path.startswith(self._torch)
+        in_torch = path.startswith(self._torch)
         path = path.removeprefix(self._torch)
-        if ours and path == _RENDEZVOUS:
-            given = frame.f_locals
-            everybody = given.get("world_size") == self._trainers
-            limited = given.get("timeout", default_pg_timeout) != default_pg_timeout
+        if in_torch and path == _RENDEZVOUS:
+            everybody = frame.f_locals.get("world_size") == self._trainers
+            limited = frame.f_locals.get("timeout", default_pg_timeout) != default_pg_timeout
             return ForeignWait("torch.distributed.init_process_group", _DEFAULT_GROUP if everybody else "", limited)
         if not distributed_c10d.is_initialized() or distributed_c10d.get_world_size() > self._trainers:
             return None  # processes outside this job may do anything
-        if ours and path == _COLLECTIVES:
+        if in_torch and path == _COLLECTIVES:
             group = frame.f_locals.get("group")
             place = "" if name in _OF_TWO or "group" not in frame.f_locals else self._place(group)
             limited = name in _ENDING_BY_THEMSELVES or _timeout_given(group)
             limited |= (frame.f_locals.get("timeout") or default_pg_timeout) != default_pg_timeout
             return ForeignWait(f"torch.distributed.{name}", place, limited)
-        if _accelerator_started():  # whose kernels are waited for without using the processor
+        if _accelerator_started():  # a thread may wait for its kernels without using the processor
             return None
-        if ours and ((path, name) == _BACKWARD or path == _FORWARD):
+        if in_torch and ((path, name) == _BACKWARD or path == _FORWARD):
             return ForeignWait("DistributedDataParallel", self._place(None), _timeout_given())
-        if (ours and path.startswith(_OTHERS)) or (not ours and _calls_wait(frame.f_code, frame.f_lasti)):
+        if (in_torch and path.startswith(_OTHERS)) or (not in_torch and _calls_wait(frame.f_code, frame.f_lasti)):
             return ForeignWait("torch.distributed", "", _timeout_given())
         return None
 
     def _place(self, group: dist.ProcessGroup | None) -> str:
-        """Return the name of the default group if all trainers must come to it, and ``group`` is no other one."""
-        others = len(distributed_c10d._world.pg_map) > 1
+        """Return the name of the default group if ``group`` is that, and all trainers must come to it."""
         default = distributed_c10d._get_default_group()
         if group is None:
-            mine = not others
+            is_default = len(distributed_c10d._world.pg_map) <= 1
         else:
-            mine = group is default or group is distributed_c10d.GroupMember.WORLD
+            is_default = group is default or group is distributed_c10d.GroupMember.WORLD
         slow = distributed_c10d.get_backend() == "mpi4py"  # its thread moves large tensors, and is not looked at
-        return _DEFAULT_GROUP if mine and default.size() == self._trainers and not slow else ""
+        return _DEFAULT_GROUP if is_default and default.size() == self._trainers and not slow else ""
 
 
 @lru_cache(64)

@@ -1,8 +1,8 @@
 """Tables that hosts derive from the rows of a tensor: to draw by edge weights, or by time; counts of masks.
 
 Each host makes the tables of its own edges, in windows of their own, so that all ranks of a node read the same copy.
-Rows that are written later, in whichever way, count from the next collective call of the trainers on
-(``g.barrier()``): the tables are then made anew beside the old ones, from which a loader's thread may be drawing.
+Writes take effect at the trainers' next collective call (``g.barrier()``): new tables are then made beside the old
+ones, from which a loader's thread may be drawing.
 """
 
 import weakref
@@ -59,7 +59,7 @@ class VersionedTables(ABC, Generic[Tables]):
     doing: ClassVar[str]
 
     def __init__(self, topology: Topology, tensor: RowTensor, columns: Sequence[tuple[I64, npt.DTypeLike]]) -> None:
-        """Make nothing yet; ``columns`` are the offsets, int64[H + 1], and the dtype of each window."""
+        """Make no table yet; ``columns`` are the offsets, int64[H + 1], and the dtype of each window."""
         self.tensor = tensor
         self._tables: Tables | None = None
         self._topology = topology
@@ -74,7 +74,7 @@ class VersionedTables(ABC, Generic[Tables]):
         """Return a stand-in for tables that were not prepared on this rank.
 
         Raises:
-            NotOpenHere: there is none.
+            NotOpenHere: this kind of tables has no stand-in.
         """
 
     @abstractmethod
@@ -87,12 +87,12 @@ class VersionedTables(ABC, Generic[Tables]):
 
     @property
     def stale(self) -> bool:
-        """Whether rows were written since the tables were made; the same on every rank."""
+        """True if rows were written since the tables were made; the same on every rank."""
         return self._version != self.tensor.version
 
     @property
     def sound(self) -> bool:
-        """Whether the tables are those of the current rows; the same on every rank."""
+        """True if the tables are those of the current rows; the same on every rank."""
         return not self.stale
 
     @collective("world.comm")
@@ -175,7 +175,7 @@ class EdgeWeights(VersionedTables[WeightTables]):
     """The weights of one relation's edges. Their tables take eight bytes an edge, four for masks.
 
     Attributes:
-        is_mask: whether the weights are bool.
+        is_mask: the weights are bool.
     """
 
     doing = "preparing edge weights"
@@ -201,7 +201,7 @@ class EdgeWeights(VersionedTables[WeightTables]):
 
     @property
     def sound(self) -> bool:
-        """Whether the tables are those of the current weights, and no weight was bad; the same on every rank."""
+        """True if the tables are those of the current weights, and no weight was bad; the same on every rank."""
         return not self._bad and not self.stale
 
     def values(self, host: int) -> Array:
@@ -311,10 +311,10 @@ class EdgeTimes(VersionedTables[SortedEdges]):
             sources = self._topology.adjacency(self.relation, world.host_index).indices.astype(np.int64)
         if world.all_near:
             return window.gather(sources)
-        wanted, place = np.unique(sources, return_inverse=True)
+        distinct, place = np.unique(sources, return_inverse=True)
         counts = np.zeros(world.size, np.int64)
-        np.add.at(counts, world.hosts[np.searchsorted(window.offsets, wanted, side="right") - 1], 1)
-        asked, coming = exchange_rows(world.comm, wanted[:, None], counts)
+        np.add.at(counts, world.hosts[np.searchsorted(window.offsets, distinct, side="right") - 1], 1)
+        asked, coming = exchange_rows(world.comm, distinct[:, None], counts)
         known = np.empty((0, 1), np.int64)
         if world.is_host:
             host = world.host_index
@@ -347,33 +347,32 @@ class MaskCounts:
 
     @property
     def stale(self) -> bool:
-        """Whether rows were written since they were counted; the same on every rank."""
+        """True if rows were written since they were counted; the same on every rank."""
         return self._version != self._mask.version
 
     @property
     def current(self) -> bool:
-        """Whether the counts are those of the rows as this rank knows them."""
+        """True if the counts are those of the rows as this rank knows them."""
         return not self.stale and not self._mask.written
 
     def close(self) -> None:
         """Do nothing: the counts lie in this rank's memory."""
 
     def blocks(self, hosts: Sequence[int] | slice = slice(None)) -> tuple[I64, I64, I64]:
-        """The blocks of some hosts that have selected rows: first rows, rows behind them, counts, each int64[n]."""
-        firsts, lasts, counts = (
-            table[hosts].ravel() for table in (self.bounds[:, :-1], self.bounds[:, 1:], self.counts)
-        )
-        some = counts > 0
-        return firsts[some], lasts[some], counts[some]
+        """Return the blocks of some hosts that have selected rows: first rows, rows behind them, counts, int64[n]."""
+        counts = self.counts[hosts].ravel()
+        firsts, lasts = self.bounds[hosts, :-1].ravel(), self.bounds[hosts, 1:].ravel()
+        selected = counts > 0
+        return firsts[selected], lasts[selected], counts[selected]
 
 
 def is_mask(tensor: RowTensor) -> bool:
-    """Whether the rows of a tensor may select nodes or edges, at a byte each."""
+    """Return whether the rows of a tensor may select nodes or edges, at a byte each."""
     return len(tensor.shape) == 1 and tensor.dtype in _MASKS
 
 
 def block_bounds(offsets: I64) -> I64:
-    """int64[H, B + 1]: the rows of each host in as many blocks, which differ by a row at most.
+    """Divide the rows of each host into as many blocks, which differ by a row at most: int64[H, B + 1].
 
     Args:
         offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.
@@ -392,16 +391,16 @@ def count_masks(world: World, masks: Sequence[RowTensor]) -> list[MaskCounts]:
     bounds = [block_bounds(mask.window.offsets) for mask in masks]
     blocks = sum(table.shape[1] - 1 for table in bounds)  # of a host
     counted = np.empty((len(world.hosts), blocks), np.int64)
-    mine = np.empty(0, np.int64)
+    own = np.empty(0, np.int64)
     if world.is_host:
         host = world.host_index
-        mine = np.concatenate(
+        own = np.concatenate(
             [_count(mask.segment(host), table[host]) for mask, table in zip(masks, bounds, strict=True)]
         )
     of_ranks = np.zeros(world.size, np.int64)
     of_ranks[world.hosts] = blocks
     with world.watch("counting the selected rows of masks"):
-        wait(world.comm.Iallgatherv(mine, [counted, of_ranks]), IN_ROUND)
+        wait(world.comm.Iallgatherv(own, [counted, of_ranks]), IN_ROUND)
     ends = np.cumsum([table.shape[1] - 1 for table in bounds])[:-1]
     return [
         MaskCounts(mask, table, counts, mask.version)
@@ -411,5 +410,4 @@ def count_masks(world: World, masks: Sequence[RowTensor]) -> list[MaskCounts]:
 
 def _count(rows: Array, bounds: I64) -> I64:
     ends = (bounds - bounds[0]).tolist()
-    found = [np.count_nonzero(rows[begin:end] != 0) for begin, end in pairwise(ends)]
-    return np.array(found, np.int64)
+    return np.array([np.count_nonzero(rows[begin:end] != 0) for begin, end in pairwise(ends)], np.int64)

@@ -1,4 +1,4 @@
-"""Cut the parts of a graph over the hosts of a job.
+"""Cut the parts of a graph over the hosts of a job; the memory that this takes on each.
 
 P parts serve H hosts whatever P and H are. The parts laid end to end are an axis of length P, and host h gets what
 lies between h*P/H and (h+1)*P/H: whole parts where H divides P, an equal slice of a part where P divides H, and in
@@ -6,7 +6,9 @@ between both. A cut inside a part falls at the same fraction of every node type;
 their destinations are.
 """
 
-from collections.abc import Callable
+import math
+import mmap
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -17,14 +19,15 @@ from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.agree import everywhere, together
 from mpigraph.mpi.world import World
 from mpigraph.storage.contents import PartFiles
-from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.format import index_dtype, storage_dtype
+from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.store.staging import parts_of_hosts
 
-__all__ = ["check_name", "check_same", "cut_for_hosts"]
+__all__ = ["check_same", "cut_for_hosts", "host_memory"]
 
 
 def _cut_offsets(offsets: I64, num_hosts: int) -> I64:
-    """int64[H + 1]: where each host begins on a row range that is divided into parts by ``offsets``."""
+    """Return int64[H + 1], the first row of each host where ``offsets`` divide the rows into parts."""
     part, rest = np.divmod(np.arange(num_hosts + 1) * (len(offsets) - 1), num_hosts)
     rows = np.append(np.diff(offsets), 0)
     cuts: I64 = offsets[part] + rows[part] * rest // num_hosts
@@ -42,15 +45,15 @@ def cut_for_hosts(world: World, files: PartFiles) -> RangeBook:
     config, book = files.config, files.config.book
     num_hosts = len(world.hosts)
     nodes = tuple(_cut_offsets(offsets, num_hosts) for offsets in book.node_offsets)
-    mine = np.zeros(len(book.edge_offsets), np.int64)
+    own_begins = np.zeros(len(book.edge_offsets), np.int64)
     with together(world.comm, f"opening graph {config.graph_name!r}"):
         if world.is_host:
             for part in parts_of_hosts([world.host_index], num_hosts, book.num_parts):
                 files.check(part)
-            for relation in range(len(mine)):
-                mine[relation] = _edge_begin(files, relation, nodes, world.host_index)
-    gathered = np.empty((world.size, len(mine)), np.int64)
-    world.comm.Allgather(mine, gathered)
+            for relation in range(len(own_begins)):
+                own_begins[relation] = _edge_begin(files, relation, nodes, world.host_index)
+    gathered = np.empty((world.size, len(own_begins)), np.int64)
+    world.comm.Allgather(own_begins, gathered)
     begins = gathered[world.hosts].T
     for relation, host in np.argwhere(begins[:, 1:] < begins[:, :-1])[:1].tolist():
         path = config.part_path((host + 1) * book.num_parts // num_hosts, "part_graph")
@@ -61,7 +64,7 @@ def cut_for_hosts(world: World, files: PartFiles) -> RangeBook:
 
 
 def _edge_begin(files: PartFiles, relation: int, nodes: tuple[I64, ...], host: int) -> int:
-    """First edge of a host: read from ``indptr`` where the cut falls inside a part."""
+    """Return the first edge of a host, read from ``indptr`` where the cut falls inside a part."""
     book = files.config.book
     dst = book.schema.ends(relation)[1]
     node = int(nodes[dst][host])
@@ -73,44 +76,65 @@ def _edge_begin(files: PartFiles, relation: int, nodes: tuple[I64, ...], host: i
     return begin + int(files.read_indptr(relation, part, inside, inside)[0])
 
 
-def check_name(config: PartConfig, graph_name: str) -> None:
-    """Check that a configuration is of the graph asked for.
-
-    Raises:
-        PartitionError: it is of another graph.
-    """
-    if config.graph_name != graph_name:
-        raise PartitionError(
-            f"{config.path} holds graph {config.graph_name!r}, not {graph_name!r}: check graph_name and part_config"
-        )
-
-
 @collective("ranks")
 def check_same(gather: Callable[[bytes], list[bytes]], config: PartConfig) -> None:
     """Check that all ranks have read one and the same partitioning.
 
     Args:
         gather: gives every rank the bytes of every rank, in rank order.
-        config: what this rank has read.
+        config: as this rank has read it.
 
     Raises:
         PartitionError: they have not; on every rank.
     """
-    mine = f"{config.checksum} {config.identity} {config.path}"
-    found = gather(mine.encode(errors="backslashreplace"))  # a path may be no text
-    if len(set(found)) == 1:
-        return
+    text = f"{config.checksum} {config.identity} {config.path}"
     ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(found):
-        ranks.setdefault(text.decode().split(" ", 1)[0], []).append(rank)
+    places: dict[str, str] = {}  # by checksum, as the first rank with it names them
+    for rank, reply in enumerate(gather(text.encode(errors="backslashreplace"))):  # a path may be no text
+        checksum, identity, path = reply.decode().split(" ", 2)
+        ranks.setdefault(checksum, []).append(rank)
+        places.setdefault(checksum, f"partitioning {identity} at {path}")
     if len(ranks) > 1:
-        texts = (found[members[0]].decode().split(" ", 2) for members in ranks.values())
-        kinds = [
-            f"partitioning {identity} at {path} on rank {', '.join(map(str, members))}"
-            for (_, identity, path), members in zip(texts, ranks.values(), strict=True)
-        ]
+        kinds = [f"{places[key]} on rank {', '.join(map(str, members))}" for key, members in ranks.items()]
         raise everywhere(
             PartitionError(
                 f"graph {config.graph_name!r}: nodes have different partitionings under one name: {'; '.join(kinds)}"
             )
         )
+
+
+def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
+    """Return int64[H], the bytes of each host's windows: topology and features.
+
+    Args:
+        config: the partitioned graph, its features as they are kept in memory.
+        hosts: the book whose owners are the hosts.
+    """
+    schema = config.schema
+    indptr = np.zeros(hosts.num_parts, np.int64)
+    degrees = np.zeros(hosts.num_parts, np.int64)
+    indices = {4: np.zeros(hosts.num_parts, np.int64), 8: np.zeros(hosts.num_parts, np.int64)}
+    for relation, (src, _, dst) in enumerate(schema.relations):
+        size = index_dtype(hosts.num_nodes(schema.ntype_id(src))).itemsize
+        indptr += 8 * (np.diff(hosts.node_offsets[schema.ntype_id(dst)]) + 1)
+        degrees += 8 * np.diff(hosts.node_offsets[schema.ntype_id(src)])
+        indices[size] += size * np.diff(hosts.edge_offsets[relation])
+    total = sum((_in_pages(nbytes) for nbytes in indices.values()), _in_pages(indptr) + _in_pages(degrees))
+    for t, ntype in enumerate(schema.ntypes):
+        total += _features(hosts.node_offsets[t], config.node_features[ntype])
+    for r in range(len(schema.relations)):
+        total += _features(hosts.edge_offsets[r], config.edge_features[schema.relation_key(r)])
+    return total
+
+
+def _features(offsets: I64, features: Mapping[str, FeatureInfo]) -> I64:
+    total = np.zeros(len(offsets) - 1, np.int64)
+    for info in features.values():
+        total += _in_pages(np.diff(offsets) * storage_dtype(info.stored).itemsize * math.prod(info.shape))
+    return total
+
+
+def _in_pages(nbytes: I64) -> I64:
+    """Round the bytes of a window on each host up to pages."""
+    pages: I64 = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    return pages

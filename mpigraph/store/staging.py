@@ -43,8 +43,8 @@ def hosts_of_nodes(serving: Sequence[Sequence[int]], num_hosts: int = 0) -> list
 
     Args:
         serving: the ranks on each node that will be hosts, ascending.
-        num_hosts: how many hosts each node will have at least; the last rank of a node with fewer ranks stands for
-            those that are not there, since one rank on each node is enough to stage.
+        num_hosts: the least number of hosts of each node; the last rank of a node with fewer ranks stands for the
+            missing ones, since one rank on each node is enough to stage.
     """
     places: list[tuple[int, int]] = []
     for node, ranks in enumerate(serving):
@@ -85,7 +85,7 @@ def shards_of(config: PartConfig, parts: Sequence[int], directory: Path) -> list
 
 
 def is_staged(shard: Shard, config: PartConfig) -> bool:
-    """Whether a file is on the node, whole, undamaged and of this partitioning. Reads it from end to end.
+    """Return whether a file is on the node, whole, undamaged and of this partitioning. Read it from end to end.
 
     Raises:
         ShardFormatError: the original is damaged.
@@ -105,12 +105,12 @@ def check_fit(shards: Sequence[Shard], directory: Path, where: str = "this node"
     """Check that files fit on the disk of a directory, which is made.
 
     Args:
-        shards: what is to be copied.
-        directory: where to.
-        where: which node that is, for the message.
+        shards: the files to copy.
+        directory: the folder to copy them to.
+        where: the node, for the message.
 
     Raises:
-        StorageError: they do not; names both sizes.
+        StorageError: they do not fit; names both sizes.
         OSError: the directory cannot be made.
     """
     directory.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
-from mpigraph.store.host_ranges import check_name, check_same
+from mpigraph.store.host_ranges import check_same
 from mpigraph.store.topology import InMemoryTopology, Topology
 
 __all__ = ["LoadedGraph", "Store"]
@@ -131,11 +131,11 @@ class Store:
         return tensor
 
     def derived(self, kind: type[Kind], *numbers: int) -> Kind:
-        """Return what was last derived from rows, or ``kind``'s stand-in for what was not.
+        """Return the tables last derived from rows, or ``kind``'s stand-in if they were not derived.
 
         Args:
-            kind: what was derived.
-            numbers: of the tensor, and what else the kind depends on.
+            kind: the class of the tables.
+            numbers: of the tensor, and of what else the kind depends on.
 
         Raises:
             ClosedError: the tensor was closed.
@@ -148,7 +148,7 @@ class Store:
         return cast(Kind, known)
 
     def is_prepared(self, kind: type[Kind], *numbers: int) -> bool:
-        """Whether something was derived from rows; the same on every rank."""
+        """Return whether this was derived from rows; the same on every rank."""
         return (kind, *numbers) in self._derived
 
     @collective("world.comm")
@@ -156,7 +156,7 @@ class Store:
         """Derive tables from rows, where that was not done or has failed.
 
         Args:
-            kind: what to derive.
+            kind: the class of the tables.
             keys: for each the numbers that :meth:`derived` takes.
 
         Raises:
@@ -178,7 +178,7 @@ class Store:
 
     @collective("world.comm")
     def refresh(self) -> None:
-        """Derive anew what was derived from rows of an earlier version.
+        """Derive anew all tables of rows that were written since.
 
         Raises:
             GraphDataError, SharedMemoryError: see :meth:`.VersionedTables.prepare`; on every rank.
@@ -210,18 +210,21 @@ class Store:
         Args:
             name: of the graph.
             part_config: its configuration.
-            feat_dtype: which features are kept in 16 bits, besides those that are so in the files.
+            feat_dtype: the features to keep in 16 bits, besides those that are so in the files.
 
         Raises:
             PartitionError: the configuration is missing, damaged or of another graph, ranks find different ones, or
                 another one with this name is open, or this one with features in other dtypes; on every rank.
             ShardFormatError: a shard is missing, damaged or of another partitioning; on every rank.
-            FieldNameError, InvalidArgumentError: ``feat_dtype`` is not for these features; on every rank.
+            FieldNameError, InvalidArgumentError: ``feat_dtype`` does not fit these features; on every rank.
             GraphDataError: a feature does not fit its narrow dtype; on every rank.
         """
         with together(self.world.comm, f"opening graph {name!r}"):
             config = PartConfig.read(part_config)
-            check_name(config, name)
+            if config.graph_name != name:
+                raise PartitionError(
+                    f"{config.path} holds graph {config.graph_name!r}, not {name!r}: check graph_name and part_config"
+                )
             known = self.graphs.get(name)
             if known is not None and known.topology.config.path.resolve() != config.path.resolve():
                 raise PartitionError(f"graph {name!r} is open already, from {known.topology.config.path}")
@@ -326,14 +329,14 @@ class Store:
         self._newest_tensor = tensor.number
         return tensor
 
-    def advance(self, numbers: Iterable[int], mine: Mapping[int, int]) -> None:
+    def advance(self, numbers: Iterable[int], last_writes: Mapping[int, int]) -> None:
         """Count up the versions of tensors that some rank wrote, known on every rank.
 
-        ``mine``: by number, the last write of which this rank has told.
+        ``last_writes``: by number, the last write that this rank has told the others of.
         """
         for number in numbers:
             if number in self.tensors:  # else it was freed before all ranks knew
-                self.tensors[number].advance(mine.get(number))
+                self.tensors[number].advance(last_writes.get(number))
 
     def add_in_memory(self, topology: InMemoryTopology) -> LoadedGraph:
         """Add a graph to the store of a world of one."""
@@ -362,8 +365,8 @@ class Store:
         Args:
             groups: numbers of tensors, and how many bytes the caches of these take on each node together; what fits,
                 if it is below 0.
-            ahead: how many minibatches are known before they read, at most.
-            near_too: they have slots for near rows, too.
+            ahead: the most minibatches that are known before they read.
+            near_too: cache rows of this node, too.
 
         Returns:
             The caches by number of their tensor.

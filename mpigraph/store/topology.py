@@ -24,8 +24,7 @@ from mpigraph.rows.window import RowWindow
 from mpigraph.storage.contents import PartFiles, check_sources, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.store.host_ranges import cut_for_hosts
-from mpigraph.store.memory_estimate import host_memory
+from mpigraph.store.host_ranges import cut_for_hosts, host_memory
 
 __all__ = ["Adjacency", "InMemoryTopology", "Topology"]
 
@@ -91,7 +90,7 @@ class Topology:
     """All relations of one graph, spread over the hosts.
 
     Attributes:
-        config: where it was read from; ``config.book`` has the parts.
+        config: the partitioned graph on disk; ``config.book`` has the parts.
         name: of the graph.
         hosts: the book whose owners are the hosts.
     """
@@ -103,7 +102,7 @@ class Topology:
         Args:
             service: the job's transports and windows.
             files: of the partitioned graph.
-            kept: the graph with its features as they will be kept in memory; as they are in the files if None.
+            kept: the graph with the dtypes that its features will have in memory; those of the files if None.
 
         Raises:
             ShardFormatError: a shard is missing, damaged or contradicts itself on some rank; raised on every rank.
@@ -153,7 +152,7 @@ class Topology:
         return self._indices[self.index_dtype(relation)]
 
     def _load(self, relation: int, files: PartFiles) -> None:
-        """Fill my host's rows of one relation."""
+        """Fill this host's rows of one relation."""
         book = self.config.book
         host = self.world.host_index
         src, dst = self.config.schema.ends(relation)
@@ -186,17 +185,17 @@ class Topology:
             ShardFormatError: they are not of one graph; on every rank.
         """
         schema = self.config.schema
-        mine = np.zeros(len(schema.relations), np.uint64)
+        own = np.zeros(len(schema.relations), np.uint64)
         if self.world.is_host:
             host = self.world.host_index
-            for relation in range(len(mine)):
+            for relation in range(len(own)):
                 first = self.hosts.node_range(host, schema.ends(relation)[0])[0]
                 degrees = hash_of_degrees(self._out_degrees.segment(relation, host), first)
                 sources = hash_of_sources(self._indices_of(relation).segment(relation, host))
-                mine[relation] = (int(degrees) - int(sources)) % 2**64
-        total = np.empty_like(mine)
+                own[relation] = (int(degrees) - int(sources)) % 2**64
+        total = np.empty_like(own)
         with self.world.watch("loading a graph"):
-            self.world.comm.Allreduce(mine, total)
+            self.world.comm.Allreduce(own, total)
         for relation in np.flatnonzero(total).tolist():
             path, key = self.config.path, schema.relation_key(relation)
             raise everywhere(
@@ -261,7 +260,7 @@ class Topology:
         return src, low
 
     def _sync(self) -> None:
-        """Make what the hosts stored visible to all loads."""
+        """Make the stores of the hosts visible to all loads."""
         for tables in self._all():
             tables.sync()
         with self.world.watch("loading a graph"):

@@ -23,7 +23,7 @@ from mpigraph.checkpoint.state_tree import Decoder, Leaves, check_tree, encode
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, ShardFormatError
 from mpigraph.log import get_logger
-from mpigraph.session.of_trainer import OfTrainer
+from mpigraph.session.context import OfTrainer
 
 Draw = random.Random
 

@@ -20,7 +20,7 @@ from mpigraph.dataloading.seeds import Seeds, batch_bounds
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, SEED_TIME
-from mpigraph.session.of_trainer import OfTrainer
+from mpigraph.session.context import OfTrainer
 
 Batch = tuple[list[int], Any]
 DEPTHS = {"inline": 0, "ahead": 3}

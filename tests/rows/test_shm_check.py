@@ -17,7 +17,7 @@ from mpigraph.memory import free_in_groups, unheld_on_node
 from mpigraph.rows import shm_check
 from mpigraph.session.context import current
 from mpigraph.store import topology
-from mpigraph.store.memory_estimate import host_memory
+from mpigraph.store.host_ranges import host_memory
 
 BIG = 100_000_000  # bytes that do not fit in the 64 MiB of many containers; MPICH fails to start in 24
 SCRIPT = """
