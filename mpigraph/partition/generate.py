@@ -169,12 +169,14 @@ def write_graph(
     with new_npy_files(exchange, out, contents) as (folder, files):
         with exchange.together(f"writing to {out}"), storage_errors(out):
             public_ids, rng = _public_ids(recipe)
+            own_pairs = recipe.num_pairs // exchange.size
             for first, pairs in _PairDraws(recipe).chunks(exchange.rank, exchange.size):
-                progress("write edges", first, recipe.num_pairs // exchange.size)
+                progress("write edges", first, own_pairs)
                 ends = public_ids[pairs]
                 for name, halves in (("edge_src", ends), ("edge_dst", ends[::-1])):
                     files[name].write(halves[0], at=first)
                     files[name].write(halves[1], at=recipe.num_pairs + first)
+            progress("write edges", own_pairs, own_pairs)
             labels = _labels(recipe, public_ids)
             for first, rows in _feature_chunks(recipe, labels, exchange.rank, exchange.size):
                 progress("write features", first, recipe.num_nodes)

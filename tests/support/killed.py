@@ -29,6 +29,7 @@ PHASES = [
 ]  # fmt: skip
 WITHOUT_ROLES = ("before", "initialize")  # nobody knows yet who is what
 SIGNALS = ("KILL", "TERM")
+KEPT = ("torch", "pymp", "mpigraph-kernels-")  # locks of kernels that a job has compiled
 LIMIT = 5.0  # seconds from the signal to the end of the job
 SCRIPT = """
 import os, random, signal, sys, threading, time
@@ -189,7 +190,7 @@ def run(case: Case, path: str, python: list[str], hosts: Any = None) -> Result:
         while (left := of_case(token) + hosts_left(hosts)) and time.monotonic() < end:
             time.sleep(0.05)
         left += sorted(segments() - before) if hosts is None else []
-        left += [str(path) for path in temporary.iterdir() if not path.name.startswith(("torch", "pymp"))]
+        left += [str(path) for path in temporary.iterdir() if not path.name.startswith(KEPT)]
     lines = [line for line in done.output.splitlines() if " died at " in line]
     lines.sort(key=lambda line: line.rpartition(" died at ")[2])  # the earliest names the cause
     return Result(seconds, done.status, bool(lines) and case.name in lines[0], left, done.output)
