@@ -1,4 +1,4 @@
-"""What users call: ``save``, ``async_save``, ``load``, ``latest``."""
+"""The public functions ``save``, ``async_save``, ``load``, ``latest``, ``wait``."""
 
 import os
 from pathlib import Path
@@ -25,33 +25,33 @@ def save(
 ) -> None:
     """Save a job, so that any number of ranks can go on from there.
 
-    Call it between two steps, on every trainer: what a loader has handed out counts as used. With the state dict the
-    state of the job is saved: the number of draws outside loaders, the next epoch of every loader, and the state of
-    torch's default generators on each trainer.
+    Call it between two steps, on every trainer: minibatches that a loader has returned count as used. The checkpoint
+    also holds the state of the job: the number of draws outside loaders, the next epoch of every loader, and the state
+    of torch's default generators on each trainer.
 
     Args:
         state_dict: name -> value, in dicts and lists of any depth: objects with ``state_dict`` and ``load_state_dict``
             (modules, optimizers and schedulers of torch, loaders, :class:`.DistEmbedding`, sparse optimizers),
             :class:`.DistTensor`, tensors, arrays, numbers, strings, None. It must be the same on every trainer, except
-            for what is inside of :class:`.OfTrainer`; of tensors, trainer 0's values are saved.
-        checkpoint_id: the folder to write; one that each node has on a disk of its own will do. The folder around is
-            made if it does not exist. A checkpoint that lies there is replaced once the new one is whole.
-        keep: how many checkpoints to keep in the folder around this one, itself among them, at least 2 so that there
-            is one if the newest is damaged; all by default. Damaged ones do not count: they stay until there are as
-            many newer ones that are whole. Those that this job has not written are read once to see that.
-        overwrite: write into a folder that holds something else and no checkpoint. What lies there stays, except files
-            of the names that a checkpoint has.
+            inside :class:`.OfTrainer`; of tensors, trainer 0's values are saved.
+        checkpoint_id: the folder to write, shared or one on each node's own disk. The folder around it is made if it
+            does not exist. An older checkpoint in the folder is replaced once the new one is whole.
+        keep: how many checkpoints to keep in the folder around, this one included; at least 2, so that one is left if
+            the newest is damaged; by default all. Damaged ones do not count: they stay until there are that many newer
+            ones that are whole. Checkpoints of other jobs are read once to verify them.
+        overwrite: write into a folder that holds other files and no checkpoint. They stay, except those named like
+            files of a checkpoint.
 
     Raises:
-        InvalidArgumentError: an argument is not what it says above, which it names; or the folder holds something else.
-        StorageError: a file cannot be written, or a job that came later writes into the same folder. What was saved
-            before stays.
+        InvalidArgumentError: an argument is not as described above; or the folder holds other files.
+        StorageError: a file cannot be written, or a job that came later writes into the same folder. Older
+            checkpoints stay.
 
-    All of these are raised on every trainer, as is what a save in the background (:func:`async_save`) has failed with.
+    Every trainer raises the same error; the error of an earlier :func:`async_save` is raised here, too.
 
-    One job at a time writes into a folder: the one that came last, where a job comes by its first :func:`latest` or
-    :func:`load` there, else by its first save. So a job that was stopped and forgotten cannot overwrite the checkpoints
-    of its successor. Jobs that only load take the folder from no other.
+    One job at a time writes into a folder: the one that came last. A job comes by its first :func:`latest`,
+    :func:`load` or save there. So a stopped and forgotten job cannot overwrite the checkpoints of its successor. Jobs
+    that only load take the folder from no other job.
     """
     _save(state_dict, checkpoint_id, keep, overwrite, background=False)
 
@@ -64,19 +64,17 @@ def async_save(
     keep: int | None = None,
     overwrite: bool = False,
 ) -> None:
-    """:func:`save` in the background: copies are made in memory, and a thread writes them while training goes on.
+    """Save as :func:`save` does, in the background: copy to memory, and write in a thread while training goes on.
 
-    The thread takes a twelfth of a core, until :func:`wait` or the next save waits for it. A save waits for the one
-    before, and raises what that one failed with. Each trainer needs memory for the rows that it owns, their optimizer's
-    states included, and keeps it for the next save. Leaving the job waits for what is being written, and raises what it
-    failed with. Where MPI lacks MPI_THREAD_MULTIPLE it is the same as :func:`save`. Arguments and errors are those of
-    :func:`save`.
+    The thread takes a twelfth of a core until :func:`wait`, the next save or the end of the job waits for it; these
+    also raise its error. Each trainer needs memory for the rows that it owns, with their optimizer states, and keeps it
+    for the next save. Without MPI_THREAD_MULTIPLE this is :func:`save`. Arguments and errors are those of :func:`save`.
     """
     _save(state_dict, checkpoint_id, keep, overwrite, background=True)
 
 
 def wait() -> None:
-    """Wait until what :func:`async_save` has begun is written, and raise what it failed with.
+    """Wait until the checkpoint of :func:`async_save` is written, and raise its error if it failed.
 
     Raises:
         StorageError: as in :func:`save`; on every trainer.
@@ -109,25 +107,25 @@ def _check_dict(state_dict: object) -> None:
 
 @collective("trainers")
 def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -> None:
-    """Go on from a checkpoint, on any number of ranks, servers and nodes.
+    """Load a checkpoint, on any number of ranks, servers and nodes.
 
-    Tensors and the rows of DistTensors are overwritten in place, objects get ``load_state_dict``, also in lists, which
-    must be as long as they were; other values are replaced by the saved ones. Afterwards every trainer reads the new
-    rows. What the checkpoint holds beside is left out. The job goes on with its number of draws, and with torch's
-    generators as they were on each trainer; on another number of trainers they are seeded anew. Loaders go on behind
-    what was handed out: on as many trainers, with the same seeds and batch size, by the very minibatches that would
-    have come; else the trainers share the seeds that are left of the epoch.
+    Tensors and the rows of DistTensors are overwritten in place, objects get ``load_state_dict``, also in lists, whose
+    length must be as saved; other values are replaced by the saved ones. Afterwards every trainer reads the new rows.
+    Further values of the checkpoint are ignored. The job continues with its number of draws, and with torch's
+    generators as they were on each trainer; on another number of trainers they are seeded anew. On the same number of
+    trainers, with the same seeds and batch size, loaders continue with the very minibatches that would have come next;
+    else the trainers share the rest of the epoch's seeds.
 
     Args:
-        state_dict: what to load, by the names under which it was saved; the same on every trainer.
+        state_dict: the values to load, by their saved names; the same on every trainer.
         checkpoint_id: the folder, for example of :func:`latest`.
 
     Raises:
         ShardFormatError: a file is missing or damaged; names it. Some values may have been overwritten.
-        InvalidArgumentError: it holds something else; says what. All values are as they were, unless an object of the
-            user's has rows of a DistTensor in its state, and refuses them.
+        InvalidArgumentError: a value does not fit the saved one; names it. All values are as they were, unless an
+            object of the user refuses a state that contains rows of a DistTensor.
 
-    All of these are raised on every trainer, as is what a save in the background has failed with.
+    Every trainer raises the same error; the error of an earlier :func:`async_save` is raised here, too.
     """
     session = current()
     with session.world.together("loading a checkpoint"):
@@ -141,10 +139,10 @@ def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -
 
 @collective("trainers")
 def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
-    """The newest checkpoint in a folder that is whole, or None if there is none.
+    """Return the newest whole checkpoint in a folder, None without one.
 
-    All its files are read, by the trainers together, and compared with their checksums. A warning names each newer one
-    that is damaged. What is being written in the background is waited for.
+    The trainers together read all its files and compare them with their checksums. A warning names each newer
+    checkpoint that is damaged. The call waits for a save in the background.
 
     Raises:
         StorageError: the folder is there, and cannot be read; or a save in the background has failed; on every trainer.

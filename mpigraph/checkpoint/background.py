@@ -22,17 +22,13 @@ from mpigraph.trace import clock
 __all__ = ["Saver", "saver_of"]
 
 _NICE = 10
-SHARE = 0.08  # of a core: others may want it all, and where all trainers write that is what training loses
-_KEPT = 1000  # copies of one size: what a save needs, the next one needs again
+SHARE = 0.08  # of a core: what training loses where all cores are busy
+_KEPT = 1000  # copies of one size, for the next save
 _LOOP = 0  # channels, the other loops of a session, have numbers from 1 on
 
 
 class Saver(BackgroundLoop):
-    """What saves a job's checkpoints.
-
-    Attributes:
-        writer: the job's right to write.
-    """
+    """The saves of one job; ``writer`` is its right to write."""
 
     def __init__(self, session: Session) -> None:
         """Save nothing yet."""
@@ -46,10 +42,10 @@ class Saver(BackgroundLoop):
 
     @collective("trainers")
     def save(self, state_dict: dict[str, Any], directory: Path, keep: int | None, background: bool) -> None:
-        """Save a state dict, once what is being written is there.
+        """Wait for the save before, and save a state dict.
 
         Raises:
-            MPIGraphError: what was written in the background failed; or this save does, unless it is in the background.
+            MPIGraphError: the save before, or this one, failed.
         """
         self.finish()
         session = self._session
@@ -69,7 +65,7 @@ class Saver(BackgroundLoop):
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for what is being written. Raises what went wrong with it, the same on every trainer."""
+        """Wait for the save in the background. Raises its error, the same on every trainer."""
         self._join()
         error, self._error = self._error, None
         if error is not None:
@@ -79,15 +75,15 @@ class Saver(BackgroundLoop):
         if self._thread is not None:
             self._pace.hurry()
             with self._session.world.watchdog.own("the writing of a checkpoint"):
-                self._thread.join()  # the user may interrupt it, and come again
+                self._thread.join()  # the user may interrupt it, and wait again later
             self._thread = None
 
     def abandon(self, because: str) -> None:
-        """Nothing: what was begun is written to its end."""
+        """Do nothing: the save is written to its end."""
 
     @collective("trainers")
     def stop(self, because: str) -> None:
-        """Wait for what is being written."""
+        """Wait for the save in the background, and log its error."""
         self._join()
         if self._error is not None and self._session.rank == 0:
             get_logger().error("the last checkpoint was not written: %s", self._error)
@@ -96,7 +92,7 @@ class Saver(BackgroundLoop):
             self._comm = None
 
     def _run(self, save: Save, comm: Comm) -> None:
-        """The thread. An error that is not ours ends the job, as in any thread."""
+        """Run the thread; foreign errors end the job, as in any thread."""
         world = self._session.world
         with world.watchdog.working():
             try:
@@ -108,13 +104,13 @@ class Saver(BackgroundLoop):
 
 
 class Pace:
-    """How fast a thread goes on beside others: it takes a small share of a core.
+    """Keeps a thread at a small share of a core.
 
-    A low priority alone does not see to that: who wants the core is often asleep, waiting for a peer that waits for a
-    core. So the thread rests after each piece of work. What it waits for the disk is rest as well.
+    A low priority alone does not suffice: a trainer that needs the core is often asleep, waiting for a peer that waits
+    for a core. So the thread rests after each piece of work. Waiting for the disk counts as rest.
 
     Attributes:
-        urgent: set once somebody waits, and it need not rest.
+        urgent: set once somebody waits: rest no more.
         begun: when its piece of work began, by the clock.
         worked: the processor time of the thread then.
     """
@@ -124,14 +120,14 @@ class Pace:
         self.begun = self.worked = 0.0
 
     def step_back(self) -> None:
-        """Begin: whoever wants this thread's core gets it."""
+        """Begin, at the lowest priority."""
         if sys.platform == "linux":  # where threads have priorities of their own
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         self.begun, self.worked = clock(), time.thread_time()
 
     def pause(self) -> None:
-        """Rest from what was done since the last call."""
+        """Rest in proportion to the work since the last call."""
         took, worked = clock() - self.begun, time.thread_time() - self.worked
         self.urgent.wait(max(0.0, worked / SHARE - took))
         self.begun, self.worked = clock(), time.thread_time()
@@ -142,7 +138,7 @@ class Pace:
 
 
 def saver_of(session: Session) -> Saver:
-    """The saver of a job; the same on each call."""
+    """Return the saver of a job, the same on each call."""
     if session.saver is None:
         session.saver = Saver(session)
     assert isinstance(session.saver, Saver)

@@ -1,4 +1,4 @@
-"""Folders of checkpoints on this machine's disk: which there are, who writes there, and what may be removed."""
+"""Folders of checkpoints as one node sees them: list, write under a lock, remove."""
 
 import errno
 import fcntl
@@ -33,22 +33,22 @@ __all__ = [
 
 _WRITER = ".mpigraph-writer"
 _RECORD = 1024  # bytes of that file
-_PATIENCE = 60.0  # seconds for what takes another process milliseconds
+_PATIENCE = 60.0  # seconds to wait for a lock that other processes hold for milliseconds
 _UNFINISHED = temporary_name(Path(MANIFEST)).name
 _TOKEN = re.compile(r"\.([0-9a-f]{12})-([0-9]+)\.node")
 
 
 def token_name(word: str, node: int) -> str:
-    """The file by which a node shows the others which folder it sees."""
+    """Return the name of the file by which a node shows the others which folder it sees."""
     return f".{word}-{node}.node"
 
 
 def checkpoints(folder: Path, warn: bool, links: bool = True) -> dict[str, Manifest]:
-    """The checkpoints in a folder, by name, as far as their manifests can be read; ``warn`` of the others.
+    """Return the manifests of the checkpoints in a folder, by name; ``warn`` logs those that cannot be read.
 
-    A link to a folder is looked at if ``links``, and left out if the folder is there under its own name.
+    With ``links``, links to folders count, except where the folder itself is there too.
     """
-    found: dict[str, Manifest] = {}
+    by_name: dict[str, Manifest] = {}
     for name in sorted(_names(folder, links), key=lambda name: (os.path.islink(folder / name), name)):
         try:
             manifest = Manifest.read(folder / name)
@@ -56,13 +56,13 @@ def checkpoints(folder: Path, warn: bool, links: bool = True) -> dict[str, Manif
             if warn and not _lacks_manifest(folder / name):
                 get_logger().warning("checkpoint %s is passed over: %s", folder / name, error)
             continue
-        if not os.path.islink(folder / name) or all(other.word != manifest.word for other in found.values()):
-            found[name] = manifest
-    return found
+        if not os.path.islink(folder / name) or all(other.word != manifest.word for other in by_name.values()):
+            by_name[name] = manifest
+    return by_name
 
 
 def newest_number(folder: Path) -> int:
-    """The number of the newest checkpoint in a folder, 0 if there is none."""
+    """Return the number of the newest checkpoint in a folder, 0 without checkpoints."""
     newest = 0
     for name in _names(folder):
         with suppress(ShardFormatError):
@@ -71,7 +71,6 @@ def newest_number(folder: Path) -> int:
 
 
 def _names(folder: Path, links: bool = True) -> list[str]:
-    """The folders in a folder, and if ``links`` the links to folders."""
     try:
         with os.scandir(folder) as entries:
             return sorted(
@@ -79,12 +78,12 @@ def _names(folder: Path, links: bool = True) -> list[str]:
             )
     except FileNotFoundError:
         return []
-    except OSError as error:  # not to begin anew where checkpoints are
+    except OSError as error:  # an empty list would make the job begin anew
         raise StorageError(f"{folder}: cannot look for checkpoints: {error.strerror}") from error
 
 
 def _lacks_manifest(directory: Path) -> bool:
-    """Whether there is surely no manifest in a folder."""
+    """Return whether a folder certainly has no manifest."""
     try:
         os.stat(directory / MANIFEST)
     except FileNotFoundError:
@@ -94,43 +93,43 @@ def _lacks_manifest(directory: Path) -> bool:
     return False
 
 
-def _is_ours(name: str, but: str = "") -> bool:
-    """Whether a file belongs to a save, unless to that of word ``but``."""
+def _belongs_to_save(name: str, except_word: str = "") -> bool:
+    """Return whether a file belongs to a save other than ``except_word``."""
     inner = name.removeprefix(".").removesuffix(".tmp")
-    found = FILE.fullmatch(inner) or _TOKEN.fullmatch(name)
-    return name == _UNFINISHED or (found is not None and found[1] != but)
+    match = FILE.fullmatch(inner) or _TOKEN.fullmatch(name)
+    return name == _UNFINISHED or (match is not None and match[1] != except_word)
 
 
 def check_vacant(directory: Path) -> None:
-    """Check that a folder holds a checkpoint, what is left of a save that was killed, or nothing.
+    """Check that a folder is empty, or holds a checkpoint or the remains of a killed save.
 
     Raises:
-        InvalidArgumentError: it holds something else; hidden files do not count.
+        InvalidArgumentError: it holds other files; hidden ones do not count.
     """
     try:
         names = os.listdir(directory)
-    except OSError:  # it is not there yet, or writing there says what is wrong
+    except OSError:  # it does not exist yet, or writing there will raise
         return
-    ours = set(filter(_is_ours, names))
-    others = sorted(name for name in names if name not in ours and not name.startswith("."))
-    if others and not (ours and MANIFEST in names):
+    own = set(filter(_belongs_to_save, names))
+    foreign = sorted(name for name in names if name not in own and not name.startswith("."))
+    if foreign and not (own and MANIFEST in names):
         raise InvalidArgumentError(
-            f"checkpoint_id: {directory} holds {others[0]!r} and no checkpoint: give a folder of its own, or say "
+            f"checkpoint_id: {directory} holds {foreign[0]!r} and no checkpoint: give a folder of its own, or say "
             "overwrite=True"
         )
 
 
 def remove_other_saves(directory: Path, word: str) -> None:
-    """Remove what other saves have left in the folder of a checkpoint."""
+    """Remove the files of other saves from the folder of a checkpoint."""
     with suppress(OSError):
         for name in os.listdir(directory):
-            if _is_ours(name, word):
+            if _belongs_to_save(name, word):
                 with suppress(OSError):
                     (directory / name).unlink()
 
 
 def remove_checkpoints(directory: Path, names: list[str]) -> None:
-    """Beside a checkpoint, remove others by name, and unfinished saves. Folders that hold anything else keep it."""
+    """Remove checkpoints by name beside ``directory``, and unfinished saves; files of others stay."""
     folder = directory.parent
     unfinished = [name for name in _names(folder, links=False) if _lacks_manifest(folder / name)]
     for name in names + unfinished:
@@ -138,23 +137,25 @@ def remove_checkpoints(directory: Path, names: list[str]) -> None:
             continue
         with suppress(OSError):
             inside = os.listdir(folder / name)
-            if MANIFEST in inside:  # first: what is left is no checkpoint
+            if MANIFEST in inside:  # first: without it the rest is no checkpoint
                 (folder / name / MANIFEST).unlink()
-            elif not any(map(_is_ours, inside)):
+            elif not any(map(_belongs_to_save, inside)):
                 continue
             remove_other_saves(folder / name, "")
             (folder / name).rmdir()
 
 
 def _lock(file: Any, folder: Path) -> None:
-    """Lock a file, where the file system has locks. Raises StorageError if another process does not give it back."""
+    """Lock a file, where the file system has locks. Raises StorageError if another process keeps the lock."""
     end = time.monotonic() + _PATIENCE
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end:
-                raise StorageError(f"{folder}: another process is ending a save here for {_PATIENCE:.0f} s") from None
+                raise StorageError(
+                    f"{folder}: another process has held the lock of this folder for {_PATIENCE:.0f} s"
+                ) from None
             time.sleep(0.01)
         except OSError:
             return
@@ -165,16 +166,16 @@ def _lock(file: Any, folder: Path) -> None:
 class Writer:
     """A job's right to write checkpoints into a folder: of several jobs the one that came last has it.
 
-    A job that was cut off from the others, or forgotten, must not overwrite the checkpoints of the job that goes on in
-    its place, and a lock cannot tell: the file system may hold it for a node that is gone. So each job has a
-    generation in a folder, one more than any job had before it looked there. A file in the folder holds the largest
-    generation and that of the job which writes. A job takes over from an older one, and is refused after a newer one.
-    Jobs that only load have a generation, too, and take over from no other. The first save makes the file; of jobs that
-    looked before, the first to save has the folder.
+    A job that was cut off from the network must not overwrite the checkpoints of its successor. A lock cannot prevent
+    that: the file system may hold it for a node that is gone. So each job has a generation in a folder, one more than
+    the largest that it finds there. A file in the folder holds the largest generation, and the generation of the job
+    that writes. A job takes over from an older one, and is refused after a newer one. Jobs that only load also have a
+    generation, and take over from no other. The first save makes the file; of several jobs that looked before, the
+    first to save has the folder.
 
     Attributes:
-        token: what tells this job from others; all trainers are given the first one's.
-        whole: checkpoints, by the words of their saves, that this job wrote (True) or read: True if they were whole.
+        token: identifies the job; all trainers get the first one's.
+        whole: by the word of its save, whether a checkpoint that this job wrote or read is whole.
     """
 
     def __init__(self) -> None:
@@ -185,7 +186,7 @@ class Writer:
 
     @collective("trainers")
     def come(self, peers: Peers, doing: str, folder: Path) -> None:
-        """Take a generation in a folder, unless this job has one there."""
+        """Take a generation in a folder, if this job has none there."""
         leads = peers.world.local_trainer == 0
         said = peers.gather(doing, [self.token, self._largest(folder) if leads else 0])
         self.token = said[0][0]
@@ -198,7 +199,7 @@ class Writer:
                 _write(file, record | {"largest": max(self._generations[known], record["largest"])})
 
     def _largest(self, folder: Path) -> int:
-        """The largest generation in a folder so far; 0 if there is no job, or none can be read."""
+        """Return the largest generation in a folder; 0 if there is no readable file."""
         try:
             with _open(folder, os.O_RDONLY) as file:
                 return int(_read(file)["largest"])
@@ -207,7 +208,7 @@ class Writer:
 
     @contextmanager
     def holding(self, folder: Path) -> Iterator[None]:
-        """Inside, no other job begins or ends a save in the folder, where the file system has locks.
+        """Keep other jobs from beginning or ending a save in the folder, where the file system has locks.
 
         Raises:
             StorageError: a job that came later writes there, or the folder cannot be written.
@@ -243,7 +244,7 @@ class Writer:
 
 
 def _open(folder: Path, flags: int) -> FileIO:
-    """Open the file of generations. Raises OSError if it cannot be, or is no regular file."""
+    """Open the file of generations. Raises OSError, also if it is no regular file."""
     number = os.open(folder / _WRITER, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
@@ -252,7 +253,7 @@ def _open(folder: Path, flags: int) -> FileIO:
 
 
 def _read(file: FileIO) -> dict[str, Any]:
-    """What the file of generations says; zeros if it says nothing that can be read."""
+    """Return the record in the file of generations; zeros if it is unreadable."""
     try:
         record: dict[str, Any] = json.loads(os.pread(file.fileno(), _RECORD, 0))
         numbers = {name: int(record.get(name, 0)) for name in ("largest", "generation")}
@@ -262,6 +263,6 @@ def _read(file: FileIO) -> dict[str, Any]:
 
 
 def _write(file: FileIO, record: dict[str, Any]) -> None:
-    """Overwrite the file at once, in the same size: a kill leaves the one record or the other, also on a full disk."""
+    """Overwrite the file by one write of constant size: a kill or a full disk leaves the old record or the new one."""
     os.pwrite(file.fileno(), json.dumps(record).ljust(_RECORD - 1).encode() + b"\n", 0)
     file.truncate(_RECORD)

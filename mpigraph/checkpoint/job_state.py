@@ -1,4 +1,4 @@
-"""The state of the job, which every checkpoint holds: draws outside loaders, epochs of loaders, torch's generators."""
+"""The state of a job in every checkpoint: draws outside loaders, epochs of loaders, torch's generators."""
 
 import random
 from typing import Any
@@ -15,7 +15,7 @@ __all__ = ["RandomState", "load_job", "of_job"]
 
 
 def of_job(session: Session) -> dict[str, Any]:
-    """The state of a job."""
+    """Return the state of a job."""
     state: dict[str, Any] = {
         "trainers": session.num_trainers,
         "draws": session.num_draws,
@@ -29,10 +29,10 @@ def of_job(session: Session) -> dict[str, Any]:
 
 
 def load_job(session: Session, state: dict[str, Any]) -> None:
-    """Go on from the state of a job.
+    """Restore the state of a job.
 
-    Loaders that exist already, by the order in which they were made, go on with the next epoch. On another number of
-    trainers torch's generators are seeded anew, from the saved state and the rank.
+    Loaders that exist already, by the order of their creation, continue with the next epoch. On another number of
+    trainers torch's generators are seeded from the saved state and the rank.
     """
     session.num_draws = int(state["draws"])
     for number, epoch, kind in state["loaders"]:
@@ -64,12 +64,12 @@ def _digest(rows: torch.Tensor) -> int:
 class RandomState:
     """The default generators of numpy and of Python's ``random``, for scripts that draw from them.
 
-    Put one into a state dict: each trainer's generators go on where they were if there are as many trainers, and stay
-    as they are if not. Torch's are in every checkpoint.
+    Put one into a state dict: on the same number of trainers each trainer's generators are restored, else they stay as
+    they are. Torch's generators are in every checkpoint anyway.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the generators are."""
+        """Return the states of the generators."""
         kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 - what the user draws from
         version, words, gauss = random.getstate()
         numbers = torch.tensor([float("nan") if x is None else float(x) for x in (*rest, gauss)], dtype=torch.float64)
@@ -82,10 +82,10 @@ class RandomState:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state of :meth:`state_dict`; nothing changes if it is of another number of trainers.
+        """Restore a state of :meth:`state_dict`; nothing changes on another number of trainers.
 
         Raises:
-            InvalidArgumentError: it is no such state.
+            InvalidArgumentError: the state is not one of :meth:`state_dict`.
         """
         check_state("RandomState", state_dict, dict.fromkeys(("numpy", "python", "numbers"), OfTrainer))
         keys, words, numbers = (state_dict[name].rows for name in ("numpy", "python", "numbers"))
@@ -94,8 +94,8 @@ class RandomState:
             return
         try:
             pos, has_gauss, cached, gauss = numbers.tolist()
-            used = range(len(keys) + 1).index(pos)  # numpy would read what lies behind them
+            used = range(len(keys) + 1).index(pos)  # numpy would read past their end
             random.setstate((3, tuple(words.tolist()), None if gauss != gauss else gauss))
             np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), used, int(has_gauss), cached))  # noqa: NPY002
         except (ValueError, TypeError, OverflowError) as error:
-            raise InvalidArgumentError(f"the state of RandomState is that of no generator: {error}") from error
+            raise InvalidArgumentError(f"the state of RandomState does not fit the generators: {error}") from error

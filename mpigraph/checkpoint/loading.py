@@ -1,4 +1,4 @@
-"""Reading a checkpoint on any number of trainers: who sees which file, whether it is whole, which rows go where."""
+"""Reading a checkpoint on any number of trainers: each file by a trainer that sees it, each row by its new owner."""
 
 import json
 import os
@@ -37,7 +37,7 @@ _BLOCK = 64 << 20  # bytes of a tensor that one trainer gives to the others at a
 
 
 def as_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
-    """The folder of a checkpoint. Raises InvalidArgumentError if it is no path."""
+    """Return the folder of a checkpoint. Raises InvalidArgumentError if ``checkpoint_id`` is no path."""
     try:
         text = os.fspath(checkpoint_id)
     except TypeError:
@@ -49,22 +49,22 @@ def as_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
 
 @collective("trainers")
 def find_manifest(peers: Peers, directory: Path, doing: str) -> Manifest:
-    """The manifest of a checkpoint, the newest one that a trainer sees in its folder.
+    """Return the newest manifest that any trainer sees in the folder of a checkpoint.
 
     Raises:
         ShardFormatError: no trainer sees one that is whole; on every trainer.
     """
     error: ShardFormatError | None = None
-    mine: Manifest | None = None
+    manifest: Manifest | None = None
     try:
-        mine = Manifest.read(directory)
-    except ShardFormatError as found:
-        error = found
-    said = peers.gather(doing, {"number": mine.number if mine else -1, "error": str(error)})
+        manifest = Manifest.read(directory)
+    except ShardFormatError as caught:
+        error = caught
+    said = peers.gather(doing, {"number": manifest.number if manifest else -1, "error": str(error)})
     newest = max(range(len(said)), key=lambda k: (said[k]["number"], -k))
     if said[newest]["number"] < 0:
         raise everywhere(ShardFormatError(f"{doing} failed: {said[0]['error']}"))
-    text = mine.to_text().encode() if mine is not None and peers.world.trainers.rank == newest else b""
+    text = manifest.to_text().encode() if manifest is not None and peers.world.trainers.rank == newest else b""
     return Manifest.parse(peers.gather_bytes(doing, text)[newest].decode(), directory / MANIFEST)
 
 
@@ -78,11 +78,11 @@ class CheckpointFiles:
         self._stack = ExitStack()
 
     def sees(self, trainer: int) -> bool:
-        """Whether the file of a trainer is there."""
-        return os.path.exists(self.directory / self.manifest.file(trainer))  # also of what cannot be looked at
+        """Return whether the file of a trainer is there."""
+        return os.path.exists(self.directory / self.manifest.file(trainer))  # no errors where permission is missing
 
     def open(self, trainer: int) -> ShardReader:
-        """The file of a trainer.
+        """Open the file of a trainer.
 
         Raises:
             ShardFormatError: it is missing, damaged or of another save.
@@ -93,7 +93,9 @@ class CheckpointFiles:
                 raise ShardFormatError(self.missing(trainer))
             reader = self._stack.enter_context(ShardReader(path, GRAPH, trainer, self.manifest.word))
             if seal_of(fingerprint(reader)) != self.manifest.files[trainer].seal:
-                raise ShardFormatError(f"{path}: not the file that {self.directory / MANIFEST} was written for")
+                raise ShardFormatError(
+                    f"{path}: not the file that {self.directory / MANIFEST} lists: it is of another save, or damaged"
+                )
             self._open[trainer] = reader
         return self._open[trainer]
 
@@ -119,17 +121,17 @@ class CheckpointFiles:
         if reader.info(SMALL) != ((size,), "uint8"):
             raise ShardFormatError(f"{path}: dataset {SMALL!r} does not hold the {len(small)} tensors of the manifest")
         data = reader.read(SMALL, verify=False)  # each tensor has a checksum
-        found = {number: data[where] for number, where in small.items()}
-        for number, some in found.items():
+        by_number = {number: data[where] for number, where in small.items()}
+        for number, data_of in by_number.items():
             tensor = self.manifest.tensors[number]
-            if zlib.crc32(some.data) != tensor.crc:
+            if zlib.crc32(data_of.data) != tensor.crc:
                 raise ShardFormatError(f"{path}: tensor {number} is damaged: its checksum does not match")
-            if tensor.dtype == "bool" and some.max(initial=0) > 1:
+            if tensor.dtype == "bool" and data_of.max(initial=0) > 1:
                 raise ShardFormatError(f"{path}: tensor {number} contradicts itself: a bool is neither 0 nor 1")
-        return found
+        return by_number
 
     def missing(self, trainer: int) -> str:
-        """What to say of a file that is not there."""
+        """Return the error text for a file that is not there."""
         file = self.manifest.files[trainer]
         path = self.directory / self.manifest.file(trainer)
         shared = all(file.place == other.place for other in self.manifest.files)
@@ -146,25 +148,25 @@ class CheckpointFiles:
 
 @collective("trainers")
 def _readers(peers: Peers, files: CheckpointFiles, doing: str) -> list[int]:
-    """By file, a trainer that sees it, where there are several not always the same one; -1 if nobody does."""
+    """Return for each file a trainer that sees it, -1 if none does; the files are spread over the trainers."""
     count = files.manifest.num_trainers
-    mine = bytes(files.sees(k) for k in range(count))
-    seen = np.array([list(said) for said in peers.gather_bytes(doing, mine)], np.bool_)
+    visible = bytes(files.sees(k) for k in range(count))
+    seen = np.array([list(said) for said in peers.gather_bytes(doing, visible)], np.bool_)
     readers = []
     for k in range(count):
-        who = np.flatnonzero(seen[:, k])
-        readers.append(int(who[k % len(who)]) if len(who) else -1)
+        trainers = np.flatnonzero(seen[:, k])
+        readers.append(int(trainers[k % len(trainers)]) if len(trainers) else -1)
     return readers
 
 
 def _memory_of(manifest: Manifest) -> Callable[[int], torch.Tensor]:
-    """What makes memory for the tensor of a number, that is the same on every trainer, or raises ShardFormatError."""
+    """Return an allocator for dense tensors, by number; it raises ShardFormatError."""
 
     def memory(number: int) -> torch.Tensor:
         tensor = manifest.tensors[number]
         try:
             return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
-        except (RuntimeError, TypeError, OverflowError) as error:  # what torch calls a lack of memory, and huge numbers
+        except (RuntimeError, TypeError, OverflowError) as error:  # torch's errors for sizes beyond memory
             what = f"{tensor.dtype}{tensor.shape}"
             raise ShardFormatError(f"{manifest.file(0)}: tensor {number} is too large for memory: {what}") from error
 
@@ -175,14 +177,14 @@ def _memory_of(manifest: Manifest) -> Callable[[int], torch.Tensor]:
 def newest_first(
     peers: Peers, around: Path, doing: str, warn: bool = False, links: bool = True
 ) -> list[tuple[str, str]]:
-    """The checkpoints in a folder that any node sees, the newest first: their names, and the words of their saves.
+    """Return the names and words of all checkpoints that any node sees in a folder, newest first.
 
     Args:
         peers: the trainers.
         around: the folder.
-        doing: what to say in errors.
-        warn: of manifests that are damaged.
-        links: look at links to folders, too.
+        doing: the action, for errors.
+        warn: log damaged manifests.
+        links: include links to folders.
 
     Raises:
         StorageError: the folder cannot be read; on every trainer.
@@ -206,9 +208,9 @@ def is_whole(
     word: str,
     pause: Callable[[], None] | None = None,
 ) -> bool:
-    """Whether a checkpoint is whole: as it is known by the word of its save, else all of it is read.
+    """Return whether a checkpoint is whole; reads all of it unless ``known`` has the word of its save.
 
-    A warning says what is damaged. ``pause`` is called after each piece that was read.
+    A warning names the damage. ``pause`` is called after each piece that was read.
     """
     if word not in known:
         try:
@@ -256,67 +258,66 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
     manifest = find_manifest(peers, directory, doing)
 
     decoder = Decoder(_memory_of(manifest), f"the checkpoint {str(directory)!r}")
-    wanted = decoder.wanted
+    plan = decoder.wanted
     with peers.together(doing):
         decoder.update(state_dict, manifest.state)
         job: dict[str, Any] = decoder.decode(manifest.job)
-        for number, tensor in wanted.rows:
+        for number, tensor in plan.rows:
             _check_rows(manifest.rows[number], tensor, doing)
-    _check_alike(peers, wanted, doing)
+    _check_alike(peers, plan, doing)
     with CheckpointFiles(manifest, directory) as files:
-        _read_tensors(peers, files, wanted, doing)
+        _read_tensors(peers, files, plan, doing)
         with peers.together(doing):
-            _read_own(session, files, wanted)
+            _read_own(session, files, plan)
         with peers.together(doing):
-            for some in wanted.objects:
-                some.check()
-        _load_or_restore(peers, [some for some in wanted.objects if not some.waits_for_rows], doing)
+            for loaded in plan.objects:
+                loaded.check()
+        _load_or_restore(peers, [loaded for loaded in plan.objects if not loaded.waits_for_rows], doing)
         with peers.together(doing):
-            for number, tensor in wanted.rows:
+            for number, tensor in plan.rows:
                 _read_rows(session, files, number, tensor)
-    for _, tensor in wanted.rows:
+    for _, tensor in plan.rows:
         tensor.rows.window.sync()
-        tensor.rows.note_write()  # also on trainers that own none of them: their copies of far rows are old
-    session.control.call(Operation.BARRIER)  # and what was derived from rows, such as tables of edge weights
+        tensor.rows.note_write()  # on every trainer: cached copies of remote rows are old
+    session.control.call(Operation.BARRIER)  # drops data derived from rows, such as tables of edge weights
     with peers.together(doing):
         try:
             load_job(session, job)
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
             raise ShardFormatError(f"{directory / MANIFEST}: damaged manifest: state of the job: {error!r}") from error
-        for put in wanted.put:
+        for put in plan.put:
             put()
-    for some in wanted.objects:
-        if some.waits_for_rows:
+    for loaded in plan.objects:
+        if loaded.waits_for_rows:
             with peers.together(doing):
-                some.load()
+                loaded.load()
 
 
 @collective("trainers")
 def _load_or_restore(peers: Peers, objects: list[LoadedObject], doing: str) -> None:
-    """Load the states of objects; if one refuses, put back all that they had."""
+    """Load the states of objects; if one refuses, restore the states of all."""
     before: list[tuple[LoadedObject, Any]] = []
     try:
-        for some in objects:
+        for loaded in objects:
             with peers.together(doing):
-                before.append((some, some.copied_state()))
-                some.load()
+                before.append((loaded, loaded.copied_state()))
+                loaded.load()
     except MPIGraphError:  # on every trainer
-        for some, state in before:
+        for loaded, state in before:
             if state is not None:
-                some.target.load_state_dict(state)
+                loaded.target.load_state_dict(state)
         raise
 
 
 @collective("trainers")
-def _check_alike(peers: Peers, wanted: LoadRequest, doing: str) -> None:
-    """Raise InvalidArgumentError on every trainer if two ask for different values."""
-    numbers = [sorted(wanted.tensors), [number for number, _ in wanted.rows], sorted(wanted.own), len(wanted.objects)]
-    found = peers.difference(doing, json.dumps([wanted.places, numbers]))
-    if found is None:
+def _check_alike(peers: Peers, plan: LoadRequest, doing: str) -> None:
+    numbers = [sorted(plan.tensors), [number for number, _ in plan.rows], sorted(plan.own), len(plan.objects)]
+    difference = peers.difference(doing, json.dumps([plan.places, numbers]))
+    if difference is None:
         return
-    other, (one, _), (two, _) = found
+    other, (one, _), (two, _) = difference
     places = sorted(set(one) ^ set(two))
-    what = f"{places[0]} is wanted on trainer {0 if places[0] in one else other} alone" if places else "order or kinds"
+    what = f"{places[0]} is only on trainer {0 if places[0] in one else other}" if places else "order or kinds"
     raise everywhere(InvalidArgumentError(f"{doing}: trainers 0 and {other} have different state dicts: {what}"))
 
 
@@ -334,19 +335,19 @@ def _check_rows(saved: TensorRows, tensor: DistTensor, doing: str) -> None:
 
 
 @collective("trainers")
-def _read_tensors(peers: Peers, files: CheckpointFiles, wanted: LoadRequest, doing: str) -> None:
-    """Read what is the same on every trainer, on one of them, which gives it to the others."""
+def _read_tensors(peers: Peers, files: CheckpointFiles, plan: LoadRequest, doing: str) -> None:
+    """Read dense tensors on one trainer, which sends them to the others."""
     reader = _readers(peers, files, doing)[0]
-    mine = reader == peers.world.trainers.rank
+    reads = reader == peers.world.trainers.rank
     with peers.together(doing):
         if reader < 0:
             raise ShardFormatError(files.missing(0))
-        if mine:
-            files.read_tensors(wanted.tensors)
+        if reads:
+            files.read_tensors(plan.tensors)
     if peers.world.trainers.size > 1:
-        memory = [_memory(wanted.tensors[number]).reshape(-1).view(np.uint8) for number in sorted(wanted.tensors)]
+        memory = [_memory(plan.tensors[number]).reshape(-1).view(np.uint8) for number in sorted(plan.tensors)]
         for pieces in _blocks(memory):
-            data = peers.gather_bytes(doing, b"".join(piece.data for piece in pieces) if mine else b"")[reader]
+            data = peers.gather_bytes(doing, b"".join(piece.data for piece in pieces) if reads else b"")[reader]
             begin = 0
             for piece in pieces:
                 piece[:] = np.frombuffer(data, np.uint8, len(piece), begin)
@@ -354,7 +355,7 @@ def _read_tensors(peers: Peers, files: CheckpointFiles, wanted: LoadRequest, doi
 
 
 def _blocks(memory: Sequence[Array]) -> Iterator[list[Array]]:
-    """Yield pieces of arrays of bytes, in order, about so many at a time as a block has."""
+    """Yield pieces of byte arrays, in order, about a block at a time."""
     pieces: list[Array] = []
     size = 0
     for array in memory:
@@ -370,14 +371,14 @@ def _blocks(memory: Sequence[Array]) -> Iterator[list[Array]]:
 
 
 def _memory(tensor: torch.Tensor) -> Array:
-    """The memory of a tensor as it is stored; a number as one row."""
+    """Return the memory of a tensor as stored; a number as one row."""
     return to_storage(tensor.reshape(1) if tensor.ndim == 0 else tensor, dtype_name(tensor.dtype))
 
 
-def _read_own(session: Session, files: CheckpointFiles, wanted: LoadRequest) -> None:
-    """Read what belongs to trainers: this one's, or if there are others than before, an even share of all rows."""
+def _read_own(session: Session, files: CheckpointFiles, plan: LoadRequest) -> None:
+    """Read this trainer's OfTrainer rows; on another number of trainers, an even share of all rows."""
     manifest = files.manifest
-    for number, found in wanted.own.items():
+    for number, rows_of in plan.own.items():
         own = manifest.own[number]
         ends = np.cumsum([0, *own.lengths])
         first, last = share(ends, session.rank, session.num_trainers)
@@ -390,11 +391,11 @@ def _read_own(session: Session, files: CheckpointFiles, wanted: LoadRequest) -> 
             begin, end = max(first, int(ends[k])), min(last, int(ends[k + 1]))
             if begin < end:
                 files.open(k).read_into(f"own/{number}", rows[begin - first : end - first], begin - int(ends[k]))
-        found.append(to_torch(rows, own.dtype))
+        rows_of.append(to_torch(rows, own.dtype))
 
 
 def share(ends: "np.ndarray[Any, Any]", rank: int, trainers: int) -> tuple[int, int]:
-    """Which rows a trainer gets, of those that end at ``ends[1:]`` for each trainer that saved them."""
+    """Return the range of rows that a trainer gets, if the trainers that saved them ended at ``ends[1:]``."""
     if len(ends) - 1 == trainers:
         return int(ends[rank]), int(ends[rank + 1])
     total = int(ends[-1])
@@ -402,7 +403,7 @@ def share(ends: "np.ndarray[Any, Any]", rank: int, trainers: int) -> tuple[int, 
 
 
 class _Overlap(NamedTuple):
-    """Rows of one dataset that go to one host: dataset ``place`` of ``file`` from row ``begin`` on."""
+    """The rows of dataset ``place`` of ``file``, from row ``begin`` on, that go to one host."""
 
     file: int
     place: int
@@ -412,7 +413,7 @@ class _Overlap(NamedTuple):
 
 
 def _overlaps(saved: Sequence[Sequence[Sequence[int]]], owned_ranges: list[OwnedRange]) -> Iterator[_Overlap]:
-    """Yield what of the saved ranges (by file) lies in the owned ones."""
+    """Yield the overlaps of the saved ranges (by file) with the owned ones."""
     for file, ranges in enumerate(saved):
         for place, (first, last) in enumerate(ranges):
             for owned in owned_ranges:
@@ -423,29 +424,29 @@ def _overlaps(saved: Sequence[Sequence[Sequence[int]]], owned_ranges: list[Owned
 
 
 def _read_rows(session: Session, files: CheckpointFiles, number: int, tensor: DistTensor) -> None:
-    """Read the rows that this trainer owns into the memory of the hosts near it."""
+    """Read the rows that this trainer owns into the shared memory of its node."""
     owned = RowOwners(session.world, tensor.rows.window.offsets).ranges()
-    for found in _overlaps(files.manifest.rows[number].ranges, owned):
-        with tensor.rows.writing(found.host) as segment:
-            files.open(found.file).read_into(f"rows/{number}/{found.place}", segment[found.rows], found.begin)
+    for overlap in _overlaps(files.manifest.rows[number].ranges, owned):
+        with tensor.rows.writing(overlap.host) as segment:
+            files.open(overlap.file).read_into(f"rows/{number}/{overlap.place}", segment[overlap.rows], overlap.begin)
 
 
 def export(checkpoint_id: str | os.PathLike[str], path: str | os.PathLike[str], name: str = "model") -> None:
     """Write one value of a checkpoint, such as a model's ``state_dict``, to a file that torch reads by itself.
 
-    ``model.load_state_dict(torch.load(path, weights_only=True))`` then works wherever torch is. This needs no job and
-    no MPI, and of the checkpoint the manifest and the first trainer's file. What it writes is a file of ``torch.save``
-    with nothing but tensors, numbers, strings and containers, so ``weights_only=True`` reads it.
+    ``model.load_state_dict(torch.load(path, weights_only=True))`` then works wherever torch is: the file holds only
+    tensors, numbers, strings and containers. This needs no job, no MPI, and of the checkpoint only the manifest and
+    the first trainer's file.
 
     Args:
         checkpoint_id: the folder of the checkpoint.
         path: the file to write, usually ``.pt``.
-        name: key of the value in the state dict that was saved. Of a module in DistributedDataParallel the prefix
-            ``module.`` is taken away. Embeddings are written by :meth:`.DistEmbedding.save`.
+        name: key of the value in the saved state dict. The prefix ``module.`` that DistributedDataParallel adds is
+            removed. To write embeddings use :meth:`.DistEmbedding.save`.
 
     Raises:
         ShardFormatError: a file is missing or damaged; names it.
-        InvalidArgumentError: there is no such value, or rows that are spread over hosts are part of it.
+        InvalidArgumentError: there is no such value, or it contains rows that are spread over hosts.
         StorageError: the file cannot be written.
     """
     directory = as_directory(checkpoint_id)
@@ -455,7 +456,9 @@ def export(checkpoint_id: str | os.PathLike[str], path: str | os.PathLike[str], 
     with CheckpointFiles(manifest, directory) as files:
         files.read_tensors(decoder.wanted.tensors)
     if decoder.wanted.own:
-        raise InvalidArgumentError(f"{name!r} of the checkpoint {str(directory)!r} is of several trainers")
+        raise InvalidArgumentError(
+            f"{name!r} of the checkpoint {str(directory)!r} differs between trainers (it has OfTrainer)"
+        )
     if _has_names(value) and _has_names(getattr(value, "_metadata", {})):
         consume_prefix_in_state_dict_if_present(value, "module.")
     with NewFile(Path(path)) as file:
@@ -463,5 +466,4 @@ def export(checkpoint_id: str | os.PathLike[str], path: str | os.PathLike[str], 
 
 
 def _has_names(value: object) -> bool:
-    """Whether it is a dict by strings, as modules' states and what torch says of their parts are."""
     return isinstance(value, dict) and all(isinstance(key, str) for key in value)

@@ -1,19 +1,19 @@
-"""The manifest of a checkpoint: what was saved, and which file on which node holds it.
+"""The manifest of a checkpoint: the saved values, and the file and node that hold each.
 
 A checkpoint is a folder::
 
     manifest.json         written last: without it there is no checkpoint
-    <save>-<k>.h5         what trainer k wrote:
-                              rows/<tensor>/<range>    rows of DistTensors that it owned, which lie on its node
-                              own/<number>             what is its own (``OfTrainer``)
+    <save>-<k>.h5         the file of trainer k:
+                              rows/<tensor>/<range>    rows of DistTensors that it owned
+                              own/<number>             its values in ``OfTrainer``
                               tensors/<number>         all other tensors, in the file of trainer 0
                               tensors/small            the bytes of the small ones among them, in order of number
 
-The files are shards (``storage/shard.py``) with checksums of their rows. ``<save>`` is a word that is new each time;
-each file carries it as its identity, and the manifest lists the *seal* of each, a hash of its checksums: so files of
-two saves are never mixed. The manifest has a checksum of its own. Numbers, strings, the structure of the state dict and
-the checksum of each small tensor are in the manifest. Rows are saved by their ids, not by host: any number of ranks can
-load them.
+The files are shards (``storage/shard.py``) with checksums of their rows. ``<save>`` is a new word for each save.
+Each file carries it as its identity, and the manifest lists the *seal* of each file, a hash of its checksums: so files
+of two saves are never mixed. The manifest has a checksum of its own. Numbers, strings, the structure of the state dict
+and the checksum of each small tensor are in the manifest. Rows are saved by their ids, not by host: any number of ranks
+can load them.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ __all__ = ["FILE", "GRAPH", "MANIFEST", "SMALL", "File", "Manifest", "Own", "Ten
 
 MANIFEST = "manifest.json"
 FILE = re.compile(r"([0-9a-f]{12})-([0-9]+)\.h5")
-GRAPH = "checkpoint"  # what shards call the graph that they belong to
+GRAPH = "checkpoint"  # stands where shards have the name of their graph
 SMALL = "tensors/small"
 _FORMAT = "mpigraph-checkpoint"
 _VERSION = 3
@@ -43,7 +43,7 @@ _READ = (1, 2, 3)  # version 1 has a dataset for each small tensor; before 3 no 
 
 
 def file_name(word: str, trainer: int) -> str:
-    """The file that a trainer writes."""
+    """Return the name of the file that a trainer writes."""
     return f"{word}-{trainer}.h5"
 
 
@@ -57,7 +57,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes as it is stored."""
+        """Stored bytes."""
         return _nbytes(self.dtype, self.shape)
 
 
@@ -107,35 +107,31 @@ class Manifest:
 
     @property
     def num_trainers(self) -> int:
-        """How many trainers wrote it."""
+        """Number of trainers that wrote it."""
         return len(self.files)
 
     def file(self, trainer: int) -> str:
-        """The name of the file of a trainer."""
+        """Return the name of the file of a trainer."""
         return file_name(self.word, trainer)
 
     def small_tensors(self) -> dict[int, slice]:
-        """Return the numbers of the small tensors, and which bytes of their dataset each has."""
-        found: dict[int, slice] = {}
+        """Return the bytes of the common dataset that each small tensor has, by number."""
+        by_number: dict[int, slice] = {}
         end = 0
         for number, tensor in enumerate(self.tensors):
             if tensor.crc is not None:
-                found[number] = slice(end, end + tensor.nbytes)
+                by_number[number] = slice(end, end + tensor.nbytes)
                 end += tensor.nbytes
-        return found
+        return by_number
 
     def to_text(self) -> str:
-        """The text of the file."""
+        """Return the text of the file."""
         lists = {name: [vars(item) for item in getattr(self, name)] for name in ("tensors", "rows", "own", "files")}
         content = {"format": _FORMAT, "version": _VERSION, **vars(self), **lists}
         return json.dumps(content | {"checksum": checksum(content)}) + "\n"
 
     def write(self, directory: Path) -> None:
-        """Write it into a folder; the checkpoint there becomes this one.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Write it into a folder; the checkpoint there becomes this one. Raises StorageError."""
         with NewFile(directory / MANIFEST, durable=True) as file:
             file.write(self.to_text().encode())
 
@@ -158,7 +154,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str, path: Path) -> "Manifest":
-        """Make it of the text of a file.
+        """Parse the text of a file.
 
         Raises:
             ShardFormatError: the text is damaged or something else.
@@ -194,7 +190,7 @@ class Manifest:
             files=[File(**item) for item in content["files"]],
         )
         if not FILE.fullmatch(file_name(manifest.word, 0)):
-            raise ValueError(f"{manifest.word!r} is no word of a save")
+            raise ValueError(f"{manifest.word!r} is not the word of a save")
         if not manifest.files or not 0 <= manifest.number < 2**63:
             raise ValueError(f"{len(manifest.files)} files, and number {manifest.number}")
         for tensor in manifest.tensors:
@@ -220,7 +216,6 @@ def checksum(content: dict[str, Any]) -> str:
 
 
 def _check_kind(dtype: str, sizes: list[int]) -> None:
-    """Raise ValueError unless there is such a dtype, and are such sizes."""
     try:
         storage_dtype(dtype)
     except InvalidArgumentError as error:
@@ -230,7 +225,7 @@ def _check_kind(dtype: str, sizes: list[int]) -> None:
 
 
 def _check_sizes(manifest: Manifest) -> None:
-    """Raise ValueError for what is larger than its file, so that a forged size asks for no more memory than that."""
+    """Raise ValueError for data larger than its file, so that a forged size cannot ask for much memory."""
     held = [sum(tensor.nbytes for tensor in manifest.tensors)] + [0] * manifest.num_trainers
     for rows in manifest.rows:
         for k, ranges in enumerate(rows.ranges):
@@ -244,14 +239,14 @@ def _check_sizes(manifest: Manifest) -> None:
 
 
 def _nbytes(dtype: str, shape: list[int]) -> int:
-    """How much an array takes: in Python's numbers, which do not overflow."""
+    """Return the bytes of an array, in Python's integers, which do not overflow."""
     return math.prod(shape) * storage_dtype(dtype).itemsize
 
 
 def _check_cover(rows: TensorRows, num_files: int) -> None:
     """Raise ValueError unless each row is in exactly one file."""
     ranges = sorted((a, b) for of_file in rows.ranges for a, b in of_file)
-    _check_kind(rows.dtype, [size for some in ranges for size in some])
+    _check_kind(rows.dtype, [size for bounds in ranges for size in bounds])
     ends = np.array([0, *(end for _, end in ranges)])
     if len(rows.ranges) != num_files or [a for a, _ in ranges] != ends[:-1].tolist() or int(ends[-1]) != rows.shape[0]:
         raise ValueError(f"the files do not hold each of {rows.shape[0]} rows of {rows.name!r} once")

@@ -1,4 +1,4 @@
-"""The trainers as one thread of each talks to the others': the main thread while it saves, or one that writes."""
+"""Collective calls of one thread of each trainer: the main thread, or one that writes in the background."""
 
 import hashlib
 import json
@@ -14,11 +14,7 @@ __all__ = ["Peers"]
 
 
 class Peers:
-    """One thread of every trainer.
-
-    Attributes:
-        world: the job.
-    """
+    """One thread of every trainer; ``world`` is the job."""
 
     def __init__(self, world: World, comm: Comm | None = None) -> None:
         """The main threads; or the threads that have the communicator ``comm`` for themselves."""
@@ -33,25 +29,25 @@ class Peers:
 
     @collective("trainers")
     def gather(self, doing: str, value: object) -> list[Any]:
-        """What every trainer has, a JSON value, in the order of their ranks."""
+        """Return the JSON values of all trainers, in the order of their ranks."""
         with self.world.meeting(doing, self._place):
             return [json.loads(data) for data in allgather_bytes(self._comm, json.dumps(value).encode())]
 
     @collective("trainers")
     def gather_bytes(self, doing: str, data: bytes) -> list[bytes]:
-        """The bytes of every trainer, in the order of their ranks."""
+        """Return the bytes of all trainers, in the order of their ranks."""
         with self.world.meeting(doing, self._place):
             return allgather_bytes(self._comm, data)
 
     @collective("trainers")
     def difference(self, doing: str, text: str) -> tuple[int, Any, Any] | None:
-        """Compare a JSON text that is to be the same on every trainer.
+        """Compare a JSON text that should be the same on every trainer.
 
         Returns:
-            None if it is, else a trainer that has another one than the first, and the values of the first and of it.
+            None if it is, else a trainer whose text differs from the first's, and the values of the first and of it.
         """
         hashes = self.gather(doing, hashlib.sha256(text.encode()).hexdigest())
-        other = next((k for k, found in enumerate(hashes) if found != hashes[0]), None)
+        other = next((k for k, digest in enumerate(hashes) if digest != hashes[0]), None)
         if other is None:
             return None
         texts = self.gather_bytes(doing, text.encode() if self._comm.rank in (0, other) else b"")

@@ -1,7 +1,7 @@
-"""A job that is told to stop: by Slurm before the time limit or at preemption, or by a person.
+"""Stopping a job on a signal: from Slurm before the time limit or at preemption, or from a person.
 
-The handler of a signal only notes it. Where all trainers stop is agreed by :mod:`mpigraph.mpi.stopping`. Then Slurm, or
-another program that sees the exit status, starts the job again.
+The handler of a signal only notes it. :mod:`mpigraph.mpi.stopping` agrees on the step at which all trainers stop. Then
+Slurm, or another program that sees the exit status, starts the job again.
 """
 
 import atexit
@@ -32,7 +32,7 @@ _open: list["Preemption"] = []  # at most one: handlers are the process's
 
 
 def preemption(signal: str | Sequence[str] = "USR1") -> "Preemption":
-    """Note signals instead of ending at them; return what to ask whether the job is to stop.
+    """Note signals instead of ending at them; return an object that tells if the job is to stop.
 
         preempted = mpigraph.checkpoint.preemption()
         mpigraph.distributed.initialize()
@@ -43,16 +43,16 @@ def preemption(signal: str | Sequence[str] = "USR1") -> "Preemption":
                 mpigraph.checkpoint.save(state, checkpoint_id=folder)
                 mpigraph.checkpoint.requeue()
 
-    To be called before ``initialize()``: ``srun`` and some ``mpiexec`` pass a signal on to every rank, and servers come
-    no further than that. It is enough that one rank gets the signal. A handler that was there is called, too.
+    Call it before ``initialize()``: ``srun`` and some ``mpiexec`` pass a signal on to every rank, and servers stay in
+    ``initialize()``. It is enough that one rank gets the signal. A handler that was there before is called, too.
 
     Args:
-        signal: a name, such as "USR1", or several. "TERM" is what Slurm sends where nothing else was asked for, some
-            30 s before it kills, but also what ``mpiexec`` and ``scancel`` end a job with.
+        signal: a name, such as "USR1", or several. "TERM" is what Slurm sends by default, about 30 s before it
+            kills; ``mpiexec`` and ``scancel`` also end jobs with it.
 
     Raises:
-        InvalidArgumentError: no such signal, or one that cannot be handled; there is one already; called by another
-            thread than the main one, or after ``initialize()`` in a job with servers.
+        InvalidArgumentError: the signal is unknown or cannot be handled; a preemption is open already; the call is not
+            in the main thread, or comes after ``initialize()`` in a job with servers.
     """
     several = isinstance(signal, Sequence) and not isinstance(signal, str)
     numbers = [_number(name) for name in (signal if several else [signal])]
@@ -62,12 +62,14 @@ def preemption(signal: str | Sequence[str] = "USR1") -> "Preemption":
         raise InvalidArgumentError("preemption() was called twice: close() the first one")
     _check_thread("preemption()")
     if is_initialized() and current().world.num_servers and current().world.size > 1:
-        raise InvalidArgumentError("call preemption() before initialize(): servers get signals, and come no further")
+        raise InvalidArgumentError(
+            "call preemption() before initialize(): servers get signals, and stay in initialize()"
+        )
     return Preemption(numbers)
 
 
 class Preemption:
-    """Whether the job was asked to stop; made by :func:`preemption`. It is its own context manager, which closes it."""
+    """A callable that returns whether the job is to stop, and a context manager; made by :func:`preemption`."""
 
     def __init__(self, numbers: Sequence[signals.Signals]) -> None:
         """Handle these signals."""
@@ -76,29 +78,28 @@ class Preemption:
         self._closed = False
         for number in dict.fromkeys(numbers):
             self._before[number] = signals.signal(number, self._handle)
-            signals.siginterrupt(number, False)  # what the system was asked for goes on: not all C code begins it again
+            signals.siginterrupt(number, False)  # restart system calls: not all C code does
         _open.append(self)
         atexit.register(self._at_exit)
 
     def __call__(self, at: int | None = None) -> bool:
         """Return whether the job is to stop here: the same on every trainer at the same call.
 
-        Until somebody was asked to stop, a call reads and writes a word of the node's memory. Then trainers go on for a
-        call or two, and wait for one another in the one at which they stop. That takes about a second on a node, and a
-        few on several; where trainers do not wait for one another in each step, the time that the slowest is behind.
+        Without a request to stop, a call reads and writes a word of the node's memory. After one, trainers go on for a
+        call or two, and wait for one another in the call at which they stop. That takes about a second on a node, and a
+        few on several nodes, plus the time that the slowest trainer is behind.
 
         Args:
-            at: what numbers the calls, such as the step; it grows from call to call, and is the same number for the
-                same step on every trainer. By default calls are counted, anew from each barrier and other collective
-                call of the library on: right where all trainers make as many of them.
+            at: the number of the call, such as the step; it grows from call to call, and is the same for the same step
+                on every trainer. By default calls are counted, anew from each collective call of the library: right
+                where all trainers make equally many calls.
 
         Raises:
             ClosedError: it was closed.
             NotInitializedError: ``initialize()`` was not called.
-            InvalidArgumentError: ``at`` does not grow, or is not given in all calls; or this is another thread than the
-                main one.
+            InvalidArgumentError: ``at`` does not grow, or only some calls have it; or this is not the main thread.
 
-        To be called by every trainer.
+        Every trainer must call it.
         """
         if self._closed:
             raise ClosedError("preempted() after close()")
@@ -113,7 +114,7 @@ class Preemption:
         return stops
 
     def close(self) -> None:
-        """Put back the handlers that were there; a second call does nothing."""
+        """Restore the former handlers; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -137,7 +138,7 @@ class Preemption:
             before(number, frame)
 
     def _at_exit(self) -> None:
-        """A process that ends by itself is not to be ended by a signal meanwhile, when Python handles none any more."""
+        """Ignore the signals while the process ends, when Python handles none any more."""
         for number in self._before:
             signals.signal(number, signals.SIG_IGN)
 
@@ -159,16 +160,15 @@ def _check_thread(what: str) -> None:
 def requeue() -> NoReturn:
     """End the script on every trainer, and have Slurm start the job again.
 
-    The servers end, too. Then the first trainer calls ``scontrol requeue``, for this task alone in a job array. Where
-    Slurm refuses or is not there it says so. In each case the script ends with status 75 on every trainer, so that a
-    batch script can do what is missing (``slurm/train.sbatch``). With ``MPIGRAPH_REQUEUE=exit`` that is all.
+    The servers end, too. Then the first trainer calls ``scontrol requeue``, in a job array for this task alone, and
+    logs if Slurm refuses or is not there. The script always ends with status 75 on every trainer, so that a batch
+    script can start it again (``slurm/train.sbatch``). With ``MPIGRAPH_REQUEUE=exit`` Slurm is not called.
 
-    Slurm ends what it requeues by SIGTERM, which is ignored from here on.
+    Slurm ends requeued jobs by SIGTERM, which is ignored from here on.
 
     Raises:
         SystemExit: always, unless another error is raised.
-        StorageError: the checkpoint that was being written in the background cannot be; on every trainer. Nothing is
-            requeued.
+        StorageError: writing a checkpoint in the background failed; on every trainer. Nothing is requeued.
         NotInitializedError: ``initialize()`` was not called.
     """
     session = current()
@@ -182,13 +182,12 @@ def requeue() -> NoReturn:
 
 
 def _have_requeued() -> None:
-    """Ask Slurm, and say what comes of it."""
     job = config.slurm_job()
     scontrol = shutil.which("scontrol")
-    again = f"the script ends with status {STATUS}: whoever started it can start it again"
+    again = f"the script ends with status {STATUS}, after which it can be started again"
     if job is None or scontrol is None:
-        why = "this is no job of Slurm" if job is None else "there is no scontrol on PATH"
-        get_logger().warning("nobody requeues the job (%s); %s", why, again)
+        why = "this is not a job of Slurm" if job is None else "there is no scontrol on PATH"
+        get_logger().warning("the job is not requeued (%s); %s", why, again)
         return
     try:
         done = subprocess.run(

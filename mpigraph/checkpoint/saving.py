@@ -1,4 +1,4 @@
-"""Writing a checkpoint: what each trainer takes of a state dict, its file, and the manifest that makes the files one.
+"""Writing a checkpoint: the state dict as tensors and a tree, a file of each trainer, and one manifest for all files.
 
 A save, the same on every trainer::
 
@@ -48,20 +48,20 @@ _SMALL_BYTES = 1 << 16  # of a tensor: a dataset of its own takes more time than
 
 
 _Dataset: TypeAlias = tuple[str, Callable[[], tuple[Array, str]]]
-"""A dataset of a trainer's file: its name, and what makes its rows as they are stored, and their logical dtype."""
+"""A dataset of a trainer's file: its name, and a function that returns its rows as stored and their logical dtype."""
 
 
 class Save:
-    """One save, begun on every trainer.
+    """One save, begun on every trainer; see :func:`.save`.
 
     Args:
         session: the job.
         writer: the job's right to write.
-        state_dict: what to save.
-        directory: where.
+        state_dict: the values to save.
+        directory: the folder of the checkpoint.
         keep: how many checkpoints to keep in the folder around; None for all.
-        copies: memory for copies of all tensors, because training goes on: of those that are the same on every trainer
-            now, of rows in :meth:`copy_rows`, while nobody may write them; None: work on the tensors themselves.
+        copies: memory for copies of all tensors, so that training can go on. Tensors are copied now, rows in
+            :meth:`copy_rows`. None: write the tensors themselves.
         pause: called after each block that was written.
 
     Raises:
@@ -94,12 +94,12 @@ class Save:
             text = json.dumps([tree, *map(vars, tensors), *map(vars, rows)])
             job = encode(of_job(session), self._leaves, "the job's state")
             lent = [number for number, tensor in enumerate(self._leaves.rows) if tensor.rows.lent]
-            mine = {"name": directory.name, "lent": lent}
+            report = {"name": directory.name, "lent": lent}
             if session.rank == 0:
-                mine |= {"word": secrets.token_hex(6), "job": job}
+                report |= {"word": secrets.token_hex(6), "job": job}
         self._check_alike(main, text)
         writer.come(main, self.doing, directory.parent)
-        reports = main.gather(self.doing, mine)
+        reports = main.gather(self.doing, report)
         _check_one_name([report["name"] for report in reports])
         first = reports[0]
         self._manifest = Manifest(first["word"], 0, tree, first["job"], tensors, rows, own=[], files=[])
@@ -108,7 +108,7 @@ class Save:
         try:
             with main.together(self.doing):
                 self._datasets = list(self._take(set().union(*(report["lent"] for report in reports))))
-        except BaseException:  # on every trainer, such as a lack of memory: nobody copies the rows of others
+        except BaseException:  # on every trainer, for example a lack of memory
             if self._copying is not None:
                 self._copying.end()
             raise
@@ -116,7 +116,7 @@ class Save:
 
     @collective("trainers")
     def copy_rows(self, peers: Peers) -> None:
-        """Take the copies of rows, for which whoever wants to write them waits."""
+        """Copy the rows; writers block until this returns."""
         assert self._copying is not None
         assert self._copies is not None
         try:
@@ -131,7 +131,7 @@ class Save:
 
     @collective("trainers")
     def run(self, peers: Peers) -> None:
-        """Write the checkpoint. What was there before stays until the new one is whole.
+        """Write the checkpoint. An older one in the folder stays until the new one is whole.
 
         Raises:
             StorageError: a file cannot be written, or another job writes there; on every trainer.
@@ -141,13 +141,13 @@ class Save:
         word = self._manifest.word
         published = False
         token = self._directory / folder.token_name(word, world.node_index)
-        mine = self._directory / file_name(word, self._session.rank)
+        path = self._directory / file_name(word, self._session.rank)
         try:
             with peers.together(self.doing):
                 if leads:
                     self._begin(token)
             with peers.together(self.doing):
-                report = self._write(mine)
+                report = self._write(path)
                 report["place"] = self._place()
                 report["number"] = folder.newest_number(self._directory.parent) if leads else 0
             manifest = self._complete(peers.gather(self.doing, report))
@@ -159,7 +159,7 @@ class Save:
         except MPIGraphError:  # on every trainer
             if not any(peers.gather(self.doing, published)):  # else one manifest makes a checkpoint of all files
                 with suppress(OSError):
-                    mine.unlink()
+                    path.unlink()
             raise
         finally:
             if leads:
@@ -178,33 +178,29 @@ class Save:
 
     @collective("trainers")
     def _old(self, peers: Peers) -> list[str] | None:
-        """Names of the checkpoints that are not kept any more; None if all are.
-
-        Damaged ones do not count, and stay until there are as many newer ones that are whole.
-        """
+        """Return the names of the checkpoints to remove, None if all are kept; damaged ones do not count as kept."""
         if self._keep is None:
             return None
-        around, old, wanted = self._directory.parent, [], self._keep - 1
+        around, old, to_keep = self._directory.parent, [], self._keep - 1
         for name, word in newest_first(peers, around, self.doing, links=False):
             if name == self._directory.name:
                 continue
-            if not wanted:
+            if not to_keep:
                 old.append(name)
             elif is_whole(peers, around / name, self.doing, self._writer.whole, word, self._pause):
-                wanted -= 1
+                to_keep -= 1
         return old
 
     def _check_alike(self, peers: Peers, text: str) -> None:
-        """Raise InvalidArgumentError on every trainer if two have different trees; ``text`` is of this trainer's."""
-        found = peers.difference(self.doing, text)
-        if found is None:
+        difference = peers.difference(self.doing, text)
+        if difference is None:
             return
-        other, one, two = found
+        other, one, two = difference
         where, a, b = _difference(one, two, "state_dict")
         raise everywhere(
             InvalidArgumentError(
                 f"{self.doing}: the trainers have different state dicts: {where} is {a} on trainer 0, and {b} on "
-                f"trainer {other}; what each has its own of, put into OfTrainer"
+                f"trainer {other}; put values that differ between trainers into OfTrainer"
             )
         )
 
@@ -215,7 +211,7 @@ class Save:
         return TensorRows(tensor.name, tensor.rows.stored, list(tensor.shape), of, identity, ranges)
 
     def _take(self, lent: set[int]) -> Iterator[_Dataset]:
-        """What this trainer writes; ``lent`` are tensors that somebody may write through a view, whoever owns rows."""
+        """Yield the datasets of this trainer; ``lent`` numbers the tensors that a view of any trainer may write."""
         for number, tensor in enumerate(self._leaves.rows):
             tensor.rows.window.sync()
             for place, owned in enumerate(RowOwners(self._session.world, tensor.rows.window.offsets).ranges()):
@@ -233,14 +229,14 @@ class Save:
         small = self._manifest.small_tensors()
         for number, dense in enumerate(self._leaves.tensors):
             if number not in small:
-                found = dense if self._copies is None else dense.clone(memory_format=torch.contiguous_format)
-                yield f"tensors/{number}", partial(_stored, found)
+                tensor = dense if self._copies is None else dense.clone(memory_format=torch.contiguous_format)
+                yield f"tensors/{number}", partial(_stored, tensor)
         if small:
             pack = partial(_packed, [self._leaves.tensors[number] for number in small])
             yield SMALL, pack if self._copies is None else partial(_given, *pack())
 
     def _begin(self, token: Path) -> None:
-        """Make the folder, and leave there what tells the other nodes that this one sees it."""
+        """Make the folder, and put a token there that shows the other nodes that this one sees it."""
         with self._writer.holding(self._directory.parent):
             try:
                 self._directory.mkdir(exist_ok=True)
@@ -249,19 +245,18 @@ class Save:
                 raise StorageError(f"{self._directory}: cannot write: {error.strerror}") from error
 
     def _place(self) -> int:
-        """The first node that sees the folder which this one sees."""
         word = self._manifest.word
         for node in range(self._session.world.num_nodes):
             if os.path.exists(self._directory / folder.token_name(word, node)):
                 return node
-        raise StorageError(f"{self._directory}: what was written there a moment ago is gone")
+        raise StorageError(f"{self._directory}: the files that this node wrote there a moment ago are gone")
 
     def _write(self, path: Path) -> dict[str, Any]:
         own = []
         crcs = []
         with ShardWriter(path, GRAPH, self._session.rank, self._manifest.word, durable=True) as writer:
             while self._datasets:
-                name, make = self._datasets.pop(0)  # what was copied is freed once it is written
+                name, make = self._datasets.pop(0)  # a copy is freed once it is written
                 rows, dtype = make()
                 if name.startswith("own/"):
                     own.append([dtype, list(rows.shape[1:]), len(rows)])
@@ -280,7 +275,6 @@ class Save:
                 self._pause()
 
     def _complete(self, reports: list[dict[str, Any]]) -> Manifest:
-        """The manifest, of what all trainers have written."""
         owns = []
         for number, (dtype, row_shape, _) in enumerate(reports[0]["own"]):
             for k, report in enumerate(reports):
@@ -305,13 +299,12 @@ class Save:
         for k, file in enumerate(manifest.files):
             path = self._directory / manifest.file(k)
             if file.place == place and (not path.exists() or path.stat().st_size != file.nbytes):
-                raise StorageError(f"{path}: what trainer {k} wrote is not seen on node {file.node}")
+                raise StorageError(f"{path}: trainer {k} wrote it, but node {file.node} does not see it")
         with self._writer.holding(self._directory.parent):
             manifest.write(self._directory)
 
 
 def _check_one_name(names: list[str]) -> None:
-    """Each node may have a disk of its own, where checkpoints are told by their names."""
     other = next((k for k, name in enumerate(names) if name != names[0]), None)
     if other is not None:
         raise everywhere(
@@ -323,12 +316,13 @@ def _check_one_name(names: list[str]) -> None:
 
 
 def _describe_tensor(tensor: torch.Tensor) -> Tensor:
-    found = Tensor(dtype_name(tensor.dtype), list(tensor.shape))
-    return replace(found, crc=0) if found.nbytes <= _SMALL_BYTES else found  # the checksum is known once it is written
+    described = Tensor(dtype_name(tensor.dtype), list(tensor.shape))
+    return (
+        replace(described, crc=0) if described.nbytes <= _SMALL_BYTES else described
+    )  # the checksum is known once it is written
 
 
 def _packed(tensors: list[torch.Tensor]) -> tuple[Array, str]:
-    """The bytes of tensors one after another, and their logical dtype."""
     return np.concatenate([_stored(tensor)[0].reshape(-1).view(np.uint8) for tensor in tensors]), "uint8"
 
 
@@ -337,12 +331,12 @@ def _given(rows: Array, dtype: str) -> tuple[Array, str]:
 
 
 def _copied(rows: Array, pool: RowPool) -> Array:
-    """A copy, made some at a time, so that other threads get their turn."""
-    found = pool.empty(rows.shape, rows.dtype)
+    """Copy block by block, so that other threads get their turn."""
+    copy = pool.empty(rows.shape, rows.dtype)
     step = max(1, _BLOCK * len(rows) // max(1, rows.nbytes))
     for begin in range(0, len(rows), step):
-        found[begin : begin + step] = rows[begin : begin + step]
-    return found
+        copy[begin : begin + step] = rows[begin : begin + step]
+    return copy
 
 
 def _own_rows(own: OfTrainer) -> tuple[Array, str]:
@@ -353,14 +347,14 @@ def _own_rows(own: OfTrainer) -> tuple[Array, str]:
 
 
 def _stored(tensor: torch.Tensor) -> tuple[Array, str]:
-    """A tensor as it is stored, a number as one row, and its logical dtype."""
+    """Return the tensor as stored, a number as one row, and its logical dtype."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     dtype = dtype_name(tensor.dtype)
     return to_storage(plain.reshape(1) if plain.ndim == 0 else plain, dtype), dtype
 
 
 def _difference(one: Any, two: Any, where: str) -> tuple[str, str, str]:
-    """Where two trees differ first, and what is there."""
+    """Return the place where two trees differ first, and both values there."""
     if isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
         for a, b in zip(one, two, strict=True):
             if a != b:

@@ -1,6 +1,6 @@
-"""State dicts as JSON, with the tensors in them taken out and numbered; and back.
+"""Encode state dicts as JSON, with their tensors replaced by numbers, and decode them.
 
-JSON values stand for themselves. Everything else is an object with one key that says what it is: ``{"tuple": [...]}``,
+JSON values stand for themselves. Everything else is an object with one key that names its kind: ``{"tuple": [...]}``,
 ``{"dict": [[key, value], ...]}``, ``{"tensor": 3}``. No class is looked up by a name from a file.
 """
 
@@ -28,23 +28,23 @@ Tree: TypeAlias = Any
 """A JSON value."""
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _WITH_METADATA = _MAPPINGS.keys() - {"dict"}  # a dict has no attributes
-_DEEPEST = 200  # values inside of each other: what Python can always follow
+_DEEPEST = 200  # nested values: Python can always recurse this deep
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What has a state: modules, optimizers and schedulers of torch, loaders, embeddings, sparse optimizers.
+    """An object with a state: modules, optimizers and schedulers of torch, loaders, embeddings, sparse optimizers.
 
     It may also have ``check_state_dict(state_dict)``, which raises InvalidArgumentError if the state does not fit, and
-    changes nothing. Without it, a load that another object refuses gives it back its own state.
+    changes nothing. Without it, if another object refuses its state, this one gets its old state back.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """The state."""
+        """Return the state."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Go on from a state."""
+        """Restore a state."""
         ...
 
 
@@ -58,13 +58,13 @@ class Leaves:
 
 
 def encode(value: object, leaves: Leaves, where: str = "state_dict", depth: int = 0) -> Tree:
-    """Make a tree of a value that :func:`.save` takes; its tensors are added to ``leaves``.
+    """Return the tree of a value that :func:`.save` takes, and add its tensors to ``leaves``.
 
     Raises:
-        InvalidArgumentError: a checkpoint cannot hold the value, which is called ``where``.
+        InvalidArgumentError: a checkpoint cannot hold the value; names it ``where``.
     """
     if depth > _DEEPEST:
-        raise InvalidArgumentError(f"{where.split('[')[0]} has more than {_DEEPEST} values inside of each other")
+        raise InvalidArgumentError(f"{where.split('[')[0]} is nested more than {_DEEPEST} deep")
     deeper = depth + 1
     if value is None or isinstance(value, bool | str):
         return value
@@ -104,13 +104,13 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict", depth: int 
 
 
 def check_tree(tree: Tree, counts: Mapping[str, int], depth: int = 0) -> None:
-    """Check that :func:`encode` makes such a tree, where ``counts`` are those of "tensor", "rows" and "own".
+    """Check that a tree can be a result of :func:`encode` with these ``counts`` of "tensor", "rows" and "own".
 
     Raises:
-        ValueError: it does not; or TypeError, KeyError, AttributeError, RecursionError.
+        ValueError: it cannot; or TypeError, KeyError, AttributeError, RecursionError.
     """
     if depth > _DEEPEST:
-        raise ValueError(f"more than {_DEEPEST} values inside of each other")
+        raise ValueError(f"nested more than {_DEEPEST} deep")
     depth += 1
     if isinstance(tree, list):
         for item in tree:
@@ -144,7 +144,6 @@ def check_tree(tree: Tree, counts: Mapping[str, int], depth: int = 0) -> None:
 
 
 def _is_key(tree: Tree) -> bool:
-    """Whether a tree is one of what a dict can have as a key."""
     if isinstance(tree, dict):
         return all(map(_is_key, tree["tuple"])) if "tuple" in tree else "float" in tree
     return not isinstance(tree, list)
@@ -158,7 +157,7 @@ def _encode_dict(name: str, value: dict[Any, Any], leaves: Leaves, where: str, d
             raise InvalidArgumentError(f"{inside}: a checkpoint holds no dict with keys of {type(key).__name__}")
         items.append([encode(key, leaves, f"the key of {inside}", depth), encode(item, leaves, inside, depth)])
     tree: dict[str, Any] = {name: items}
-    versions = getattr(value, "_metadata", None)  # of a module's parts, by which torch reads older states
+    versions = getattr(value, "_metadata", None)  # versions of a module's parts: torch needs them to read older states
     if versions is not None:
         tree["metadata"] = encode(versions, leaves, where, depth)
     return tree
@@ -170,7 +169,7 @@ def _add(items: list[Any], item: object) -> int:
 
 
 def _plain(value: torch.Tensor, where: str) -> torch.Tensor:
-    """The tensor without its history. Raises InvalidArgumentError if it is of a kind that cannot be stored."""
+    """Return the tensor detached. Raises InvalidArgumentError if it cannot be stored."""
     if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
         raise InvalidArgumentError(f"{where} is a tensor of a kind that a checkpoint cannot hold ({value.layout})")
     try:
@@ -189,23 +188,23 @@ def _from_numpy(value: "np.ndarray[Any, Any]", where: str) -> torch.Tensor:
 
 @dataclass
 class LoadRequest:
-    """The values of a checkpoint that a state dict asks for; the reader fills them in, then they are applied."""
+    """The values of a checkpoint that a state dict asks for; the reader reads them, then they are applied."""
 
-    tensors: dict[int, torch.Tensor] = field(default_factory=dict)  # memory on the CPU to be filled, by number
-    rows: list[tuple[int, DistTensor]] = field(default_factory=list)  # numbers of rows, and the tensors to overwrite
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)  # memory on the CPU to read into, by number
+    rows: list[tuple[int, DistTensor]] = field(default_factory=list)  # their number, and the tensor to overwrite
     own: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # by number, a list that gets the rows
-    put: list[Callable[[], object]] = field(default_factory=list)  # called last, to put values where they belong
+    put: list[Callable[[], object]] = field(default_factory=list)  # called last, to assign the values
     objects: list["LoadedObject"] = field(default_factory=list)
     places: list[str] = field(default_factory=list)  # in the state dict
 
 
 class Decoder:
-    """Makes values of a tree.
+    """Turns trees into values.
 
     Args:
-        memory: makes the memory for a tensor that is to be read, by its number.
+        memory: returns the memory for a tensor, by its number.
         what: names the checkpoint in errors.
-        arrays: whether arrays of numpy stay arrays; else they become tensors.
+        arrays: keep numpy arrays; else they become tensors.
     """
 
     def __init__(self, memory: Callable[[int], torch.Tensor], what: str, arrays: bool = True) -> None:
@@ -215,7 +214,7 @@ class Decoder:
         self.wanted = LoadRequest()
 
     def update(self, target: dict[Any, Any], tree: Tree, where: str = "state_dict") -> None:
-        """Ask for what a state dict holds, and put it there once it has been read.
+        """Ask for all values of a state dict; they are assigned once they are read.
 
         Tensors are overwritten in place, objects get their state, other values are replaced.
 
@@ -230,7 +229,7 @@ class Decoder:
             self.wanted.put.append(partial(target.__setitem__, key, self._ask(value, saved[key], inside)))
 
     def _ask(self, value: Any, tree: Tree, where: str) -> Any:
-        """Ask for a value; return what is to stand in its place, the value itself if it is overwritten."""
+        """Ask for a value; return its replacement, the value itself if it is overwritten in place."""
         self.wanted.places.append(where)
         if isinstance(value, DistTensor):
             self._check(tree, "rows", where)
@@ -266,7 +265,6 @@ class Decoder:
         return self._decode(tree, value, where)
 
     def _ask_each(self, value: list[Any] | tuple[Any, ...], tree: Tree, where: str) -> Any:
-        """Ask for the items of a list, or of a tuple, some of which are overwritten."""
         if isinstance(value, tuple):
             self._check(tree, "tuple", where)
             tree = tree["tuple"]
@@ -296,10 +294,10 @@ class Decoder:
         return self.wanted.tensors[number]
 
     def value(self, tree: Tree, key: str) -> Any:
-        """One value of a state dict by itself.
+        """Return one value of a state dict.
 
         Raises:
-            InvalidArgumentError: there is none.
+            InvalidArgumentError: the checkpoint has no such key.
         """
         saved = self._items(tree, "state_dict")
         if key not in saved:
@@ -307,11 +305,11 @@ class Decoder:
         return self._decode(saved[key], None, f"state_dict[{key!r}]")
 
     def decode(self, tree: Tree) -> Any:
-        """The value of a tree by itself."""
+        """Return the value of the job's tree."""
         return self._decode(tree, None, "the state of the job")
 
     def _decode(self, tree: Tree, here: Any, where: str) -> Any:
-        """The value of a tree; ``here`` is the value at the same place of the state dict that is being loaded."""
+        """Return the value of a tree; ``here`` is the present value at the same place of the state dict."""
         if not isinstance(tree, dict):
             if not isinstance(tree, list):
                 return tree
@@ -323,8 +321,8 @@ class Decoder:
         if "tensor" in tree:
             return self._tensor(tree["tensor"])
         if "array" in tree:
-            found = self._tensor(tree["array"])
-            return found.numpy() if self._arrays else found
+            tensor = self._tensor(tree["array"])
+            return tensor.numpy() if self._arrays else tensor
         if "dtype" in tree:
             return getattr(torch, tree["dtype"])
         if "device" in tree:
@@ -340,7 +338,9 @@ class Decoder:
         if "rows" in tree:
             target = here.value if isinstance(here, _Once) else here
             if not isinstance(target, DistTensor):
-                raise InvalidArgumentError(f"{self._what}: {where} are rows of a DistTensor, and there is none here")
+                raise InvalidArgumentError(
+                    f"{self._what}: {where} holds rows of a DistTensor, and is no DistTensor here"
+                )
             self.wanted.rows.append((tree["rows"], target))
             return target
         return self._decode_dict(tree, here, where)
@@ -363,7 +363,7 @@ class Decoder:
 
 
 def _is_overwritten(value: Any) -> bool:
-    """Whether a value is overwritten in place, or holds one that is."""
+    """Return whether a value is, or contains, one that is overwritten in place."""
     if isinstance(value, list | tuple):
         return any(map(_is_overwritten, value))
     if type(value) in _MAPPINGS.values():
@@ -372,7 +372,7 @@ def _is_overwritten(value: Any) -> bool:
 
 
 class _Once:
-    """The state of an object here, which is asked for when a tensor of it is wanted."""
+    """The present state of an object, computed when it is first needed."""
 
     def __init__(self, of: Stateful) -> None:
         self._of = of
@@ -382,13 +382,13 @@ class _Once:
     def value(self) -> Any:
         if self._value is None:
             self._value = {}
-            with suppress(Exception):  # some must be made ready for it, and have no rows
+            with suppress(Exception):  # an object may not be ready to give its state, and then has no rows
                 self._value = self._of.state_dict()
         return self._value
 
 
 def _at(here: Any, key: Any) -> Any:
-    """What is at a key of the value here; None if there is no such thing."""
+    """Return the item of ``here`` at a key; None if there is no such item."""
     here = here.value if isinstance(here, _Once) else here
     if isinstance(here, Mapping):
         return here.get(key)
@@ -398,12 +398,11 @@ def _at(here: Any, key: Any) -> Any:
 
 
 def _compared_class(value: Stateful) -> str | None:
-    """The name of a class whose states do not fit other classes, which often take them all the same."""
+    """Return the class name of optimizers and schedulers: other classes would accept the state, and go wrong."""
     return type(value).__name__ if isinstance(value, Optimizer | LRScheduler) else None
 
 
 def _holds_rows(tree: Tree) -> bool:
-    """Whether there are rows of a DistTensor in a tree."""
     if isinstance(tree, list):
         return any(map(_holds_rows, tree))
     return isinstance(tree, dict) and ("rows" in tree or any(map(_holds_rows, tree.values())))
@@ -411,7 +410,7 @@ def _holds_rows(tree: Tree) -> bool:
 
 @dataclass
 class LoadedObject:
-    """An object that gets a state."""
+    """An object, and the state to load into it."""
 
     target: Stateful
     state: dict[str, Any]
@@ -420,20 +419,20 @@ class LoadedObject:
 
     @property
     def waits_for_rows(self) -> bool:
-        """Whether it is loaded once rows are: it may want to see them, or has been asked whether the state fits."""
+        """Return whether to load it after rows: it may read them, or :meth:`check` was able to refuse before."""
         return self.has_rows or hasattr(self.target, "check_state_dict")
 
     def check(self) -> None:
-        """Ask the object whether the state fits, if it can say so. Raises InvalidArgumentError if not."""
+        """Call ``check_state_dict`` if the object has it. Raises InvalidArgumentError if the state does not fit."""
         self._call(getattr(self.target, "check_state_dict", lambda state: None))
 
     def load(self) -> None:
-        """Load the state. Raises InvalidArgumentError with the place, where the object says that it does not fit."""
+        """Load the state. Raises InvalidArgumentError, with the place, if it does not fit."""
         self._call(self.target.load_state_dict)
 
     def copied_state(self) -> Any:
-        """A copy of its state as it is, on the CPU; None if it gives none."""
-        with suppress(Exception):  # some must be made ready for it
+        """Return a copy of the present state, on the CPU; None if the object gives none."""
+        with suppress(Exception):  # an object may not be ready to give its state
             return _copied(self.target.state_dict())
         return None
 

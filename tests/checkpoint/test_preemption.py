@@ -250,7 +250,7 @@ echo "scontrol $@"
 @pytest.mark.parametrize(
     "ranks, servers, env, also, says",
     [
-        (1, 0, {}, "", "nobody requeues the job (this is no job of Slurm)"),
+        (1, 0, {}, "", "the job is not requeued (this is not a job of Slurm)"),
         (3, 1, {"SLURM_JOB_ID": "7"}, "kill -TERM $PPID", "job 7 is requeued"),  # as Slurm does
         (
             2,

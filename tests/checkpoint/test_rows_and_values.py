@@ -308,7 +308,7 @@ def test_a_model_for_torch_alone(job: SharedJob, oracle, shared_path: Path) -> N
         assert flat(again) == flat(model)
         checkpoint.export(shared_path / "c", shared_path / "step.pt", "step")
         assert torch.load(shared_path / "step.pt", weights_only=True).tolist() == [0, 1, 2]
-        for name, words in (("emb", "and there is none here"), ("x", r"no 'x' \(it has 'model', 'emb', 'step'\)")):
+        for name, words in (("emb", "and is no DistTensor here"), ("x", r"no 'x' \(it has 'model', 'emb', 'step'\)")):
             with pytest.raises(InvalidArgumentError, match=words):
                 checkpoint.export(shared_path / "c", shared_path / "x.pt", name)
     g.barrier()
@@ -459,8 +459,8 @@ def test_trainers_that_ask_for_different_values_are_told(job: SharedJob, oracle,
     checkpoint.save({"x": torch.zeros(2), "y": torch.zeros(2), "z": 1}, checkpoint_id=shared_path / "c")
     if last:
         for more, words in [
-            ({"y": torch.ones(2)}, r"state_dict\['y'\] is wanted on trainer \d alone"),
-            ({"z": None}, r"state_dict\['z'\] is wanted on trainer \d alone"),
+            ({"y": torch.ones(2)}, r"state_dict\['y'\] is only on trainer \d"),
+            ({"z": None}, r"state_dict\['z'\] is only on trainer \d"),
         ]:
             with pytest.raises(InvalidArgumentError, match=words):
                 state = {"x": torch.ones(2)} | (more if g.rank() == last else {})
