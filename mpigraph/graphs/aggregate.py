@@ -99,8 +99,8 @@ def mean_and_own(in_edges: InEdges, x: torch.Tensor) -> tuple[torch.Tensor, torc
     """
     if isinstance(x, TableRows):
         return spmm(in_edges, x, mean=True), first_rows(x, in_edges.num_dst)
-    found: tuple[torch.Tensor, torch.Tensor] = _MeanAndOwn.apply(x, None, in_edges, True)  # type: ignore[no-untyped-call]
-    return found
+    both: tuple[torch.Tensor, torch.Tensor] = _MeanAndOwn.apply(x, None, in_edges, True)  # type: ignore[no-untyped-call]
+    return both
 
 
 def edge_dots(in_edges: InEdges, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -138,7 +138,9 @@ def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str, empty: float = 0
     if not rows.is_floating_point() and math.isinf(empty):
         limits = torch.iinfo(rows.dtype)
         empty = limits.min if empty < 0 else limits.max
-    if in_edges.num_edges == 0:  # plus a sum of no rows: what made the messages gets a gradient of 0, not none
+    if (
+        in_edges.num_edges == 0
+    ):  # plus a sum of no rows, so that the inputs of the messages get a gradient of 0 instead of none
         return rows.new_full((in_edges.num_dst, *rows.shape[1:]), empty) + rows.sum().to(rows.dtype)
     best: torch.Tensor = _Extreme.apply(rows, in_edges, op)  # type: ignore[no-untyped-call]
     zero_in_degree = (in_edges.degrees == 0).reshape(-1, *[1] * (rows.dim() - 1))
@@ -195,7 +197,7 @@ class _MeanAndOwn(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, None, None, None]:
         grad_x = _Spmm.backward(ctx, grad)[0]
         if grad_x is not None:
-            grad_x[: grad_own.shape[0]].add_(grad_own)  # a fresh tensor of ours, so in place is safe
+            grad_x[: grad_own.shape[0]].add_(grad_own)  # in place is safe: grad_x is a new tensor
         return grad_x, None, None, None
 
 

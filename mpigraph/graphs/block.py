@@ -26,7 +26,7 @@ __all__ = ["Block", "Blocks", "to_block"]
 Csc = tuple[I64, I32, I64 | None]
 _NO_INDEX = np.zeros(0, np.int32)
 _OF_LOADERS = (
-    "; a loader gathers the features that it is told: features=[{name!r}] for blocks[0].srcdata, labels=[{name!r}] for "
+    "; name the features that a loader gathers: features=[{name!r}] for blocks[0].srcdata, labels=[{name!r}] for "
     "blocks[-1].dstdata"
 )
 
@@ -45,10 +45,10 @@ class Block(MessagePassing):
 
     is_block = True
     lacks_relations = False
-    """Whether relations without edges were left out, so that the place of a relation does not tell which it is."""
+    """True if relations without edges were left out: the place of a relation is then not its id."""
     graph_out_degrees: Callable[[Relation], torch.Tensor] | None = None
-    """Gives the out-degrees, int64[num_src], that the sources have in the graph; None where nobody has asked for them.
-    A block of whole neighbourhoods is a piece of the graph: what layers divide by must not depend on how it is cut."""
+    """Returns the out-degrees of the sources in the whole graph, int64[num_src]; None: layers use those of the block.
+    Set where blocks are whole neighbourhoods: the divisors of layers must not depend on how the graph is cut."""
 
     def __init__(
         self, schema: Schema, structures: Mapping[Relation, InEdges], frames: Frames, device: torch.device
@@ -140,7 +140,6 @@ class Block(MessagePassing):
         return block
 
     def _told(self, block: "Block") -> "Block":
-        """Return a block of the same sources, which knows what this one does of the graph."""
         block.graph_out_degrees = self.graph_out_degrees
         return block
 
@@ -158,7 +157,6 @@ class Block(MessagePassing):
         return self._structures[relation].coo
 
     def structure(self, relation: Relation) -> InEdges:
-        """Return the in-edges of a relation."""
         """Return the in-edges of a relation."""
         return self._structures[relation]
 
@@ -228,7 +226,7 @@ class Blocks(list[Block]):
             ) from None
 
     def explain_missing(self) -> None:
-        """Have errors about features that are not there say how a loader puts them there."""
+        """Let errors about missing features say how a loader gathers them."""
         for block in self:
             for nodes in (block._frames.src, block._frames.dst):
                 for frame in nodes.values():
@@ -272,12 +270,12 @@ def _destinations(
         dst_nodes = {g.ntypes[0]: dst_nodes}
     for ntype in dst_nodes:
         g.get_ntype_id(ntype)
-    given = {t: as_ids(dst_nodes.get(t, ()), f"dst_nodes of type {t!r}").to(g.device) for t in g.ntypes}
-    for ntype, ids in given.items():
+    by_ntype = {t: as_ids(dst_nodes.get(t, ()), f"dst_nodes of type {t!r}").to(g.device) for t in g.ntypes}
+    for ntype, ids in by_ntype.items():
         values, repeats = torch.unique(ids, return_counts=True)
         if values.shape[0] < ids.shape[0]:
             raise InvalidArgumentError(f"dst_nodes of type {ntype!r} holds {int(values[repeats > 1][0])} twice")
-    return given
+    return by_ntype
 
 
 def _sources(

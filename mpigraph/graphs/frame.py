@@ -25,15 +25,15 @@ _Later = Callable[[], torch.Tensor]
 class Frame(MutableMapping[str, torch.Tensor]):
     """Features of one node type or one relation: name -> tensor with one row for each node or edge.
 
-    A feature may be set as a function that makes it (:meth:`set_later`), and is made when it is first read: of a
+    A feature may be set as a function (:meth:`set_later`), which is called when the feature is first read: of a
     minibatch most features of the graph are never used.
 
     Args:
-        num_rows: how many rows every tensor has.
-        owner: what the rows are, for messages ("nodes of type 'paper'").
+        num_rows: number of rows of every tensor.
+        owner: names the rows in errors ("nodes of type 'paper'").
 
     Attributes:
-        hint: what to say of a feature, ``name``, that is not there.
+        hint: added to the error about a missing feature; contains ``{name}``.
     """
 
     hint = ""
@@ -135,21 +135,17 @@ class Frames:
 
 
 class TypedFields(MutableMapping[str, dict[K, torch.Tensor]]):
-    """Features over several types: name -> {type: tensor}; types without the feature are left out.
-
-    Args:
-        frames: type -> frame.
-    """
+    """Features over several types: name -> {type: tensor}; types without the feature are left out."""
 
     def __init__(self, frames: dict[K, Frame]) -> None:
         self._frames: dict[K, Frame] = frames
 
     def __getitem__(self, name: str) -> dict[K, torch.Tensor]:
-        found = {key: frame[name] for key, frame in self._frames.items() if name in frame}
-        if not found:
+        by_type = {key: frame[name] for key, frame in self._frames.items() if name in frame}
+        if not by_type:
             hint = next(iter(self._frames.values())).hint.format(name=name)
             raise FieldNameError(f"no feature {name!r} on any of {list(self._frames)} (have {list(self)}){hint}")
-        return found
+        return by_type
 
     def __setitem__(self, name: str, values: Mapping[K, torch.Tensor]) -> None:
         if not isinstance(values, dict):
@@ -177,7 +173,7 @@ class TypedFields(MutableMapping[str, dict[K, torch.Tensor]]):
 
 
 def fields_of(frames: dict[K, Frame]) -> MutableMapping[str, Any]:
-    """Return what ``ndata`` or ``edata`` shows: with one type its frame, else name -> {type: tensor}."""
+    """Return the mapping behind ``ndata`` or ``edata``: with one type its frame, else name -> {type: tensor}."""
     if len(frames) == 1:
         return next(iter(frames.values()))
     return TypedFields(frames)

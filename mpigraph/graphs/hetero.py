@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class _Derived(dict[Hashable, Any]):
-    """What follows from the structure; a deep copy of the graph derives it anew, as some of it holds locks."""
+    """Data derived from the structure; a deep copy of the graph derives it anew, since values may hold locks."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _Derived, ()
@@ -49,8 +49,8 @@ class _Derived(dict[Hashable, Any]):
 class HeteroGraph(MessagePassing):
     """A graph of typed relations in memory; made by :func:`graph` and :func:`heterograph`.
 
-    A part of it has all its node types and relations, and the features of what it has; the part's ``ndata[NID]`` and
-    ``edata[EID]`` are ids in the graph. Methods that return a graph leave this one as it is.
+    A part of it keeps all node types and relations, and the features of its nodes and edges; ``ndata[NID]`` and
+    ``edata[EID]`` are their ids in the graph. Methods that return a graph leave this one as it is.
 
     Args:
         schema: node types and relations.
@@ -139,15 +139,14 @@ class HeteroGraph(MessagePassing):
     def _made(
         self, schema: Schema, edges: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], num_nodes: Mapping[str, int]
     ) -> "HeteroGraph":
-        made = HeteroGraph(schema, edges, num_nodes)
-        made._device = self._device
-        return made
+        graph = HeteroGraph(schema, edges, num_nodes)
+        graph._device = self._device
+        return graph
 
     def _coo(self, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
         return self._edges[relation]
 
     def structure(self, relation: Relation) -> InEdges:
-        """Return the in-edges of a relation."""
         """Return the in-edges of a relation."""
         if relation not in self._structures:
             src, dst = self._edges[relation]
@@ -158,31 +157,30 @@ class HeteroGraph(MessagePassing):
     def _once(self, key: Hashable, make: Callable[[], T]) -> T:
         if key not in self._cache:
             self._cache[key] = make()
-        made: T = self._cache[key]
-        return made
+        value: T = self._cache[key]
+        return value
 
     def has_nodes(self, vid: IdsLike, ntype: str | None = None) -> Any:
         """Return whether nodes of a type exist: bool[n], or a bool for one number."""
         ids = as_ids(vid, "node ids")
-        found = (ids >= 0) & (ids < self.num_nodes(self.ntypes[self.get_ntype_id(ntype)]))
-        return bool(found) if is_number(vid) else found
+        exist = (ids >= 0) & (ids < self.num_nodes(self.ntypes[self.get_ntype_id(ntype)]))
+        return bool(exist) if is_number(vid) else exist
 
     def formats(self, formats: str | Sequence[str] | None = None) -> Any:
-        """Return which sparse formats there are, ``{"created": [...], "not created": [...]}``; or the graph.
+        """Return the sparse formats, ``{"created": [...], "not created": [...]}``; with ``formats`` the graph itself.
 
-        Every graph has its edges as they were given, and makes the other formats when they are needed; so a graph "of
-        some formats" is the same graph.
+        Every graph makes formats when they are needed, so a graph "of some formats" is the same graph.
 
         Args:
-            formats: None to ask; else "coo", "csr" or "csc", or some of them.
+            formats: None to ask; else "coo", "csr" or "csc", or several of them.
 
         Raises:
             InvalidArgumentError: there is no such format.
         """
         if formats is None:
             return {"created": list(_FORMATS), "not created": []}
-        some = [formats] if isinstance(formats, str) else list(formats)
-        if not set(some) <= set(_FORMATS):
+        names = [formats] if isinstance(formats, str) else list(formats)
+        if not set(names) <= set(_FORMATS):
             raise InvalidArgumentError(f"formats are {list(_FORMATS)} (got {formats!r})")
         return self
 
@@ -219,8 +217,8 @@ class HeteroGraph(MessagePassing):
                 raise InvalidArgumentError(f"nodes of type {ntype!r} must be given once each")
         eids = {}
         for relation in self.canonical_etypes:
-            found = self.out_edges(chosen[relation[0]], "eid", relation)
-            eids[relation] = found[numbers[relation[2]][self._coo(relation)[1][found]] >= 0]
+            out = self.out_edges(chosen[relation[0]], "eid", relation)
+            eids[relation] = out[numbers[relation[2]][self._coo(relation)[1][out]] >= 0]
         return self._part(eids, chosen if relabel_nodes else None, store_ids, output_device)
 
     def edge_subgraph(
@@ -245,8 +243,8 @@ class HeteroGraph(MessagePassing):
             EdgeTypeError: an edge type does not exist, or there are several and ``edges`` are not by type.
             InvalidArgumentError: ids that are not integers.
         """
-        given: Mapping[EdgeType, IdsLike] = edges if isinstance(edges, Mapping) else {None: edges}  # type: ignore[assignment]
-        chosen = {self.to_canonical_etype(etype): ids for etype, ids in given.items()}
+        by_etype: Mapping[EdgeType, IdsLike] = edges if isinstance(edges, Mapping) else {None: edges}  # type: ignore[assignment]
+        chosen = {self.to_canonical_etype(etype): ids for etype, ids in by_etype.items()}
         eids = {
             relation: self._ids(chosen.get(relation, ()), self.num_edges(relation), f"edge of relation {relation}")
             for relation in self.canonical_etypes
@@ -444,8 +442,8 @@ class HeteroGraph(MessagePassing):
         part = self[relation].edge_subgraph(eids, relabel_nodes=False, store_ids=False)
         part.update_all(message_func, reduce_func)
         touched = torch.unique(part.edges()[1])
-        before, made = self._frames.dst[relation[2]], part._frames.dst[relation[2]]
-        for name, rows in made.items():
+        before, results = self._frames.dst[relation[2]], part._frames.dst[relation[2]]
+        for name, rows in results.items():
             if name not in before or rows is not before[name]:
                 old = before[name] if name in before else torch.zeros_like(rows)
                 before[name] = old.index_copy(0, touched, rows[touched])
@@ -512,7 +510,7 @@ class HeteroGraph(MessagePassing):
         for relation, ids in eids.items():
             for column, ntype in zip(self._coo(relation), relation[::2], strict=True):
                 ends[ntype].append(column[ids])
-        return {ntype: by_first_appearance(torch.cat(some))[0] for ntype, some in ends.items()}
+        return {ntype: by_first_appearance(torch.cat(columns))[0] for ntype, columns in ends.items()}
 
     def _by_ntype(self, nodes: _Ids) -> dict[str, torch.Tensor]:
         """Return checked node ids of every type."""
@@ -524,9 +522,9 @@ class HeteroGraph(MessagePassing):
             self.get_ntype_id(ntype)
         return {t: self._ids(nodes.get(t, ()), self.num_nodes(t), f"node of type {t!r}") for t in self.ntypes}
 
-    def _ids(self, given: IdsLike, count: int, what: str) -> torch.Tensor:
+    def _ids(self, ids_or_mask: IdsLike, count: int, what: str) -> torch.Tensor:
         """Return checked ids of a list of ids or of a mask."""
-        tensor = as_tensor(given).to(self.device)
+        tensor = as_tensor(ids_or_mask).to(self.device)
         if tensor.dtype == torch.bool and tensor.numel():
             if tensor.shape != (count,):
                 raise InvalidArgumentError(f"a mask must have {count} entries (got shape {tuple(tensor.shape)})")
@@ -599,18 +597,18 @@ def _columns(relation: Relation, edges: EdgeList) -> tuple[torch.Tensor, torch.T
 def _check_or_infer(
     edges: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], counts: MutableMapping[str, int]
 ) -> None:
-    """Check endpoints against the given counts; infer the counts that are missing (``counts`` is filled in)."""
-    given = set(counts)
+    """Check endpoints against ``counts``; add the missing counts to it."""
+    fixed = set(counts)
     for relation, columns in edges.items():
         for what, ntype, ids in zip(("source", "destination"), relation[::2], columns, strict=True):
             low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, -1)
-            # without a given count only negative endpoints are wrong
-            limit = counts[ntype] if ntype in given else max(high + 1, 0)
+            # without a count only negative endpoints are wrong
+            limit = counts[ntype] if ntype in fixed else max(high + 1, 0)
             if low < 0 or high >= limit:
                 edge = int(((ids < 0) | (ids >= limit)).nonzero()[0])
-                wrong = f"is not in [0, {limit})" if ntype in given else "is negative"
+                wrong = f"is not in [0, {limit})" if ntype in fixed else "is negative"
                 raise GraphDataError(f"relation {relation}, edge {edge}: {what} {int(ids[edge])} {wrong}")
-            if ntype not in given:
+            if ntype not in fixed:
                 counts[ntype] = max(counts.get(ntype, 0), limit)
 
 

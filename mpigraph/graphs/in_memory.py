@@ -1,7 +1,7 @@
-"""What graphs and blocks in memory have in common: types, counts, features, edges, degrees, scopes.
+"""The base class of graphs and blocks in memory: types, counts, features, edges, degrees, scopes.
 
-A subclass gives the structure of each relation; everything else follows from the frames, whose keys are the
-types and whose lengths are the counts.
+A subclass gives the structure of each relation. Everything else follows from the frames: their keys are the types,
+their lengths the counts.
 """
 
 from abc import ABC, abstractmethod
@@ -116,7 +116,7 @@ class InMemoryGraph(ABC):
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether there is one node type and one relation."""
+        """True with one node type and one relation."""
         return self._schema.is_homogeneous
 
     def to_canonical_etype(self, etype: EdgeType = None) -> Relation:
@@ -257,7 +257,7 @@ class InMemoryGraph(ABC):
         Args:
             u: int[n], sources; one is for all ``v``.
             v: int[n], destinations; one is for all ``u``.
-            return_uv: return all edges of each pair, and none where there is none.
+            return_uv: return all edges of each pair, with their ends; a pair may have no edges.
             etype: the relation; None means the only one.
 
         Returns:
@@ -279,8 +279,8 @@ class InMemoryGraph(ABC):
         if bool((counts == 0).any()):
             pair = int((counts == 0).nonzero()[0])
             raise GraphDataError(f"there is no edge of {relation} from {int(src[pair])} to {int(dst[pair])}")
-        found = eids[first]
-        return int(found) if is_number(u) and is_number(v) else found
+        result = eids[first]
+        return int(result) if is_number(u) and is_number(v) else result
 
     def in_edges(self, v: IdsLike, form: str = "uv", etype: EdgeType = None) -> Any:
         """Return the edges into nodes, node by node in the order of ``v``, those of a node by their ids.
@@ -338,9 +338,9 @@ class InMemoryGraph(ABC):
     def _places(self, relation: Relation, src: torch.Tensor, dst: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return where the edges of each pair begin in :meth:`_by_ends`, and how many they are; int64[n] each."""
         keys = self._by_ends(relation)[0]
-        wanted = src * self._frames_of(relation)[1].num_rows + dst
-        first = torch.searchsorted(keys, wanted)
-        return first, torch.searchsorted(keys, wanted, right=True) - first
+        requested = src * self._frames_of(relation)[1].num_rows + dst
+        first = torch.searchsorted(keys, requested)
+        return first, torch.searchsorted(keys, requested, right=True) - first
 
     def _ends(self, u: IdsLike, v: IdsLike, relation: Relation) -> tuple[torch.Tensor, torch.Tensor]:
         """Return checked sources and destinations, int64[n] each."""
@@ -356,7 +356,7 @@ class InMemoryGraph(ABC):
     def _neighbours(
         self, edges: InEdges, nodes: IdsLike, ntype: str
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the nodes of each edge of ``nodes``, what is at its other end, and its id."""
+        """Return the edges of ``nodes``: for each its node, the other end, and its id."""
         ids = as_ids(nodes, "node ids").to(self.device)
         check_range(ids, edges.num_dst, f"node of type {ntype!r}")
         counts = edges.degrees[ids]
@@ -373,7 +373,7 @@ class InMemoryGraph(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where structure and features live."""
+        """The device of structure and features."""
         return self._device
 
     def to(self: G, device: torch.device | str, non_blocking: bool = False) -> G:
@@ -476,10 +476,10 @@ def exact_device(device: torch.device | str) -> torch.device:
         InvalidArgumentError: there is no such device.
     """
     try:
-        found = torch.device(device)
-        if found.type == "cpu":
-            return found
-        return torch.empty(0, device=found).device  # torch fills in the current device's index
+        parsed = torch.device(device)
+        if parsed.type == "cpu":
+            return parsed
+        return torch.empty(0, device=parsed).device  # torch fills in the current device's index
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise InvalidArgumentError(f"there is no device {device!r}: {str(error).splitlines()[0]}") from None
 

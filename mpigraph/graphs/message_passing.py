@@ -53,20 +53,20 @@ class MessagePassing(InMemoryGraph):
         A destination without in-edges gets 0. Without ``etype`` and with several relations, all relations into one type
         are reduced together, which only built-in functions can.
 
-        A function of one's own may take the place of either. Of messages: it is given all edges (``edges.src``,
-        ``edges.dst``, ``edges.data``) and returns name -> tensor, a row for each edge. Of the reduction: it is called
-        once for all destinations of one in-degree, with their messages in ``nodes.mailbox[name]``, [n, degree, ...] in
-        the order of edge ids, and returns name -> tensor, a row for each node. That is slower than the built-in ones.
+        Both can be user functions. A message function gets all edges (``edges.src``, ``edges.dst``, ``edges.data``) and
+        returns name -> tensor, a row for each edge. A reduce function is called once for all destinations of one
+        in-degree, with their messages in ``nodes.mailbox[name]``, [n, degree, ...] in the order of edge ids, and
+        returns name -> tensor, a row for each node. User functions are slower than built-in ones.
 
         Args:
-            message_func: what travels, from :mod:`mpigraph.function`, or a function of a batch of edges.
-            reduce_func: how it is reduced, from :mod:`mpigraph.function`, or a function of a batch of nodes.
+            message_func: from :mod:`mpigraph.function`, or a function of a batch of edges.
+            reduce_func: from :mod:`mpigraph.function`, or a function of a batch of nodes.
             apply_node_func: takes a batch of nodes (``nodes.data``) and returns new features for them.
             etype: the relation.
 
         Raises:
-            InvalidArgumentError: what is given is no function, a function returned something else than it should, or
-                "mean" or functions of one's own over several relations.
+            InvalidArgumentError: an argument is no function, a function returned something else, or "mean" or user
+                functions over several relations.
             FieldNameError: a field does not exist.
         """
         check_functions(message_func, reduce_func)
@@ -110,9 +110,9 @@ class MessagePassing(InMemoryGraph):
         """Send and reduce messages relation by relation, then reduce the results across relations.
 
         Args:
-            etype_dict: relation -> (message function, reduce function), or with a third function, of a batch of nodes
-                that also has the reduced messages (``nodes.data``): what it returns, name -> tensor, takes the place
-                of the reduced messages of this relation. Each as in :meth:`update_all`.
+            etype_dict: relation -> (message function, reduce function), each as in :meth:`update_all`; a third function
+                of a batch of nodes, which sees the reduced messages in ``nodes.data``, may return their replacements,
+                name -> tensor.
             cross_reducer: "sum", "mean", "max", "min" or "stack" (along a new second dimension); or a function of the
                 list of tensors of one name, which returns one tensor.
             apply_node_func: as in :meth:`update_all`.
@@ -122,7 +122,7 @@ class MessagePassing(InMemoryGraph):
         """
         if not callable(cross_reducer) and cross_reducer not in _CROSS_REDUCERS:
             raise InvalidArgumentError(f"cross_reducer must be sum, mean, max, min or stack (got {cross_reducer!r})")
-        found: dict[tuple[str, str], list[torch.Tensor]] = {}
+        by_output: dict[tuple[str, str], list[torch.Tensor]] = {}
         for etype, functions in etype_dict.items():
             relation = self.to_canonical_etype(etype)
             if not isinstance(functions, tuple | list) or len(functions) not in (2, 3):
@@ -139,13 +139,13 @@ class MessagePassing(InMemoryGraph):
                 frame.update(results)
                 results = apply(NodeBatch.of(frame, relation[2], self.device))
             for name, values in results.items():
-                found.setdefault((relation[2], name), []).append(values)
-        for (ntype, out), tensors in found.items():
+                by_output.setdefault((relation[2], name), []).append(values)
+        for (ntype, out), tensors in by_output.items():
             if not callable(cross_reducer):
                 self._frames.dst[ntype][out] = combine(tensors, cross_reducer)
             else:  # one result needs no reduction, and the function may count on two, as in DGL
                 self._frames.dst[ntype][out] = cross_reducer(tensors) if len(tensors) > 1 else tensors[0]
-        self._apply_to(apply_node_func, {ntype for ntype, _ in found})
+        self._apply_to(apply_node_func, {ntype for ntype, _ in by_output})
 
     def apply_edges(self, func: MessageFunction, edges: IdsLike | str = ALL, etype: EdgeType = None) -> None:
         """Compute new edge features, such as ``fn.u_dot_v("h", "h", "score")``.
@@ -202,7 +202,7 @@ class MessagePassing(InMemoryGraph):
     def _reduced(
         self, relation: Relation, message: MessageFunction, reduce: ReduceFunction
     ) -> Mapping[str, torch.Tensor]:
-        """Return what messages along one relation become at its destinations, by name."""
+        """Return the reduced messages of one relation at its destinations, by name."""
         if isinstance(message, Message) and isinstance(reduce, Reduce):
             return {reduce.out: self._aggregated(relation, message, reduce)}
         in_edges = self.structure(relation)

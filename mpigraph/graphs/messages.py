@@ -1,7 +1,7 @@
 """Built-in message and reduce functions as data, and the evaluation of messages edge by edge.
 
-Users make them with the functions of :mod:`mpigraph.function`, or write functions of their own, of an
-:class:`EdgeBatch` or a :class:`NodeBatch`. Evaluation here makes one row for each edge;
+Users make them with :mod:`mpigraph.function`, or write their own functions of an :class:`EdgeBatch` or a
+:class:`NodeBatch`. Evaluation here makes one row for each edge;
 :mod:`mpigraph.graphs.aggregate` avoids that where a sparse matrix product does the same.
 """
 
@@ -106,7 +106,7 @@ class EdgeBatch:
         src: source features, one row for each edge.
         dst: destination features, one row for each edge.
         data: edge features.
-        canonical_etype: the relation; None where no function of a user sees the batch.
+        canonical_etype: the relation; None if no user function sees the batch.
     """
 
     src: Mapping[str, torch.Tensor]
@@ -159,7 +159,7 @@ class NodeBatch:
         data: node features.
         mailbox: the messages by name, [n, degree, ...]: in a reduce function, whose nodes all have ``degree`` in-edges;
             else empty.
-        ntype: the node type; None where no function of a user sees the batch.
+        ntype: the node type; None if no user function sees the batch.
     """
 
     data: Mapping[str, torch.Tensor]
@@ -213,7 +213,7 @@ def edge_values(message: Message, edges: EdgeBatch) -> torch.Tensor:
 
 
 def check_functions(message: object, reduce: object) -> None:
-    """Raise unless both can be called for, and fit together as far as that is known."""
+    """Raise InvalidArgumentError unless both are functions, built in or of the user, that fit together."""
     if not isinstance(message, Message) and not callable(message):
         raise InvalidArgumentError(
             f"the message function must be one of mpigraph.function or a function of edges (got {message!r})"
@@ -226,28 +226,23 @@ def check_functions(message: object, reduce: object) -> None:
         raise InvalidArgumentError(f"the message is called {message.out!r} but {reduce.msg!r} is reduced")
 
 
-def check_rows(found: object, count: int, what: str) -> dict[str, torch.Tensor]:
-    """Return what a user's function returned.
-
-    Args:
-        found: name -> tensor.
-        count: how many rows each must have.
-        what: names the function in errors, "the message function".
+def check_rows(result: object, count: int, what: str) -> dict[str, torch.Tensor]:
+    """Return the result of a user's function, name -> tensor of ``count`` rows; errors call the function ``what``.
 
     Raises:
         InvalidArgumentError: it is something else.
     """
-    if not isinstance(found, Mapping):
-        raise InvalidArgumentError(f"{what} must return a dict of tensors (got {type(found).__name__})")
-    for name, values in found.items():
+    if not isinstance(result, Mapping):
+        raise InvalidArgumentError(f"{what} must return a dict of tensors (got {type(result).__name__})")
+    for name, values in result.items():
         if not isinstance(values, torch.Tensor) or values.dim() == 0 or values.shape[0] != count:
             got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
             raise InvalidArgumentError(f"{what} must return {name!r} as a tensor of {count} rows (got {got})")
-    return dict(found)
+    return dict(result)
 
 
 def node_ids(frame: Frame, rows: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """Return the ids of some nodes as functions of nodes are told them; rows are int64[n], None means all."""
+    """Return the ids of the nodes at ``rows``, int64[n], as user functions see them; None means all nodes."""
     if NID in frame:
         return frame[NID] if rows is None else frame[NID][rows]
     return torch.arange(frame.num_rows, device=device) if rows is None else rows

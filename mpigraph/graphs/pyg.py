@@ -1,6 +1,6 @@
 """Conversion of graphs from and to PyG (``torch_geometric``).
 
-PyG's objects are recognised by their attributes; PyG is imported only to make some. Features keep their names, except
+PyG's objects are recognised by their attributes; PyG is imported only to make them. Features keep their names, except
 the original ids of nodes and edges, which PyG calls ``n_id`` and ``e_id``.
 """
 
@@ -20,13 +20,13 @@ from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Sch
 __all__ = ["OF_GRAPHS", "OF_MINIBATCHES", "as_data", "check_apart", "check_names", "from_pyg", "need_pyg", "to_pyg"]
 
 PygData: TypeAlias = Any
-"""``Data``, ``HeteroData``, or what a ``HeteroData`` stores for one type: classes of a package that is optional."""
+"""``Data``, ``HeteroData``, or the storage of one type in a ``HeteroData``: classes of an optional package."""
 Attributes: TypeAlias = dict[str, Any]
 """Attributes of a PyG object by name: tensors, and the number of nodes."""
 
 _OURS = {"n_id": NID, "e_id": EID}
 OF_GRAPHS = frozenset({"adj", "adj_t", "edge_index", "num_nodes"})
-"""What no feature of a graph can be called in PyG."""
+"""Names that PyG keeps for itself in graphs."""
 OF_MINIBATCHES = OF_GRAPHS | {
     "batch",
     "batch_size",
@@ -40,15 +40,11 @@ OF_MINIBATCHES = OF_GRAPHS | {
     "num_sampled_nodes",
     "seed_time",
 }
-"""What no feature of a minibatch can be called in PyG."""
+"""Names that PyG keeps for itself in minibatches."""
 
 
 def need_pyg() -> None:
-    """Check that PyG is installed.
-
-    Raises:
-        InvalidArgumentError: it is not.
-    """
+    """Check that PyG is installed. Raises InvalidArgumentError."""
     try:
         import torch_geometric.data  # noqa: F401
     except ImportError:
@@ -59,10 +55,10 @@ def from_pyg(data: PygData) -> HeteroGraph:
     """Make a graph of ``torch_geometric``'s ``Data`` or ``HeteroData``.
 
     The i-th edge of a relation stays its i-th. A tensor becomes a feature if it has one row for each node or edge,
-    except ``edge_index``, ``adj`` and ``adj_t``, and what PyG slices along another dimension, as it does with tensors
-    of several dimensions that have "index" in their name. Where a ``Data`` has as many edges as nodes, tensors with
-    "edge" in their name, and ``e_id``, belong to edges, and all others to nodes. The number of nodes is what PyG gives,
-    or else the largest endpoint plus one.
+    except ``edge_index``, ``adj`` and ``adj_t``, and tensors that PyG slices along another dimension, such as those
+    of several dimensions with "index" in their name. Where a ``Data`` has as many edges as nodes, tensors with
+    "edge" in their name, and ``e_id``, belong to edges, and all others to nodes. The number of nodes is PyG's,
+    else the largest endpoint plus one.
 
     Args:
         data: needs ``edge_index`` (by relation, if typed).
@@ -141,12 +137,7 @@ def as_data(schema: Schema, nodes: Mapping[str, Attributes], edges: Mapping[Rela
 
 
 def check_names(names: Iterable[str], taken: Set[str], owner: str) -> None:
-    """Check that no feature has a name that means something else in PyG.
-
-    Args:
-        names: of the features.
-        taken: the reserved names, such as :data:`OF_GRAPHS`.
-        owner: names the nodes or edges in the error.
+    """Check that no feature of ``owner`` has one of PyG's own names, such as :data:`OF_GRAPHS`.
 
     Raises:
         InvalidArgumentError: one has.
@@ -157,10 +148,10 @@ def check_names(names: Iterable[str], taken: Set[str], owner: str) -> None:
 
 
 def check_apart(schema: Schema, of_nodes: Iterable[str], of_edges: Iterable[str]) -> None:
-    """Check that no name is used by both nodes and edges, if types have no names.
+    """Check that nodes and edges share no name, if types have no names.
 
     Raises:
-        InvalidArgumentError: one is, and would be a single attribute of a ``Data``.
+        InvalidArgumentError: they share one, and ``Data`` cannot tell them apart.
     """
     both = sorted(set(of_nodes) & set(of_edges)) if schema == Schema.homogeneous() else []
     if both:
@@ -211,8 +202,8 @@ def _add_features(data: PygData, store: PygData, fields: Iterable[tuple[str, obj
 
 
 def _is_by_rows(data: PygData, store: PygData, name: str, values: torch.Tensor | npt.NDArray[np.generic]) -> bool:
-    """Whether PyG too has the nodes or edges of an attribute along its first dimension."""
-    # the method by which PyG knows along which dimension it joins and slices an attribute; users may override it
+    """Return whether PyG, too, stacks nodes or edges along the first dimension of an attribute."""
+    # PyG joins and slices an attribute along the dimension that this method returns; users may override it
     dimension_of = getattr(data, "__cat_dim__", None)
     return values.ndim == 1 or dimension_of is None or dimension_of(name, values, store) == 0
 

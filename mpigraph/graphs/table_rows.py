@@ -1,9 +1,9 @@
-"""Rows of a table, gathered when somebody looks at them.
+"""Rows of a table, gathered on first access.
 
-A sum over neighbours reads each row of a block's sources about once. To gather the rows before costs several times as
-much as the sum: they are read, written and read again, most of it in memory, as blocks do not fit in caches. So the
-sources of a block can be a :class:`TableRows`, which is what gathering them would give, but :func:`.spmm` reads the
-rows where they lie. Whatever else is done with it is done with the gathered rows.
+A sum over neighbours reads each row of a block's sources about once. Gathering the rows first costs several times as
+much as the sum: they are read, written and read again, mostly in memory, since blocks do not fit in caches. So the
+sources of a block can be a :class:`TableRows`. It has the values of the gathered rows, but :func:`.spmm` reads them
+directly from the table. All other operations gather the rows first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +23,10 @@ _KNOWN_WITHOUT_ROWS: set[Callable[..., Any]] = {
 
 
 class TableRows(torch.Tensor):
-    """``table[rows]``, not made yet; once made, it is that tensor, whatever is written to it.
+    """``table[rows]``, gathered on first access and kept from then on, also when it is written to.
 
     Attributes:
-        table: [num_rows, ...], on the CPU; never written to through this.
+        table: [num_rows, ...], on the CPU; never written through this tensor.
         rows: int[n].
     """
 
@@ -35,34 +35,33 @@ class TableRows(torch.Tensor):
     _gathered: torch.Tensor | None
 
     @staticmethod
-    def __new__(cls, table: torch.Tensor, rows: torch.Tensor) -> "TableRows":
-        """Remember the table and int[n], its rows."""
+    def __new__(cls, table: torch.Tensor, rows: torch.Tensor) -> "TableRows":  # noqa: D102
         shape = (len(rows), *table.shape[1:])
-        made: TableRows = _Tensor._make_wrapper_subclass(cls, shape, dtype=table.dtype)  # type: ignore[attr-defined]
-        made.table, made.rows, made._gathered = table, rows, None
-        return made
+        tensor: TableRows = _Tensor._make_wrapper_subclass(cls, shape, dtype=table.dtype)  # type: ignore[attr-defined]
+        tensor.table, tensor.rows, tensor._gathered = table, rows, None
+        return tensor
 
     @property
     def in_place(self) -> bool:
-        """Whether nobody has asked for the rows, so that the table has them."""
+        """True until the rows are gathered."""
         return self._gathered is None
 
     def gathered(self) -> torch.Tensor:
-        """The rows; always the same tensor, whatever is traced, or only shapes are asked for, where it is made."""
+        """Return the rows, always the same tensor, made outside of any tracing mode."""
         if self._gathered is None:
             with _disable_current_modes(), torch.inference_mode(False):
                 self._gathered = self.table.index_select(0, self.rows)
         return self._gathered
 
     def first(self, n: int) -> torch.Tensor:
-        """The first ``n`` rows, which are not to be written to."""
+        """Return the first ``n`` rows, for reading."""
         return self.table.index_select(0, self.rows[:n]) if self._gathered is None else self._gathered[:n]
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Do what Python asks for with the gathered rows; shape and type are known without."""
+        """Run operations from Python on the gathered rows; shape and dtype are known without them."""
         if func in _KNOWN_WITHOUT_ROWS and args[0].in_place:
             with torch._C.DisableTorchFunctionSubclass():  # type: ignore[attr-defined]
                 return func(*args, **(kwargs or {}))
@@ -72,12 +71,12 @@ class TableRows(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """The same for what C++ asks for, such as a scripted module."""
+        """Run operations from C++, such as a scripted module, on the gathered rows."""
         return _with_gathered(func, args, kwargs)
 
 
 def first_rows(x: torch.Tensor, n: int) -> torch.Tensor:
-    """``x[:n]``, for reading, without gathering the others."""
+    """Return ``x[:n]``, for reading, without gathering the other rows."""
     return x.first(n) if isinstance(x, TableRows) else x[:n]
 
 

@@ -1,6 +1,6 @@
-"""Graphs in memory made of others, or at random: DGL's functions of these names.
+"""Graphs in memory made of other graphs, or at random, by DGL's names.
 
-No function changes its argument. Those that :class:`.HeteroGraph` has as methods too are described there.
+No function changes its argument. Functions that are also methods of :class:`.HeteroGraph` are described there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,13 +67,13 @@ def khop_in_subgraph(
     store_ids: bool = True,
     output_device: torch.device | str | None = None,
 ) -> Any:
-    """Return the part that the nodes induce from which some nodes can be reached in at most ``k`` steps.
+    """Return the subgraph of all nodes from which some nodes can be reached in at most ``k`` steps.
 
     Args:
         graph: the graph.
         nodes: int[n], or a number; or node type -> one of these.
         k: how many steps.
-        relabel_nodes: number the nodes anew, ascending by their ids, and leave out the others; else keep all.
+        relabel_nodes: number the nodes anew, ascending by their ids, and leave out the others; else keep all nodes.
         store_ids: keep the ids in the graph as ``ndata[NID]`` (if the nodes are numbered anew) and ``edata[EID]``.
         output_device: where to put the part.
 
@@ -83,7 +83,7 @@ def khop_in_subgraph(
 
     Raises:
         OutOfRangeError: a node does not exist.
-        InvalidArgumentError: ``k`` is no integer of at least 0, or ids are none.
+        InvalidArgumentError: ``k`` is no integer of at least 0, or ids are not integers.
         NodeTypeError: a node type does not exist, or there are several and ``nodes`` are not by type.
     """
     return _khop(_checked(graph, "khop_in_subgraph"), nodes, k, 2, relabel_nodes, store_ids, output_device)
@@ -98,7 +98,7 @@ def khop_out_subgraph(
     store_ids: bool = True,
     output_device: torch.device | str | None = None,
 ) -> Any:
-    """Return the part that the nodes induce that can be reached from some nodes in at most ``k`` steps.
+    """Return the subgraph of all nodes that can be reached from some nodes in at most ``k`` steps.
 
     Arguments, results and errors are those of :func:`khop_in_subgraph`.
     """
@@ -119,12 +119,12 @@ def _khop(
     reached = {ntype: torch.unique(ids) for ntype, ids in seeds.items()}
     last = reached
     for _ in range(check_integer("k", k, 0)):
-        found = {ntype: [ids] for ntype, ids in reached.items()}
+        columns = {ntype: [ids] for ntype, ids in reached.items()}
         for relation in graph.canonical_etypes:
             step = graph.in_edges if side else graph.out_edges
             ends = step(last[relation[side]], etype=relation)
-            found[relation[2 - side]].append(ends[0 if side else 1])
-        merged = {ntype: torch.unique(torch.cat(some)) for ntype, some in found.items()}
+            columns[relation[2 - side]].append(ends[0 if side else 1])
+        merged = {ntype: torch.unique(torch.cat(ids_of)) for ntype, ids_of in columns.items()}
         last = {ntype: ids[~torch.isin(ids, reached[ntype])] for ntype, ids in merged.items()}
         reached = merged
     part = graph.subgraph(reached, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device)
@@ -146,11 +146,11 @@ def to_simple(
 
     Args:
         g: the graph.
-        return_counts: name of the edge feature that tells how many edges became one, int64; None leaves it out.
-        writeback_mapping: also return which edge each edge became.
+        return_counts: name of the edge feature for the number of merged edges, int64; None leaves it out.
+        writeback_mapping: also return the new edge of each edge.
         copy_ndata: carry the node features (the tensors are shared).
         copy_edata: carry the edge features.
-        aggregator: what becomes of the features of parallel edges: "arbitrary" (those of the first), "sum" or "mean".
+        aggregator: the features of merged edges: "arbitrary" (those of the first), "sum" or "mean".
 
     Returns:
         The graph; with ``writeback_mapping`` also int64[num_edges of g], or a dict of them by relation where there are
@@ -189,7 +189,6 @@ def to_simple(
 def _merged(
     rows: torch.Tensor, places: torch.Tensor, counts: torch.Tensor, first: torch.Tensor, aggregator: str
 ) -> torch.Tensor:
-    """Return the features of edges that parallel edges became."""
     if aggregator == "arbitrary":
         return rows[first]
     total = rows.new_zeros(len(counts), *rows.shape[1:]).index_add(0, places, rows)
@@ -350,7 +349,7 @@ def to_homogeneous(
     """
     _checked(g, "to_homogeneous")
     counts = [g.num_nodes(ntype) for ntype in g.ntypes], [g.num_edges(relation) for relation in g.canonical_etypes]
-    node_counts, edge_counts = (torch.tensor(some, dtype=torch.int64, device=g.device) for some in counts)
+    node_counts, edge_counts = (torch.tensor(numbers, dtype=torch.int64, device=g.device) for numbers in counts)
     begin = dict(zip(g.ntypes, (node_counts.cumsum(0) - node_counts).tolist(), strict=True))
     none = torch.zeros(0, dtype=torch.int64, device=g.device)
     columns = [(none, none)]
@@ -401,21 +400,21 @@ def compact_graphs(
         InvalidArgumentError: the graphs have different nodes.
         OutOfRangeError: a node does not exist.
     """
-    some = [graphs] if isinstance(graphs, HeteroGraph) else list(graphs)
-    if not some:
+    several = [graphs] if isinstance(graphs, HeteroGraph) else list(graphs)
+    if not several:
         return []
-    counts = [{ntype: _checked(g, "compact_graphs").num_nodes(ntype) for ntype in g.ntypes} for g in some]
+    counts = [{ntype: _checked(g, "compact_graphs").num_nodes(ntype) for ntype in g.ntypes} for g in several]
     if any(other != counts[0] for other in counts):
         raise InvalidArgumentError(f"compact_graphs needs graphs with the same nodes (got {counts})")
-    ids = some[0]._by_ntype({} if always_preserve is None else always_preserve)
+    ids = several[0]._by_ntype({} if always_preserve is None else always_preserve)
     touched = {ntype: [kept] for ntype, kept in ids.items()}
-    for g in some:
+    for g in several:
         for relation in g.canonical_etypes:
             for column, ntype in zip(g.all_edges(etype=relation), relation[::2], strict=True):
                 touched[ntype].append(column)
     nodes = {ntype: by_first_appearance(torch.cat(columns))[0] for ntype, columns in touched.items()}
-    made = [g.only_nodes(nodes, copy_ndata, copy_edata) for g in some]
-    return made[0] if isinstance(graphs, HeteroGraph) else made
+    compacted = [g.only_nodes(nodes, copy_ndata, copy_edata) for g in several]
+    return compacted[0] if isinstance(graphs, HeteroGraph) else compacted
 
 
 def rand_graph(
@@ -466,17 +465,17 @@ def rand_bipartite(
 
 
 def _distinct_pairs(num_src: int, num_dst: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw so many distinct pairs, each set of them equally likely, in random order."""
+    """Draw ``count`` distinct pairs, all sets of pairs equally likely, in random order."""
     pairs = check_integer("the number of nodes", num_src, 0) * check_integer("the number of nodes", num_dst, 0)
     check_integer("num_edges", count, 0, pairs)
     if 2 * count > pairs:
-        found = torch.randperm(pairs)[:count]
-    else:  # draws that were there before are made anew
-        found = torch.unique(torch.randint(max(pairs, 1), (count,)))
-        while len(found) < count:
-            found = torch.unique(torch.cat([found, torch.randint(pairs, (count - len(found),))]))
-        found = found[torch.randperm(count)]
-    return found // max(num_dst, 1), found % max(num_dst, 1)
+        pairs_drawn = torch.randperm(pairs)[:count]
+    else:  # repeated draws are drawn again
+        pairs_drawn = torch.unique(torch.randint(max(pairs, 1), (count,)))
+        while len(pairs_drawn) < count:
+            pairs_drawn = torch.unique(torch.cat([pairs_drawn, torch.randint(pairs, (count - len(pairs_drawn),))]))
+        pairs_drawn = pairs_drawn[torch.randperm(count)]
+    return pairs_drawn // max(num_dst, 1), pairs_drawn % max(num_dst, 1)
 
 
 def _checked(g: HeteroGraph, what: str) -> HeteroGraph:
