@@ -1,10 +1,10 @@
-"""Compiled loops over plain arrays. :func:`compile_missing` sees to it that all that training uses is in the cache."""
+"""Compiled loops over plain arrays; :func:`compile_missing` compiles those of training ahead of time."""
 
 from typing import Any
 
 import numpy as np
 
-from mpigraph.kernels import cache  # first: it gives the others a place to be kept
+from mpigraph.kernels import cache  # first: it sets the folder of compiled kernels
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
@@ -61,7 +61,7 @@ def warm_up() -> None:
     key = combine(np.uint64(1), fingerprint(ids))
     ranges = np.array([0, 2])
     order_by_range(ids, ranges)
-    ranges.setflags(write=False)  # to numba another type, for which it compiles again; that of books
+    ranges.setflags(write=False)  # read-only arrays, as of books, are another type to numba
     order_by_range(ids, ranges)
     find_runs(ids)
     first_alike(ids, np.empty(2, np.int32), np.empty(2, np.int64))
@@ -109,20 +109,20 @@ def warm_up() -> None:
 
 
 def _warm_up_requests() -> None:
-    """Run what answers requests, with one that asks for nothing."""
+    """Run the kernels that answer requests, with an empty request."""
     words, none = np.zeros(3, np.int64), np.zeros(1, np.int64)
-    found = np.zeros((1, COLUMNS + 1), np.int64)
-    find_requests(words, np.array([0, 3]), 1, found)
-    unpack_lists(words, words.view(np.int32), found[:, 0], found[:, 2], words)
+    requests = np.zeros((1, COLUMNS + 1), np.int64)
+    find_requests(words, np.array([0, 3]), 1, requests)
+    unpack_lists(words, words.view(np.int32), requests[:, 0], requests[:, 2], words)
     sizes = np.zeros((1, 3), np.int64)
     places = np.zeros_like(sizes)
     run_sizes(np.array([0, 1]), 1, none, sizes[:, 0])
-    lay_out(found[:, 0], 8, sizes, places, np.zeros(1, np.int64))
+    lay_out(requests[:, 0], 8, sizes, places, np.zeros(1, np.int64))
     place_runs(np.zeros(1, np.uint8), np.array([0, 1]), 1, none, places[:, 0], np.zeros(16, np.uint8))
 
 
 def _warm_up_caches() -> None:
-    """Run what caches of far rows need, with two minibatches that read rows 0 and 1."""
+    """Run the kernels of caches of remote rows, with two minibatches that read rows 0 and 1."""
     rows = np.arange(2, dtype=np.int64)
     numbers = np.arange(2, dtype=np.int32)
     fresh = np.zeros(2, np.bool_)
@@ -134,19 +134,19 @@ def _warm_up_caches() -> None:
     row_of = np.full(2, -1, np.int64)
     times = np.zeros(2, np.int32)
     slots = np.empty(2, np.int32)
-    given = np.empty(2, np.int32)
-    mine = new_slots(0, 2, 1)
+    assigned = np.empty(2, np.int32)
+    own = new_slots(0, 2, 1)
     for batch in (0, 1):
         add_reads(numbers, batch, 2 * batch, 0, last, ring_next, fresh)
-        note_reads(rows, fresh, batch, hint, row_of, mine)
+        note_reads(rows, fresh, batch, hint, row_of, own)
         find_slots(rows, hint, row_of, np.ones(1, np.bool_), 2, slots)
-        touch(rows, slots, batch, 2 * batch, ring_next, mine)
-        admit(rows, slots, 2 * batch, ring_next, row_of, times, mine, given, listed)
-        publish(rows, given, hint, row_of)
-    note_times(rows, hint, times, slots, given)
+        touch(rows, slots, batch, 2 * batch, ring_next, own)
+        admit(rows, slots, 2 * batch, ring_next, row_of, times, own, assigned, listed)
+        publish(rows, assigned, hint, row_of)
+    note_times(rows, hint, times, slots, assigned)
     confirm_slots(rows, row_of, np.ones(1, np.bool_), 2, slots)
     changed(rows, slots, slots, row_of, times, listed)
-    expect_none(mine)
-    forget_uses(mine)
-    empty(mine)
-    take_free(rows, slots, hint, times, mine, given, listed)
+    expect_none(own)
+    forget_uses(own)
+    empty(own)
+    take_free(rows, slots, hint, times, own, assigned, listed)

@@ -1,14 +1,13 @@
-"""Where compiled kernels are kept, and which process compiles one that is not there.
+"""The folder of compiled kernels, one compiling process for each kernel and machine, and notes beside the kernels.
 
-numba keeps what it compiles beside the source, else in the user's cache, or in ``NUMBA_CACHE_DIR``, and raises an error
-where it can write nowhere, as in containers and installations by an administrator. Then a folder of this user's in the
-temporary directory is used.
+numba keeps kernels beside the source, else in the user's cache, or in ``NUMBA_CACHE_DIR``, and raises an error where it
+cannot write, as in containers and in installations by an administrator. Then this module uses a folder of this user's
+in the temporary directory.
 
 Of the processes of a machine that need a kernel one compiles it; the others wait for it, and load it.
 
-A process loads a kernel when it first calls it. So that none is compiled while other ranks wait, a job compiles all of
-them at its start, unless a note says that they are in the cache (:func:`is_complete`). Other rooms keep what they have
-measured in notes, too.
+A process loads a kernel when it first calls it. So that no rank compiles while others wait, a job compiles all kernels
+at its start, unless a note says that they are in the cache (:func:`is_complete`). Other rooms note measurements here.
 """
 
 import hashlib
@@ -42,10 +41,10 @@ _POLL = 0.02  # seconds between looks at a lock
 
 
 def prepare() -> None:
-    """Make numba find a place for its cache, before the first kernel asks for one.
+    """Let numba find a folder for its cache, before the first kernel asks for one.
 
     Raises:
-        StorageError: there is none.
+        StorageError: no folder can be written.
     """
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         # numpy warns where compiled integers wrap around, as hashes do
@@ -53,12 +52,12 @@ def prepare() -> None:
         return
     try:
         FunctionCache(prepare)  # type: ignore[no-untyped-call]
-    except RuntimeError:  # there is no place
+    except RuntimeError:  # numba cannot write anywhere
         try:
             folder = _temporary_folder()
         except OSError as error:
             raise StorageError(
-                "compiled kernels can be kept nowhere: set TMPDIR or NUMBA_CACHE_DIR to a folder that can be written "
+                "no folder for compiled kernels: set TMPDIR or NUMBA_CACHE_DIR to a folder that can be written "
                 f"({error.strerror})"
             ) from None
         config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
@@ -72,7 +71,7 @@ _folder_of_locks = cache(_temporary_folder)
 
 
 def _wait_for(lock: TextIOWrapper, seconds: float) -> None:
-    """Take a lock; go on without it if another process, which may be stopped, holds it for so many seconds."""
+    """Take a lock; go on without it after ``seconds``, since a stopped process may hold it."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -84,7 +83,7 @@ def _wait_for(lock: TextIOWrapper, seconds: float) -> None:
 
 
 class _SharedCache:
-    """numba's cache of one kernel. Between a miss and what is saved then, other processes of the machine wait."""
+    """numba's cache of one kernel; from a miss until the kernel is saved, other processes of the machine wait."""
 
     def __init__(self, py_func: Any) -> None:
         self._own: Any = FunctionCache(py_func)  # type: ignore[no-untyped-call]
@@ -96,13 +95,13 @@ class _SharedCache:
         return getattr(self._own, name)
 
     def load_overload(self, *what: Any) -> Any:
-        """Load a kernel; None if this process is to compile it."""
+        """Return a kernel; None if this process must compile it."""
         loaded = self._load(*what)
         if loaded is None:
             self.leave()
             REPORT.begin()
             self._missing = True
-            with suppress(OSError):  # without a place for locks each process compiles
+            with suppress(OSError):  # without locks each process compiles
                 self._lock = open(_folder_of_locks() / f"{self._name}.lock", "w")
                 _wait_for(self._lock, timeout())
             loaded = self._load(*what)
@@ -135,7 +134,7 @@ class _SharedCache:
             self.leave(compiled=True)
 
     def leave(self, compiled: bool = False) -> None:
-        """Let other processes go on, if they wait."""
+        """Let waiting processes go on."""
         if self._missing:
             self._missing = False
             REPORT.end(compiled)
@@ -146,10 +145,10 @@ class _SharedCache:
 
 
 class _Failures(event.Listener):  # type: ignore[misc]
-    """A kernel that cannot be compiled is not saved, either."""
+    """Releases the lock of a kernel that cannot be compiled, and so is never saved."""
 
     def on_start(self, _: Any) -> None:
-        """Nothing yet."""
+        """Do nothing."""
 
     def on_end(self, of: Any) -> None:
         """Let other processes go on after a failure."""
@@ -163,7 +162,7 @@ def _folder() -> Path:
 
 
 def read_note(name: str) -> str:
-    """Return a note from the folder of compiled kernels; "" if there is none."""
+    """Return a note from the folder of compiled kernels; "" without one."""
     try:
         return (_folder() / f"{name}.txt").read_text(encoding="utf-8")
     except (OSError, ValueError, RuntimeError):
@@ -195,7 +194,7 @@ def _note_of_this_machine() -> str:
 
 
 def is_complete() -> bool:
-    """Return whether all kernels of the usual path were compiled and none of their files has gone."""
+    """Return whether all kernels of the usual path were compiled and all their files still exist."""
     names = read_note(_note_of_this_machine()).splitlines()
     return bool(names) and not config.DISABLE_JIT and set(names) <= set(os.listdir(_folder()))  # type: ignore[attr-defined]
 
@@ -208,26 +207,23 @@ def note_complete() -> None:
 
 
 def _cache_of(py_func: Any) -> Any:
-    ours = py_func.__module__.startswith("mpigraph.kernels.")
-    return (_SharedCache if ours else FunctionCache)(py_func)  # type: ignore[no-untyped-call]
+    own = py_func.__module__.startswith("mpigraph.kernels.")
+    return (_SharedCache if own else FunctionCache)(py_func)  # type: ignore[no-untyped-call]
 
 
 def _share() -> None:
-    """Have each kernel's cache be one that processes share; numba makes it by a name in its own module."""
+    """Let numba make caches that processes share; it looks the class up by name in its own module."""
     numbas: Any = dispatcher
     numbas.FunctionCache = _cache_of
     event.register("numba:compile", _Failures())  # type: ignore[no-untyped-call]
 
 
 def private_folder(path: Path) -> Path:
-    """Return a folder that only this user can write, since numba runs what lies in its cache: ``path``, else a new one.
-
-    One that another user has put there is not taken.
-    """
+    """Return a folder that only this user can write, since numba runs files in its cache: ``path`` or a new one."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        found = path.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+        status = path.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
             return path
     except OSError:
         pass

@@ -51,7 +51,7 @@ def _insert(
         ids: int32 or int64 [n].
         begin: index of the first id to look up.
         listed: int64[capacity], the ids by position.
-        count: how many are listed.
+        count: number of ids listed.
         out: int32[n], filled from ``begin`` on.
 
     Returns:
@@ -113,7 +113,7 @@ class LocalIds:
         self._allocate(64)
 
     def reset(self, seeds: I64) -> None:
-        """Forget all; list ``seeds`` (int64[n]) at positions 0..n-1, repeated ones included."""
+        """Empty the list; add ``seeds`` (int64[n]) at positions 0..n-1, repeated ones included."""
         self._base += self.count  # frees all entries, since they now lie below it
         self.count = len(seeds)
         if self.count > len(self._listed):
@@ -125,7 +125,7 @@ class LocalIds:
 
     @property
     def ids(self) -> I64:
-        """int64[count]: the ids in the order of their positions (a view; invalid after the next insert or reset)."""
+        """The ids by position, int64[count]; a view, invalid after the next insert or reset."""
         return self._listed[: self.count]
 
     def insert(self, ids: Array, out: I32 | None = None) -> I32:

@@ -77,7 +77,7 @@ def recount_weighted(
     """Count, in shortened rows, the edges that can be drawn.
 
     ``weights`` is float or bool [nnz], one for each edge of the host; ``rows.num_candidates`` and ``counts`` are
-    filled. The others are as :func:`shorten_rows` left them.
+    filled. Other arguments are as :func:`shorten_rows` left them.
     """
     for i in range(len(positions)):
         p = positions[i]
@@ -98,8 +98,8 @@ def recount_weighted(
 def copy_kept(weights: Array, excluded: I64, positions: I64, rows: Candidates, starts: I64, kept: Array) -> None:
     """Copy the weights of shortened rows, one row after the other.
 
-    ``starts`` is int64[frontier], filled at ``positions`` with where each row begins in ``kept``, which holds as many
-    weights as the rows have edges left. The others are as in :func:`recount_weighted`.
+    ``starts`` is int64[frontier], filled at ``positions`` with the begin of each row in ``kept``, which has a weight
+    for each edge left. Other arguments are as in :func:`recount_weighted`.
     """
     at = 0
     for i in range(len(positions)):
@@ -119,8 +119,8 @@ def copy_kept(weights: Array, excluded: I64, positions: I64, rows: Candidates, s
 def step_over(excluded: I64, positions: I64, starts: I64, rows: Candidates, offsets: I64, picks: I64) -> None:
     """Turn picks in shortened rows into edges of the host.
 
-    ``starts`` is int64[frontier]: where the choosing kernel took each row to begin. ``offsets`` and ``picks`` are as in
-    :func:`choose_uniform`; a pick is moved by the number of excluded edges before it. The others are as
+    ``starts`` is int64[frontier], the begin of each row for the choosing kernel. ``offsets`` and ``picks`` are as in
+    :func:`choose_uniform`; a pick is moved by the number of excluded edges before it. Other arguments are as
     :func:`shorten_rows` left them.
     """
     for i in range(len(positions)):

@@ -1,8 +1,8 @@
-"""16-bit floats, which numba has not: as bits, float16 and bfloat16 to float32, and float32 to bfloat16.
+"""16-bit floats, which numba lacks: as bits, float16 and bfloat16 to float32, and float32 to bfloat16.
 
-float32 has every value of both, so widening is exact, subnormal numbers included. Rows are widened where they lie: the
-narrow ones in the last bytes of the memory of the wide ones. An element is read before anything is written there, as
-long as the first ones go first.
+float32 has every value of both, so widening is exact, subnormal numbers included. Rows are widened in place: the narrow
+rows lie in the last bytes of the memory of the wide ones. From the front on, each element is read before its memory is
+overwritten.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from mpigraph.arrays import U32, Array
 
 __all__ = ["narrow_part", "round_to_bfloat16", "widen"]
 
-_BLOCK = 2048  # elements: only the last of the blocks overlap with what they are made of, and are not vectorised
+_BLOCK = 2048  # elements: only the last blocks overlap with their source, and are not vectorised
 
 _MANTISSA, _EXPONENT, _SIGN = np.uint32(0x3FF), np.uint32(0x7C00), np.uint32(0x8000)  # of a float16
 _SHIFT = np.uint32(13)  # between the mantissas
@@ -38,7 +38,7 @@ def _from_bits(typingctx: Any, bits: Any) -> Any:
 
 
 def _from_bits_slowly(bits: np.uint32) -> np.float32:
-    """What Python does in its place (``NUMBA_DISABLE_JIT=1``)."""
+    """Cast in Python (``NUMBA_DISABLE_JIT=1``)."""
     return bits.view(np.float32)
 
 
@@ -46,17 +46,17 @@ _as_float: Any = _from_bits_slowly if config.DISABLE_JIT else intrinsic(_from_bi
 
 
 def narrow_part(wide: Array, dtype: np.dtype[np.generic]) -> Array:
-    """The last bytes of rows as rows of as many elements of a narrower dtype, for :func:`widen` to begin with."""
+    """View the last bytes of rows as rows of the same shape of a narrower dtype, the input of :func:`widen`."""
     nbytes = wide.size * dtype.itemsize
     return wide.reshape(-1).view(np.uint8)[wide.nbytes - nbytes :].view(dtype).reshape(wide.shape)
 
 
 def widen(wide: Array, brain: bool) -> None:
-    """Make rows of the 16-bit ones that lie in their :func:`narrow_part`.
+    """Widen the 16-bit rows in the :func:`narrow_part` of ``wide``.
 
     Args:
         wide: float32 or float64[n, ...], C-contiguous.
-        brain: they are bfloat16, else float16.
+        brain: the narrow rows are bfloat16, else float16.
     """
     narrow = narrow_part(wide, np.dtype(np.uint16)).reshape(-1)
     (_widen_brain if brain else _widen_half)(narrow, wide.reshape(-1))
@@ -97,10 +97,10 @@ def _half_block(narrow: Array, wide: Array) -> None:
 
 @njit(nogil=True, cache=True)
 def round_to_bfloat16(bits: U32, out: Array) -> int:
-    """Round float32 numbers, given as bits, to the nearest bfloat16, of two the even one; NaN stays NaN.
+    """Round float32 numbers, given as bits, to the nearest bfloat16, ties to even; NaN stays NaN.
 
     Returns:
-        Position of the first finite one that becomes infinite; -1 if there is none.
+        Position of the first finite number that becomes infinite, or -1.
     """
     lost = -1
     for i in range(len(out)):
@@ -110,8 +110,8 @@ def round_to_bfloat16(bits: U32, out: Array) -> int:
         if magnitude > _INFINITE:
             out[i] = np.uint16(top) | _QUIET
             continue
-        found = (word + np.uint32(0x7FFF) + (top & np.uint32(1))) >> _BFLOAT16_SHIFT
-        out[i] = np.uint16(found)
-        if lost < 0 and magnitude < _INFINITE and (found & np.uint32(0x7FFF)) == np.uint32(0x7F80):
+        rounded = (word + np.uint32(0x7FFF) + (top & np.uint32(1))) >> _BFLOAT16_SHIFT
+        out[i] = np.uint16(rounded)
+        if lost < 0 and magnitude < _INFINITE and (rounded & np.uint32(0x7FFF)) == np.uint32(0x7F80):
             lost = i
     return lost

@@ -1,4 +1,4 @@
-"""Hashes of ids: of a set of them, of a sequence of them, and of each; and of numbered rows in any order."""
+"""Hashes of ids: of sets, of sequences, of each id; a digest of numbered rows in any order."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ __all__ = ["add_digest", "hash_each", "hash_of_sequence", "sum_of_hashes"]
 
 @njit(nogil=True, cache=True)
 def sum_of_hashes(key: np.uint64, ids: I64) -> Any:
-    """A sum that does not depend on the order of ids, and is that of their pieces; key: uint64.  ids: int64[n]."""
+    """Return a hash that does not depend on the order of ids; hashes of pieces add up.  key: uint64.  ids: int64[n]."""
     total = np.uint64(0)
     for i in range(len(ids)):
         total += mix64(key ^ mix64(np.uint64(ids[i])))
@@ -22,16 +22,16 @@ def sum_of_hashes(key: np.uint64, ids: I64) -> Any:
 
 @njit(nogil=True, cache=True)
 def hash_of_sequence(key: np.uint64, ids: I64) -> Any:
-    """A hash that depends on the order of ids.  key: uint64.  ids: int64[n]."""
-    found = key
+    """Return a hash that depends on the order of ids.  key: uint64.  ids: int64[n]."""
+    total = key
     for i in range(len(ids)):
-        found = mix64(found ^ np.uint64(ids[i]))
-    return found
+        total = mix64(total ^ np.uint64(ids[i]))
+    return total
 
 
 @njit(nogil=True, cache=True)
 def hash_each(key: np.uint64, ids: I64, out: U64) -> None:
-    """A hash of each id.  key: uint64.  ids: int64[n].  out: uint64[n]."""
+    """Hash each id.  key: uint64.  ids: int64[n].  out: uint64[n]."""
     for i in range(len(ids)):
         out[i] = mix64(key ^ mix64(np.uint64(ids[i])))
 

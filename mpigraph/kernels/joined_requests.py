@@ -1,6 +1,6 @@
-"""Sampling requests of many ranks at once: found in their words, and their answers put together from arrays of all.
+"""Sampling requests of many ranks at once: find them in their words, and lay out the answers.
 
-What the words mean is the affair of ``sampling/protocol.py``; here are the loops over requests.
+``sampling/protocol.py`` defines the words; here are the loops over requests.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ from mpigraph.kernels.memcopy import copy_bytes
 __all__ = ["COLUMNS", "find_requests", "lay_out", "place_runs", "run_sizes", "unpack_lists"]
 
 COLUMNS = 5
-"""What :func:`find_requests` fills before the words of the header: message; where the destinations begin, and their
-size; where the second list begins, and its size. A size is twice the number of ids, plus one if a word holds two."""
+"""Columns of :func:`find_requests` before the words of the header: message; begin and size of the destinations; begin
+and size of the second list. A size is twice the number of ids, plus one if a word holds two."""
 
 
 @njit(nogil=True, cache=True, inline="always")
@@ -24,17 +24,17 @@ def _num_words(size: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def find_requests(words: I64, bounds: I64, header: int, found: I64) -> int:
+def find_requests(words: I64, bounds: I64, header: int, requests: I64) -> int:
     """Find the requests in some messages.
 
     Args:
         words: int64[n], the messages one after the other.
         bounds: int64[messages + 1], where they begin.
-        header: how many words a request begins with, before its two lists.
-        found: int64[requests, COLUMNS + header], filled; ``len(words) // (header + 2)`` rows are enough.
+        header: number of words of a request before its two lists.
+        requests: int64[capacity, COLUMNS + header], filled; ``len(words) // (header + 2)`` rows are enough.
 
     Returns:
-        How many there are; or ``-1 - m``, where message m is none.
+        The number of requests; or ``-1 - m`` if message m is malformed.
     """
     count = 0
     for m in range(len(bounds) - 1):
@@ -42,26 +42,26 @@ def find_requests(words: I64, bounds: I64, header: int, found: I64) -> int:
         while at < end:
             if end - at < header + 2:
                 return -1 - m
-            found[count, 0] = m
+            requests[count, 0] = m
             for j in range(header):
-                found[count, COLUMNS + j] = words[at + j]
+                requests[count, COLUMNS + j] = words[at + j]
             at += header
             size = words[at]
             if size < 0:  # the destinations of an earlier request of this message
                 earlier = first - 1 - size
                 if earlier >= count:
                     return -1 - m
-                found[count, 1] = found[earlier, 1]
-                found[count, 2] = found[earlier, 2]
+                requests[count, 1] = requests[earlier, 1]
+                requests[count, 2] = requests[earlier, 2]
                 at += 1
             else:
-                found[count, 1] = at + 1
-                found[count, 2] = size
+                requests[count, 1] = at + 1
+                requests[count, 2] = size
                 at += 1 + _num_words(size)
             if at >= end or words[at] < 0:
                 return -1 - m
-            found[count, 3] = at + 1
-            found[count, 4] = words[at]
+            requests[count, 3] = at + 1
+            requests[count, 4] = words[at]
             at += 1 + _num_words(words[at])
             if at > end:
                 return -1 - m
@@ -71,12 +71,12 @@ def find_requests(words: I64, bounds: I64, header: int, found: I64) -> int:
 
 @njit(nogil=True, cache=True)
 def unpack_lists(words: I64, halves: I32, begins: I64, sizes: I64, out: I64) -> None:
-    """Fill ``out`` with some lists of ids, one after the other.
+    """Unpack lists of ids into ``out``, one after the other.
 
     Args:
         words: int64[n], the messages.
         halves: int32[2 n], the same memory.
-        begins: int64[n], where the lists begin in ``words``.
+        begins: int64[n], begin of each list in ``words``.
         sizes: int64[n], as in :data:`COLUMNS`.
         out: int64, as long as the lists together.
     """
@@ -95,14 +95,14 @@ def unpack_lists(words: I64, halves: I32, begins: I64, sizes: I64, out: I64) -> 
 
 @njit(nogil=True, cache=True)
 def lay_out(message_of: I64, head: int, sizes: I64, places: I64, ends: I64) -> None:
-    """Find where the arrays of answers go, each at a multiple of eight bytes.
+    """Lay out the arrays of answers, each at a multiple of eight bytes.
 
     Args:
         message_of: int64[n], the message of each request, not falling.
         head: bytes before the answer to a message.
         sizes: int64[n, arrays], bytes of each array of the answer to each request.
-        places: int64[n, arrays], filled with where it begins.
-        ends: int64[messages], filled with where the answer to each message ends.
+        places: int64[n, arrays], filled with its first byte.
+        ends: int64[messages], filled with the end of the answer to each message.
     """
     at = i = 0
     for m in range(len(ends)):

@@ -1,7 +1,7 @@
-"""Choose in-neighbours among the edges that a mask lets through, each alike; see ``kernels/sample.py`` for the passes.
+"""Choose in-neighbours uniformly among the edges whose mask is set; see ``kernels/sample.py`` for the passes.
 
-The edges of a row that may be drawn can be listed once for all rows (:func:`list_allowed`), or for a row when it is
-drawn from. A draw is that of :func:`choose_uniform` in the list.
+The allowed edges can be listed once for all rows (:func:`list_allowed`), or row by row at the draw. A draw is that of
+:func:`choose_uniform` in the list.
 """
 
 from typing import Any
@@ -42,12 +42,12 @@ def list_allowed(indptr: I64, mask: Mask, table: U32, num_candidates: Array) -> 
 @njit(nogil=True, cache=True)
 def _list_row(mask: Mask, table: U32) -> Any:
     """Fill the front of ``table`` (uint32[degree]) with the places in the row whose mask is set; return how many."""
-    found = 0
+    count = 0
     for t in range(len(mask)):
         if mask[t]:
-            table[found] = t
-            found += 1
-    return found
+            table[count] = t
+            count += 1
+    return count
 
 
 @njit(nogil=True, cache=True)
@@ -58,7 +58,7 @@ def choose_masked(
 
     ``prepared`` is [nnz], filled by :func:`list_allowed`, or empty: then a row is listed when it is drawn from; the
     draws are the same. The others are as in :func:`choose_weighted`. A write to the mask may have changed it since the
-    edges were counted: what is chosen then is not defined, but it is always edges of the node.
+    edges were counted: the choice then is undefined, but only ever among the edges of the node.
     """
     scratch = np.zeros(1, np.uint32)
     for i in range(len(positions)):

@@ -1,7 +1,7 @@
 """Copy one row of a table, or some bytes: by C's ``memcpy``, which is faster than any loop, or past the caches.
 
-A store brings the line that it writes to into the cache first, which costs as much as reading the row. What is larger
-than a core's cache leaves it again before anybody reads it; *streaming* stores write it to memory without either.
+A store first loads its line into the cache, which costs as much as reading the row. A result larger than a core's cache
+is evicted again before it is used; *streaming* stores write it to memory and avoid both.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ _STREAM_ALIGNMENT = 16  # bytes
 
 
 def _item(context: Any, builder: Any, signature: Any, args: Any, which: int) -> tuple[Any, Any]:
-    """Pointer to the first element of an item of an argument, which the next argument counts; and the argument."""
+    """Return a pointer to an item of argument ``which``, indexed by the next argument; and a view of the argument."""
     tools: Any = cgutils
     array_type = signature.args[which]
     view = context.make_array(array_type)(context, builder, args[which])
@@ -27,7 +27,7 @@ def _item(context: Any, builder: Any, signature: Any, args: Any, which: int) -> 
 
 
 def _ends(context: Any, builder: Any, signature: Any, args: Any) -> tuple[Any, Any, Any, Any]:
-    """Pointers to the row to fill and to the one to copy, the words of a row, and the bytes of a word."""
+    """Return pointers to target and source row, the words of a row, and the bytes of a word."""
     tools: Any = cgutils
     target, _ = _item(context, builder, signature, args, 0)
     source, view = _item(context, builder, signature, args, 2)
@@ -48,8 +48,9 @@ def _copy_row(typingctx: Any, out: Any, place: Any, table: Any, row: Any) -> Any
 def _stream_row(typingctx: Any, out: Any, place: Any, table: Any, row: Any) -> Any:
     """Type and emit streaming stores of 16 bytes.
 
-    Stores of 8 bytes are half as fast as ``memcpy`` where the rows come from memory: the buffers in which a line is put
-    together are needed for what is being loaded, and are sent to memory half full.
+    Stores of 8 bytes are half as fast as ``memcpy`` where the rows come from memory: loads need the same buffers in
+        which
+    lines are assembled, so these are sent to memory half full.
     """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -61,8 +62,8 @@ def _stream_row(typingctx: Any, out: Any, place: Any, table: Any, row: Any) -> A
         vector = ir.VectorType(_WORD, 2).as_pointer()
         source, target = builder.bitcast(source, vector), builder.bitcast(target, vector)
         with tools.for_range(builder, builder.lshr(nbytes, _WORD(4))) as loop:
-            some = builder.load(builder.gep(source, [loop.index]), align=1)
-            store = builder.store(some, builder.gep(target, [loop.index]), align=_STREAM_ALIGNMENT)
+            chunk = builder.load(builder.gep(source, [loop.index]), align=1)
+            store = builder.store(chunk, builder.gep(target, [loop.index]), align=_STREAM_ALIGNMENT)
             store.set_metadata("nontemporal", streaming)
         return context.get_dummy_value()
 
@@ -92,17 +93,16 @@ def _copy_bytes(typingctx: Any, out: Any, place: Any, values: Any, begin: Any, c
 
 
 def _assign_row(out: Any, place: Any, table: Any, row: Any) -> None:
-    """What Python does in its place (``NUMBA_DISABLE_JIT=1``)."""
+    """Copy in Python (``NUMBA_DISABLE_JIT=1``)."""
     out[place] = table[row]
 
 
 def _assign_bytes(out: Any, place: Any, values: Any, begin: Any, count: Any) -> None:
-    """The same of some bytes."""
     out[place : place + count] = values[begin : begin + count]
 
 
 def _nothing() -> None:
-    """What Python does instead of a fence."""
+    """Need no fence in Python."""
 
 
 copy_row: Any = _assign_row if config.DISABLE_JIT else intrinsic(_copy_row)  # type: ignore[attr-defined]
@@ -118,7 +118,7 @@ Rows must be a multiple of 16 bytes, and those of ``out`` begin at one.
 """
 
 order_streams: Any = _nothing if config.DISABLE_JIT else intrinsic(_order_streams)  # type: ignore[attr-defined]
-"""``order_streams()``, inside a kernel: what was streamed is seen before what is stored from now on."""
+"""``order_streams()``, inside a kernel: streamed stores become visible before all later stores."""
 
 copy_bytes: Any = _assign_bytes if config.DISABLE_JIT else intrinsic(_copy_bytes)  # type: ignore[attr-defined]
 """``copy_bytes(out, place, values, begin, count)``, inside a kernel: copy ``count`` elements of ``values`` to ``out``.

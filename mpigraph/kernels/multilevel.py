@@ -54,7 +54,7 @@ def sum_by_group(
 
 @numba.njit(nogil=True, cache=True)
 def fits(weights: Array, row: int, loads: Array, group: int, limits: Array) -> bool:
-    """Return whether a group stays within the limits with what is in a row, in each criterion that this weighs in.
+    """Return whether a group stays within the limits with a row added, in each criterion in which the row has a weight.
 
     weights: int64[rows, criteria].  loads: int64[groups, criteria].  limits: int64[criteria].
     """
@@ -86,9 +86,9 @@ def propose_labels(
     indptr: int64[n + 1].  indices: int32[m], local nodes.  edge_weights: int32[m], or empty: all 1.
     weights: int64[n, criteria].  labels: int32[nodes].  label_keys: int64[clusters]; the first n are those of the own
     nodes.  loads: int64[clusters, criteria].  caps: int64[criteria], what a cluster may weigh.
-    out_nodes, out_labels: int32[n], filled with those who want to move, and where.  Returns their number.
+    out_nodes, out_labels: int32[n], filled with the nodes that want to move, and their targets.  Returns their number.
     """
-    found = 0
+    count_moves = 0
     for u in range(len(indptr) - 1):
         if np.int64(mix64(np.uint64(label_keys[u]) ^ salt) & np.uint64(7)) != turn:
             continue
@@ -111,10 +111,10 @@ def propose_labels(
                 best_rating = value
                 best_tie = tie
         if best != own:
-            out_nodes[found] = u
-            out_labels[found] = best
-            found += 1
-    return found
+            out_nodes[count_moves] = u
+            out_labels[count_moves] = best
+            count_moves += 1
+    return count_moves
 
 
 @numba.njit(nogil=True, cache=True)
@@ -309,9 +309,9 @@ def confirm_moves(
     salt: np.uint64,
     out: Array,
 ) -> None:
-    """Reckon each gain again as if all neighbours that gain more had moved already; keep what loses nothing then.
+    """Compute each gain again as if all neighbours that gain more had moved; keep moves that then lose nothing.
 
-    targets: int32[nodes], -1 for who does not move.  gains: int64[nodes].  out: bool[n].  The others are as in
+    targets: int32[nodes], -1 for nodes that do not move.  gains: int64[nodes].  out: bool[n].  The others are as in
     :func:`best_parts`.
     """
     last = len(indices) - 1
@@ -320,7 +320,7 @@ def confirm_moves(
         if targets[u] < 0:
             continue
         gain = 0
-        mine = mix64(np.uint64(keys[u]) ^ salt)
+        own_tie = mix64(np.uint64(keys[u]) ^ salt)
         for i in range(indptr[u], indptr[u + 1]):
             ahead = indices[min(i + _AHEAD, last)]
             prefetch(parts, ahead)
@@ -329,7 +329,7 @@ def confirm_moves(
             v = indices[i]
             part = parts[v]
             if targets[v] >= 0 and gains[v] >= gains[u]:
-                if gains[v] > gains[u] or mix64(np.uint64(keys[v]) ^ salt) > mine:
+                if gains[v] > gains[u] or mix64(np.uint64(keys[v]) ^ salt) > own_tie:
                     part = targets[v]
             weight = edge_weights[i] if len(edge_weights) > 0 else 1
             if part == targets[u]:

@@ -58,11 +58,11 @@ def draw_others(key: np.uint64, eids: I64, count: int, out: I64) -> None:
         count: draws for each edge.
         out: int64[n * count], filled edge by edge with positions in ``eids``, never the edge's own.
     """
-    others = np.uint64(len(eids) - 1)
+    num_others = np.uint64(len(eids) - 1)
     for i in range(len(eids)):
         edge_key = mix64(key ^ mix64(eids[i]))
         for j in range(count):
-            position = _below(mix64(edge_key + np.uint64(j)), others)
+            position = _below(mix64(edge_key + np.uint64(j)), num_others)
             out[i * count + j] = position + (position >= i)  # leaves out the edge itself, without a second draw
 
 

@@ -34,7 +34,7 @@ def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
 
 
 def _nothing(array: Any, index: Any) -> None:
-    """What Python does in its place (``NUMBA_DISABLE_JIT=1``)."""
+    """Do nothing in Python (``NUMBA_DISABLE_JIT=1``)."""
 
 
 prefetch: Any = _nothing if config.DISABLE_JIT else intrinsic(_prefetch)  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ __all__ = [
 
 _AHEAD, _ASKED = 8, 16  # rows between prefetching one and copying it; cache lines of a row prefetched at most
 _LINE = 64  # bytes of a cache line
-_STREAMED = 4 << 20  # bytes of a result that leaves a core's cache before it is used, and so need not go there
+_STREAMED = 4 << 20  # bytes of a result from which on it leaves a core's cache before it is used
 _CACHED = 128 << 20  # bytes of a table above which most of its rows come from memory
 
 
@@ -62,10 +62,10 @@ def gather_rows(table: Array, rows: I64, positions: I64, out: Array) -> None:
 
 @njit(nogil=True, cache=True)
 def _is_streamed(table: Array, out: Array) -> bool:
-    """Whether rows of ``table`` are to be written to ``out`` past the caches, and can be.
+    """Return whether to write rows of ``table`` to ``out`` past the caches.
 
-    Not where each row is waited for: its lines and the streamed ones then take each other's place in the core. A
-    reference that is counted in the loop does the same, so nothing there is a function of an array.
+    Not where rows come from memory: loaded and streamed lines then compete for the same buffers of the core. Counting
+    references in the loop has the same effect, so no function there takes an array.
     """
     nbytes = out.shape[1] * out.itemsize
     fits = nbytes >= _LINE and nbytes % 16 == 0 and out.ctypes.data % 16 == 0
@@ -189,14 +189,10 @@ def order_by_range(ids: I64, offsets: I64) -> tuple[I64, I64]:
 
 
 def split_by_range(ids: I64, offsets: I64) -> list[tuple[int, I64]]:
-    """Positions by the range that holds their id: of rows, by the host that holds them or the trainer that owns them.
-
-    Args:
-        ids: int64[n], in ``[offsets[0], offsets[-1])``.
-        offsets: int64[k + 1], ascending: range j is ``[offsets[j], offsets[j + 1])``.
+    """Group positions by the range that holds their id, such as the host of a row; arguments as of order_by_range.
 
     Returns:
-        Each range that has any, ascending, with int64[m], the ascending positions whose id it holds.
+        Each range that has ids, ascending, with int64[m], the ascending positions of its ids.
     """
     if len(offsets) == 2:
         return [(0, np.arange(len(ids)))] if len(ids) else []
@@ -240,9 +236,9 @@ def find_runs(rows: I64) -> tuple[I64, I64, I64]:
 
 @njit(nogil=True, cache=True)
 def first_alike(rows: I64, table: I32, first: I64) -> int:
-    """Fill ``first[i]`` with the index of the first row that is the same; return how many have an earlier one.
+    """Fill ``first[i]`` with the index of the first equal row; return how many rows have an earlier equal one.
 
-    ``table`` has a place for each row that there is; what lies in it is believed only where ``rows`` confirms it.
+    ``table`` has an entry for each row of the graph; stale entries do no harm, since ``rows`` must confirm them.
     """
     repeats = 0
     for i in range(len(rows)):

@@ -59,8 +59,8 @@ class Candidates(NamedTuple):
     Attributes:
         begins: int64[frontier], the node's first edge, counted from the host's first one.
         degrees: int64[frontier], how many edges there are, without the excluded ones.
-        excluded_begin: int64[frontier], where the node's excluded edges are among the excluded ones of its host.
-        num_excluded: int64[frontier], how many they are.
+        excluded_begin: int64[frontier], begin of the node's excluded edges among those of its host.
+        num_excluded: int64[frontier], their number.
         num_candidates: int64[frontier], how many of the edges can be drawn: those of weight above 0.
     """
 
@@ -73,7 +73,7 @@ class Candidates(NamedTuple):
 
 @njit(nogil=True, cache=True, inline="always")
 def num_picks(num_candidates: Any, fanout: Any, replace: Any) -> Any:
-    """Return how many neighbours a node with so many edges to choose from gets."""
+    """Return how many neighbours a node with ``num_candidates`` edges gets."""
     if fanout < 0 or num_candidates == 0 or (not replace and num_candidates < fanout):
         return num_candidates
     return fanout
@@ -81,14 +81,14 @@ def num_picks(num_candidates: Any, fanout: Any, replace: Any) -> Any:
 
 @njit(nogil=True, cache=True, inline="always")
 def key_of(dst: Any, p: Any) -> Any:
-    """Return what the draws of the node at position ``p`` are hashes of, besides their numbers."""
+    """Return the key that the draws of the node at position ``p`` hash together with their numbers."""
     key = dst.keys[p] if len(dst.keys) > 1 else dst.keys[0]
     return mix64(key ^ mix64(np.uint64(dst.ids[p])))
 
 
 @njit(nogil=True, cache=True)
 def count_uniform(dst: Destinations, indptr: I64, first_id: int, positions: I64, rows: Candidates, counts: I64) -> None:
-    """Fill where the edges of each node begin, how many it has and how many it will get.
+    """Fill the begin of the edges of each node, their number, and how many the node will get.
 
     Args:
         dst: the frontier.
@@ -127,12 +127,12 @@ def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: I64) -
     """
     k = len(chosen)
     if k > _FLOYD_MAX:
-        found = 0
+        count = 0
         for t in range(degree):  # edge t is taken with probability (still missing) / (still to come)
-            if draw_below(mix64(node_key + np.uint64(t)), degree - t) < k - found:
-                chosen[found] = begin + t
-                found += 1
-                if found == k:
+            if draw_below(mix64(node_key + np.uint64(t)), degree - t) < k - count:
+                chosen[count] = begin + t
+                count += 1
+                if count == k:
                     return
     seen = np.uint64(0)
     if degree <= 64:  # the word has a bit for each edge
@@ -165,7 +165,7 @@ def choose_uniform(dst: Destinations, positions: I64, rows: Candidates, offsets:
         dst: the frontier.
         positions: int64[m].
         rows: as :func:`count_uniform` filled it.
-        offsets: int64[frontier + 1], where each node's neighbours go (prefix sums of the counts).
+        offsets: int64[frontier + 1], prefix sums of the counts.
         picks: int64[offsets[-1]], filled with positions in the host's edges.
     """
     replace = dst.replace and dst.fanout >= 0  # an unlimited fanout takes each edge once

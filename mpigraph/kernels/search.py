@@ -18,9 +18,9 @@ def find_in_rows(
     src: I64,
     dst: I64,
     positions: I64,
-    found: Mask,
+    exists: Mask,
 ) -> None:
-    """Find out which edges exist, by binary search in the in-edges of their destinations.
+    """Fill whether edges exist, by binary search in the in-edges of their destinations.
 
     Args:
         indptr: int64[n + 1], CSC offsets of the host's rows.
@@ -29,7 +29,7 @@ def find_in_rows(
         src: int64[queries], global ids.
         dst: int64[queries], global ids.
         positions: int64[m], the queries whose destination this host holds.
-        found: bool[queries], filled at ``positions``.
+        exists: bool[queries], filled at ``positions``.
     """
     n = len(positions)
     for i in range(n):
@@ -48,4 +48,4 @@ def find_in_rows(
                 low = middle + 1
             else:
                 high = middle
-        found[p] = low < end and indices[low] == src[p]
+        exists[p] = low < end and indices[low] == src[p]

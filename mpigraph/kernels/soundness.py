@@ -1,4 +1,4 @@
-"""Whether an adjacency that was read from a file contradicts itself, before any loop trusts it."""
+"""Checks of an adjacency that was read from a file, before any loop trusts it."""
 
 import numpy as np
 from numba import njit
@@ -11,10 +11,7 @@ __all__ = ["bad_source", "falls", "hash_of_degrees", "hash_of_sources"]
 
 @njit(nogil=True, cache=True)
 def falls(indptr: I64) -> bool:
-    """Return whether some value is smaller than the one before it.
-
-    indptr: int64[n].
-    """
+    """Return whether a value of int64[n] is smaller than the one before it."""
     for i in range(1, len(indptr)):
         if indptr[i] < indptr[i - 1]:
             return True
@@ -39,10 +36,7 @@ def bad_source(indptr: I64, indices: Array, num_nodes: int) -> int:
 
 @njit(nogil=True, cache=True)
 def hash_of_sources(indices: Array) -> np.uint64:
-    """Return the sum of a hash of every edge's source, modulo 2**64.
-
-    indices: int32 or int64[m].
-    """
+    """Return the sum of hashes of the sources of all edges, int32 or int64[m], modulo 2**64."""
     total = np.uint64(0)
     for i in range(len(indices)):
         total += mix64(np.int64(indices[i]))
@@ -51,9 +45,9 @@ def hash_of_sources(indices: Array) -> np.uint64:
 
 @njit(nogil=True, cache=True)
 def hash_of_degrees(out_degrees: I64, first_node: int) -> np.uint64:
-    """Return what :func:`hash_of_sources` gives for the edges of nodes with these out-degrees.
+    """Return :func:`hash_of_sources` of the edges of nodes with these out-degrees.
 
-    Sums over all hosts differ if a degree is wrong, except with probability 2**-64.
+    If a degree is wrong the sums over all hosts differ, except with probability 2**-64.
 
     out_degrees: int64[n].  first_node: id of the first.
     """

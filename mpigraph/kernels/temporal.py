@@ -1,8 +1,8 @@
 """Choose in-neighbours among the edges that are old enough; see ``kernels/sample.py`` for the passes.
 
-The edges of each row lie sorted by time, equal times by their position, with the position beside them. What a root of
-some time may see is then a stretch of the row, found by binary search: a sample of it is a sample of a shorter row, and
-the newest ones are its end.
+The edges of each row lie sorted by time, equal times by their position, with the position beside them. The edges that
+a root may see by its time are then a stretch of the row, found by binary search: a sample of it is a sample of a
+shorter row, and the newest edges are its end.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ def sort_rows(indptr: I64, times: I64, sorted_times: I64, order: I32) -> None:
 
 @njit(nogil=True, cache=True)
 def root_keys(key: np.uint64, ids: I64, times: I64, keys: U64) -> None:
-    """Fill uint64[n], what the draws of each tree depend on: its root, and the root's time if there are ``times``."""
+    """Fill uint64[n], the key of each tree: a hash of its root, and of the root's time if there are ``times``."""
     for i in range(len(ids)):
         keys[i] = mix64(key ^ mix64(np.uint64(ids[i])))
         if len(times) > 0:
@@ -54,7 +54,7 @@ def root_keys(key: np.uint64, ids: I64, times: I64, keys: U64) -> None:
 
 @njit(nogil=True, cache=True)
 def tree_keys(keys: U64, trees: I64, word: np.uint64, out: U64) -> None:
-    """Fill uint64[n], the key of each node's tree together with a word that all have."""
+    """Fill uint64[n], the key of each node's tree, hashed with a common word."""
     word = mix64(word)
     for i in range(len(trees)):
         out[i] = mix64(keys[trees[i]] ^ word)
@@ -85,10 +85,10 @@ def _first_above(times: I64, begin: int, end: int, bound: int) -> int:
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _is_in(values: I64, begin: int, end: int, wanted: int) -> bool:
-    """Whether ``wanted`` is one of the ascending ``values[begin:end]``."""
-    at = _first_not_below(values, begin, end, wanted)
-    return at < end and values[at] == wanted
+def _is_in(values: I64, begin: int, end: int, value: int) -> bool:
+    """Return whether ``value`` is one of the ascending ``values[begin:end]``."""
+    at = _first_not_below(values, begin, end, value)
+    return at < end and values[at] == value
 
 
 @njit(nogil=True, cache=True)
@@ -107,7 +107,7 @@ def count_temporal(
     rows: Candidates,
     counts: I64,
 ) -> None:
-    """Fill which stretch of its sorted row each node may see, how much of it can be drawn, and how much will be.
+    """Fill the stretch of its sorted row that each node may see, and how many of its edges can and will be drawn.
 
     Args:
         dst: the frontier.
@@ -115,14 +115,14 @@ def count_temporal(
         first_id: as in :func:`count_uniform`.
         times: int64[nnz], by :func:`sort_rows`.
         order: int32[nnz], by :func:`sort_rows`.
-        until: int64[frontier], the time of each node's root, which no edge may be above.
-        strict: whether edges of just that time are left out, too.
-        window: how much older an edge may be at most; below 0 there is no limit.
-        allowed: uint8[nnz], for each edge of the host whether it may be drawn at all; empty where all may.
+        until: int64[frontier], the time of each node's root, the latest time of an edge.
+        strict: leave out edges of exactly that time, too.
+        window: how much older an edge may be; below 0 without limit.
+        allowed: uint8[nnz], whether each edge of the host may be drawn; empty where all may.
         excluded: int64[k], positions in the host's edges, ascending, each once.
         positions: int64[m].
-        rows: ``begins`` and ``degrees`` are filled with the stretch, all of it. If not all may be
-            drawn, ``num_candidates`` says how many of it can be drawn.
+        rows: ``begins`` and ``degrees`` are filled with the whole stretch, ``num_candidates`` with the number of its
+            edges that can be drawn if not all can.
         counts: int64[frontier], filled.
     """
     chosen = len(allowed) > 0 or len(excluded) > 0
@@ -173,7 +173,7 @@ def choose_temporal(
     offsets: I64,
     picks: I64,
 ) -> None:
-    """Choose edges of each node among those that it may see; these come oldest first where all are taken.
+    """Choose edges of each node among those that it may see; if all are taken, oldest first.
 
     A write to the mask may have changed it since the edges were counted: the choice then is undefined, but only ever
     among the edges that the node may see.
@@ -183,7 +183,7 @@ def choose_temporal(
         indptr: as in :func:`count_uniform`.
         first_id: as in :func:`count_uniform`.
         order: int32[nnz], by :func:`sort_rows`.
-        last: draw only among the newest ``fanout`` of them.
+        last: draw only among the newest ``fanout`` edges.
         allowed: as in :func:`count_temporal`.
         excluded: as in :func:`count_temporal`.
         positions: int64[m].
@@ -195,7 +195,7 @@ def choose_temporal(
     listed = np.empty(1, np.int64)
     chosen = len(allowed) > 0 or len(excluded) > 0
     for i in range(len(positions) + _AHEAD):
-        if i >= _AHEAD:  # what was drawn so many nodes ago
+        if i >= _AHEAD:  # the draws of an earlier node
             _unsort(dst, indptr, first_id, order, positions[i - _AHEAD], offsets, picks)
         if i >= len(positions):
             continue
@@ -211,10 +211,10 @@ def choose_temporal(
             if n > len(listed):
                 listed = np.empty(2 * n, np.int64)
             begin = indptr[dst.ids[p] - first_id]
-            found = _list_drawable(order, begin, first, n, allowed, excluded, listed)
-            of_list = found >= (1 if replace else k)  # else the mask was written meanwhile
+            num_listed = _list_drawable(order, begin, first, n, allowed, excluded, listed)
+            of_list = num_listed >= (1 if replace else k)  # else the mask was written meanwhile
             if of_list:
-                first, n = 0, found
+                first, n = 0, num_listed
         if last and dst.fanout >= 0 and n > dst.fanout:
             first += n - dst.fanout
             n = dst.fanout
@@ -236,7 +236,7 @@ def choose_temporal(
 
 @njit(nogil=True, cache=True, inline="always")
 def _unsort(dst: Any, indptr: Any, first_id: Any, order: Any, p: Any, offsets: Any, picks: Any) -> None:
-    """Make edges of a node, as they were before they were sorted, of places among the sorted ones."""
+    """Turn places among the sorted edges of a node into its edges."""
     begin = indptr[dst.ids[p] - first_id]
     for o in range(np.uint64(offsets[p]), np.uint64(offsets[p + 1])):  # unsigned indices are not tested for being < 0
         picks[o] = begin + order[np.uint64(picks[o])]
@@ -244,14 +244,14 @@ def _unsort(dst: Any, indptr: Any, first_id: Any, order: Any, p: Any, offsets: A
 
 @njit(nogil=True, cache=True)
 def _list_drawable(order: I32, begin: int, first: int, n: int, allowed: U8, excluded: I64, listed: I64) -> int:
-    """List the sorted edges of a stretch that are not excluded, and may be drawn; return how many they are."""
-    found = 0
+    """List the sorted edges of a stretch that can be drawn; return their number."""
+    count = 0
     low = _first_not_below(excluded, 0, len(excluded), begin)
     for e in range(first, first + n):
         edge = begin + order[e]
         if len(allowed) > 0 and not allowed[edge]:
             continue
         if not _is_in(excluded, low, len(excluded), edge):
-            listed[found] = e
-            found += 1
-    return found
+            listed[count] = e
+            count += 1
+    return count

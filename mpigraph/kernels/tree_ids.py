@@ -1,8 +1,8 @@
 """Renumber the nodes of several trees: a node has a position in each tree that it is in.
 
 As with :class:`.LocalIds`, a hop's sources are the next hop's destinations, with the same positions. But a tree is
-small: its nodes and what is drawn for it fit a table in the caches of a core, which is used for one tree after the
-other. A table of all trees would miss them at nearly every edge, since few edges of a tree lead to nodes that it has.
+small: its nodes and draws fit a table in the caches of a core, which serves one tree after the other. A table of all
+trees would miss the caches at nearly every edge, since few edges of a tree lead to nodes that it has already.
 """
 
 from typing import Any
@@ -15,13 +15,13 @@ from mpigraph.kernels.compact import slot_of
 
 __all__ = ["TreeIds"]
 
-_ONE = np.uint64(1)  # unsigned indices are not tested for being below 0, which tells at a nanosecond an access
+_ONE = np.uint64(1)  # unsigned: numba does not test such indices for being below 0
 _SPARSE = 8  # slots of a tree's table for each of its nodes, at least: probes then end at once, mostly
 
 
 @njit(nogil=True, cache=True)
 def _by_tree(trees: I64, num_trees: int) -> tuple[I64, I64]:
-    """int64[num_trees + 1] and int64[n]: where the members of each tree are listed, and these, ascending."""
+    """Return the bounds of each tree, int64[num_trees + 1], in the members of all, int64[n], ascending."""
     bounds = np.zeros(num_trees + 1, np.int64)
     for tree in trees:
         bounds[tree + 1] += 1
@@ -36,7 +36,8 @@ def _by_tree(trees: I64, num_trees: int) -> tuple[I64, I64]:
 
 @njit(nogil=True, cache=True, inline="always")
 def _number_of(table: Any, bits: Any, stamp: Any, own: Any, count: Any, x: Any) -> Any:
-    """Return which of the ``count`` nodes ``own`` of a tree ``x`` is; ``count``, where it is put then, if it is none.
+    """Return the local id of node ``x`` among the ``count`` nodes ``own`` of its tree; add it as ``count`` if it is
+    new.
 
     A slot has ``stamp`` plus the number of a node. A slot below ``stamp`` is free: an earlier tree left it.
     """
@@ -63,7 +64,7 @@ def _look_up(
     bounds, members = _by_tree(trees, num_trees)
     known_bounds, known = _by_tree(tree_of[:count], num_trees)
     own = np.empty(0, np.int64)  # the nodes of the tree in progress
-    places = np.empty(0, np.int32)  # what to say of them
+    places = np.empty(0, np.int32)  # their positions, or -1 - edge
     table = np.empty(0, np.int32)
     bits = 0
     stamp = 1
@@ -105,7 +106,7 @@ def _append(ids: Array, offsets: I64, trees: I64, listed: I64, tree_of: I64, cou
         for e in range(np.uint64(offsets[i]), np.uint64(offsets[i + 1])):
             place = np.int64(out[e])
             first = np.uint64(-1 - place)
-            # no branch on what is new, which would often be foretold wrongly: if it is not, the next one comes there
+            # no branch, which the CPU would often predict wrongly: a node that is not new is overwritten by the next
             listed[end] = ids[e]
             tree_of[end] = trees[i]
             same = out[e if place >= 0 else first]
@@ -122,9 +123,9 @@ def _insert(
 
     Args:
         ids: int32 or int64 [e], the drawn nodes.
-        offsets: int64[n + 1], where those of each node are.
+        offsets: int64[n + 1], the bounds of each node's.
         trees: int64[n], the tree of each node.
-        num_trees: how many trees there are.
+        num_trees: number of trees.
         listed: int64[at least count + e], ids by position.
         tree_of: int64[at least count + e], trees by position.
         count: how many are listed.
@@ -141,7 +142,7 @@ class TreeIds:
     """A growing list of nodes in trees, which knows the position of each; one serves all minibatches in turn.
 
     Attributes:
-        count: how many nodes are listed, of all trees.
+        count: number of nodes listed, of all trees.
     """
 
     def __init__(self) -> None:

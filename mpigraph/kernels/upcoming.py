@@ -1,4 +1,4 @@
-"""When rows are read next: the reads of minibatches that were sampled ahead, linked row by row.
+"""The next read of each row: the reads of minibatches that were sampled ahead, linked row by row.
 
 The reads of the minibatches lie one after the other in a ring; a *position* counts them and never falls. Each read
 knows the minibatch that reads the same row next, or :data:`NEVER` as long as none was sampled.
@@ -13,7 +13,7 @@ from mpigraph.kernels.prefetch_hint import prefetch
 __all__ = ["AGAIN", "NEVER", "add_reads", "split_free"]
 
 NEVER = 2**31 - 1
-"""In place of the number of a minibatch: none that was sampled reads the row again."""
+"""In place of the number of a minibatch: no sampled one reads the row again."""
 AGAIN = -1
 """In place of the number of a minibatch: the same one reads the row again."""
 
@@ -22,10 +22,10 @@ _AHEAD = 16  # rows between a prefetch and its use
 
 @njit(nogil=True, cache=True)
 def split_free(ids: I64, begins: I64, ends: I64, free: I64, priced: I64) -> int:
-    """List where ``ids`` (int64[n]) lie in one of the ranges ``[begins[k], ends[k])``, and where in none.
+    """List the positions of ``ids`` (int64[n]) inside the ranges ``[begins[k], ends[k])``, and of those outside.
 
     Returns:
-        How many lie in one: so many of ``free`` (int64[n + 1]) are filled, and the rest of n of ``priced`` (the same).
+        How many are inside: ``free`` (int64[n + 1]) holds them, and ``priced`` (the same) the others.
     """
     count = 0
     if len(begins) == 1:  # the usual case, without a branch
@@ -53,10 +53,10 @@ def add_reads(numbers: I32, batch: int, first: int, pending: int, last: I64, rin
         numbers: int32[n], the rows, by a number that is the same for the same row.
         batch: the number of the minibatch.
         first: position of its first read.
-        pending: reads before this position were made already.
-        last: int64[rows], the position of the last read of each row, below 0 if there was none.
+        pending: reads before this position are done.
+        last: int64[rows], the position of the last read of each row, below 0 without one.
         ring_next: int32[2**k], by position modulo its length the minibatch that reads the row next.
-        fresh: bool[n], filled: whether no read that is still to be made comes before.
+        fresh: bool[n], filled: whether no outstanding read of the row comes before.
     """
     mask = len(ring_next) - 1
     n = len(numbers)

@@ -3,7 +3,7 @@
 A draw looks into the alias table of the row: one of its slots, each equally likely, and there one of two edges
 (Walker: "An efficient method for generating discrete random variables with general distributions", ACM TOMS 1977; built
 as in Vose: "A linear algorithm for generating random numbers with a given distribution", IEEE TSE 1991). The tables can
-be made once for all rows (:func:`alias_tables`), or for a row when it is drawn from. The draws are the same.
+be made once for all rows (:func:`alias_tables`), or row by row at the draw. The draws are the same.
 """
 
 from typing import Any
@@ -106,7 +106,7 @@ def _make_table(weights: Array, total: float, table: U64, left: F64, order: I64)
 
 @njit(nogil=True, cache=True, inline="always")
 def _draw(table: U64, node_key: Any, number: Any) -> Any:
-    """Return the place in the row of the edge that one draw finds."""
+    """Return the place in the row of the edge of one draw."""
     h = mix64(node_key + np.uint64(number))
     slot = draw_below(h, len(table))  # by the high half of the hash; the low half is a second, independent draw
     word = table[slot]
@@ -124,14 +124,14 @@ def count_weighted(
     rows: Candidates,
     counts: I64,
 ) -> int:
-    """Fill how many neighbours each node will get when edges of weight 0 do not exist.
+    """Fill how many neighbours each node will get, as if edges of weight 0 did not exist.
 
     Args:
         dst: the frontier.
         indptr: as in :func:`count_uniform`.
         first_id: as in :func:`count_uniform`.
         weights: float or bool [nnz], one for each edge of the host.
-        prepared: int [n], how many edges of each row can be drawn; or empty: then the edges are looked at here.
+        prepared: int [n], how many edges of each row can be drawn; or empty: then the edges are counted here.
         positions: int64[m].
         rows: ``begins``, ``degrees`` and ``num_candidates`` are filled.
         counts: int64[frontier], filled.
@@ -156,13 +156,13 @@ def count_weighted(
 
 
 @njit(nogil=True, cache=True)
-def _choose_late(node_key: np.uint64, begin: int, weights: Array, found: int, chosen: I64) -> None:
-    """Choose the edges that are missing in ``chosen[found:]``, one after the other among those not chosen.
+def _choose_late(node_key: np.uint64, begin: int, weights: Array, num_chosen: int, chosen: I64) -> None:
+    """Choose the edges missing in ``chosen[num_chosen:]``, one after the other among those not chosen.
 
     Each edge gets an exponential arrival time with its weight as rate; the first arrivals are the sample
     (Efraimidis, Spirakis: "Weighted random sampling with a reservoir", IPL 2006).
     """
-    first = found
+    first = num_chosen
     k = len(chosen)
     times = np.empty(k, np.float64)  # of chosen[first:found], ascending
     for t in range(len(weights)):
@@ -174,17 +174,19 @@ def _choose_late(node_key: np.uint64, begin: int, weights: Array, found: int, ch
         if known:
             continue
         arrival = -np.log(uniform01(mix64(node_key + _LATE + np.uint64(t)))) / np.float64(weights[t])
-        if found == k and arrival >= times[k - 1]:
+        if num_chosen == k and arrival >= times[k - 1]:
             continue
-        j = found if found < k else k - 1  # the place of the new arrival, or of the last one, which it pushes out
+        j = (
+            num_chosen if num_chosen < k else k - 1
+        )  # the place of the new arrival, or of the last one, which it pushes out
         while j > first and times[j - 1] > arrival:
             times[j] = times[j - 1]
             chosen[j] = chosen[j - 1]
             j -= 1
         times[j] = arrival
         chosen[j] = begin + t
-        if found < k:
-            found += 1
+        if num_chosen < k:
+            num_chosen += 1
 
 
 @njit(nogil=True, cache=True)
@@ -196,7 +198,7 @@ def _choose_distinct_weighted(node_key: np.uint64, begin: int, weights: Array, t
     the rest.
     """
     k = len(chosen)
-    found = 0
+    num_chosen = 0
     seen = np.uint64(0)
     if k <= _MANY:
         for number in range((1 + _TRIES) * k):
@@ -204,16 +206,16 @@ def _choose_distinct_weighted(node_key: np.uint64, begin: int, weights: Array, t
             bit = np.uint64(1) << np.uint64(pick & 63)
             if seen & bit:
                 known = False
-                for c in range(found):
+                for c in range(num_chosen):
                     known |= chosen[c] == begin + pick
                 if known:
                     continue
             seen |= bit
-            chosen[found] = begin + pick
-            found += 1
-            if found == k:
+            chosen[num_chosen] = begin + pick
+            num_chosen += 1
+            if num_chosen == k:
                 return
-    _choose_late(node_key, begin, weights, found, chosen)
+    _choose_late(node_key, begin, weights, num_chosen, chosen)
 
 
 @njit(nogil=True, cache=True)
@@ -251,7 +253,7 @@ def choose_weighted(
             continue
         row = weights[begin : begin + degree]
         chosen = picks[out : out + k]
-        chosen[:] = begin  # edges of the node, should the weights have changed and fewer be found
+        chosen[:] = begin  # edges of the node, in case the weights changed and fewer are chosen
         if dst.fanout < 0 or (k == rows.num_candidates[p] and not dst.replace):
             _take_all(row, begin, chosen)
             continue
@@ -274,8 +276,8 @@ def choose_weighted(
 @njit(nogil=True, cache=True)
 def _take_all(weights: Array, begin: int, chosen: I64) -> None:
     """Fill ``chosen`` with the edges of weight above 0, at most as many as were counted."""
-    found = 0
+    count = 0
     for t in range(len(weights)):
-        if weights[t] > 0 and found < len(chosen):
-            chosen[found] = begin + t
-            found += 1
+        if weights[t] > 0 and count < len(chosen):
+            chosen[count] = begin + t
+            count += 1
