@@ -125,7 +125,7 @@ class Save:
                     if name.startswith("rows/"):
                         rows, dtype = make()
                         self._datasets[i] = name, partial(_given, _copied(rows, self._copies), dtype)
-                self._copying.mine.set()
+                self._copying.own.set()
         finally:
             self._copying.end()
 

@@ -1,7 +1,6 @@
 """Ending the whole job when one of its processes cannot continue.
 
-Printing never stands between an error and the end of the job: standard error may be a full disk, a closed file or a
-pipe that nobody reads.
+Printing never delays the end of the job for long: standard error may be a full disk, a closed file or a full pipe.
 """
 
 import array
@@ -38,7 +37,7 @@ _READING_TIME = 5.0  # seconds that the launcher has to read what was printed: s
 
 
 def say(text: str) -> None:
-    """Print to standard error, if that can be.
+    """Print to standard error, if that is possible.
 
     Not by ``sys.stderr``: torch's init_process_group puts a hook before ours, and a buffer in its place that it prints
     when our hook has returned, which it never does.
@@ -54,12 +53,9 @@ def say(text: str) -> None:
 
 
 def abort(status: int, text: str = "", stacks: bool = False) -> NoReturn:
-    """End every process of the job with an exit status.
+    """End every process of the job with exit status ``status`` (1 to 255).
 
-    Args:
-        status: the job's, 1 to 255.
-        text: what to print before.
-        stacks: whether to print what each thread does, too.
+    Before that, print ``text`` and, if ``stacks``, the stack of each thread.
     """
     try:
         while not _ending.acquire(blocking=False):
@@ -100,11 +96,11 @@ def _wait_until_read(seconds: float) -> None:
 
 
 class _Exit(SystemExit):
-    """What ``sys.exit`` raises while a job runs: its end can be seen, which that of a built-in class cannot."""
+    """The exception of ``sys.exit`` while a job runs: unlike a built-in exception, it can be weakly referenced."""
 
 
 _exits: list[weakref.ref[_Exit]] = []
-_uncaught: list[Any] = []  # what ``sys.exit`` was given, if nobody has caught it
+_uncaught: list[Any] = []  # the argument of a ``sys.exit`` that was not caught
 _ending = threading.RLock()
 _before: list[tuple[Any, Any, Any]] = []  # the hooks, and ``sys.exit``, in whose place ours are
 
@@ -123,10 +119,10 @@ def _exit(status: Any = None) -> NoReturn:
 
 
 def exit_status() -> int:
-    """Return the status with which ``sys.exit`` is ending this process, for functions that are called at exit.
+    """Return the status with which this process is ending, for functions that are called at exit.
 
-    1 if an error does that has passed a hook of the user's instead of ours, as Python notes before it calls any. The
-    status of ``raise SystemExit(3)`` cannot be seen: whoever leaves so counts as one that leaves early.
+    It is 1 for an uncaught error that went to a hook of the user's instead of ours. The status of
+    ``raise SystemExit(3)`` cannot be seen: a process that ends so counts as one that leaves early.
     """
     code = _uncaught[-1] if _uncaught else None
     if code is None:
@@ -135,7 +131,7 @@ def exit_status() -> int:
 
 
 def _stop_on(error: BaseException, identity: str) -> NoReturn:
-    """Print an error that nobody has caught, and end the job."""
+    """Print an uncaught error, and end the job."""
     status = error.status if isinstance(error, MPIGraphError) else 1
     try:
         if isinstance(error, KeyboardInterrupt):
@@ -160,16 +156,16 @@ def _pause(error: BaseException, order: int) -> float:
 
 
 def guard(identity: str, order: int) -> None:
-    """From now on an uncaught exception in any thread prints one traceback and aborts the whole job.
+    """Have an uncaught exception in any thread print one traceback and abort the whole job.
 
-    Of an error that every rank raises, and of Ctrl-C, only the rank of order 0 prints; the others give it the time to.
-    Of other errors they wait for a moment: all ranks may have made the same mistake. Where a connection may have been
-    lost, as in gloo, each waits: the launcher or the witness ends the job if another rank has died. A second call says
-    who this rank is from then on.
+    An error that every rank raises, or Ctrl-C, is printed by the rank of order 0 alone; the others give it the time to.
+    They wait for a moment in other cases, too: all ranks may have made the same mistake. After a lost connection, as in
+    gloo, every rank waits: the launcher or the witness ends the job if another rank has died. A second call replaces
+    both arguments.
 
     Args:
         identity: names this rank.
-        order: how many ranks speak before this one.
+        order: the number of ranks that speak before this one.
     """
 
     def stop(kind: type[BaseException], error: BaseException | None, tb: TracebackType | None) -> None:
@@ -190,10 +186,7 @@ def guard(identity: str, order: int) -> None:
 
 
 def guard_launched() -> None:
-    """Have errors of this process end the job before ``initialize()``, where the other processes would wait for it.
-
-    They wait when they start MPI, or when they end it, where ``mpi4py.MPI`` was imported first.
-    """
+    """Have errors of this process end the job before ``initialize()``: others wait for it to start or end MPI."""
     if launch() is not None and not is_worker():
         guard(f"process {launcher_rank()}", launcher_rank())
         atexit.register(_end_failed_job)
@@ -208,10 +201,10 @@ def _end_failed_job() -> None:
 
 
 def unguard() -> None:
-    """End what :func:`guard` does; without it, nothing happens.
+    """Undo :func:`guard`.
 
-    Not by a ``with`` block: of an error inside it the traceback would keep it open, and the garbage collector close it
-    at any time, maybe in the middle of the next job.
+    A ``with`` block would not do: the traceback of an error inside would keep it open until the garbage collector
+    closes it, maybe in the middle of the next job.
     """
     if _before:
         sys.excepthook, threading.excepthook, sys.exit = _before.pop()

@@ -1,8 +1,7 @@
-"""Fail together: a check that can fail on one rank is agreed on, so that every rank raises the same error.
+"""Fail together: the ranks agree on a check that can fail on one of them, so that all raise the same error.
 
-One mechanism: :func:`agree`, a coroutine; :func:`together` is the same around a block of local code. Where a status
-rides in headers that are exchanged anyway (``mpi/messages.py``) only :func:`raise_jointly` is left to
-do. Runs on the communicator that it is given.
+:func:`agree` is a coroutine; :func:`together` does the same around a block of local code. Where a status is part of
+headers that are exchanged anyway (``mpi/messages.py``), only :func:`raise_jointly` is needed.
 """
 
 import sys
@@ -44,8 +43,8 @@ def allgather_bytes(comm: MPI.Comm, data: bytes) -> list[bytes]:
 def _gather_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[list[bytes]]:
     length, lengths = np.array([len(data)], np.int64), np.empty(comm.size, np.int64)
     yield comm.Iallgather(length, lengths)
-    mine, total = np.frombuffer(data, np.uint8), np.empty(int(lengths.sum()), np.uint8)
-    yield comm.Iallgatherv(mine, [total, lengths])
+    total = np.empty(int(lengths.sum()), np.uint8)
+    yield comm.Iallgatherv(np.frombuffer(data, np.uint8), [total, lengths])
     everything = total.tobytes()
     ends = np.cumsum(lengths)
     begins = ends - lengths
@@ -53,13 +52,13 @@ def _gather_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[list[bytes]]:
 
 
 @collective("comm")
-def first_choice(comm: MPI.Comm, what: str, mine: str, choices: Sequence[str]) -> str:
-    """The first rank's setting, of which this rank has ``mine``: the environment may differ between nodes.
+def first_choice(comm: MPI.Comm, what: str, setting: str, choices: Sequence[str]) -> str:
+    """Return the first rank's ``setting``: the environment may differ between nodes.
 
     Raises:
-        InvalidArgumentError: it is none of the choices; on every rank.
+        InvalidArgumentError: the setting is not among the choices; on every rank.
     """
-    chosen = allgather_bytes(comm, mine.encode(errors="backslashreplace"))[0].decode()
+    chosen = allgather_bytes(comm, setting.encode(errors="backslashreplace"))[0].decode()
     if chosen not in choices:
         listed = f"{', '.join(choices[:-1])} or {choices[-1]}"
         raise everywhere(InvalidArgumentError(f"{what} must be {listed} (got {chosen!r})"))
@@ -67,7 +66,7 @@ def first_choice(comm: MPI.Comm, what: str, mine: str, choices: Sequence[str]) -
 
 
 def describe(error: BaseException) -> str:
-    """One line for an error: its own words; of one that is not ours also the class, and the line of the user's code."""
+    """Return one line for an error: its text; with class and line of the user's code if it is not this library's."""
     if isinstance(error, MPIGraphError):
         return str(error)
     line = line_of(error)
@@ -82,10 +81,10 @@ def everywhere(error: Error) -> Error:
 
 @contextmanager
 def no_way_back(comm: MPI.Comm, *but: type[Exception]) -> Iterator[None]:
-    """Inside, the other ranks of ``comm``, or MPI itself, count on this one: an error that is not ours ends the job.
+    """End the job on an error inside that is neither this library's nor of the classes ``but``.
 
-    Such as a lack of memory in the middle of a round, or of reading rows. Whoever caught it would be in another
-    collective than the others, or have freed memory that MPI goes on writing to. Errors of classes ``but`` are raised.
+    The other ranks of ``comm``, or MPI itself, count on this one there. A script that caught a lack of memory in the
+    middle of a round would make another collective call than the others, or free memory that MPI goes on writing to.
     """
     try:
         yield
@@ -98,7 +97,7 @@ def no_way_back(comm: MPI.Comm, *but: type[Exception]) -> Iterator[None]:
 
 @collective("comm")
 def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[NoReturn]:
-    """Raise on every rank, once it is known that some rank has an error; see :func:`agree`."""
+    """Raise on every rank, once all know that a rank has an error; see :func:`agree`."""
     texts = yield from _gather_bytes(comm, b"" if error is None else describe(error).encode(errors="backslashreplace"))
     kinds = yield from _gather_bytes(comm, type(error).__name__.encode() if error is not None else b"")
     by_text: dict[str, list[int]] = {}
@@ -118,14 +117,14 @@ def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label
 def agree(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[None]:
     """Wait until every rank is here, and raise on every rank if any has an error.
 
-    If all failing ranks failed with the same error of this library's own, the error of the same class is raised
-    everywhere; else a :class:`CollectiveError`. Both name the step and the failing ranks.
+    The error has the class of the failing ranks' errors if that is one class of this library, else it is a
+    :class:`CollectiveError`. It names the step and the failing ranks.
 
     Args:
-        comm: who agrees.
-        doing: what was being done ("reading part 3"), for the message.
+        comm: the ranks that agree.
+        doing: the step ("reading part 3"), for the message.
         error: this rank's error, or None.
-        label: how the ranks of ``comm`` are called in the message.
+        label: the word for a rank of ``comm`` in the message.
     """
     failed = np.array([error is not None], np.int8)
     any_failed = np.empty(1, np.int8)
@@ -141,12 +140,12 @@ def together(
 ) -> Iterator[None]:
     """Run local code; if it raised on any rank, raise on every rank: :func:`agree` as a ``with`` block.
 
-    The code inside must not communicate on ``comm``. The wait behind it is inside what ``watched`` makes.
+    The code inside must not communicate on ``comm``. The ranks agree inside the context that ``watched`` returns.
     """
     error: Exception | None = None
     try:
         yield
-    except StopIteration as exc:  # contextlib raises it again in place of an error that comes of it
+    except StopIteration as exc:  # contextlib would raise it again in place of the common error
         error = CollectiveError(describe(exc))
         error.__cause__ = exc
     except Exception as exc:  # carried to every rank by the next lines

@@ -1,13 +1,13 @@
-"""Where every rank is: a board in each node's shared memory, and summaries of it that nodes can send to one another.
+"""The states of all ranks: a board in each node's shared memory, and reports of it between nodes.
 
-Each rank's watchdog writes its own slot of the board several times a second, so a slot that stands still tells of a
-process that does. A process that holds Python's lock for minutes writes nothing either, but it takes processor time,
-which the kernel tells its neighbours.
+Each rank's watchdog writes its own slot of the board several times a second. A slot that does not change belongs to a
+stopped process, or to one that holds Python's lock for minutes; the latter uses processor time, which its neighbours
+read from the kernel. A slot also has the words by which trainers agree to stop (:mod:`.stopping`).
 
-Beside what it does, a slot has the words by which trainers agree to stop (:mod:`.stopping`).
-
-A :class:`Summary` is small however many ranks it is about: ranks that do the same at the same line of the script are
-one group, and the longest lists are cut.
+A :class:`Summary` is small however many ranks it describes: ranks that do the same at the same line of the script are
+one group, and long lists are cut. The leader of each node reports a summary to the leader of the first node
+(:class:`Reports`), whose answer is the latest target of the trainers that agree to stop. A leader without an answer
+knows that the first leader does not run.
 """
 
 import json
@@ -15,7 +15,7 @@ import socket
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -24,39 +24,45 @@ from mpi4py import MPI
 from mpigraph.arrays import I64, U8
 from mpigraph.collective import collective
 from mpigraph.mpi.compat import as_array
-from mpigraph.mpi.stopping import Said
+from mpigraph.mpi.stopping import NEVER, Said
+from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
 from mpigraph.trace import Trace, address
 
-__all__ = ["Board", "Group", "Record", "Summary", "spans"]
+__all__ = ["Board", "Group", "Record", "Reports", "Summary", "spans"]
 
 _SLOT = 1024  # bytes a rank has on the board
-_HEAD = 56  # of these: how often it was written, checksum, length, whether the rank speaks for its node, and stopping
-_SPEAKS = 3  # which of these words
+_HEAD = 56  # the first bytes of a slot: times it was written, checksum, length, whether the rank speaks, and stopping
+_SPEAKS = 3  # word of the head: the rank speaks for its node
 _STOPPING = slice(4, 7)
-_TEXT = 300  # characters of what a rank does
+_TEXT = 300  # characters of a record's text
 _PLACES = 8  # of a trainer's threads, in a record
 _GROUPS = 16  # in a summary
-_OLD = 3.0  # seconds: who has not written for longer is stopped, or holds Python's lock
+_OLD = 3.0  # seconds: a rank with an older slot is stopped, or holds Python's lock
 _SPANS = 16  # of ranks in a group
+
+_REPORT, _ANSWER, _LAST = 1, 2, 3  # tags
+_PERIOD = 0.5  # seconds between two reports
+_HURRY = 0.05  # the same while trainers agree to stop
+_A_SECOND = 500  # reports that the first leader can read
+_HUB = 0
 
 Span = tuple[int, int]
 
 
 @dataclass
 class Record:
-    """What one rank does.
+    """The state of one rank.
 
     Attributes:
         who: role, rank in role and rank.
         number: index of a trainer, rank of a server.
-        trains: whether it is a trainer.
-        text: what it does, and where in the user's script.
-        seconds: for how long.
-        blocked: for how many seconds nothing of a trainer has run that could go on without other trainers; 0 if
-            something does.
-        places: where threads of a trainer wait for all other trainers to come.
-        known: whether these are all places that matter; else it may be that somebody comes without any of them.
-        in_step: whether a thread is inside a protocol step, which has a deadline of its own.
+        trains: the rank is a trainer.
+        text: the current activity, and its line in the user's script.
+        seconds: since the activity began.
+        blocked: seconds for which a trainer has had no thread that could go on without other trainers; 0 if it has one.
+        places: the places at which threads of a trainer wait for all other trainers.
+        known: ``places`` is complete; else a thread may come to a meeting at another place.
+        in_step: a thread is inside a protocol step, which has a deadline of its own.
     """
 
     who: str
@@ -72,7 +78,7 @@ class Record:
 
 @dataclass
 class Group:
-    """Ranks that do the same, for some seconds: ``spans`` of trainers' or servers' numbers, ``first`` to ``last``."""
+    """Ranks with one activity, for some seconds: ``spans`` of trainers' or servers' numbers, ``first`` to ``last``."""
 
     text: str
     trains: bool
@@ -83,19 +89,19 @@ class Group:
 
 @dataclass
 class Summary:
-    """What some ranks do.
+    """The states of several ranks.
 
     Attributes:
-        trainers: how many trainers these are.
-        blocked: how many of them wait for other trainers.
-        shortest: the fewest seconds that one of these has waited; 0 if none does.
+        trainers: the number of trainers among them.
+        blocked: the number of those that wait for other trainers.
+        shortest: the fewest seconds that a blocked trainer has waited; 0 if none is.
         longest: the most.
-        in_step: whether one is inside a protocol step.
-        known: whether ``at`` tells where all of them wait.
-        at: how many trainers have a thread at each place.
-        groups: who does what.
-        still: who has shown no sign of life, and for how many seconds.
-        last: who is still, or has waited for long, and its last spans.
+        in_step: a rank is inside a protocol step.
+        known: ``at`` has the places of all waits.
+        at: the number of trainers with a thread at each place.
+        groups: the ranks by activity.
+        still: ranks without a sign of life, and for how many seconds.
+        last: the last spans of ranks that are still, or have waited for long.
         said: of one node: whether its trainers stop.
     """
 
@@ -116,19 +122,23 @@ class Summary:
         """Summarise some ranks; ``still`` of them show no sign of life."""
         summary = cls(still=still[:_GROUPS])
         for record in records:
-            one = Group(record.text, record.trains, [(record.number, record.number)], record.seconds, record.seconds)
-            summary._join(one)
-            summary.in_step |= record.in_step
-            if not record.trains:
-                continue
-            summary._count(1, record.blocked > 0, record.blocked, record.blocked)
-            summary.known &= record.known
-            summary.at = dict(Counter(summary.at) + Counter(set(record.places)))
+            group = Group(record.text, record.trains, [(record.number, record.number)], record.seconds, record.seconds)
+            one = cls(in_step=record.in_step, groups=[group])
+            if record.trains:
+                one.trainers, one.blocked = 1, int(record.blocked > 0)
+                one.shortest = one.longest = record.blocked
+                one.known = record.known
+                one.at = dict.fromkeys(record.places, 1)
+            summary.add(one)
         return summary
 
     def add(self, other: "Summary") -> None:
-        """Take in what other ranks do."""
-        self._count(other.trainers, other.blocked, other.shortest, other.longest)
+        """Add other ranks."""
+        if other.blocked:
+            self.shortest = min(self.shortest, other.shortest) if self.blocked else other.shortest
+            self.longest = max(self.longest, other.longest)
+        self.trainers += other.trainers
+        self.blocked += other.blocked
         self.in_step |= other.in_step
         self.known &= other.known
         self.at = dict(Counter(self.at) + Counter(other.at))
@@ -136,13 +146,6 @@ class Summary:
         self.last += other.last
         for group in other.groups:
             self._join(group)
-
-    def _count(self, trainers: int, blocked: int, shortest: float, longest: float) -> None:
-        if blocked:
-            self.shortest = min(self.shortest, shortest) if self.blocked else shortest
-            self.longest = max(self.longest, longest)
-        self.trainers += trainers
-        self.blocked += blocked
 
     def _join(self, group: Group) -> None:
         for known in self.groups:
@@ -154,7 +157,7 @@ class Summary:
         self.groups.append(group)
 
     def encode(self) -> bytes:
-        """The summary as bytes, cut to a few kilobytes."""
+        """Return the summary as bytes, cut to a few kilobytes."""
         content = asdict(self)
         for group in content["groups"]:
             group["spans"] = group["spans"][:_SPANS]
@@ -164,14 +167,14 @@ class Summary:
 
     @classmethod
     def decode(cls, data: bytes) -> "Summary":
-        """The reverse of :meth:`encode`."""
+        """Reverse :meth:`encode`."""
         content = json.loads(data)
         groups = [Group(**group | {"spans": [(a, b) for a, b in group["spans"]]}) for group in content.pop("groups")]
         still = [(who, seconds) for who, seconds in content.pop("still")]
         return cls(groups=groups, still=still, said=Said(**content.pop("said")), **content)
 
     def lines(self) -> list[str]:
-        """Who does what, for people; at most a few lines."""
+        """Return at most a few lines for people."""
         lines = [f"{who} has shown no sign of life for {seconds:.0f} s" for who, seconds in self.still[:_GROUPS]]
         for group in sorted(self.groups, key=lambda group: (not group.trains, group.spans))[:_GROUPS]:
             lines.append(f"{_named(group)}: {group.text} {_range(group.shortest, group.longest)}")
@@ -180,10 +183,10 @@ class Summary:
         return lines + [f"last spans of {who}: {text}" for who, text in self.last[:_GROUPS]]
 
 
-def spans(given: Iterable[Span]) -> list[Span]:
+def spans(ranges: Iterable[Span]) -> list[Span]:
     """Join ranges of numbers, ``first`` to ``last``, that touch each other."""
     joined: list[Span] = []
-    for first, last in sorted(given):
+    for first, last in sorted(ranges):
         if joined and first <= joined[-1][1] + 1:
             joined[-1] = joined[-1][0], max(last, joined[-1][1])
         else:
@@ -202,7 +205,7 @@ def _range(shortest: float, longest: float) -> str:
 
 
 class Board:
-    """The slots of a node's ranks. Each rank writes its own; anybody may read."""
+    """The slots of a node's ranks. Each rank writes its own and may read all."""
 
     @collective("node")
     def __init__(self, node: MPI.Intracomm) -> None:
@@ -220,17 +223,17 @@ class Board:
         self._slots[node.rank][:] = 0
         self._win.Lock_all(MPI.MODE_NOCHECK)
         self._last = [Record(f"rank {r} of the node", -1, False) for r in range(node.size)]
-        self._seen = [(-1, -1.0)] * node.size  # how often written, processor time
+        self._seen = [(-1, -1.0)] * node.size  # times written, processor time
         self._alive = [0.0] * node.size  # when that last changed
         self._wrote = [0.0] * node.size  # when it was last written
         node.Barrier()
 
     def write(self, record: Record) -> None:
-        """Say what this rank does."""
+        """Publish this rank's state."""
         record.text = record.text[:_TEXT]
         record.known &= len(record.places) <= _PLACES
         record.places = record.places[:_PLACES]
-        while len(data := json.dumps(asdict(record)).encode()) > _SLOT - _HEAD:  # what is not ASCII takes more
+        while len(data := json.dumps(asdict(record)).encode()) > _SLOT - _HEAD:  # characters beyond ASCII take more
             record.text = record.text[: len(record.text) // 2]
             record.places = []
             record.known = False
@@ -241,7 +244,7 @@ class Board:
         head[0] += 1
 
     def read(self, rank: int) -> Record:
-        """What a rank of the node does; what it did before if it is writing just now."""
+        """Return the state of a rank of the node; the one before if it is writing just now."""
         length = min(max(int(self._heads[rank][2]), 0), _SLOT - _HEAD)
         checksum = int(self._heads[rank][1])
         data = self._slots[rank][_HEAD : _HEAD + length].tobytes()
@@ -250,7 +253,7 @@ class Board:
         return self._last[rank]
 
     def look(self, now: float) -> None:
-        """See which ranks of the node are alive, at the time ``now``."""
+        """Note which ranks of the node show a sign of life at the time ``now``."""
         for rank in range(self.size):
             written = int(self._heads[rank][0])
             moved = written != self._seen[rank][0]
@@ -261,18 +264,19 @@ class Board:
                 self._alive[rank] = now
 
     def still(self, rank: int, now: float) -> float:
-        """For how many seconds a rank of the node has shown no sign of life."""
+        """Return for how many seconds a rank of the node has shown no sign of life."""
         return 0.0 if rank == self.rank else now - self._alive[rank]
 
     def summary(self, now: float, limit: float, last: bool = False) -> Summary:
-        """Return what the ranks of the node do.
+        """Return the states of the ranks of the node.
 
         Args:
             now: the watchdog's time.
-            limit: how many seconds without a sign of life are worth a word, or of waiting for others the last spans.
-            last: with the last spans of every rank.
+            limit: seconds without a sign of life from which on a rank is ``still``, and seconds blocked from which on
+                its last spans are included.
+            last: include the last spans of every rank.
         """
-        records = [self._now_of(rank, now) for rank in range(self.size)]
+        records = [self._current(rank, now) for rank in range(self.size)]
         ages = [self.still(rank, now) for rank in range(self.size)]
         still = [
             (f"{record.who} on {self._host}", age) for record, age in zip(records, ages, strict=True) if age > limit
@@ -283,8 +287,8 @@ class Board:
                 summary.last.append((record.who, text))
         return summary
 
-    def _now_of(self, rank: int, now: float) -> Record:
-        """What a rank of the node does. What it said long ago is over: it may wait no more for what it waited for."""
+    def _current(self, rank: int, now: float) -> Record:
+        """Read a rank's state; an old one counts as busy, for its wait may be over."""
         record = self.read(rank)
         age = now - self._wrote[rank]
         if rank == self.rank or age <= _OLD:
@@ -292,15 +296,15 @@ class Board:
         return Record(record.who, record.number, record.trains, f"busy or stopped since it was {record.text}", age)
 
     def claim(self, seconds: float) -> bool:
-        """Whether this rank may speak for the node, which one rank may; it takes some seconds to find out."""
+        """Return whether this rank speaks for the node, which one rank may; takes ``seconds`` to find out."""
         if any(int(head[_SPEAKS]) for head in self._heads):
             return False
         self._heads[self.rank][_SPEAKS] = 1
-        time.sleep(seconds)  # others who claim it at the same time
+        time.sleep(seconds)  # other ranks may claim it at the same time
         return not any(int(head[_SPEAKS]) for head in self._heads[: self.rank])
 
     def fence(self) -> None:
-        """Order what this rank wrote before and what it reads after."""
+        """Order this rank's writes before and its reads after."""
         self._win.Sync()
 
     @collective("node")
@@ -316,10 +320,95 @@ class Board:
 
 
 def _processor_time(pid: int) -> float:
-    """Processor time that a process has used, in ticks; -1 where the kernel does not say."""
+    """Return the processor time that a process has used, in ticks; -1 where the kernel does not say."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         return float(fields[11]) + float(fields[12])
     except (OSError, IndexError, ValueError):
         return -1.0
+
+
+class Reports:
+    """Messages between leaders, whose communicator is ``comm``. For one thread at a time; only :meth:`close` waits.
+
+    Reports are seconds apart where there are thousands of leaders, so the first one can read them all.
+
+    Attributes:
+        leads: this is the first leader, to which the others report.
+        target: on the first leader its answer, on the others the latest answer.
+        hurry: report more often.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self.leads = comm.rank == _HUB
+        self.target = NEVER
+        self.hurry = False
+        self._reply = np.empty(1, np.int64)
+        self._due = 0.0
+        self._asked: float | None = None  # the time of the report without an answer
+        self._sending: list[tuple[MPI.Request, U8]] = []
+        self._answer: MPI.Request | None = None
+        self._latest: dict[int, tuple[float, Summary]] = {}
+        self._left = 1  # leaders that have sent their last message, this one included
+
+    def exchange(self, summary: Summary, now: float) -> None:
+        """Send this node's summary if it is time to, and receive messages."""
+        self._sending = [(request, data) for request, data in self._sending if not request.Test()]
+        if self.leads:
+            self._take_in(now)
+            return
+        if self._answer is not None and self._answer.Test():
+            self._answer, self._asked = None, None
+            self.target = int(self._reply[0])
+        if self._answer is None and now >= self._due:
+            self._answer = self._comm.Irecv([self._reply, MPI.BYTE], _HUB, _ANSWER)
+            self._send(summary.encode(), _HUB, _REPORT)
+            self._asked = now
+            self._due = now + max(_HURRY if self.hurry else _PERIOD, self._comm.size / _A_SECOND)
+
+    def _take_in(self, now: float) -> None:
+        status = MPI.Status()
+        while (message := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+            data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            message.Recv([data, MPI.BYTE])
+            source = status.Get_source()
+            if status.Get_tag() == _LAST:
+                self._left += 1
+            else:
+                self._latest[source] = now, Summary.decode(data.tobytes())
+                self._send(np.int64(self.target).tobytes(), source, _ANSWER)
+
+    def _send(self, data: bytes, to: int, tag: int) -> None:
+        array = np.frombuffer(data, np.uint8)
+        self._sending.append((self._comm.Isend([array, MPI.BYTE], to, tag), array))
+
+    def others(self, now: float) -> Iterator[tuple[int, float, Summary]]:
+        """On the first leader: yield each other node's number, the age of its latest report, and the report."""
+        for source, (when, summary) in sorted(self._latest.items()):
+            yield source, now - when, summary
+
+    @property
+    def complete(self) -> bool:
+        """On the first leader: True once every node has reported."""
+        return len(self._latest) == self._comm.size - 1
+
+    def silence(self, now: float) -> float:
+        """On the other leaders: return for how many seconds the first one has not answered."""
+        return 0.0 if self._asked is None else now - self._asked
+
+    @collective("comm")
+    def close(self) -> None:
+        """Complete all messages, when no thread calls :meth:`exchange` any more."""
+        backoff = Backoff()
+        if not self.leads:
+            while self._answer is not None and not self._answer.Test():
+                backoff.pause(PEERS_COMPUTE)
+            self._send(b"", _HUB, _LAST)
+        while self.leads and self._left < self._comm.size:
+            self._take_in(0.0)
+            backoff.pause(PEERS_COMPUTE)
+        for request, _ in self._sending:
+            while not request.Test():
+                backoff.pause(PEERS_COMPUTE)

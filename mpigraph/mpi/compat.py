@@ -1,9 +1,9 @@
-"""What differs between MPI libraries and systems: versions, window memory as arrays, shared memory left behind.
+"""Differences between MPI libraries and systems: versions, window memory as arrays, shared memory left behind.
 
-MPICH 5 has one segment for each node's processes, ``/dev/shm/mpich_shm_<job>_<node>``, and takes its name away only in
-``MPI_Finalize``. A job that is aborted or cancelled never gets there: the segment stays, and takes memory from every
-job after it. When ``MPI_Init`` returns, all processes of the node have mapped it and nobody asks for the name again;
-without a name the kernel frees it with the last of them, however they end.
+MPICH 5 has one segment for each node's processes, ``/dev/shm/mpich_shm_<job>_<node>``, and removes its name only in
+``MPI_Finalize``. A job that is aborted never gets there: the segment stays, and takes memory from every job after it.
+When ``MPI_Init`` returns, all processes of the node have mapped the segment and need the name no more. Without a name
+the kernel frees it with the last of them, however they end.
 """
 
 import ctypes
@@ -47,16 +47,16 @@ _STARTING = 600.0  # seconds within which all processes of a job have mapped wha
 
 
 def library_version() -> str:
-    """Name and version, such as "MPICH Version: 5.0.2" or "Open MPI v5.0.11"."""
+    """Return name and version, such as "MPICH Version: 5.0.2" or "Open MPI v5.0.11"."""
     first_line = MPI.Get_library_version().rstrip("\0").partition("\n")[0]
     return " ".join(first_line.partition(",")[0].split())
 
 
 def distrusts_windows() -> bool:
-    """Whether windows between nodes may crash here, which no test at start can find out.
+    """Return whether windows between nodes may crash here, which no test at start can find out.
 
-    Open MPI 4.1 does, unless it was told to take ``osc/ucx``, which works, though not on all fabrics. Of the others
-    ``osc/rdma`` ends in a segmentation fault in ``Compare_and_swap``, and ``osc/pt2pt`` refuses threads.
+    Those of Open MPI 4.1 do, except with ``osc/ucx``, which not all fabrics have: ``osc/rdma`` ends in a segmentation
+    fault in ``Compare_and_swap``, and ``osc/pt2pt`` refuses threads.
     """
     vendor, version = MPI.get_vendor()
     components = config.open_mpi_osc()
@@ -64,13 +64,13 @@ def distrusts_windows() -> bool:
 
 
 def may_lose_messages() -> bool:
-    """Whether ranks of a node may wait for ever here: Open MPI 5.0 that was started with its fast boxes."""
+    """Return whether ranks of a node may wait for ever here: Open MPI 5.0 that was started with its fast boxes."""
     vendor, version = MPI.get_vendor()
     return vendor == "Open MPI" and version >= (5, 0, 0) and config.fast_boxes()
 
 
 def thread_level() -> str:
-    """What threads may do: "single", "funneled", "serialized" or "multiple"."""
+    """Return MPI's thread level: "single", "funneled", "serialized" or "multiple"."""
     return _LEVELS[MPI.Query_thread()]
 
 
@@ -80,10 +80,10 @@ def as_array(memory: MPI.buffer, dtype: npt.DTypeLike) -> Array:
 
 
 def check_memory_model(win: MPI.Win) -> None:
-    """Check that a window is its memory: loads and stores beside MPI's own, which the library makes, see the same.
+    """Check that a window has the unified memory model (MPI 4.1, 12.4): the library loads and stores beside MPI.
 
     Raises:
-        MPIGraphError: it has the separate memory model (MPI 4.1, 12.4); the same on every rank.
+        MPIGraphError: it has the separate model; the same on every rank.
     """
     if win.Get_attr(MPI.WIN_MODEL) != MPI.WIN_UNIFIED:
         raise MPIGraphError(
@@ -92,10 +92,10 @@ def check_memory_model(win: MPI.Win) -> None:
 
 
 def advise_large_pages(memory: Array) -> None:
-    """Ask the kernel to back memory that was not touched yet with large pages, where it has them.
+    """Ask the kernel for large pages for memory that was not touched yet: random rows then cost fewer TLB misses.
 
-    Random rows then cost fewer misses of the address translation. Linux gives large pages to private memory (one rank
-    alone); to shared memory only where ``/dev/shm`` is mounted with ``huge=advise``.
+    Linux gives them to private memory (one rank alone), and to shared memory where ``/dev/shm`` is mounted with
+    ``huge=advise``.
     """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     begin = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -105,21 +105,18 @@ def advise_large_pages(memory: Array) -> None:
 
 
 def unlink_segments() -> None:
-    """Take the names off the segments of MPICH that this process has mapped."""
+    """Remove the names of the segments of MPICH that this process has mapped."""
     for path in _mapped("self"):
         with suppress(OSError):  # another rank was first
             os.unlink(path)
 
 
 def remove_dead_segments(folder: str = "/dev/shm") -> None:
-    """Remove the segments of MPICH that ended processes of this user have left in shared memory.
-
-    One that was made a moment ago is kept: its job may be starting.
-    """
+    """Remove the segments of MPICH that this user's ended processes have left; new ones stay: a job may be starting."""
     with suppress(OSError):  # not Linux
         old = time.time() - _STARTING
-        found = [Path(folder) / name for name in os.listdir(folder) if _SEGMENT.fullmatch(name)]
-        dead = {str(path) for path in found if path.stat().st_uid == os.getuid() and path.stat().st_mtime < old}
+        segments = [Path(folder) / name for name in os.listdir(folder) if _SEGMENT.fullmatch(name)]
+        dead = {str(path) for path in segments if path.stat().st_uid == os.getuid() and path.stat().st_mtime < old}
         for pid in filter(str.isdigit, os.listdir("/proc") if dead else []):
             dead -= _mapped(pid)
         for path in dead:
@@ -127,7 +124,7 @@ def remove_dead_segments(folder: str = "/dev/shm") -> None:
 
 
 def _mapped(pid: str) -> set[str]:
-    """The segments of MPICH that a process has mapped; none if it is another user's."""
+    """Return the segments of MPICH that a process has mapped; none if it is another user's."""
     with suppress(OSError):
         return set(_MAPPED.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")))
     return set()

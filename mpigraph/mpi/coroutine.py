@@ -1,11 +1,12 @@
 """The engine of all that takes several MPI operations: coroutines that yield each request which must complete first.
 
-A coroutine is a generator. It begins MPI operations, yields a request, and is resumed with its status once it has
-completed; the code behind a ``yield`` is what happens then. Its frame keeps the arrays alive.
+A coroutine is a generator. It begins MPI operations, yields a request, and is resumed with its status once that has
+completed. Its frame keeps the arrays alive.
 
-A thread that has nothing else to do drives one with :func:`run`. Who has several things to do makes each a
-:class:`Task` and advances all in turn: a server the rounds of many channels (two servers that waited inside different
-rounds would wait for each other for ever), the progress thread what nobody waits for (:mod:`.progress_thread`).
+A thread with nothing else to do drives a coroutine with :func:`run`. A thread with several things to do makes each a
+:class:`Task` and advances all in turn. A server does so with the rounds of many channels: two servers that waited
+inside different rounds would wait for each other for ever. The progress thread does so with operations that no other
+thread waits for (:mod:`.progress_thread`).
 """
 
 import math
@@ -40,19 +41,19 @@ def run(steps: Coroutine[T], policy: Policy = IN_ROUND) -> T:
 
 
 class Task(Generic[T]):
-    """A coroutine that was begun, and advances when somebody polls it; several threads may.
+    """A coroutine that was begun, and advances when it is polled, by any thread.
 
     Attributes:
-        name: what it does, for messages.
-        taken: how many steps were completed so far.
+        name: for messages.
+        taken: the number of steps completed so far.
         done: whether it is over, with a result or an error.
-        error: what it raised, or None.
-        awaited: whether somebody waits for it, and so polls it.
+        error: its exception, or None.
+        awaited: whether a thread waits for it, and so polls it.
         in_progress_thread: whether the progress thread polls it.
     """
 
     def __init__(self, steps: Coroutine[T], name: str = "") -> None:
-        """Take the first step; what it raises is raised here."""
+        """Take the first step, and raise its error if it fails."""
         self.name = name
         self.taken = 0
         self.done = self.awaited = self.in_progress_thread = False
@@ -89,13 +90,13 @@ class Task(Generic[T]):
         return True
 
     def cancel(self) -> None:
-        """Give up the request that it waits for, a receive, if nothing has come."""
+        """Cancel the receive that it waits for, if nothing has come."""
         with self._lock:
             if not self.done:
                 self._request.Cancel()
 
     def then(self, call: Callable[[], object]) -> None:
-        """Call something once done, in the thread that notices, or now. It must not raise."""
+        """Make a call, which must not raise, once the task is done: in the thread that notices, or now."""
         with self._lock:
             if not self.done:
                 self._after.append(call)
@@ -103,7 +104,7 @@ class Task(Generic[T]):
         call()
 
     def result(self) -> T:
-        """What the coroutine returned, once done; what it raised is raised."""
+        """Return the coroutine's result, or raise its error, once done."""
         assert self.done
         if self.error is not None:
             raise self.error

@@ -1,9 +1,9 @@
-"""Whether the main thread waits inside code of others, such as torch's, without a word.
+"""Detect waits of the main thread inside foreign code, such as torch's, which does not announce them.
 
-A thread that waits for a message sleeps, and uses no processor time at all; nor do the other threads of its process,
-except those that look around, and nothing of what the process has sent is on its way. A thread that swaps, or reads a
-disk, does not sleep as the kernel sees it. So what :func:`Idle.wait` tells is: the thread has been at one place for
-some time, where it may wait for others, and this process has done nothing meanwhile.
+A thread that waits for a message sleeps and uses no processor time. The other threads of its process use none either,
+except those that poll, and none of the bytes that the process has sent are on their way. A thread that swaps or reads
+a disk does not sleep as the kernel sees it. So :meth:`Idle.wait` reports that the thread has been at one place for some
+time, where it may wait for other ranks, and that the process has done nothing meanwhile.
 """
 
 import fcntl
@@ -19,22 +19,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-__all__ = ["ForeignWait", "Idle", "unsent"]
+__all__ = ["ForeignWait", "Idle", "look_at_frame", "unsent"]
 
-_LOOKING_AROUND = 0.01  # of a core: what a thread uses that polls, such as that of each of gloo's groups
-_OURS = "mpigraph-"  # how the names of the library's own threads begin, which poll, too
+T = TypeVar("T")
+
+_POLLING = 0.01  # of a core: used by a thread that polls, such as that of each of gloo's groups
+_PREFIX = "mpigraph-"  # of the names of the library's own threads, which poll, too
 
 
 class ForeignWait(NamedTuple):
-    """A wait inside code of others.
-
-    Attributes:
-        what: for messages.
-        place: the same for all that wait for one another, if every trainer must come; else "".
-        limited: it ends by itself, after a time that the user gave.
-    """
+    """A wait inside foreign code; attributes as the arguments of :meth:`.Watchdog.meeting`."""
 
     what: str
     place: str = ""
@@ -42,12 +38,7 @@ class ForeignWait(NamedTuple):
 
 
 class Idle:
-    """Watches one thread of this process.
-
-    Args:
-        thread: its identifier.
-        recognise: tells what a frame of it may wait for.
-    """
+    """Watches the thread with identifier ``thread``; ``recognise`` returns the wait that a frame of it may be in."""
 
     def __init__(self, thread: int, recognise: Callable[[FrameType], ForeignWait | None]) -> None:
         self._thread = thread
@@ -63,11 +54,7 @@ class Idle:
         self._looked = 0.0
 
     def wait(self, now: float) -> tuple[ForeignWait, float] | None:
-        """Return what the thread waits for, and since when; None if it works, or waits elsewhere.
-
-        Args:
-            now: a clock that the answer is in.
-        """
+        """Return what the thread waits for, and since when, on the clock of ``now``; None if it is in no such wait."""
         known = self._look()
         try:
             busy = self._works(now - self._looked) or not self._sleeps()
@@ -81,10 +68,8 @@ class Idle:
 
     def _look(self) -> tuple[ForeignWait, str] | None:
         """Return what the thread's innermost frame may wait for, and where its stack is."""
-        collects = gc.isenabled()
-        gc.disable()  # see line_of_script in watchdog.py
-        try:
-            frame = sys._current_frames().get(self._thread)
+
+        def look(frame: FrameType | None) -> tuple[ForeignWait, str] | None:
             if frame is None or (wait := self._recognise(frame)) is None:
                 return None
             lines = []
@@ -92,31 +77,44 @@ class Idle:
                 lines.append(f"{id(frame.f_code)}:{frame.f_lasti}")
                 frame = frame.f_back
             return wait, " ".join(lines)
-        finally:
-            if collects:
-                gc.enable()
+
+        return look_at_frame(self._thread, look)
 
     def _works(self, passed: float) -> bool:
         """Return whether this process has done anything in the seconds since it was looked at before."""
-        ours = {t.native_id for t in threading.enumerate() if t.name.startswith(_OURS)}
+        library = {t.native_id for t in threading.enumerate() if t.name.startswith(_PREFIX)}
         used = _seconds()
         more = {task: seconds - self._used.get(task, 0.0) for task, seconds in used.items()}
         total = time.process_time()
         ended = total - self._total - sum(more.values())  # by threads that are no more
         moved = resource.getrusage(resource.RUSAGE_SELF).ru_majflt, unsent()
-        limit = max(_LOOKING_AROUND * passed, 2e-3)
+        limit = max(_POLLING * passed, 2e-3)
         works = more.get(self._task, 1.0) > 0 or moved != self._moved or ended > limit
-        works |= any(seconds > limit for task, seconds in more.items() if task not in ours)
+        works |= any(seconds > limit for task, seconds in more.items() if task not in library)
         self._used, self._total, self._moved = used, total, moved
         return works
 
     def _sleeps(self) -> bool:
-        """Return whether the kernel says that the thread sleeps, rather than reads a disk."""
         return Path(f"/proc/self/task/{self._task}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
+def look_at_frame(thread: int, look: Callable[[FrameType | None], T]) -> T:
+    """Return ``look`` of a thread's innermost frame, None if it has ended.
+
+    CPython 3.11 makes the frame objects of another thread while they are walked. That may collect garbage, whose
+    finalizers let the thread go on; its frames are gone then, and the process crashes. So collection is off meanwhile.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return look(sys._current_frames().get(thread))
+    finally:
+        if collects:
+            gc.enable()
+
+
 def unsent() -> int:
-    """Return how many bytes have left this process by sockets and were not received: a message may be on its way."""
+    """Return the bytes that left this process by sockets and did not arrive yet: a message may be on its way."""
     count = 0
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # it was closed meanwhile

@@ -1,11 +1,11 @@
 """Ctrl-C in the middle of communication: it is raised once what MPI writes to has arrived.
 
 Python raises KeyboardInterrupt between any two of its instructions: also between the begin of a receive and the line
-that would have kept its memory, or between two steps that every rank must take. A script that catches it, to save what
-it has, would go on with rows that MPI still writes to. So the code that communicates runs inside of
+that would have kept its memory, or between two steps that every rank must take. A script that catches it, to save its
+state, would go on with rows that MPI still writes to. So the code that communicates runs inside of
 :data:`UNINTERRUPTED`, and there the handler only notes the signal. Rows arrive within milliseconds. Where other ranks
-let this one wait, the job is ended instead (:func:`end_if_overdue`). It is also ended where another exception comes
-between, such as that of a handler of the user's.
+keep this one waiting, the job ends instead (:func:`end_if_overdue`). It also ends on any other exception there that is
+no ``Exception``, such as one of the user's own signal handler.
 """
 
 import signal
@@ -27,8 +27,8 @@ class Uninterrupted:
     """A ``with`` block in which Ctrl-C waits; reentrant, and empty in other threads, which get no signals.
 
     Attributes:
-        identity: names this rank; "" where there is no job of several ranks, and nothing is held.
-        since: when Ctrl-C was pressed, on the clock of ``time.monotonic``; 0.0 if it was not.
+        identity: names this rank; "" in a job of one rank, where Ctrl-C does not wait.
+        since: the time of Ctrl-C on the clock of ``time.monotonic``; 0.0 if there was none.
     """
 
     __slots__ = ("_before", "_depth", "_home", "identity", "since")
@@ -59,9 +59,7 @@ class Uninterrupted:
     def begin(self, identity: str, serves: bool) -> None:
         """Hold Ctrl-C back from now on, unless the script has a handler of its own.
 
-        Args:
-            identity: names this rank.
-            serves: ignore it: trainers decide whether the job ends, and servers serve them until then.
+        A rank that ``serves`` ignores it: trainers decide whether the job ends, and servers serve them until then.
         """
         if self.identity:
             self.identity = identity
@@ -85,7 +83,7 @@ class Uninterrupted:
 
 
 UNINTERRUPTED = Uninterrupted()
-"""What the whole process holds back: a signal goes to a process."""
+"""The process's instance: a signal goes to a process."""
 
 
 def end_if_overdue() -> None:

@@ -2,9 +2,9 @@
 
 A request is one message: the tag of its reply, and words. Each has a tag of its own, so several threads of a rank may
 ask at once. A :class:`RequestServer` answers on the rank that is asked, whenever a thread there calls ``progress``; a
-handler makes the replies. :func:`answering` is the handler where a request has one answer or one error: the asker is a
-:class:`Requester`, and the reply is one message or two. It holds the status, the length, and the first :data:`FIRST`
-bytes of the answer; the second message is the rest.
+handler makes the replies. :func:`answering` is the handler for requests with one answer or one error: the asker is a
+:class:`Requester`, and the reply is one message or two. The first has the status, the length, and the first
+:data:`FIRST` bytes of the answer; the second is the rest.
 
 A round asks all ranks of a communicator at once, in four collective steps::
 
@@ -14,9 +14,9 @@ A round asks all ranks of a communicator at once, in four collective steps::
     Ialltoallv(answers)          int64
 
 All operations are non-blocking (:mod:`.coroutine`). So a server takes part in the rounds of several channels at once
-and sleeps meanwhile; an asker does its own part of the work while the others make their answers; and a rank that waits
-gives its core to the rank that shares it, since blocking MPI calls spin. MPI sees all ranks in each step of a round;
-Python code only those that ask something. A collective step runs in one thread at a time of a communicator.
+and sleeps meanwhile, and an asker does its own part of the work while the others make their answers. Blocking MPI calls
+would also spin on a core that a rank may share. MPI sees all ranks in each step of a round; Python code only those that
+ask something. One thread at a time makes the collective steps of a communicator.
 """
 
 import itertools
@@ -77,17 +77,16 @@ HEAD = 2  # words before an answer: its status and length
 FIRST = 16 << 10  # bytes of an answer in its first message: what MPI libraries send without asking first
 TOGETHER = 256 << 10  # bytes of requests from which on a server answers no more of them together
 _TAGS = 1 << 15  # MPI allows at least this many
-_TURN = 1e-3  # seconds for new requests, after which the thread polls what else it serves
-_HEADER_WORDS = 3  # operation, status, counts
+_TURN = 1e-3  # seconds for new requests, after which the thread polls its other work
 _WORDS = {1: MPI.BYTE, 4: MPI.INT32_T, 8: MPI.INT64_T}
 
 
 class NotOpenHere(CollectiveError):
-    """This rank has not opened what is asked for, or not yet: an owner may leave a collective call last."""
+    """The object of a request is not open on this rank, or not yet: an owner may leave a collective call last."""
 
 
 class Gate:
-    """A ``with`` block for the users of something that is closed one day; reentrant, for any number of threads."""
+    """A ``with`` block for users of an object that is closed one day; reentrant, for any number of threads."""
 
     def __init__(self, closed: str) -> None:
         """``closed`` is the text of the error once the gate is shut."""
@@ -121,13 +120,7 @@ class Gate:
 
 
 class Request(NamedTuple):
-    """A request that came in.
-
-    Attributes:
-        asker: the rank that asks.
-        tag: the tag of the reply.
-        words: int64[n], what it says.
-    """
+    """A received request: the rank that asks, the tag of the reply, and its words (int64[n])."""
 
     asker: int
     tag: int
@@ -137,28 +130,28 @@ class Request(NamedTuple):
 class RequestServer:
     """Answers the requests that other ranks send to this one, without ever waiting for an asker.
 
-    It takes in requests as they come, up to bounds that keep memory small however many ranks ask. The rest wait with
-    their senders, and not for ever: an asker posts its receives before it asks, so every request that was taken in is
-    answered whether or not another one is.
+    It receives requests as they come, up to bounds that keep memory small however many ranks ask. The rest wait at
+    their senders, and not for ever: an asker posts its receives before it asks, so every request that was received is
+    answered independently of others.
 
     Attributes:
-        comm: where requests and replies travel.
-        lock: held while handlers run, in whichever thread calls :meth:`progress`.
-        held: bytes of requests and answers that are in memory.
+        comm: carries requests and replies.
+        lock: held while handlers run, in any thread that calls :meth:`progress`.
+        held: bytes of requests and answers in memory.
         tasks: the handlers that have not sent all of their replies.
     """
 
     def __init__(
         self, comm: MPI.Comm, handler: "Handler", *, max_bytes: int, together: int = 1, max_tasks: float = math.inf
     ) -> None:
-        """Answer what comes on ``comm``.
+        """Answer the requests on ``comm``.
 
         Args:
             comm: the ranks.
-            handler: makes the replies to some requests.
-            max_bytes: of requests and answers, from which on no more requests are taken in.
+            handler: makes the replies to a list of requests.
+            max_bytes: of requests and answers in memory, from which on no more requests are received.
             together: requests that a handler gets at once, at most.
-            max_tasks: handlers that run at once, from which on no more requests are taken in.
+            max_tasks: handlers that run at once, from which on no more requests are received.
         """
         self.comm = comm
         self.lock = Lock()
@@ -172,11 +165,11 @@ class RequestServer:
 
     @property
     def outstanding(self) -> bool:
-        """Whether a request or reply is not complete."""
+        """True while a request or reply is not complete."""
         return bool(self.tasks)
 
     def progress(self) -> bool:
-        """Take in some requests that have come, advance the replies, and return whether anything moved."""
+        """Advance the replies, receive requests for a while, and return whether anything moved."""
         if not self.tasks and not self.comm.Iprobe(MPI.ANY_SOURCE, REQUEST):  # nearly always: keep that cheap
             return False
         with self.lock:
@@ -194,14 +187,14 @@ class RequestServer:
             return moved
 
     def drain(self, world: World, what: str) -> None:
-        """Send what is still being sent, at the end: every asker has asked, and receives its reply."""
+        """Complete all replies, at the end: every asker has asked, and receives its reply."""
         with UNINTERRUPTED, world.watch(what):
             backoff = Backoff()
             while self.progress() or self.outstanding:
                 backoff.pause(TRANSFER)
 
     def handle(self, requests: list[Request]) -> None:
-        """Begin to answer requests together; for handlers that answer one of several by itself."""
+        """Begin to answer requests together; a handler may call it for one of several requests."""
         self._begin(self._handle(requests))
 
     def _begin(self, steps: Coroutine[None]) -> None:
@@ -212,7 +205,7 @@ class RequestServer:
             self.tasks.append(task)
 
     def _take_in(self) -> bool:
-        """Begin to answer some requests that have come, together, within the bounds; return whether any had come."""
+        """Receive requests within the bounds and begin to answer them together; return whether any had come."""
         batch: list[Request] = []
         left = TOGETHER
         come = False
@@ -254,15 +247,14 @@ class RequestServer:
 
 
 Handler = Callable[[RequestServer, list[Request]], Coroutine[None]]
-"""Sends the replies to requests that came together, as a coroutine; what it raises ends the job."""
+"""Sends the replies to requests that came together, as a coroutine; its errors end the job."""
 
 Answer = Callable[[Sequence[I64]], Sequence[I64]]
-"""Makes the answers to the words of some requests, each behind ``HEAD`` words that are free. If it raises, one of the
-requests is at fault."""
+"""Makes the answers to the words of requests, each behind ``HEAD`` free words. An error means one request is wrong."""
 
 
 def _request(asker: int, words: I64) -> Request | None:
-    """A request from a message; None if it names no tag to reply to."""
+    """Return the request in a message; None if it has no tag for a reply."""
     tag = int(words[0]) if len(words) else -1
     if REQUEST < tag < _TAGS:
         return Request(asker, tag, words[1:])
@@ -273,7 +265,7 @@ def _request(asker: int, words: I64) -> Request | None:
 def answering(answer: Answer) -> Handler:
     """Return a handler that sends each request's answer, or the class and text of its error, to a :class:`Requester`.
 
-    Where ``answer`` raises :class:`NotOpenHere` it is asked again later, while the asker's deadline allows.
+    It calls ``answer`` again after :class:`NotOpenHere`, while the asker's deadline allows.
     """
 
     def handle(server: RequestServer, requests: list[Request]) -> Coroutine[None]:
@@ -309,17 +301,13 @@ def answering(answer: Answer) -> Handler:
 
 
 def _error_words(error: Exception) -> I64:
-    """Class and text of an error, padded by spaces, as an answer."""
+    """Return class and text of an error, padded by spaces, as an answer."""
     text = f"{type(error).__name__}:{describe(error)}".encode(errors="backslashreplace")
     return np.frombuffer(bytearray(8 * HEAD) + text.ljust(-(-len(text) // 8) * 8), np.int64)
 
 
 class Requester:
-    """Asks other ranks, from any thread.
-
-    Attributes:
-        comm: where requests and replies travel.
-    """
+    """Asks other ranks on ``comm``, from any thread."""
 
     def __init__(self, world: World, comm: MPI.Comm) -> None:
         self.comm = comm
@@ -327,7 +315,7 @@ class Requester:
         self._numbers = itertools.count()
 
     def next_tag(self) -> int:
-        """The tag of a reply, for the next request."""
+        """Return the tag of the reply to the next request."""
         return 1 + next(self._numbers) % (_TAGS - 1)
 
     def finish(
@@ -341,9 +329,9 @@ class Requester:
         """Take the steps of all requests in turn, and return their results. Blocking, with a deadline.
 
         Args:
-            what: what is waited for, for messages.
-            requests: begin to receive, and then ask.
-            policy: how to wait.
+            what: names the wait in messages.
+            requests: coroutines that post their receives before they ask.
+            policy: of the wait.
             meanwhile: the caller's own work, done once all have asked.
             whom: the ranks that are asked, where they are known.
         """
@@ -355,7 +343,7 @@ class Requester:
             return [task.result() for task in tasks]
 
     def ask(self, rank: int, words: I64, doing: str) -> Coroutine[I64]:
-        """Ask a rank whose handler is :func:`answering`, and return the words of the answer.
+        """Ask a rank with an :func:`answering` handler, and return the words of the answer.
 
         Raises:
             MPIGraphError: the error of ``rank`` in ``doing``, of the same class.
@@ -385,7 +373,7 @@ class Requester:
 
 @contextmanager
 def _row_type(row_bytes: int) -> Iterator[MPI.Datatype]:
-    """The datatype of one row: MPI-3 counts are 32-bit, so they count rows."""
+    """Make the datatype of one row: MPI-3 counts are 32-bit, so they count rows."""
     if row_bytes in _WORDS:
         yield _WORDS[row_bytes]
         return
@@ -398,13 +386,13 @@ def _row_type(row_bytes: int) -> Iterator[MPI.Datatype]:
 
 @collective("comm")
 def alltoall(comm: MPI.Comm, rows: Array, going: I64, coming: I64, out: Array | None = None) -> Coroutine[Array]:
-    """Send ``going[r]`` consecutive rows to rank r, where each rank knows how many come.
+    """Send ``going[r]`` consecutive rows to rank r, where each rank knows the numbers that come.
 
     Args:
         comm: the ranks.
         rows: [n, ...], C-contiguous, with rows of as many bytes on all ranks.
         going: int64[size], below 2**31 each.
-        coming: int64[size]: how many rows come from each rank.
+        coming: int64[size], the number of rows that come from each rank.
         out: C-contiguous memory for the rows that come; new memory if None.
 
     Returns:
@@ -427,7 +415,7 @@ def exchange_rows(comm: MPI.Comm, rows: Array, counts: I64) -> tuple[Array, I64]
         counts: int64[ranks], below 2**31 each.
 
     Returns:
-        The rows received, those of rank 0 first, and how many came from each rank.
+        The rows received, those of rank 0 first, and the number from each rank.
     """
     coming = np.empty(comm.size, np.int64)
     wait(comm.Ialltoall(counts, coming), IN_ROUND)
@@ -447,54 +435,43 @@ class Header:
 
     Attributes:
         request: completes when every rank's header is here.
+        operations: int64[size], each rank's operation, once ``request`` is complete.
+        statuses: int64[size], each rank's status.
+        counts: int64[size], the number of rows or words from each rank.
     """
 
     @collective("comm")
     def __init__(self, comm: MPI.Comm, operation: int, status: int, counts: I64) -> None:
-        """Tell each rank operation, status and how many rows or words follow (``counts``: int64[size])."""
-        self._sent = np.empty((comm.size, _HEADER_WORDS), np.int64)
+        """Tell each rank operation, status and the number of rows or words that follow (``counts``: int64[size])."""
+        self._sent = np.empty((comm.size, 3), np.int64)
         self._sent[:, 0] = operation
         self._sent[:, 1] = status
         self._sent[:, 2] = counts
-        self._received = np.empty_like(self._sent)
-        self.request = comm.Ialltoall(self._sent, self._received)
-
-    @property
-    def operations(self) -> I64:
-        """int64[size]: each rank's operation, once arrived."""
-        return self._received[:, 0]
-
-    @property
-    def statuses(self) -> I64:
-        """int64[size]: each rank's status, once arrived."""
-        return self._received[:, 1]
-
-    @property
-    def counts(self) -> I64:
-        """int64[size]: how much each rank sends to this one, once arrived."""
-        return self._received[:, 2]
+        received = np.empty_like(self._sent)
+        self.request = comm.Ialltoall(self._sent, received)
+        self.operations, self.statuses, self.counts = received.T
 
 
 @dataclass(frozen=True)
 class Received:
-    """The words that came from every rank: ``words[bounds[r]:bounds[r + 1]]`` from rank r."""
+    """The words from every rank: ``words[bounds[r]:bounds[r + 1]]`` from rank r."""
 
     words: I64
     bounds: I64
 
     def of(self, rank: int) -> I64:
-        """The words of ``rank``, a view."""
+        """Return the words of ``rank``, a view."""
         return self.words[self.bounds[rank] : self.bounds[rank + 1]]
 
     @property
     def senders(self) -> list[int]:
-        """The ranks that sent anything, ascending."""
+        """The ranks that sent words, ascending."""
         ranks: list[int] = np.flatnonzero(np.diff(self.bounds)).tolist()
         return ranks
 
 
 def in_rank_order(parts: Mapping[int, I64], size: int) -> tuple[I64, I64]:
-    """Return the words for some ranks as one array, in rank order, and int64[size], how many go to each rank."""
+    """Return the words for several ranks as one array, in rank order, and int64[size], the number for each rank."""
     counts = np.zeros(size, np.int64)
     if not parts:
         return np.empty(0, np.int64), counts
@@ -505,7 +482,7 @@ def in_rank_order(parts: Mapping[int, I64], size: int) -> tuple[I64, I64]:
 
 @collective("comm")
 def exchange_words(comm: MPI.Comm, words: I64, going: I64, coming: I64) -> Coroutine[Received]:
-    """Send words as :func:`alltoall` does; the result knows which rank each came from."""
+    """Send words as :func:`alltoall` does, and return them by rank."""
     bounds = np.zeros(len(coming) + 1, np.int64)
     np.cumsum(coming, out=bounds[1:])
     return Received((yield from alltoall(comm, words, going, coming)), bounds)
@@ -519,8 +496,8 @@ def exchange_answers(
 
     Args:
         comm: the channel.
-        answers: ``answers[r]`` goes to rank r, nothing to ranks without; None if answering failed on this rank.
-        meanwhile: what to do while the other ranks make their answers.
+        answers: ``answers[r]`` goes to rank r, nothing to other ranks; None if answering failed on this rank.
+        meanwhile: work to do while the other ranks make their answers.
 
     Returns:
         The answers received; None on every rank if answering failed on one.

@@ -1,8 +1,8 @@
-"""The progress thread: advances what must not stand still while nobody waits for it. One a process, on trainers.
+"""The progress thread: advances operations that no other thread waits for. One a process, on trainers.
 
 MPI advances an operation, and lets others read or ask for this rank's rows, only while this process is inside MPI
-(MPI 4.1, section 12.7.3). A trainer is not while it computes: one that waits in torch for a trainer which reads from it
-would wait for ever, and a gradient's all_reduce would begin to move when it is waited for.
+(MPI 4.1, section 12.7.3). A trainer that computes is not. Without this thread, a trainer that waits in torch for
+another which reads from it would wait for ever, and a gradient's all_reduce would not move before the wait for it.
 """
 
 import queue
@@ -21,17 +21,14 @@ class Listener(Protocol):
 
     @property
     def outstanding(self) -> bool:
-        """Whether what was asked is not complete."""
+        """True while a request is not complete."""
 
     def progress(self) -> bool:
         """Advance it without waiting; return whether anything moved."""
 
 
 class Progress:
-    """A thread that polls tasks until they are done, and listeners until they are told to stop.
-
-    It sleeps while there are none.
-    """
+    """A thread that polls tasks until they are done, and listeners until they stop; it sleeps while it has neither."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[Task[Any] | None] = queue.SimpleQueue()
@@ -49,7 +46,7 @@ class Progress:
         self._inbox.put(task)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Make progress for a listener again and again; return the function that ends that."""
+        """Call the listener's ``progress`` again and again; return the function that ends that."""
         self._listeners.append(listener)
         self._inbox.put(None)  # wake it up
 
@@ -60,7 +57,7 @@ class Progress:
         return stop
 
     def close(self) -> None:
-        """End the thread. Nobody may need it any more."""
+        """End the thread."""
         self._closed = True
         self._inbox.put(None)
         self._thread.join()

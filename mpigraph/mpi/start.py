@@ -1,11 +1,12 @@
-"""Start MPI where its start can fail: no MPI, ranks that do not know of each other, MPICH under Slurm's ``--mpi=pmi2``.
+"""Start MPI, and handle failures: no MPI, ranks that MPI does not connect, MPICH under Slurm's ``--mpi=pmi2``.
 
-Importing the library does not start MPI: ``initialize()`` does, or what else needs all ranks (:func:`.job_comm`).
+Importing the library does not start MPI: ``initialize()`` does, or another call that needs all ranks
+(:func:`.job_comm`).
 
-MPICH 5.0 with UCX publishes 4096 bytes from where its address of a few hundred begins (``MPIDU_bc_table_create``), so
-whatever lies behind it on the heap, with runs of zeros made short. Slurm's plugin takes a request to have at most 1024
-bytes (``handle_pmi1_cmd``). With text behind the address a request is longer, and the job ends in ``MPI_Init`` or hangs
-there. Behind an address at the end of the heap there is nothing but zeros.
+MPICH 5.0 with UCX publishes the 4096 bytes from the begin of its address, which has a few hundred
+(``MPIDU_bc_table_create``): also the heap behind it, with runs of zeros made short. Slurm's plugin allows at most 1024
+bytes in a request (``handle_pmi1_cmd``). With text behind the address a request is longer, and the job ends in
+``MPI_Init`` or hangs there. Behind an address at the end of the heap there are only zeros.
 """
 
 import ctypes
@@ -30,20 +31,20 @@ from mpigraph.errors import InvalidArgumentError
 __all__ = ["WORKER", "check_connected", "end_unstarted", "is_worker", "load_mpi", "start_mpi"]
 
 WORKER = "this is a process that multiprocessing started, which is no rank of the job"
-_SPEAKING_TIME = 30.0  # seconds that the first process has to import the library and say what is wrong
-_PATIENCE = 15.0  # seconds of MPI_Init after which a process says what it may wait for
-_LARGEST, _STEP = 8192, 16  # bytes: beyond what is published; malloc's unit
+_SPEAKING_TIME = 30.0  # seconds that the first process has to import the library and print the error
+_PATIENCE = 15.0  # seconds of MPI_Init after which a process prints what it may wait for
+_LARGEST, _STEP = 8192, 16  # bytes: more than the published ones; malloc's unit
 
 
 def check_connected(size: int, library: str) -> None:
     """Check that a process that MPI takes to be alone was started alone.
 
     Args:
-        size: how many ranks MPI has.
+        size: the number of ranks of MPI.
         library: name and version of MPI.
 
     Raises:
-        InvalidArgumentError: it was not, so each process would train alone on everything; on the first of them.
+        InvalidArgumentError: a launcher started several, so each would train alone on everything; on the first of them.
         SystemExit: the same on the others.
     """
     launch = config.launch()
@@ -63,10 +64,9 @@ def check_connected(size: int, library: str) -> None:
 
 
 def _leave_to_the_first() -> None:
-    """End this process if a launcher started it beside others, after the first of them had the time to speak.
+    """End this process, unless it is the first of a launcher's, after the first had the time to print the error.
 
-    A launcher may end the first together with one that ends early (``srun --kill-on-bad-exit=1``), and the first may
-    still import.
+    A launcher may end the first, which may still import, as soon as another one ends (``srun --kill-on-bad-exit=1``).
     """
     if config.launcher_rank() > 0:
         time.sleep(min(_SPEAKING_TIME, config.timeout()))
@@ -87,8 +87,8 @@ def load_mpi() -> None:
     documentation, a login node. ``mpi4py.MPI`` starts MPI itself where a script imports it before this library.
 
     Raises:
-        ImportError: mpi4py finds no MPI; says what to do.
-        SystemExit: the same where a launcher started this process beside others: one line of the first of them.
+        ImportError: mpi4py finds no MPI; the message has the remedy.
+        SystemExit: the same where a launcher started this process beside others; the first of them prints one line.
     """
     before = mpi4py.rc.initialize, mpi4py.rc.finalize
     mpi4py.rc.initialize, mpi4py.rc.finalize = False, True  # MPI is ended at exit if it was started
@@ -129,9 +129,9 @@ def start_mpi() -> None:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Limit ``MPI_Init`` to the time that a job's waits have, say what it may wait for, and let Ctrl-C end it.
+    """Limit ``MPI_Init`` to the job's timeout, print what it may wait for, and let Ctrl-C end it.
 
-    mpi4py keeps Python's lock meanwhile: neither a thread nor a signal handler of Python's would run.
+    mpi4py keeps Python's lock meanwhile: neither a thread nor a signal handler of Python would run.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -164,7 +164,6 @@ if not os.read(0, 1):
 
 
 def _starting(seconds: float) -> str:
-    """Return what to say of an ``MPI_Init`` that takes long."""
     launch = config.launch()
     assert launch is not None
     return (
@@ -179,15 +178,15 @@ def end_unstarted(status: int) -> None:
     """Have the launcher end a job in which this process has failed before it started MPI.
 
     MPICH's Hydra takes a process that ends before ``MPI_Init`` for a program without MPI, and the others would wait
-    there for it. It understands ``abort`` of PMI-1 (Balaji et al., "PMI: a scalable parallel process-management
-    interface for extreme-scale systems", EuroMPI 2010); so does Slurm's pmi2. Other launchers see the exit status.
+    for it. It understands ``abort`` of PMI-1 (Balaji et al., "PMI: a scalable parallel process-management interface for
+    extreme-scale systems", EuroMPI 2010); so does Slurm's pmi2. Other launchers see the exit status.
     """
     number = config.pmi_fd()
     if number is None:
         return
     with suppress(OSError):
         if not stat.S_ISSOCK(os.fstat(number).st_mode):
-            return  # a subprocess of a rank has its variables, and another file of this number
+            return  # a subprocess inherits a rank's variables, but this number is another file there
         for line in ("cmd=init pmi_version=1 pmi_subversion=1", f"cmd=abort exitcode={status}"):
             os.write(number, f"{line}\n".encode())
             if select.select([number], [], [], 1.0)[0]:
@@ -196,7 +195,7 @@ def end_unstarted(status: int) -> None:
 
 @contextmanager
 def _without_holes() -> Iterator[None]:
-    """Take all free places inside the heap, so that what is allocated now comes from its end."""
+    """Take all free places inside the heap, so that new memory comes from its end."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "sbrk"):
         yield

@@ -1,41 +1,41 @@
-"""Trainers agree on the call at which all of them stop, without a message of its own and without waiting in a step.
+"""Agreement of the trainers on the call at which all of them stop, without messages and without waits in a step.
 
-A signal reaches some ranks, at different moments. The trainers must leave at the same step: one that saves while
-another waits for it inside a collective of the next step is a deadlock. Each trainer asks at its step boundaries
+A signal reaches a few ranks, at different moments. The trainers must leave at the same step: if one saves while another
+waits for it inside a collective of the next step, they deadlock. Each trainer asks at its step boundaries
 (:meth:`Stopping.call`), at positions that grow, and stops at a position that all agree on.
 
 Each trainer has a *word* in its node's shared memory, and each node a *target*. A call at position ``p``
 
 1. writes into the word that the trainer passes ``p``, and then reads the target;
-2. is over, with the answer "go on", if ``p`` < target, which is always so while nobody has been asked to stop;
+2. is over, with the answer "go on", if ``p`` < target, which is always so until a rank has been asked to stop;
 3. else writes into the word that the trainer is held at ``p``, and waits until the target grows beyond ``p``, which
    is "go on", or is :data:`STOP`.
 
-Nobody who decides waits for a trainer: the targets are chosen by the first node's leader (:class:`Decider`), and
-travel in the reports that leaders exchange anyway (:mod:`.reports`). Once every node has the latest, it chooses
+The decider never waits for a trainer. The first node's leader chooses the targets (:class:`Decider`), and they travel
+in the reports that leaders exchange anyway (:class:`.Reports`). Once every node has the latest target, it chooses
 
-a. 0, once somebody was asked to stop: every trainer is held at its next call;
-b. the largest position that some trainer is at, or will be at next, if it is beyond the target;
+a. 0, once a rank was asked to stop: every trainer is held at its next call;
+b. the largest position that a trainer is at, or will be at next, if it is beyond the target;
 c. STOP, if all are held at the same position;
-d. if not all come while one has been held for some seconds, a position that those who are held have not reached: the
-   others may wait for them in a collective, as in a step that not every trainer makes. Next time it takes twice as
-   long, and the position is twice as far.
+d. if not all come while one has been held for some seconds, a position that the held ones have not reached: the others
+   may wait for them in a collective, as in a step that not every trainer makes. Next time it takes twice as long, and
+   the position is twice as far.
 
 *They agree.* After the first, targets only grow, and a trainer held at ``p`` goes on only when it reads a target
 beyond ``p``. STOP is chosen only if each trainer has written that it is held at ``p``, and the latest target, the
 largest that any trainer can have read, is not beyond ``p``: so all are still there, and read STOP next.
 
 *No trainer waits for ever.* A held trainer waits for the decider, which waits for leaders alone, and chooses anew after
-some seconds. With a trainer that has left for good, at :data:`LEFT`, there is no stop any more.
+some seconds. Once a trainer has left for good, at :data:`LEFT`, there is no stop any more.
 
 *Mostly they do not wait for those seconds.* A trainer has written that it passes ``p`` before it reads a target from
 before (a), and the leader writes the target before it reads the word. With a fence between on both sides one of them
 sees the other (Dekker): so either the trainer is held, or (b) chooses a position that it has not reached. While no
-trainer passes a call, each can come to its next: a step's collectives need only what others did before theirs.
+trainer passes a call, each can come to its next: a step's collectives need only the steps before.
 
-A non-blocking reduction of a flag, begun in each call and read in the next, would be less code. But its result must be
-read at the same call everywhere, so each call would wait until the slowest trainer has made the one before, also in
-jobs that nobody asks to stop, and for ever where trainers make different numbers of calls, or one has left.
+A non-blocking reduction of a flag, begun in each call and read in the next, would be less code. But all trainers must
+read its result at the same call, so each call would wait until the slowest trainer has made the one before, also in
+jobs that are never asked to stop, and for ever where trainers make different numbers of calls, or one has left.
 
 A coordinator that holds every process and then commits is coordinated checkpointing (Koo and Toueg, Checkpointing and
 rollback-recovery for distributed systems, 1987), here at a point of the program that is in the future of all.
@@ -55,25 +55,25 @@ __all__ = ["LEFT", "NEVER", "STOP", "Decider", "Node", "Said", "Stopping", "ask"
 STOP = -1
 """A target: all stop where they are held."""
 LEFT = 2**61
-"""Where a trainer is that makes no call any more."""
+"""The position of a trainer that makes no call any more."""
 NEVER = LEFT + 1
-"""A target: nobody is held."""
+"""A target: no trainer is held."""
 
 _CALLS = 32  # bits of a position: calls since all trainers have met
-_PATIENCE = 5.0  # seconds that a trainer is held for others who do not come, the first time
+_PATIENCE = 5.0  # seconds that a trainer is held for others that do not come, the first time
 _NOT_A_TRAINER = -1
 
 _signals: list[str] = []  # that have asked this process to stop: handlers are the process's, too
 
 
 def ask(name: str) -> None:
-    """Note that this process was asked to stop; ``name`` says by what. For signal handlers."""
+    """Note that this process was asked to stop, by the signal ``name``. For signal handlers."""
     if name not in _signals:
         _signals.append(name)
 
 
 def asked() -> str:
-    """Return by what this process was asked to stop, "" if it was not."""
+    """Return the signals that have asked this process to stop, "" if none has."""
     return " and ".join(_signals)
 
 
@@ -84,14 +84,14 @@ def forget() -> None:
 
 @dataclass
 class Said:
-    """What the leader of a node says of its trainers.
+    """The leader's statement about the trainers of its node.
 
     Attributes:
-        target: the target of the node, which was there before anything else here was read.
-        asked: whether one of its ranks was asked to stop.
+        target: the target of the node, read before the rest.
+        asked: one of its ranks was asked to stop.
         first: the smallest of its trainers' words; see :func:`word`.
         last: the largest.
-        held: for how many seconds one has been held, at most.
+        held: the most seconds that one has been held.
     """
 
     target: int = NEVER
@@ -102,7 +102,7 @@ class Said:
 
 
 def word(position: int, held: bool) -> int:
-    """What a trainer writes: that it is held at a position, or beyond it. Half of it is where its next call may be."""
+    """Return the word of a trainer that is held at a position, or beyond it. Half of it may be its next position."""
     return 2 * position + 1 if held else 2 * position + 2
 
 
@@ -119,7 +119,7 @@ class Decider:
         self._step = 1
 
     def choose(self, nodes: Sequence[Said]) -> int:
-        """Return the next target, or the same one again, by what the leaders of all nodes have said last."""
+        """Return the next target, or the same one again, given the latest statements of all leaders."""
         if not self._over:
             self.target = self._next(nodes)
         return self.target
@@ -146,7 +146,7 @@ class Decider:
                     "and try again (where trainers make different numbers of calls, give it the step: preempted(at=))",
                     _PATIENCE,
                 )
-            self._step *= 2  # maybe the others are slow; maybe they make no calls for a while, and not each is worth it
+            self._step *= 2  # the others may be slow, or make no calls for a while
             return furthest + self._step // 2
         return self.target
 
@@ -155,7 +155,7 @@ class Node:
     """The words of a node's ranks, as its leader sees them."""
 
     def __init__(self, slots: Sequence[I64], leader: int, fence: Callable[[], None]) -> None:
-        """Look at a node; arguments as of :class:`Stopping`."""
+        """Take arguments as of :class:`Stopping`."""
         self._slots = slots
         self._fence = fence
         self._leader = slots[leader]
@@ -171,39 +171,39 @@ class Node:
         self._leader[2] = target
 
     def look(self, now: float) -> Said:
-        """Say what the trainers do at the time ``now``."""
+        """Return the state of the trainers at the time ``now``."""
         target = self.target
         self._fence()
         words = [int(slot[1]) for slot in self._slots]
-        for rank, found in enumerate(words):
-            if self._since[rank][0] != found:
-                self._since[rank] = found, now
-        held = [now - since for found, since in self._since if found & 1 and found >> 1 >= target]
-        trainers = [found for found in words if found != _NOT_A_TRAINER]
+        for rank, latest in enumerate(words):
+            if self._since[rank][0] != latest:
+                self._since[rank] = latest, now
+        held = [now - since for latest, since in self._since if latest & 1 and latest >> 1 >= target]
+        trainers = [latest for latest in words if latest != _NOT_A_TRAINER]
         was_asked = any(int(slot[0]) for slot in self._slots)
         return Said(target, was_asked, min(trainers), max(trainers), max(held, default=0.0))
 
 
 class Stopping:
-    """What one rank does about stopping: it passes on what it was asked, and a trainer makes calls.
+    """One rank's part: it passes on that it was asked to stop, and a trainer makes calls.
 
     Attributes:
-        calls: how many calls this trainer has made since all trainers last met.
+        calls: the number of calls that this trainer has made since all trainers last met.
     """
 
     def __init__(
         self, slots: Sequence[I64], rank: int, leader: int, fence: Callable[[], None], trains: bool, alone: bool
     ) -> None:
-        """Begin with nobody asked.
+        """Begin without a request to stop.
 
         Args:
             slots: for each rank of the node int64[3] in shared memory: whether it was asked to stop, its word, and, in
                 the leader's, the target.
             rank: this rank's place in the node.
-            leader: whose slot has the target.
-            fence: orders what was written before it and what is read after it.
-            trains: whether this is a trainer.
-            alone: whether it is the only rank of the job.
+            leader: that of the leader.
+            fence: orders writes before it and reads after it.
+            trains: this is a trainer.
+            alone: this is the only rank of the job.
         """
         self._slot = slots[rank]
         self._leader = slots[leader]
@@ -217,7 +217,7 @@ class Stopping:
 
     @property
     def agreed(self) -> bool:
-        """Whether all trainers stop."""
+        """True once all trainers stop."""
         return int(self._leader[2]) == STOP
 
     def pass_on(self) -> None:
@@ -226,7 +226,7 @@ class Stopping:
             self._slot[0] = 1
 
     def meet(self) -> None:
-        """Every trainer has come here: from now on calls are counted anew."""
+        """Count calls anew: every trainer has come here."""
         self._meetings += 1
         self.calls = 0
 
@@ -234,11 +234,11 @@ class Stopping:
         """Return whether all stop here; wait, if they may.
 
         Args:
-            at: the position of the call, which every trainer gives alike; by default the number of the call.
-            held: makes a context for the time that this trainer is held, if it is.
+            at: the position of the call, the same on every trainer; by default the number of the call.
+            held: returns the context of the wait while this trainer is held.
 
         Raises:
-            InvalidArgumentError: ``at`` does not grow from call to call, or is given in some calls alone.
+            InvalidArgumentError: ``at`` does not grow from call to call, or only some calls have it.
         """
         if self.agreed:
             return True
@@ -265,7 +265,7 @@ class Stopping:
         return self.answer()
 
     def answer(self) -> bool | None:
-        """Whether all stop at the call that this trainer is held in; None if it is held on."""
+        """Return whether all stop at the call that this trainer is held in; None if it is held on."""
         target = int(self._leader[2])
         if target == STOP:
             return True
@@ -285,5 +285,5 @@ class Stopping:
         return (self._meetings << _CALLS) + self.calls
 
     def leave(self) -> None:
-        """This trainer makes no call any more."""
+        """Note that this trainer makes no call any more."""
         self._slot[1] = word(LEFT, held=False)

@@ -1,26 +1,25 @@
-"""Every wait is watched: a job that hangs is ended, with a word on where each rank hangs, and one that works is not.
+"""The watchdog of all waits: it ends a job that hangs, with the place of each rank, and not one that works.
 
-There are two kinds of waits for others. *Inside a protocol step* everybody takes part now, so such a wait has a
+There are two kinds of waits for other ranks. *Inside a protocol step* all ranks take part now, so the wait has a
 deadline, :meth:`Watchdog.watch`. At a *meeting* a trainer waits for others that come when the user's code lets them,
-which may evaluate for hours: :meth:`Watchdog.meeting` has no deadline. It leads to a warning with the names of those
-who are there and those who are not. It ends the job in these cases only:
+which may evaluate for hours: :meth:`Watchdog.meeting` has no deadline. It leads to a warning with the names of the
+trainers that wait and of those that do not. It ends the job in these cases only:
 
-* every trainer waits at a meeting that some other trainer cannot come to, since that one waits elsewhere;
+* every trainer waits at a meeting that another trainer cannot come to, since that one waits elsewhere;
 * every trainer waits, for the deadline, and nothing moves;
-* a process shows no sign of life for the deadline, while somebody has waited as long.
+* a process shows no sign of life for the deadline, while a trainer has waited as long.
 
-A :class:`Watchdog` is one daemon thread a process. It writes what this rank does on its node's :class:`.Board`; one
-rank of each node reads that, and where there are several nodes their leaders report to the first one
-(:mod:`.reports`), who decides and speaks for all. By the same way trainers agree to stop (:mod:`.stopping`). The clock
-is the watchdog's own: it stands still while the process is stopped, by a debugger or by ``scontrol suspend``.
+A :class:`Watchdog` is one daemon thread a process. It writes this rank's state on its node's :class:`.Board`. One rank
+of each node reads the board; on several nodes these leaders report to the first one (:class:`.Reports`), which decides
+and speaks for all. Trainers agree to stop in the same way (:mod:`.stopping`). The clock is the watchdog's own: it
+stands still while the process is stopped, by a debugger or by ``scontrol suspend``.
 
-A wait is a span (:mod:`mpigraph.trace`) and one dictionary entry. What ends the job shows the last spans of each rank.
+A wait is a span (:mod:`mpigraph.trace`) and one dictionary entry. The message that ends the job has the last spans of
+each rank.
 """
 
-import gc
 import itertools
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,9 +33,8 @@ from mpi4py import MPI
 from mpigraph.collective import collective
 from mpigraph.log import get_logger
 from mpigraph.mpi.abort import abort
-from mpigraph.mpi.board import Board, Record, Summary
-from mpigraph.mpi.idle import ForeignWait, Idle, unsent
-from mpigraph.mpi.reports import Reports
+from mpigraph.mpi.board import Board, Record, Reports, Summary
+from mpigraph.mpi.idle import ForeignWait, Idle, look_at_frame, unsent
 from mpigraph.mpi.stopping import NEVER, STOP, Decider, Node, Stopping
 from mpigraph.trace import span
 from mpigraph.tracebacks import line_calling
@@ -49,12 +47,12 @@ Meeting = Callable[..., AbstractContextManager[None]]
 
 _TICK = 0.5  # seconds
 _HURRY = 0.05  # seconds between ticks while trainers agree to stop
-_LATE = 4  # ticks: whoever comes later than this has been stopped, or nearly so
-_SOON = 5.0  # seconds after which it is looked whether trainers wait for one another in vain
+_LATE = 4  # ticks: a process that comes later has been stopped, or nearly so
+_SOON = 5.0  # seconds of waiting from which on trainers may be waiting for one another in vain
 _SURE = 6.0  # seconds for which that must be seen again and again, more than _FRESH: a message may be late
 _FIRST_WARNING = 0.2  # of the timeout; the next one comes when the time has doubled
-_FRESH = 5.0  # seconds: an older report of a node does not count as what it does now
-_SPEAKING_TIME = 5.0  # seconds that the others of a node give to the one that speaks
+_FRESH = 5.0  # seconds: an older report does not show the present state of a node
+_SPEAKING_TIME = 5.0  # seconds that the other ranks of a node give to the one that speaks
 _STUCK = 124  # status of a job that is ended
 
 
@@ -75,10 +73,10 @@ class _Wait(NamedTuple):
 
 
 class Watchdog:
-    """Watches the waits of this process, and with the others of the job, whether anything moves.
+    """Watches the waits of this process and, with the job's other watchdogs, whether anything moves.
 
     Attributes:
-        stopping: whether this process was asked to stop, and where all trainers do.
+        stopping: this rank's part in the agreement of trainers to stop.
         now: the seconds that have passed, without those in which the process was stopped.
     """
 
@@ -104,12 +102,12 @@ class Watchdog:
             identity: names this rank ("trainer 3/8 (rank 5)").
             timeout: seconds.
             number: index of a trainer, rank of a server.
-            trains: whether this is a trainer.
-            trainers: how many the job has.
+            trains: this is a trainer.
+            trainers: the number of trainers in the job.
             leader: the rank in ``node`` that speaks for it.
             leaders: on leaders, those of all nodes, if there are several.
-            threads: whether the watchdog's thread may call MPI. If not, a leader calls :meth:`exchange`.
-            clock: tells the seconds; None if no thread watches, and who has made it advances ``now`` and calls
+            threads: the watchdog's thread may call MPI. If not, a leader calls :meth:`exchange`.
+            clock: returns seconds. With None no thread watches, and the caller advances ``now`` and calls
                 :meth:`look`.
         """
         self._who = (identity, number, trains)
@@ -146,7 +144,7 @@ class Watchdog:
     def watch(self, what: str, patience: float = 1.0, whom: Sequence[int] = ()) -> AbstractContextManager[None]:
         """Put a deadline of ``patience`` timeouts on this thread's wait for ``what`` inside a protocol step.
 
-        ``whom``: the ranks that are waited for, where they are known.
+        ``whom``: the ranks that it waits for, where they are known.
         """
         return self._waiting(_Kind.STEP, what, "", patience * self._timeout, whom)
 
@@ -155,15 +153,15 @@ class Watchdog:
 
         Args:
             what: for messages.
-            place: the same for all that wait for one another, and for nobody else, where every trainer must come; ""
-                if that is not so.
+            place: a name that all trainers which wait for one another share, and no other wait, if every trainer must
+                come; else "".
             limited: the wait ends by itself, after a time that the user gave.
         """
         return self._waiting(_Kind.LIMITED if limited else _Kind.MEETING, what, place, math.inf)
 
     @contextmanager
     def step_after_meeting(self, what: str, place: str = "") -> Iterator[Callable[[], None]]:
-        """Watch a protocol step that begins with a meeting, which is over once what is yielded was called."""
+        """Watch a protocol step that begins with a meeting; a call of the function that is yielded ends the meeting."""
         with ExitStack() as waiting:
             waiting.enter_context(self.meeting(what, place))
 
@@ -174,7 +172,7 @@ class Watchdog:
             yield met
 
     def recognise(self, waits: Callable[[FrameType], ForeignWait | None]) -> None:
-        """Count the main thread's waits inside code of others as meetings; ``waits`` knows them by their frames."""
+        """Count the main thread's waits inside foreign code as meetings; ``waits`` knows them by their frames."""
         self._idle = Idle(self._home, waits)
 
     def own(self, what: str) -> AbstractContextManager[None]:
@@ -194,7 +192,7 @@ class Watchdog:
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        """Inside, this thread works for the trainer: as long as it is in no wait, the trainer waits for nobody."""
+        """Count the trainer as working while this thread, inside the ``with`` block, is in no wait."""
         thread = threading.get_ident()
         self._workers.add(thread)
         try:
@@ -204,7 +202,7 @@ class Watchdog:
 
     @property
     def waits(self) -> bool:
-        """Whether this thread is in a wait, for example while the garbage collector runs in it."""
+        """True if this thread is in a wait, for example while the garbage collector runs in it."""
         thread = threading.get_ident()
         return any(wait.thread == thread for wait in list(self._waits.values()))
 
@@ -220,13 +218,13 @@ class Watchdog:
         self._board.close()
 
     def exchange(self) -> None:
-        """On a leader, exchange reports with those of other nodes if it is time to."""
+        """On a leader, exchange reports with other nodes' leaders if it is time to."""
         if self._reports is not None:
             self._reports.exchange(self._summary, self.now)
 
     @property
     def needs_exchange(self) -> bool:
-        """Whether somebody must call :meth:`exchange` again and again, as the watchdog's thread may not."""
+        """True if a thread other than the watchdog's must call :meth:`exchange` again and again."""
         return self._reports is not None and not self._threads
 
     def _run(self, clock: Callable[[], float]) -> None:
@@ -237,7 +235,7 @@ class Watchdog:
             self.look()
 
     def look(self) -> None:
-        """Do what a tick is for: write what this rank does, and end what is overdue."""
+        """Make one tick: publish this rank's state, end the job if a wait is overdue, and speak for others if due."""
         self._board.write(self.record())
         self.stopping.pass_on()
         for wait in list(self._waits.values()):
@@ -248,57 +246,64 @@ class Watchdog:
         if first != self._board.rank:
             return
         summary = self._board.summary(self.now, min(_SOON, self._timeout / 2))
-        if first != self._order[0]:  # the leader is stopped, and with it what this node hears of others
+        if first == self._order[0]:
+            self._lead(summary)
+        else:  # the leader is stopped, and with it this node's news of other nodes
             self._judge_still(summary)
-            return
+
+    def _lead(self, summary: Summary) -> None:
+        """Speak for this node."""
         summary.said = self._node.look(self.now)
         self._summary = summary
-        if self._reports is None:
-            if not self._alone:  # who asks nobody stops by itself
-                self._node.set_target(self._decider.choose([summary.said]))
-            self.judge(summary)
+        reports = self._reports
+        if reports is None:
+            self._lead_only_node(summary)
             return
-        self._reports.hurry = self._node.target not in (NEVER, STOP)
+        reports.hurry = self._node.target not in (NEVER, STOP)
         if self._threads:
             self.exchange()
-        if self._reports.leads:
-            self._decide(self._reports)
-        self._node.set_target(self._reports.target)
-        if self._reports.leads:
-            self._judge_all(self._reports)
-        elif self._threads and self._reports.silence(self.now) > self._timeout:
-            summary.still.append(("the first node's leader", self._reports.silence(self.now)))
-            self._judge_still(summary)
+        if reports.leads:
+            self._lead_all_nodes(reports)
+        else:
+            self._lead_other_node(reports, summary)
 
-    def _decide(self, reports: Reports) -> None:
-        """Choose where trainers stop, on the leader that all nodes report to."""
-        if reports.complete:
-            nodes = [summary.said for _, _, summary in reports.others(self.now)]
-            reports.target = self._decider.choose([self._summary.said, *nodes])
+    def _lead_only_node(self, summary: Summary) -> None:
+        if not self._alone:  # a single rank stops by itself
+            self._node.set_target(self._decider.choose([summary.said]))
+        self.judge(summary)
 
-    def _judge_all(self, reports: Reports) -> None:
-        """Judge all nodes, on the leader that they report to."""
-        everybody = Summary.decode(self._summary.encode())
+    def _lead_all_nodes(self, reports: Reports) -> None:
+        """Choose where trainers stop, and judge all nodes, on the leader that they report to."""
+        total = Summary.decode(self._summary.encode())
+        said = [total.said]
         fresh = reports.complete
         for node, age, summary in reports.others(self.now):
-            everybody.add(summary)
+            total.add(summary)
+            said.append(summary.said)
             fresh &= age < _FRESH
             if age > self._timeout and self._threads:
-                everybody.still.append((f"node {node}", age))
+                total.still.append((f"node {node}", age))
+        if reports.complete:
+            reports.target = self._decider.choose(said)
+        self._node.set_target(reports.target)
         if fresh:
-            self.judge(everybody)
+            self.judge(total)
         else:
             self._apart_since = self.now
-            self._judge_still(everybody)
+            self._judge_still(total)
 
-    # What follows from a summary
+    def _lead_other_node(self, reports: Reports, summary: Summary) -> None:
+        self._node.set_target(reports.target)
+        if self._threads and reports.silence(self.now) > self._timeout:
+            summary.still.append(("the first node's leader", reports.silence(self.now)))
+            self._judge_still(summary)
 
     def judge(self, summary: Summary) -> None:
-        """Warn or end the job, knowing what everybody does."""
+        """Warn or end the job, given the states of all ranks."""
         self._judge_still(summary)
-        everybody = summary.blocked == self._trainers and not summary.in_step
-        self._judge_apart(summary, everybody and summary.known)
-        if everybody and summary.shortest > self._timeout:
+        all_wait = summary.blocked == self._trainers and not summary.in_step
+        self._judge_apart(summary, all_wait and summary.known)
+        if all_wait and summary.shortest > self._timeout:
             self._end("every trainer waits: the job is stuck", summary)
         if summary.longest < _FIRST_WARNING * self._timeout:
             self._warned = _FIRST_WARNING * self._timeout
@@ -308,7 +313,7 @@ class Watchdog:
             get_logger().warning("trainers have waited for others for %.0f s:\n  %s", summary.longest, text)
 
     def _judge_apart(self, summary: Summary, all_wait: bool) -> None:
-        """End the job if every trainer waits where some other one is not, and that is seen again and again."""
+        """End the job if every trainer waits at a place where another one does not, and that is seen for long."""
         apart = all_wait and all(count < self._trainers for count in summary.at.values())
         if not apart or summary.shortest < min(_SOON, self._timeout / 2):
             self._apart_since = self.now
@@ -316,55 +321,51 @@ class Watchdog:
             self._end("trainers wait for one another in different calls: the job is stuck", summary)
 
     def _judge_still(self, summary: Summary) -> None:
-        """End the job if somebody waits and a process shows no sign of life."""
+        """End the job if a trainer waits and a process shows no sign of life."""
         if summary.longest > self._timeout and any(seconds > self._timeout for _, seconds in summary.still):
             self._end("a process is stopped or lost: the job is stuck", summary)
 
     def _end(self, why: str, summary: Summary) -> None:
-        text = "\n  ".join(summary.lines())
-        self._stop(f"{why} and is ended (MPIGRAPH_TIMEOUT is {self._timeout:g} s). The ranks:\n  {text}")
+        lines = "\n  ".join(summary.lines())
+        text = f"{why} and is ended (MPIGRAPH_TIMEOUT is {self._timeout:g} s). The ranks:\n  {lines}"
+        abort(_STUCK, f"[mpigraph] {text}\n")
 
     def _overdue(self, wait: _Wait) -> None:
-        """End the job because of a wait inside a protocol step. One rank of a node speaks."""
+        """End the job because of a wait inside a protocol step; one rank of a node prints."""
         if not self._board.claim(self._tick):
             time.sleep(_SPEAKING_TIME)
         self._board.look(self.now)
         lines = self._board.summary(self.now, min(_SOON, self._timeout / 2), last=True).lines()
-        self._stop(
-            f"{self._who[0]} waited {self.now - wait.since:.0f} s in {wait.what}: the job is stuck and is ended "
-            f"(MPIGRAPH_TIMEOUT sets the limit). The ranks of this node:\n  " + "\n  ".join(lines),
-            stacks=True,
+        text = (
+            f"[mpigraph] {self._who[0]} waited {self.now - wait.since:.0f} s in {wait.what}: the job is stuck and is "
+            f"ended (MPIGRAPH_TIMEOUT sets the limit). The ranks of this node:\n  " + "\n  ".join(lines) + "\n"
         )
-
-    def _stop(self, text: str, stacks: bool = False) -> None:
-        abort(_STUCK, f"[mpigraph] {text}\n", stacks=stacks)
-
-    # What this rank does
+        abort(_STUCK, text, stacks=True)
 
     def record(self) -> Record:
-        """Return what this rank does now."""
+        """Return this rank's present state."""
         identity, number, trains = self._who
         innermost = {wait.thread: wait for wait in list(self._waits.values())}
-        if self._home not in innermost and self._idle is not None and (found := self._idle.wait(self.now)):
-            (what, place, limited), since = found
+        if self._home not in innermost and self._idle is not None and (foreign := self._idle.wait(self.now)):
+            (what, place, limited), since = foreign
             kind = _Kind.LIMITED if limited else _Kind.MEETING
             innermost[self._home] = _Wait(kind, what, place, since, math.inf, self._home)
         record = Record(identity, number, trains)
         record.in_step = any(wait.kind is _Kind.STEP for wait in innermost.values())
-        waits = [innermost.get(thread) for thread in (self._home, *list(self._workers))]
-        mine = [wait for wait in waits if wait is not None]
-        if trains and len(mine) == len(waits) and all(wait.kind in (_Kind.MEETING, _Kind.OWN) for wait in mine):
-            meetings = [wait for wait in mine if wait.kind is _Kind.MEETING]
+        threads = [self._home, *list(self._workers)]
+        waits = [innermost[thread] for thread in threads if thread in innermost]
+        if trains and len(waits) == len(threads) and all(wait.kind in (_Kind.MEETING, _Kind.OWN) for wait in waits):
+            meetings = [wait for wait in waits if wait.kind is _Kind.MEETING]
             if meetings:
-                record.blocked = max(self.now - max(wait.since for wait in mine), 1e-3)
+                record.blocked = max(self.now - max(wait.since for wait in waits), 1e-3)
                 record.known = all(wait.place for wait in meetings) and not _strangers(self._workers)
-                if record.known and self._idle is not None and record.blocked > 1:  # who waits in torch may get it
+                if record.known and self._idle is not None and record.blocked > 1:  # a wait in torch may be for those
                     record.known = not unsent()
         record.places = sorted({wait.place for wait in innermost.values() if wait.place})
         where = _line_of_script(self._home) if trains else ""
-        if mine:
-            record.text = " and ".join(dict.fromkeys(f"waiting in {wait.what}" for wait in mine)) + where
-            record.seconds = self.now - max(wait.since for wait in mine)
+        if waits:
+            record.text = " and ".join(dict.fromkeys(f"waiting in {wait.what}" for wait in waits)) + where
+            record.seconds = self.now - max(wait.since for wait in waits)
         else:
             what, since = self._before
             record.text = f"running{where} (last in {what})" if trains else "serving"
@@ -373,7 +374,7 @@ class Watchdog:
 
 
 def _strangers(workers: set[int]) -> bool:
-    """Whether threads of the user run, which may come to a meeting, too."""
+    """Return whether threads of the user run, which may come to a meeting, too."""
     return any(
         thread.ident not in workers and not thread.daemon and thread is not threading.main_thread()
         for thread in threading.enumerate()
@@ -381,17 +382,6 @@ def _strangers(workers: set[int]) -> bool:
 
 
 def _line_of_script(thread: int) -> str:
-    """Where a thread is in the user's code, which is what is neither this library's nor installed; "" if nowhere.
-
-    CPython 3.11 makes the frame objects of another thread while they are walked. That may collect garbage, whose
-    finalizers let the thread go on, and what is walked then is gone: a crash, seen in half of the runs of 20 s in which
-    a thread did nothing else. So nothing is collected meanwhile.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        line = line_calling(sys._current_frames().get(thread))
-        return f" at {line}" if line else ""
-    finally:
-        if collects:
-            gc.enable()
+    """Return a thread's line in the user's code (neither this library's nor installed); "" if it is in none."""
+    line = look_at_frame(thread, line_calling)
+    return f" at {line}" if line else ""

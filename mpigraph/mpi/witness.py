@@ -32,7 +32,7 @@ _EXITING = 4  # PF_EXITING of Linux's include/linux/sched.h: set before a proces
 
 
 def pid_namespace() -> str:
-    """Return what names the processes among which this one's id means something; "" where there can be no witness."""
+    """Return the name of the namespace of this process's id; "" where there can be no witness."""
     try:
         os.close(os.pidfd_open(os.getpid()))  # Linux before 5.3 cannot, and some containers forbid it
         return os.readlink("/proc/self/ns/pid")
@@ -43,8 +43,7 @@ def pid_namespace() -> str:
 def say_goodbye(failed: bool) -> None:
     """Tell the witness that this process ends and has said why; wait until the witness has spoken, too.
 
-    Args:
-        failed: whether that is because of an error, which may come of another rank's death.
+    ``failed``: it ends because of an error, whose cause may be another rank's death.
     """
     while _addresses:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as out:
@@ -57,24 +56,18 @@ def say_goodbye(failed: bool) -> None:
 class Witness:
     """Looks at the ranks of a node, from construction to :meth:`close`."""
 
-    def __init__(
-        self,
-        first: bool,
-        address: str,
-        traces: Sequence[Sequence[int]],
-        names: Sequence[str],
-    ) -> None:
-        """Be looked at; the first rank of a node starts the process.
+    def __init__(self, first: bool, address: str, traces: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+        """Join the ranks that the witness looks at.
 
         Args:
-            first: whether this rank starts it.
+            first: whether this is the first rank of the node, which starts the process.
             address: a name that no other job on this node has.
-            traces: of each of the node's ranks, :func:`mpigraph.trace.address`, which begins with its process id.
-            names: who they are, for the message.
+            traces: :func:`mpigraph.trace.address` of each of the node's ranks; it begins with the process id.
+            names: of the same ranks, for the message.
         """
         _addresses.append(f"\0{address}")
         if first:
-            import subprocess  # what runs as the witness does not need it
+            import subprocess  # the witness itself does not need it
 
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inbox:
                 inbox.bind(_addresses[-1])
@@ -124,14 +117,12 @@ def _look(addresses: list[list[int]], names: list[str], inbox: socket.socket) ->
 
 
 def _traces(addresses: list[list[int]]) -> list[Any]:
-    """Return readers of the ranks' last spans."""
     path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "trace.py")
     reader = run_path(path)["Trace"]
     return [reader(tuple(address)) for address in addresses]
 
 
 def _ends(pid: int) -> bool:
-    """Return whether a process is ending, or has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return bool(int(file.read().rpartition(b")")[2].split()[6]) & _EXITING)
@@ -140,7 +131,6 @@ def _ends(pid: int) -> bool:
 
 
 def _print_obituary(last: Mapping[str, str]) -> None:
-    """Print which ranks died, and the last spans of each."""
     if not last:
         return
     now = time.time()

@@ -1,18 +1,18 @@
-"""Who am I, whose memory can I load from, who hosts the graph and who trains.
-
-Exposition: the communicators of a job and their threads::
-
-    caller's comm --dup--> world.comm       control: set-up, creation of tensors, barrier     main thread
-                             |- world.node        the ranks that share memory with me            set-up
-                             |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
-                             |- a transport       requests for far rows, and the rows            every thread
-                             |- sampling          requests to owners alone, and the answers      every thread
-                             |- a channel         or rounds of all ranks, for each who samples   its thread
-                             '- world.group()     one for each torch process group               who calls torch
+"""The ranks of a job: their nodes, roles and communicators.
 
 A *host* holds rows of the graph; a *trainer* runs the user's script. A *server* is a host that is not a trainer. With
-``num_servers=0`` every rank is both. Nothing is ever sent on the caller's communicator. All communicators but those of
-channels are made here and freed in :meth:`World.close`, in reverse order of their creation.
+``num_servers=0`` every rank is both. The communicators and their threads::
+
+    caller's comm --dup--> world.comm       control: set-up, creation of tensors, barrier     main thread
+                             |- world.node        the ranks that share memory with this one      set-up
+                             |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
+                             |- a transport       requests for remote rows, and the rows         every thread
+                             |- sampling          requests to single owners, and the answers     every thread
+                             |- a channel         or rounds of all ranks, for each sampler       its thread
+                             '- world.group()     one for each torch process group               torch's caller
+
+The library sends nothing on the caller's communicator. All communicators except those of channels are made here and
+freed in :meth:`World.close`, in reverse order of their creation.
 """
 
 import os
@@ -47,12 +47,10 @@ from mpigraph.trace import address
 __all__ = ["TRAINERS", "World", "choose_servers", "job_comm", "memory_domain", "open_world"]
 
 _DOMAINS = Path("/sys/devices/system/node")
+_SPARE = 8  # communicators that are to be left
 
 TRAINERS = "what trainers agree on"
-"""Where trainers wait for one another on their communicator; see :meth:`World.meeting`."""
-
-
-_SPARE = 8  # communicators that are to be left
+"""The place at which trainers wait for one another on their communicator; see :meth:`World.meeting`."""
 
 
 class World:
@@ -64,14 +62,14 @@ class World:
         trainers: the trainers, or ``COMM_NULL`` on a server.
         hosts: int64[H], ranks in ``comm`` that hold parts of the graph, ascending.
         host_index: this rank's place in ``hosts``, or -1.
-        near: bool[H], whether this rank can load from a host's memory directly.
+        near: bool[H], the hosts whose memory this rank can load from.
         trainer_ranks: int64[T], ranks in ``comm`` that train, ascending.
         nodes_of_hosts: int64[H], the node of each host; ``nodes_of_trainers`` int64[T] that of each trainer.
         pids: int64[size], process ids; they mean something among the ranks of a node.
         num_nodes: how many nodes the job runs on.
         node_index: this rank's node.
         watchdog: gives every wait its deadline.
-        progress: on trainers, the thread that advances what nobody waits for; None if MPI allows no calls from threads.
+        progress: on trainers, the progress thread; None if MPI allows no calls from threads.
     """
 
     @collective("comm")
@@ -111,7 +109,7 @@ class World:
             self._made.callback(self.progress.close)
 
     def _watch_all(self) -> Watchdog:
-        """Start the watchdog. Its leader on each node is the first host, which has most time."""
+        """Start the watchdog. Its leader on each node is the first host, which has the most time."""
         firsts = self.hosts[self.first_hosts()].tolist()
         leaders: MPI.Intracomm | None = None
         if self.num_nodes > 1:
@@ -132,7 +130,7 @@ class World:
 
     @classmethod
     def alone(cls, config: Config) -> "World":
-        """Return the world of this process alone: it has no communicator, and needs no MPI."""
+        """Return the world of this process alone, without a communicator and without MPI."""
         world = cls.__new__(cls)
         world._made = ExitStack()
         world.is_alone = world.is_trainer = True
@@ -147,7 +145,7 @@ class World:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of a rank, which has no part in the job: MPI works in one of the two alone."""
+        """True if this process is a fork of a rank; it has no part in the job, since MPI works in one of the two."""
         return os.getpid() != int(self.pids[self.rank])
 
     def check_process(self) -> None:
@@ -183,7 +181,7 @@ class World:
         return cast(MPI.Intracomm, self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank))
 
     def _number_nodes(self) -> None:
-        """Number the nodes by their lowest rank; every rank learns every rank's node, process id and processor."""
+        """Number the nodes by their lowest rank; share every rank's node, process id and processor."""
         leader = np.array([self.rank], np.int64)
         self.node.Bcast(leader)
         known = np.empty((self.size, 3), np.int64)
@@ -194,7 +192,7 @@ class World:
         self.node_index = int(self.node_of[self.rank])
 
     def assign_roles(self, num_servers: int) -> None:
-        """Of each node ``num_servers`` ranks serve, the others train."""
+        """Let ``num_servers`` ranks of each node serve, and the others train."""
         per_node = np.bincount(self.node_of)
         starved = np.flatnonzero(per_node <= num_servers)
         if len(starved):
@@ -211,26 +209,26 @@ class World:
         self.nodes_of_hosts = self.node_of[self.hosts]
         self.nodes_of_trainers = self.node_of[self.trainer_ranks]
         self.near = self.nodes_of_hosts == self.node_index
-        mine = np.flatnonzero(self.hosts == self.rank)
-        self.host_index = int(mine[0]) if len(mine) else -1
+        index = int(np.searchsorted(self.hosts, self.rank))
+        self.host_index = index if serves[self.rank] or not num_servers else -1
         before = (self.node_of == self.node_index)[: self.rank] & ~serves[: self.rank]
         self.local_trainer = int(before.sum()) if self.is_trainer else -1
         self.num_local_trainers = int(per_node[self.node_index]) - num_servers
 
     def serving(self, num_servers: int) -> list[I64]:
-        """For each node, the ranks that serve where ``num_servers`` are asked for."""
+        """Return for each node the ranks that serve if there are ``num_servers``."""
         by_node = np.argsort(self.node_of, kind="stable")
         members = np.split(by_node, np.cumsum(np.bincount(self.node_of))[:-1])
         return [ranks[choose_servers(self.domains[ranks].tolist(), num_servers)] for ranks in members]
 
     @property
     def is_host(self) -> bool:
-        """Whether this rank holds parts of the graph."""
+        """True if this rank holds parts of the graph."""
         return self.host_index >= 0
 
     @property
     def all_near(self) -> bool:
-        """Whether every rank of the job can load every host's memory: nothing ever needs to be sent."""
+        """True if every rank of the job can load every host's memory, so that rows need no messages."""
         return self.num_nodes == 1
 
     @property
@@ -242,30 +240,30 @@ class World:
         return f"server (rank {self.rank})"
 
     def trainers_of_host(self, host: int) -> list[int]:
-        """The ranks in ``comm`` of the trainers that are near host ``host``."""
-        found: list[int] = self.trainer_ranks[self.nodes_of_trainers == self.nodes_of_hosts[host]].tolist()
-        return found
+        """Return the ranks in ``comm`` of the trainers on the node of host ``host``."""
+        ranks: list[int] = self.trainer_ranks[self.nodes_of_trainers == self.nodes_of_hosts[host]].tolist()
+        return ranks
 
     @collective("node")
     def once_per_node(self, work: Callable[[], None]) -> None:
-        """Do some work on one rank of each node while the others wait."""
+        """Do work on one rank of each node while the others wait."""
         if self.node.rank == 0:
             work()
         wait(self.node.Ibarrier(), PEERS_COMPUTE)
 
     def neighbourhood(self, trainer: int) -> tuple[list[int], int, int]:
-        """Where a trainer is: the hosts on its node, its place among the trainers there, and how many those are."""
+        """Return the hosts on a trainer's node, its place among the trainers there, and the number of those."""
         node = int(self.nodes_of_trainers[trainer])
         peers = np.flatnonzero(self.nodes_of_trainers == node)
         return self.hosts_of_node(node), int(np.searchsorted(peers, trainer)), len(peers)
 
     def hosts_of_node(self, node: int) -> list[int]:
-        """The hosts on a node."""
-        found: list[int] = np.flatnonzero(self.nodes_of_hosts == node).tolist()
-        return found
+        """Return the hosts on a node."""
+        hosts: list[int] = np.flatnonzero(self.nodes_of_hosts == node).tolist()
+        return hosts
 
     def first_hosts(self) -> I64:
-        """int64[num_nodes]: the first host on each node."""
+        """Return int64[num_nodes], the first host on each node."""
         return np.unique(self.nodes_of_hosts, return_index=True)[1]
 
     def watch(self, what: str, patience: float = 1.0, whom: Sequence[int] = ()) -> AbstractContextManager[None]:
@@ -275,7 +273,7 @@ class World:
     def meeting(self, what: str, place: str = "", limited: bool = False) -> AbstractContextManager[None]:
         """Watch the wait inside the ``with`` block, for trainers that come when the user's code lets them.
 
-        See :meth:`.Watchdog.meeting`. Before it, the main thread does what it owes (:meth:`in_main_thread`).
+        See :meth:`.Watchdog.meeting`. Before it, the main thread makes the calls that :meth:`in_main_thread` left.
 
         Raises:
             CollectiveError: this thread is inside of :meth:`forbid_meetings`.
@@ -286,9 +284,9 @@ class World:
         return self.watchdog.meeting(what, place, limited)
 
     def in_main_thread(self, call: Callable[[], None]) -> None:
-        """Call something that communicates, in the main thread and not in the middle of another wait.
+        """Make a call that communicates, in the main thread and not in the middle of another wait.
 
-        That is now, or where the caller is elsewhere, such as a finalizer, when the main thread next waits for others.
+        Make it now if the caller is there; else, as from a finalizer, when the main thread next waits for others.
         """
         self._owed.append(call)
         self._do_owed()
@@ -300,7 +298,7 @@ class World:
 
     @contextmanager
     def forbid_meetings(self, doing: str) -> Iterator[None]:
-        """Inside, this thread runs the user's code as often as its own work asks for: it must meet nobody there."""
+        """Refuse meetings of this thread inside: it runs the user's code as often as its own work needs."""
         before, self._apart = self._apart, (threading.get_ident(), doing)
         try:
             yield
@@ -311,7 +309,7 @@ class World:
     def together(self, doing: str) -> AbstractContextManager[None]:
         """Run local code; if it raised on any trainer, raise on every trainer, naming the culprits.
 
-        A trainer waits for the slowest, however long that takes.
+        A trainer waits for the slowest without a deadline.
         """
         if self.is_alone:
             return nullcontext()
@@ -331,24 +329,24 @@ class World:
 
     @collective("node")
     def cores_per_rank(self) -> int:
-        """How many cores each rank of this node has if they divide what they may run on."""
-        mine = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-        cores = set(",".join(data.decode() for data in allgather_bytes(self.node, mine.encode())).split(","))
+        """Return the number of cores of each rank of this node if the ranks share their cores evenly."""
+        own = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        cores = set(",".join(data.decode() for data in allgather_bytes(self.node, own.encode())).split(","))
         return max(1, len(cores) // self.node.size)
 
     @property
     def threads_may_communicate(self) -> bool:
-        """Whether MPI allows calls from several threads at once."""
+        """True if MPI allows calls from several threads at once."""
         return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
     @collective("self.trainers")
     def allreduce_minmax(self, value: int, largest: bool) -> int:
-        """The largest or smallest of every trainer's value."""
+        """Return the largest or smallest of all trainers' values."""
         return self._allreduce(value, MPI.MAX if largest else MPI.MIN)
 
     @collective("self.trainers")
     def allreduce_sum(self, value: int) -> int:
-        """The sum of every trainer's value."""
+        """Return the sum of all trainers' values."""
         return self._allreduce(value, MPI.SUM)
 
     def _allreduce(self, value: int, op: MPI.Op) -> int:
@@ -361,17 +359,17 @@ class World:
 
     @collective("comm")
     def dup(self) -> MPI.Intracomm:
-        """A private duplicate of ``comm``, freed by :meth:`close` at the latest."""
+        """Return a private duplicate of ``comm``, freed by :meth:`close` at the latest."""
         if self.closed:
             raise ClosedError("the world was closed")
         return self._own(self.comm.Dup())
 
     @collective("comm")
     def check_communicators(self, purpose: str) -> None:
-        """Check that MPI has some communicators left.
+        """Check that MPI has communicators left.
 
         Raises:
-            CollectiveError: it has not, ``purpose``; on every rank.
+            CollectiveError: it has none left ``purpose``; on every rank.
         """
         spare: list[MPI.Intracomm] = []
         try:
@@ -386,22 +384,22 @@ class World:
 
     @collective("those trainers")
     def group(self, members: Sequence[int]) -> MPI.Intracomm:
-        """A communicator of some trainers, in the order given; whoever asks frees it."""
+        """Return a communicator of the trainers ``members``, in this order; the caller frees it."""
         everyone = self.trainers.Get_group()
-        some = everyone.Incl(list(members))
+        group = everyone.Incl(list(members))
         with self.meeting("making a group of trainers"):
-            comm = self.trainers.Create_group(some)
-        some.Free()
+            comm = self.trainers.Create_group(group)
+        group.Free()
         everyone.Free()
         return comm
 
     @collective("node")
     def start_witness(self) -> None:
-        """Have a process on each node that says which rank died."""
+        """Start the process on each node that reports which rank died."""
         names = [name.decode() for name in allgather_bytes(self.node, self.identity.encode())]
         spaces = allgather_bytes(self.node, pid_namespace().encode())
         if len(set(spaces)) > 1 or not spaces[0]:
-            return  # the system has none, or containers of their own, in which process ids mean others
+            return  # not supported, or each rank has a container, with process ids of its own
         traces = np.empty((self.node.size, 3), np.int64)
         self.node.Allgather(np.array(address(), np.int64), traces)
         socket_name = f"mpigraph-{spaces[0].decode()}-{traces[0, 0]}"  # containers may have the same names of sockets
@@ -409,12 +407,12 @@ class World:
         self._made.callback(witness.close)
 
     def at_close(self, call: Callable[[], None]) -> None:
-        """Call something when the world is closed, before anything made earlier is."""
+        """Make a call when the world is closed, before anything made earlier is closed."""
         self._made.callback(call)
 
     @collective("self.trainers")
     def rendezvous(self) -> tuple[str, int]:
-        """The address of the first trainer and a free port there."""
+        """Return the address of the first trainer and a free port there."""
         host, port = "127.0.0.1", 0
         if self.trainers.rank == 0:
             with socket.socket() as probe:
@@ -439,7 +437,7 @@ class World:
 
 
 def _address() -> str:
-    """This machine's address as others see it; its name where the name resolves, else loopback."""
+    """Return this machine's name if it resolves, else loopback."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
@@ -452,27 +450,27 @@ def memory_domain(domains: Path = _DOMAINS) -> int:
     """Return the number of the processor (NUMA node) that this process is bound to, -1 if it is to none."""
     if not hasattr(os, "sched_getaffinity"):  # not Linux
         return -1
-    mine = os.sched_getaffinity(0)
+    cores = os.sched_getaffinity(0)
     for path in domains.glob("node[0-9]*"):
         try:
             text = (path / "cpulist").read_text(encoding="ascii")
         except OSError:
             continue
         ranges = [(int(first), int(last or first)) for first, last in re.findall(r"(\d+)(?:-(\d+))?", text)]
-        if all(any(first <= core <= last for first, last in ranges) for core in mine):
+        if all(any(first <= core <= last for first, last in ranges) for core in cores):
             return int(path.name.removeprefix("node"))
     return -1
 
 
 def choose_servers(domains: Sequence[int], num_servers: int) -> list[int]:
-    """Return which ranks of a node serve: the last of every processor, then the last but one, ...
+    """Choose the ranks of a node that serve: the last of every processor, then the last but one, ...
 
     The rows of a server lie in the memory of the processor that it runs on (NUMA), and loads from another processor
-    wait longer. So servers are taken from all processors in turn, where ranks are bound to processors.
+    take longer. So all processors in turn provide servers, where ranks are bound to processors.
 
     Args:
-        domains: the processor of each rank, as :func:`memory_domain` says.
-        num_servers: how many serve.
+        domains: the processor of each rank (:func:`memory_domain`).
+        num_servers: the number of ranks that serve.
 
     Returns:
         Positions in ``domains``, ascending; where ranks are not bound to processors, or all to one, the last ones.
@@ -485,17 +483,17 @@ def choose_servers(domains: Sequence[int], num_servers: int) -> list[int]:
     return sorted(sorted(range(len(domains)), key=lambda place: (turns[place], -place))[:num_servers])
 
 
-if MPI.Is_initialized():  # by the script: from now on what kills this process leaves nothing
+if MPI.Is_initialized():  # by the script: from now on a killed process leaves no shared memory
     unlink_segments()
 
 
 def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
     """Return the ranks that take part, by default all; start MPI unless it runs.
 
-    From now on, an uncaught exception ends the job; also one of its start.
+    From now on, an uncaught exception ends the job, also one of its start.
     """
     start_mpi()
-    unlink_segments()  # what kills this process leaves nothing from now on
+    unlink_segments()
     everyone = MPI.COMM_WORLD if comm is None else comm
     if comm is None:
         check_connected(everyone.size, library_version())
@@ -506,12 +504,12 @@ def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
 
 @collective("comm", "or by default all ranks")
 def open_world(comm: MPI.Intracomm | None) -> World:
-    """Make a world of trainers without a session, for what needs ranks and nodes but no rows, and so no threads of MPI.
+    """Make a world of trainers without a session, for work that needs ranks and nodes but no rows.
 
-    Until ``unguard`` is called, an exception that nobody catches ends the job.
+    Until ``unguard`` is called, an uncaught exception ends the job.
 
     Raises:
-        MPIGraphError: what the environment says of the job is wrong; on every rank.
+        MPIGraphError: an environment variable is wrong; on every rank.
     """
     everyone = job_comm(comm)
     try:

@@ -1,10 +1,11 @@
 """The collective calls of a process group, compared across its ranks before they begin.
 
-MPI believes that all ranks mean the same: where counts, dtypes, roots or calls differ it gives wrong values, crashes or
-hangs. So each call begins with a sum over the ranks of two words: a hash of what must be the same on all of them, which
-so must be ``size`` times each rank's own, and a hash of what one rank sends another, added by the one and subtracted by
-the other, which must be zero. It is the same MPI operation for every call, on a communicator of its own. The call's own
-operation begins when the sum is complete, in the order of the calls; nothing was begun of calls that differ.
+MPI trusts its callers: where counts, dtypes, roots or calls differ it gives wrong values, crashes or hangs. So each
+call begins with a sum over the ranks of two words. The first is a hash of the arguments that must be the same on all
+ranks; its sum must be ``size`` times each rank's own. The second is a hash of the counts that one rank sends another,
+added by the sender and subtracted by the receiver; its sum must be zero. The sum is the same MPI operation for every
+call, on a communicator of its own. The call's own operation begins when the sum is complete, in the order of the calls;
+calls that differ begin none.
 """
 
 import sys
@@ -30,7 +31,7 @@ __all__ = ["Call", "Calls"]
 
 _MASK = 2**64 - 1
 _LONGEST = 400  # bytes of a call's description
-_TAGS = 2**15 - 1  # MPI has as many at least
+_TAGS = 2**15 - 1  # MPI has at least as many
 _LOOKS = 20  # a few microseconds: where the ranks come at the same time, it is faster than to yield
 _SHOWN = 6  # counts in a description
 
@@ -39,7 +40,7 @@ Pairs = Iterable[tuple[int, int]]
 
 @cache
 def _number(names: tuple[object, ...]) -> int:
-    """A number for names and dtypes, the same on every rank."""
+    """Return a number for names and dtypes, the same on every rank."""
     return zlib.crc32(str(names).encode())
 
 
@@ -52,8 +53,8 @@ class Call(NamedTuple):
         counts: numbers of values that must be the same on all ranks.
         op: the reduction, such as "SUM"; "" for none.
         root: the rank that is the source or the destination, or None.
-        sends: pairs of a rank and how many values go to it.
-        takes: pairs of a rank and how many values come from it.
+        sends: pairs of a rank and the number of values for it.
+        takes: pairs of a rank and the number of values from it.
     """
 
     kind: str
@@ -65,7 +66,7 @@ class Call(NamedTuple):
     takes: Pairs = ()
 
     def words(self, rank: int) -> tuple[int, int]:
-        """The two words to sum, below 2**64; hashes of tuples of numbers are the same in each process."""
+        """Return the two words to sum, below 2**64; hashes of tuples of numbers are the same in each process."""
         pairs = 0
         if self.sends or self.takes:
             pairs = sum([hash((rank, to, count)) for to, count in self.sends])
@@ -73,7 +74,7 @@ class Call(NamedTuple):
         return hash((_number((self.kind, self.op, self.root, *self.dtypes)), *self.counts)) & _MASK, pairs & _MASK
 
     def text(self, trainers: Sequence[int]) -> str:
-        """What it is, for people."""
+        """Return a description for people."""
         parts = [f"{self.kind}({self.op})" if self.op else self.kind]
         if self.counts:
             parts.append(f"of {_few(self.counts)}")
@@ -130,9 +131,7 @@ class Calls:
     """Compares the calls of a group and begins their operations, in the same order on every rank.
 
     Attributes:
-        comm: carries comparisons.
-        rank: this rank.
-        size: how many ranks there are.
+        comm: carries comparisons; ``rank`` and ``size`` are this rank's place in it.
     """
 
     @collective("group")
@@ -158,7 +157,7 @@ class Calls:
         """Begin an operation once every rank has made the same call, and return its requests.
 
         Raises:
-            CollectiveError: they have not; on every rank, with all their calls, lines and trainers.
+            CollectiveError: the calls differ; on every rank, with all calls, lines and trainers.
         """
         if self.size == 1:
             return begin()
@@ -184,7 +183,7 @@ class Calls:
         return turn.requests
 
     def proceed(self) -> None:
-        """Begin the operations whose calls were compared, in order. Any thread may."""
+        """Begin the operations whose calls were compared, in order. For any thread."""
         with self._lock:
             while self._turns and self._turns[0].compared.Test():
                 turn = self._turns.popleft()
@@ -193,10 +192,7 @@ class Calls:
                     self._in_vain.append(turn)  # with the memory that MPI may write to
 
     def _explain(self, turn: _Turn, number: int) -> Coroutine[NoReturn]:
-        """Say on every rank what each has called.
-
-        By messages, not by a collective: another call's sum may have begun on some ranks.
-        """
+        """Raise an error with every rank's call; by messages, since another call's sum may have begun on some ranks."""
         line = f" at {turn.line}" if turn.line else ""
         sent = np.zeros(_LONGEST, np.uint8)
         text = (turn.call.text(self._trainers) + line).encode(errors="backslashreplace")[-_LONGEST:]
@@ -219,7 +215,7 @@ class Calls:
 
     @property
     def broken(self) -> bool:
-        """Whether operations of calls that differ were begun, which MPI may never complete."""
+        """True if operations of calls that differ were begun, which MPI may never complete."""
         return bool(self._in_vain)
 
     @collective("group")

@@ -10,33 +10,34 @@ trainers, for CPU tensors. Two ways to start it::
 With ``mpi4py://`` each rank has a key-value store of its own: collectives go by MPI and ask for no keys. Code that
 passes keys through torch's store needs ``env://``.
 
-All ranks must make the same collective calls in the same order. Each call is compared before its operation begins
-(``calls.py``): kind, counts, dtypes, reduction and root. Where they differ every rank raises a ``CollectiveError`` that
-names the calls, their lines and trainers; from a future it comes as a ``RuntimeError``. The group can be used further.
+All ranks must make the same collective calls in the same order. The group compares each call before its operation
+begins (``calls.py``): kind, counts, dtypes, reduction and root. Where they differ every rank raises a
+``CollectiveError`` that names the calls, their lines and trainers; a future raises a ``RuntimeError``. The group
+remains usable.
 
-A call begins a non-blocking MPI operation, as a :class:`~mpigraph.mpi.coroutine.Task`. Whoever waits for it polls it;
-with ``async_op=True``, and for DDP's gradients, the progress thread does so while the caller computes. Measured between
-two hosts over a 1 Gbit/s link: an all_reduce of 4 MB takes 32 ms, beside 52 ms of computing 6 ms more than the
-computing alone; of 52 ms for DDP's gradients 20 to 31 ms remain. Within one node the bytes are moved by the cores that
-compute, and there is little to hide. Below ``MPI_THREAD_MULTIPLE`` operations advance when they are waited for, DDP's
-are completed one after the other, and an operation begins beside its comparison: MPI may crash where calls differ.
+A call begins a non-blocking MPI operation, as a :class:`~mpigraph.mpi.coroutine.Task`. The thread that waits for it
+polls it; with ``async_op=True``, and for DDP's gradients, the progress thread does so while the caller computes.
+Measured between two hosts over a 1 Gbit/s link: an all_reduce of 4 MB takes 32 ms, beside 52 ms of computing 6 ms more
+than the computing alone; of 52 ms for DDP's gradients 20 to 31 ms remain. Within one node the computing cores also move
+the bytes, and there is little to hide. Below ``MPI_THREAD_MULTIPLE`` operations advance only inside waits, DDP's are
+completed one after the other, and an operation begins beside its comparison: MPI may crash where calls differ.
 
-What is attached to a future (``then``) runs in a thread of the group's and may wait for other operations. Where several
-such calls begin collectives, their order is that in which operations end, which may differ between ranks.
+A callback of a future (``then``) runs in a thread of the group and may wait for other operations. Where several
+callbacks begin collectives, their order is that in which operations end, which may differ between ranks.
 
 A message that is longer than its tensor, or shorter, is an error of the receiver. One that is never received is dropped
 when the group is closed, with a warning.
 
-Whoever waits for an operation waits for others who may do something else first, as long as it takes
-(``mpi/watchdog.py``), or as long as the user said: ``Work.wait(timeout)``, or the ``timeout`` of the group where it is
-not torch's default. Then it raises ``TimeoutError``, and the operation remains outstanding.
+A wait for an operation lasts until the other ranks come, which may do something else first (``mpi/watchdog.py``). The
+user may limit it: by ``Work.wait(timeout)``, or the group's ``timeout`` if it is not torch's default. Then the wait
+raises ``TimeoutError``, and the operation remains outstanding.
 
 float16 and bfloat16 are reduced in float32 and rounded once; sums of bool are "any", products are "all". MPI chooses
 the order of sums by size and layout: the same job gives the same bits again, another layout may differ in the last.
 """
 
 # mypy: disable-error-code="override,assignment"
-# (torch overloads each method; it calls the form that is here)
+# (torch overloads each method; it calls these forms)
 
 import math
 import sys
@@ -93,7 +94,7 @@ _RECEIVE, _SEND = "recv from", "send to"
 _REST = "what is outstanding in a process group"
 _ARRIVING = 5.0  # seconds that a message may be on its way when a group is shut down
 _MANY = 4096  # callbacks at once
-_SMALL = 1 << 20  # bytes: whoever has the result knows that the others will have it at once, too
+_SMALL = 1 << 20  # bytes: when one rank has the result, the others will have it at once, too
 
 
 class Operation(NamedTuple):
@@ -101,8 +102,8 @@ class Operation(NamedTuple):
 
     Attributes:
         what: the call, such as "all_reduce" or "recv from 1".
-        since: when it was begun, on the clock of ``time.monotonic``.
-        line: the line of the user's script that has called it, such as "train.py:12"; "" if that is unknown.
+        since: its begin, on the clock of ``time.monotonic``.
+        line: the line of the user's script that made the call, such as "train.py:12"; "" if unknown.
     """
 
     what: str
@@ -113,10 +114,10 @@ class Operation(NamedTuple):
 class Outstanding:
     """Tasks that the caller may not wait for: kept, with the memory that MPI writes to, until they are done.
 
-    The progress thread advances them, if there is one. Otherwise those that are done leave when others come.
+    The progress thread advances them, if there is one. Otherwise the arrival of new ones does.
 
     Attributes:
-        operations: by task what it is, for messages, in the order in which they were begun.
+        operations: the operation of each task, for messages, in the order of their begin.
     """
 
     def __init__(self, progress: Progress | None) -> None:
@@ -142,16 +143,16 @@ Class = TypeVar("Class", bound=type)
 
 
 def _untraced(cls: Class) -> Class:
-    """Have dynamo run the methods of a class, and all that they call, as they are.
+    """Keep dynamo from compiling the methods of a class and their callees.
 
-    Where compiled code, or DDP around it, calls a process group from C++, dynamo compiles the group's code, too: MPI's
-    objects then end in an error of its own. ``torch.compiler.disable`` would import all of dynamo, which takes seconds.
+    Where compiled code, or DDP around it, calls a process group from C++, dynamo compiles the group's code, too, and
+    fails on MPI's objects. ``torch.compiler.disable`` would import all of dynamo, which takes seconds.
     """
     try:
         from torch._C._dynamo import eval_frame
     except ImportError:
         return cls
-    if hasattr(eval_frame, "set_code_exec_strategy"):  # older torch has none
+    if hasattr(eval_frame, "set_code_exec_strategy"):  # not in older torch
         skip = eval_frame._FrameAction.SKIP
         for member in vars(cls).values():
             function = getattr(member, "fget", member)
@@ -170,11 +171,7 @@ class _Receive:
         self._name, self._nbytes, self._request = name, nbytes, request
 
     def Test(self, status: MPI.Status) -> bool:
-        """Return whether the message is here.
-
-        Raises:
-            InvalidArgumentError: it is longer.
-        """
+        """Return whether the message is here; raise an InvalidArgumentError if it is too long."""
         try:
             return self._request.Test(status)
         except MPI.Exception as error:
@@ -185,22 +182,16 @@ class _Receive:
             ) from None
 
     def Cancel(self) -> None:
-        """Give it up."""
         self._request.Cancel()
 
 
 def _send(comm: MPI.Comm, tensor: Tensor, to: int, tag: int) -> Coroutine[None]:
-    """Send the values of a tensor."""
     check("send", tensor)
     yield comm.Isend(words(flat(tensor)), to, tag)
 
 
 def _receive(name: str, comm: MPI.Comm, tensor: Tensor, source: int, tag: int) -> Coroutine[int]:
-    """Receive the values of a tensor and return who has sent them.
-
-    Raises:
-        InvalidArgumentError: the message has not the size of the tensor; says ``name``.
-    """
+    """Receive the values of a tensor and return the sender."""
     check("recv", tensor)
     vector = flat(tensor)
     array = words(vector)
@@ -220,17 +211,10 @@ def _drop(message: MPI.Message, nbytes: int) -> Coroutine[None]:
 def _finish_messages(
     comm: MPI.Comm, sends: Sequence[Task[Any]], receives: Sequence[Task[Any]], seconds: float, trainers: Sequence[int]
 ) -> None:
-    """Complete messages between ranks that begin no more of them.
+    """Complete this rank's ``sends`` and ``receives`` when no rank begins more messages.
 
-    A receive that nothing has come for is given up after some seconds. A message that is not received is received here
-    and dropped, with a warning: else its sender would wait for ever.
-
-    Args:
-        comm: carries them.
-        sends: the sends of this rank that are not complete.
-        receives: its receives.
-        seconds: how long a message may be on its way.
-        trainers: the numbers of the ranks, for messages.
+    A receive without a message is cancelled after ``seconds``. A message that was never received is received here and
+    dropped, with a warning that names its trainer: else its sender would wait for ever.
     """
     status = MPI.Status()
     tasks, lost = [*sends, *receives], list[str]()
@@ -269,49 +253,49 @@ class MPIWork(dist.Work):
         self._future: torch.futures.Future[list[Tensor]] | None = None
 
     def is_completed(self) -> bool:
-        """Whether all is done; also lets it advance."""
+        """Advance the operation, and return whether it is complete."""
         self._task.advance()
         return self._task.done
 
     def is_success(self) -> bool:
-        """Whether all is done, without errors."""
+        """Return whether the operation is complete, without errors."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """The error, once complete."""
+        """Return the error, once complete."""
         return self._task.error
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until all is done, for a time of one's own or the group's if there is one. Blocking.
+        """Wait until the operation is complete, up to ``timeout``, or the group's limit. Blocking.
 
         Raises:
             TimeoutError: the time is over; the operation remains outstanding.
-            InvalidArgumentError: a message has not the size of the tensor.
+            InvalidArgumentError: a message differs in size from the tensor.
         """
         self._group.wait_for(self._task, timeout.total_seconds(), self._place)
         self._task.result()
         return True
 
     def synchronize(self) -> None:
-        """The same as :meth:`wait`. Blocking."""
+        """Do the same as :meth:`wait`. Blocking."""
         self.wait()
 
     def result(self) -> list[Tensor]:
-        """The tensors with the results, once complete."""
+        """Return the tensors with the results, once complete."""
         return self._outputs
 
     def source_rank(self) -> int:
-        """The rank that a received message came from."""
+        """Return the sender of a received message."""
         return int(self._task.result())
 
     def _source_rank(self) -> int:
         return self.source_rank()
 
     def get_future(self) -> "torch.futures.Future[list[Tensor]]":
-        """A future of :meth:`result`, which comes without a call of :meth:`wait`.
+        """Return a future of :meth:`result`, which completes without a call of :meth:`wait`.
 
-        An error becomes a RuntimeError with its words: only what a callback raises reaches those who wait in C++, such
-        as DDP, which takes the argument of ``set_exception`` for tensors and crashes.
+        An error becomes a RuntimeError with its text: only an error of a callback reaches waits in C++, such as those
+        of DDP, which takes the argument of ``set_exception`` for tensors and crashes.
         """
         if self._future is None:
             done: torch.futures.Future[None] = torch.futures.Future()
@@ -327,13 +311,13 @@ class MPIWork(dist.Work):
 
 @_untraced
 class MPIProcessGroup(dist.ProcessGroup):
-    """Carries torch's collectives over a communicator of its own. Users meet it through ``torch.distributed``.
+    """Carries torch's collectives over a communicator of its own. Users reach it through ``torch.distributed``.
 
-    The methods are those that torch calls, with torch's arguments; each returns a handle to wait with. All ranks must
-    call the collective ones in the same order.
+    Torch calls the methods, with its own arguments; each returns a handle to wait with. All ranks must call the
+    collective ones in the same order.
 
-    Each operation is a coroutine: it checks, begins, and after the ``yield`` puts the result where it belongs. What its
-    frame holds stays alive until then.
+    Each operation is a coroutine: it checks, begins, and after the ``yield`` puts the result into its place. Its frame
+    keeps its memory alive until then.
     """
 
     @collective("comm")
@@ -350,10 +334,10 @@ class MPIProcessGroup(dist.ProcessGroup):
         """Begin.
 
         Args:
-            comm: to own.
+            comm: the communicator to own.
             meeting: watches the waits, as :meth:`.World.meeting` does.
-            progress: advances what nobody waits for, if there is a thread that may.
-            seconds: how long an operation may be waited for.
+            progress: the progress thread, if MPI allows one.
+            seconds: limit of a wait for an operation.
             place: names the group if all trainers are in it.
             name: names the group.
             trainers: the numbers of its ranks; if empty, their ranks.
@@ -372,21 +356,14 @@ class MPIProcessGroup(dist.ProcessGroup):
 
     @property
     def comm(self) -> MPI.Comm:
-        """The communicator.
-
-        Raises:
-            ClosedError: it was freed.
-        """
+        """The communicator; a ClosedError if it was freed."""
         if not self._comm:
             raise ClosedError("the process group was closed, by destroy_process_group() or exit_client()")
         return self._comm
 
     @property
     def outstanding(self) -> list[Operation]:
-        """The operations that nobody waits for and that are not complete, in the order in which they were begun.
-
-        Any thread may ask.
-        """
+        """The incomplete operations without a wait, in the order of their begin. For any thread."""
         return list(self._outstanding.operations.values())
 
     def _together(self, call: Call, begin: Callable[[MPI.Comm], list[MPI.Request]]) -> Coroutine[list[MPI.Request]]:
@@ -402,9 +379,9 @@ class MPIProcessGroup(dist.ProcessGroup):
         return MPIWork(self, task, outputs, self._place if soon else "")
 
     def wait_for(self, task: Task[Any], seconds: float = 0.0, place: str = "") -> None:
-        """Wait until a task is done, for some seconds, or the group's where these are 0. Blocking.
+        """Wait until a task is done, up to ``seconds``, or the group's limit where these are 0. Blocking.
 
-        All trainers must come to ``place`` for it, if that is given.
+        All trainers must come to ``place``, if it is not "".
 
         Raises:
             TimeoutError: it is not done by then.
@@ -416,13 +393,13 @@ class MPIProcessGroup(dist.ProcessGroup):
                 raise TimeoutError(f"{task.name} is not complete after {limit} s")
 
     def complete_unattended(self, task: Task[Any]) -> None:
-        """See that a task completes though nobody will wait for it: without a progress thread, wait here."""
+        """Complete a task without a wait by the user: by the progress thread, or by waiting here."""
         self._outstanding.keep(task)
         if self._progress is None:
             self.wait_for(task)
 
     def call_back(self, call: Callable[[], None]) -> None:
-        """Do what follows a completed operation, which may wait for others: not in the thread that polls them.
+        """Make a call that follows an operation, outside of the polling thread: it may wait for other operations.
 
         Each call begins at once: it may wait for an operation that another call completes.
         """
@@ -433,27 +410,27 @@ class MPIProcessGroup(dist.ProcessGroup):
         call()
 
     def getBackendName(self) -> str:
-        """The name that it is registered by."""
+        """Return the name of the backend."""
         return _NAME
 
     def setGroupName(self, name: str) -> None:
-        """Torch's name for the group."""
+        """Set torch's name for the group."""
         self._names["name"] = name
 
     def getGroupName(self) -> str:
-        """Torch's name for the group."""
+        """Return torch's name for the group."""
         return self._names["name"]
 
     def setGroupDesc(self, text: str) -> None:
-        """What torch says of the group."""
+        """Set torch's description of the group."""
         self._names["description"] = text
 
     def getGroupDesc(self) -> str:
-        """What torch says of the group."""
+        """Return torch's description of the group."""
         return self._names["description"]
 
     def _reduced(self, what: str, tensor: Tensor, name: str) -> tuple[MPI.Op, Tensor, int]:
-        """The operation, the values to reduce, and what to divide the result by."""
+        """Return the operation, the values to reduce, and the divisor of the result."""
         check(what, tensor)
         op, dtype = reduction(what, tensor.dtype, name)
         return op, flat(tensor, dtype), self.size() if name == "AVG" else 1
@@ -519,7 +496,7 @@ class MPIProcessGroup(dist.ProcessGroup):
 
     @collective("group")
     def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        """``torch.distributed.all_gather``; ranks may give different numbers of values."""
+        """``torch.distributed.all_gather``; ranks may have different numbers of values."""
 
         def steps() -> Coroutine[None]:
             one_each("all_gather", outputs[0], self.size())
@@ -596,16 +573,16 @@ class MPIProcessGroup(dist.ProcessGroup):
         def steps() -> Coroutine[None]:
             root = opts.rootRank
             check("scatter", outputs[0])
-            given: tuple[Array, list[int]] | None = None
+            parts: tuple[Array, list[int]] | None = None
             if self.rank() == root:
                 one_each("scatter", tensors[0], self.size())
                 check("scatter", outputs[0], *tensors[0])
-                given = words(join(tensors[0])), sizes(tensors[0])
+                parts = words(join(tensors[0])), sizes(tensors[0])
             vector = flat(outputs[0])
-            sends, takes = list(enumerate(given[1] if given else [])), [(root, vector.numel())]
+            sends, takes = list(enumerate(parts[1] if parts else [])), [(root, vector.numel())]
             requests = yield from self._together(
                 Call("scatter", dtypes(outputs), root=root, sends=sends, takes=takes),
-                lambda comm: [comm.Iscatterv(given, words(vector), root=root)],
+                lambda comm: [comm.Iscatterv(parts, words(vector), root=root)],
             )
             yield requests[0]
             refill(outputs[0], vector)
@@ -648,18 +625,18 @@ class MPIProcessGroup(dist.ProcessGroup):
             for output, tensor in zip(outputs, tensors, strict=True):
                 check("reduce_scatter", tensor, output)
                 op, vector, divisor = self._reduced("reduce_scatter", tensor, name)
-                mine = flat(output, vector.dtype)
-                todo.append((op, apart(vector, mine), mine, divisor, counts(output, tensor)))
+                part = flat(output, vector.dtype)
+                todo.append((op, apart(vector, part), part, divisor, counts(output, tensor)))
             requests = yield from self._together(
                 Call("reduce_scatter", dtypes(tensors), [count for *_, each in todo for count in each], name),
                 lambda comm: [
-                    comm.Ireduce_scatter(vector.numpy(), mine.numpy(), recvcounts=each, op=op)
-                    for op, vector, mine, _, each in todo
+                    comm.Ireduce_scatter(vector.numpy(), part.numpy(), recvcounts=each, op=op)
+                    for op, vector, part, _, each in todo
                 ],
             )
-            for request, output, (_, _, mine, divisor, _) in zip(requests, outputs, todo, strict=True):
+            for request, output, (_, _, part, divisor, _) in zip(requests, outputs, todo, strict=True):
                 yield request
-                refill(output, mine, divisor)
+                refill(output, part, divisor)
 
         return self._begin("reduce_scatter", steps(), outputs, opts)
 
@@ -680,7 +657,7 @@ class MPIProcessGroup(dist.ProcessGroup):
         return self._begin("all_to_all", steps(), [output], opts)
 
     def _exchange(self, sent: Tensor, counts: list[int], taken: Tensor, taken_counts: list[int]) -> Coroutine[None]:
-        """Send each rank its values of one vector, and take those for this rank into another."""
+        """Send each rank its values of one vector, and receive those for this rank in another."""
         sends, takes = list(enumerate(counts)), list(enumerate(taken_counts))
         requests = yield from self._together(
             Call("all_to_all", dtypes([sent]), sends=sends, takes=takes),
@@ -693,8 +670,8 @@ class MPIProcessGroup(dist.ProcessGroup):
         """``torch.distributed.all_to_all``."""
 
         def steps() -> Coroutine[None]:
-            for given in (outputs, tensors):
-                one_each("all_to_all", given, self.size())
+            one_each("all_to_all", outputs, self.size())
+            one_each("all_to_all", tensors, self.size())
             check("all_to_all", *tensors, *outputs)
             vector = outputs[0].new_empty(sum(sizes(outputs)))
             yield from self._exchange(join(tensors), sizes(tensors), vector, sizes(outputs))
@@ -722,7 +699,7 @@ class MPIProcessGroup(dist.ProcessGroup):
         return self._begin(name, _receive(name, self.comm, tensors[0], source, tag), tensors, None)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
-        """:meth:`recv` from whoever sends."""
+        """:meth:`recv` from any rank."""
         return self.recv(tensors, MPI.ANY_SOURCE, tag)
 
     _allgather_base = all_gather_single  # the names of older torch
@@ -731,9 +708,9 @@ class MPIProcessGroup(dist.ProcessGroup):
 
     @collective("group")
     def shutdown(self) -> None:
-        """Complete what is outstanding and free the communicator; a second call does nothing.
+        """Complete all operations and free the communicator; a second call does nothing.
 
-        A receive that nothing was sent for is given up. A message that was not received is dropped, with a warning.
+        Receives without a message are cancelled. Messages that were not received are dropped, with a warning.
         """
         if self._comm:
             tasks = list(self._outstanding.operations)
@@ -750,13 +727,12 @@ class MPIProcessGroup(dist.ProcessGroup):
 
     @collective("group")
     def abort(self) -> None:
-        """The same as :meth:`shutdown`: an MPI collective cannot be taken back."""
+        """Do the same as :meth:`shutdown`: an MPI collective cannot be cancelled."""
         self.shutdown()
 
 
 @collective("those trainers")
 def _create(options: Any, _: Any = None) -> MPIProcessGroup:
-    """Make a group of the trainers that torch names."""
     session = current()
     world = session.world
     members = list(options.global_ranks_in_group) or list(range(session.num_trainers))
@@ -766,8 +742,8 @@ def _create(options: Any, _: Any = None) -> MPIProcessGroup:
             f"torch's rank and world size are {options.group_rank} and {options.group_size}, "
             f"the trainer's are {expected[0]} and {expected[1]}: unset RANK and WORLD_SIZE"
         )
-    given = getattr(options, "timeout", None) or default_pg_timeout
-    seconds = math.inf if given == default_pg_timeout else given.total_seconds()
+    timeout = getattr(options, "timeout", None) or default_pg_timeout
+    seconds = math.inf if timeout == default_pg_timeout else timeout.total_seconds()
     name = f"process group {options.group_id}"
     place = name if len(members) == session.num_trainers else ""
     group = MPIProcessGroup(world.group(members), world.meeting, world.progress, seconds, place, name, members)
@@ -781,7 +757,7 @@ def _create(options: Any, _: Any = None) -> MPIProcessGroup:
 
 
 def _rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[HashStore, int, int]]:
-    """The rank and size by MPI, and a store that nobody else sees."""
+    """Yield rank and size by MPI, and a store of this process's own."""
     session = current()
     yield HashStore(), session.rank, session.num_trainers
 

@@ -1,4 +1,4 @@
-"""What lies between torch and MPI in a process group: tensors as arrays, and which reductions there are."""
+"""Tensors as arrays for MPI, and the reductions of a process group."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -44,7 +44,7 @@ _OF_BOOL |= {"BOR": MPI.MAX, "BAND": MPI.MIN, "BXOR": MPI.BXOR}
 
 
 def flat(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The values as a contiguous vector (of ``dtype``): the tensor's own memory where it is one."""
+    """Return the values as a contiguous vector (of ``dtype``): the tensor's own memory if possible."""
     dtype = tensor.dtype if dtype is None else dtype
     if tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         vector = tensor.detach() if tensor.requires_grad else tensor
@@ -61,7 +61,7 @@ def refill(tensor: Tensor, vector: Tensor, divisor: int = 1) -> None:
 
 
 def join(tensors: Sequence[Tensor]) -> Tensor:
-    """One vector of the values of several tensors, never their own memory."""
+    """Return one vector of the values of several tensors, never their own memory."""
     vector = tensors[0].new_empty(sum(sizes(tensors)))
     for values, tensor in zip(torch.split(vector, sizes(tensors)), tensors, strict=True):  # type: ignore[no-untyped-call]
         values.copy_(tensor.detach().reshape(-1))
@@ -75,22 +75,22 @@ def split(tensors: Sequence[Tensor], vector: Tensor) -> None:
 
 
 def sizes(tensors: Sequence[Tensor]) -> list[int]:
-    """How many values each tensor has."""
+    """Return the number of values of each tensor."""
     return [tensor.numel() for tensor in tensors]
 
 
 def dtypes(tensors: Sequence[Tensor]) -> list[torch.dtype]:
-    """The dtype of each tensor."""
+    """Return the dtype of each tensor."""
     return [tensor.dtype for tensor in tensors]
 
 
 def words(vector: Tensor) -> Array:
-    """The memory of a contiguous vector as an array of a type that MPI can move."""
+    """Return the memory of a contiguous vector as an array of a type that MPI can move."""
     return vector.view(_WORDS[vector.element_size()]).numpy()
 
 
 def apart(tensor: Tensor, other: Tensor) -> Tensor:
-    """The tensor, or a copy if it may overlap the other, which MPI forbids."""
+    """Return the tensor, or a copy if it may overlap the other, which MPI forbids."""
     same = tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
     return tensor.clone() if same else tensor
 
@@ -108,7 +108,7 @@ def check(what: str, *tensors: Tensor) -> None:
 
 
 def op_name(opts: Any) -> str:
-    """The name of the reduction that torch's options ask for, such as "SUM"."""
+    """Return the name of the reduction in torch's options, such as "SUM"."""
     return _name(getattr(opts, "reduceOp", dist.ReduceOp.SUM))
 
 
@@ -119,7 +119,7 @@ def _name(op: Any) -> str:
 
 
 def reduction(what: str, dtype: torch.dtype, name: str) -> tuple[MPI.Op, torch.dtype]:
-    """How to reduce tensors of a dtype: the operation, and the dtype to do it in.
+    """Return the operation that reduces tensors of a dtype, and the dtype to do it in.
 
     Raises:
         InvalidArgumentError: there is no such reduction; the message names both.
@@ -136,10 +136,10 @@ def reduction(what: str, dtype: torch.dtype, name: str) -> tuple[MPI.Op, torch.d
 
 
 def even_counts(what: str, whole: Tensor, each: Tensor, ranks: int) -> list[int]:
-    """How many values of ``whole`` belong to each rank: as many as ``each`` has.
+    """Return the number of values of ``whole`` for each rank, that of ``each``.
 
     Raises:
-        InvalidArgumentError: they are not all of ``whole``.
+        InvalidArgumentError: they do not sum to those of ``whole``.
     """
     if whole.numel() != ranks * each.numel():
         raise InvalidArgumentError(f"{what}: {whole.numel()} values are not {each.numel()} for each of {ranks} rank(s)")
@@ -153,7 +153,7 @@ def fits(what: str, tensor: Tensor, count: int) -> None:
 
 
 def row_counts(tensor: Tensor, rows: Sequence[int], ranks: int) -> list[int]:
-    """How many values of a tensor are for or from each rank; no rows mean as many for each."""
+    """Return the number of a tensor's values for or from each rank; without ``rows`` the same for each."""
     height = tensor.shape[0] if tensor.dim() else 1
     if not rows:
         if height % ranks:

@@ -1,13 +1,13 @@
 """Rows of minibatches that are sampled ahead: known before they are read, so fetched once, early and together.
 
-Draws are hashes and blocks are small, so a loader samples some minibatches ahead and keeps them. Then it is known which
-rows the next minibatches read. *Priced* rows cost something to read: other nodes hold them, or a source of this node
-that is not memory. From what is known follows
+Draws are hashes and blocks are small, so a loader samples several minibatches ahead and keeps them. The rows that they
+will read determine
 
-* what of a minibatch's rows to keep, and what to give up (:class:`~mpigraph.rows.row_cache.RowCache`),
-* what to fetch: the rows of one minibatch, or, where few are missing, those of several in one message to each host.
+* which *priced* rows the cache keeps and gives up (:class:`~mpigraph.rows.row_cache.RowCache`): other nodes hold them,
+  or a source of this node that is not memory, so reading them costs something;
+* which rows to fetch: those of one minibatch, or, where few are missing, of several in one message to each host.
 
-What a minibatch gets is the same as without: rows that were written are fetched anew.
+A minibatch gets the same rows as without: those that were written are fetched anew.
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ from mpigraph.trace import count, span
 __all__ = ["CachedRows", "Read", "UpcomingReads"]
 
 _FETCHED_TOGETHER = 4 << 20  # bytes from which on a fetch of more minibatches makes messages no more efficient
-_MOST_TOGETHER = 16  # minibatches that are fetched for together
+_MOST_TOGETHER = 16  # minibatches in one fetch
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Read:
     Attributes:
         batch: its number.
         ids: int64[n], all rows.
-        free: int64[m], positions in ``ids`` of those that are read by plain loads.
+        free: int64[m], positions in ``ids`` of the rows that plain loads read.
         priced: int64[k], positions of the others.
         rows: int64[k], the ids at ``priced``.
-        first: position of the first one among all priced rows that were announced.
+        first: position of the first one among all announced priced rows.
     """
 
     batch: int
@@ -54,18 +54,17 @@ class Read:
 
 
 class UpcomingReads:
-    """What minibatches that were sampled will read of a node type or relation, in the order in which they will.
+    """The reads of sampled minibatches from a node type or relation, in order.
 
-    Which minibatch reads a row next is found out from when somebody asks for it with :meth:`link`: who has memory for
-    all rows need not choose.
+    The minibatch that reads each row next is known after :meth:`link`: a cache with memory for all rows needs it not.
 
     Attributes:
         reads: those that were announced and not made, oldest first.
-        ring_next: int32[2**k], by position modulo its length: which minibatch reads a far row next.
+        ring_next: int32[2**k], by position modulo its length: the minibatch that reads a priced row next.
     """
 
     def __init__(self, window: RowWindow) -> None:
-        """Begin with nothing; ``window`` is any one of those whose rows are cut, and free, as these are."""
+        """Begin without reads; ``window`` is any one with the same offsets and free rows."""
         free = np.flatnonzero(window.free)
         begins, ends = window.offsets[free], window.offsets[free + 1]
         apart = np.flatnonzero(begins[1:] != ends[:-1])  # hosts of a node mostly hold one range together
@@ -79,11 +78,10 @@ class UpcomingReads:
         self._end = 0
 
     def announce(self, batch: int, ids: I64) -> tuple[Read, Mask | None]:
-        """Note what minibatch ``batch`` will read.
+        """Note that minibatch ``batch`` will read ``ids``.
 
         Returns:
-            The read; and bool[k] for its far rows, whether no read before it that is still to be made is of this row,
-            or None as long as nobody has asked for links.
+            The read; and bool[k], the priced rows that no earlier pending read has, or None before :meth:`link`.
         """
         free = np.empty(len(ids) + 1, np.int64)
         priced = np.empty(len(ids) + 1, np.int64)
@@ -96,30 +94,29 @@ class UpcomingReads:
         return read, fresh
 
     def link(self) -> None:
-        """From now on know which minibatch reads a row next, also of the reads that were announced."""
+        """From now on know the minibatch that reads each row next, also for the announced reads."""
         if self._numbers is None:
             self._numbers = LocalIds(self._num_rows)
             for read in self.reads:
                 self._link(read, self._numbers)
 
     def _link(self, read: Read, numbers: LocalIds) -> Mask:
-        """Link a read to those before; see :meth:`announce`."""
         self._make_space(read, numbers)
-        found = numbers.insert(read.rows)
+        indices = numbers.insert(read.rows)
         if numbers.count > len(self._last):
             grown = np.full(2 * numbers.count, -1, np.int64)
             grown[: len(self._last)] = self._last
             self._last = grown
-        fresh = np.empty(len(found), np.bool_)
-        add_reads(found, read.batch, read.first, self._pending(read), self._last, self.ring_next, fresh)
+        fresh = np.empty(len(indices), np.bool_)
+        add_reads(indices, read.batch, read.first, self._pending(read), self._last, self.ring_next, fresh)
         return fresh
 
     def _pending(self, read: Read) -> int:
-        """Position of the first read that is still to be made, when ``read`` is the newest."""
+        """Return the position of the first pending row when ``read`` is the newest read."""
         return self.reads[0].first if self.reads else read.first
 
     def _make_space(self, read: Read, numbers: LocalIds) -> None:
-        """Make the ring large enough for one more read, and forget the numbers of most of those that were made."""
+        """Make the ring large enough for one more read, and forget the numbers of most past ones."""
         pending = self._pending(read)
         needed = read.first + len(read.rows) - pending
         if needed > len(self.ring_next):
@@ -135,45 +132,32 @@ class UpcomingReads:
                     self._last[numbers.insert(before.rows)] = before.first + np.arange(len(before.rows))
 
     def clear(self) -> None:
-        """The minibatches that were announced will not come."""
+        """Forget the announced minibatches, which will not come."""
         self.reads.clear()
 
 
+@dataclass(frozen=True)
 class _Stage:
-    """Rows that were fetched for several minibatches together."""
+    """Rows that were fetched for several minibatches together: by minibatch, the place in ``words`` of each, or -1."""
 
-    def __init__(self, version: int, words: Array, places: dict[int, I32]) -> None:
-        self.version = version
-        self.words = words
-        self.places = places
+    version: int
+    words: Array
+    places: dict[int, I32]
 
 
 class CachedRows:
-    """Reads rows of one tensor for minibatches that were announced, through a cache.
+    """Reads rows of one tensor for announced minibatches, through a cache.
 
     One-sided: :meth:`read`.
 
     Attributes:
         rows: the tensor.
         cache: the cache.
-        upcoming: the reads that were announced.
+        upcoming: the announced reads.
     """
 
-    def __init__(
-        self,
-        rows: RowTensor,
-        cache: RowCache,
-        upcoming: UpcomingReads,
-        pool: RowPool,
-    ) -> None:
-        """Begin with an empty cache.
-
-        Args:
-            rows: the tensor.
-            cache: the cache, empty.
-            upcoming: where what will be read is announced.
-            pool: memory for what is fetched.
-        """
+    def __init__(self, rows: RowTensor, cache: RowCache, upcoming: UpcomingReads, pool: RowPool) -> None:
+        """Begin with an empty cache; ``pool`` has the memory for fetched rows."""
         self.rows = rows
         self.cache = cache
         self.upcoming = upcoming
@@ -183,18 +167,18 @@ class CachedRows:
         self._chooses = False
 
     def announce(self, read: Read, fresh: Mask | None) -> None:
-        """A minibatch that was sampled will make this read; ``fresh`` as :meth:`UpcomingReads.announce` returned it."""
+        """Note the read of a sampled minibatch, with ``fresh`` from :meth:`UpcomingReads.announce`."""
         if self._chooses and fresh is not None:
             self.cache.announce(read.rows, fresh, read.batch)
 
     def clear(self) -> None:
-        """The minibatches that were announced will not come."""
+        """Forget the announced minibatches, which will not come."""
         self._stage = None
         if self._chooses:
             self.cache.forget_uses()
 
     def read(self, read: Read, out: Array) -> None:
-        """Fill ``out`` ([n, *row_shape], as stored or wider) with the rows of the oldest read that was announced.
+        """Fill ``out`` ([n, *row_shape], as stored or wider) with the rows of the oldest announced read.
 
         Raises:
             ClosedError: the tensor was closed.
@@ -236,7 +220,7 @@ class CachedRows:
             self._keep(read, slots, len(absent), words)
 
     def _keep(self, read: Read, slots: I32, absent: int, words: Array) -> None:
-        """Keep of what was read what had no slot: all as long as slots are free, then what is worth it."""
+        """Keep rows that had no slot: all while slots are free, then those that are worth it."""
         cache = self.cache
         if not self._chooses:
             if cache.used + absent <= cache.per_trainer:
@@ -251,20 +235,17 @@ class CachedRows:
         cache.keep(read.rows, slots, read.priced, words, read.batch, read.first, self.upcoming.ring_next)
 
     def _fetch(self, read: Read, slots: I32, version: int, words: Array) -> _Stage:
-        """Fetch what this minibatch misses, and what the next ones miss as long as that is little.
-
-        Meanwhile the free rows of this one are loaded into ``words``.
-        """
+        """Fetch the missing rows of this minibatch, and of the next ones while they are few; load its free rows."""
         window = self.rows.window
         listed, places = self._listed, dict[int, I32]()
         listed.reset(np.empty(0, np.int64))
         for other in self.upcoming.reads:
             if places and (listed.count * window.row_bytes > _FETCHED_TOGETHER or len(places) == _MOST_TOGETHER):
                 break
-            found = slots if other.batch == read.batch else self.cache.find(other.rows)[0]
-            mine = places[other.batch] = np.full(len(found), -1, np.int32)
-            missing = np.flatnonzero(found < 0)
-            mine[missing] = listed.insert(other.rows[missing])
+            cached = slots if other.batch == read.batch else self.cache.find(other.rows)[0]
+            missing = np.flatnonzero(cached < 0)
+            places[other.batch] = np.full(len(cached), -1, np.int32)
+            places[other.batch][missing] = listed.insert(other.rows[missing])
         rows = listed.ids
         order, fetched = window.fetch(rows, self._pool, lambda: window.load(read.ids, read.free, words))
         for at in places.values():
@@ -274,7 +255,7 @@ class CachedRows:
         return _Stage(version, fetched, places)
 
     def _fetch_late(self, read: Read, which: I64, words: Array) -> None:
-        """Fetch rows that were to be found in slots, and are there no more."""
+        """Fetch rows that have lost their slots meanwhile."""
         window = self.rows.window
         order, fetched = window.fetch(read.rows[which], self._pool, nothing)
         gather_rows(fetched, order, read.priced[which], words.view(fetched.dtype))

@@ -1,12 +1,12 @@
-"""One lock per host, taken by whoever writes rows that the host holds, in the order in which they ask.
+"""One lock per host for the writers of its rows, in the order in which they ask.
 
-A ticket lock on a window of two words for each host: the next ticket, and the one whose turn it is. Each word is only
-added to, or read: MPI promises that operations on one word are atomic to each other only if they are the same, or none
-(``MPI_NO_OP``; MPI 4.1, 12.7.1). ``Win.Lock`` with ``LOCK_EXCLUSIVE`` would not do: MPI lets it return before the lock
+A ticket lock on a window of two words for each host: the next ticket, and the one whose turn it is. Operations on a
+word only add or read: MPI promises that operations on one word are atomic to each other only if they are the same, or
+``MPI_NO_OP`` (MPI 4.1, 12.7.1). ``Win.Lock`` with ``LOCK_EXCLUSIVE`` would not do: MPI lets it return before the lock
 is held (MPI 4.1, 12.5.3).
 
-Who has drawn a ticket must come for its turn and release the lock: all who drew later wait for it. A rank that dies in
-between ends the job, as it does anywhere.
+A rank that has drawn a ticket must wait for its turn and release the lock: all later tickets wait for it. A rank that
+dies in between ends the job, as anywhere.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ _NEXT = 0
 _TURN = 1
 _WORD = 8  # bytes
 _SHORTEST = 2e-5  # seconds that a writer holds the lock at least, to write a row of another rank
-_LONGEST = 2e-3  # and that anybody sleeps
+_LONGEST = 2e-3  # seconds of a sleep at most
 
 
 class HostMutex:
@@ -36,7 +36,7 @@ class HostMutex:
 
     @collective("world.comm")
     def __init__(self, world: World, far: bool) -> None:
-        """Make one free lock on each host, for all ranks if ``far``, else for those of the host's node."""
+        """Make one free lock on each host, for all ranks if ``far``, else for those of its node."""
         self._world = world
         nbytes = 2 * _SLOT if world.is_host else 0
         if far:
@@ -60,8 +60,9 @@ class HostMutex:
         with self._world.watch(f"taking the write lock of rank {self._world.hosts[host]}"):
             ticket = self.draw(host)
             while ahead := self.ahead(host, ticket):
-                self._world.comm.Iprobe()  # who holds it may be writing to us, which Open MPI does when we are in MPI
-                # who is next looks often: the lock is free while it sleeps
+                # the holder may be writing to this rank, which Open MPI lets it do while this rank is inside MPI
+                self._world.comm.Iprobe()
+                # the next in turn looks often: the lock is free while it sleeps
                 backoff.pause(TRANSFER._replace(longest=min(max(TRANSFER.longest, ahead * _SHORTEST), _LONGEST)))
         try:
             yield
@@ -69,14 +70,14 @@ class HostMutex:
             self.release(host, ticket)
 
     def draw(self, host: int) -> int:
-        """Draw a ticket for the lock of ``host``: everybody's turn comes in the order of the tickets. One-sided."""
+        """Draw a ticket for the lock of ``host``; turns come in the order of tickets. One-sided."""
         return self._fetch(host, _NEXT, 1)
 
     def ahead(self, host: int, ticket: int) -> int:
-        """How many turns come before that of ``ticket``: with 0 of them its owner holds the lock. One-sided.
+        """Return the number of turns before that of ``ticket``: its owner holds the lock when it is 0. One-sided.
 
         Raises:
-            CollectiveError: its turn is over: as for :meth:`release`.
+            CollectiveError: its turn is over; see :meth:`release`.
         """
         turn = self._fetch(host, _TURN, 0)
         if turn > ticket:
@@ -87,7 +88,7 @@ class HostMutex:
         """Give back the lock of ``host``. One-sided.
 
         Raises:
-            CollectiveError: it is not this ticket's turn: MPI's atomic operations are none, or somebody wrote to it.
+            CollectiveError: it is not this ticket's turn: MPI's operations are not atomic, or the word was overwritten.
         """
         turn = self._fetch(host, _TURN, 1)
         if turn != ticket:

@@ -1,4 +1,4 @@
-"""Update ownership: which trainer writes which rows. Each row has one owner, near the host that holds it.
+"""Update ownership: the one trainer that writes each row, on the node of the host that holds it.
 
 A host that trains owns its own rows. A server's rows are divided evenly among the trainers on its node, so that all of
 them work, also where there are fewer trainers than servers. Every trainer computes the same table.
@@ -73,19 +73,19 @@ class RowOwners:
         sizes = np.diff(bounds)
         counts = np.zeros(len(self._begins) - 1, np.int64)
         np.add.at(counts, self.trainers, sizes)
-        some = self._by_trainer[sizes[self._by_trainer] > 0]
-        if (np.diff(some) > 0).all():
+        used = self._by_trainer[sizes[self._by_trainer] > 0]
+        if (np.diff(used) > 0).all():
             return order, counts
-        return np.concatenate([order[bounds[which] : bounds[which + 1]] for which in some.tolist()]), counts
+        return np.concatenate([order[bounds[which] : bounds[which + 1]] for which in used.tolist()]), counts
 
     def ranges(self, trainer: int | None = None) -> list[OwnedRange]:
-        """The ranges that a trainer owns, by default this one; empty ranges are left out."""
+        """Return the ranges that a trainer owns, by default this one; without empty ones."""
         which = self._me if trainer is None else trainer
-        found = []
+        owned = []
         for r in self._by_trainer[self._begins[which] : self._begins[which + 1]].tolist():
             first, last = self.bounds[r : r + 2].tolist()
             if first < last:
                 host = int(self._hosts[r])
                 begin = int(self._offsets[host])
-                found.append(OwnedRange(host, first, last, slice(first - begin, last - begin)))
-        return found
+                owned.append(OwnedRange(host, first, last, slice(first - begin, last - begin)))
+        return owned

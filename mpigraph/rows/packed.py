@@ -1,16 +1,16 @@
-"""Far rows by request and reply: the host packs the wanted rows and sends them. Needs no window.
+"""Remote rows by request and reply: the host packs the rows and sends them. Needs no window.
 
 The words of a request (``mpi/messages.py``) are window, number of rows, bytes of an id, 0, then the ids (distinct rows,
-counted from the host's first one, 32 bits wide where they fit) up to a whole word. The reply is the rows as they are
+counted from the host's first one, 32 bits wide where they fit) up to a whole word. The reply has the rows as they are
 stored, in the order of the ids, in equal chunks of one to two :data:`CHUNK` bytes, or in one of less. A chunk of no
-bytes tells that the request cannot be answered: the window was closed, or the request makes no sense.
+bytes refuses the request: the window was closed, or the request is malformed.
 
-A request to write has the bytes of a row where the other has 0, and the rows behind the ids: one chunk, up to a whole
-word. The host holds its lock while it stores them. The reply is one byte.
+A request to write has the bytes of a row in place of 0, and one chunk of rows behind the ids, up to a whole word. The
+host holds its lock while it stores them. The reply is one byte.
 
-The reader sends every far host one request and puts each chunk into its place while the next ones travel. A host packs
-a chunk or two whenever it makes progress, so a slow reader only keeps its own few chunks waiting. Both sides of a
-request are coroutines (``mpi/coroutine.py``): what follows a ``yield`` happens once a message is here.
+The reader sends every remote host one request and puts each chunk into its place while the next ones travel. A host
+packs a chunk or two whenever it makes progress, so a slow reader only keeps its own few chunks waiting. Both sides are
+coroutines (``mpi/coroutine.py``).
 """
 
 from collections import deque
@@ -40,28 +40,28 @@ from mpigraph.rows.transport import (
 
 __all__ = ["CHUNK", "PackedTransport"]
 
-# bytes: packing, sending and placing overlap, and memory stays small; what is left over is no chunk of its own, because
-# UCX sends less than 3 MB over TCP in fragments of 64 kB that are copied, which costs both sides half as much again
+# bytes: packing, sending and placing overlap, and memory stays small. The rest is no chunk of its own: UCX sends less
+# than 3 MB over TCP in copied fragments of 64 kB, which costs both sides half as much again
 CHUNK = 4 << 20
 _HEADER = 4  # words: window, rows, bytes of an id, bytes of a row to write
 _OF_ONE = 3  # chunks in flight of one reply
 _OF_ALL = 24  # and of all replies together
-_MOST_REQUESTS = 64  # answered at once; the others wait with their senders
-_MOST_BYTES = 64 << 20  # of the requests that are answered at once, from which on the others wait
+_MOST_REQUESTS = 64  # answered at once; the others wait at their senders
+_MOST_BYTES = 64 << 20  # of the requests that are answered at once
 _NO_BYTES = np.empty(0, np.uint8)
 _ID_TYPES: dict[int, npt.DTypeLike] = {4: np.uint32, 8: np.int64}
 _STORED = np.ones(1, np.uint8)
-_SPARSE = 64  # rows held for each row wanted, above which a table of them is slower than sorting
+_SPARSE = 64  # rows of the host for each requested row, above which a table of them is slower than sorting
 
 
 def _rows_per_chunk(count: int, row_bytes: int) -> int:
-    """How many of ``count`` rows go in each chunk; the last has as many or a few less."""
+    """Return the rows in each chunk of ``count`` rows; the last has as many or a few less."""
     chunks = max(1, min(count, count * row_bytes // CHUNK))
     return max(1, -(-count // chunks))
 
 
 def _chunk(pool: RowPool, rows: int, like: Array) -> Array:
-    """Memory for a chunk of rows as those of ``like``; large ones are of one size, to be used again by any."""
+    """Return memory for a chunk of rows as those of ``like``; large ones have one size, so any can use them again."""
     nbytes = rows * like.shape[1] * like.itemsize
     if not CHUNK <= nbytes <= 2 * CHUNK:
         return pool.empty((rows, like.shape[1]), like.dtype)
@@ -69,7 +69,7 @@ def _chunk(pool: RowPool, rows: int, like: Array) -> Array:
 
 
 def _chunks_in_flight(replies: int) -> int:
-    """How many chunks of each of some replies may be outstanding at once."""
+    """Return the chunks of each of several replies that may be outstanding at once."""
     return max(1, min(_OF_ONE, _OF_ALL // replies))
 
 
@@ -77,8 +77,8 @@ def _as_bytes(rows: Array) -> U8:
     return rows.reshape(-1).view(np.uint8)
 
 
-class _Wanted:
-    """The distinct rows of a request, and where they go.
+class _Distinct:
+    """The distinct rows of a request, and their places.
 
     Attributes:
         rows: int64[m], distinct.
@@ -86,10 +86,10 @@ class _Wanted:
         repeats: int64[r], positions of further copies, and ``originals`` int64[r], the positions of the first ones.
     """
 
-    def __init__(self, wanted: RemoteRows, pool: RowPool) -> None:
-        self.rows = wanted.rows
-        self.places = wanted.positions
-        first, again = _first_alike(wanted, pool)
+    def __init__(self, remote: RemoteRows, pool: RowPool) -> None:
+        self.rows = remote.rows
+        self.places = remote.positions
+        first, again = _first_alike(remote, pool)
         self.repeats = self.originals = self.places[:0]
         if again:
             is_first = first == np.arange(len(first))
@@ -100,7 +100,7 @@ class _Wanted:
 
 
 def _message(number: int, rows: I64, tag: int, values: U8 = _NO_BYTES) -> I64:
-    """A request for distinct rows, or to write them."""
+    """Return a request for distinct rows, or to write them."""
     width = 4 if int(rows.max()) < 1 << 32 else 8
     id_words = _num_words(width * len(rows))
     message = np.zeros(1 + _HEADER + id_words + _num_words(len(values)), np.int64)
@@ -114,22 +114,18 @@ def _num_words(nbytes: int) -> int:
     return -(-nbytes // 8)
 
 
-def _first_alike(wanted: RemoteRows, pool: RowPool) -> tuple[I64, int]:
-    """int64[n], for each wanted row the index of the first that is the same; and how many have an earlier one."""
-    count = len(wanted.rows)
-    if wanted.held > _SPARSE * count:
-        _, first, which = np.unique(wanted.rows, return_index=True, return_inverse=True)
+def _first_alike(remote: RemoteRows, pool: RowPool) -> tuple[I64, int]:
+    """Return for each row the index of the first equal one (int64[n]), and the number of repeats."""
+    count = len(remote.rows)
+    if remote.held > _SPARSE * count:
+        _, first, which = np.unique(remote.rows, return_index=True, return_inverse=True)
         return first[which], count - len(first)
-    found = np.empty(count, np.int64)
-    return found, first_alike(wanted.rows, pool.empty((wanted.held,), np.int32), found)
+    indices = np.empty(count, np.int64)
+    return indices, first_alike(remote.rows, pool.empty((remote.held,), np.int32), indices)
 
 
 class PackedTransport(Transport):
-    """Reads and writes far rows by asking their hosts, and answers for the rows of this rank.
-
-    Attributes:
-        server: the side that answers.
-    """
+    """Reads and writes remote rows by asking their hosts, and answers for this rank's rows through ``server``."""
 
     name = "packed"
     how = "packed by their host"
@@ -137,7 +133,6 @@ class PackedTransport(Transport):
 
     @collective("world.comm")
     def __init__(self, world: World) -> None:
-        """Make a communicator for requests and rows."""
         super().__init__(world)
         self._comm = world.dup()
         self._requester = Requester(world, self._comm)
@@ -156,14 +151,14 @@ class PackedTransport(Transport):
         with self.server.lock:
             self._windows.pop(window.number, None)
 
-    def read(self, window: WindowHandle, wanted: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
-        """See :class:`~mpigraph.rows.transport.Transport`. The hosts answer when they are asked for progress.
+    def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+        """See :class:`~mpigraph.rows.transport.Transport`. The hosts answer when they make progress.
 
         Raises:
             ClosedError: a host has closed the window.
         """
         failed: list[int] = []
-        for requests in split_requests(wanted):
+        for requests in split_requests(remote):
             ranks = ", ".join(str(rows.rank) for rows in requests)
             what = f"rows of window {window.number} from rank(s) {ranks}"
             most = _chunks_in_flight(len(requests))
@@ -173,33 +168,29 @@ class PackedTransport(Transport):
             meanwhile = nothing
         _raise_refused(failed, window)
 
-    def _fetch(self, window: WindowHandle, wanted: RemoteRows, out: Array, most: int) -> Coroutine[bool]:
-        """Ask a host for rows and put them into their places, ``most`` receives posted at a time.
-
-        Returns:
-            Whether the host could answer.
-        """
-        distinct = _Wanted(wanted, self._pool)
+    def _fetch(self, window: WindowHandle, remote: RemoteRows, out: Array, most: int) -> Coroutine[bool]:
+        """Ask a host for rows, ``most`` receives posted at a time; return whether the host could answer."""
+        distinct = _Distinct(remote, self._pool)
         tag = self._requester.next_tag()
         step = _rows_per_chunk(len(distinct.rows), window.row_bytes)
         chunks = iter(range(0, len(distinct.rows), step))
         receives: deque[tuple[MPI.Request, int, Array, bool]] = deque()  # first row, chunk, in its place already
 
         def post() -> None:
-            """Be ready for the next chunk: in its place if that is one stretch, else in memory of the pool."""
+            """Receive the next chunk in its place if that is one stretch, else in memory of the pool."""
             begin = next(chunks, None)
             if begin is None:
                 return
             places = distinct.places[begin : begin + step]
             in_place = places[-1] - places[0] == len(places) - 1 and len(distinct.repeats) == 0  # places ascend
             chunk = out[places[0] : places[-1] + 1] if in_place else _chunk(self._pool, len(places), out)
-            receives.append((self._comm.Irecv([_as_bytes(chunk), MPI.BYTE], wanted.rank, tag), begin, chunk, in_place))
+            receives.append((self._comm.Irecv([_as_bytes(chunk), MPI.BYTE], remote.rank, tag), begin, chunk, in_place))
 
         for _ in range(most):
             post()
         message = _message(window.number, distinct.rows, tag)
         self.traffic.sent(message.nbytes)
-        sending = self._comm.Isend(message, wanted.rank, REQUEST)
+        sending = self._comm.Isend(message, remote.rank, REQUEST)
         while receives:
             request, begin, chunk, in_place = receives.popleft()
             status = yield request
@@ -219,7 +210,7 @@ class PackedTransport(Transport):
         return True
 
     def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
-        """See :class:`~mpigraph.rows.transport.Transport`. The hosts store the rows when they are asked for progress.
+        """See :class:`~mpigraph.rows.transport.Transport`. The hosts store the rows when they make progress.
 
         Raises:
             ClosedError: a host has closed the window.
@@ -231,11 +222,7 @@ class PackedTransport(Transport):
         _raise_refused([rows.rank for rows, here in zip(leaving, stored, strict=True) if not here], window)
 
     def _store(self, window: WindowHandle, leaving: RemoteRows, values: Array) -> Coroutine[bool]:
-        """Send a host rows to write, some chunks at a time.
-
-        Returns:
-            Whether the host has stored them all.
-        """
+        """Send a host rows to write, a few chunks at a time; return whether it has stored them all."""
         rows, positions = last_of_equal(leaving)
         step = max(1, CHUNK // window.row_bytes)
         outstanding: deque[tuple[MPI.Request, MPI.Request]] = deque()
@@ -259,11 +246,11 @@ class PackedTransport(Transport):
 
     @property
     def outstanding(self) -> bool:
-        """Whether a request or reply is not complete."""
+        """True while a request or reply is not complete."""
         return self.server.outstanding
 
     def close(self) -> None:
-        """Send what is still being sent. Every reader must have what it asked for."""
+        """Complete the replies."""
         self.server.drain(self.world, "sending the last rows")
 
     def _answer(self, server: RequestServer, requests: list[Request]) -> Coroutine[None]:
@@ -286,11 +273,11 @@ class PackedTransport(Transport):
             if window is None:  # closed meanwhile
                 sends.append(self._send(_NO_BYTES, request))
                 break
-            some = rows[begin : begin + step].astype(np.int64)
-            chunk = _chunk(self._pool, len(some), window.like)
-            window.gather(some, chunk)
+            requested = rows[begin : begin + step].astype(np.int64)
+            chunk = _chunk(self._pool, len(requested), window.like)
+            window.gather(requested, chunk)
             sends.append(self._send(chunk, request))
-            # a chunk a step, so that other replies have their turn in between
+            # one chunk a step: other replies have their turn in between
             full = len(sends) >= _chunks_in_flight(max(1, len(server.tasks)))
             yield sends.popleft() if full else MPI.REQUEST_NULL
         while sends:  # not "yield from": a deque has no method "send", which the engine resumes a coroutine by
@@ -319,7 +306,7 @@ class PackedTransport(Transport):
         return self._comm.Isend([_as_bytes(chunk), MPI.BYTE], request.asker, request.tag)
 
     def _rows_of(self, words: I64) -> tuple[Array | None, U8]:
-        """The rows that a request names, and the bytes to write there, if any; None if it cannot be answered."""
+        """Return the rows that a request names, and the bytes to write there, if any; None if it is refused."""
         if len(words) < _HEADER:
             return None, _NO_BYTES
         number, count, width, row_bytes = words[:_HEADER].tolist()

@@ -1,7 +1,7 @@
-"""Memory for large results that is used again once nobody looks at the result any more.
+"""Memory for large results that is used again once the result is garbage.
 
-A fresh array of megabytes is mapped, cleared page by page by the system and unmapped when it dies; that costs more than
-gathering the rows into it. A pool keeps such memory. The arrays it hands out are ordinary ones.
+The system maps a fresh array of megabytes, clears it page by page, and unmaps it when it dies; that costs more than
+gathering rows into it. A pool keeps such memory. Its arrays are ordinary ones.
 """
 
 import weakref
@@ -22,16 +22,16 @@ _PAGE = 1 << 12  # bytes
 
 
 class RowPool:
-    """Hands out arrays; may be used by several threads."""
+    """Returns arrays, to any thread."""
 
     def __init__(self, kept: int = _KEPT, largest: int = _LARGE) -> None:
-        """Begin empty; ``kept`` is how many free arrays are kept of each size, if they have at most so many bytes."""
+        """Begin empty; keep up to ``kept`` free arrays of each size, and none of more than ``largest`` bytes."""
         self._largest = largest
         # deque.append and pop are atomic: an array may die at any time, in any thread
         self._free: defaultdict[int, deque[U8]] = defaultdict(lambda: deque(maxlen=kept))
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """An array with undefined contents, as ``np.empty`` makes it."""
+        """Return an array with undefined contents, as ``np.empty`` does."""
         dtype = np.dtype(dtype)
         nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         if not _SMALL <= nbytes <= self._largest:

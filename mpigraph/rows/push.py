@@ -1,16 +1,14 @@
-"""Push rows to their owners, all at once: how gradients travel.
+"""Push rows, such as gradients, to their owners, from all ranks at once.
 
-A push is three collective steps on a communicator that every rank takes part in, also with nothing to send::
+A push is three non-blocking collective steps, in which every rank takes part, also with nothing to send::
 
-    Ialltoall(headers)     what I push: a key that says what this is, status, number of rows
+    Ialltoall(headers)     a key that identifies the push, status, number of rows
     Ialltoallv(ids)        of the rows, 32 or 64 bits
     Ialltoallv(rows)       float32; MPI-3 counts are 32-bit, so they count rows
 
-A rank that cannot push because something failed takes part all the same and its header tells so, and every rank
-raises. Rows that a rank pushes to itself stay where they are. Nothing is added up here, and the order of what arrives
-is fixed: by rank, then as pushed. So what is made of it does not depend on which message came first.
-
-Main thread, on the trainers' communicator. All steps are non-blocking (``mpi/coroutine.py``).
+A rank that cannot push because of an error takes part all the same; its header says so, and every rank raises. Rows
+that a rank pushes to itself stay where they are. The push adds nothing up, and rows arrive in a fixed order: by rank,
+then as pushed. So sums do not depend on which message came first.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,13 +34,13 @@ _Empty = Callable[[Sequence[int], npt.DTypeLike], Array]
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What one rank pushes.
+    """The rows that one rank pushes.
 
     Attributes:
         ids: int32 or int64 [n], the same dtype on every rank; sorted by destination.
         rows: float32[n, width], C-contiguous, in any order.
         order: int64[n]: ``ids[i]`` is the id of ``rows[order[i]]``.
-        counts: int64[size]: how many ids, from the first on, go to rank 0, to rank 1, and so on.
+        counts: int64[size], the number of ids for each rank.
     """
 
     ids: Array
@@ -52,19 +50,19 @@ class Outgoing:
 
     @classmethod
     def nothing(cls, size: int, width: int, dtype: npt.DTypeLike) -> "Outgoing":
-        """Nothing for any of ``size`` ranks."""
+        """Return a push without rows for any of ``size`` ranks."""
         rows = np.empty((0, width), np.float32)
         return cls(np.empty(0, dtype), rows, np.empty(0, np.int64), np.zeros(size, np.int64))
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """What all ranks pushed to this one, in rank order, then as pushed.
+    """The rows that all ranks pushed to this one, in rank order, then as pushed.
 
     Attributes:
         ids: int32 or int64 [m].
-        sources: int64[m], where each row is: ``arrived[s]``, or ``own[~s]`` where s < 0.
-        own: float32[n, width], the rows that this rank pushed, to whomever.
+        sources: int64[m]: row i is ``arrived[s]``, or ``own[~s]`` if s < 0, for s = ``sources[i]``.
+        own: float32[n, width], the rows that this rank pushed, to any rank.
         arrived: float32[k, width], the rows of other ranks.
     """
 
@@ -88,17 +86,17 @@ def push_rows(
     """Send each rank the rows that it owns.
 
     Args:
-        comm: who takes part.
-        what: what this is, for messages.
-        key: a number that says what this is; ranks that push different things get an error.
-        described: what the number stands for, for that error.
-        outgoing: what this rank pushes.
+        comm: the ranks.
+        what: names the push in messages.
+        key: a number that identifies the push; different keys are an error.
+        described: the meaning of the key, for that error.
+        outgoing: the rows that this rank pushes.
         empty: makes the large arrays, as ``np.empty`` does.
-        error: why this rank cannot push.
+        error: the reason why this rank cannot push, if there is one.
         met: called once every rank is here.
 
     Raises:
-        CollectiveError: ranks push different things; on every rank.
+        CollectiveError: the keys differ; on every rank.
         MPIGraphError: ``error``, on every rank.
     """
     begin, end = _own(outgoing.counts, comm.rank)
@@ -127,7 +125,7 @@ def push_rows(
 
 
 def _pack(outgoing: Outgoing, begin: int, end: int, empty: _Empty) -> F32:
-    """The rows that leave, sorted by destination: all but ``order[begin:end]``."""
+    """Return the rows for other ranks, sorted by destination: all except ``order[begin:end]``."""
     order = outgoing.order
     rows = outgoing.rows
     leaving: F32 = empty((len(order) - (end - begin), rows.shape[1]), np.float32)
@@ -141,6 +139,6 @@ def _pack(outgoing: Outgoing, begin: int, end: int, empty: _Empty) -> F32:
 
 
 def _own(counts: I64, rank: int) -> tuple[int, int]:
-    """Where the rows of one rank begin and end, of rows sorted by rank."""
+    """Return the begin and end of one rank's rows among rows sorted by rank."""
     begin = int(counts[:rank].sum())
     return begin, begin + int(counts[rank])

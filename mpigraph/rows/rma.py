@@ -1,6 +1,6 @@
-"""Far rows by one-sided ``Get`` and ``Put``: one for each host, whose target datatype lists the rows as runs.
+"""Remote rows by one-sided ``Get`` and ``Put``: one for each host, whose target datatype lists the rows as runs.
 
-Nothing runs at the host. Fast where the fabric reads memory by itself; over TCP the host's MPI library walks the
+The host runs no code. This is fast where the fabric reads memory by itself; over TCP the host's MPI library walks the
 list row by row, and ``rows/packed.py`` is faster.
 """
 
@@ -22,7 +22,7 @@ _ROWS_PER_PUT = 1 << 20
 
 @contextmanager
 def _runs_type(row: MPI.Datatype, starts: I64, lengths: I64) -> Iterator[MPI.Datatype]:
-    """A datatype that lists runs of rows, freed after the ``with`` block; MPI keeps what it still needs."""
+    """Make a datatype that lists runs of rows, freed after the ``with`` block; MPI may still use it."""
     runs = row.Create_indexed(lengths.tolist(), starts.tolist()).Commit()
     try:
         yield runs
@@ -33,33 +33,33 @@ def _runs_type(row: MPI.Datatype, starts: I64, lengths: I64) -> Iterator[MPI.Dat
 class _Get:
     """One outstanding ``Get``, begun by construction: the distinct rows in ascending order."""
 
-    def __init__(self, window: WindowHandle, wanted: RemoteRows, out: Array) -> None:
+    def __init__(self, window: WindowHandle, remote: RemoteRows, out: Array) -> None:
         self._win = window.win
-        self._wanted = wanted
+        self._remote = remote
         self._out = out
-        self._order = np.argsort(wanted.rows, kind="stable")
-        starts, lengths, self._place = find_runs(wanted.rows[self._order])
+        self._order = np.argsort(remote.rows, kind="stable")
+        starts, lengths, self._place = find_runs(remote.rows[self._order])
         count = int(lengths.sum())
         self._arrived = np.empty((count, out.shape[1]), out.dtype)
         with _runs_type(window.row, starts, lengths) as runs:
-            self._win.Get([self._arrived.view(np.uint8), count, window.row], wanted.rank, target=[0, 1, runs])
+            self._win.Get([self._arrived.view(np.uint8), count, window.row], remote.rank, target=[0, 1, runs])
 
     def finish(self) -> int:
-        """Wait, put the rows into their places, and return how many bytes came."""
-        self._win.Flush(self._wanted.rank)
-        gather_rows(self._arrived, self._place, self._wanted.positions[self._order], self._out)
+        """Wait, put the rows into their places, and return their bytes."""
+        self._win.Flush(self._remote.rank)
+        gather_rows(self._arrived, self._place, self._remote.positions[self._order], self._out)
         return self._arrived.nbytes
 
 
 class RmaTransport(Transport):
-    """Reads far rows with ``Get`` and ``Flush``, and writes them with ``Put`` while it holds their host's lock."""
+    """Reads remote rows with ``Get`` and ``Flush``, and writes them with ``Put`` while it holds their host's lock."""
 
     name = "rma"
     how = "by one-sided Get"
 
-    def read(self, window: WindowHandle, wanted: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+    def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """See :class:`~mpigraph.rows.transport.Transport`. One-sided."""
-        for requests in split_requests(wanted):
+        for requests in split_requests(remote):
             what = f"one-sided reads of rows of rank(s) {', '.join(str(rows.rank) for rows in requests)}"
             with no_way_back(self.world.comm, MPI.Exception):  # MPI is about to write to their memory
                 with self.world.watch(what):

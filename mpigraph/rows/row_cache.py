@@ -1,13 +1,13 @@
 """Copies of rows that cost something to read, in a node's shared memory, for all trainers of the node.
 
-Such rows are held by other nodes, or by a source of this node that is not memory (``rows/sources``).
+Other nodes hold such rows, or a source of this node that is not memory (``rows/sources``).
 
-Each trainer gives its own slots to rows, and reads those of all. So nobody takes a lock: a slot has one writer, which
-counts how often it gave the slot to a row, and who reads another's slot looks at that number before and after
-(Lamport, "Concurrent reading and writing", CACM 20(11), 1977). What is kept is decided in ``kernels/row_slots.py``.
+Each trainer gives its own slots to rows, and reads those of all without a lock: a slot has one writer, which counts the
+times it gave the slot to a row, and a reader compares that number before and after (Lamport, "Concurrent reading and
+writing", CACM 20(11), 1977). ``kernels/row_slots.py`` decides which rows are kept.
 
-Only rows that nobody writes are kept. What a trainer has in its slots is of one version of the tensor; others read it
-while that is the tensor's version, and it is forgotten when it is not.
+A trainer's slots have rows of one version of the tensor. The others read them while that is the tensor's version; then
+the trainer empties them.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,17 +46,17 @@ _LINE = 64  # bytes that tables are aligned to
 _OF_SLOT = 8 + 4  # bytes that a slot takes in the tables besides the row
 _OF_ROW = 4  # bytes that a row of the tensor takes in the tables, kept or not
 _NO_VERSION = -1
-_OF_FREE = 0.25  # of the memory that is free, for caches of a size that nobody gave
+_OF_FREE = 0.25  # of the free memory, for caches whose size was not set
 _MOST = 2**31 - 2  # slots of a node: their numbers are 32 bits
 
 
 def priced_rows(rows: RowTensor) -> int:
-    """Return how many rows of a tensor this node cannot read by plain loads."""
+    """Return the number of a tensor's rows that this node cannot read by plain loads."""
     return int(np.diff(rows.window.offsets)[~rows.window.free].sum())
 
 
 def cache_memory(num_rows: int, slots: int, row_bytes: int) -> int:
-    """Bytes that a cache of some rows of a tensor takes on a node."""
+    """Return the bytes that a cache of ``slots`` of a tensor's ``num_rows`` rows takes on a node."""
     return _OF_ROW * num_rows + slots * (row_bytes + _OF_SLOT)
 
 
@@ -64,14 +64,14 @@ def cache_memory(num_rows: int, slots: int, row_bytes: int) -> int:
 def slots_for(
     world: World, tensors: Sequence[RowTensor], nbytes: int, promised: int, near_too: bool = False
 ) -> list[int]:
-    """How many slots each trainer of this node gets for each of some tensors.
+    """Return the number of slots that each trainer of this node gets for each tensor.
 
     Args:
         world: the job.
-        tensors: the tensors; each gets as much of the bytes as its priced rows are of all of them.
-        nbytes: what they take together on this node; a part of what is free if below 0.
-        promised: bytes of what is free that other caches may take.
-        near_too: free rows are kept, too; without, there are not more slots than priced rows.
+        tensors: the tensors; each gets a share of the bytes in proportion to its priced rows.
+        nbytes: bytes of all caches together on this node; below 0 a part of the free memory.
+        promised: free bytes that other caches may take.
+        near_too: free rows are kept, too; else there are at most as many slots as priced rows.
     """
     if nbytes < 0:
         free = np.array([free_for_caches(world) - promised], np.int64)
@@ -82,20 +82,20 @@ def slots_for(
     whole = [
         count * size + _OF_ROW * tensor.shape[0] for count, size, tensor in zip(counts, slot, tensors, strict=True)
     ]
-    found = []
+    per_trainer = []
     for tensor, size, count, need in zip(tensors, slot, counts, whole, strict=True):
-        mine = nbytes * need // max(sum(whole), 1)
-        in_all = min((mine - _OF_ROW * tensor.shape[0]) // size, _MOST if near_too else count, _MOST)
-        found.append(max(in_all, 0) // world.num_local_trainers if tensor.window.row_bytes else 0)
-    return found
+        share = nbytes * need // max(sum(whole), 1)
+        in_all = min((share - _OF_ROW * tensor.shape[0]) // size, _MOST if near_too else count, _MOST)
+        per_trainer.append(max(in_all, 0) // world.num_local_trainers if tensor.window.row_bytes else 0)
+    return per_trainer
 
 
 def free_for_caches(world: World) -> int:
-    """Bytes of memory that may be shared on this node."""
-    found = [free_memory()]
+    """Return the free bytes of this node that caches may share."""
+    limits = [free_memory()]
     if world.node.size > 1:
-        found.append(free_shared_memory())
-    return min((size for size in found if size is not None), default=0)
+        limits.append(free_shared_memory())
+    return min((size for size in limits if size is not None), default=0)
 
 
 @dataclass
@@ -104,12 +104,12 @@ class SlotTable:
 
     Attributes:
         hint: int32[rows], the slot that may have a row.
-        row_of: int64[slots], the row that a slot has, or -1.
-        times: int32[slots], how often a slot was given to a row.
-        versions: int64[trainers], the version of the tensor that a trainer's slots have rows of.
+        row_of: int64[slots], the row in a slot, or -1.
+        times: int32[slots], the times a slot was given to a row.
+        versions: int64[trainers], the version of the tensor in each trainer's slots.
         words: [slots, words of a row], the rows as unsigned integers.
-        alone: whether the node has one trainer.
-        fence: makes what others have written visible, and the other way round.
+        alone: the node has one trainer.
+        fence: orders this process's stores and loads with the others'.
     """
 
     hint: I32
@@ -122,15 +122,13 @@ class SlotTable:
 
 
 class RowCache:
-    """Copies of some rows of one tensor.
-
-    For one thread of each trainer at a time.
+    """Copies of rows of one tensor, for one thread of each trainer at a time.
 
     Attributes:
         number: the same on every rank, never used twice in a job.
         rows: the tensor.
-        per_trainer: slots that each trainer of this node gives to rows.
-        nbytes: memory of the node that all of them take once they are full.
+        per_trainer: slots of each trainer of this node.
+        nbytes: memory of the node that all slots take once they are full.
         slots: those of the node.
     """
 
@@ -143,7 +141,7 @@ class RowCache:
             number: of the cache.
             rows: the tensor.
             per_trainer: slots of each trainer of this node; the same on all ranks of the node.
-            ahead: how many minibatches are known before they read, at most.
+            ahead: the largest number of minibatches that are known before they read.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its slots; on every rank.
@@ -154,13 +152,7 @@ class RowCache:
         trainers = world.num_local_trainers
         slots = trainers * per_trainer
         window = rows.window
-        sizes = [
-            _OF_ROW * rows.shape[0] if slots else 0,
-            8 * slots,
-            4 * slots,
-            8 * trainers,
-            window.row_bytes * slots,
-        ]
+        sizes = [_OF_ROW * rows.shape[0] if slots else 0, 8 * slots, 4 * slots, 8 * trainers, window.row_bytes * slots]
         ends = np.cumsum([-(-size // _LINE) * _LINE for size in sizes]).tolist()
         self.nbytes: int = ends[-1]
         of_hosts = np.zeros(len(world.hosts), np.int64)
@@ -188,7 +180,7 @@ class RowCache:
             fence=self._win.Sync,
         )
         self._me = world.local_trainer if world.is_trainer else 0
-        self._mine = new_slots(self._me * per_trainer, per_trainer if world.is_trainer else 0, ahead)
+        self._own = new_slots(self._me * per_trainer, per_trainer if world.is_trainer else 0, ahead)
         if allocates:
             self.slots.hint[:] = 0
             self.slots.row_of[:] = -1
@@ -199,9 +191,9 @@ class RowCache:
         self.slots.fence()
 
     def refresh(self) -> bool:
-        """Forget rows that were written since they were read; return whether rows may be kept and found now.
+        """Forget rows that were written since they were read; return whether the cache may be used now.
 
-        They may not while this rank has written rows that the others do not know of yet.
+        It may not while this rank has written rows that the others do not know of yet.
         """
         rows = self.rows
         if rows.written:
@@ -218,44 +210,44 @@ class RowCache:
         if self.slots.versions[self._me] == _NO_VERSION:
             return
         self.slots.versions[self._me] = _NO_VERSION
-        first = int(self._mine.first[0])
+        first = int(self._own.first[0])
         used = slice(first, first + self.used)
         self.slots.row_of[used] = -1
         self.slots.times[used] += 1
-        empty(self._mine)
+        empty(self._own)
         self.slots.fence()
 
     @property
     def table(self) -> Array:
-        """The rows in all slots, [slots, *row_shape]; what nobody gave to a row is undefined. Not to be written to."""
+        """The rows in all slots, [slots, *row_shape]; undefined in slots without a row. Not to be written to."""
         window = self.rows.window
         return self.slots.words.view(window.dtype).reshape(len(self.slots.words), *window.row_shape)
 
     @property
     def used(self) -> int:
-        """How many slots this trainer has given to rows."""
-        return int(self._mine.state[0])
+        """The number of slots that this trainer has given to rows."""
+        return int(self._own.state[0])
 
     def forget_uses(self) -> None:
-        """The minibatches that were announced will not come."""
-        forget_uses(self._mine)
+        """Forget the announced minibatches, which will not come."""
+        forget_uses(self._own)
 
     def announce(self, rows: I64, fresh: Array, batch: int) -> None:
-        """A minibatch that was sampled ahead will read ``rows`` (int64[n]), which counts when slots are given up.
+        """Note that a minibatch will read ``rows`` (int64[n]), for the choice of slots to give up.
 
-        ``fresh`` (bool[n]): no minibatch that was announced reads the row before.
+        ``fresh`` (bool[n]): no minibatch announced before reads the row.
         """
-        note_reads(rows, fresh, batch, self.slots.hint, self.slots.row_of, self._mine)
+        note_reads(rows, fresh, batch, self.slots.hint, self.slots.row_of, self._own)
 
     def begin_choosing(self) -> None:
-        """From now on :meth:`keep` gives up slots; who reads what they have is announced after this."""
-        expect_none(self._mine)
+        """From now on let :meth:`keep` give up slots; the reads of their rows are announced after this."""
+        expect_none(self._own)
 
     def find(self, rows: I64) -> tuple[I32, I32]:
-        """Where ``rows`` (int64[n]) are.
+        """Find the slots of ``rows`` (int64[n]).
 
         Returns:
-            int32[n], the slot of each, -1 if there is none, and what :meth:`load` wants to know of them.
+            int32[n], the slot of each or -1, and int32[n], ``seen`` for :meth:`load`.
         """
         slots = np.empty(len(rows), np.int32)
         if self.per_trainer == 0:
@@ -267,7 +259,7 @@ class RowCache:
             return slots, slots
         seen = np.empty(len(rows), np.int32)
         note_times(rows, self.slots.hint, self.slots.times, slots, seen)
-        self.slots.fence()  # a slot that is given away, and back, from here on has been given more often
+        self.slots.fence()  # a slot that gets another row from here on has a larger number of times
         confirm_slots(rows, self.slots.row_of, valid, self.per_trainer, slots)
         self.slots.fence()
         return slots, seen
@@ -277,67 +269,63 @@ class RowCache:
 
         Args:
             rows: int64[n].
-            slots: int32[n], as :meth:`find` returned it.
-            seen: int32[n], what it returned besides.
+            slots: int32[n], from :meth:`find`.
+            seen: int32[n], from :meth:`find`.
             positions: int64[n].
             out: rows as words.
 
         Returns:
-            int64[k], which of the rows were taken from their slots meanwhile: what was copied there is not they.
+            int64[k], indices of rows that lost their slots meanwhile: their copies are invalid.
         """
         load_slots(self.slots.words, slots, positions, out.view(self.slots.words.dtype))
         if self.slots.alone:
             return np.empty(0, np.int64)
         self.slots.fence()
-        found = np.flatnonzero(slots >= 0)
-        where = slots[found]
-        lost = np.empty(len(found) + 1, np.int64)
-        count = changed(rows[found], where, seen[found], self.slots.row_of, self.slots.times, lost)
-        return found[lost[:count]]
+        copied = np.flatnonzero(slots >= 0)
+        lost = np.empty(len(copied) + 1, np.int64)
+        count = changed(rows[copied], slots[copied], seen[copied], self.slots.row_of, self.slots.times, lost)
+        return copied[lost[:count]]
 
     def keep(self, rows: I64, slots: I32, positions: I64, out: Array, batch: int, begin: int, ring_next: I32) -> None:
-        """After minibatch ``batch`` has read ``rows``: keep what is worth it, in place of what is not.
+        """After minibatch ``batch`` has read ``rows``: keep those that are worth it, in place of others.
 
         Args:
             rows: int64[n], distinct or not.
-            slots: int32[n], where each was found, -1 if in none.
-            positions: int64[n], where in ``out`` they are.
+            slots: int32[n], the slot of each, or -1.
+            positions: int64[n], the position of each in ``out``.
             out: rows as words.
             batch: number of the minibatch.
             begin: position of its first row among the reads.
-            ring_next: int32[reads], which minibatch reads a row next, by position (``kernels/upcoming.py``).
+            ring_next: int32[reads], the minibatch that reads a row next, by position (``kernels/upcoming.py``).
         """
-        touch(rows, slots, batch, begin, ring_next, self._mine)
-        given = np.empty(len(rows), np.int32)
+        touch(rows, slots, batch, begin, ring_next, self._own)
+        taken = np.empty(len(rows), np.int32)
         which = np.empty(len(rows), np.int64)
-        count = admit(rows, slots, begin, ring_next, self.slots.row_of, self.slots.times, self._mine, given, which)
+        count = admit(rows, slots, begin, ring_next, self.slots.row_of, self.slots.times, self._own, taken, which)
         if count:
-            self._store(rows[which[:count]], given[:count], positions[which[:count]], out)
+            self._store(rows[which[:count]], taken[:count], positions[which[:count]], out)
 
     def keep_all(self, rows: I64, slots: I32, positions: I64, out: Array) -> None:
         """Keep all of ``rows`` that had no slot, while there are free ones; arguments as of :meth:`keep`."""
-        given = np.empty(len(rows), np.int32)
+        taken = np.empty(len(rows), np.int32)
         which = np.empty(len(rows), np.int64)
-        count = take_free(rows, slots, self.slots.hint, self.slots.times, self._mine, given, which)
+        count = take_free(rows, slots, self.slots.hint, self.slots.times, self._own, taken, which)
         if count:
-            self._store(rows[which[:count]], given[:count], positions[which[:count]], out)
+            self._store(rows[which[:count]], taken[:count], positions[which[:count]], out)
 
     def fill(self, rows: I64, positions: I64, out: Array) -> None:
-        """Keep ``rows`` (int64[n], distinct) for good in the next free slots, as many as there are.
-
-        ``positions`` (int64[n]) says where they are in ``out``, as words.
-        """
+        """Keep ``rows`` (int64[n], distinct; words at ``positions`` in ``out``) for good, while slots are free."""
         begin = self.used
         count = min(len(rows), self.per_trainer - begin)
-        self._mine.state[0] += count
-        given = (self._mine.first[0] + np.arange(begin, begin + count)).astype(np.int32)
-        self._store(rows[:count], given, positions[:count], out)
+        self._own.state[0] += count
+        taken = (self._own.first[0] + np.arange(begin, begin + count)).astype(np.int32)
+        self._store(rows[:count], taken, positions[:count], out)
 
-    def _store(self, rows: I64, given: I32, positions: I64, out: Array) -> None:
-        self.slots.fence()  # nobody finds what was in these slots any more, before it is overwritten
-        gather_rows(out.view(self.slots.words.dtype), positions, given.astype(np.int64), self.slots.words)
+    def _store(self, rows: I64, taken: I32, positions: I64, out: Array) -> None:
+        self.slots.fence()  # the old rows of these slots must be unpublished before they are overwritten
+        gather_rows(out.view(self.slots.words.dtype), positions, taken.astype(np.int64), self.slots.words)
         self.slots.fence()
-        publish(rows, given, self.slots.hint, self.slots.row_of)
+        publish(rows, taken, self.slots.hint, self.slots.row_of)
 
     @collective("world.comm")
     def close(self) -> None:

@@ -4,14 +4,13 @@ numpy only: rows have a storage dtype here (bfloat16 as uint16, bool as uint8) a
 dtype for the layer that makes torch tensors of them. Floats may be stored in 16 bits: such rows lie in windows and
 caches and travel as they are stored, and become wider in the memory in which they arrive.
 
-Rows are written in three ways, all of which a :class:`RowTensor` knows of: :meth:`~RowTensor.scatter` by id,
-:meth:`~RowTensor.writing` straight into a near host's memory, and :meth:`~RowTensor.lend` for a view that outlives the
-call. What a rank wrote travels with its next control call (``session/control.py``), in which every rank counts
-:attr:`~RowTensor.version` up. So what is derived from rows, such as tables of edge weights, compares versions to know
-whether it is still right, and every rank comes to the same answer.
+There are three ways to write rows: :meth:`~RowTensor.scatter` by id, :meth:`~RowTensor.writing` straight into a near
+host's memory, and :meth:`~RowTensor.lend` for a view that outlives the call. A rank's next control call
+(``session/control.py``) tells the others that it wrote, and every rank increments :attr:`~RowTensor.version`. Data
+derived from rows, such as tables of edge weights, compares versions, so all ranks agree whether it is still valid.
 
-Any thread may write while the main thread makes a control call. So writes are numbered, and a call tells of those up to
-the number that it began with; later ones are for the next call.
+Any thread may write while the main thread makes a control call. So writes are numbered, and a call reports those up to
+the number at its begin; later ones are for the next call.
 """
 
 import itertools
@@ -38,7 +37,7 @@ __all__ = ["Copying", "Policy", "RowTensor"]
 
 @dataclass(frozen=True)
 class Policy:
-    """What the rows of a tensor are: the nodes of a type, or the edges of a relation.
+    """The meaning of a tensor's rows: the nodes of a type, or the edges of a relation.
 
     Attributes:
         is_node: nodes, else edges.
@@ -49,26 +48,26 @@ class Policy:
     type_id: int
 
     def offsets(self, book: RangeBook) -> I64:
-        """int64[owners + 1]: which owner holds which rows."""
+        """Return int64[owners + 1], the offsets of the owners' rows."""
         table = book.node_offsets if self.is_node else book.edge_offsets
         return table[self.type_id]
 
 
 class Copying:
-    """Copies of rows that threads of the trainers are taking, each of the rows that it owns; writers wait for them.
+    """A background copy of rows: a thread of each trainer copies the rows that it owns, and writers wait for it.
 
     Attributes:
-        mine: set once this rank's copies are there. Then it may write the rows that it owns.
+        own: set once this rank's copies are complete. Then it may write the rows that it owns.
         everywhere: set once those of all trainers are. Then it may write others, too.
     """
 
     def __init__(self) -> None:
-        self.mine = threading.Event()
+        self.own = threading.Event()
         self.everywhere = threading.Event()
 
     def end(self) -> None:
-        """There is nothing to wait for any more."""
-        self.mine.set()
+        """Let all writers go on."""
+        self.own.set()
         self.everywhere.set()
 
 
@@ -79,12 +78,12 @@ class RowTensor:
         number: the same on every rank, never used twice in a job.
         graph: name of the graph whose nodes or edges the rows are.
         name: the user's name for it.
-        policy: what its rows are.
+        policy: the meaning of its rows.
         dtype: logical dtype ("float32", "bfloat16", ...).
         stored: logical dtype of the rows in memory and on their way: the same, or a narrower one of 16 bits.
         shape: ``(rows, *row_shape)``.
-        copying: whoever copies the rows in the background.
-        version: counts the control calls before which some rank had written rows; the same on every rank after each.
+        copying: the background copy of the rows, if there is one.
+        version: counts the control calls before which a rank had written rows; the same on every rank after each.
     """
 
     @collective("world.comm")
@@ -102,7 +101,7 @@ class RowTensor:
         stored: str = "",
         sources: SourceOf | None = None,
     ) -> None:
-        """Allocate zeros, or read the rows from ``sources``; ``book`` says which host holds what."""
+        """Allocate zeros, or read the rows from ``sources``; ``book`` has the ranges of the hosts."""
         self.number = number
         self.graph = graph
         self.name = name
@@ -123,8 +122,8 @@ class RowTensor:
         """Read rows in the order of ``ids`` (int64[n]). One-sided.
 
         Args:
-            ids: int64[n], which rows.
-            out: what :meth:`staging_buffer` takes; new memory for rows as they are stored if None.
+            ids: int64[n].
+            out: as for :meth:`staging_buffer`; new memory for rows as they are stored if None.
 
         Raises:
             OutOfRangeError: an id is not a row; names the tensor and the id.
@@ -138,11 +137,11 @@ class RowTensor:
 
     @contextmanager
     def staging_buffer(self, out: Array) -> Iterator[Array]:
-        """Memory for rows as they are stored, which have the dtype of ``out`` after the ``with`` block.
+        """Yield memory for rows as they are stored; after the ``with`` block ``out`` has them in its own dtype.
 
         Args:
-            out: [n, *row_shape], C-contiguous; of the stored dtype, it is that memory itself, of the logical one its
-                last bytes are.
+            out: [n, *row_shape], C-contiguous. It is the memory itself if it has the stored dtype; its last bytes are
+                if it has the logical one.
         """
         if out.dtype == self.window.dtype:
             yield out
@@ -155,7 +154,7 @@ class RowTensor:
         check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
 
     def segment(self, host: int) -> Array:
-        """The rows on near host ``host``, a read-only view."""
+        """Return the rows on near host ``host``, a read-only view."""
         rows = self.window.memory(host).view()
         rows.flags.writeable = False
         return rows
@@ -180,11 +179,11 @@ class RowTensor:
         try:
             self.window.scatter(ids, values)
         finally:
-            self.note_write()  # afterwards: a control call that another thread makes meanwhile is too early
+            self.note_write()  # afterwards: a control call that another thread makes meanwhile comes too early
 
     @contextmanager
     def writing(self, host: int) -> Iterator[Array]:
-        """The rows on near host ``host``, writable inside the ``with`` block. For the rows' owner: it takes no lock."""
+        """Yield the rows on near host ``host``, writable inside the block. For the rows' owner: it takes no lock."""
         self._wait(owned=True)
         rows = self.window.memory(host).view()
         try:
@@ -195,9 +194,9 @@ class RowTensor:
             self.note_write()
 
     def lend(self, host: int, rows: slice) -> Array:
-        """Rows on near host ``host``, writable as long as the array, or any view of it, is alive.
+        """Return rows on near host ``host``, writable as long as the array, or any view of it, is alive.
 
-        Until then they count as written before every control call, whether they were or not.
+        Until then they count as written before every control call.
         """
         self._wait(owned=False)
         memory = self.window.memory(host)[rows]
@@ -207,19 +206,19 @@ class RowTensor:
         return lent
 
     def _take_back(self, lent: "weakref.ref[Array]") -> None:
-        self.note_write()  # until now it may have been written
+        self.note_write()
         self._lent.remove(lent)
 
     def note_write(self) -> None:
-        """Note that rows were written: by this rank, or by others in a call that all trainers make together."""
+        """Note that this rank wrote rows, or others did in a call that all trainers make together."""
         self._last_write = next(self._writes)
 
     def _wait(self, owned: bool) -> None:
-        """Wait until rows that are to be written have been copied: those that this rank owns, or any."""
+        """Wait for the background copy of the rows that this rank owns, or of all."""
         copying = self.copying
         if copying is None:
             return
-        event = copying.mine if owned else copying.everywhere
+        event = copying.own if owned else copying.everywhere
         if not event.is_set():
             with self.window.world.watchdog.own("the copies of rows for a checkpoint"):
                 event.wait()
@@ -228,12 +227,12 @@ class RowTensor:
 
     @property
     def lent(self) -> bool:
-        """Whether this rank holds views through which it may write at any time."""
+        """True if this rank holds views through which it may write at any time."""
         return any(lent() is not None for lent in self._lent)
 
     @property
     def written(self) -> bool:
-        """Whether this rank knows of writes since the last control call, or lent rows to somebody who may write."""
+        """True if this rank knows of writes since the last control call, or has lent rows, which may be written."""
         return self._last_write != self._told or bool(self._lent)
 
     @property
@@ -242,11 +241,11 @@ class RowTensor:
         return self._last_write
 
     def advance(self, told: int | None) -> None:
-        """Count the version up, as every rank does now.
+        """Increment the version, as every rank does now.
 
         Args:
-            told: what :attr:`last_write` was when this rank told the others that rows are :attr:`written`; None if it
-                told nothing.
+            told: :attr:`last_write` at the moment when this rank told the others that rows are :attr:`written`; None if
+                it told nothing.
         """
         self.version += 1
         self.window.sync()
@@ -255,6 +254,6 @@ class RowTensor:
 
     @collective("world.comm")
     def close(self) -> None:
-        """Free the rows, once they have been copied where somebody does; a second call does nothing."""
+        """Free the rows, after a background copy; a second call does nothing."""
         self._wait(owned=False)
         self.window.close()

@@ -1,9 +1,8 @@
-"""Which transport reads far rows: measured at start, unless it was set.
+"""Choice of the transport that reads remote rows: measured at start, unless it was set.
 
-Which one is faster depends on the fabric and on the MPI library's way with lists of rows, so a job of several nodes
-tries on a small window all of those that work there (``rows/self_test.py``). The slowest trainer counts, since the
-others wait for it, and all agree on one. What was measured is kept in a note beside the compiled kernels, and serves
-the next jobs on the same nodes for some days.
+The faster one depends on the fabric and on the MPI library's treatment of lists of rows. So a job of several nodes
+tries all transports that work there (``rows/self_test.py``) on a small window. The slowest trainer counts, since the
+others wait for it. A note beside the compiled kernels keeps the rates for the next jobs on the same nodes, for days.
 """
 
 import hashlib
@@ -51,9 +50,9 @@ def choose_transport(service: RowService) -> dict[str, float]:
     """
     if service.world.is_alone:
         return {}
-    wanted = np.array([service.world.config.self_test], np.int64)  # the environment may differ between nodes
-    service.world.comm.Allreduce(MPI.IN_PLACE, wanted, op=MPI.MAX)
-    if wanted[0]:
+    enabled = np.array([service.world.config.self_test], np.int64)  # the environment may differ between nodes
+    service.world.comm.Allreduce(MPI.IN_PLACE, enabled, op=MPI.MAX)
+    if enabled[0]:
         find_working_windows(service)
     measured = _rates(service) if service.automatic and len(service.transports) > 1 else {}
     if measured:
@@ -68,14 +67,14 @@ def choose_transport(service: RowService) -> dict[str, float]:
 
 @collective("world.comm")
 def _rates(service: RowService) -> dict[str, float]:
-    """Return what was measured on these nodes lately, else measure. Rank 0 decides."""
+    """Return the rates of a recent note for these nodes, else measure. Rank 0 decides."""
     world = service.world
     if world.config.ranks_per_node:  # simulated nodes are for tests
         return _measure(service)
     names = [transport.name for transport in service.transports]
     nodes = allgather_bytes(world.comm, b"" if world.node.rank else MPI.Get_processor_name().encode())
     sources = [path.stat() for path in sorted(Path(__file__).parent.glob("*.py"))]
-    words = [library_version(), names, sorted(nodes), [(found.st_mtime_ns, found.st_size) for found in sources]]
+    words = [library_version(), names, sorted(nodes), [(file.st_mtime_ns, file.st_size) for file in sources]]
     note = f"transports-{hashlib.sha256(repr(words).encode()).hexdigest()[:16]}"
     rates = np.zeros(len(names))
     if world.rank == 0:
@@ -90,7 +89,7 @@ def _rates(service: RowService) -> dict[str, float]:
 
 
 def _noted(note: str, count: int) -> list[float]:
-    """Return the rates in a note, zeros if there is none, or an old one."""
+    """Return the rates in a note, zeros if it is missing or old."""
     try:
         when, *rates = map(float, json.loads(read_note(note)))
     except (ValueError, TypeError):
@@ -101,7 +100,7 @@ def _noted(note: str, count: int) -> list[float]:
 
 @collective("world.comm")
 def _measure(service: RowService) -> dict[str, float]:
-    """Bytes a second of each transport on the slowest trainer that tried."""
+    """Return bytes a second of each transport on the slowest trainer that tried."""
     world = service.world
     transports = service.transports
     window = RowWindow(service, np.arange(len(world.hosts) + 1, dtype=np.int64) * _ROWS, (_ROW_BYTES,), "u1")
@@ -124,7 +123,7 @@ def _measure(service: RowService) -> dict[str, float]:
 
 
 def _median_time(read: Callable[[], object]) -> float:
-    """Median seconds of a few reads, after one that warms up; fewer if they are slow."""
+    """Return the median seconds of a few reads after the first."""
     read()
     times: list[float] = []
     while len(times) < _REPEATS and sum(times) < _LONGEST:

@@ -1,11 +1,11 @@
-"""Whether this MPI's windows work on this machine: known rows, written and read at start. What fails is not used.
+"""A test of MPI's windows on this machine: known rows, written and read at start. A way that fails is not used.
 
-Some MPI libraries refuse windows where ranks have threads, some read other rows than those asked for, and say nothing.
-So a job of several nodes first does to a small window all that it will do to its own: reads of runs and of single rows
-by every transport, writes, and additions under the lock, which come out right only if it excludes. Trainers do so in
-two threads where MPI allows, to hosts on all nodes; each host then looks at what they left.
+Some MPI libraries refuse windows where ranks have threads; some silently read other rows than the requested ones. So a
+job of several nodes first makes all its operations on a small window: reads of runs and of single rows by every
+transport, writes, and additions under the lock, whose sum is right only if the lock excludes. Trainers do so in two
+threads where MPI allows, to hosts on all nodes; each host then checks its rows.
 
-An operation that hangs cannot be called back, so it ends the job, and the message says what to set.
+An operation that hangs cannot be cancelled, so it ends the job, and the message says which variable to set.
 """
 
 from threading import Thread
@@ -41,7 +41,7 @@ def find_working_windows(service: RowService) -> None:
     """Make ``service`` use the first way to allocate windows that works. Does nothing on one node.
 
     Raises:
-        MPIGraphError: none does; on every rank.
+        MPIGraphError: no way works; on every rank.
     """
     while service.transports and (fault := _find_fault(service)):
         service.mutex.close()
@@ -50,7 +50,7 @@ def find_working_windows(service: RowService) -> None:
 
 @collective("service.world.comm")
 def _find_fault(service: RowService) -> str:
-    """What goes wrong with the windows in use, "" if nothing does."""
+    """Return the fault of the windows in use, "" if they work."""
     world = service.world
     doing = f"the test of windows of kind {service.kind!r} (MPIGRAPH_TRANSPORT=packed needs none)"
     with world.watch(doing, patience(world)):
@@ -75,7 +75,7 @@ def _find_fault(service: RowService) -> str:
 
 
 def patience(world: World) -> float:
-    """Return how many of the job's timeouts the test may take: more where many pairs of ranks may share few cores."""
+    """Return the test's limit in timeouts of the job: more where many pairs of ranks may share few cores."""
     pairs = len(world.trainer_ranks) * min(len(world.hosts), _TARGETS)
     return min(1.0, _LONGEST / world.config.timeout) * max(1.0, pairs / _PAIRS)
 
@@ -94,7 +94,7 @@ def _meet(service: RowService) -> None:
 
 @collective("service.world.comm")
 def _first_of_all(service: RowService, fault: str) -> str:
-    """The first rank's fault, with its rank."""
+    """Return the fault of the first rank that has one, with its rank."""
     faults = allgather_bytes(service.world.comm, fault.encode())
     return next((f"rank {rank}: {text.decode()}" for rank, text in enumerate(faults) if text), "")
 
@@ -103,7 +103,7 @@ class _Trial:
     """A window in which each host holds known rows, then one for each thread that writes, then one to add to.
 
     Attributes:
-        service: how the window is allocated.
+        service: the transports and the way to allocate the window.
         window: the window.
         num_threads: of each trainer, that write.
     """
@@ -125,21 +125,21 @@ class _Trial:
         self.window.sync()
 
     def targets(self, trainer: int) -> I64:
-        """The hosts that a trainer tries: some behind each other, so that together they try all."""
+        """Return the hosts that a trainer tries: consecutive ones, so that all trainers together try all."""
         hosts = len(self.world.hosts)
         return (trainer * hosts // len(self.world.trainer_ranks) + np.arange(min(hosts, _TARGETS))) % hosts
 
     def triers(self, host: int) -> I64:
-        """The trainers of which a host is a target."""
+        """Return the trainers that try a host."""
         hosts, trainers = len(self.world.hosts), len(self.world.trainer_ranks)
         return np.flatnonzero((host - np.arange(trainers) * hosts // trainers) % hosts < min(hosts, _TARGETS))
 
     def slots(self, trainer: int, thread: int) -> I64:
-        """The rows that a thread of a trainer writes: one of each of its targets."""
+        """Return the rows that a thread of a trainer writes: one of each of its targets."""
         return self.targets(trainer) * self.held + _HELD + trainer * self.num_threads + thread
 
     def look(self) -> str:
-        """What is wrong with the rows of this host, once all trainers are done."""
+        """Return the fault of this host's rows, "" if they are right, once all trainers are done."""
         self.window.sync()
         host = self.world.host_index
         begin = host * self.held
@@ -154,27 +154,23 @@ class _Trial:
         if not len(wrong):
             return ""
         if wrong[0] == self.held - 1:
-            found = self.window.memory(host)[-1, 0]
-            return f"the lock does not exclude: of {expected[-1, 0]} additions {found} are there"
+            count = self.window.memory(host)[-1, 0]
+            return f"the lock does not exclude: of {expected[-1, 0]} additions {count} are there"
         return f"row {wrong[0]} here is wrong after others wrote"
 
     def adds_to(self, trainers: I64, host: int) -> Mask:
-        """bool[n]: which trainers can hold the lock of a host, and read and write meanwhile."""
+        """Return bool[n], the trainers that can hold the lock of a host, and read and write meanwhile."""
         near: Mask = self.world.nodes_of_trainers[trainers] == self.world.nodes_of_hosts[host]
         return near | isinstance(self.service.transports[0], RmaTransport)
 
 
 def known_rows(rows: I64) -> Array:
-    """int32[n, _WORDS]: rows of the window that say their numbers."""
+    """Return int32[n, _WORDS]: rows of the window that have their numbers as values."""
     return (rows[:, None] * _WORDS + np.arange(_WORDS) + 1).astype(np.int32)
 
 
 class _Tester(Thread):
-    """One thread of a trainer.
-
-    Attributes:
-        fault: what went wrong, "" if nothing has.
-    """
+    """One thread of a trainer, with its ``fault``, "" if all went well."""
 
     def __init__(self, trial: _Trial, number: int) -> None:
         super().__init__(name="mpigraph-self-test")
@@ -186,7 +182,7 @@ class _Tester(Thread):
         self._number = number
 
     def run(self) -> None:
-        """Do all that a job does to windows. One-sided."""
+        """Make all operations that a job makes on windows. One-sided."""
         try:
             self.fault = self._try()
         except (MPI.Exception, MPIGraphError) as error:
@@ -219,7 +215,7 @@ class _Tester(Thread):
         return f"reading {which} {way.how}: row {row} of rank {rank} is wrong ({len(wrong)} of {len(ids)} rows are)"
 
     def _add_one(self, host: int) -> None:
-        """Read, add, write back: without the lock some additions would be lost."""
+        """Read, add, write back: without the lock additions would be lost."""
         window = self._window
         world = self._trial.world
         with self._service.mutex.hold(host):

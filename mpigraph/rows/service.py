@@ -1,12 +1,12 @@
-"""What all windows of rows of a job have in common: how they are allocated, their locks, who reads their far rows.
+"""The common state of all windows of rows of a job: the way to allocate them, their locks, their transports.
 
-Three ways to allocate, same behaviour above ``rows/window.py``:
+There are three ways to allocate, with the same behaviour above ``rows/window.py``:
 
-* *allocate*: ``Win.Allocate`` over all ranks; neighbours on the node are found with ``Shared_query``, which MPI allows
-  on such windows since 4.1 (MPICH does). A ``Get`` between processes of one machine then needs no help of the target.
-* *create*: ``Win.Allocate_shared`` on the node, and ``Win.Create`` over that memory (any MPI-3), which is left out in a
-  job on one node, where every row is loaded.
-* *node*: ``Win.Allocate_shared`` on the node alone. Only transports that need no windows can read and write far rows.
+* *allocate*: ``Win.Allocate`` over all ranks; ``Shared_query`` finds the memory of neighbours on the node, which MPI
+  allows on such windows since 4.1 (MPICH does). A ``Get`` between processes of one machine needs no help of the target.
+* *create*: ``Win.Allocate_shared`` on the node, and, in a job of several nodes, ``Win.Create`` over that memory (any
+  MPI-3).
+* *node*: ``Win.Allocate_shared`` on the node alone. Only transports without windows can read and write remote rows.
 
 On several nodes ``rows/self_test.py`` tries them in this order, and takes the first that works. Where trying may end in
 a crash (``distrusts_windows``), windows between nodes are used only if ``MPIGRAPH_TRANSPORT`` asks for them.
@@ -40,18 +40,16 @@ class RowService:
     """The transports of a job and the state of its windows.
 
     A job on one node has no transport: every row is loaded. On several nodes a host that also trains makes progress in
-    the progress thread, from construction until the world is closed; a server does it in its loop. These polls also let
-    MPI serve one-sided reads of this rank's rows.
+    the progress thread, a server in its loop. These polls also let MPI serve one-sided reads of this rank's rows. The
+    service is closed with the world.
 
     Attributes:
         world: the job.
         kinds: the ways to allocate that are left, best first.
         transports: those that work with ``kind``, in the order of :data:`TRANSPORTS`; none on one node.
-        transport: reads far rows unless a caller names another; None on one node.
-        automatic: ``transport`` is to be chosen by measuring (``rows/selection.py``), and is the first one until then.
+        transport: reads remote rows unless a caller names another; None on one node.
+        automatic: ``rows/selection.py`` chooses ``transport`` by measuring; it is the first one until then.
         mutex: the write locks of the hosts.
-
-    Everything is closed with the world.
     """
 
     @collective("world.comm")
@@ -59,8 +57,8 @@ class RowService:
         """Open the transports.
 
         Raises:
-            InvalidArgumentError: ``MPIGRAPH_TRANSPORT`` names none, or ``MPIGRAPH_WINDOW`` asks for what this MPI
-                cannot do; on every rank.
+            InvalidArgumentError: ``MPIGRAPH_TRANSPORT`` is no transport, or this MPI does not support
+                ``MPIGRAPH_WINDOW``; on every rank.
         """
         self.world = world
         self.transports: tuple[Transport, ...] = ()
@@ -84,7 +82,7 @@ class RowService:
 
     @property
     def kind(self) -> str:
-        """How windows are allocated: "allocate", "create" or "node"."""
+        """The way to allocate windows: "allocate", "create" or "node"."""
         return self.kinds[0]
 
     @collective("world.comm")
@@ -101,11 +99,11 @@ class RowService:
 
     @collective("world.comm")
     def drop(self, fault: str) -> None:
-        """Allocate windows in the next way, of which none is open, because of a fault of this one.
+        """Allocate windows in the next way, because of a fault of this one; no window is open.
 
         Raises:
-            InvalidArgumentError: there is none with which the transport works that the user wants; on every rank.
-            CollectiveError: there is none; on every rank.
+            InvalidArgumentError: no way is left, and the user has chosen the transport; on every rank.
+            CollectiveError: no way is left; on every rank.
         """
         library = library_version()
         kind = self.kinds.pop(0)
@@ -129,7 +127,7 @@ class RowService:
 
     @property
     def traffic(self) -> Traffic:
-        """What ``transport`` has moved so far."""
+        """The traffic of ``transport`` so far."""
         return self.transport.traffic if self.transport else Traffic()
 
     def number_window(self) -> int:
@@ -148,20 +146,17 @@ class RowService:
             transport.forget(window)
 
     def progress(self) -> bool:
-        """Advance what other ranks have asked of this one, without waiting; return whether anything moved."""
-        moved = False
-        for transport in self.transports:
-            moved |= transport.progress()
-        return moved
+        """Advance the requests of other ranks, without waiting; return whether anything moved."""
+        return any([transport.progress() for transport in self.transports])
 
     @property
     def outstanding(self) -> bool:
-        """Whether anything that other ranks have asked of this one is not complete."""
+        """True while a request of another rank is not complete."""
         return any(transport.outstanding for transport in self.transports)
 
 
 def shared_query_works(win: MPI.Win, ranks: Iterable[int], nbytes: int) -> bool:
-    """Whether an allocated window tells where the memory of ranks on this node is, ``nbytes`` of each."""
+    """Return whether ``Shared_query`` finds the memory of ranks on this node, ``nbytes`` of each."""
     try:
         return all(len(win.Shared_query(rank)[0]) == nbytes for rank in ranks)
     except MPI.Exception:  # Open MPI 5 and MPICH 4.0 do not have it
@@ -170,7 +165,7 @@ def shared_query_works(win: MPI.Win, ranks: Iterable[int], nbytes: int) -> bool:
 
 @collective("world.comm")
 def _window_kinds(world: World, setting: str) -> list[str]:
-    """The ways to allocate that are to be tried."""
+    """Return the ways to allocate that are to be tried."""
     needed = [transport.one_sided for transport in TRANSPORTS if transport.name == setting]
     if not world.all_near and needed == [False]:
         return ["node"]
@@ -196,11 +191,11 @@ def window_kind(world: World) -> str:
     """Return "allocate" if ``Shared_query`` works on allocated windows here, else "create".
 
     Raises:
-        InvalidArgumentError: ``MPIGRAPH_WINDOW`` asks for what this MPI cannot do; on every rank.
+        InvalidArgumentError: this MPI does not support ``MPIGRAPH_WINDOW``; on every rank.
     """
-    wanted = world.config.window
-    if wanted == "create":
-        return wanted
+    setting = world.config.window
+    if setting == "create":
+        return setting
     answer = np.zeros(1, np.int64)
     win = MPI.WIN_NULL
     with suppress(MPI.Exception):  # no one-sided communication between nodes, on every rank
@@ -209,7 +204,7 @@ def window_kind(world: World) -> str:
     world.comm.Allreduce(MPI.IN_PLACE, answer, op=MPI.MIN)
     if win:
         win.Free()
-    if not answer[0] and wanted == "allocate":
+    if not answer[0] and setting == "allocate":
         raise everywhere(
             InvalidArgumentError(f"window 'allocate' does not work with {library_version()}: use auto or create")
         )

@@ -1,11 +1,11 @@
-"""Whether a node's memory, shared memory, and what the job may use, hold what its hosts want to put there.
+"""A check, before hosts allocate, that each node's shared memory, memory and limits are large enough.
 
-MPI keeps windows that several ranks of a node share in ``/dev/shm``, which is 64 MiB in many containers. It hands out
-memory that is not there, and the first store to it kills the process (SIGBUS), without a word. The same where a job
-may use less memory than its node has (Slurm's ``--mem``, a container), and where it asks for more than the node has:
-the kernel kills what goes beyond. Where a process may not map as much (``ulimit -v``, which Slurm hands on from the
-shell that submits), MPI fails on some ranks while others wait. So the first host of each node tells what is free there
-before, and each rank what it may map, and all raise the same error. What might still fit is not refused.
+MPI keeps windows that several ranks of a node share in ``/dev/shm``, which is 64 MiB in many containers. It returns
+more memory than there is, and the first store to it kills the process (SIGBUS), without a message. The kernel also
+kills jobs that use more than their limit (Slurm's ``--mem``, a container), or than the node has. Where a process may
+not map as much (``ulimit -v``, which Slurm passes on from the submitting shell), MPI fails on some ranks while others
+wait. So the first host of each node reports the free memory there, and each rank the memory that it may map, and all
+raise the same error. The check refuses nothing that might still fit.
 """
 
 import os
@@ -23,7 +23,7 @@ from mpigraph.mpi.world import World
 __all__ = ["check_shared_memory", "free_shared_memory"]
 
 _WHERE = "/dev/shm"
-_PLACES = {  # what is too small -> what helps, besides more nodes
+_PLACES = {  # the limit -> the remedy, besides more nodes
     _WHERE: f"enlarge {_WHERE} (docker run --shm-size=..., mount -o remount,size=...)",
     "the job's memory limit": "ask for more memory (--mem of Slurm or docker)",
     "the node's memory": "",
@@ -39,10 +39,10 @@ def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
     Args:
         world: the job.
         nbytes: int64[H], bytes that each host allocates.
-        what: what for, such as "graph 'S'".
+        what: the purpose, such as "graph 'S'".
 
     Raises:
-        SharedMemoryError: a node has not; on every rank, with the sizes of each such node.
+        SharedMemoryError: a node has too little; on every rank, with the sizes of each such node.
     """
     known = np.empty((world.size, 4), np.int64)
     world.comm.Allgather(np.array([world.node_index, *free_and_size(world)], np.int64), known)
@@ -57,7 +57,7 @@ def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
 
 
 def free_and_size(world: World) -> tuple[int, int, int]:
-    """Bytes that are free, bytes in all, and where: the tightest of the limits that this rank tells of."""
+    """Return the tightest of the limits that this rank reports: free bytes, bytes in all, and its number."""
     speaks = world.host_index == world.first_hosts()[world.node_index]
     limits = [
         _shared_memory() if speaks and world.node.size > 1 else None,  # a rank alone has memory of its own
@@ -69,9 +69,9 @@ def free_and_size(world: World) -> tuple[int, int, int]:
 
 
 def free_shared_memory() -> int | None:
-    """Return the bytes that are free where MPI keeps shared windows, None where nothing says it."""
-    found = _shared_memory()
-    return None if found is None else found[0]
+    """Return the free bytes where MPI keeps shared windows, None if unknown."""
+    limit = _shared_memory()
+    return None if limit is None else limit[0]
 
 
 def _shared_memory() -> tuple[int, int] | None:

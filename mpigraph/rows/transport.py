@@ -1,8 +1,8 @@
-"""The interface of a transport: reads rows of hosts on other nodes into places of an array, and writes them.
+"""The interface of a transport: it reads rows of hosts on other nodes into places of an array, and writes them.
 
-A transport is one class. It is told what is wanted of every host at once, so that all requests are outstanding
-together, and what the caller can do meanwhile. ``rows/service.py`` lists the classes; one line there makes a new one
-known to the settings, to the measurement at start and to ``bench``.
+A transport is one class. A read names the rows of every host at once, so that all requests are outstanding together,
+and the caller's own work for the meantime. ``rows/service.py`` lists the classes; one line there makes a new one known
+to the settings, to the measurement at start and to ``bench``.
 """
 
 from collections.abc import Callable
@@ -33,9 +33,9 @@ class WindowHandle:
         win: the MPI window.
         row: datatype of one row.
         row_bytes: bytes of one row, > 0.
-        mutex: the locks of the hosts, of which one is held while rows are written.
-        held: how many rows this rank holds.
-        like: [0, words], as rows that travel.
+        mutex: the locks of the hosts; a host's is held while its rows are written.
+        held: the number of rows that this rank holds.
+        like: [0, words], of the shape and dtype of rows that travel.
         source: the rows that this rank holds; None if it is no host.
         words: the same, 2-D as words (see ``kernels/row_ops.py``), if they lie in memory.
     """
@@ -61,13 +61,13 @@ class WindowHandle:
 
 @dataclass(frozen=True)
 class RemoteRows:
-    """Rows of one far host that are wanted, or are to be written.
+    """Rows of one remote host to be read or written.
 
     Attributes:
         rank: the host's rank in ``world.comm``.
-        held: how many rows the host holds.
+        held: the number of rows that the host holds.
         rows: int64[n], the rows, counted from the host's first one; repeats allowed.
-        positions: int64[n], ascending: where each row goes, or comes from.
+        positions: int64[n], ascending: the position of each row in the caller's array.
     """
 
     rank: int
@@ -76,35 +76,35 @@ class RemoteRows:
     positions: I64
 
     def request(self, number: int) -> "RemoteRows":
-        """The ``number``-th request of bounded size."""
+        """Return the ``number``-th request of bounded size."""
         cut = slice(number * MAX_ROWS, (number + 1) * MAX_ROWS)
         return RemoteRows(self.rank, self.held, self.rows[cut], self.positions[cut])
 
 
-def split_requests(wanted: list[RemoteRows]) -> list[list[RemoteRows]]:
-    """Cut what is wanted into lists to be read one after the other, each with a bounded request to every host."""
-    count = max(-(-len(rows.rows) // MAX_ROWS) for rows in wanted)
-    return [[rows.request(k) for rows in wanted if k * MAX_ROWS < len(rows.rows)] for k in range(count)]
+def split_requests(remote: list[RemoteRows]) -> list[list[RemoteRows]]:
+    """Cut requests into lists to be read one after the other, each with a bounded request to every host."""
+    count = max(-(-len(rows.rows) // MAX_ROWS) for rows in remote)
+    return [[rows.request(k) for rows in remote if k * MAX_ROWS < len(rows.rows)] for k in range(count)]
 
 
 def last_of_equal(rows: RemoteRows) -> tuple[I64, I64]:
-    """The rows to write, distinct and ascending, and for each the position of what is written there last."""
+    """Return the distinct rows to write, ascending, and the position of the last value of each."""
     order = np.argsort(rows.rows, kind="stable")
     order = order[np.flatnonzero(np.diff(rows.rows[order], append=-1))]
     return rows.rows[order], rows.positions[order]
 
 
 def nothing() -> None:
-    """What to do meanwhile when there is nothing left to do."""
+    """Do nothing: the caller's work when none is left."""
 
 
 class Traffic:
-    """What one rank moved for far rows: plain counts that only grow.
+    """One rank's traffic for remote rows: plain counts that only grow.
 
     Attributes:
         messages: messages sent (requests, chunks of replies) or ``Get`` calls made.
         bytes_sent: their bytes.
-        bytes_received: bytes that came in.
+        bytes_received: bytes received.
     """
 
     def __init__(self) -> None:
@@ -124,13 +124,13 @@ class Traffic:
 
 
 class Transport:
-    """A way to read far rows. Several threads may read at once; :meth:`progress` may run in yet another.
+    """A way to read remote rows. Several threads may read at once; :meth:`progress` may run in yet another.
 
     Attributes:
-        name: how settings and figures call it, a word of its own.
+        name: the name in settings and figures.
         how: the same for readers: "random far rows" are read ``how``.
-        one_sided: whether it needs windows that reach other nodes.
-        traffic: what was moved so far.
+        one_sided: it needs windows that reach other nodes.
+        traffic: the traffic so far.
 
     All ranks construct, and later close, their transports in the same order, so both may make collective calls.
     """
@@ -145,15 +145,15 @@ class Transport:
         self.traffic = Traffic()
 
     def register(self, window: WindowHandle) -> None:
-        """A window was made, and this rank's rows of it may be read once every rank has registered it."""
+        """Serve a new window: its rows on this rank may be read once every rank has registered it."""
 
     def forget(self, window: WindowHandle) -> None:
-        """This rank closes a window, whose memory may be gone when this returns."""
+        """Serve a window no more, whose memory may be gone when this returns."""
 
-    def read(self, window: WindowHandle, wanted: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
-        """Fill ``out`` (2-D, whole rows as words) from far hosts, and call ``meanwhile`` once while that goes on.
+    def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+        """Fill ``out`` (2-D, whole rows as words) from remote hosts, and call ``meanwhile`` once while that goes on.
 
-        One-sided for the caller: no other rank has to make a call, whatever a transport's :meth:`progress` does there.
+        One-sided for the caller: no other rank has to make a call; its :meth:`progress` runs anyway.
 
         Raises:
             ClosedError: a host has closed the window.
@@ -161,9 +161,9 @@ class Transport:
         raise NotImplementedError
 
     def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
-        """Write rows of far hosts from ``values`` (2-D, whole rows as words); the last of equal rows wins.
+        """Write rows of remote hosts from ``values`` (2-D, whole rows as words); the last of equal rows wins.
 
-        Each host's lock is held while its rows are written. Of the transports that work in a job the first one writes.
+        Each host's lock is held while its rows are written. The first transport that works in a job writes.
 
         One-sided, as :meth:`read` is; complete at the hosts when the call returns.
 
@@ -173,16 +173,16 @@ class Transport:
         raise NotImplementedError
 
     def progress(self) -> bool:
-        """Advance what other ranks have asked of this one, without waiting; return whether anything moved.
+        """Advance the requests of other ranks, without waiting; return whether anything moved.
 
-        Called again and again on every host: in a server's loop, else by the progress thread.
+        A server's loop, or the progress thread of another host, calls it again and again.
         """
         return False
 
     @property
     def outstanding(self) -> bool:
-        """Whether anything that other ranks have asked of this one is not complete: :meth:`progress` must come soon."""
+        """True while a request of another rank is not complete and needs :meth:`progress` soon."""
         return False
 
     def close(self) -> None:
-        """End what is outstanding. Every read of every rank has returned."""
+        """Complete all replies. Every read of every rank has returned."""

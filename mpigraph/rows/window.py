@@ -1,8 +1,8 @@
 """An array of rows cut over the hosts: plain loads where memory is shared, a transport where it is not.
 
 One ``Lock_all`` at birth, ``Unlock_all`` at close; between them only ``Get``, ``Put`` and ``Flush`` (MPI 4.1, section
-12.5: passive target). Rows of hosts on this node are loaded and stored, the rest read and written by a transport, which
-reads while the near rows are loaded. ``rows/service.py`` knows how to allocate and which transport to use.
+12.5: passive target). A rank loads and stores rows of hosts on its node; a transport reads and writes the others,
+meanwhile. ``rows/service.py`` chooses the allocation and the transport.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,8 +40,8 @@ class RowWindow:
         offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.
         row_shape: shape of one row.
         dtype: dtype of the elements.
-        free: bool[H], the hosts whose rows this rank reads by plain loads. The others are read through a source that
-            costs time, or by a transport.
+        free: bool[H], the hosts whose rows this rank reads by plain loads. A source that costs time, or a transport,
+            reads the others.
         handle: the window as transports see it.
     """
 
@@ -59,9 +59,9 @@ class RowWindow:
 
         Args:
             service: the job's transports and windows.
-            offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.
-            row_shape: shape of one row.
-            dtype: dtype of the elements.
+            offsets: see the attributes.
+            row_shape: see the attributes.
+            dtype: see the attributes.
             name: for errors, such as "tensor 'feat'".
             sources: returns the source of a near host's rows, on every rank for the same tensor; None for new memory.
 
@@ -97,16 +97,16 @@ class RowWindow:
     def _share(self, near: Sequence[int], what: str) -> None:
         """Allocate zeroed rows that the ranks of a node share."""
         world = self.world
-        largest = int(np.diff(self.offsets).max(initial=0)) * self.row_bytes  # bytes of a host, who zeroes them
+        largest = int(np.diff(self.offsets).max(initial=0)) * self.row_bytes  # bytes that a host sets to zero
         patience = 1 + largest / _ZEROED_PER_SECOND / world.config.timeout
         with world.watch(f"allocating {what}", patience):
             check_shared_memory(world, np.diff(self.offsets) * self.row_bytes, what)
             self._allocate()
             self._sources = {host: Memory(self._map(host)) for host in near}
             if world.is_host:
-                mine = self.memory(world.host_index).reshape(-1).view(np.uint8)
-                advise_large_pages(mine)
-                mine[:] = 0
+                memory = self.memory(world.host_index).reshape(-1).view(np.uint8)
+                advise_large_pages(memory)
+                memory[:] = 0
             self._win.Lock_all(MPI.MODE_NOCHECK)
             self._win.Sync()
 
@@ -135,7 +135,7 @@ class RowWindow:
     def _allocate(self) -> None:
         """Allocate whole cache lines, so that the next rank's memory begins with one.
 
-        MPICH 4.0 with UCX begins a window at the multiple of 16 before the memory that ``Win.Create`` is given.
+        MPICH 4.0 with UCX begins a window at the multiple of 16 before the memory of ``Win.Create``.
         """
         world = self.world
         h = world.host_index
@@ -149,11 +149,11 @@ class RowWindow:
         if world.all_near or self.service.kind == "node":
             self._win = self._shared
             return
-        mine = self._shared.Shared_query(world.node.rank)[0] if nbytes else None
-        self._win = MPI.Win.Create(mine, 1, comm=world.comm)
+        memory = self._shared.Shared_query(world.node.rank)[0] if nbytes else None
+        self._win = MPI.Win.Create(memory, 1, comm=world.comm)
 
     def _map(self, host: int) -> Array:
-        """The rows of a host on this node in this process's memory."""
+        """Return the rows of a host on this node in this process's memory."""
         count = int(self.offsets[host + 1] - self.offsets[host])
         if count * self.row_bytes == 0:
             return np.empty((count, *self.row_shape), self.dtype)
@@ -171,7 +171,7 @@ class RowWindow:
         return flat.reshape(count, *self.row_shape)
 
     def memory(self, host: int) -> Array:
-        """The rows of near host ``host``, writable. Rows of a tensor are written through the tensor alone.
+        """Return the rows of near host ``host``, writable. Write rows of a tensor through the tensor alone.
 
         Raises:
             ClosedError: the window was closed.
@@ -190,7 +190,7 @@ class RowWindow:
         Args:
             ids: int64[n], each in ``[0, len(self))`` (checked by the caller).
             out: [n, *row_shape] to fill, C-contiguous; a new array if None.
-            transport: reads the far rows; the service's choice if None.
+            transport: reads the remote rows; the service's choice if None.
 
         Raises:
             ClosedError: the window was closed, here or at a host.
@@ -211,17 +211,26 @@ class RowWindow:
                 if host in self._words:
                     table = self._words[host]
                     load_rows(table, self._first[host], ids, positions, words.view(table.dtype))
-
                 elif host in self._sources:
                     self._sources[host].gather(ids[positions] - self._first[host], words, positions)
 
-        far = [self._far_rows(host, ids, at) for host, at in by_host if host not in self._sources]
-        reader = transport or self._reader()
-        if far and reader is not None:  # on one node there is none, and nothing is far
-            reader.read(self.handle, far, words, load_near)
-        else:
-            load_near()
+        self._read(by_host, ids, words, load_near, transport or self._reader())
         return out
+
+    def _read(
+        self,
+        by_host: Sequence[tuple[int, I64]],
+        ids: I64,
+        words: Array,
+        read_near: Callable[[], None],
+        reader: Transport | None,
+    ) -> None:
+        """Read the remote ones of ``ids`` at the positions of each host, and the near ones meanwhile."""
+        remote = [self._remote_rows(host, ids, at) for host, at in by_host if host not in self._sources]
+        if remote and reader is not None:  # a job on one node has no transport
+            reader.read(self.handle, remote, words, read_near)
+        else:
+            read_near()
 
     def _reader(self) -> Transport | None:
         """Return the transport of rows of other nodes: rows that do not lie in windows are packed by their host."""
@@ -232,7 +241,7 @@ class RowWindow:
 
         Args:
             ids: int64[n].
-            positions: int64[m], all of rows of free sources.
+            positions: int64[m].
             out: [n, words], rows as words.
 
         Raises:
@@ -242,7 +251,7 @@ class RowWindow:
             hosts = list(self._words)
             by_host = [(host, positions) for host in hosts]
             if len(hosts) > 1:
-                by_host = [(host, positions[some]) for host, some in split_by_range(ids[positions], self.offsets)]
+                by_host = [(host, positions[at]) for host, at in split_by_range(ids[positions], self.offsets)]
             for host, where in by_host:
                 table = self._words[host]
                 load_rows(table, self._first[host], ids, where, out.view(table.dtype))
@@ -251,12 +260,12 @@ class RowWindow:
         """Read rows into memory of a pool, those of a host next to each other, as they come. One-sided.
 
         Args:
-            rows: int64[n], distinct, none of them of a free source.
+            rows: int64[n], distinct, without rows of free sources.
             pool: has the memory.
-            meanwhile: what to do while they travel; called once.
+            meanwhile: the caller's work while they travel; called once.
 
         Returns:
-            int64[n], at which place each row is; and [n, words], the places.
+            int64[n], the place of each row; and [n, words], the rows by place.
 
         Raises:
             ClosedError: the window was closed, here or at a host.
@@ -264,11 +273,9 @@ class RowWindow:
         order, bounds = order_by_range(rows, self.offsets)
         places = np.empty(len(rows), np.int64)
         places[order] = np.arange(len(rows))
-        found = as_words(pool.empty((len(rows), *self.row_shape), self.dtype))
+        words = as_words(pool.empty((len(rows), *self.row_shape), self.dtype))
         ordered = rows[order]
         by_host = [(h, np.arange(bounds[h], bounds[h + 1])) for h in np.flatnonzero(np.diff(bounds)).tolist()]
-        wanted = [self._far_rows(host, ordered, at) for host, at in by_host if host not in self._sources]
-        reader = self._reader()
         with UNINTERRUPTED, self._gate:
             near = [self._begin(host, ordered, at) for host, at in by_host if host in self._sources]
 
@@ -276,16 +283,13 @@ class RowWindow:
                 meanwhile()
                 for source, ascending, positions, ticket in near:
                     ticket.wait()
-                    source.read(ascending, found, positions)
+                    source.read(ascending, words, positions)
 
-            if wanted and reader is not None:
-                reader.read(self.handle, wanted, found, read_near)
-            else:
-                read_near()
-        return places, found
+            self._read(by_host, ordered, words, read_near, self._reader())
+        return places, words
 
     def _begin(self, host: int, ids: I64, positions: I64) -> tuple[RowSource, I64, I64, Ticket]:
-        """Begin to read distinct rows of a near host; return its source, the rows ascending, and where they go."""
+        """Begin to read distinct rows of a near host; return its source, the rows ascending, and their positions."""
         positions = positions[np.argsort(ids[positions])]
         rows = ids[positions] - self._first[host]
         source = self._sources[host]
@@ -299,7 +303,7 @@ class RowWindow:
         with self.world.watch("reads and writes of rows that are freed"):
             self._gate.drain()
 
-    def _far_rows(self, host: int, ids: I64, positions: I64) -> RemoteRows:
+    def _remote_rows(self, host: int, ids: I64, positions: I64) -> RemoteRows:
         begin, end = self.offsets[host : host + 2].tolist()
         return RemoteRows(int(self.world.hosts[host]), end - begin, ids[positions] - begin, positions)
 
@@ -320,7 +324,7 @@ class RowWindow:
         if values.size == 0:
             return
         words = as_words(values)
-        far = []
+        remote = []
         if self._by_messages:
             raise InvalidArgumentError(NOT_MEMORY)
         for host, positions in split_by_range(ids, self.offsets):
@@ -330,16 +334,16 @@ class RowWindow:
                     scatter_rows(words.view(table.dtype), positions, table, ids[positions] - self.offsets[host])
                     self._win.Sync()
             else:
-                far.append(self._far_rows(host, ids, positions))
-        if far:
-            self.service.transports[0].write(self.handle, far, words)
+                remote.append(self._remote_rows(host, ids, positions))
+        if remote:
+            self.service.transports[0].write(self.handle, remote, words)
 
     def host_of(self, ids: I64) -> I32:
-        """int32[n]: the host that holds each row."""
+        """Return int32[n], the host that holds each row."""
         return (np.searchsorted(self.offsets, ids, side="right") - 1).astype(np.int32)
 
     def sync(self) -> None:
-        """Make plain stores and loads of this process ordered with the other processes'."""
+        """Order plain stores and loads of this process with the other processes'."""
         if self._win:
             self._win.Sync()
 

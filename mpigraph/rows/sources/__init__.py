@@ -1,1 +1,1 @@
-"""Sources of rows: where the rows lie that a rank reads without asking another one."""
+"""Sources of rows that a rank reads without asking another one."""

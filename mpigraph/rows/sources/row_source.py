@@ -1,8 +1,8 @@
-"""The interface of a source of rows, and the one source that is there always: memory.
+"""The interface of a source of rows, and the source that every job has: memory.
 
 A source holds the rows of one host for every rank of the host's node. A *free* source is memory: its rows are read by
-plain loads. Reading any other source costs something, so its rows are planned ahead and cached as those of other nodes
-are. A host answers remote reads from the same source.
+plain loads. Reading any other source costs something, so its rows are planned ahead and cached like those of other
+nodes. A host answers remote reads from the same source.
 """
 
 from abc import ABC, abstractmethod
@@ -62,7 +62,7 @@ class RowSource(ABC):
         return Ticket()
 
     def gather(self, rows: I64, out: Array, positions: I64) -> None:
-        """As :meth:`read`, of rows in any order, each as often as wanted."""
+        """Read rows as :meth:`read` does, in any order, with repeats."""
         if not len(rows):
             return
         distinct, first, which = np.unique(rows, return_index=True, return_inverse=True)
