@@ -329,9 +329,7 @@ class Trace:
         try:
             if os.fstat(file).st_size == _BYTES:
                 memory = memoryview(mmap(file, _BYTES, MAP_SHARED, PROT_READ))
-                if (
-                    int.from_bytes(memory[:8], sys.byteorder) == mark
-                ):  # else the number means another process here, as between containers
+                if int.from_bytes(memory[:8], sys.byteorder) == mark:  # else the id means another process: containers
                     self._bytes = memory
         except (OSError, ValueError):
             pass
