@@ -18,6 +18,7 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.foreign_names import dgl_name
+from mpigraph.formats.input_files import first_bytes
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.row_arrays import UNREADABLE, RowArray, mapped_npy
 from mpigraph.storage.files import open_regular
@@ -78,16 +79,14 @@ def _file_of(folder: Path, ntype: str, count: int) -> Path | None:
 
 def _parts_in(path: Path, count: int, one_type: bool) -> RowArray:
     """Return the parts that a file has, in the order of the nodes."""
+    if first_bytes(path, len(_NPY)) == _NPY:
+        return mapped_npy(path)
     try:
-        with open(open_regular(path), "rb") as file:
-            if file.read(len(_NPY)) == _NPY:
-                return mapped_npy(path)
+        os.close(open_regular(path))
         table: I64 = (
             np.loadtxt(path, np.int64, comments=None, ndmin=2) if path.stat().st_size else np.zeros((0, 1), int)
         )
     except UNREADABLE as error:
-        if isinstance(error, GraphDataError):
-            raise
         raise GraphDataError(f"{path}: must have one part in each line: {error}") from error
     if table.shape[1] == 1:
         return table[:, 0]

@@ -21,7 +21,7 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
-from mpigraph.partition.row_arrays import UNREADABLE
+from mpigraph.formats.input_files import reading
 from mpigraph.partition.source import Feature
 from mpigraph.storage.files import open_regular
 
@@ -88,14 +88,8 @@ def read_part_graph(path: Path) -> PartGraph:
 
 
 def _read(path: Path, read: "Callable[[_Stream], T]") -> T:
-    try:
-        with open(open_regular(path), "rb") as file:
-            return read(_Stream(path, file.fileno()))
-    except UNREADABLE as error:
-        if isinstance(error, GraphDataError):
-            raise
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise GraphDataError(f"{path}: cannot be read: {reason}") from error
+    with reading(path), open(open_regular(path), "rb") as file:
+        return read(_Stream(path, file.fileno()))
 
 
 class _Stream:

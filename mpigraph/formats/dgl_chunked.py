@@ -7,12 +7,12 @@ Formats of edges and of node and edge data:
 
 ===========  ==========================================================================================================
 ``numpy``    mapped; edges are integers [m, 2] or [2, m], data have one row for each node or edge
-``parquet``  read by groups of rows (``arrow_files.py``); edges are the first two columns, data one column or several
+``parquet``  read by groups of rows (``table_files.py``); edges are the first two columns, data one column or several
 ``csv``      parsed once into a temporary file; no header; else as parquet
 ===========  ==========================================================================================================
 
-Two edges in a numpy file, [2, 2], stand as those of the other files of their relation, or else of all relations; where
-these do not tell it, either, they are refused.
+Two edges in a numpy file, [2, 2], stand as those of the other files of their relation, or else of all relations. Where
+no file tells, they are refused.
 
 Types and relations get ids in alphabetical order, as from the other readers. Data keep their names and dtypes, except
 "label", which becomes int64 (NaN: -1).
@@ -30,16 +30,17 @@ from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, check_text
 from mpigraph.formats.foreign_names import NOTE, with_original_names
-from mpigraph.formats.input_files import FolderFiles
+from mpigraph.formats.input_files import FolderFiles, graph_of
+from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, read_columns
 from mpigraph.formats.table_files import TextForm, open_tables
-from mpigraph.metadata.schema import Relation, Schema, relation_key, relations_in
+from mpigraph.metadata.schema import Relation, relations_in
 from mpigraph.partition.row_arrays import RowArray, as_labels, concatenated, mapped_npy, side_by_side
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 
-__all__ = ["METADATA", "read_chunked"]
+__all__ = ["CHUNKED", "METADATA"]
 
 METADATA = "metadata.json"
 
@@ -47,39 +48,30 @@ _COUNTS = [f"num_{kind}s_per_{part}" for kind in ("node", "edge") for part in ("
 _SECTIONS = ("graph_name", "node_type", "edge_type", "edges", "node_data", "edge_data", NOTE, *_COUNTS)
 
 
+def _is_at(path: Path) -> bool:
+    return (path / METADATA).is_file()
+
+
 @collective("ranks")
-def read_chunked(folder: Path, ranks: NodeRanks | None = None) -> GraphSource:
-    """Read a chunked graph.
-
-    Args:
-        folder: where ``metadata.json`` lies.
-        ranks: the ranks that read it, and the folder of temporary files, which csv needs; None for this process.
-
-    Raises:
-        GraphDataError: the metadata contradict themselves or the files; names the file.
-    """
-    metadata = _Metadata(folder, ranks or NodeRanks())
+def _read(path: Path, options: ReadOptions) -> GraphSource:
+    metadata = _Metadata(path, options.ranks)
     counts = metadata.counts("node")
-    ntypes = tuple(sorted(counts))
-    sizes = {_as_relation(name, ntypes): chunks for name, chunks in metadata.counts("edge").items()}
-    relations = tuple(sorted(sizes))
-    keys = [":".join(relation) for relation in relations]
-    for section, known in (("edges", keys), ("node_data", ntypes), ("edge_data", keys)):
+    sizes = {_as_relation(name, sorted(counts)): chunks for name, chunks in metadata.counts("edge").items()}
+    keys = [":".join(relation) for relation in sizes]
+    for section, known in (("edges", keys), ("node_data", counts), ("edge_data", keys)):
         metadata.check_names(section, known)
-    edges = _all_edges(metadata, sizes)
-    source = GraphSource(
-        Schema(ntypes, relations),
-        tuple(sum(counts[ntype]) for ntype in ntypes),
-        tuple(edges[relation] for relation in relations),
-        {ntype: _data(metadata, "node_data", ntype, counts[ntype]) for ntype in ntypes},
-        {relation_key(r): _data(metadata, "edge_data", ":".join(r), sizes[r]) for r in relations},
+    source = graph_of(
+        {ntype: sum(chunks) for ntype, chunks in counts.items()},
+        _all_edges(metadata, sizes),
+        {ntype: _data(metadata, "node_data", ntype, chunks) for ntype, chunks in counts.items()},
+        {relation: _data(metadata, "edge_data", ":".join(relation), chunks) for relation, chunks in sizes.items()},
     )
     source = with_original_names(source, metadata.path, metadata.content)
     return replace(source, left_out=(*metadata.left_out, *metadata.folder_files.left_out()))
 
 
 class _Metadata:
-    """What ``metadata.json`` says, checked while it is asked for."""
+    """The content of ``metadata.json``, checked while it is asked for."""
 
     def __init__(self, folder: Path, ranks: NodeRanks) -> None:
         self.ranks = ranks
@@ -113,14 +105,13 @@ class _Metadata:
         return dict(zip(names, chunks, strict=True))
 
     def check_names(self, section: str, known: Collection[str]) -> None:
-        """Check that a section is of types that there are, so that nothing is left out."""
+        """Check that all names of a section are types of the graph, so that nothing is left out."""
         table = self.content.get(section) or {}
         for name in table if isinstance(table, dict) else ():
             if name not in known:
-                raise GraphDataError(f"{self.path}: {section} of {name!r}, which is none of the types {list(known)}")
+                raise GraphDataError(f"{self.path}: {section} of {name!r}, which is not one of the types {list(known)}")
 
     def tables(self, section: str, name: str) -> Mapping[str, Any]:
-        """Return a table of a section by name; an empty one if it is not there."""
         table = self.content.get(section) or {}
         table = table.get(name, {}) if isinstance(table, dict) else None
         if not isinstance(table, dict):
@@ -142,18 +133,17 @@ class _Metadata:
 
 
 def _as_relation(name: str, ntypes: Sequence[str]) -> Relation:
-    found = relations_in(name, ntypes)
-    if len(found) != 1:
+    relations = relations_in(name, ntypes)
+    if len(relations) != 1:
         raise GraphDataError(
             f"{METADATA}: an edge type is <src>:<rel>:<dst>, with types of {list(ntypes)} (got {name!r})"
         )
-    return found[0]
+    return relations[0]
 
 
 def _all_edges(
     metadata: _Metadata, sizes: Mapping[Relation, Sequence[int]]
 ) -> dict[Relation, tuple[RowArray, RowArray]]:
-    """Return the ends of the edges of all relations."""
     edges: dict[Relation, tuple[RowArray, RowArray]] = {}
     chunks: dict[Relation, list[tuple[Path, Array]]] = {}
     for relation, counts in sizes.items():
@@ -182,13 +172,13 @@ def _all_edges(
 
 
 def _directions(chunks: Iterable[Array]) -> set[int]:
-    """Return in which dimensions the edges of chunks lie, of those chunks that tell."""
+    """Return the dimensions along which the edges lie, of all chunks whose shape tells."""
     shapes = {chunk.shape for chunk in chunks}
     return {shape.index(2) ^ 1 for shape in shapes if len(shape) == 2 and shape.count(2) == 1}
 
 
 def _pairs(path: Path, chunk: Array, directions: set[int]) -> Array:
-    """Return int[m, 2], the ends of the edges of a chunk; the others' directions decide if its shape does not."""
+    """Return int[m, 2], the ends of a chunk's edges; ``directions`` decides if the shape does not."""
     if chunk.ndim != 2 or 2 not in chunk.shape or chunk.dtype.kind not in "iu":
         raise GraphDataError(f"{path} must hold two columns of integers (got {chunk.dtype}{list(chunk.shape)})")
     if chunk.shape == (2, 2):
@@ -202,7 +192,6 @@ def _pairs(path: Path, chunk: Array, directions: set[int]) -> Array:
 
 
 def _data(metadata: _Metadata, section: str, type_name: str, sizes: Sequence[int]) -> dict[str, Feature]:
-    """Return the node or edge features of one type."""
     feats = {}
     for feature, entry in metadata.tables(section, type_name).items():
         what = f"{section} {feature!r} of {type_name!r}"
@@ -225,7 +214,6 @@ def _columns(
     paths: Sequence[Path],
     sizes: Sequence[int],
 ) -> list[RowArray]:
-    """Return the columns of csv or parquet files."""
     if name not in ("csv", "parquet"):
         raise GraphDataError(f"{metadata.path}: {what} has format {name!r} (known: numpy, parquet, csv)")
     _check_rows(metadata, what, paths, None, sizes)
@@ -235,22 +223,25 @@ def _columns(
             sizes = [sizes[number] for number in filled]
         paths = [paths[number] for number in filled]
     tables = open_tables(paths, TextForm(str(options.get("delimiter", " ")), header=False), name)
-    found = read_columns(tables, (), {column: (column,) for column in tables.names}, {}, metadata.ranks)
-    for column, values in found.values.items():
-        if values.kind in NO_NUMBERS and any(found.lengths):
-            raise GraphDataError(f"{paths[0]}: column {column} is no numbers")
-    _check_rows(metadata, what, paths, found.lengths, sizes)
-    return [column.rows for column in found.values.values()]
+    read = read_columns(tables, (), {column: (column,) for column in tables.names}, {}, metadata.ranks)
+    for column, values in read.values.items():
+        if values.kind in NO_NUMBERS and any(read.lengths):
+            raise GraphDataError(f"{paths[0]}: column {column} must be numbers (got {values.kind})")
+    _check_rows(metadata, what, paths, read.lengths, sizes)
+    return [column.rows for column in read.values.values()]
 
 
 def _check_rows(
-    metadata: _Metadata, what: str, paths: Sequence[Path], found: Sequence[int] | None, wanted: Sequence[int]
+    metadata: _Metadata, what: str, paths: Sequence[Path], lengths: Sequence[int] | None, counts: Sequence[int]
 ) -> None:
     """Check that all files together have the rows of all chunks; if they are cut as the counts are, also each."""
     if not paths:
         raise GraphDataError(f"{metadata.path}: {what} has no files")
-    for path, have, count in zip(paths, found or [], wanted, strict=False):
-        if len(paths) == len(wanted) and have != count:
-            raise GraphDataError(f"{path} must have {count} rows, as {METADATA} says (got {have})")
-    if found is not None and sum(found) != sum(wanted):
-        raise GraphDataError(f"{metadata.path}: {what} must have {sum(wanted)} rows (got {sum(found)} in its files)")
+    for path, length, count in zip(paths, lengths or [], counts, strict=False):
+        if len(paths) == len(counts) and length != count:
+            raise GraphDataError(f"{path} must have {count} rows, as {METADATA} says (got {length})")
+    if lengths is not None and sum(lengths) != sum(counts):
+        raise GraphDataError(f"{metadata.path}: {what} must have {sum(counts)} rows (got {sum(lengths)} in its files)")
+
+
+CHUNKED = Layout("DGL's chunked graph", METADATA, _is_at, _read, by_all_ranks=True)

@@ -34,11 +34,11 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import arrow
-from mpigraph.formats.input_files import FolderFiles, failure, first_bytes, in_natural_order, opened
+from mpigraph.formats.input_files import FolderFiles, first_bytes, graph_of, in_natural_order, opened, reading
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.log import get_logger
-from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema, relation_key
-from mpigraph.partition.row_arrays import UNREADABLE, CastRows, GrowingFile, RowArray, concatenated
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
+from mpigraph.partition.row_arrays import CastRows, GrowingFile, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource, edge_chunks
 
 __all__ = [
@@ -51,27 +51,28 @@ _TO_BLANKS = bytes.maketrans(b"\t\r", b"  ")
 _ROW = re.compile(r"\bRow #(\d+)")
 
 
-def blocks_of_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def blocks_of_lines(path: Path, longest: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yield some lines of a file, and the number of the first of them, from 1.
+
+    Args:
+        path: the file.
+        longest: bytes that a line may have; 0 for those of a block.
 
     Raises:
         GraphDataError: the file cannot be read, or a line is too long.
     """
     number = 1
     rest = b""
-    try:
-        with opened(path) as file:
-            while data := file.read(_BLOCK_BYTES):
-                text = rest + data
-                end = text.rfind(b"\n") + 1
-                if not end and len(text) > _BLOCK_BYTES:
-                    raise GraphDataError(f"{path}, line {number}: longer than {_BLOCK_BYTES} bytes")
-                rest = text[end:]
-                yield number, text[:end]
-                number += text.count(b"\n", 0, end)
-            yield number, rest
-    except UNREADABLE as error:
-        raise failure(path, error) from error
+    with reading(path), opened(path) as file:
+        while data := file.read(_BLOCK_BYTES):
+            text = rest + data
+            end = text.rfind(b"\n") + 1
+            if not end and len(text) > (longest or _BLOCK_BYTES):
+                raise GraphDataError(f"{path}, line {number}: longer than {longest or _BLOCK_BYTES} bytes")
+            rest = text[end:]
+            yield number, text[:end]
+            number += text.count(b"\n", 0, end)
+        yield number, rest
 
 
 def _comments_of(path: Path, mark: bytes) -> tuple[list[str], list[str]]:
@@ -289,15 +290,10 @@ def _read_matrix(path: Path, options: ReadOptions) -> GraphSource:
         if len(edges) != head.entries:
             raise GraphDataError(f"{path} has {len(edges)} entries, but its line of sizes says {head.entries}")
         src, dst, *weight = edges.finish()
-    is_square = head.rows == head.columns
-    feats = {"weight": Feature.of(weight[0])} if weight else {}
-    return GraphSource(
-        Schema.homogeneous() if is_square else Schema(("column", "row"), (_OF_MATRIX,)),
-        (head.rows,) if is_square else (head.columns, head.rows),
-        ((src, dst),),
-        edge_feats={relation_key(DEFAULT_ETYPE if is_square else _OF_MATRIX): feats},
-        has_reverse=head.symmetry != "general",
-    )
+    relation = DEFAULT_ETYPE if head.rows == head.columns else _OF_MATRIX
+    counts = {relation[0]: head.rows, relation[2]: head.columns}
+    feats = {relation: {"weight": Feature.of(weight[0])} if weight else {}}
+    return graph_of(counts, {relation: (src, dst)}, edge_feats=feats, has_reverse=head.symmetry != "general")
 
 
 def _head(path: Path) -> _Head:
@@ -387,19 +383,15 @@ def _read_network(path: Path, options: ReadOptions) -> GraphSource:
         if sizes and len(edges) != sizes[0] and sum_of_weights != sizes[0]:
             raise GraphDataError(f"{path} has {len(edges)} edges, but its second line says {sizes[0]}")
         src, dst, *read = edges.finish()
-    counts = sizes[1:] or largest
-    is_bipartite = form == "bip"
+    relation = _OF_SIDES if form == "bip" else DEFAULT_ETYPE
+    counts = dict(zip(relation[::2], sizes[1:] or largest, strict=True))
+    if form != "bip":
+        counts = {DEFAULT_NTYPE: max(sizes[1:] or largest)}
     feats = {
         name: Feature.of(CastRows(rows, np.int64) if are_whole[name] else rows)
         for name, rows in zip(values, read, strict=True)
     }
-    return GraphSource(
-        Schema(("left", "right"), (_OF_SIDES,)) if is_bipartite else Schema.homogeneous(),
-        tuple(counts) if is_bipartite else (max(counts),),
-        ((src, dst),),
-        edge_feats={relation_key(_OF_SIDES if is_bipartite else DEFAULT_ETYPE): feats},
-        has_reverse=form == "sym",
-    )
+    return graph_of(counts, {relation: (src, dst)}, edge_feats={relation: feats}, has_reverse=form == "sym")
 
 
 KONECT = Layout("KONECT", "out.<name>", lambda path: bool(_networks(path)), _read_konect)

@@ -23,9 +23,9 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.edge_lists import CollectedEdges, number_blocks
-from mpigraph.formats.input_files import FolderFiles, read_yaml
+from mpigraph.formats.input_files import FolderFiles, graph_of, read_yaml
 from mpigraph.formats.layout import Layout, ReadOptions
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key
 from mpigraph.partition.row_arrays import RowArray, mapped_npy
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource, mask_of
 from mpigraph.partition.spill import Scratch
@@ -45,7 +45,7 @@ def _is_at(path: Path) -> bool:
 
 @dataclass
 class _Dataset:
-    """The directory, and what ``metadata.yaml`` says of it, checked while it is asked for."""
+    """The directory and its ``metadata.yaml``, checked while it is read."""
 
     folder: Path
     files: FolderFiles
@@ -53,7 +53,7 @@ class _Dataset:
     left_out: list[str] = field(default_factory=list)
 
     def entries(self, table: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-        """Return a list of mappings; an empty one if there is none."""
+        """Return the list of mappings under a key; an empty one without the key."""
         entries = table.get(key) or []
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise self.error(f"{key} must be a list of mappings (got {entries!r:.80})")
@@ -102,10 +102,8 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
         raise data.error("graph must be a mapping with nodes and edges")
     counts = _counts(data, graph)
     edges = _edges(data, graph, counts)
-    ntypes = tuple(sorted(counts))
-    relations = tuple(sorted(edges))
-    node_feats: dict[str, dict[str, Feature]] = {ntype: {} for ntype in ntypes}
-    edge_feats: dict[str, dict[str, Feature]] = {relation_key(relation): {} for relation in relations}
+    node_feats: dict[str, dict[str, Feature]] = {ntype: {} for ntype in counts}
+    edge_feats: dict[str, dict[str, Feature]] = {relation_key(relation): {} for relation in edges}
     for entry in (*data.entries(content, "feature_data"), *data.entries(graph, "feature_data")):
         _add_feature(data, entry, {"node": node_feats, "edge": edge_feats})
     for number, task in enumerate(data.entries(content, "tasks")):
@@ -113,14 +111,8 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
             data.left_out.append(f"task {number + 1}, {task.get('name')}: only the first one is read")
         else:
             _add_task(data, task, counts, node_feats)
-    return GraphSource(
-        Schema(ntypes, relations),
-        tuple(counts[ntype] for ntype in ntypes),
-        tuple(edges[relation] for relation in relations),
-        node_feats,
-        edge_feats,
-        left_out=(*data.left_out, *data.files.left_out()),
-    )
+    of_relations = {relation: edge_feats[relation_key(relation)] for relation in edges}
+    return graph_of(counts, edges, node_feats, of_relations, left_out=(*data.left_out, *data.files.left_out()))
 
 
 def _counts(data: _Dataset, graph: Mapping[str, Any]) -> dict[str, int]:
@@ -138,30 +130,29 @@ def _counts(data: _Dataset, graph: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _type_of(data: _Dataset, entry: Mapping[str, Any], default: str) -> str:
-    """Return the type of an entry; the default if it has none."""
     return default if entry.get("type") is None else data.text(entry, "type", f"an entry with {list(entry)}")
 
 
 def _edges(
     data: _Dataset, graph: Mapping[str, Any], counts: Mapping[str, int]
 ) -> dict[Relation, tuple[RowArray, RowArray]]:
-    found: dict[Relation, tuple[RowArray, RowArray]] = {}
+    ends_of: dict[Relation, tuple[RowArray, RowArray]] = {}
     for entry in data.entries(graph, "edges"):
         names = _type_of(data, entry, ":".join(DEFAULT_ETYPE)).split(":")
-        if len(names) != 3 or names[0] not in counts or names[2] not in counts or tuple(names) in found:
+        if len(names) != 3 or names[0] not in counts or names[2] not in counts or tuple(names) in ends_of:
             raise data.error(f"edges: {names} must be there once, <src>:<rel>:<dst> of types in nodes ({list(counts)})")
         relation = names[0], names[1], names[2]
         kind, path = data.file(entry, f"edges of {relation}")
         if kind == "csv":
-            found[relation] = _csv_edges(path, (counts[names[0]], counts[names[2]]), data.scratch)
+            ends_of[relation] = _csv_edges(path, (counts[names[0]], counts[names[2]]), data.scratch)
             continue
         ends = mapped_npy(path)
         if ends.ndim != 2 or len(ends) != 2 or ends.dtype.kind not in "iu":
             raise GraphDataError(f"{path} must hold two rows of integers, [2, m] (got {ends.dtype}{list(ends.shape)})")
-        found[relation] = ends[0], ends[1]
-    if not found:
+        ends_of[relation] = ends[0], ends[1]
+    if not ends_of:
         raise data.error("edges must name at least one relation")
-    return found
+    return ends_of
 
 
 def _csv_edges(path: Path, counts: Sequence[int], scratch: Path | None) -> tuple[RowArray, RowArray]:
@@ -190,7 +181,6 @@ def _add_feature(data: _Dataset, entry: Mapping[str, Any], tables: Mapping[str, 
 def _add_task(
     data: _Dataset, task: Mapping[str, Any], counts: Mapping[str, int], feats: dict[str, dict[str, Feature]]
 ) -> None:
-    """Add the masks and labels of a task to the features of nodes."""
     labels: dict[str, list[tuple[Path, Array, Array]]] = {}
     for ntype, mask, entries in _sets(data, task):
         seeds = next((entries.pop(name) for name in _SEEDS if name in entries), None)
@@ -205,33 +195,32 @@ def _add_task(
             path, values = data.array(entries.pop("labels"), f"labels of {mask}")
             labels.setdefault(ntype, []).append((path, ids, values))
         data.left_out += [f"{mask}: {name} of the task" for name in entries]
-    for ntype, given in labels.items():
+    for ntype, pieces in labels.items():
         if "label" in feats[ntype]:
             data.left_out.append(f"labels of the task: {ntype!r} has a feature 'label'")
         else:
-            feats[ntype]["label"] = _label(given, counts[ntype], data.scratch)
+            feats[ntype]["label"] = _label(pieces, counts[ntype], data.scratch)
 
 
 def _sets(data: _Dataset, task: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, dict[str, Any]]]]:
-    """Yield type, mask and arrays by name of each set."""
     for key, mask in _SETS.items():
         for entry in data.entries(task, key):
             arrays = {data.text(array, "name", key): array for array in data.entries(entry, "data")}
             yield _type_of(data, entry, DEFAULT_NTYPE), mask, arrays
 
 
-def _label(given: Sequence[tuple[Path, Array, Array]], count: int, scratch: Path | None) -> Feature:
+def _label(pieces: Sequence[tuple[Path, Array, Array]], count: int, scratch: Path | None) -> Feature:
     """Return a row for each node, those of nodes without a label -1 or NaN."""
-    shape = given[0][2].shape[1:]
-    is_float = any(values.dtype.kind == "f" for _, _, values in given)
+    shape = pieces[0][2].shape[1:]
+    is_float = any(values.dtype.kind == "f" for _, _, values in pieces)
     dtype = np.dtype(np.float32 if is_float else np.int64)
     size = count * int(np.prod(shape))
     label = Scratch(scratch, mapping=True).empty(size, dtype).reshape(count, *shape)
     label[:] = np.nan if is_float else -1
-    for path, ids, values in given:
+    for path, ids, values in pieces:
         if values.shape != (len(ids), *shape):
-            wanted = [len(ids), *shape]
-            raise GraphDataError(f"{path} must be labels of {wanted}, as its seeds are (got {list(values.shape)})")
+            expected = [len(ids), *shape]
+            raise GraphDataError(f"{path} must be labels of {expected}, as its seeds are (got {list(values.shape)})")
         for first in range(0, len(ids), EDGES_PER_CHUNK):
             chunk = slice(first, first + EDGES_PER_CHUNK)
             label[ids[chunk]] = values[chunk]

@@ -5,20 +5,21 @@ files             a path, a pattern with ``*``, or a list; relative to the confi
                   directory. They are read in the order of their names as text, as by GraphStorm: rows of nodes without
                   "node_id_col" are numbered so
 format            ``parquet``, ``csv`` ("separator"; with a header), ``json`` (an object a line), ``hdf5`` (numbers)
-features          float32[rows, columns], or as "out_dtype" says; the transforms ``max_min_norm`` and ``to_categorical``
-                  (int8, a column for each name), those that are wanted of all columns side by side
+features          float32[rows, columns], or as "out_dtype" says, several columns side by side; the transforms
+                  ``max_min_norm`` and ``to_categorical`` (int8, a column for each name)
 labels            under the name of their column, of "classification" int64; masks by "custom_split_filenames" (ids, one
                   JSON value a line) or "split_pct": as many rows as GraphStorm takes, chosen by a hash of their numbers
 ================  =====================================================================================================
 
-Every other transform, task and format is an error that names it. A node type of which only edges know has the ends of
-these as nodes.
+Every other transform, task and format is an error that names it. A node type that only edges name has their ends as
+nodes.
 """
 
 import glob
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,15 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.id_maps import Distinct, NodeIds
+from mpigraph.formats.id_maps import Distinct
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, TableColumns, ValueColumn, read_columns
 from mpigraph.formats.table_files import JsonFiles, TextForm, json_values, open_tables
-from mpigraph.formats.typed_tables import ids_feature
+from mpigraph.formats.typed_tables import graph_of_tables
 from mpigraph.log import get_logger
-from mpigraph.metadata.schema import Schema, relation_key
 from mpigraph.partition.multilevel.dist_csr import hashes
-from mpigraph.partition.row_arrays import GrowingFile, MadeRows, RowArray, RowError, as_labels, concatenated
+from mpigraph.partition.row_arrays import GrowingFile, MadeRows, RowArray, as_dtype, as_labels, concatenated
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 from mpigraph.storage.files import read_text
 from mpigraph.storage.hdf5_rows import open_hdf5
@@ -57,8 +57,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 _SEED = np.uint64(0x9E3779B97F4A7C15)
 
 
-def is_graphstorm(path: Path) -> bool:
-    """Return whether a file is such a configuration."""
+def _is_at(path: Path) -> bool:
     if path.suffix != ".json" or not path.is_file():
         return False
     try:
@@ -69,66 +68,32 @@ def is_graphstorm(path: Path) -> bool:
 
 
 @collective("ranks")
-def read_graphstorm(path: Path, options: ReadOptions) -> GraphSource:
-    """Read what a configuration describes.
-
-    Raises:
-        GraphDataError: the configuration is wrong or asks for what is not read, or a file is; names it, and the row.
-        StorageError: a temporary file cannot be written.
-    """
+def _read(path: Path, options: ReadOptions) -> GraphSource:
     content = json.loads(read_text(path))
     if not isinstance(content["edges"], list):
         raise GraphDataError(f"{path}: edges must be a list")
-    nodes = [_Entry(path, conf, "nodes", options.ranks) for conf in content["nodes"]]
-    edges = [_Entry(path, conf, "edges", options.ranks) for conf in content["edges"]]
-    for what, names in (("node type", [node.name for node in nodes]), ("relation", [edge.name for edge in edges])):
-        for name in names:
-            if names.count(name) > 1:
-                raise GraphDataError(f"{path}: the {what} {name!r} is there twice")
-    nodes.sort(key=lambda node: node.name)
-    edges.sort(key=lambda edge: edge.name)
-    tables = {node.name: node for node in nodes}
-    ends: dict[str, list[IdColumn]] = {name: [] for name in tables}
-    for edge in edges:
-        for ntype, column in zip(edge.name[::2], edge.ids, strict=True):
-            ends.setdefault(ntype, []).append(column)
-    ids = {}
-    for ntype in sorted(ends):
-        node = tables.get(ntype)
-        if node is None:  # allowed by GraphStorm 0.4.2, for types without features
-            get_logger().warning(
-                "%s: there is no node type %r under nodes: its nodes are the ends of edges", path, ntype
-            )
-        given = node.ids[0] if node and node.ids else None
-        count = node.count if node and given is None else None
-        ids[ntype] = NodeIds(repr(ntype), given, ends[ntype], options.ranks, count)
-    features = {ntype: tables[ntype].features if ntype in tables else {} for ntype in ids}
+    nodes = _entries(path, content["nodes"], "nodes", options.ranks)
+    edges = _entries(path, content["edges"], "edges", options.ranks)
+    for ntype in sorted({end for relation in edges for end in relation[::2]} - nodes.keys()):
+        # allowed by GraphStorm 0.4.2, for types without features
+        get_logger().warning("%s: there is no node type %r under nodes: its nodes are the ends of edges", path, ntype)
     left_out = [f"{key!r} of the configuration" for key in sorted(set(content) - {"version", "nodes", "edges"})]
-    return GraphSource(
-        Schema(tuple(ids), tuple(edge.name for edge in edges)),
-        tuple(numbered.count for numbered in ids.values()),
-        tuple((ids[edge.name[0]].numbers(edge.ids[0]), ids[edge.name[2]].numbers(edge.ids[1])) for edge in edges),
-        {ntype: _with_ids(features[ntype], ids[ntype].original) for ntype in ids},
-        {relation_key(edge.name): edge.features for edge in edges},
-        left_out=tuple(left_out + [line for entry in (*nodes, *edges) for line in entry.left_out]),
-    )
+    source = graph_of_tables(nodes, edges, options.ranks)
+    return replace(source, left_out=(*left_out, *source.left_out))
 
 
-def _with_ids(features: dict[str, Feature], original: Array | None) -> dict[str, Feature]:
-    return features if original is None else {"id": ids_feature(original), **features}
+def _entries(path: Path, section: Sequence[object], kind: str, ranks: NodeRanks) -> "dict[Any, _Entry]":
+    entries: dict[Any, _Entry] = {}
+    for conf in section:
+        entry = _Entry(path, conf, kind, ranks)
+        if entry.name in entries:
+            raise GraphDataError(f"{entry.title} is there twice")
+        entries[entry.name] = entry
+    return entries
 
 
 class _Entry:
-    """A node type or a relation in the configuration, and what its files hold.
-
-    Attributes:
-        name: the node type, or the relation.
-        title: the same for messages, with the configuration.
-        count: rows.
-        ids: the columns of ids; nothing if there are none.
-        features: what becomes of the other columns.
-        left_out: what does not.
-    """
+    """A :class:`~mpigraph.formats.typed_tables.ReadTable` that the configuration names as a node type or relation."""
 
     def __init__(self, path: Path, conf: object, kind: str, ranks: NodeRanks) -> None:
         if not isinstance(conf, dict):
@@ -146,7 +111,7 @@ class _Entry:
         self.left_out = [f"{key!r} of {kind} {self.name!r}" for key in sorted(set(conf) - _KNOWN)]
         keys = ["source_id_col", "dest_id_col"] if kind == "edges" else ["node_id_col"] if "node_id_col" in conf else []
         self._columns: TableColumns = self._read([self._name(conf, key) for key in keys])
-        self.count = sum(self._columns.lengths)
+        self.length = sum(self._columns.lengths)
         self.ids = [self._columns.ids[conf[key]] for key in keys]
         self.features: dict[str, Feature] = {}
         for entry in self._list("features"):
@@ -245,12 +210,15 @@ class _Entry:
             raise GraphDataError(f"{title}: the task {task!r} is not read (known: {', '.join(_TASKS)})")
         labels = self._numbers(entry["label_col"], title) if "label_col" in entry else None
         if labels is not None:
-            made = Feature(as_labels(labels), "int64") if task == "classification" else Feature.of(labels)
-            self._add(entry["label_col"], made, title)
+            feature = Feature(as_labels(labels), "int64") if task == "classification" else Feature.of(labels)
+            self._add(entry["label_col"], feature, title)
         elif task != "link_prediction" and "custom_split_filenames" not in entry:
             raise GraphDataError(f"{title}: {task} needs a label_col")
         custom = entry.get("custom_split_filenames")
-        masks = _split_masks(labels, self.count, entry, title) if custom is None else self._chosen(custom, entry, title)
+        if custom is None:
+            masks = _split_masks(labels, self.length, entry, title)
+        else:
+            masks = self._chosen(custom, entry, title)
         for name, mask in masks.items():
             self._add(name, mask, title)
 
@@ -260,25 +228,21 @@ class _Entry:
         self.features[name] = feature
 
     def _chosen(self, custom: object, entry: Mapping[str, Any], title: str) -> dict[str, Feature]:
-        """Return the masks of files of ids."""
         if not isinstance(custom, dict) or set(custom) - set(_SPLITS) or len(self.ids) != 1:
             raise GraphDataError(
                 f"{title}: custom_split_filenames must name files for {', '.join(_SPLITS)}, of nodes with a node_id_col"
             )
         masks = {}
-        taken = np.zeros(self.count, bool)
+        taken = np.zeros(self.length, bool)
         for name, split in zip(_mask_names(entry, title), _SPLITS, strict=True):
             names = custom.get(split, [])
             files = self._files(names) if names else []
-            wanted = np.unique(np.array([text for file in files for text in json_values(file)], "S"))
-            is_in = np.zeros(self.count, bool)
-            done = 0
-            for values, positions, _ in self.ids[0].texts() if len(wanted) else ():
-                is_in[done : done + len(positions)] = np.isin(values, wanted)[positions]
-                done += len(positions)
-            if is_in.sum() != len(wanted):
-                raise GraphDataError(f"{title}: {len(wanted)} ids of {split!r} are {is_in.sum()} nodes")
-            masks[name] = mask_of(title, np.flatnonzero(is_in & ~taken), self.count)
+            ids = np.unique(np.array([text for file in files for text in json_values(file)], "S"))
+            chunks = [np.isin(texts, ids)[rows] for texts, rows, _ in self.ids[0].texts()] if len(ids) else []
+            is_in = np.concatenate(chunks) if chunks else np.zeros(self.length, bool)
+            if is_in.sum() != len(ids):
+                raise GraphDataError(f"{title}: {len(ids)} ids of {split!r} are {is_in.sum()} nodes")
+            masks[name] = Feature.of(is_in & ~taken)
             taken |= is_in
         return masks
 
@@ -307,7 +271,6 @@ def _hdf5_columns(files: Sequence[Path], ids: Sequence[str], values: Sequence[st
 
 
 def _transform_of(conf: Mapping[str, Any], title: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the name of a feature's transform and its options."""
     options = conf.get("transform", {"name": "no-op"})
     name = options.get("name") if isinstance(options, dict) else None
     if name not in _TRANSFORMS:
@@ -329,14 +292,7 @@ def _numbers(columns: Sequence[RowArray], conf: Mapping[str, Any], title: str) -
 
 
 def _side_by_side(dtype: np.dtype[Any], *rows: Array) -> Array:
-    flat = np.concatenate([part.reshape(len(part), -1) for part in rows], axis=1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        made = flat.astype(dtype)
-        fits = np.isfinite(made) | ~np.isfinite(flat) if dtype.kind == "f" else made == flat
-    if not fits.all():
-        row, column = np.argwhere(~fits)[0].tolist()
-        raise RowError(row, f"{flat[row, column]} does not fit {dtype.name}")
-    return made
+    return as_dtype(np.concatenate([part.reshape(len(part), -1) for part in rows], axis=1), dtype)
 
 
 def _scaled(dtype: np.dtype[Any], ranges: Sequence[tuple[Array, Array]], *rows: Array) -> Array:
@@ -348,22 +304,22 @@ def _scaled(dtype: np.dtype[Any], ranges: Sequence[tuple[Array, Array]], *rows: 
 
 
 def _range(column: RowArray, options: Mapping[str, Any], title: str) -> tuple[Array, Array]:
-    """Return the smallest and the largest value of each position, [width]: given ones, else those of all rows."""
+    """Return the smallest and the largest value of each position, [width]: those in the options, else of all rows."""
     try:
-        given = {name: np.array(options[name], np.float32) for name in ("min_val", "max_val") if name in options}
+        chosen = {name: np.array(options[name], np.float32) for name in ("min_val", "max_val") if name in options}
         bounds = float(options.get("min_bound", -_LARGEST)), float(options.get("max_bound", _LARGEST))
     except (TypeError, ValueError) as error:
         raise GraphDataError(f"{title}: max_min_norm needs numbers for its options: {error}") from error
     lows = []
     highs = []
-    for first in range(0, len(column) if len(given) < 2 else 0, _ROWS):
+    for first in range(0, len(column) if len(chosen) < 2 else 0, _ROWS):
         rows = np.asarray(column[first : first + _ROWS])
         lows.append(rows.reshape(len(rows), -1).min(axis=0))
         highs.append(rows.reshape(len(rows), -1).max(axis=0))
-    if not lows and len(given) < 2:
+    if not lows and len(chosen) < 2:
         raise GraphDataError(f"{title}: max_min_norm of no rows")
-    low = given["min_val"] if "min_val" in given else np.maximum(np.min(lows, axis=0), bounds[0])
-    high = given["max_val"] if "max_val" in given else np.minimum(np.max(highs, axis=0), bounds[1])
+    low = chosen["min_val"] if "min_val" in chosen else np.maximum(np.min(lows, axis=0), bounds[0])
+    high = chosen["max_val"] if "max_val" in chosen else np.minimum(np.max(highs, axis=0), bounds[1])
     if not np.all(high > low):
         raise GraphDataError(f"{title}: max_min_norm needs a maximum above the minimum (got {high} and {low})")
     return low, high
@@ -376,10 +332,10 @@ def _categories(column: IdColumn, conf: Mapping[str, Any], title: str, scratch: 
         raise GraphDataError(f"{title}: to_categorical with a separator is not read")
     mapping = options.get("mapping")
     if mapping is None:
-        found = Distinct()
+        distinct = Distinct()
         for values, _, _ in column.texts(blanks=True):
-            found.add(values)
-        names = [name.decode() for name in found.sorted().tolist() if name]
+            distinct.add(values)
+        names = [name.decode() for name in distinct.sorted().tolist() if name]
         mapping = {name: number for number, name in enumerate(names)}
     if not isinstance(mapping, dict) or sorted(mapping.values()) != list(range(len(mapping))):
         raise GraphDataError(f"{title}: the mapping of to_categorical must give its names the numbers from 0")
@@ -416,7 +372,6 @@ def _split_masks(labels: RowArray | None, count: int, conf: Mapping[str, Any], t
 
 
 def _mask_names(conf: Mapping[str, Any], title: str) -> Sequence[str]:
-    """Return the names of the masks for training, validation and test."""
     names = conf.get("mask_field_names", ("train_mask", "val_mask", "test_mask"))
     if not isinstance(names, list | tuple) or len(names) != 3 or not all(isinstance(name, str) for name in names):
         raise GraphDataError(f"{title}: mask_field_names must be three names (got {names!r})")
@@ -424,7 +379,6 @@ def _mask_names(conf: Mapping[str, Any], title: str) -> Sequence[str]:
 
 
 def _labelled(labels: RowArray | None, count: int) -> Iterator[I64]:
-    """Yield the rows that have a label, a chunk at a time."""
     for first in range(0, count, _ROWS):
         rows = np.arange(first, min(first + _ROWS, count))
         if labels is not None and labels.dtype.kind == "f":
@@ -433,5 +387,4 @@ def _labelled(labels: RowArray | None, count: int) -> Iterator[I64]:
         yield rows
 
 
-GRAPHSTORM = Layout("GraphStorm's gconstruct", "", is_graphstorm, read_graphstorm, by_all_ranks=True)
-"""The layout."""
+GRAPHSTORM = Layout("GraphStorm's gconstruct", "", _is_at, _read, by_all_ranks=True)

@@ -4,11 +4,11 @@
 file                 fields of a line                      what they become
 ===================  ====================================  ============================================================
 ``node.dat``         id, name, type, numbers with commas   the nodes of each type, in the order of their ids; the
-                                                           numbers, where there are any, are feature "feat" (float32)
+                                                           numbers, if any, are feature "feat" (float32)
 ``link.dat``         source, destination, type, weight     the edges of each relation; feature "weight" (float64)
-``label.dat``        id, name, type, labels with commas    feature "label" (int64, -1 where there is none) and
-                                                           "train_mask"; where nodes have several labels [n, classes],
-                                                           1 for those of a node
+``label.dat``        id, name, type, labels with commas    feature "label" (int64, -1 for no label) and "train_mask";
+                                                           where nodes have several labels [n, classes], 1 for those
+                                                           of a node
 ``label.dat.test``   the same                              the same, and "test_mask"
 ``info.dat``                                               names of types and relations: JSON, or Freebase's tables
 ===================  ====================================  ============================================================
@@ -30,9 +30,9 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.edge_lists import CollectedEdges, blocks_of_lines, number_blocks, numbers_in
-from mpigraph.formats.input_files import FolderFiles
+from mpigraph.formats.input_files import FolderFiles, failure, graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
-from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.metadata.schema import Relation
 from mpigraph.partition.row_arrays import GrowingFile, Reordered, RowArray
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
@@ -71,8 +71,7 @@ def _read_names(path: Path) -> _Names:
             {int(n): _Link(int(link["start"]), int(link["end"]), str(link["meaning"])) for n, link in links.items()},
         )
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        raise GraphDataError(f"{path}: names of node types and links cannot be read: {reason}") from error
+        raise failure(path, ValueError(f"no names of node types and links: {error!r}")) from error
 
 
 def _names_in_tables(text: str) -> _Names:
@@ -96,8 +95,8 @@ def _names_in_tables(text: str) -> _Names:
 def _relations(names: _Names) -> dict[int, Relation]:
     """Return the relation of each type of links.
 
-    A relation is called as in PyG: by the word between the types in its meaning, "to" if there is none. Where two would
-    have one name, they have their whole meanings and numbers.
+    As in PyG, the name is the word between the types in its meaning, or "to" without such a word. Relations that would
+    have one name get their whole meanings and numbers.
     """
     relations = {}
     for number, link in names.links.items():
@@ -131,17 +130,14 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     nodes, feats = _read_nodes(path / "node.dat", names, options.scratch)
     labels = _read_labels(path, nodes)
     edges = _read_links(path / "link.dat", nodes, names, options.scratch)
-    ntypes = tuple(sorted(numbers))
-    relations = tuple(sorted(edges))
     files = FolderFiles(path)
     for name in ("node.dat", "link.dat", "info.dat", *_LABELS.values()):
         files.read(path / name)
-    return GraphSource(
-        Schema(ntypes, relations),
-        tuple(int((nodes.types == numbers[ntype]).sum()) for ntype in ntypes),
-        tuple((edges[relation][0], edges[relation][1]) for relation in relations),
-        {ntype: feats.get(numbers[ntype], {}) | labels.get(numbers[ntype], {}) for ntype in ntypes},
-        {relation_key(relation): {"weight": Feature.of(edges[relation][3])} for relation in relations},
+    return graph_of(
+        {ntype: int((nodes.types == number).sum()) for ntype, number in numbers.items()},
+        {relation: (src, dst) for relation, (src, dst, *_) in edges.items()},
+        {ntype: feats.get(number, {}) | labels.get(number, {}) for ntype, number in numbers.items()},
+        {relation: {"weight": Feature.of(weight)} for relation, (*_, weight) in edges.items()},
         left_out=("names of nodes in node.dat", *files.left_out()),
     )
 
@@ -186,13 +182,13 @@ class _Numbers:
     def add(self, path: Path, lines: Sequence[int], texts: Sequence[bytes]) -> None:
         for line, text in zip(lines, texts, strict=True):
             if bool(text) != bool(self._width):
-                wanted = self._width or "no"
-                raise GraphDataError(f"{path}, line {line}: must have {wanted} numbers, as others of its type")
+                count = self._width or "no"
+                raise GraphDataError(f"{path}, line {line}: must have {count} numbers, as others of its type")
         if self._width:
             columns = {str(column): "float64" for column in range(self._width)}
-            wanted = f"numbers, {self._width} with commas between them"
+            count = f"numbers, {self._width} with commas between them"
             text = b"\n".join(texts)
-            numbers = numbers_in(path, text, columns, ",", lambda row: (lines[row], texts[row]), wanted)
+            numbers = numbers_in(path, text, columns, ",", lambda row: (lines[row], texts[row]), count)
             self._file.append(np.stack(list(numbers.values()), 1))
 
     def finish(self, order: I64) -> dict[str, Feature]:
@@ -239,9 +235,9 @@ def _read_links(path: Path, nodes: _Nodes, names: _Names, scratch: Path | None) 
                 block.check((rows[end] >= 0) & (rows[end] < len(nodes.local)), f"{end} is not in node.dat")
             local = {end: nodes.local[rows[end]] for end in ("source", "destination")}
             for number, edges in links.items():
-                link = names.links[number]
+                link_type = names.links[number]
                 is_it = rows["type"] == number
-                for end, ntype in (("source", link.start), ("destination", link.end)):
+                for end, ntype in (("source", link_type.start), ("destination", link_type.end)):
                     fits = nodes.types[rows[end]] == ntype
                     block.check(fits | ~is_it, f"{end} is not of node type {ntype}, as links of type {number} need")
                 edges.add({name: column[is_it] for name, column in (rows | local).items()})

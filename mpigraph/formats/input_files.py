@@ -4,15 +4,21 @@ import bz2
 import gzip
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from mpigraph.errors import GraphDataError
-from mpigraph.partition.row_arrays import UNREADABLE
+from mpigraph.errors import GraphDataError, StorageError
+from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.partition.row_arrays import UNREADABLE, RowArray
+from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import open_regular, read_text
 
-__all__ = ["FolderFiles", "failure", "first_bytes", "in_natural_order", "is_packed", "opened", "read_yaml"]
+__all__ = [
+    "FolderFiles", "failure", "first_bytes", "graph_of", "in_natural_order", "is_packed", "opened", "read_yaml",
+    "reading",
+]  # fmt: skip
 
 _MARKERS = ("_SUCCESS", "_metadata", "_common_metadata")  # of Spark and of parquet
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle")
@@ -83,11 +89,9 @@ def opened(path: Path) -> IO[bytes]:
     Raises:
         GraphDataError: it is missing or is no file.
     """
-    try:
+    with reading(path):
         os.close(open_regular(path))
         return cast(IO[bytes], _PACKED.get(path.suffix.lower(), open)(path, "rb"))  # type: ignore[operator]
-    except OSError as error:
-        raise failure(path, error) from error
 
 
 def first_bytes(path: Path, count: int) -> bytes:
@@ -99,12 +103,62 @@ def first_bytes(path: Path, count: int) -> bytes:
         return b""
 
 
-def failure(path: Path, error: Exception) -> GraphDataError:
-    """Return the error of this library for one of Python, pyarrow or the system."""
-    if isinstance(error, GraphDataError):
+def failure(path: Path, error: Exception, within: Path | None = None) -> Exception:
+    """Return the error of this library, which names the file, for one of Python, pyarrow or the system.
+
+    Args:
+        path: the file.
+        error: the error. One that names a file in ``within`` stays as it is.
+        within: a folder; by default only ``path`` itself.
+    """
+    if isinstance(error, StorageError):
         return error
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if isinstance(error, GraphDataError):
+        return error if str(within or path) in str(error) else GraphDataError(f"{path}: {error}")
+    reason = repr(error) if isinstance(error, KeyError) else str(error) or repr(error)
+    if isinstance(error, OSError) and str(error.filename or path) == str(path):
+        reason = error.strerror or reason
     return GraphDataError(f"{path}: cannot be read: {reason}")
+
+
+@contextmanager
+def reading(path: Path, within: Path | None = None) -> Iterator[None]:
+    """Make every error in a block a GraphDataError that names the file, as by :func:`failure`."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise failure(path, error, within) from error
+
+
+def graph_of(
+    counts: Mapping[str, int],
+    edges: Mapping[Relation, tuple[RowArray, RowArray]],
+    node_feats: Mapping[str, Mapping[str, Feature]] | None = None,
+    edge_feats: Mapping[Relation, Mapping[str, Feature]] | None = None,
+    **more: Any,
+) -> GraphSource:
+    """Return a graph with types and relations in alphabetical order, as from every reader.
+
+    Args:
+        counts: number of nodes of each type.
+        edges: sources and destinations of each relation.
+        node_feats: features of each type.
+        edge_feats: features of each relation.
+        more: further fields of the graph.
+
+    Raises:
+        GraphDataError: the arrays do not fit together.
+    """
+    ntypes = tuple(sorted(counts))
+    relations = tuple(sorted(edges))
+    return GraphSource(
+        Schema(ntypes, relations),
+        tuple(counts[ntype] for ntype in ntypes),
+        tuple(edges[relation] for relation in relations),
+        node_feats or {},
+        {relation_key(relation): feats for relation, feats in (edge_feats or {}).items()},
+        **more,
+    )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

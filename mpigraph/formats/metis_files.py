@@ -10,41 +10,31 @@ node features "size" and "weight", and the edge feature "weight".
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.errors import GraphDataError
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, relation_key
+from mpigraph.formats.edge_lists import blocks_of_lines
+from mpigraph.formats.input_files import graph_of
+from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE
 from mpigraph.partition.row_arrays import GrowingFile
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
-from mpigraph.storage.files import open_regular
 
-__all__ = ["is_metis", "read_metis"]
+__all__ = ["METIS"]
 
 _ENDINGS = (".graph", ".metis")
+_LONGEST_LINE = 1 << 32  # all neighbours of a node
 
 
-def is_metis(path: Path) -> bool:
-    """Return whether a file is METIS's by its name."""
+def _is_at(path: Path) -> bool:
     return path.suffix in _ENDINGS
 
 
-def read_metis(path: Path, scratch: Path | None = None) -> GraphSource:
-    """Read a graph.
-
-    Args:
-        path: the file.
-        scratch: folder of temporary files, as large as the edges; None for the system's.
-
-    Raises:
-        GraphDataError: a line is no node, or there are more or fewer nodes or edges than the first line says; names
-            the line.
-        StorageError: a temporary file cannot be written.
-    """
-    with open(open_regular(path), encoding="ascii") as file, ExitStack() as stack:
-        lines = _numbers(path, file)
+def _read(path: Path, options: ReadOptions) -> GraphSource:
+    with ExitStack() as stack:
+        lines = _numbers(path)
         header = next(lines, (0, []))[1]
         if not 2 <= len(header) <= 4 or min(header) < 0:
             raise GraphDataError(
@@ -56,10 +46,9 @@ def read_metis(path: Path, scratch: Path | None = None) -> GraphSource:
         edge_weights = fmt % 10
         if fmt > 111 or max(map(int, str(fmt))) > 1:
             raise GraphDataError(f"{path}: fmt has three digits that are 0 or 1 (got {fmt})")
-        columns = 1 + edge_weights
-        of_nodes = stack.enter_context(GrowingFile(np.int64, (sizes + weights,), scratch))
-        edges = stack.enter_context(GrowingFile(np.int64, (1 + columns,), scratch))
-        for nodes, table in _nodes(path, lines, num_nodes, sizes + weights, columns):
+        of_nodes = stack.enter_context(GrowingFile(np.int64, (sizes + weights,), options.scratch))
+        edges = stack.enter_context(GrowingFile(np.int64, (2 + edge_weights,), options.scratch))
+        for nodes, table in _nodes(path, lines, num_nodes, sizes + weights, 1 + edge_weights):
             of_nodes.append(nodes)
             edges.append(table)
         if len(of_nodes) != num_nodes or len(edges) != 2 * num_edges:
@@ -67,32 +56,32 @@ def read_metis(path: Path, scratch: Path | None = None) -> GraphSource:
                 f"{path} has {len(of_nodes)} nodes with {len(edges)} neighbours, but its first line says {num_nodes} "
                 f"nodes and {num_edges} edges, each of which stands at both ends"
             )
-        told = of_nodes.finish()
+        values = of_nodes.finish()
         rows = edges.finish()
     node_feats = {}
     if sizes:
-        node_feats["size"] = Feature.of(told[:, 0])
+        node_feats["size"] = Feature.of(values[:, 0])
     if weights:
-        node_feats["weight"] = Feature.of(told[:, sizes] if weights == 1 else told[:, sizes:])
+        node_feats["weight"] = Feature.of(values[:, sizes] if weights == 1 else values[:, sizes:])
     edge_feats = {"weight": Feature.of(rows[:, 2])} if edge_weights else {}
-    return GraphSource(
-        Schema.homogeneous(),
-        (num_nodes,),
-        ((rows[:, 0], rows[:, 1]),),
+    return graph_of(
+        {DEFAULT_NTYPE: num_nodes},
+        {DEFAULT_ETYPE: (rows[:, 0], rows[:, 1])},
         {DEFAULT_NTYPE: node_feats},
-        {relation_key(DEFAULT_ETYPE): edge_feats},
+        {DEFAULT_ETYPE: edge_feats},
         has_reverse=True,
     )
 
 
-def _numbers(path: Path, file: IO[str]) -> Iterator[tuple[int, list[int]]]:
-    """Yield the numbers of each line that is no comment, and which line it is."""
-    for number, line in enumerate(file, 1):
-        if not line.startswith("%"):
-            try:
-                yield number, list(map(int, line.split()))
-            except ValueError as error:
-                raise GraphDataError(f"{path}, line {number}: {error}") from error
+def _numbers(path: Path) -> Iterator[tuple[int, list[int]]]:
+    """Yield the number and the integers of each line that is no comment."""
+    for first, text in blocks_of_lines(path, _LONGEST_LINE):
+        for number, line in enumerate(text.splitlines(), first):
+            if not line.startswith(b"%"):
+                try:
+                    yield number, list(map(int, line.split()))
+                except ValueError as error:
+                    raise GraphDataError(f"{path}, line {number}: {error}") from error
 
 
 def _nodes(
@@ -100,9 +89,16 @@ def _nodes(
 ) -> Iterator[tuple[I64, I64]]:
     """Yield for some nodes at a time [n, weights] and their edges: source, destination, and the weight if any."""
     node = 0
-    found: list[list[int]] = []
     counts: list[int] = []
-    flat: list[int] = []
+    of_nodes: list[int] = []
+    of_edges: list[int] = []
+
+    def tables() -> tuple[I64, I64]:
+        edges = np.array(of_edges, np.int64).reshape(-1, columns)
+        edges[:, 0] -= 1
+        sources = np.repeat(np.arange(node - len(counts), node), counts)
+        return np.array(of_nodes, np.int64).reshape(len(counts), weights), np.column_stack([sources, edges])
+
     for number, values in lines:
         if node == num_nodes:
             if values:
@@ -113,20 +109,15 @@ def _nodes(
         ends = values[weights::columns]
         if ends and not 1 <= min(ends) <= max(ends) <= num_nodes:
             raise GraphDataError(f"{path}, line {number}: there is no node {min(ends) if min(ends) < 1 else max(ends)}")
-        found.append(values[:weights])
         counts.append(len(ends))
-        flat += values[weights:]
+        of_nodes += values[:weights]
+        of_edges += values[weights:]
         node += 1
-        if len(flat) >= EDGES_PER_CHUNK:
-            yield _tables(node, np.array(found, np.int64).reshape(len(found), weights), counts, flat, columns)
-            found = []
-            counts = []
-            flat = []
-    yield _tables(node, np.array(found, np.int64).reshape(len(found), weights), counts, flat, columns)
+        if len(of_edges) >= EDGES_PER_CHUNK:
+            yield tables()
+            for values in (counts, of_nodes, of_edges):
+                values.clear()
+    yield tables()
 
 
-def _tables(end: int, nodes: I64, counts: list[int], flat: list[int], columns: int) -> tuple[I64, I64]:
-    others = np.array(flat, np.int64).reshape(-1, columns)
-    sources = np.repeat(np.arange(end - len(counts), end), counts)
-    others[:, 0] -= 1
-    return nodes, np.concatenate([sources[:, None], others], 1)
+METIS = Layout("METIS", "", _is_at, _read)

@@ -15,8 +15,9 @@ and ``feat_shape``, a CSR matrix
 ==================================  ===================================================================================
 
 Every other array of numbers with a row for each node, or for each edge, becomes a feature: of nodes or edges as its
-name begins, else by its length. Where there are as many edges as nodes, a name that does not tell is an error. What
-fits neither is named in ``left_out``.
+name begins, else by its length. Where there are as many edges as nodes, a name that does not tell is an error.
+``left_out`` names arrays that fit neither. Arrays are mapped, or read slice by slice, except compressed ones of
+``.npz``. ``meta`` (``meta.json``, an array of ``.npz``, an attribute of HDF5) is a JSON object.
 """
 
 import json
@@ -32,8 +33,9 @@ import numpy as np
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.add_reverse import add_reverse_edges
-from mpigraph.formats.input_files import FolderFiles
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key, relations_in
+from mpigraph.formats.input_files import FolderFiles, graph_of
+from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in
 from mpigraph.partition.row_arrays import (
     NamedRows,
     RowArray,
@@ -48,9 +50,9 @@ from mpigraph.partition.row_arrays import (
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 from mpigraph.storage.format import logical_dtype
-from mpigraph.storage.hdf5_rows import open_hdf5, read_hdf5_meta
+from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_hdf5_meta
 
-__all__ = ["is_npy_directory", "read_hdf5", "read_npy_directory", "read_npz"]
+__all__ = ["HDF5", "NPY_DIRECTORY", "NPZ"]
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _NODE_ARRAYS = ("label", "feat", *_MASKS)
@@ -59,22 +61,15 @@ _COUNT = "__num_nodes"
 _NODE, _EDGE = "node_", "edge_"
 
 Arrays = dict[str, RowArray]
+Owner = str | Relation
+"""A node type or a relation."""
 
 
-def is_npy_directory(path: Path) -> bool:
-    """Return whether a directory holds the arrays of a graph as ``.npy`` files, by their names."""
+def _is_npy_directory(path: Path) -> bool:
     return (path / "edge_src.npy").is_file() or any(path.glob(f"*{_COUNT}.npy"))
 
 
-def read_npy_directory(path: Path) -> GraphSource:
-    """Map the ``.npy`` files of a directory, such as ``generate`` writes it; only pages in use are in memory.
-
-    Args:
-        path: the directory, with one file for each array, and perhaps ``meta.json``.
-
-    Raises:
-        GraphDataError: a file is missing or damaged, or arrays do not fit together.
-    """
+def _read_npy_directory(path: Path, options: ReadOptions) -> GraphSource:
     files = FolderFiles(path)
     arrays: Arrays = {file.stem: mapped_npy(files.read(file)) for file in sorted(path.glob("*.npy"))}
     meta = path / "meta.json"
@@ -82,15 +77,7 @@ def read_npy_directory(path: Path) -> GraphSource:
     return _source(arrays, content, files.left_out())
 
 
-def read_npz(path: Path) -> GraphSource:
-    """Read an ``.npz`` file; arrays that it stores as they are, are mapped.
-
-    Args:
-        path: the file; its array ``meta`` is a JSON object.
-
-    Raises:
-        GraphDataError: it is damaged or no such file, or arrays do not fit together.
-    """
+def _read_npz(path: Path, options: ReadOptions) -> GraphSource:
     if not zipfile.is_zipfile(path):
         raise GraphDataError("not an .npz file, and neither HDF5, .csv nor .parquet")
     arrays = mapped_npz(path)
@@ -99,15 +86,11 @@ def read_npz(path: Path) -> GraphSource:
     return _source({**arrays, **named}, meta, ())
 
 
-def read_hdf5(path: Path) -> GraphSource:
-    """Read an HDF5 file, slice by slice when rows are asked for.
+def _is_hdf5(path: Path) -> bool:
+    return path.is_file() and is_hdf5(path)
 
-    Args:
-        path: the file; its attribute ``meta`` is a JSON object.
 
-    Raises:
-        GraphDataError: it is damaged, or arrays do not fit together.
-    """
+def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
     arrays, left_out = open_hdf5(path)
     return _source(dict(arrays), read_hdf5_meta(path), left_out)
 
@@ -121,17 +104,12 @@ def _meta(text: str) -> dict[str, Any]:
 
 @dataclass
 class _Leftover:
-    """The arrays whose names do not say it all, as features by their lengths.
-
-    Attributes:
-        left_out: names what is no feature.
-        feats: owner (a node type, or the key of a relation) -> name -> feature.
-    """
+    """Arrays that become features by their lengths, by node type or relation."""
 
     left_out: list[str]
-    feats: dict[str, dict[str, Feature]] = field(default_factory=dict)
+    feats: dict[Owner, dict[str, Feature]] = field(default_factory=dict)
 
-    def add(self, name: str, values: RowArray, owners: Mapping[str, tuple[str, str, int]]) -> None:
+    def add(self, name: str, values: RowArray, owners: Mapping[str, tuple[Owner, str, int]]) -> None:
         """Make a feature of the one owner that has as many rows."""
         got = f"{name}: {values.dtype}{list(values.shape)}"
         if not _is_number(values):
@@ -143,8 +121,8 @@ class _Leftover:
                 f"{name} may be of the {len(values)} nodes or of as many edges: call it {_NODE}{name} or {_EDGE}{name}"
             )
         if not fitting:
-            wanted = " or ".join(f"{count} {words}" for words, (*_, count) in owners.items())
-            self.left_out.append(f"{got} has no row for each of {wanted}" if wanted else f"{got} is of no type here")
+            counts = " or ".join(f"{count} {words}" for words, (*_, count) in owners.items())
+            self.left_out.append(f"{got} has no row for each of {counts}" if counts else f"{got} is of no type here")
             return
         owner, short, _ = owners[fitting[0]]
         table = self.feats.setdefault(owner, {})
@@ -161,7 +139,6 @@ def _is_number(values: RowArray) -> bool:
 
 
 def _source(arrays: Arrays, meta: Mapping[str, Any], left_out: Iterable[str]) -> GraphSource:
-    """Return the graph of all arrays, and of what "meta" says."""
     leftover = _Leftover(list(left_out))
     is_typed = "edge_src" not in arrays or "edge_dst" not in arrays
     if not is_typed:
@@ -188,24 +165,25 @@ def _homogeneous(arrays: Arrays, meta: Mapping[str, Any], leftover: _Leftover) -
                 raise GraphDataError(f"{_NODE}{name} is there twice, also as {name}")
             rest[name] = rest.pop(_NODE + name)
     num_nodes = _num_nodes(rest, meta, ends)
-    feats = _node_features(rest)
-    key = relation_key(DEFAULT_ETYPE)
-    leftover.feats[DEFAULT_NTYPE] = feats
+    leftover.feats[DEFAULT_NTYPE] = _node_features(rest)
     for name, values in rest.items():
         short = name.removeprefix(_EDGE if name.startswith(_EDGE) else _NODE)
-        owners = {"nodes": (DEFAULT_NTYPE, short, num_nodes), "edges": (key, short, len(ends[0]))}
+        owners: dict[str, tuple[Owner, str, int]] = {
+            "nodes": (DEFAULT_NTYPE, short, num_nodes),
+            "edges": (DEFAULT_ETYPE, short, len(ends[0])),
+        }
         if short != name:
             del owners["nodes" if name.startswith(_EDGE) else "edges"]
         leftover.add(name, values, owners)
-    edge_feats = {key: leftover.feats.get(key, {})}
-    return GraphSource(
-        Schema.homogeneous(),
-        (num_nodes,),
-        (ends,),
-        {DEFAULT_NTYPE: feats},
-        edge_feats,
-        left_out=tuple(leftover.left_out),
-    )
+    return _graph({DEFAULT_NTYPE: num_nodes}, {DEFAULT_ETYPE: ends}, leftover)
+
+
+def _graph(
+    counts: Mapping[str, int], edges: Mapping[Relation, tuple[RowArray, RowArray]], leftover: _Leftover
+) -> GraphSource:
+    node_feats = {ntype: leftover.feats.get(ntype, {}) for ntype in counts}
+    edge_feats = {relation: leftover.feats.get(relation, {}) for relation in edges}
+    return graph_of(counts, edges, node_feats, edge_feats, left_out=tuple(leftover.left_out))
 
 
 def _typed(arrays: Arrays, leftover: _Leftover) -> GraphSource:
@@ -213,38 +191,27 @@ def _typed(arrays: Arrays, leftover: _Leftover) -> GraphSource:
     names = [name for name in rest if name.endswith(_COUNT)]
     counts = {name.removesuffix(_COUNT): _number(name, rest.pop(name)) for name in names}
     ntypes = sorted(counts)
-    relations = sorted({relation for name in arrays if (relation := _relation_in(name, ntypes)) is not None})
     edges = {}
-    for relation in relations:
+    for relation in dict.fromkeys(relation for name in arrays if (relation := _relation_in(name, ntypes)) is not None):
         ends = ["__".join([*relation, end]) for end in ("src", "dst")]
         missing = [name for name in ends if name not in rest]
         if missing:
             raise GraphDataError(f"{missing[0]} is missing")
         edges[relation] = rest.pop(ends[0]), rest.pop(ends[1])
-    owners = {f"{ntype}__": ("nodes", ntype, count) for ntype, count in counts.items()}
-    owners |= {"__".join(r) + "__": ("edges", relation_key(r), len(src)) for r, (src, _) in edges.items()}
+    owners: dict[str, tuple[str, Owner, int]] = {f"{t}__": ("nodes", t, count) for t, count in counts.items()}
+    owners |= {"__".join(r) + "__": ("edges", r, len(src)) for r, (src, _) in edges.items()}
     for ntype in ntypes:
-        of_type = {name: rest.pop(f"{ntype}__{name}") for name in _known_names(rest, f"{ntype}__")}
+        known = [name for name in (*_NODE_ARRAYS, *_SPARSE) if f"{ntype}__{name}" in rest]
+        of_type = {name: rest.pop(f"{ntype}__{name}") for name in known}
         leftover.feats[ntype] = _node_features(of_type)
         rest |= {f"{ntype}__{name}": values for name, values in of_type.items()}
     for name, values in rest.items():
         prefix = max((prefix for prefix in owners if name.startswith(prefix)), key=len, default="")
         kind, owner, count = owners.get(prefix, ("", "", 0))
-        fitting = {f"{kind} of {owner!r}": (owner, name.removeprefix(prefix), count)} if prefix else {}
-        leftover.add(name, values, fitting)
-    keys = [relation_key(relation) for relation in relations]
-    return GraphSource(
-        Schema(tuple(ntypes), tuple(relations)),
-        tuple(counts[ntype] for ntype in ntypes),
-        tuple(edges[relation] for relation in relations),
-        {ntype: leftover.feats.get(ntype, {}) for ntype in ntypes},
-        {key: leftover.feats.get(key, {}) for key in keys},
-        left_out=tuple(leftover.left_out),
-    )
-
-
-def _known_names(arrays: Iterable[str], prefix: str) -> list[str]:
-    return [name for name in (*_NODE_ARRAYS, *_SPARSE) if prefix + name in arrays]
+        key = owner if isinstance(owner, str) else relation_key(owner)
+        title = f"{kind} of {key!r}"
+        leftover.add(name, values, {title: (owner, name.removeprefix(prefix), count)} if prefix else {})
+    return _graph(counts, edges, leftover)
 
 
 def _number(name: str, array: RowArray) -> int:
@@ -262,14 +229,15 @@ def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
     joined, _, end = name.rpartition("__")
     if end not in ("src", "dst"):
         return None
-    found = relations_in(joined, ntypes, "__")
-    if len(found) > 1:
-        raise GraphDataError(f"{name} can be read as {' and as '.join(map(str, found))}: rename a type or the relation")
+    readings = relations_in(joined, ntypes, "__")
+    if len(readings) > 1:
+        words = " and as ".join(map(str, readings))
+        raise GraphDataError(f"{name} can be read as {words}: rename a type or the relation")
     fields = joined.split("__")
-    for ntype in (fields[0], fields[2]) if len(fields) == 3 and not found else ():
+    for ntype in (fields[0], fields[2]) if len(fields) == 3 and not readings else ():
         if ntype not in ntypes:
             raise GraphDataError(f"{name}: node type {ntype!r} does not exist, there is no {ntype}{_COUNT}")
-    return found[0] if found else None
+    return readings[0] if readings else None
 
 
 def _node_features(arrays: Arrays) -> dict[str, Feature]:
@@ -283,9 +251,8 @@ def _node_features(arrays: Arrays) -> dict[str, Feature]:
         missing = [name for name in _SPARSE if name not in arrays]
         if missing or "feat" in arrays:
             raise GraphDataError(f"feat_data needs {', '.join(_SPARSE)}, and no feat beside them")
-        indptr, indices, data, given = (arrays.pop(name) for name in _SPARSE)
-        shape = tuple(operator.index(size) for size in given[:])
-        feats["feat"] = Feature.rows(SparseRows(indptr, indices, data, shape))
+        indptr, indices, data, shape = (arrays.pop(name) for name in _SPARSE)
+        feats["feat"] = Feature.rows(SparseRows(indptr, indices, data, tuple(map(operator.index, shape[:]))))
     elif "feat" in arrays:
         feats["feat"] = Feature.rows(as_floats(arrays.pop("feat")))
     return feats
@@ -314,3 +281,8 @@ def _num_nodes(arrays: Arrays, meta: Mapping[str, Any], ends: Iterable[RowArray]
     if "feat_shape" in arrays:
         return int(arrays["feat_shape"][:][0])
     return 1 + max(largest(end) for end in ends)
+
+
+NPY_DIRECTORY = Layout("generated arrays", "edge_src.npy", _is_npy_directory, _read_npy_directory, by_all_ranks=True)
+HDF5 = Layout("HDF5", "", _is_hdf5, _read_hdf5, by_all_ranks=True)
+NPZ = Layout("npz", "", Path.is_file, _read_npz, by_all_ranks=True)

@@ -21,18 +21,17 @@ features, labels and splits are there for some types or none, the arrays of npz 
 ``<src>___<rel>___<dst>``, and types and relations get ids in alphabetical order, as from OGB's own reader. Arrays that
 an npz file stores as they are (``np.savez``) are mapped, compressed ones (``np.savez_compressed``) read.
 
-Nothing in the files tells if each edge is stored once: OGB's package knows it by the name of the dataset (``_KNOWN``).
+The files do not tell if each edge is stored once: OGB's package knows it by the name of the dataset (``_KNOWN``).
 Where neither the directory's name nor the user tells it, ``left_out`` asks.
 """
 
-import gzip
+import io
 import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,13 +39,14 @@ import numpy.typing as npt
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.add_reverse import add_reverse_edges
-from mpigraph.formats.input_files import FolderFiles
-from mpigraph.formats.layout import ReadOptions
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
+from mpigraph.formats.edge_lists import blocks_of_lines
+from mpigraph.formats.input_files import FolderFiles, graph_of
+from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key
 from mpigraph.partition.row_arrays import RowArray, RowError, as_float32, as_floats, as_labels, mapped_npz
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 
-__all__ = ["is_ogb", "is_text_of_ogb", "read_ogb"]
+__all__ = ["OGB", "OGB_TEXT"]
 
 
 class _Known(NamedTuple):
@@ -66,31 +66,19 @@ _KNOWN = {
     "ogbn-mag": _Known(1_939_743, 21_111_007, "time", stored_once=False),
 }
 _SEPARATOR = "___"
-_LINES_PER_CHUNK = 1 << 19
 _VALUES = re.compile(r"(node|edge)[-_](.+?)(_dict)?(\.csv\.gz|\.npz)?")
 _OLD_NAMES = {"species.csv.gz": "node_species.csv.gz"}  # of ogbn-proteins, which OGB's package renames, too
 
 
-def is_ogb(path: Path) -> bool:
-    """Return whether a directory has this layout."""
+def _is_at(path: Path) -> bool:
     return (path / "raw").is_dir()
 
 
-def is_text_of_ogb(path: Path) -> bool:
-    """Return whether such a directory has its graph as text."""
+def _is_text(path: Path) -> bool:
     return any((path / "raw" / name).is_file() for name in ("edge.csv.gz", "triplet-type-list.csv.gz"))
 
 
-def read_ogb(path: Path, options: ReadOptions) -> GraphSource:
-    """Read an OGB node-property dataset, homogeneous or typed.
-
-    Args:
-        path: the dataset directory, e.g. ``ogbn_products``.
-        options: its ``dataset`` wins over the name of the directory.
-
-    Raises:
-        GraphDataError: a file is missing or does not fit the others, or the name is of no known dataset.
-    """
+def _read(path: Path, options: ReadOptions) -> GraphSource:
     known = _known(path, options.dataset)
     files = FolderFiles(path)
     raw = path / "raw"
@@ -115,20 +103,21 @@ def read_ogb(path: Path, options: ReadOptions) -> GraphSource:
 
 @dataclass
 class _Contents:
-    """What lies under ``raw/``: by node type or relation the counts, edges, features and labels."""
+    """The content of ``raw/`` by node type or relation; ``feats`` by both."""
 
     counts: dict[str, int]
     edges: Mapping[Relation, tuple[RowArray, RowArray]]
     labels: Mapping[str, Array]
-    node_feats: dict[str, dict[str, Feature]] = field(default_factory=dict)
-    edge_feats: dict[str, dict[str, Feature]] = field(default_factory=dict)
+    feats: dict[Any, dict[str, Feature]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
 
-    def add(self, owner: str, kind: str, name: str, values: RowArray) -> None:
-        """Add a feature of a node type ("node") or of the key of a relation ("edge")."""
-        table = (self.node_feats if kind == "node" else self.edge_feats).setdefault(owner, {})
-        if name in table or (kind == "node" and name == "label"):
-            raise GraphDataError(f"raw/: {kind} feature {name!r} of {owner!r} is there twice")
+    def add(self, owner: str | Relation, name: str, values: RowArray) -> None:
+        """Add a feature of a node type or a relation."""
+        table = self.feats.setdefault(owner, {})
+        is_of_node = isinstance(owner, str)
+        if name in table or (is_of_node and name == "label"):
+            kind, key = ("node", owner) if isinstance(owner, str) else ("edge", relation_key(owner))
+            raise GraphDataError(f"raw/: {kind} feature {name!r} of {key!r} is there twice")
         table[name] = Feature.rows(as_floats(values)) if name == "feat" else Feature.of(values)
 
 
@@ -161,23 +150,17 @@ def _questions(path: Path, source: GraphSource) -> list[str]:
 
 
 def _source(path: Path, files: FolderFiles, contents: _Contents) -> GraphSource:
-    ntypes = tuple(sorted(contents.counts))
-    relations = tuple(sorted(contents.edges))
-    tables = {ntype: contents.node_feats.pop(ntype, {}) for ntype in ntypes} | contents.node_feats
+    node_feats: dict[str, dict[str, Feature]] = {ntype: {} for ntype in contents.counts}
+    node_feats |= {owner: feats for owner, feats in contents.feats.items() if isinstance(owner, str)}
+    edge_feats = {owner: feats for owner, feats in contents.feats.items() if isinstance(owner, tuple)}
     split = _split_folder(files, path / "split")
     for ntype, count in contents.counts.items():
         if split is not None:
-            tables[ntype] |= _split_masks(files, split if ntypes == (DEFAULT_NTYPE,) else split / ntype, count)
+            folder = split if set(contents.counts) == {DEFAULT_NTYPE} else split / ntype
+            node_feats[ntype] |= _split_masks(files, folder, count)
         if ntype in contents.labels:
-            tables[ntype]["label"] = _label(contents.labels[ntype])
-    return GraphSource(
-        Schema(ntypes, relations),
-        tuple(contents.counts[ntype] for ntype in ntypes),
-        tuple(contents.edges[relation] for relation in relations),
-        tables,
-        contents.edge_feats,
-        path=str(path),
-    )
+            node_feats[ntype]["label"] = _label(contents.labels[ntype])
+    return graph_of(contents.counts, contents.edges, node_feats, edge_feats, path=str(path))
 
 
 def _read_binary(files: FolderFiles, raw: Path) -> _Contents:
@@ -190,7 +173,7 @@ def _read_binary(files: FolderFiles, raw: Path) -> _Contents:
     for key, values in arrays.items():
         kind, name = _kind_and_name(key)
         if kind:
-            contents.add(DEFAULT_NTYPE if kind == "node" else relation_key(DEFAULT_ETYPE), kind, name, values)
+            contents.add(DEFAULT_NTYPE if kind == "node" else DEFAULT_ETYPE, name, values)
         else:
             contents.left_out.append(f"raw/data.npz: {key} begins with neither node_ nor edge_")
     return contents
@@ -200,9 +183,8 @@ def _read_text(files: FolderFiles, raw: Path) -> _Contents:
     path = raw / "num-node-list.csv.gz"
     num_nodes = _count(_short(path), _read_table(files, path, np.int64))
     labels = {DEFAULT_NTYPE: _read_table(files, raw / "node-label.csv.gz", np.float64)}
-    edges = _read_edges(files, raw, num_nodes)
-    contents = _Contents({DEFAULT_NTYPE: num_nodes}, {DEFAULT_ETYPE: edges}, labels)
-    _read_values(files, raw, contents, {"node": DEFAULT_NTYPE, "edge": relation_key(DEFAULT_ETYPE)})
+    contents = _Contents({DEFAULT_NTYPE: num_nodes}, {DEFAULT_ETYPE: _read_edges(files, raw, num_nodes)}, labels)
+    _read_values(files, raw, contents, {"node": DEFAULT_NTYPE, "edge": DEFAULT_ETYPE})
     return contents
 
 
@@ -225,11 +207,11 @@ def _read_typed_binary(files: FolderFiles, raw: Path) -> _Contents:
         if not kind or path.name in ("edge_index_dict.npz", "node-label.npz"):
             continue
         for key, values in _read_arrays(files, path).items():
-            owner = relation_key(_as_relation(key.split(_SEPARATOR), path.name)) if kind == "edge" else key
-            contents.add(owner, kind, name, values)
+            owner = _as_relation(key.split(_SEPARATOR), path.name) if kind == "edge" else key
+            contents.add(owner, name, values)
     unknown = [name for name in labels if name not in counts]
     if unknown:
-        raise GraphDataError(f"node-label.npz has labels of {unknown}, which are none of the types {list(counts)}")
+        raise GraphDataError(f"node-label.npz has labels of {unknown}, which are not among the types {list(counts)}")
     return contents
 
 
@@ -238,7 +220,8 @@ def _read_typed_text(files: FolderFiles, raw: Path) -> _Contents:
     for ntype in counts:
         _check_folder(ntype, "num-node-dict.csv.gz")
     edges: dict[Relation, tuple[Array, Array]] = {}
-    contents = _Contents(counts, edges, {})
+    labels: dict[str, Array] = {}
+    contents = _Contents(counts, edges, labels)
     for names in _read_words(files, raw / "triplet-type-list.csv.gz"):
         relation = _as_relation(names, "triplet-type-list.csv.gz")
         if relation in edges:
@@ -247,21 +230,19 @@ def _read_typed_text(files: FolderFiles, raw: Path) -> _Contents:
             _check_folder(name, "triplet-type-list.csv.gz")
         folder = raw / "relations" / _SEPARATOR.join(relation)
         edges[relation] = _read_edges(files, folder, max(counts.values()))
-        _read_values(files, folder, contents, {"edge": relation_key(relation)})
-    labels = {}
+        _read_values(files, folder, contents, {"edge": relation})
     for ntype in counts:
         _read_values(files, raw / "node-feat" / ntype, contents, {"node": ntype})
         label_path = raw / "node-label" / ntype / "node-label.csv.gz"
         if os.path.lexists(label_path):
             labels[ntype] = _read_table(files, label_path, np.float64)
-    contents.labels = labels
     _check_promises(files, raw / "nodetype-has-feat.csv.gz", raw / "node-feat")
     _check_promises(files, raw / "nodetype-has-label.csv.gz", raw / "node-label")
     return contents
 
 
-def _read_values(files: FolderFiles, folder: Path, contents: _Contents, owners: Mapping[str, str]) -> None:
-    """Read the features in a folder of text, which are of the owner of their kind, "node" or "edge"."""
+def _read_values(files: FolderFiles, folder: Path, contents: _Contents, owners: Mapping[str, str | Relation]) -> None:
+    """Read the features in a folder of text; ``owners`` has their owner by kind, "node" or "edge"."""
     for path in sorted(folder.glob("*.csv.gz")):
         kind, name = _kind_and_name(_OLD_NAMES.get(path.name, path.name))
         if kind not in owners or name == "label":
@@ -274,11 +255,11 @@ def _read_values(files: FolderFiles, folder: Path, contents: _Contents, owners: 
             except GraphDataError:  # no integers
                 values = _read_table(files, path, np.float32)
             values = values[:, 0] if values.shape[1] == 1 else values
-        contents.add(owners[kind], kind, name, values)
+        contents.add(owners[kind], name, values)
 
 
 def _kind_and_name(name: str) -> tuple[str, str]:
-    """Return "node" or "edge" and the name of the feature that a file or an array holds; empty if it holds none."""
+    """Return "node" or "edge" and the name of the feature that a file or an array holds; "" and "" for no feature."""
     match = _VALUES.fullmatch(name)
     return (match[1], match[2]) if match else ("", "")
 
@@ -303,7 +284,7 @@ def _check_promises(files: FolderFiles, path: Path, folder: Path) -> None:
 
 
 def _read_counts(files: FolderFiles, path: Path) -> dict[str, int]:
-    """A line of type names, then a line of counts."""
+    """Return the counts in a file of two lines, of type names and of counts."""
     names, *rows = _read_words(files, path) or [[]]
     if len(rows) != 1 or len(rows[0]) != len(names):
         raise GraphDataError(f"{path.name} must have a count for each of the node types {names}, of one graph")
@@ -386,31 +367,34 @@ def _read_table(files: FolderFiles, path: Path, dtype: npt.DTypeLike) -> Array:
 
 def _read_words(files: FolderFiles, path: Path) -> list[list[str]]:
     """Return the fields of each line of a compressed csv file of names."""
-    return [line.strip().split(",") for line in _lines(files, path) if line.strip()]
+    lines = (line for _, text in _blocks(files, path) for line in text.decode().splitlines())
+    return [line.strip().split(",") for line in lines if line.strip()]
 
 
 def _chunks(files: FolderFiles, path: Path, dtype: npt.DTypeLike) -> Iterator[Array]:
     """Yield ``[<= lines, columns]`` blocks."""
-    lines = _lines(files, path)
-    done = 0
-    is_narrow = np.dtype(dtype) == np.float32  # of which numpy makes infinity where a number is too large
-    while block := list(islice(lines, _LINES_PER_CHUNK)):
+    is_narrow = np.dtype(dtype) == np.float32  # numpy would make infinity of a number that is too large
+    for number, text in _blocks(files, path):
         try:
-            rows = np.loadtxt(block, delimiter=",", dtype=np.float64 if is_narrow else dtype, ndmin=2, comments=None)
+            rows = np.loadtxt(
+                io.BytesIO(text), np.float64 if is_narrow else dtype, comments=None, delimiter=",", ndmin=2
+            )
             yield as_float32(rows) if is_narrow else rows
         except RowError as error:
-            raise GraphDataError(f"{_short(path)}, row {done + error.row}: {error}") from error
+            raise GraphDataError(f"{_short(path)}, row {number - 1 + error.row}: {error}") from error
         except ValueError as error:
-            raise GraphDataError(f"{_short(path)}: {error}") from error
-        done += len(block)
+            raise GraphDataError(f"{_short(path)}, from line {number}: {error}") from error
 
 
-def _lines(files: FolderFiles, path: Path) -> Iterator[str]:
+def _blocks(files: FolderFiles, path: Path) -> Iterator[tuple[int, bytes]]:
     if not path.is_file():
         raise GraphDataError(f"{_short(path)} is missing")
-    with gzip.open(files.read(path), "rt", encoding="utf-8") as lines:
-        yield from lines
+    return (block for block in blocks_of_lines(files.read(path)) if block[1].strip())
 
 
 def _short(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
+
+
+OGB_TEXT = Layout("OGB", "raw/", _is_text, _read, ("dataset",))
+OGB = Layout("OGB", "", _is_at, _read, ("dataset",), by_all_ranks=True)

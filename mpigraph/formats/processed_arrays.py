@@ -45,9 +45,9 @@ import numpy as np
 
 from mpigraph.arrays import Array, Mask
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.input_files import FolderFiles, first_bytes
+from mpigraph.formats.input_files import FolderFiles, first_bytes, graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
-from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.metadata.schema import Relation
 from mpigraph.partition.row_arrays import (
     MadeRows,
     RowArray,
@@ -73,17 +73,16 @@ Edges = Mapping[Relation, tuple[Array, Array]]
 
 
 def _relation_folders(path: Path, separator: str) -> list[Path]:
-    """Return the folders of relations, whose names are separated by "___" (OGB-LSC) or "__" (IGB)."""
     files = sorted((path / "processed").glob(f"*{separator}*{separator}*/edge_index.npy"))
     return [file.parent for file in files if separator == "___" or "___" not in file.parent.name]
 
 
-def _relation(folder: Path, ends: Array, separator: str, axis: int, wanted: str) -> Relation:
+def _relation(folder: Path, ends: Array, separator: str, axis: int, expected: str) -> Relation:
     """Return the relation of a folder, whose edges have their two ends along an axis."""
     names = folder.name.split(separator)
     if len(names) != 3 or ends.ndim != 2 or ends.shape[axis] != 2 or ends.dtype.kind not in "iu":
         got = f"{ends.dtype}{list(ends.shape)}"
-        raise GraphDataError(f"{folder}/edge_index.npy must hold the edges of one relation, {wanted} (got {got})")
+        raise GraphDataError(f"{folder}/edge_index.npy must hold the edges of one relation, {expected} (got {got})")
     return names[0], names[1], names[2]
 
 
@@ -97,29 +96,26 @@ def _count(ntype: str, arrays: Mapping[str, Array], edges: Edges) -> int:
 def _read_mag(path: Path, options: ReadOptions) -> GraphSource:
     files = FolderFiles(path)
     edges: dict[Relation, tuple[Array, Array]] = {}
-    edge_feats: dict[str, dict[str, Feature]] = {}
+    edge_feats: dict[Relation, dict[str, Feature]] = {}
     for folder in _relation_folders(path, "___"):
         arrays = _named_arrays(files, folder, "edge_")
         ends = arrays.pop("index")
         relation = _relation(folder, ends, "___", 0, "two rows of integers")
         edges[relation] = ends[0], ends[1]
-        edge_feats[relation_key(relation)] = {name: Feature.of(values) for name, values in arrays.items()}
-    relations = tuple(sorted(edges))
+        edge_feats[relation] = {name: Feature.of(values) for name, values in arrays.items()}
     with_arrays = {file.parent.name for file in (path / "processed").glob("*/node_*.npy")}
-    ntypes = tuple(sorted(with_arrays.union(*(relation[::2] for relation in relations))))
+    ntypes = sorted(with_arrays.union(*(relation[::2] for relation in edges)))
     of_types = {ntype: _named_arrays(files, path / "processed" / ntype, "node_") for ntype in ntypes}
-    counts = tuple(_count(ntype, of_types[ntype], edges) for ntype in ntypes)
-    feats = {ntype: _mag_features(of_types[ntype]) for ntype in ntypes}
+    counts = {ntype: _count(ntype, arrays, edges) for ntype, arrays in of_types.items()}
+    feats = {ntype: _mag_features(arrays) for ntype, arrays in of_types.items()}
     split = path / "split_dict.npz"
     if os.path.lexists(split):
         split_type = next((ntype for ntype in ntypes if "label" in feats[ntype]), ntypes[0])
-        feats[split_type] |= _masks(files.read(split), counts[ntypes.index(split_type)])
-    ends_of = tuple(edges[relation] for relation in relations)
-    return GraphSource(Schema(ntypes, relations), counts, ends_of, feats, edge_feats, left_out=files.left_out())
+        feats[split_type] |= _masks(files.read(split), counts[split_type])
+    return graph_of(counts, edges, feats, edge_feats, left_out=files.left_out())
 
 
 def _named_arrays(files: FolderFiles, folder: Path, prefix: str) -> dict[str, Array]:
-    """Return the arrays of a node type or a relation, by what follows the prefix in their names."""
     paths = sorted(folder.glob(f"{prefix}*.npy"))
     return {path.stem.removeprefix(prefix): mapped_npy(files.read(path)) for path in paths}
 
@@ -159,7 +155,7 @@ def _masks(path: Path, num_nodes: int) -> dict[str, Feature]:
     if missing:
         raise GraphDataError(f"{path} has no array {missing[0]!r} (it has {sorted(arrays)})")
     names = {name: "val" if name == "valid" else name.replace("-", "_") for name in arrays}
-    return {f"{ours}_mask": mask_of(f"{path}: {name}", arrays[name], num_nodes) for name, ours in names.items()}
+    return {f"{split}_mask": mask_of(f"{path}: {name}", arrays[name], num_nodes) for name, split in names.items()}
 
 
 def _read_igb(path: Path, options: ReadOptions) -> GraphSource:
@@ -168,11 +164,9 @@ def _read_igb(path: Path, options: ReadOptions) -> GraphSource:
     for folder in _relation_folders(path, "__"):
         ends = mapped_npy(files.read(folder / "edge_index.npy"))
         edges[_relation(folder, ends, "__", 1, "two columns of integers")] = ends[:, 0], ends[:, 1]
-    relations = tuple(sorted(edges))
-    ntypes = tuple(sorted({ntype for relation in relations for ntype in relation[::2]}))
-    counts = []
+    counts = {}
     feats = {}
-    for ntype in ntypes:
+    for ntype in {ntype for relation in edges for ntype in relation[::2]}:
         folder = path / "processed" / ntype
         names = {"feat": "node_feat.npy", **_LABELS}
         paths = {name: folder / file for name, file in names.items() if os.path.lexists(folder / file)}
@@ -180,10 +174,9 @@ def _read_igb(path: Path, options: ReadOptions) -> GraphSource:
             name: _with_or_without_header(files.read(file), _WIDTH if name == "feat" else 1)
             for name, file in paths.items()
         }
-        counts.append(_count(ntype, arrays, edges))
-        feats[ntype] = _igb_features(folder, arrays, counts[-1])
-    ends_of = tuple(edges[relation] for relation in relations)
-    return GraphSource(Schema(ntypes, relations), tuple(counts), ends_of, feats, left_out=files.left_out())
+        counts[ntype] = _count(ntype, arrays, edges)
+        feats[ntype] = _igb_features(folder, arrays, counts[ntype])
+    return graph_of(counts, edges, feats, left_out=files.left_out())
 
 
 def _with_or_without_header(path: Path, width: int) -> Array:

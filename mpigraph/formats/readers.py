@@ -5,37 +5,35 @@ Labels become the node feature "label" (int64), masks bool, features "feat" (flo
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from mpigraph.collective import collective
-from mpigraph.errors import GraphDataError, StorageError
+from mpigraph.errors import GraphDataError
 from mpigraph.formats.add_reverse import add_reverse_edges
-from mpigraph.formats.dgl_chunked import METADATA, read_chunked
+from mpigraph.formats.dgl_chunked import CHUNKED
 from mpigraph.formats.dgl_csv import DGL_CSV
 from mpigraph.formats.dgl_parts import is_dgl_partition, read_dgl_partition
-from mpigraph.formats.edge_lists import KONECT, MATRIX_MARKET, checked_by_comments
+from mpigraph.formats.edge_lists import KONECT, MATRIX_MARKET
 from mpigraph.formats.graphbolt import GRAPHBOLT
 from mpigraph.formats.graphstorm import GRAPHSTORM
 from mpigraph.formats.hgb import HGB
+from mpigraph.formats.input_files import reading
 from mpigraph.formats.layout import Layout, ReadOptions
-from mpigraph.formats.metis_files import is_metis, read_metis
-from mpigraph.formats.named_arrays import is_npy_directory, read_hdf5, read_npy_directory, read_npz
+from mpigraph.formats.metis_files import METIS
+from mpigraph.formats.named_arrays import HDF5, NPY_DIRECTORY, NPZ
 from mpigraph.formats.neo4j import NEO4J, NEPTUNE
 from mpigraph.formats.node_ranks import NodeRanks, read_once
-from mpigraph.formats.ogb import is_ogb, is_text_of_ogb, read_ogb
+from mpigraph.formats.ogb import OGB, OGB_TEXT
 from mpigraph.formats.processed_arrays import IGB, MAG240M
 from mpigraph.formats.shards import read_partition
-from mpigraph.formats.table_folders import has_tables, read_tables
+from mpigraph.formats.table_folders import TABLES
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import get_logger
 from mpigraph.partition.exchange import ALONE, Exchange
-from mpigraph.partition.row_arrays import UNREADABLE
 from mpigraph.partition.source import GraphSource
-from mpigraph.storage.hdf5_rows import is_hdf5
 
 __all__ = ["LAYOUTS", "read_source"]
 
@@ -45,35 +43,16 @@ LAYOUTS: tuple[Layout, ...] = (
 """Layouts of programs that keep graphs, in the order in which they are tried."""
 
 
-def _is_hdf5_file(path: Path) -> bool:
-    return path.is_file() and is_hdf5(path)
-
-
 _OTHERS = (
-    Layout("generated arrays", "edge_src.npy", is_npy_directory, lambda path, _: read_npy_directory(path), (), True),
-    Layout(
-        "DGL's chunked graph",
-        METADATA,
-        lambda path: (path / METADATA).is_file(),
-        lambda path, options: read_chunked(path, options.ranks),
-        by_all_ranks=True,
-    ),
-    Layout("OGB", "raw/", is_text_of_ogb, lambda path, options: read_ogb(path, options), ("dataset",)),
-    Layout("OGB", "", is_ogb, lambda path, options: read_ogb(path, options), ("dataset",), by_all_ranks=True),
+    NPY_DIRECTORY,
+    CHUNKED,
+    OGB_TEXT,
+    OGB,
     MAG240M,
-    Layout(
-        "tables",
-        "csv or parquet files",
-        has_tables,
-        lambda path, options: checked_by_comments(path, read_tables(path, options), options.adds_reverse),
-        ("num_nodes", "nodes", "tables"),
-        by_all_ranks=True,
-    ),
-    Layout("METIS", "", is_metis, lambda path, options: read_metis(path, options.scratch)),
-    Layout(
-        "HDF5", "", lambda path: path.is_file() and is_hdf5(path), lambda path, _: read_hdf5(path), by_all_ranks=True
-    ),
-    Layout("npz", "", Path.is_file, lambda path, _: read_npz(path), by_all_ranks=True),
+    TABLES,
+    METIS,
+    HDF5,
+    NPZ,
 )
 _OPTIONS = {
     "num_nodes": "the number of nodes",
@@ -133,26 +112,13 @@ def read_source(
     return add_reverse_edges(source, own_relations=add_reverse) if undirected or add_reverse else source
 
 
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Make every error name the path, and be of this library."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except GraphDataError as error:
-        raise error if str(path) in str(error) else GraphDataError(f"{path}: {error}") from error
-    except UNREADABLE as error:
-        raise GraphDataError(f"{path}: cannot be read: {error}") from error
-
-
 def _read_path(path: Path, options: ReadOptions) -> GraphSource:
     layout = next((layout for layout in (*LAYOUTS, *_OTHERS) if layout.is_at(path)), None)
     if path.is_file() and path.suffix == ".json" and layout not in LAYOUTS:
         if not is_dgl_partition(path):
             return read_partition(path)
         return read_once(options.ranks, f"reading {path}", partial(read_dgl_partition, path, options.scratch))
-    with _naming(path):
+    with reading(path):
         if layout is None:
             known = (f"{layout.marks} ({layout.name})" for layout in (*_OTHERS, *LAYOUTS) if layout.marks)
             raise GraphDataError(f"a directory with neither {' nor '.join(known)}")
@@ -162,7 +128,7 @@ def _read_path(path: Path, options: ReadOptions) -> GraphSource:
                 raise GraphDataError(f"{words} cannot be given for {layout.name}, only for {', '.join(takers)}")
 
         def read() -> GraphSource:
-            with _naming(path):
+            with reading(path):
                 return replace(layout.read(path, options), path=str(path))
 
         return read() if layout.by_all_ranks else read_once(options.ranks, f"reading {path}", read)

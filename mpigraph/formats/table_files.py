@@ -1,8 +1,8 @@
 """Tables in files by pyarrow, an extra: csv, parquet, and a JSON object a line.
 
-**Text** is for one pass, a block at a time, every field as a string (``arrow_values.py`` says what it means). It may be
-compressed (``.gz``, ``.bz2``) and begin with lines of comments (``#``); its fields are separated by tabs, commas,
-semicolons or blanks, whichever its first line has. **Parquet** is read by groups of rows, when they are asked for.
+**Text** is read once, a block at a time, every field as a string (``arrow_values.py`` says what it means). It may be
+compressed (``.gz``, ``.bz2``) and begin with lines of comments (``#``). The first line tells if tabs, commas,
+semicolons or blanks separate its fields. **Parquet** is read by groups of rows, when they are asked for.
 """
 
 import csv
@@ -20,7 +20,7 @@ from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import EXACT, arrow, to_numpy, type_kind
-from mpigraph.formats.input_files import failure, is_packed, opened
+from mpigraph.formats.input_files import failure, is_packed, opened, reading
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.log import get_logger
 from mpigraph.partition.row_arrays import UNREADABLE, RowArray, concatenated
@@ -33,7 +33,6 @@ __all__ = [
 
 _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
-_FAILURES = (OSError, ValueError, KeyError, NotImplementedError)  # of pyarrow, for files that it cannot read
 _BLOCK_BYTES = 16 << 20
 _BATCH_ROWS = 1 << 20
 _JSON_ROWS = 1 << 14
@@ -59,13 +58,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class TextForm:
-    """How text is to be read.
+    """The form of a text file.
 
     Attributes:
         delimiter: between fields; None to look at the first line.
         names: of the columns; None to take those of the first line, or ``src``, ``dst``, ``column2``, ... where the
             first line has two numbers in front.
-        header: whether the first line has names, after comments where ``names`` are not given; None to look at it.
+        header: True if the first line has names, after comments where ``names`` are not given; None to look at it.
     """
 
     delimiter: str | None = None
@@ -101,9 +100,9 @@ def open_tables(
 
 @collective("ranks")
 def cut(tables: "Tables", ranks: NodeRanks) -> list[Piece]:
-    """Return the pieces that this rank of its node reads: as many bytes, or groups of rows, as the others.
+    """Return the pieces that this rank of its node reads: as many bytes, or groups of rows, as every other rank.
 
-    Text is cut between lines; of files that cannot be cut each is read by one rank.
+    Text is cut between lines; one rank reads a file that cannot be cut.
     """
     pieces = tables.pieces()
     total = sum(piece.end - piece.begin for piece in pieces if piece.end >= 0)
@@ -127,12 +126,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 class TextFiles:
-    """Csv files.
-
-    Args:
-        paths: the files.
-        form: how they are to be read.
-    """
+    """Csv files of one form."""
 
     lazily = False
 
@@ -179,9 +173,9 @@ class TextFiles:
 
     @collective("ranks")
     def between_lines(self, own: Sequence[Piece], ranks: NodeRanks) -> list[Piece]:
-        """Return this rank's pieces from the beginning of a line to that of another, as the other ranks cut them.
+        """Return this rank's pieces, moved so that each begins and ends at the beginning of a line.
 
-        Ends of lines between quotes are none, so all quotes before a piece are counted.
+        A line does not end between quotes, so all quotes before a piece are counted.
         """
         quotes = {}
         if ranks.count > 1:
@@ -197,7 +191,6 @@ class TextFiles:
         return pieces
 
     def _next_line(self, file: int, at: int, is_quoted: bool) -> int:
-        """Return where the first line after a place in a file begins."""
         end = self.pieces()[file].end
         for begin, data in self._bytes(Piece(file, at, end)):
             for match in re.finditer(rb'["\n]', data):
@@ -243,7 +236,7 @@ class TextFiles:
                         strings_can_be_null=False,
                     ),
                 )
-        except _FAILURES as error:
+        except UNREADABLE as error:
             match = None if isinstance(error, GraphDataError) else _ROW_OF_PIECE.search(str(error))
             if match is not None:
                 row = f"row {self.first_row(piece) - 1 + int(match[1])}"
@@ -251,7 +244,7 @@ class TextFiles:
             raise failure(self.paths[piece.file], error) from error
 
     def _stream(self, piece: Piece) -> Any:
-        """Return the bytes of a piece as a stream of Arrow; None if there are none (pyarrow would raise)."""
+        """Return the bytes of a piece as a stream of Arrow; None for no bytes, where pyarrow would raise."""
         path = self.paths[piece.file]
         if piece.end < 0:
             file = opened(path)
@@ -285,9 +278,6 @@ def _is_integer(text: str) -> bool:
 class ParquetFiles:
     """Parquet files.
 
-    Args:
-        paths: the files.
-
     Attributes:
         kinds: name of each column -> "integer", "float", "bool", "time", "list" (of numbers), "string" or "other".
         lengths: rows of each file.
@@ -300,11 +290,9 @@ class ParquetFiles:
         self.metadata = []
         self._schema: Any = None
         for path in paths:
-            try:
+            with reading(path):
                 os.close(open_regular(path))
                 file = arrow().parquet.ParquetFile(path, memory_map=True)
-            except _FAILURES as error:
-                raise failure(path, error) from error
             schema = file.schema_arrow.remove_metadata()
             _check_names(path, schema.names)
             if self._schema is not None and not schema.equals(self._schema):
@@ -325,42 +313,31 @@ class ParquetFiles:
 
     def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
         """Yield record batches."""
-        try:
-            with self._reader(piece.file) as reader:
-                groups = list(range(piece.begin, piece.end))
-                yield from reader.iter_batches(_BATCH_ROWS, groups, columns=list(names), use_threads=False)
-        except _FAILURES as error:
-            raise failure(self.paths[piece.file], error) from error
+        with reading(self.paths[piece.file]), self._reader(piece.file) as reader:
+            groups = list(range(piece.begin, piece.end))
+            yield from reader.iter_batches(_BATCH_ROWS, groups, columns=list(names), use_threads=False)
 
     def group(self, file: int, group: int, name: str) -> Any:
         """Return a column of a group of rows, as one Arrow array."""
-        try:
-            with self._reader(file) as reader:
-                return reader.read_row_group(group, columns=[name], use_threads=False).column(0).combine_chunks()
-        except _FAILURES as error:
-            raise failure(self.paths[file], error) from error
+        with reading(self.paths[file]), self._reader(file) as reader:
+            return reader.read_row_group(group, columns=[name], use_threads=False).column(0).combine_chunks()
 
     def _reader(self, file: int) -> Any:
         return arrow().parquet.ParquetFile(self.paths[file], metadata=self.metadata[file], memory_map=True)
 
     def _lacks_values(self, name: str) -> bool:
-        """Return whether a column of integers has rows without a value, as the groups' statistics say."""
-        if self.kinds[name] != "integer":
-            return False
-        for metadata in self.metadata:
-            for group in map(metadata.row_group, range(metadata.num_row_groups)):
-                columns = map(group.column, range(group.num_columns))
-                statistics = next(column.statistics for column in columns if column.path_in_schema == name)
-                if statistics is not None and statistics.null_count:
-                    return True
-        return False
+        """Return whether the groups' statistics say that rows of a column of integers have no value."""
+        groups = [m.row_group(number) for m in self.metadata for number in range(m.num_row_groups)]
+        columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+        statistics = [column.statistics for column in columns if column.path_in_schema == name]
+        return self.kinds[name] == "integer" and any(entry is not None and entry.null_count for entry in statistics)
 
     def rows(self, name: str, gaps: bool = False) -> RowArray:
         """Return a column whose groups are read when they are asked for.
 
         Args:
             name: the column.
-            gaps: whether integers may be missing: all become float64 then, and those NaN, as in csv.
+            gaps: integers may be missing: all become float64 then, and the missing ones NaN, as in csv.
         """
         last = _LastGroup(as_floats=gaps and self._lacks_values(name))
         if last.as_floats:
@@ -379,7 +356,7 @@ class ParquetFiles:
 
 @dataclass
 class _LastGroup:
-    """The group of a column that was read last, since slices end within groups; ``as_floats`` of all groups."""
+    """The group of a column that was read last, since slices end within groups; ``as_floats`` holds for all groups."""
 
     as_floats: bool = False
     key: tuple[int, int] = (-1, -1)
@@ -442,7 +419,6 @@ class _GroupRows:
         return self._last.rows
 
     def _with_gaps(self, integers: Any) -> Any:
-        """Return integers, some of which are missing, as float64."""
         large = np.flatnonzero(np.abs(integers.fill_null(0).to_numpy(zero_copy_only=False)) > EXACT)
         if len(large):
             raise GraphDataError(
@@ -453,11 +429,7 @@ class _GroupRows:
 
 
 class JsonFiles:
-    """Files with a JSON object a line; every value as text, as in csv.
-
-    Args:
-        paths: the files.
-    """
+    """Files with a JSON object a line; every value as text, as in csv."""
 
     lazily = False
 
@@ -507,17 +479,15 @@ def json_values(path: Path) -> list[str]:
 
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the number of each line that is not blank, from 1, and its value."""
-    row = 0
-    try:
-        with open(open_regular(path), encoding="utf-8-sig") as file:
-            while line := file.readline(_LONGEST_JSON):
-                row += 1
-                if not line.isspace():
+    with reading(path), open(open_regular(path), encoding="utf-8-sig") as file:
+        row = 0
+        while line := file.readline(_LONGEST_JSON):
+            row += 1
+            if not line.isspace():
+                try:
                     yield row, json.loads(line)
-    except UNREADABLE as error:
-        if isinstance(error, GraphDataError):
-            raise
-        raise GraphDataError(f"{path}, row {row}: cannot be read as JSON: {error}") from error
+                except (ValueError, RecursionError) as error:
+                    raise GraphDataError(f"{path}, row {row}: cannot be read as JSON: {error}") from error
 
 
 def _json_text(value: Any) -> str:

@@ -1,9 +1,9 @@
-"""Which tables a user's csv and parquet files are, by the names of the files and of their columns.
+"""Read a graph from csv and parquet files. The names of files and columns tell what they hold.
 
 A folder has ``nodes.csv`` and ``edges.csv``; with types ``nodes_<type>.csv`` and ``edges_<src>__<rel>__<dst>.csv``, or
 ``edges_<rel>.csv`` where there is one type of nodes. Parquet files are called alike. A table in several files is a
-folder of that name, or its files end in numbers, ``nodes_paper-0.csv``, ``nodes_paper-1.csv``; in their natural order.
-Without any such name all files are one list of edges. What no name of a file can have is written as "%" and its two
+folder of that name, or its files end in numbers, ``nodes_paper-0.csv``, ``nodes_paper-1.csv``, read in natural order.
+Without any such name all files are one list of edges. A character that no file name can have is written as "%" and two
 hexadecimal digits, as in URLs: ``edges_person__%2Fpeople%2Fplace_of_birth__place.csv``.
 
 Ids of edges are in the columns src and dst, src_id and dst_id, source and target, or from and to; those of nodes in
@@ -18,38 +18,29 @@ from urllib.parse import unquote
 
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
+from mpigraph.formats.edge_lists import checked_by_comments
 from mpigraph.formats.input_files import FolderFiles, in_natural_order
-from mpigraph.formats.layout import ReadOptions
+from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.table_files import is_table, open_tables
 from mpigraph.formats.typed_tables import EdgeTable, NodeTable, TableOptions, read_typed_tables
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relations_in
 from mpigraph.partition.source import GraphSource
 
-__all__ = ["has_tables", "read_tables"]
+__all__ = ["TABLES"]
 
 _NAME = re.compile(r"(nodes|edges)(?:[_.](.+?))?(?:-\d+)?", re.IGNORECASE)
 _ENDS = (("src", "dst"), ("src_id", "dst_id"), ("source", "target"), ("from", "to"))
 _IDS = ("id", "node_id", "{ntype}_id")
 
 
-def has_tables(path: Path) -> bool:
+def _is_at(path: Path) -> bool:
     """Return whether a path is a csv or parquet file, or a directory with such files or with folders of tables."""
     return bool(_files_of(path)) or (path.is_dir() and any(_named_folder(entry) for entry in path.iterdir()))
 
 
 @collective("ranks")
-def read_tables(path: Path, options: ReadOptions) -> GraphSource:
-    """Read a graph from csv or parquet files.
-
-    Args:
-        path: a file of edges, or a directory.
-        options: what the user says.
-
-    Raises:
-        GraphDataError: a file cannot be read, names do not say what it is, or files contradict one another.
-        StorageError: a temporary file cannot be written.
-    """
+def _read(path: Path, options: ReadOptions) -> GraphSource:
     tables = _tables_in(path)
     for file in options.nodes:
         match = _NAME.fullmatch(_stem(file))
@@ -67,7 +58,7 @@ def read_tables(path: Path, options: ReadOptions) -> GraphSource:
         _node_table(unquote(name) or DEFAULT_NTYPE, files, options.tables) for name, files in node_files.items()
     ]
     edge_tables = [_edge_table(relations[name], files, options.tables) for name, files in edge_files.items()]
-    if options.num_nodes is not None and (len(edge_tables) > 1 or relations != {"": DEFAULT_ETYPE}):
+    if options.num_nodes is not None and relations != {"": DEFAULT_ETYPE}:
         raise GraphDataError(f"{path}: the number of nodes can be given only for a graph without types")
     counts = {} if options.num_nodes is None else {DEFAULT_NTYPE: options.num_nodes}
     source = read_typed_tables(node_tables, edge_tables, options.ranks, options.tables, counts)
@@ -77,27 +68,27 @@ def read_tables(path: Path, options: ReadOptions) -> GraphSource:
             folder.read(file)
         no_tables = (f"{name}, by whose name it has neither nodes nor edges" for name in folder.left_out())
         source = replace(source, left_out=(*source.left_out, *no_tables))
-    return source
+    return checked_by_comments(path, source, options.adds_reverse)
 
 
 def _tables_in(path: Path) -> dict[tuple[str, str], list[Path]]:
     """Return the files of each table, by "nodes" or "edges" and the name of a type ("" if none)."""
-    found: dict[tuple[str, str], list[Path]] = {}
+    tables: dict[tuple[str, str], list[Path]] = {}
     unnamed: list[Path] = []
     entries = [path] if path.is_file() else in_natural_order(path.iterdir())
     for entry in entries:
         files = _files_of(entry)
         match = _NAME.fullmatch(_stem(entry)) if files and path.is_dir() else None
         if match is not None:
-            found.setdefault((match[1].lower(), match[2] or ""), []).extend(files)
+            tables.setdefault((match[1].lower(), match[2] or ""), []).extend(files)
         elif files and entry.is_file():
             unnamed.append(entry)
-    if not found:
-        found[("edges", "")] = unnamed
-    for (kind, name), files in found.items():
+    if not tables:
+        tables[("edges", "")] = unnamed
+    for (kind, name), files in tables.items():
         if len(files) > 1:
             get_logger().warning("%s: %s%s of %s, in this order", path, kind, name and f" {name!r}", _listed(files))
-    return found
+    return tables
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -121,11 +112,12 @@ def _listed(paths: Iterable[Path]) -> str:
 
 
 def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) -> Relation:
-    """Return the relation of a file of edges."""
-    found = relations_in(name, ntypes, "__")  # a name may have "__" in it
-    if len(found) > 1:
-        raise GraphDataError(f"{path}: edges_{name} can be read as {' and as '.join(map(str, found))}: write %5F for _")
-    fields = found[0] if found else name.split("__")
+    relations = relations_in(name, ntypes, "__")  # a name may have "__" in it
+    if len(relations) > 1:
+        raise GraphDataError(
+            f"{path}: edges_{name} can be read as {' and as '.join(map(str, relations))}: write %5F for _"
+        )
+    fields = relations[0] if relations else name.split("__")
     if len(fields) == 3 and all(fields):
         return unquote(fields[0]), unquote(fields[1]), unquote(fields[2])
     if only is None or (name and len(fields) > 1):
@@ -150,8 +142,8 @@ def _node_table(ntype: str, files: Sequence[Path], options: TableOptions) -> Nod
 
 def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions) -> EdgeTable:
     names = open_tables(files).names
-    given = [options.columns.get(end, ()) for end in ("src", "dst")]
-    pairs = [*zip(*given, strict=False), *_ENDS]
+    named = zip(options.columns.get("src", ()), options.columns.get("dst", ()), strict=False)
+    pairs = [*named, *_ENDS]
     for pair in pairs:
         if all(end in names for end in pair):
             return EdgeTable(relation, tuple(files), *pair)
@@ -159,3 +151,6 @@ def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions
         f"{files[0]}: needs columns src and dst with the ids of nodes (or source and target; or say "
         f"--columns src=NAME --columns dst=NAME; got {', '.join(names)})"
     )
+
+
+TABLES = Layout("tables", "csv or parquet files", _is_at, _read, ("num_nodes", "nodes", "tables"), by_all_ranks=True)

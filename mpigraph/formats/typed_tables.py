@@ -22,7 +22,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -30,19 +32,20 @@ from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.id_maps import NodeIds, distinct_texts
+from mpigraph.formats.input_files import graph_of
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, are_numbers, read_columns
 from mpigraph.formats.table_files import ParquetFiles, TextFiles, TextForm, open_tables
 from mpigraph.log import get_logger
-from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.metadata.schema import Relation
 from mpigraph.partition.row_arrays import MadeRows, as_floats, as_labels, as_mask
 from mpigraph.partition.source import Feature, GraphSource
 
-__all__ = ["OF_IDS", "EdgeTable", "NodeTable", "TableOptions", "ids_feature", "log_categories", "read_typed_tables"]
+__all__ = [
+    "EdgeTable", "NodeTable", "ReadTable", "TableOptions", "graph_of_tables", "log_categories", "read_typed_tables",
+]  # fmt: skip
 
-OF_IDS = ("src", "dst", "id")
-"""What ``TableOptions.columns`` calls columns of ids."""
-
+_ID_COLUMNS = ("src", "dst", "id")  # in TableOptions.columns
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _SPLIT = "split"
 _SPLITS = {
@@ -103,13 +106,13 @@ class EdgeTable:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What a user says of all tables.
+    """Options of a user for all tables.
 
     Attributes:
         types: dtypes of columns, or of the features they become; "string" keeps ids as text, and leaves other columns
             out.
-        columns: features by name, each of a column, or of several side by side, which may be patterns such as
-            ``f*``; where a table has such columns. "src", "dst" and "id" are the columns with the ids.
+        columns: features by name, for tables with such columns. Each is made of a column, or of several side by side,
+            which may be patterns such as ``f*``. "src", "dst" and "id" are the columns with the ids.
         categories: columns of names, which are numbered in their order.
     """
 
@@ -127,14 +130,7 @@ class TableOptions:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What to read of a table.
-
-    Attributes:
-        tables: its files.
-        ids: columns of ids.
-        words: features of columns of words: categories, and the split.
-        features: columns of numbers, by the feature that they become.
-    """
+    """The columns to read of a table, by the feature that they become; ``words`` are categories and the split."""
 
     tables: TextFiles | ParquetFiles
     ids: tuple[str, ...]
@@ -143,7 +139,6 @@ class _Plan:
 
     @classmethod
     def of(cls, table: NodeTable | EdgeTable, options: TableOptions) -> "_Plan":
-        """Open a table and choose what to read of it."""
         tables = open_tables(table.files, table.form)
         if isinstance(table, NodeTable):
             ids = tuple(filter(None, [table.id_column]))
@@ -152,8 +147,8 @@ class _Plan:
         if table.columns is None:
             features = _features_of([name for name in tables.names if name not in ids], tables, options)
         else:
-            given = table.columns.items()
-            features = {name: (column,) if isinstance(column, str) else tuple(column) for name, column in given}
+            columns = table.columns.items()
+            features = {name: (column,) if isinstance(column, str) else tuple(column) for name, column in columns}
         for column in (*ids, *(column for columns in features.values() for column in columns)):
             if column not in tables.names:
                 raise GraphDataError(f"{table.files[0]}: has no column {column!r} (got {', '.join(tables.names)})")
@@ -179,7 +174,7 @@ def read_typed_tables(
         nodes: at most one for each type.
         edges: one for each relation.
         ranks: the ranks that read it, and the folder of temporary files; None for this process and the system's.
-        options: what the user says of columns.
+        options: options of the user for columns.
         num_nodes: number of nodes of types without a table, whose ids are then the numbers of nodes.
 
     Raises:
@@ -191,79 +186,90 @@ def read_typed_tables(
     plans = [*(_Plan.of(table, options) for table in nodes), *(_Plan.of(table, options) for table in edges)]
     _check_all_used(options, plans)  # before what takes long
     tables = [_Table(plan, options, ranks) for plan in plans]
-    node_tables = {table.ntype: tables[number] for number, table in enumerate(nodes)}
-    edge_tables = {table.relation: tables[len(nodes) + number] for number, table in enumerate(edges)}
-    ntypes = sorted({*node_tables, *(end for relation in edge_tables for end in (relation[0], relation[2]))})
-    relations = sorted(edge_tables)
-    ids = {}
-    for ntype in ntypes:
-        ends = [
-            table.ids[end] for relation, table in edge_tables.items() for end in (0, 1) if relation[2 * end] == ntype
-        ]
-        given = node_tables.get(ntype)
-        count = (num_nodes or {}).get(ntype)
-        if given is not None:
-            if count is not None and count != given.length:
-                raise GraphDataError(f"{given.name}: has {given.length} rows, but there are to be {count} nodes")
-            count = None if given.ids else given.length
-        ids[ntype] = NodeIds(repr(ntype), given.ids[0] if given and given.ids else None, ends, ranks, count)
-    node_feats = {ntype: node_tables[ntype].features if ntype in node_tables else {} for ntype in ntypes}
-    for ntype in ntypes:
-        original = ids[ntype].original
-        if original is not None:
-            node_feats[ntype] = {"id": ids_feature(original), **node_feats[ntype]}
-            if ntype not in node_tables:
-                get_logger().warning(
-                    'nodes of %r are numbered in the order of their ids, which are node feature "id"', ntype
-                )
-    return GraphSource(
-        Schema(tuple(ntypes), tuple(relations)),
-        tuple(ids[ntype].count for ntype in ntypes),
-        tuple((ids[r[0]].numbers(edge_tables[r].ids[0]), ids[r[2]].numbers(edge_tables[r].ids[1])) for r in relations),
-        node_feats,
-        {relation_key(relation): edge_tables[relation].features for relation in relations},
-        left_out=tuple(thing for table in tables for thing in table.left_out),
-    )
+    of_nodes = {table.ntype: tables[number] for number, table in enumerate(nodes)}
+    of_edges = {table.relation: tables[len(nodes) + number] for number, table in enumerate(edges)}
+    return graph_of_tables(of_nodes, of_edges, ranks, num_nodes)
 
 
-def ids_feature(original: Array) -> Feature:
-    """Return original ids as a feature: int64[n], or of strings uint8[n, width]."""
-    is_text = original.dtype.kind == "S"
-    return Feature.of(original.view(np.uint8).reshape(len(original), -1) if is_text else original)
-
-
-class _Table:
+class ReadTable(Protocol):
     """A table that was read.
 
     Attributes:
-        name: its first file, for messages.
+        title: names it in messages.
         length: number of rows.
-        ids: the columns of ids.
+        ids: the columns of ids: of nodes one or none, of edges those of sources and of destinations.
         features: by name.
         left_out: names each column that is not among them.
     """
 
+    title: str
+    length: int
+    ids: list[IdColumn]
+    features: dict[str, Feature]
+    left_out: list[str]
+
+
+@collective("ranks")
+def graph_of_tables(
+    nodes: Mapping[str, ReadTable],
+    edges: Mapping[Relation, ReadTable],
+    ranks: NodeRanks,
+    num_nodes: Mapping[str, int] | None = None,
+) -> GraphSource:
+    """Number the nodes of tables by their ids, and return the graph; see :func:`read_typed_tables`."""
+    ids = {}
+    node_feats = {}
+    for ntype in sorted({*nodes, *(end for relation in edges for end in relation[::2])}):
+        ends = [table.ids[end] for relation, table in edges.items() for end in (0, 1) if relation[2 * end] == ntype]
+        table = nodes.get(ntype)
+        count = (num_nodes or {}).get(ntype)
+        if table is not None:
+            if count is not None and count != table.length:
+                raise GraphDataError(f"{table.title}: has {table.length} rows, but there are to be {count} nodes")
+            count = None if table.ids else table.length
+        ids[ntype] = NodeIds(repr(ntype), table.ids[0] if table and table.ids else None, ends, ranks, count)
+        node_feats[ntype] = table.features if table else {}
+        original = ids[ntype].original
+        if original is not None:
+            is_text = original.dtype.kind == "S"
+            rows = original.view(np.uint8).reshape(len(original), -1) if is_text else original
+            node_feats[ntype] = {"id": Feature.of(rows), **node_feats[ntype]}
+            if table is None:
+                get_logger().warning(
+                    'nodes of %r are numbered in the order of their ids, which are node feature "id"', ntype
+                )
+    return graph_of(
+        {ntype: numbered.count for ntype, numbered in ids.items()},
+        {r: (ids[r[0]].numbers(t.ids[0]), ids[r[2]].numbers(t.ids[1])) for r, t in sorted(edges.items())},
+        node_feats,
+        {relation: table.features for relation, table in edges.items()},
+        left_out=tuple(thing for table in (*nodes.values(), *edges.values()) for thing in table.left_out),
+    )
+
+
+class _Table:
+    """A :class:`ReadTable` of csv or parquet files."""
+
     def __init__(self, plan: _Plan, options: TableOptions, ranks: NodeRanks) -> None:
-        self.name = name = str(plan.tables.paths[0])
+        self.title = name = str(plan.tables.paths[0])
         ids = (*plan.ids, *plan.words.values())
         columns_of = {**plan.features, **{column: (column,) for column in ids}}
-        given = options.types
         types = {
-            feature: next(given[key] for key in (feature, *columns) if key in given)
+            feature: next(options.types[key] for key in (feature, *columns) if key in options.types)
             for feature, columns in columns_of.items()
-            if not given.keys().isdisjoint((feature, *columns))
+            if not options.types.keys().isdisjoint((feature, *columns))
         }
-        found = read_columns(plan.tables, ids, plan.features, types, ranks)
-        self.length = sum(found.lengths)
-        self.ids = [found.ids[column] for column in plan.ids]
+        read = read_columns(plan.tables, ids, plan.features, types, ranks)
+        self.length = sum(read.lengths)
+        self.ids = [read.ids[column] for column in plan.ids]
         self.features: dict[str, Feature] = {}
         for feature, column in plan.words.items():
             if feature == _SPLIT:
-                self.features |= _masks(found.ids[column], ranks)
+                self.features |= _masks(read.ids[column], ranks)
             else:
-                self.features[feature] = _category(f"{name}: column {column}", found.ids[column], ranks)
+                self.features[feature] = _category(f"{name}: column {column}", read.ids[column], ranks)
         self.left_out: list[str] = []
-        for feature, values in found.values.items():
+        for feature, values in read.values.items():
             if values.kind in NO_NUMBERS:
                 self.left_out.append(f"{name}: column {feature} is {_NO_NUMBERS[values.kind]}")
             else:
@@ -272,7 +278,7 @@ class _Table:
     def _feature(self, name: str, values: ValueColumn) -> Feature:
         if values.kind == "time":
             get_logger().warning(
-                "%s: times in %s become int64, seconds since 1970 (UTC), rounded down", self.name, name
+                "%s: times in %s become int64, seconds since 1970 (UTC), rounded down", self.title, name
             )
         if name == "label" and values.rows.ndim == 1:
             return Feature(as_labels(values.rows), "int64")
@@ -288,7 +294,7 @@ def _features_of(
     features = {}
     taken = set()
     for feature, patterns in options.columns.items():
-        if feature in OF_IDS:
+        if feature in _ID_COLUMNS:
             continue
         columns = [name for pattern in patterns for name in names if fnmatchcase(name, pattern) and name not in taken]
         if columns:
@@ -320,26 +326,21 @@ def _features_of(
 def _check_all_used(options: TableOptions, plans: Sequence[_Plan]) -> None:
     """Check that some table has each column that the user has named."""
     names = {name for plan in plans for name in (*plan.tables.names, *plan.features, *plan.words)}
-    for what, wanted in (("types", options.types), ("categories", options.categories)):
-        for name in wanted:
-            if name not in names:
-                raise GraphDataError(f"{what}: no table has a column {name!r} (there are {', '.join(sorted(names))})")
-    for feature, patterns in options.columns.items():
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                raise GraphDataError(
-                    f"columns of {feature!r}: no table has a column {pattern!r} (there are {', '.join(sorted(names))})"
-                )
+    asked = [("types", name) for name in options.types] + [("categories", name) for name in options.categories]
+    asked += [(f"columns of {feature!r}", pattern) for feature, its in options.columns.items() for pattern in its]
+    for what, pattern in asked:
+        is_there = pattern in names or (what.startswith("columns") and any(fnmatchcase(n, pattern) for n in names))
+        if not is_there:
+            raise GraphDataError(f"{what}: no table has a column {pattern!r} (there are {', '.join(sorted(names))})")
 
 
 def _masks(words: IdColumn, ranks: NodeRanks) -> dict[str, Feature]:
     """Return the masks of a column of the words train, val and test."""
     parts = ranks.rows("reading the split", np.uint8, lambda: _splits(words, ranks))
-    return {name: Feature.of(MadeRows(_Is(part), np.bool_, parts)) for part, name in enumerate(_MASKS)}
+    return {name: Feature.of(MadeRows(partial(np.equal, part), np.bool_, parts)) for part, name in enumerate(_MASKS)}
 
 
 def _splits(words: IdColumn, ranks: NodeRanks) -> Iterator[Array]:
-    """Yield the number of the split of this rank's share of rows."""
     for values, positions, place in words.texts(True, ranks):
         parts = np.array([_SPLITS.get(value.lower(), 4) for value in values.tolist()], np.uint8)[positions]
         if len(parts) and parts.max() == 4:
@@ -349,24 +350,14 @@ def _splits(words: IdColumn, ranks: NodeRanks) -> Iterator[Array]:
         yield parts
 
 
-@dataclass(frozen=True)
-class _Is:
-    """Compares rows with a number."""
-
-    number: int
-
-    def __call__(self, rows: Array) -> Array:
-        return np.asarray(rows == self.number)
-
-
 def log_categories(title: str, names: Sequence[object]) -> None:
-    """Tell in the log which categories a column has, in the order in which they are numbered."""
+    """Log the categories of a column, in the order in which they are numbered."""
     listed = ", ".join(map(repr, names[:_LISTED])) + ", ..." * (len(names) > _LISTED)
     get_logger().warning("%s: %d categories are numbered in their order: %s", title, len(names), listed)
 
 
 def _category(title: str, names: IdColumn, ranks: NodeRanks) -> Feature:
-    """Return the number of each name in the order of all names, int64; -1 where there is none."""
+    """Return the number of each name in the order of all names, int64; -1 for a row without a name."""
     doing = "numbering categories"
     if names.is_text:
         keys = distinct_texts(ranks, doing, [names], blanks=True)

@@ -356,8 +356,8 @@ def test_chunked_folders_name_what_is_left_out(tmp_path):
         ({"num_edges_per_type": [8]}, "num_edges_per_type and num_edges_per_chunk contradict each other"),
         ({"node_type": ["a", "a"], "num_nodes_per_chunk": [[9], [3, 2]]}, "node_type has a name twice"),
         ({"edge_type": ["a:r:a"] * 2, "num_edges_per_chunk": [[9], [5, 2]]}, "edge_type has a name twice"),
-        ({"node_data": {"b": {}}}, "node_data of 'b', which is none of the types"),
-        ({"edge_data": {"a:q:a": {}}}, "edge_data of 'a:q:a', which is none of the types"),
+        ({"node_data": {"b": {}}}, "node_data of 'b', which is not one of the types"),
+        ({"edge_data": {"a:q:a": {}}}, "edge_data of 'a:q:a', which is not one of the types"),
         ({"num_edges_per_chunk": [[100]]}, "must have 100 rows"),
         (
             {"edges": {"a:r:a": {"format": {"name": "numpy"}, "data": ["/not/there/e.npy", "e1.npy"]}}},

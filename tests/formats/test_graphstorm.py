@@ -200,7 +200,7 @@ def paper_feature(**feature):
         (changed("edges", 0, relation=["author", "paper"]), "or a relation, three names"),
         (changed("edges", 0, source_id_col=None), "source_id_col must be a name"),
         (changed("edges", 1, source_id_col="x"), "knows.h5: there is no dataset of numbers 'x'"),
-        (conf(nodes=[conf()["nodes"][0]] * 2), "the node type 'paper' is there twice"),
+        (conf(nodes=[conf()["nodes"][0]] * 2), "nodes 'paper' is there twice"),
         (conf(edges=3), "edges must be a list"),
     ],
 )

@@ -112,9 +112,9 @@ def test_relations_of_one_name_have_their_meaning_and_number(tmp_path):
         ("label.dat", "9\ta\t0\t1\n", "line 1: node 9 of type 0 is not there"),
         ("label.dat.test", "0\ta\t0\t1\n", "line 1: node 0 of type 0 is .* labelled twice"),
         ("label.dat", "0\ta\t0\t1,99999999\n", "several labels of 100000000 classes .allowed"),
-        ("info.dat", "{", "names of node types and links cannot be read"),
-        ("info.dat", "", "names of node types and links cannot be read"),
-        ("info.dat", '{"node.dat": 3}', "names of node types and links cannot be read"),
+        ("info.dat", "{", "cannot be read: no names of node types and links"),
+        ("info.dat", "", "cannot be read: no names of node types and links"),
+        ("info.dat", '{"node.dat": 3}', "cannot be read: no names of node types and links"),
     ],
 )
 def test_what_is_no_graph_is_one_error(tmp_path, file, text, error):

@@ -12,9 +12,8 @@ from mpi4py import MPI
 from typed_parts import typed_source
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats import dgl_parts, node_ranks, readers, table_columns, table_files
+from mpigraph.formats import dgl_parts, metis_files, node_ranks, table_columns, table_files
 from mpigraph.formats.dgl_binary import read_part_graph
-from mpigraph.formats.metis_files import read_metis
 from mpigraph.formats.node_ranks import NodeRanks, read_once, temporary_bytes
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.typed_tables import TableOptions
@@ -95,7 +94,8 @@ def test_all_ranks_have_what_one_has(comm: MPI.Intracomm, monkeypatch, blocks, k
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
 def test_other_text_is_parsed_by_one_rank_of_a_node(comm: MPI.Intracomm, monkeypatch) -> None:
     calls = []
-    monkeypatch.setattr(readers, "read_metis", lambda *a: calls.append(a) or read_metis(*a))
+    numbers = metis_files._numbers
+    monkeypatch.setattr(metis_files, "_numbers", lambda *a: calls.append(a) or numbers(*a))
     with shared_folder(comm) as folder:
         if comm.rank == 0:
             (folder / "g.graph").write_text("3 2 11\n5 2 7\n6 1 7 3 8\n7 2 8\n")
