@@ -91,7 +91,7 @@ def from_files(
         source = read_pyg_partition(path)
         source = add_reverse_edges(source) if undirected else source
     else:
-        read = partial(read_source, exchange=ALONE)  # of one process, and so not collective on others
+        read = partial(read_source, exchange=ALONE)  # not collective: this process alone
         source = read(path, num_nodes, dataset=dataset, undirected=undirected)
     schema = source.schema
     edges = {

@@ -1,1 +1,1 @@
-"""Other packages' names for what is here: scripts written for DGL run as they are (:mod:`.dgl`)."""
+"""Names of other packages for this library: scripts written for DGL run unchanged (:mod:`.dgl`)."""

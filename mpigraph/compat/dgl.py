@@ -1,8 +1,7 @@
 """``import dgl`` gives this library: :func:`install` puts an import finder in front of Python's own.
 
-Every module of the alias looks its names up when they are used: first what is peculiar to DGL, then the modules of this
-library that hold the rest, so that what they get later is there, too. :mod:`.dgl_names` is the table. Nothing happens
-on ``import mpigraph``.
+Every module of the alias looks names up on use: first those peculiar to DGL, then those of the modules of this library,
+so that later additions are there, too. :mod:`.dgl_names` is the table. ``import mpigraph`` alone changes nothing.
 """
 
 import sys
@@ -29,9 +28,9 @@ class _Module(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if f"{self.__name__}.{name}" in MODULES:
             return import_module(f"{self.__name__}.{name}")
-        found = _look_up(self.__name__, name)
-        setattr(self, name, found)
-        return found
+        value = _look_up(self.__name__, name)
+        setattr(self, name, value)
+        return value
 
     def __dir__(self) -> list[str]:
         sources = MODULES[self.__name__]
@@ -40,14 +39,14 @@ class _Module(ModuleType):
 
 
 class _Finder:
-    """Finds the modules of the alias, and makes them."""
+    """Finds and makes the modules of the alias."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Say how to make a module. Raises ImportError if DGL has, or had, one and this library has not."""
+        """Return how to make a module. Raises ImportError for modules of DGL that this library lacks."""
         if fullname != "dgl" and not fullname.startswith("dgl."):
             return None
         if fullname not in MODULES:
-            # no ModuleNotFoundError, of which "from dgl.distributed import name" would drop the message
+            # no ModuleNotFoundError: "from dgl.distributed import name" would drop its message
             raise ImportError(advice(*fullname.rpartition(".")[::2]), name=fullname)
         return ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
 
@@ -56,16 +55,16 @@ class _Finder:
         return _Module(spec.name, f"``{spec.name}`` of DGL, made of mpigraph (mpigraph.compat.dgl).")
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give a module what is not looked up."""
+        """Set the version, which is not looked up."""
         if module.__name__ == "dgl":
             module.__version__ = LIBRARY_VERSION  # type: ignore[attr-defined]
 
 
 def install() -> None:
-    """From now on ``import dgl``, and ``import dgl.distributed`` and so on, give this library.
+    """Let ``import dgl``, ``import dgl.distributed`` and so on import this library from now on.
 
-    Call it before the first ``import dgl`` of a script; or start the script by ``python -m mpigraph run --as-dgl``,
-    which does. A second call does nothing.
+    Call it before the first ``import dgl`` of a script; or start the script by ``python -m mpigraph run --as-dgl``.
+    A second call does nothing.
 
     Raises:
         InvalidArgumentError: the real dgl is loaded already.
@@ -82,29 +81,29 @@ def install() -> None:
 
 
 def _look_up(module: str, name: str) -> Any:
-    """What a name of one of DGL's modules means here. Raises AttributeError that says what to do."""
+    """Return the object behind a name of DGL's. Raises AttributeError that says what to do."""
     sources = MODULES[module]
     if name in sources.names:
         home, _, original = sources.names[name].partition(":")
-        found = import_module(home)
-        return getattr(found, original) if original else found
+        source = import_module(home)
+        return getattr(source, original) if original else source
     for home in sources.homes:
-        found = import_module(home)
-        if hasattr(found, name) and not _is_foreign(found, name):
-            return getattr(found, name)
+        source = import_module(home)
+        if hasattr(source, name) and not _is_foreign(source, name):
+            return getattr(source, name)
     if module in ("dgl.data", "dgl.data.utils") and name.endswith("Dataset"):
-        return _dataset(name, advice(module, name))  # scripts import what they do not use
+        return _dataset(name, advice(module, name))  # scripts also import datasets that they do not use
     raise AttributeError(advice(module, name), name=name)
 
 
 def _is_foreign(module: ModuleType, name: str) -> bool:
-    """Whether a module only uses a name, such as ``torch``, instead of offering it."""
+    """Return whether a module only imports a name, such as ``torch``, and does not export it."""
     offered = getattr(module, "__all__", None)
     return offered is not None and name not in offered
 
 
 def _dataset(name: str, instead: str) -> type:
-    """A class for one of DGL's datasets, of which to make one is an InvalidArgumentError that says ``instead``."""
+    """Return a class in place of one of DGL's datasets, which raises InvalidArgumentError ``instead`` when made."""
 
     def refuse(self: object, *_: object, **__: object) -> None:
         raise InvalidArgumentError(instead)

@@ -1,4 +1,4 @@
-"""DGL's samplers, layers and distributed classes, with what they took in older versions."""
+"""DGL's samplers, layers and distributed classes, with the arguments of older versions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,21 +17,21 @@ __all__ = [
 ]
 
 _LOW_MEM_PLACE = 8
-"""Where ``low_mem`` stands, from 0, in DGL up to 0.7; later versions have the dropout rate there."""
+"""Position of ``low_mem`` in DGL up to 0.7; later versions have the dropout rate there."""
 
 
 class NeighborSampler(dataloading.NeighborSampler):
     """:class:`mpigraph.dataloading.NeighborSampler` as DGL's scripts use it.
 
-    A fanout of None takes all neighbours, and blocks of a typed ``DistGraph`` lack the relations of which no edge was
-    drawn, as in DGL up to 2.2, unless ``empty_relations=True``.
+    A fanout of None takes all neighbours, and blocks of a typed ``DistGraph`` lack the relations without drawn
+    edges, as in DGL up to 2.2, unless ``empty_relations=True``.
     """
 
     def __init__(self, fanouts: Any, *args: Any, **options: Any) -> None:
-        given = fanouts
+        checked = fanouts
         if isinstance(fanouts, Sequence) and not isinstance(fanouts, str):
-            given = [_fanout(layer) for layer in fanouts]
-        super().__init__(given, *args, **({"empty_relations": False} | options))
+            checked = [_fanout(layer) for layer in fanouts]
+        super().__init__(checked, *args, **({"empty_relations": False} | options))
 
 
 MultiLayerNeighborSampler = NeighborSampler
@@ -52,10 +52,7 @@ def _fanout(layer: Any) -> Any:
 
 
 class RelGraphConv(nn.RelGraphConv):
-    """:class:`mpigraph.nn.RelGraphConv` that takes ``low_mem`` as DGL up to 0.7 did, by name or in its place.
-
-    It changes nothing: there is one way to compute the layer.
-    """
+    """:class:`mpigraph.nn.RelGraphConv` that takes ``low_mem`` as DGL up to 0.7 did, and ignores it."""
 
     def __init__(self, *args: Any, low_mem: bool = False, **options: Any) -> None:
         if len(args) > _LOW_MEM_PLACE and isinstance(args[_LOW_MEM_PLACE], bool):
@@ -64,7 +61,7 @@ class RelGraphConv(nn.RelGraphConv):
 
 
 class _StandIn(type):
-    """What the library makes is of its own class: it counts as one of the class that stands in for it."""
+    """Lets objects of the library's own class count as instances of the class that stands in for it."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         own = cls.__mro__[1] if cls.__module__ == __name__ else cls

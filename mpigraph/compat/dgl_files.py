@@ -43,7 +43,7 @@ def register_data_args(parser: argparse.ArgumentParser) -> None:
 
 
 def load_data(args: Any) -> Any:
-    """Older scripts import it. Raises InvalidArgumentError: this library downloads no datasets."""
+    """Raise InvalidArgumentError: this library downloads no datasets (older scripts import this function)."""
     raise InvalidArgumentError(
         f"dataset {getattr(args, 'dataset', None)!r} is not downloaded: python -m mpigraph partition reads OGB's "
         "folders, npz, csv and others, and mpigraph.convert.as_graph graphs of PyG, networkx and scipy"
@@ -56,12 +56,12 @@ def makedirs(path: Path) -> None:
 
 
 def generate_mask_tensor(mask: Any) -> torch.Tensor:
-    """A mask as a tensor: bool[n]."""
+    """Return a mask as a tensor, bool[n]."""
     return torch.as_tensor(np.asarray(mask)).bool()
 
 
 def idx2mask(idx: IdsLike, len: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """The mask of some positions: bool[len]."""
+    """Return the mask of positions ``idx``, bool[len]."""
     mask = np.zeros(len, np.bool_)
     mask[as_ids(idx, "idx").numpy()] = True
     return mask
@@ -117,10 +117,10 @@ def save_tensors(filename: Path, tensor_dict: Mapping[str, torch.Tensor]) -> boo
 
 
 def load_tensors(filename: Path, return_dgl_ndarray: bool = False) -> Tensors:
-    """Load what :func:`save_tensors` has saved.
+    """Load the tensors of a file of :func:`save_tensors`.
 
     Raises:
-        GraphDataError: it is another file, such as one that DGL has written.
+        GraphDataError: the file is another one, such as one of DGL.
         InvalidArgumentError: ``return_dgl_ndarray`` is true: there are only tensors.
     """
     if return_dgl_ndarray:
@@ -153,10 +153,10 @@ def save_graphs(filename: Path, g_list: HeteroGraph | Sequence[HeteroGraph], lab
 
 
 def load_graphs(filename: Path, idx_list: Sequence[int] | None = None) -> tuple[list[HeteroGraph], Tensors]:
-    """Load what :func:`save_graphs` has saved: all graphs, or those with the numbers ``idx_list``, and the labels.
+    """Load graphs (all, or those numbered ``idx_list``) and labels of a file of :func:`save_graphs`.
 
     Raises:
-        GraphDataError: it is another file, such as one that DGL has written.
+        GraphDataError: the file is another one, such as one of DGL.
     """
     saved = load_tensors(filename)
     by_graph: dict[int, dict[str, Tensors]] = {}
@@ -168,7 +168,7 @@ def load_graphs(filename: Path, idx_list: Sequence[int] | None = None) -> tuple[
             continue
         kind, _, name = rest.partition("/")
         if not number.isdecimal() or kind not in ("num_nodes", "edges", "ndata", "edata"):
-            raise GraphDataError(f"{os.fspath(filename)}: {key!r} is of no graph: save_graphs writes other files")
+            raise GraphDataError(f"{os.fspath(filename)}: {key!r} belongs to no graph: not a file of save_graphs")
         by_graph.setdefault(int(number), {}).setdefault(kind, {})[name] = values
     chosen = sorted(by_graph) if idx_list is None else as_ids(idx_list, "idx_list").tolist()
     missing = [number for number in chosen if number not in by_graph]
@@ -178,10 +178,7 @@ def load_graphs(filename: Path, idx_list: Sequence[int] | None = None) -> tuple[
 
 
 def expand_as_pair(input_: Any, g: Any = None) -> tuple[Any, Any]:
-    """The features of sources and destinations of what a layer was given: a pair as it is, else made of one tensor.
-
-    The destinations of a block are its first sources.
-    """
+    """Return a layer's input as features of sources and destinations; those of a block are its first sources."""
     if isinstance(input_, tuple):
         return input_[0], input_[1]
     if g is None or not g.is_block:
@@ -196,14 +193,14 @@ def _graph(parts: dict[str, Tensors]) -> HeteroGraph:
     edges: dict[tuple[str, str, str], tuple[torch.Tensor, torch.Tensor]] = {}
     for key, ends in parts.get("edges", {}).items():
         edges[parse_relation(key)] = (ends[0], ends[1])
-    made = heterograph(edges, counts)
+    loaded = heterograph(edges, counts)
     for key, values in parts.get("ndata", {}).items():
         ntype, _, name = key.partition("/")
-        made.nodes[unescape(ntype)].data[name] = values
+        loaded.nodes[unescape(ntype)].data[name] = values
     for key, values in parts.get("edata", {}).items():
         etype, _, name = key.partition("/")
-        made.edges[parse_relation(etype)].data[name] = values
-    return made
+        loaded.edges[parse_relation(etype)].data[name] = values
+    return loaded
 
 
 def _array(name: str, values: object) -> np.ndarray[Any, np.dtype[Any]]:

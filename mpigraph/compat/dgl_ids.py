@@ -1,7 +1,7 @@
 """DGL's functions on graphs that take *homogeneous* ids where a graph has types.
 
 DGL up to 0.6, and some of its functions since, number the nodes and edges of all types together, part after part, and
-within a part type after type (:class:`.RangePartitionBook` converts). What is given with types is as elsewhere here.
+within a part type after type (:class:`.RangePartitionBook` converts). Ids by type are as elsewhere in this library.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def load_partition(*args: Any, **options: Any) -> Any:
-    """:func:`mpigraph.distributed.load_partition`, its graph without types, and with homogeneous ids, as DGL's is."""
+    """Call :func:`mpigraph.distributed.load_partition` for a graph without types, with homogeneous ids."""
     return partitioning.load_partition(*args, **{"homogeneous": True, **options})
 
 
@@ -56,14 +56,14 @@ sample_etype_neighbors = sample_neighbors
 
 @collective("trainers", WHEN_FAR)
 def in_subgraph(g: Any, nodes: Any, **options: Any) -> Any:
-    """All in-edges of nodes, as :func:`sample_neighbors` returns them; of a graph in memory, its own method."""
+    """Return all in-edges of nodes, as :func:`sample_neighbors` does; for a graph in memory, as its own method."""
     if isinstance(g, DistGraph):
         return sample_neighbors(g, nodes, -1, **options)
     return g.in_subgraph(nodes, **options)
 
 
 def find_edges(g: DistGraph, edge_ids: IdsLike) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sources and destinations of edges, int64[n] each; homogeneous ids where the graph has several relations.
+    """Return sources and destinations of edges, int64[n] each; by homogeneous ids if there are several relations.
 
     One-sided; the target does nothing.
     """
@@ -73,16 +73,16 @@ def find_edges(g: DistGraph, edge_ids: IdsLike) -> tuple[torch.Tensor, torch.Ten
     kinds, ids = book.map_to_per_etype(edge_ids)
     src, dst = torch.empty_like(ids), torch.empty_like(ids)
     for number, relation in enumerate(g.canonical_etypes):
-        mine = kinds == number
-        ends = g.find_edges(ids[mine], relation)
-        src[mine], dst[mine] = (
-            book.map_to_homo_nid(some, ntype) for some, ntype in zip(ends, relation[::2], strict=True)
+        of_relation = kinds == number
+        ends = g.find_edges(ids[of_relation], relation)
+        src[of_relation], dst[of_relation] = (
+            book.map_to_homo_nid(column, ntype) for column, ntype in zip(ends, relation[::2], strict=True)
         )
     return src, dst
 
 
 def in_degrees(g: DistGraph, v: IdsLike) -> torch.Tensor:
-    """In-degrees of nodes, int64[n]; homogeneous ids, and edges of all relations, where the graph has several.
+    """Return in-degrees, int64[n], over all relations; nodes are homogeneous ids if there are several types.
 
     One-sided; the target does nothing.
     """
@@ -90,7 +90,7 @@ def in_degrees(g: DistGraph, v: IdsLike) -> torch.Tensor:
 
 
 def out_degrees(g: DistGraph, u: IdsLike) -> torch.Tensor:
-    """Out-degrees of nodes, int64[n], as :func:`in_degrees`. One-sided; the target does nothing."""
+    """Return out-degrees of nodes, int64[n], as :func:`in_degrees`. One-sided; the target does nothing."""
     return _degrees(g, u, side=0)
 
 
@@ -98,21 +98,21 @@ def _degrees(g: DistGraph, nodes: IdsLike, side: int) -> torch.Tensor:
     kinds, ids = g.get_partition_book().map_to_per_ntype(nodes)
     degrees = torch.zeros_like(ids)
     for relation in g.canonical_etypes:
-        mine = kinds == g.get_ntype_id(relation[side])
+        of_type = kinds == g.get_ntype_id(relation[side])
         read = g.in_degrees if side else g.out_degrees
-        degrees[mine] += read(ids[mine], relation)
+        degrees[of_type] += read(ids[of_type], relation)
     return degrees
 
 
 def _homogeneous(g: DistGraph, frontier: HeteroGraph) -> HeteroGraph:
-    """A sampled graph without its types."""
+    """Return a sampled graph without its types."""
     book = g.get_partition_book()
     columns: list[tuple[torch.Tensor, ...]] = [(torch.empty(0, dtype=torch.int64),) * 3]
     for relation in g.canonical_etypes:
         src, dst = frontier.all_edges(etype=relation)
         eids = book.map_to_homo_eid(frontier.edges[relation].data[EID], relation)
         columns.append((book.map_to_homo_nid(src, relation[0]), book.map_to_homo_nid(dst, relation[2]), eids))
-    src, dst, eids = (torch.cat(some) for some in zip(*columns, strict=True))
-    made = graph((src, dst), num_nodes=g.num_nodes())
-    made.edata[EID] = eids
-    return made
+    src, dst, eids = (torch.cat(ids) for ids in zip(*columns, strict=True))
+    result = graph((src, dst), num_nodes=g.num_nodes())
+    result.edata[EID] = eids
+    return result

@@ -46,17 +46,17 @@ _LARGEST_COUNT = 1_000_000
 
 @collective("all ranks")
 def initialize(ip_config: str | None = None, *args: Any, **options: Any) -> None:
-    """:func:`mpigraph.distributed.initialize` with the positional arguments of DGL's, whichever version's they are.
+    """Call :func:`mpigraph.distributed.initialize` with the positional arguments of any version of DGL.
 
     Args:
         ip_config: accepted; MPI knows the hosts.
         args: ``num_servers, num_workers, max_queue_size, net_type, num_worker_threads`` of DGL up to 1.x, or
-            ``max_queue_size, net_type, num_worker_threads, use_graphbolt`` of 2.x. A queue is larger than a million
-            bytes, and there are fewer servers.
+            ``max_queue_size, net_type, num_worker_threads, use_graphbolt`` of 2.x. A first number above a million is
+            a size, below a number of servers.
         options: those of :func:`mpigraph.distributed.initialize`.
 
     Raises:
-        InvalidArgumentError: too many arguments, or what that function raises.
+        InvalidArgumentError: too many arguments, or raised by that function.
     """
     queue_first = bool(args) and isinstance(args[0], int) and args[0] > _LARGEST_COUNT
     names = _ARGUMENTS_OF_2 if queue_first else _ARGUMENTS_OF_1
@@ -66,7 +66,7 @@ def initialize(ip_config: str | None = None, *args: Any, **options: Any) -> None
 
 
 def get_global_rank() -> int:
-    """This trainer's rank. Raises NotInitializedError before ``initialize()``."""
+    """Return this trainer's rank. Raises NotInitializedError before ``initialize()``."""
     return current().rank
 
 
@@ -74,23 +74,25 @@ get_trainer_rank = get_global_rank
 
 
 def get_rank(role: str = _TRAINER) -> int:
-    """This trainer's rank; of another role than "default" there is no rank, which is -1."""
+    """Return this trainer's rank; -1 for another role than "default"."""
     return current().rank if role == _TRAINER else -1
 
 
 def get_role() -> str:
-    """What every rank is that runs the script: "default", DGL's word for a trainer."""
+    """Return "default", DGL's word for a trainer: the role of every rank that runs the script."""
     return _TRAINER
 
 
 def init_role(role: str) -> None:
-    """Accepted for DGL's scripts. Raises InvalidArgumentError for another role than a trainer's."""
+    """Accept DGL's call. Raises InvalidArgumentError for another role than a trainer's."""
     if role != _TRAINER:
-        raise InvalidArgumentError(f"there are no processes that sample: loaders do it in threads (got role {role!r})")
+        raise InvalidArgumentError(
+            f"no processes sample, loaders sample in threads: role must be {_TRAINER!r} (got {role!r})"
+        )
 
 
 def get_num_trainers() -> int:
-    """How many trainers there are."""
+    """Return the number of trainers."""
     return current().num_trainers
 
 
@@ -98,7 +100,7 @@ get_num_client = get_num_trainers
 
 
 def get_num_machines() -> int:
-    """How many nodes the job has."""
+    """Return the number of nodes of the job."""
     return current().world.num_nodes
 
 
@@ -109,7 +111,7 @@ def client_barrier() -> None:
 
 
 def shutdown_servers() -> None:
-    """Accepted for DGL's scripts: servers end with the job."""
+    """Do nothing, for DGL's scripts: servers end with the job."""
 
 
 def seed(val: int) -> None:

@@ -157,8 +157,7 @@ class GATConv(_AttentionLayer):
 
         Args:
             graph: a block, or a graph of one relation.
-            feat: [num_src, ..., in_feats], destinations first if ``graph`` is a block; or a pair of tensors for
-                sources and destinations.
+            feat: [num_src, ..., in_feats], destinations first in a block; or a pair for both sides.
             edge_weight: [num_edges] or [num_edges, 1], multiplied with the attention.
             get_attention: return the attention too.
 

@@ -1,4 +1,4 @@
-"""What several layers need: features of the two sides, checks of their input, weighted messages."""
+"""Shared by the layers: features of the two sides, checks of their input, weighted messages."""
 
 from collections.abc import Callable
 
@@ -22,11 +22,12 @@ __all__ = [
 ]
 
 Features = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""Rows of the sources, destinations first in a block; or a pair of tensors for sources and destinations."""
 
 _WEIGHT = "_edge_weight"
 
 _FLOPS_PER_GATHERED = 16
-"""How many operations of a matrix product take as long as adding one number of a gathered row."""
+"""Operations of a matrix product in the time that it takes to add one number of a gathered row."""
 
 
 def source_and_destination(
@@ -34,7 +35,7 @@ def source_and_destination(
     feat: Features,
     transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the features of sources and destinations, each tensor transformed once, such as by dropout.
+    """Return the features of sources and destinations, each tensor transformed once, for example by dropout.
 
     Raises:
         InvalidArgumentError: one tensor is given for a graph between two types.
@@ -52,7 +53,7 @@ def source_and_destination(
 def source_degrees(graph: MessagePassing) -> torch.Tensor:
     """Return the out-degrees of the sources of a graph of one relation, int64[num_src].
 
-    Those in the whole graph, if the graph is a block that knows them (:attr:`.Block.graph_out_degrees`); else its own.
+    For a block that knows them (:attr:`.Block.graph_out_degrees`), those in the whole graph.
     """
     known = graph.graph_out_degrees if isinstance(graph, Block) else None
     degrees = graph.out_degrees() if known is None else known(graph.canonical_etypes[0]).to(graph.device)
@@ -92,11 +93,11 @@ def weighted_copy(graph: MessagePassing, edge_weight: torch.Tensor | None) -> Me
 
 
 def project_first(graph: MessagePassing, width: int, out: int) -> bool:
-    """Whether a linear map is cheaper on the sources than on their aggregate.
+    """Return whether a linear map is cheaper on the sources than on their aggregate.
 
     It can be if it narrows the rows, since the aggregation then gathers fewer numbers. But a block has many more
-    sources than destinations, and the products of all sources may cost more than that saves. In a piece of whole
-    neighbourhoods it is never so, lest the order of operations depend on how the graph is cut.
+    sources than destinations, and their products may cost more than that saves. False for blocks of whole
+    neighbourhoods: the order of operations must not depend on how the graph is cut.
     """
     if out >= width or (isinstance(graph, Block) and graph.graph_out_degrees is not None):
         return False

@@ -79,7 +79,7 @@ class _Drop(torch.autograd.Function):
 
 
 class _ReluDrop(torch.autograd.Function):
-    """:func:`relu_dropout`; keeps its output, which tells where the gradient is 0, and no bits."""
+    """:func:`relu_dropout`; keeps its output, which is 0 where the gradient is, and no bits."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor, p: float) -> torch.Tensor:  # type: ignore[override]
@@ -110,7 +110,7 @@ def _is_fast(x: torch.Tensor, p: float) -> bool:
 
 
 def _odds(p: float) -> tuple[torch.dtype, int, float]:
-    """Return the dtype of the random bits, below which value an element is kept, and the scale of what is kept."""
+    """Return the dtype of the random bits, the value below which they keep an element, and the scale of kept ones."""
     # one byte is exact for p = 1/2, 1/4, ...; others need two for a resolution of 2**-16
     dtype = torch.uint8 if ((1 - p) * 256).is_integer() else torch.uint16
     values = 1 << 8 * dtype.itemsize

@@ -27,7 +27,7 @@ class EdgePredictor(nn.Module):
         op: one of these.
         in_feats: width of the representations; needed with ``out_feats`` and for "distmult".
         out_feats: width of the output of the linear map; None for no map.
-        bias: whether the linear map has a bias.
+        bias: add a bias to the linear map.
         num_rels: number of relations, for "distmult".
 
     Raises:
@@ -107,7 +107,7 @@ class EdgePredictor(nn.Module):
         return (h_src * h_dst).sum(-1, keepdim=True)
 
     def _of_relations(self, weights: torch.Tensor, etypes: torch.Tensor | int | None) -> torch.Tensor:
-        """Return the relations' vectors, [n, in_feats], or [in_feats] if all pairs are of one relation."""
+        """Return the relations' vectors, [n, in_feats], or [in_feats] if all pairs have one relation."""
         if etypes is None:
             if len(weights) > 1:
                 raise InvalidArgumentError(f"etypes must be given, since there are {len(weights)} relations")

@@ -44,8 +44,7 @@ class EdgeConv(nn.Module):
 
         Args:
             g: a block, or a graph of one relation.
-            feat: [num_src, in_feat], destinations first if ``g`` is a block; or a pair of tensors for sources and
-                destinations.
+            feat: [num_src, in_feat], destinations first in a block; or a pair for both sides.
 
         Returns:
             [num_dst, out_feat].

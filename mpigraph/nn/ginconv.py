@@ -56,8 +56,7 @@ class GINConv(nn.Module):
 
         Args:
             graph: a block, or a graph of one relation.
-            feat: [num_src, in_feats], destinations first if ``graph`` is a block; or a pair of tensors for sources and
-                destinations.
+            feat: [num_src, in_feats], destinations first in a block; or a pair for both sides.
             edge_weight: [num_edges] or [num_edges, 1], multiplied with the messages.
 
         Returns:
@@ -100,8 +99,7 @@ class GINEConv(nn.Module):
 
         Args:
             graph: a block, or a graph of one relation.
-            node_feat: [num_src, in_feats], destinations first if ``graph`` is a block; or a pair of tensors for sources
-                and destinations.
+            node_feat: [num_src, in_feats], destinations first in a block; or a pair for both sides.
             edge_feat: [num_edges, in_feats], in the order of edge ids.
 
         Returns:

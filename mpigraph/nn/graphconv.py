@@ -83,7 +83,7 @@ class GraphConv(nn.Module):
 
         Args:
             graph: a block, or a graph of one relation.
-            feat: [num_src, ..., in_feats], or a pair of tensors of which the first is used.
+            feat: [num_src, ..., in_feats], or a pair of tensors, whose second is ignored.
             weight: [in_feats, out_feats], for a layer without its own.
             edge_weight: [num_edges] or [num_edges, 1], multiplied with the messages.
 

@@ -105,10 +105,10 @@ def _key(etype: str | Relation) -> str:
     return f"{name}%" if name in _TAKEN else name
 
 
-def _of(relation: Relation, given: Mapping[Any, Any] | None, default: Any) -> Any:
+def _of(relation: Relation, by_etype: Mapping[Any, Any] | None, default: Any) -> Any:
     """Look a relation up by its triple, then by its name."""
-    given = given or {}
-    return given.get(relation, given.get(relation[1], default))
+    by_etype = by_etype or {}
+    return by_etype.get(relation, by_etype.get(relation[1], default))
 
 
 def _combined(op: str, outputs: list[torch.Tensor], ntype: str) -> torch.Tensor:

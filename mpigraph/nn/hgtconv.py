@@ -24,9 +24,10 @@ class HGTConv(nn.Module):
     by the softmax of the scores, goes through a linear map by node type and is mixed with the destination's input. Hu
     et al., "Heterogeneous graph transformer", WWW 2020.
 
-    The matrices of relations are applied to queries and to sums by destination, of which there are fewer than edges.
-    The layer takes a graph of one relation with a type for each node and edge, as DGL's does, or a graph or block of
-    typed relations with features by node type, where types are numbered as in ``ntypes`` and ``canonical_etypes``.
+    The matrices of relations are applied to queries and to sums by destination, since there are fewer of them than
+    edges. The layer takes a graph of one relation with a type for each node and edge, as DGL's does, or a graph or
+    block of typed relations with features by node type, where types are numbered as in ``ntypes`` and
+    ``canonical_etypes``.
 
     Args:
         in_size: width of the input.
@@ -86,7 +87,7 @@ class HGTConv(nn.Module):
                 sources and destinations.
             ntype: int[num_src], the type of each node; None with features by node type.
             etype: int[num_edges], the relation of each edge; None with features by node type.
-            presorted: whether ``ntype`` ascends, which saves a sort and the copies that it makes.
+            presorted: ``ntype`` ascends, which saves a sort and copies.
 
         Returns:
             [num_dst, head_size * num_heads]; with features by node type a dict of them.
@@ -153,7 +154,6 @@ class HGTConv(nn.Module):
 
 
 def _inverse(order: torch.Tensor) -> torch.Tensor:
-    """Return the inverse of a permutation, int64[n]."""
     return torch.empty_like(order).index_copy(0, order, torch.arange(order.shape[0], device=order.device))
 
 

@@ -1,4 +1,4 @@
-"""Jumping knowledge: the outputs of all layers together, with DGL's arguments, parameter names and numerics."""
+"""Jumping knowledge, an aggregate of the outputs of all layers, with DGL's arguments, parameter names and numerics."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ _MODES = ("cat", "max", "lstm")
 
 
 class JumpingKnowledge(nn.Module):
-    """Aggregates what several layers made of the same nodes.
+    """Aggregates the outputs of several layers for the same nodes.
 
     Xu et al., "Representation learning on graphs with jumping knowledge networks", ICML 2018. "cat": side by side;
     "max": the largest, entry by entry; "lstm": weighted by an attention that a bidirectional LSTM computes for each

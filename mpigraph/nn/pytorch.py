@@ -1,4 +1,4 @@
-"""The layers under the name that scripts import them by: ``import mpigraph.nn.pytorch as dglnn``."""
+"""The layers by DGL's module name: ``import mpigraph.nn.pytorch as dglnn``."""
 
 from mpigraph.nn.attention import EdgeGATConv, GATConv, GATv2Conv
 from mpigraph.nn.edge_predictor import EdgePredictor

@@ -147,11 +147,11 @@ def _joined_weights(
     if not isinstance(weights, Mapping):
         kind = type(weights).__name__
         raise InvalidArgumentError(f"with features by node type, numbers of edges go by relation (got {kind})")
-    given = {graph.to_canonical_etype(etype): numbers.reshape(-1) for etype, numbers in weights.items()}
+    by_relation = {graph.to_canonical_etype(etype): numbers.reshape(-1) for etype, numbers in weights.items()}
     joined = []
     for relation in graph.canonical_etypes:
         num = graph.num_edges(relation)
-        numbers = given[relation] if relation in given else like.new_ones(num)
+        numbers = by_relation[relation] if relation in by_relation else like.new_ones(num)
         if numbers.shape[0] != num:
             raise InvalidArgumentError(f"{relation} has {num} edges, but {numbers.shape[0]} numbers are given")
         joined.append(numbers)

@@ -94,8 +94,7 @@ class SAGEConv(nn.Module):
 
         Args:
             graph: a block, or a graph of one relation.
-            feat: [num_src, in_feats], destinations first if ``graph`` is a block; or a pair of tensors for sources
-                and destinations.
+            feat: [num_src, in_feats], destinations first in a block; or a pair for both sides.
             edge_weight: [num_edges] or [num_edges, 1], multiplied with the messages.
 
         Returns:
@@ -108,7 +107,7 @@ class SAGEConv(nn.Module):
         with graph.local_scope():
             if self._aggregator == "mean" and edge_weight is None and self._aggregates_own(graph, feat):
                 x = self.feat_drop(feat)
-                graph.srcdata["h"] = x  # only for its check of the number of rows
+                graph.srcdata["h"] = x  # checks the number of rows
                 mean, own = mean_and_own(graph.structure(graph.to_canonical_etype(None)), x)
                 out = self._combined(own, self.fc_neigh(mean))
             else:
@@ -123,14 +122,13 @@ class SAGEConv(nn.Module):
         return out if self.norm is None else self.norm(out)
 
     def _aggregates_own(self, graph: MessagePassing, feat: Features) -> bool:
-        """Whether :func:`mean_and_own` can be used: the rows to aggregate begin with the destinations' own."""
+        """Return whether :func:`mean_and_own` applies: the aggregated rows begin with the destinations' own."""
         plain = isinstance(feat, torch.Tensor) and feat.dim() == 2 and feat.dtype in (torch.float32, torch.float64)
         return graph.is_block and plain and not project_first(graph, *self.fc_neigh.weight.T.shape)
 
     def _combined(self, dst: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:
-        """Add ``fc_self`` of the destinations to what the neighbours give."""
         own: torch.Tensor = self.fc_self(dst)
-        # in place is safe: the gradient of a linear map does not need its output; a user's own module may
+        # in place is safe: the gradient of a linear map does not need its output; that of a user's module may
         in_place = type(self.fc_self) is nn.Linear and own.dtype == neighbours.dtype
         return own.add_(neighbours) if in_place else own + neighbours
 
@@ -142,7 +140,7 @@ class SAGEConv(nn.Module):
         elif self._aggregator == "lstm":
             graph.srcdata["h"] = src
             graph.update_all(send, lambda nodes: {"last": self._last_state(nodes.mailbox["m"])})
-            if graph.num_edges() == 0:  # nothing was reduced: the LSTM meets no sequence, and so has a gradient of 0
+            if graph.num_edges() == 0:  # run the LSTM on no sequence, so that it has a gradient of 0
                 none = self._last_state(src[:0].unsqueeze(1)).sum()
                 graph.dstdata["last"] = src.new_zeros(graph.num_dst_nodes(), src.shape[1]) + none
             return torch.as_tensor(self.fc_neigh(graph.dstdata["last"]))

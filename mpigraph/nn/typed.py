@@ -36,7 +36,7 @@ TypedFeatures = Mapping[str, torch.Tensor] | tuple[Mapping[str, torch.Tensor], M
 
 
 def is_typed(feat: object) -> bool:
-    """Whether features are given by node type."""
+    """Return whether features are dicts by node type."""
     return isinstance(feat, Mapping) or (isinstance(feat, tuple) and all(isinstance(side, Mapping) for side in feat))
 
 
@@ -50,21 +50,21 @@ def sides(graph: InMemoryGraph, feat: TypedFeatures) -> tuple[Mapping[str, torch
 
 
 def checked_types(types: Types, num_rows: int, num_types: int, what: str, device: torch.device) -> torch.Tensor:
-    """Return the types of rows, which errors call ``what``, as int64[num_rows] on the device of the rows.
+    """Return the types of rows as int64[num_rows] on ``device``; errors call them ``what``.
 
     Raises:
         InvalidArgumentError: not one integer for each row, or one that is not in [0, num_types).
     """
-    found = torch.as_tensor(types, device=device)
-    if found.shape != (num_rows,):
-        raise InvalidArgumentError(f"{what} must have shape ({num_rows},) (got {tuple(found.shape)})")
+    checked = torch.as_tensor(types, device=device)
+    if checked.shape != (num_rows,):
+        raise InvalidArgumentError(f"{what} must have shape ({num_rows},) (got {tuple(checked.shape)})")
     if num_rows:
-        if found.is_floating_point() or found.is_complex():
-            raise InvalidArgumentError(f"{what} must be integers (got {found.dtype})")
-        low, high = (int(end) for end in torch.aminmax(found))
+        if checked.is_floating_point() or checked.is_complex():
+            raise InvalidArgumentError(f"{what} must be integers (got {checked.dtype})")
+        low, high = (int(end) for end in torch.aminmax(checked))
         if low < 0 or high >= num_types:
             raise InvalidArgumentError(f"{what} must be in [0, {num_types}) (got {low} to {high})")
-    return found.to(torch.int64)
+    return checked.to(torch.int64)
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,7 @@ class TypedEdges:
         cell_dst: int64[num_cells], the destination of each cell, numbered over all types.
         cell_counts: int64[num_rels], the cells of each relation.
         num_dst: number of destinations.
-        order: int64[num_edges], the place of each edge in the order in which users give edge weights; None means that
-            both orders are the same.
+        order: int64[num_edges], the place of each edge in the users' order of edge weights; None if it is the same.
     """
 
     cells: InEdges
@@ -92,12 +91,12 @@ class TypedEdges:
 
         Raises:
             InvalidArgumentError: there are more relations than ``num_rels``, or a sampler has left some out, so that
-                their numbers would be those of others.
+                their ids are unknown.
         """
         relations = graph.canonical_etypes
         if isinstance(graph, Block) and graph.lacks_relations:
             raise InvalidArgumentError(
-                "the layer numbers relations by their place, and this block lacks some, of which no edge was drawn: "
+                "the layer numbers relations by their place, and this block lacks relations without edges: "
                 "give the sampler empty_relations=True"
             )
         if len(relations) > num_rels:
@@ -138,15 +137,15 @@ class TypedEdges:
         place = torch.argsort(types, stable=True)  # within a type they stay sorted by destination
         # relation and destination in one number: each run of equal ones is a cell
         key = types[place] * in_edges.num_dst + in_edges.dst[place]
-        found, degrees = torch.unique_consecutive(key, return_counts=True)
+        cell_keys, degrees = torch.unique_consecutive(key, return_counts=True)
         width = max(in_edges.num_dst, 1)
-        counts = torch.bincount(found // width, minlength=num_rels)
+        counts = torch.bincount(cell_keys // width, minlength=num_rels)
         cells = InEdges.of_degrees(degrees, in_edges.indices[place], in_edges.num_src)
         order = place if in_edges.perm is None else in_edges.perm[place]
-        return cls(cells, found % width, counts, in_edges.num_dst, order)
+        return cls(cells, cell_keys % width, counts, in_edges.num_dst, order)
 
     def renumbered(self, src_place: torch.Tensor, dst_place: torch.Tensor) -> "TypedEdges":
-        """Return the same edges after each source and destination went to its place, int64[num_src], [num_dst]."""
+        """Return the edges with sources and destinations renumbered by int64[num_src] and int64[num_dst]."""
         cells = self.cells
         src = src_place.index_select(0, cells.indices).to(cells.indices.dtype)
         return replace(
@@ -156,7 +155,7 @@ class TypedEdges:
         )
 
     def sorted(self, weights: torch.Tensor) -> torch.Tensor:
-        """Reorder edge weights from the order in which users give them to that of the cells."""
+        """Reorder edge weights from the users' order to that of the cells."""
         return weights if self.order is None else weights[self.order]
 
     def to_destinations(self, rows: torch.Tensor) -> torch.Tensor:
@@ -171,7 +170,7 @@ class TypedRows:
     Attributes:
         src: [num_src, width].
         dst: [num_dst, width].
-        src_counts: int64[num_ntypes], how many of the sources are of each type, by type id.
+        src_counts: int64[num_ntypes], number of sources of each type, by type id.
         dst_counts: int64[num_ntypes], likewise of the destinations.
         sizes: destination type -> number of rows.
     """
@@ -213,7 +212,7 @@ class TypedRows:
 
 
 def _begins(names: list[str], counts: list[int]) -> tuple[dict[str, int], int]:
-    """Return the first number of each type if all are numbered type by type, and how many there are."""
+    """Return the first number of each type if all are numbered type by type, and the total."""
     ends = list(accumulate(counts, initial=0))
     return dict(zip(names, ends[:-1], strict=True)), ends[-1]
 

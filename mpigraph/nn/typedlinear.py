@@ -117,7 +117,7 @@ class TypedLinear(nn.Module):
         Args:
             x: [n, in_size].
             x_type: int[n], in [0, num_types).
-            sorted_by_type: whether the types ascend; then nothing is sorted here.
+            sorted_by_type: the types ascend, which saves a sort.
 
         Returns:
             [n, out_size].
@@ -163,10 +163,10 @@ def grouped_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor)
 
 
 def _has_kernel(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether torch has a kernel: on CPU in float32, with rows of whole 16 bytes, from torch 2.10 on.
+    """Return whether torch has a kernel: on CPU in float32, with rows of whole 16 bytes, from torch 2.10 on.
 
-    It rounds a row by how many rows its group has. So it is for training, and evaluation gives a node the same bits in
-    any block.
+    Its rounding of a row depends on the size of the group. So it is for training only, and evaluation gives a node the
+    same bits in any block.
     """
     _, blocks, width, out = weight.shape
     plain = (

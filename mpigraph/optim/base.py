@@ -1,16 +1,16 @@
-"""What all sparse optimizers share: gradients travel to the owners of their rows, which update them.
+"""The base of sparse optimizers: gradients travel to the owners of their rows, which update them.
 
 One step, the same on every trainer::
 
-    take       the reads so far with their gradients, of every embedding; what is wrong with them
+    take       the reads so far with their gradients, of every embedding; check them
     push       gradients to the owner of each row, a trainer (rows/push.py), embedding by embedding
     update     as owner: add up the gradients of each row in rank order, then in the order of the reads, and update
-               it once, by plain stores into the memory of a near host (kernels/updates.py)
+               it once, by plain stores into the memory of a local host (kernels/updates.py)
     agree      wait for all; from here on every trainer reads the new rows
 
-No server takes part, and nothing here needs ``torch.distributed``. An owner touches no row before every trainer
-is in the step, so whoever still computes reads the old rows. What is wrong on one trainer is told with its
-push, or at the end, and raised on all.
+No server takes part, and nothing here needs ``torch.distributed``. An owner writes no row before every trainer
+is in the step, so a trainer that still computes reads the old rows. An error of one trainer travels with its push, or
+at the end, and is raised on all.
 """
 
 import math
@@ -46,7 +46,7 @@ from mpigraph.storage.format import index_dtype
 __all__ = ["SparseOptimizer"]
 
 LocalState: TypeAlias = dict[str, dict[str, Any]]
-"""What :meth:`SparseOptimizer.local_state_dict` describes."""
+"""See :meth:`SparseOptimizer.local_state_dict`."""
 _NONE = np.empty(0, np.int64)
 _BELOW_ONE = math.nextafter(1.0, 0.0)
 _BLOCK = 1 << 13  # rows of 16 bits that are widened at a time
@@ -56,39 +56,33 @@ class SparseOptimizer(Optimizer):
     """The base of sparse optimizers; users make :class:`SparseAdagrad`, :class:`SparseAdam` or :class:`SparseSGD`.
 
     Gradients of one row, of one trainer or of several, are averaged (``reduction="mean"``, as in DGL) or added up
-    (``"sum"``), and the row is updated once. The sum is formed trainer by trainer in rank order, and on each in the
-    order of the reads: so the result is the same, bit for bit, whatever arrives first, and that of one trainer that
-    reads what all read, one after the other.
+    (``"sum"``), and the row is updated once. The sum is formed trainer by trainer in rank order, and for each in the
+    order of its reads. So the result does not depend on the order of arrival, and equals, bit for bit, that of one
+    trainer that makes all reads one after the other.
 
-    **Consistency.** A read that begins after :meth:`step` has returned, on any trainer, sees what it wrote. A read that
-    another thread makes during a step sees old rows, new ones, or a row half written; loaders sample ahead in such
-    threads, but do not read embeddings unless they are told to. Gradients are applied to the rows as they are at the
-    step, also where others have changed them since the read.
+    **Consistency.** A read that begins after :meth:`step` has returned, on any trainer, sees the new rows. A read in
+    another thread during a step sees old rows, new rows, or a row half written; loaders sample ahead in such threads,
+    but do not read embeddings by default. Gradients are applied to the rows as they are at the step, even if they have
+    changed since the read.
 
     **Schedules.** The classes of ``torch.optim.lr_scheduler`` take these optimizers, and ``group["lr"] = ...`` for the
     one group of ``param_groups`` sets the learning rate of the next step. It must be the same on every trainer.
 
     Attributes:
         params: the embeddings.
-        param_groups: as torch's, a list of one dict: the embeddings ("params"), the settings by name, and what a
+        param_groups: as torch's, a list of one dict: the embeddings ("params"), the settings by name, and values that a
             schedule adds.
-        state: by embedding and state the DistTensors that the optimizer keeps, in float32. They begin as zeros: a new
-            optimizer does not go on with the state of an older one.
+        state: the optimizer's float32 DistTensors, by embedding and name. They begin as zeros: a new optimizer does not
+            continue the state of an older one.
     """
 
     FIXED: ClassVar[tuple[str, ...]] = ("reduction",)
-    """Settings that must be those of a saved state; the others are restored from it."""
+    """Settings that must equal those of a saved state; the others are restored from it."""
     state: dict[str, dict[str, DistTensor]]  # type: ignore[assignment]
 
     @collective("trainers")
     def __init__(self, params: Sequence[DistEmbedding], settings: dict[str, Any], states: dict[str, bool]) -> None:
-        """Begin.
-
-        Args:
-            params: embeddings, each with a name of its own.
-            settings: see above.
-            states: name of each state -> whether it has a value for each element, else one for each row.
-        """
+        """Begin; ``states`` says by name of a state whether it has a value for each element, or one for each row."""
         session = self._session = current()
         kind = type(self).__name__
         with session.world.together(f"creating {kind}"):
@@ -107,14 +101,14 @@ class SparseOptimizer(Optimizer):
             self._warm_up(states)  # from the cache that the node's first trainer has filled
 
     def add_param_group(self, param_group: dict[str, list[DistEmbedding]]) -> None:
-        """Make the one group of parameters. Raises InvalidArgumentError if it is there."""
+        """Make the only group of parameters. Raises InvalidArgumentError on a second call."""
         if self.param_groups:
             raise InvalidArgumentError(f"{type(self).__name__} has one group of parameters: make another optimizer")
         self.param_groups.append(param_group | self.defaults)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The learning rate and so on, by name."""
+        """The settings by name, such as the learning rate."""
         return {name: self.param_groups[0].get(name) for name in self.defaults}
 
     @property
@@ -129,10 +123,10 @@ class SparseOptimizer(Optimizer):
 
     @collective("trainers")
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply the gradients of all reads, and take them: the tensors that were read have none afterwards.
+        """Apply the gradients of all reads, and clear them.
 
-        A read whose tensor is alive stays known, and may get a gradient later: batches that a loader reads ahead, or
-        rows that are used in several steps. A trainer without gradients takes part all the same.
+        A read whose tensor is alive may get a gradient again later: batches that a loader reads ahead, or rows that are
+        used in several steps. A trainer without gradients takes part all the same.
 
         Args:
             closure: computes the loss and its gradients; called first, as by torch's optimizers.
@@ -141,8 +135,8 @@ class SparseOptimizer(Optimizer):
             The loss that ``closure`` returned.
 
         Raises:
-            InvalidArgumentError: a gradient is not finite, or has not the shape of what was read, or a setting was
-                changed to what is out of its range; on every trainer, before any update.
+            InvalidArgumentError: a gradient is not finite, or has another shape than the rows, or a setting was changed
+                to a value out of range; on every trainer, before any update.
             CollectiveError: the trainers step different optimizers, or with different settings, such as learning rates;
                 on every trainer, before any update.
             ClosedError: an embedding was closed; on every trainer.
@@ -156,8 +150,8 @@ class SparseOptimizer(Optimizer):
         outgoing = [Outgoing.nothing(self._session.num_trainers, *_wire(emb)) for emb in self.params]
         try:
             self._check_group()
-            for number, found in enumerate(taken):
-                outgoing[number] = self._route(number, found) or outgoing[number]
+            for number, gradients in enumerate(taken):
+                outgoing[number] = self._route(number, gradients) or outgoing[number]
         except Exception as exc:  # raised on every trainer by the first push
             error = exc
         with self._session.world.watchdog.step_after_meeting(self._what, TRAINERS) as met:
@@ -167,33 +161,30 @@ class SparseOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients computed so far.
 
-        What was read and is alive may still get one: ``zero_grad, forward, backward, step`` and ``forward, zero_grad,
-        backward, step`` both train.
-
-        Args:
-            set_to_none: changes nothing; either way a row without a new gradient is not updated.
+        Reads whose tensors are alive may get gradients later: ``zero_grad, forward, backward, step`` and ``forward,
+        zero_grad, backward, step`` both train. ``set_to_none`` changes nothing.
         """
         for emb in self.params:
             emb.take_gradients()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state and settings of this optimizer, for checkpoints; the rows are in those of the embeddings.
+        """Return the state and settings, for checkpoints; the embeddings' own states have the rows.
 
         Returns:
-            ``kind``, the name of the class; ``settings``, with what a schedule has added to them; and ``state``: name
-            of the embedding -> name -> DistTensor.
+            ``kind``, the name of the class; ``settings``, with the additions of schedules; and ``state``: name of the
+            embedding -> name -> DistTensor.
         """
         return {"kind": type(self).__name__, "settings": self._saved_settings(), "state": self.state}
 
     @collective("trainers", "unless the tensors are its own")
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state of :meth:`state_dict`.
+        """Restore a state of :meth:`state_dict`.
 
-        The kind of optimizer, ``reduction``, and the names of the embeddings must match; the other settings (learning
-        rate and so on) become the saved ones. Gradients computed so far are dropped.
+        The kind of optimizer, ``reduction``, and the names of the embeddings must match; other settings, such as the
+        learning rate, become the saved ones. Gradients computed so far are dropped.
 
         Raises:
-            InvalidArgumentError: it is no state, or that of another kind of optimizer, or of other embeddings.
+            InvalidArgumentError: it is no state, or one of another kind of optimizer or of other embeddings.
         """
         settings = self.check_state_dict(state_dict)
         for emb, tensors in self.state.items():
@@ -203,7 +194,7 @@ class SparseOptimizer(Optimizer):
         self.zero_grad()
 
     def check_state_dict(self, state_dict: Mapping[str, Mapping[str, object]]) -> dict[str, Any]:
-        """Return the settings in a state, having checked all of it; raises as :meth:`load_state_dict` does."""
+        """Check a state, and return its settings; raises as :meth:`load_state_dict` does."""
         check_state("an optimizer", state_dict, {"kind": str, "settings": Mapping, "state": Mapping})
         settings, state = state_dict["settings"], state_dict["state"]
         _same("the optimizer is", state_dict["kind"], type(self).__name__)
@@ -216,7 +207,7 @@ class SparseOptimizer(Optimizer):
         return settings
 
     def local_state_dict(self) -> LocalState:
-        """The state of the rows that this trainer owns, as DGL's optimizers give it; read from the hosts' memory.
+        """Return the state of the rows that this trainer owns, in the form of DGL's optimizers.
 
         Returns:
             ``params``: the settings, and ``world_size``, the number of trainers; ``emb_states``: name of the embedding
@@ -225,7 +216,7 @@ class SparseOptimizer(Optimizer):
         states = {}
         for emb in self.params:
             ids = torch.from_numpy(
-                np.concatenate([_NONE, *(np.arange(some.first, some.last) for some in emb.owners.ranges())])
+                np.concatenate([_NONE, *(np.arange(owned.first, owned.last) for owned in emb.owners.ranges())])
             )
             kept = {name: tensor[ids] for name, tensor in self.state[emb.name].items()}
             states[emb.name] = {"ids": ids, "states": kept}
@@ -233,36 +224,32 @@ class SparseOptimizer(Optimizer):
 
     @collective("trainers")
     def load_local_state_dict(self, local_state_dict: LocalState) -> None:
-        """Go on from what :meth:`local_state_dict` has returned; together the trainers give all rows, whoever which.
+        """Restore states of :meth:`local_state_dict`, which cover all rows in any distribution over the trainers.
 
         Raises:
-            InvalidArgumentError: it is of other embeddings or states; on every trainer.
+            InvalidArgumentError: the state is of other embeddings or states; on every trainer.
         """
         with self._session.world.together(f"loading the state of {type(self).__name__}"):
             saved = {name: value for name, value in local_state_dict["params"].items() if name != "world_size"}
             settings = self._check_saved(saved)
-            given = local_state_dict["emb_states"]
-            _same("the embeddings are", sorted(given), sorted(self.state))
+            by_embedding = local_state_dict["emb_states"]
+            _same("the embeddings are", sorted(by_embedding), sorted(self.state))
             for emb, tensors in self.state.items():
-                _same(f"the states of {emb!r} are", sorted(given[emb]["states"]), sorted(tensors))
+                _same(f"the states of {emb!r} are", sorted(by_embedding[emb]["states"]), sorted(tensors))
                 for name, tensor in tensors.items():
-                    tensor[given[emb]["ids"]] = given[emb]["states"][name]
+                    tensor[by_embedding[emb]["ids"]] = by_embedding[emb]["states"][name]
             self.param_groups[0].update(settings)
         self.zero_grad()
         self._session.control.call(Operation.BARRIER)
 
     @collective("trainers")
     def save(self, f: str | os.PathLike[str]) -> None:
-        """Save the optimizer with the rows of its embeddings: :func:`mpigraph.checkpoint.save` of these alone.
-
-        Args:
-            f: path of a folder, which is made.
-        """
+        """Save the optimizer and the rows of its embeddings in folder ``f``, by :func:`mpigraph.checkpoint.save`."""
         checkpoint.save(self._with_rows(), checkpoint_id=f)
 
     @collective("trainers")
     def load(self, f: str | os.PathLike[str]) -> None:
-        """Go on from what :meth:`save` has written, on any number of hosts and trainers; the rows come with it.
+        """Load a folder of :meth:`save`, with the rows, on any number of hosts and trainers.
 
         Raises:
             InvalidArgumentError: it is of another kind of optimizer, or of other embeddings.
@@ -274,7 +261,6 @@ class SparseOptimizer(Optimizer):
         return {"optimizer": self, "embeddings": {emb.name: emb for emb in self.params}}
 
     def _check_group(self) -> None:
-        """Raise InvalidArgumentError if ``param_groups`` has a setting that is not allowed, or cannot be changed."""
         for name in self.FIXED:
             if self.settings[name] != self.defaults[name]:
                 raise InvalidArgumentError(f"{name} cannot be changed (got {self.settings[name]!r})")
@@ -284,7 +270,6 @@ class SparseOptimizer(Optimizer):
         return {name: value for name, value in self.param_groups[0].items() if name != "params"}
 
     def _check_saved(self, settings: Mapping[str, object]) -> dict[str, Any]:
-        """Return settings of a state, which may have what a schedule has added. Raises InvalidArgumentError."""
         _same("the settings are", sorted(settings.keys() & self.defaults.keys()), sorted(self.defaults))
         return _check_settings(dict(settings))
 
@@ -295,18 +280,18 @@ class SparseOptimizer(Optimizer):
         raise NotImplementedError
 
     def _route(self, number: int, taken: list[tuple[I64, torch.Tensor]]) -> Outgoing | None:
-        """The gradients of one embedding by owner, if there are any."""
+        """Return the gradients of one embedding by owner; None without gradients."""
         emb = self.params[number]
         width, dtype = _wire(emb)
-        found = [(ids, _dense_gradient(emb, ids, grad)) for ids, grad in taken]
+        gradients = [(ids, _dense_gradient(emb, ids, grad)) for ids, grad in taken]
         _ = emb.weight.rows  # raises if it was closed
-        if not found:
+        if not gradients:
             return None
-        ids = np.concatenate([ids for ids, _ in found])
-        grads = found[0][1]
-        if len(found) > 1:
+        ids = np.concatenate([ids for ids, _ in gradients])
+        grads = gradients[0][1]
+        if len(gradients) > 1:
             grads = torch.from_numpy(self._session.pool.empty((len(ids), width), np.float32))
-            torch.cat([grad for _, grad in found], out=grads)
+            torch.cat([grad for _, grad in gradients], out=grads)
         order, counts = self._owners[number].route(ids)
         return Outgoing(ids[order].astype(dtype), grads.numpy(), order, counts)
 
@@ -316,9 +301,9 @@ class SparseOptimizer(Optimizer):
         described = self._described()
         key = zlib.crc32(described.encode()) << 16
         for tensor in self._tensors():
-            tensor.rows.note_write()  # whichever trainer writes them: copies of far rows are old from now on
-        for number, mine in enumerate(outgoing):
-            pushed = yield from push_rows(comm, self._what, key + number, described, mine, empty, error, met)
+            tensor.rows.note_write()  # whichever trainer writes them: cached copies are old from now on
+        for number, own in enumerate(outgoing):
+            pushed = yield from push_rows(comm, self._what, key + number, described, own, empty, error, met)
             try:
                 self._update(number, pushed)
             except Exception as exc:  # raised on every trainer by the next push, or at the end
@@ -350,7 +335,7 @@ class SparseOptimizer(Optimizer):
             self._update_host(emb, host, gradients, which, distinct[which] - offsets[host])
 
     def _update_host(self, emb: DistEmbedding, host: int, gradients: Gradients, which: I64, rows: I64) -> None:
-        """Update rows of one near host, counted from its first one."""
+        """Update rows of one local host, counted from its first row."""
         dtype = emb.weight.rows.dtype
         with ExitStack() as stack:
             table = stack.enter_context(emb.weight.rows.writing(host))
@@ -360,10 +345,11 @@ class SparseOptimizer(Optimizer):
                 self._apply(gradients, which, table, rows, states, rows)
                 return
             for begin in range(0, len(rows), _BLOCK):
-                some = rows[begin : begin + _BLOCK]
-                wide = to_torch(table[some], dtype).float()
-                self._apply(gradients, which[begin : begin + _BLOCK], wide.numpy(), np.arange(len(some)), states, some)
-                table[some] = to_storage(wide.to(emb.weight.dtype), dtype)
+                block = rows[begin : begin + _BLOCK]
+                wide = to_torch(table[block], dtype).float()
+                picks = which[begin : begin + _BLOCK]
+                self._apply(gradients, picks, wide.numpy(), np.arange(len(block)), states, block)
+                table[block] = to_storage(wide.to(emb.weight.dtype), dtype)
 
     def _warm_up(self, states: dict[str, bool]) -> None:
         """Run the kernels once on tiny arrays, so that no step waits for the compiler."""
@@ -392,7 +378,7 @@ def _same(what: str, saved: object, here: object) -> None:
 
 
 def _wire(emb: DistEmbedding) -> tuple[int, np.dtype[Any]]:
-    """The width of a gradient, and how its id travels."""
+    """Return the width of a gradient, and the dtype in which ids travel."""
     return emb.embedding_dim, index_dtype(emb.num_embeddings)
 
 
@@ -402,32 +388,23 @@ def _zeros(emb: DistEmbedding, name: str, wide: bool) -> DistTensor:
 
 
 def _check_embeddings(params: Sequence[DistEmbedding]) -> list[DistEmbedding]:
-    """The embeddings of an optimizer.
-
-    Raises:
-        InvalidArgumentError: they are not a list of DistEmbeddings, none, or two have one name.
-    """
     if isinstance(params, DistEmbedding) or not hasattr(params, "__iter__"):
         raise InvalidArgumentError(f"params must be a list of DistEmbeddings (got a {type(params).__name__})")
-    found = list(params)
-    for emb in found:
+    embeddings = list(params)
+    for emb in embeddings:
         if not isinstance(emb, DistEmbedding):
             raise InvalidArgumentError(f"params must be DistEmbeddings (got a {type(emb).__name__} among them)")
-    names = [emb.name for emb in found]
+    names = [emb.name for emb in embeddings]
     if not names:
         raise InvalidArgumentError("params are empty: give at least one DistEmbedding")
     for name in names:
         if names.count(name) > 1:
             raise InvalidArgumentError(f"two of the embeddings are called {name!r}")
-    return found
+    return embeddings
 
 
 def _check_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of an optimizer as plain numbers.
-
-    Raises:
-        InvalidArgumentError: one is out of its range.
-    """
+    """Return settings as plain numbers. Raises InvalidArgumentError if one is out of range."""
     checked = dict(settings)
     checked["lr"] = _number("lr", settings["lr"], 0.0, 1e30)  # schedules begin and end with 0
     if "eps" in settings:
@@ -450,18 +427,14 @@ def _number(name: str, value: object, least: float, most: float) -> float:
 
 
 def _dense_gradient(emb: DistEmbedding, ids: I64, grad: torch.Tensor) -> torch.Tensor:
-    """The gradient of rows ``ids`` that were read, float32[len(ids), dim], contiguous on the CPU.
-
-    Raises:
-        InvalidArgumentError: it has another shape, or is not finite.
-    """
-    wanted = (len(ids), emb.embedding_dim)
+    """Return the gradient of rows ``ids``, float32[len(ids), dim], contiguous on the CPU; checks shape and values."""
+    shape = (len(ids), emb.embedding_dim)
     what = f"embedding {emb.name!r}: the gradient of"
-    if tuple(grad.shape) != wanted:
-        raise InvalidArgumentError(f"{what} {len(ids)} rows must have shape {wanted} (got {tuple(grad.shape)})")
+    if tuple(grad.shape) != shape:
+        raise InvalidArgumentError(f"{what} {len(ids)} rows must have shape {shape} (got {tuple(grad.shape)})")
     dense = grad.to_dense() if grad.layout != torch.strided else grad
     dense = dense.detach().to("cpu", torch.float32).contiguous()
-    if not dense.sum().isfinite():  # which that of finite ones may be, too
+    if not dense.sum().isfinite():  # the sum of finite values may overflow, too
         for row in (~dense.isfinite().all(1)).nonzero()[:1, 0].tolist():
             values = dense[row].tolist()
             raise InvalidArgumentError(
