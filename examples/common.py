@@ -1,7 +1,4 @@
-"""What the examples have in common and what is not about a library: settings, progress, means; a model and its use.
-
-Where a generated graph comes from is in ``graphs.py``.
-"""
+"""Shared code of the examples: settings, progress, means, and a model. ``graphs.py`` has the generated graphs."""
 
 import argparse
 import os
@@ -20,22 +17,22 @@ from tqdm import tqdm
 import mpigraph as mg
 
 SETTINGS = {  # of every example, beside its own: name -> (default, meaning)
-    "graph_name": ("default", "the name that the graph was partitioned under"),
-    "part_config": (os.environ.get("MPIGRAPH_PART_CONFIG", ""), "its <name>.json; without, a graph is generated"),
+    "graph_name": ("default", "name of the partitioned graph"),
+    "part_config": (os.environ.get("MPIGRAPH_PART_CONFIG", ""), "its <name>.json (default: generate a graph)"),
     "num_servers": (None, "servers on each node; 0: the trainers host the graph (default: MPIGRAPH_NUM_SERVERS, or 1)"),
-    "backend": ("gloo", "what gradients travel by; nccl: train on GPUs; mpi4py: by MPI, without opening a port"),
+    "backend": ("gloo", "transport of gradients; nccl: train on GPUs; mpi4py: by MPI, without opening a port"),
     "seed": (0, "of draws, orders and first parameters"),
 }
-CHECKPOINTS = {  # of the examples that can be stopped and go on
+CHECKPOINTS = {  # of the examples that can be stopped and resumed
     "checkpoint_dir": ("", "folder of checkpoints; SIGUSR1 has the job saved there, ended, and requeued by Slurm"),
-    "checkpoint_every": (0, "save after so many steps, or epochs, in the background; 0: never"),
-    "resume": (False, "go on from the newest checkpoint, if there is one"),
+    "checkpoint_every": (0, "save every so many steps, or epochs, in the background; 0: never"),
+    "resume": (False, "resume from the newest checkpoint, if there is one"),
 }
-QUIET_SECONDS = 10.0  # after which a long epoch says how far it is, where no bar can be drawn
+QUIET_SECONDS = 10.0  # between two lines of a long epoch, where no bar can be drawn
 
 
 def parse_arguments(doc, settings):
-    """Read the command line: a flag for each setting, of the type of its default (of an int where that is None).
+    """Read the command line: a flag for each setting, of the type of its default (int if that is None).
 
     A setting that is False becomes true by the flag alone.
     """
@@ -56,7 +53,7 @@ def parse_arguments(doc, settings):
 
 
 def numbers(text):
-    """The fanouts of a setting such as "10,10"."""
+    """Return the fanouts of a setting such as "10,10"."""
     return [int(number) for number in text.split(",")]
 
 
@@ -79,15 +76,15 @@ def per_trainer(batch_size):
 
 
 def resume(args, state, folder):
-    """Go on from the newest checkpoint in a folder, on any number of ranks, if that is wanted and there is one."""
-    found = mg.checkpoint.latest(folder) if args.resume else None
-    if found is not None:
-        mg.checkpoint.load(state, checkpoint_id=found)
-        print_once(f"goes on from {found}")
+    """Resume from the newest checkpoint in a folder, on any number of ranks, if the user asks and there is one."""
+    newest = mg.checkpoint.latest(folder) if args.resume else None
+    if newest is not None:
+        mg.checkpoint.load(state, checkpoint_id=newest)
+        print_once(f"resumes from {newest}")
 
 
 def save(args, state, folder, number):
-    """Save in the background after so many steps or epochs; if the job is asked to stop, save and stop."""
+    """Save in the background every so many steps or epochs; if the job is asked to stop, save and stop."""
     if args.checkpoint_dir and args.preempted():
         mg.checkpoint.save(state, checkpoint_id=f"{folder}/{number}", keep=2)
         mg.checkpoint.requeue()
@@ -105,7 +102,7 @@ def print_once(text):
 
 
 def shown(batches, what):
-    """Iterate over minibatches and show how many are done: by a bar in a terminal, else by a line now and then."""
+    """Iterate over minibatches and show progress: a bar in a terminal, else a line every ten seconds."""
     if dist.get_rank() > 0:
         yield from batches
         return
@@ -124,7 +121,7 @@ def shown(batches, what):
 
 
 class Progress:
-    """How far training is: a line for each epoch, and within it what :func:`shown` shows."""
+    """Progress of training: a line for each epoch, and :func:`shown` within it."""
 
     def __init__(self, num_epochs, name="", first=0):
         self.name = f"{name} epoch" if name else "epoch"
@@ -139,7 +136,7 @@ class Progress:
         self.times = None
 
     def batches(self, loader):
-        """Iterate over an epoch's minibatches; note how long training waits for them and how long it computes."""
+        """Iterate over an epoch's minibatches; note the times of waiting and of computing."""
         before = loader.stats()
         yield from shown(loader, f"{self.name} {self.epoch:2d}")
         self.times = loader.stats().since(before)
@@ -149,11 +146,11 @@ class Progress:
         self.losses.append(loss.detach())
 
     def note(self, measure):
-        """Note what else is to be told of this epoch."""
+        """Add a text to the line of this epoch."""
         self.notes.append(measure)
 
     def report(self):
-        """End an epoch: print its mean loss on trainer 0, what was noted, and how long the other epochs will take."""
+        """End an epoch: print its mean loss, its notes and the remaining time, on trainer 0."""
         done = self.epoch + 1
         left = (time.monotonic() - self.begin) / (done - self.first) * (self.num_epochs - done)
         loss = f"loss {torch.stack(self.losses).mean():.4f}" if self.losses else "no minibatch"
@@ -167,7 +164,7 @@ class Progress:
 
 
 def uniform(shape, dtype):
-    """The first values of an embedding's rows."""
+    """Return the initial rows of an embedding."""
     return torch.empty(shape, dtype=dtype).uniform_(-1, 1)
 
 
@@ -191,14 +188,14 @@ class SAGE(nn.Module):
 
 
 def represent(g, model, rows, fanout, device):
-    """What all nodes become, layer by layer, in a DistTensor: no trainer reads or holds all of it.
+    """Compute the representations of all nodes, layer by layer, as a DistTensor, spread over the trainers.
 
     Args:
         g: the graph.
-        model: a :class:`SAGE`; without layers, ``rows`` stay what they are.
-        rows: what nodes enter with, a DistTensor.
-        fanout: how many neighbours each node takes; -1: all.
-        device: where to compute.
+        model: a :class:`SAGE`; without layers, ``rows`` are the result.
+        rows: a DistTensor, the input of the first layer.
+        fanout: number of neighbours of each node; -1: all.
+        device: the device of the computation.
     """
     if not model.layers:
         return rows
@@ -207,9 +204,9 @@ def represent(g, model, rows, fanout, device):
 
 
 def write_hdf5(g, rows, path, name):
-    """Write a DistTensor to an HDF5 file, in the original order of the nodes; all trainers call it, each does a piece.
+    """Write a DistTensor to an HDF5 file, in the original order of the nodes. All trainers call it.
 
-    They write one .npy file together, which the first one copies: HDF5 files have one writer.
+    They write one .npy file together, which the first one copies: an HDF5 file has one writer.
     """
     together = path + ".npy"
     rows.save(together)

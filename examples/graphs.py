@@ -1,7 +1,7 @@
-"""The graph of an example: the user's, or one that is generated for the job and is there on every node.
+"""The graph of an example: the user's, or one that is generated for the job on every node.
 
-``write_...(folder)`` generate the typed graphs and those with edges to predict, and partition them. The plain ones are
-``mpigraph.data.generate``.
+``write_...(folder)`` generate the typed graphs and those with edges to predict, and partition them. The plain ones come
+from ``mpigraph.data.generate``.
 """
 
 import os
@@ -22,30 +22,30 @@ import mpigraph as mg
 
 @contextmanager
 def graph_files(write, part_config=""):
-    """The path of a partition configuration: the one given, else that of a graph that is generated for this job.
+    """Yield the path of a partition configuration: ``part_config``, else that of a graph generated for this job.
 
-    All trainers name the same path to ``DistGraph``, and each host reads its parts from there on its own node. So
-    trainer 0 makes a folder with a random name, that only its user can enter, and has ``write(folder)`` write the
-    partitioned graph "default" into it. Nodes that do not see this folder get one of the same name with copies of the
-    files. Who made a folder removes it at the end of the ``with`` block, when the graph is in memory.
+    All trainers pass the same path to ``DistGraph``, and each host reads its parts from there on its own node. So
+    trainer 0 makes a private folder with a random name, and ``write(folder)`` writes the partitioned graph "default"
+    into it. Nodes with disks of their own get a folder of the same name with copies of the files. The trainer that made
+    a folder removes it at the end of the ``with`` block, when the graph is in memory.
     """
     if part_config:
         yield part_config
         return
     folder = tempfile.mkdtemp(prefix="mpigraph-") if dist.get_rank() == 0 else None
-    mine = folder is not None
+    makes_folder = folder is not None
     try:
-        if mine:
+        if makes_folder:
             print("generating a graph", file=sys.stderr, flush=True)
             write(folder)
         folder = from_trainer_0(folder)
-        mine = mine or make_folder(folder)
-        copy_files(Path(folder), mine)
+        makes_folder = makes_folder or make_folder(folder)
+        copy_files(Path(folder), makes_folder)
         dist.barrier()  # all files are there
         yield f"{folder}/default.json"
-        dist.barrier()  # all trainers have read what they want
+        dist.barrier()  # all trainers have read their files
     finally:
-        if mine:
+        if makes_folder:
             shutil.rmtree(folder)
 
 
@@ -60,29 +60,29 @@ def make_folder(folder):
     """Make a folder for this user alone; return False if another trainer, which sees the same disk, has made it.
 
     Raises:
-        FileExistsError: something else has this name, or it is somebody else's.
+        FileExistsError: another user's folder, or a file, has this name.
     """
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
-        found = os.lstat(folder)
-        if found.st_uid != os.getuid() or found.st_mode != stat.S_IFDIR | 0o700:
+        status = os.lstat(folder)
+        if status.st_uid != os.getuid() or status.st_mode != stat.S_IFDIR | 0o700:
             raise
         return False
     return True
 
 
-def copy_files(folder, mine):
-    """Fill the folders of other nodes, if there are any, with what is in that of trainer 0."""
+def copy_files(folder, makes_folder):
+    """Copy the files of trainer 0's folder into the folders of other nodes, if any."""
     makers = [False] * dist.get_world_size()
-    dist.all_gather_object(makers, mine)
+    dist.all_gather_object(makers, makes_folder)
     if sum(makers) == 1:
         return
     files = None
     if dist.get_rank() == 0:
         files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     files = from_trainer_0(files)
-    if mine and dist.get_rank() > 0:
+    if makes_folder and dist.get_rank() > 0:
         for name, content in files.items():
             path = folder / name
             path.parent.mkdir(exist_ok=True)
@@ -90,9 +90,9 @@ def copy_files(folder, mine):
 
 
 def write_links(folder):
-    """A graph of 95,000 edges, each in both directions, and held_out.npz with 5,000 edges to predict.
+    """Write a graph of 95,000 edges, each in both directions, and held_out.npz with 5,000 edges to predict.
 
-    Their ends, src and dst, are ids of the partitioned graph: the return value of ``partition_graph`` tells them.
+    Their ends, src and dst, are ids of the partitioned graph, by the return value of ``partition_graph``.
     """
     whole = mg.data.generate(10_000, 200_000, feat_dim=64, num_classes=40, homophily=0.9)
     ends = torch.stack(whole.edges())
@@ -107,16 +107,16 @@ def write_links(folder):
 
 
 def read_links(part_config, path=""):
-    """The ends of the edges to predict, int64[n] each; from ``held_out.npz`` beside the graph, or another file."""
+    """Return the ends of the edges to predict, int64[n] each, from ``held_out.npz`` beside the graph or ``path``."""
     with np.load(path or Path(part_config).with_name("held_out.npz")) as file:
         return torch.from_numpy(file["src"]), torch.from_numpy(file["dst"])
 
 
 def write_triples(folder, num_entities=1000, num_relations=10):
-    """A knowledge graph: the tails of a head and relation are the 8 entities whose hidden rows fit best.
+    """Write a knowledge graph: the tails of a head and relation are the 8 entities whose hidden rows fit best.
 
     The graph has the training triples (head, r, tail) as edges with edata["rel"] = r, and each in the other direction
-    as well, (tail, r + R, head): so heads are predicted as tails, and what is known of a head is among its in-edges.
+    as well, (tail, r + R, head). So heads are predicted as tails, and the known tails of a head are among its in-edges.
     Beside it is held_out.npz, with num_relations (R) and the triples {valid,test}_{src,rel,dst}, in ids of the
     partitioned graph.
     """
@@ -142,7 +142,7 @@ def write_triples(folder, num_entities=1000, num_relations=10):
 
 
 def read_triples(part_config, path=""):
-    """How many relations there are, both directions counted, and the held-out triples by part, int64[n, 3] each."""
+    """Return the number of relations, both directions counted, and the held-out triples by part, int64[n, 3] each."""
     parts = {}
     with np.load(path or Path(part_config).with_name("held_out.npz")) as file:
         count = int(file["num_relations"])
@@ -153,36 +153,36 @@ def read_triples(part_config, path=""):
 
 
 def known_tails(g, triples, held_out, num_relations):
-    """All right tails for the head and relation of each triple: (position of the triple, tail)."""
+    """Return all right tails for the head and relation of each triple: (position of the triple, tail)."""
     into_heads = g.sample_neighbors(triples[:, 0].unique(), -1)  # the answers, seen from the other end
     src, dst = into_heads.edges()
     reverse = (g.edata["rel"][into_heads.edata[mg.EID]] + num_relations // 2) % num_relations
     known = torch.cat([torch.stack([dst, reverse, src], 1), held_out])
     keys, order = torch.sort(known[:, 0] * num_relations + known[:, 1])
-    wanted = triples[:, 0] * num_relations + triples[:, 1]
-    end = torch.searchsorted(keys, wanted, right=True)
-    count = end - torch.searchsorted(keys, wanted)
+    queries = triples[:, 0] * num_relations + triples[:, 1]
+    end = torch.searchsorted(keys, queries, right=True)
+    count = end - torch.searchsorted(keys, queries)
     position = torch.repeat_interleave(torch.arange(len(triples)), count)
     place = torch.arange(len(position)) + (end - count.cumsum(0))[position]
     return position, known[order[place], 2]
 
 
 def write_authors(folder, authors=4000, papers=8000, venues=64, subjects=8):
-    """A graph of authors, papers and venues; the subject of node i of any type is i modulo ``subjects``.
+    """Write a graph of authors, papers and venues; the subject of node i of any type is i modulo ``subjects``.
 
     An author's subject shows only in the papers, a paper's mostly in the venue. Labels and masks are the authors'.
     """
     rng = np.random.default_rng(0)
     paper = np.arange(papers)
 
-    def some(num, same):
-        """For each paper a node of another type, for this fraction of the papers one of the same subject."""
+    def partners(num, same):
+        """Draw a node of another type for each paper, of the same subject with probability ``same``."""
         subject = np.where(rng.random(papers) < same, paper, rng.integers(0, subjects, papers)) % subjects
         return rng.integers(0, num // subjects, papers) * subjects + subject
 
-    author = np.concatenate([some(authors, 0.7) for _ in range(3)])
+    author = np.concatenate([partners(authors, 0.7) for _ in range(3)])
     written = np.tile(paper, 3)
-    venue = some(venues, 0.9)
+    venue = partners(venues, 0.9)
     edges = {
         ("author", "writes", "paper"): (author, written),
         ("paper", "by", "author"): (written, author),
@@ -201,7 +201,7 @@ def write_authors(folder, authors=4000, papers=8000, venues=64, subjects=8):
 
 
 def write_papers(folder, num_classes=8):
-    """A graph of papers, authors and fields: 70% of the edges join nodes of one class, and features tell it weakly."""
+    """Write a graph of papers, authors and fields: 70% of the edges join nodes of one class; features hint at it."""
     counts = {"author": 4000, "field": 200, "paper": 6000}
     widths = {"author": 16, "field": 8, "paper": 32}
     relations = {("author", "writes"): 18_000, ("field", "covers"): 12_000, ("paper", "cites"): 24_000}  # of papers
@@ -210,12 +210,12 @@ def write_papers(folder, num_classes=8):
     edges = {}
     for (src, relation), count in relations.items():
         papers = rng.integers(0, counts["paper"], count)
-        wanted = np.where(rng.random(count) < 0.7, classes["paper"][papers], rng.integers(0, num_classes, count))
+        partner_class = np.where(rng.random(count) < 0.7, classes["paper"][papers], rng.integers(0, num_classes, count))
         by_class = np.argsort(classes[src], kind="stable")
         bounds = np.searchsorted(classes[src][by_class], np.arange(num_classes + 1))
-        others = by_class[rng.integers(bounds[wanted], bounds[wanted + 1])]
-        edges[src, relation, "paper"] = (others, papers)
-        edges["paper", f"rev_{relation}", src] = (papers, others)
+        partners = by_class[rng.integers(bounds[partner_class], bounds[partner_class + 1])]
+        edges[src, relation, "paper"] = (partners, papers)
+        edges["paper", f"rev_{relation}", src] = (papers, partners)
     g = mg.heterograph(edges, counts)
     for ntype, width in widths.items():
         centroids = rng.normal(0, 0.3, (num_classes, width))
@@ -228,11 +228,11 @@ def write_papers(folder, num_classes=8):
 
 
 def write_stream(folder, path="", num_nodes=1000, num_communities=20, num_contacts=20_000):
-    """A stream of contacts, each an edge in both directions with its time, in edata["time"].
+    """Write a stream of contacts, each an edge in both directions with its time, in edata["time"].
 
-    edata["forward"] has one edge of each contact. Features are random: all that is known of a node is whom it met. The
-    stream is that of an npz file with ``src``, ``dst`` and ``time`` (or ``edge_src``, ...); or one of communities,
-    within which all contacts are, and from which each node moves to another two times or so.
+    edata["forward"] marks one edge of each contact. Features are random: a node is known only by its contacts. The
+    stream comes from an npz file with ``src``, ``dst`` and ``time`` (or ``edge_src``, ...), or is generated: all
+    contacts are within communities, and each node moves to another one about twice.
     """
     rng = np.random.default_rng(0)
     if path:

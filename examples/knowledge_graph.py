@@ -46,9 +46,9 @@ def train(g, num_relations, parts, args, device):
             sparse.zero_grad()
             rows = emb(inputs, device)
             heads, tails = edges.edges()
-            wanted = model(rows[heads], edges.edata["rel"])
-            right = (wanted * rows[tails]).sum(1, keepdim=True)
-            wrong = wanted @ rows[negatives.edges()[1][: args.num_negatives]].T  # the same for every edge
+            queries = model(rows[heads], edges.edata["rel"])
+            right = (queries * rows[tails]).sum(1, keepdim=True)
+            wrong = queries @ rows[negatives.edges()[1][: args.num_negatives]].T  # shared by all edges
             loss = F.cross_entropy(torch.cat([right, wrong], 1), torch.zeros_like(heads))
             loss.backward()
             dense.step()
@@ -61,7 +61,7 @@ def train(g, num_relations, parts, args, device):
 
 
 class Relations(nn.Module):
-    """Turns a head into the row that it looks for: the score of a triple is the dot product of that with its tail."""
+    """Map a head and a relation to a query: the score of a triple is the dot product of the query with its tail."""
 
     def __init__(self, num_relations, width, kind):
         super().__init__()
@@ -83,20 +83,20 @@ def evaluate(g, emb, model, triples, held_out, device):
     """Filtered mean reciprocal rank and hits@k of triples; each trainer ranks some of them."""
     size = torch.distributed.get_world_size()
     num_blocks = -(-len(triples) // (size * TRIPLES))  # on every trainer: reading known answers is collective
-    found = common.Ranks(device, ks=[1, 3, 10])
+    ranking = common.Ranks(device, ks=[1, 3, 10])
     for block in common.shown(triples[g.rank() :: size].tensor_split(num_blocks), "ranking"):
         position, answer = graphs.known_tails(g, block, held_out, model.module.rows.num_embeddings)
-        wanted = model.module(emb(block[:, 0], device), block[:, 1].to(device)).cpu()
-        best = (wanted * emb(block[:, 2])).sum(1, keepdim=True)
+        queries = model.module(emb(block[:, 0], device), block[:, 1].to(device)).cpu()
+        best = (queries * emb(block[:, 2])).sum(1, keepdim=True)
         ranks = torch.ones(len(block), dtype=torch.float64)
         for begin in range(0, g.num_nodes(), ENTITIES):
             rows = emb.weight[begin : min(begin + ENTITIES, g.num_nodes())]
-            scores = wanted @ rows.T
+            scores = queries @ rows.T
             here = (answer >= begin) & (answer < begin + len(rows))
             scores[position[here], answer[here] - begin] = -torch.inf
-            ranks += (scores > best).sum(1) + (scores == best).sum(1) / 2  # equal scores come in any order
-        found.add(ranks)
-    return found.compute()
+            ranks += (scores > best).sum(1) + (scores == best).sum(1) / 2  # ties count half
+        ranking.add(ranks)
+    return ranking.compute()
 
 
 SETTINGS = {

@@ -63,7 +63,7 @@ def train(g, args, device):
 
 
 class EdgeLoss(nn.Module):
-    """GraphSAGE; the score of a pair, the dot product of what its ends become; and the loss of edges and negatives."""
+    """GraphSAGE, scores of pairs (the dot product of the rows of their ends), and the loss of edges and negatives."""
 
     def __init__(self, sizes, args):
         super().__init__()
@@ -76,27 +76,27 @@ class EdgeLoss(nn.Module):
         src, dst = edges.edges()
         u, v = negatives.edges()
         right = self.score(h[src], h[dst])
-        if self.args.negatives == "JointUniform":  # the same for every edge: one product of matrices
+        if self.args.negatives == "JointUniform":  # shared by all edges: one product of matrices
             wrong = h[src] @ h[v[: self.args.num_negatives]].T
         else:
             wrong = self.score(h[u], h[v]).reshape(len(right), -1)
         if self.args.loss == "softmax":
             return F.cross_entropy(torch.cat([right, wrong], 1), torch.zeros_like(src))
-        wanted = torch.cat([torch.ones_like(right), torch.zeros_like(wrong)], 1)
-        return F.binary_cross_entropy_with_logits(torch.cat([right, wrong], 1), wanted)
+        targets = torch.cat([torch.ones_like(right), torch.zeros_like(wrong)], 1)
+        return F.binary_cross_entropy_with_logits(torch.cat([right, wrong], 1), targets)
 
 
 def evaluate(g, rows, src, dst, args, device):
     """Print the ranks of edges among the same nodes drawn at random; each trainer ranks some of the edges."""
     random = torch.Generator().manual_seed(args.seed)
-    others = rows[torch.randint(g.num_nodes(), (args.num_eval_negatives,), generator=random)]
-    mine = slice(g.rank(), None, torch.distributed.get_world_size())
-    found = common.Ranks(device, ks=[1, 10, 50])
-    for u, v in zip(src[mine].split(10_000), dst[mine].split(10_000), strict=True):
+    corrupted = rows[torch.randint(g.num_nodes(), (args.num_eval_negatives,), generator=random)]
+    share = slice(g.rank(), None, torch.distributed.get_world_size())
+    ranking = common.Ranks(device, ks=[1, 10, 50])
+    for u, v in zip(src[share].split(10_000), dst[share].split(10_000), strict=True):
         right = (rows[u] * rows[v]).sum(1, keepdim=True)
-        wrong = rows[u] @ others.T
-        found.add(1.0 + (wrong > right).sum(1) + (wrong == right).sum(1) / 2)  # equal scores come in any order
-    common.print_once(found.compute())
+        wrong = rows[u] @ corrupted.T
+        ranking.add(1.0 + (wrong > right).sum(1) + (wrong == right).sum(1) / 2)  # ties count half
+    common.print_once(ranking.compute())
 
 
 SETTINGS = {

@@ -73,7 +73,7 @@ class Model(nn.Module):
             self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
 
     def forward_layer(self, i, block, h):
-        """One layer, with what is before it and behind it; block is None in an MLP."""
+        """Apply one layer with its normalization and dropout; ``block`` is None for an MLP."""
         if i == 0:
             h = h.float()  # features may be float16
             h = F.normalize(h, p=self.args.norm) if self.args.norm else h

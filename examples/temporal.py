@@ -83,15 +83,15 @@ def evaluate(g, model, eids, obeys, args, device):
         edge_label_time=g.edata["time"][eids],
         negative_sampler=mg.dataloading.negative_sampler.Uniform(args.num_eval_negatives),
     )
-    found = common.Ranks(device, ks=[1, 10])
+    ranking = common.Ranks(device, ks=[1, 10])
     for _, edges, negatives, blocks in loader:
         right, wrong = model(blocks, edges, negatives)
-        found.add(1.0 + (wrong > right[:, None]).sum(1) + (wrong == right[:, None]).sum(1) / 2)
-    return found.compute()
+        ranking.add(1.0 + (wrong > right[:, None]).sum(1) + (wrong == right[:, None]).sum(1) / 2)
+    return ranking.compute()
 
 
 SETTINGS = {
-    "stream": ("", "npz file with src, dst and time of each contact; without, communities that drift are generated"),
+    "stream": ("", "npz file with src, dst and time of each contact (default: drifting communities)"),
     "test_part": (0.2, "of the stream, at its end, to predict"),
     "num_epochs": (4, "passes over the contacts to learn from"),
     "fan_out": ("8,8", "neighbours per layer, outermost hop first"),

@@ -41,8 +41,8 @@ def train(g, args, device):
     for _ in range(args.num_epochs):
         for inputs, edges, pairs, blocks in progress.batches(loader):
             right, wrong = model(blocks, g.ndata["feat"][inputs].to(device), edges, pairs)
-            wanted = torch.cat([torch.ones_like(right), torch.zeros_like(wrong)])
-            loss = F.binary_cross_entropy_with_logits(torch.cat([right, wrong]), wanted)
+            targets = torch.cat([torch.ones_like(right), torch.zeros_like(wrong)])
+            loss = F.binary_cross_entropy_with_logits(torch.cat([right, wrong]), targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -52,7 +52,7 @@ def train(g, args, device):
 
 
 class EdgeScores(nn.Module):
-    """GraphSAGE, then the scores of the edges of some graphs: the dot products of what their ends become."""
+    """GraphSAGE, then the scores of the edges of some graphs: the dot products of the rows of their ends."""
 
     def __init__(self, sizes):
         super().__init__()
