@@ -1,15 +1,15 @@
-"""``python -m mpigraph copy``: what DGL's ``copy_files.py`` does, part k and the scripts to host k.
+"""``python -m mpigraph copy``: copy parts and scripts to the hosts, as DGL's ``copy_files.py``.
 
 The k-th of N hosts gets the parts that it will read: part k where there are as many parts as hosts. The configuration
-travels last and as it is, since it names the files relative to itself.
+is copied last and unchanged, since it names the files relative to itself.
 
 In a Slurm allocation, each node copies its parts and the scripts from the shared file system in a step of its own, one
 node after the other: the workspace may be shared too, and two nodes must not write one file at a time. ``sbcast`` sends
-one file to every node, which is right for the configuration and wrong for the parts.
+one file to every node, as the configuration needs it.
 
-Commands are lists of arguments. Only ssh puts a shell between, on the far side: it joins its arguments with spaces
-and lets the user's shell there split them again, so what ssh runs is quoted word by word. rsync sends paths past that
-shell (``--protect-args``). scp does or does not, depending on its version; it gets no path that could tell.
+Commands are lists of arguments. Only ssh runs a shell, on the remote side: it joins its arguments with spaces and lets
+the user's shell there split them again, so every word for ssh is quoted. rsync sends paths past that shell
+(``--protect-args``). scp does so in some versions only; it gets no path that needs quotes.
 """
 
 import argparse
@@ -33,9 +33,9 @@ __all__ = ["add_parser"]
 
 _HERE = ("localhost", "127.0.0.1", "::1")
 _SSH_FAILED = 255  # ssh's own failure, not that of what it runs
-_OCCUPIED = 77  # with what status _LOOK ends where another graph lies
-# Names the first configuration in folder $1 that is not $2, or is not of a graph of $3 nodes and $4 edges. With $5 all
-# of other names are removed instead.
+_OCCUPIED = 77  # status of _LOOK where another graph lies
+# Names the first configuration in folder $1 that is not $2, or whose graph does not have $3 nodes and $4 edges. With $5
+# configurations of other names are removed instead.
 _LOOK = f'''
 cd "$1" 2>/dev/null || exit 0
 for file in *.json; do
@@ -93,7 +93,7 @@ class _Plan(NamedTuple):
 
 
 class _Site:
-    """Where files are copied to by ``cp``: this machine, or nodes of a Slurm allocation, which share a file system."""
+    """A target of ``cp``: this machine, or nodes of a Slurm allocation, which share a file system."""
 
     def __init__(self, name: str, before: Sequence[str] = ()) -> None:
         self.name = name
@@ -101,17 +101,17 @@ class _Site:
 
     @classmethod
     def of_slurm(cls, count: int, first: int = 0) -> "_Site":
-        """``count`` nodes of the allocation."""
+        """Return the site of ``count`` nodes of the allocation."""
         counts = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--relative={first}"]
         name = f"node {first} of the allocation" if count == 1 else "the nodes of the allocation"
         return cls(name, ["srun", *counts, "--input=none", "--kill-on-bad-exit=1"])
 
     def run(self, words: Sequence[str]) -> list[str]:
-        """Return the command that runs words there, each as it is."""
+        """Return the command that runs words on the site, each as it is."""
         return [*self._before, *words]
 
     def make(self, directories: Sequence[str]) -> list[str]:
-        """Return the command that makes directories."""
+        """Return the command that creates directories."""
         return self.run(["mkdir", "-p", "--", *directories])
 
     def send(self, sources: Sequence[str], directory: str) -> list[str]:
@@ -130,18 +130,18 @@ class _Ssh(_Site):
             self._rsync = arguments.dry_run or self._has_rsync(host)
 
     def run(self, words: Sequence[str]) -> list[str]:
-        """Quoted, since a shell there splits the words."""
+        """Return the command with quotes, since a remote shell splits the words."""
         return ["ssh", *self._options, self.name, shlex.join(words)]
 
     def send(self, sources: Sequence[str], directory: str) -> list[str]:
-        """By rsync or scp; versions of scp disagree on the meaning of a path that is not plain."""
+        """Return the command of rsync or scp; versions of scp disagree on the meaning of a path that needs quotes."""
         target = f"[{self.name}]" if ":" in self.name else self.name
         if self._rsync:
             shell = shlex.join(["ssh", *self._options])
             return ["rsync", "-a", "--partial", "--protect-args", "-e", shell, "--", *sources, f"{target}:{directory}/"]
         if shlex.quote(directory) != directory:
             raise InvalidArgumentError(
-                f"scp cannot be trusted with the path {directory!r}: choose a plain one, or install rsync on both ends"
+                f"scp does not copy to {directory!r}: choose a path that needs no quotes, or install rsync on both ends"
             )
         options = ["-P" if word == "-p" else word for word in self._options]
         if "-l" in options:  # by -l, scp limits its bandwidth
@@ -164,7 +164,7 @@ def _run(arguments: argparse.Namespace) -> int:
     hosts = read_hosts(Path(arguments.ip_config)) if arguments.ip_config else []
     allocation = slurm_allocation()
     if allocation is not None:
-        all_nodes = _Site.of_slurm(allocation.nodes)  # as sbcast, which copies to all of them and never to fewer
+        all_nodes = _Site.of_slurm(allocation.nodes)  # sbcast always copies to all of them
         sites = [_Site.of_slurm(1, node) for node in range(slurm_nodes(hosts))]
         occupied = [all_nodes]
         commands = _through_slurm(plan, all_nodes, sites)
@@ -174,7 +174,7 @@ def _run(arguments: argparse.Namespace) -> int:
         commands = _to_hosts(plan, sites)
     else:
         raise InvalidArgumentError("--ip_config is needed outside of a Slurm allocation")
-    planned = list(commands)  # so that every mistake shows before the first copy
+    planned = list(commands)  # so that every error is raised before the first copy
     for site in [] if arguments.dry_run else occupied:
         _make_way(plan, site, arguments.overwrite)
     for name, argv in planned:
@@ -188,15 +188,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _make_way(plan: _Plan, site: _Site, overwrite: bool) -> None:
-    """Look for another graph where the parts are to go, and remove its configuration if it may be overwritten."""
-    sizes = Sizes.of(plan.config)
-    words = [
-        plan.data,
-        os.path.basename(plan.config_path),
-        sizes.num_nodes,
-        sizes.num_edges,
-        "yes" if overwrite else "",
-    ]
+    """Look for another graph in the target folder, and remove its configuration if it may be overwritten."""
+    words = [plan.data, os.path.basename(plan.config_path), *Sizes.of(plan.config), "yes" if overwrite else ""]
     argv = site.run(["sh", "-c", _LOOK, "sh", *map(str, words)])
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode == _OCCUPIED:
@@ -211,7 +204,7 @@ def _make_way(plan: _Plan, site: _Site, overwrite: bool) -> None:
 def _read_plan(arguments: argparse.Namespace) -> _Plan:
     workspace = arguments.workspace
     if not os.path.isabs(workspace):
-        raise InvalidArgumentError(f"--workspace must be an absolute path: hosts differ in others (got {workspace!r})")
+        raise InvalidArgumentError(f"--workspace must be an absolute path, the same on every host (got {workspace!r})")
     scripts = arguments.script_folder
     if scripts is not None and not os.path.isdir(scripts):
         raise InvalidArgumentError(f"--script_folder: no such directory: {scripts!r}")
@@ -250,5 +243,5 @@ def _through_slurm(plan: _Plan, all_nodes: _Site, sites: list[_Site]) -> Iterato
 
 
 def _is_there(source: str, directory: str) -> bool:
-    """Return whether a file or folder of this machine already lies where it is to go."""
+    """Return whether a file or folder of this machine already lies in the target directory."""
     return os.path.realpath(source) == os.path.realpath(os.path.join(directory, os.path.basename(source)))

@@ -18,19 +18,14 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "export",
         help="write a partitioned graph in a format of DGL or PyG",
         description="Write a partitioned graph with its original ids: in DGL's chunked format, with the part of each "
-        "node in partition/, or as PyG's Partitioner does. Of several ranks the first does it.",
+        "node in partition/, or as PyG's Partitioner does. On several ranks the first writes all.",
     )
     parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
     parser.add_argument("--format", required=True, choices=("dgl", "pyg"), help="DGL's chunks, or PyG's parts")
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
     parser.add_argument("--chunks", type=int, metavar="N", help="dgl: files of each array (default: one for each part)")
-    parser.add_argument(
-        "--rename",
-        action="append",
-        default=[],
-        metavar="OLD=NEW",
-        help="name that a feature gets, such as feat=x (may be repeated)",
-    )
+    rename = "rename a feature, such as feat=x (may be repeated)"
+    parser.add_argument("--rename", action="append", default=[], metavar="OLD=NEW", help=rename)
     parser.add_argument("--scratch", metavar="DIR", help="directory of temporary files (default: --out)")
     parser.add_argument("--overwrite", action="store_true", help="write over another graph in --out (default: refuse)")
     parser.set_defaults(run=_run)
@@ -44,31 +39,22 @@ def _run(arguments: argparse.Namespace) -> int:
                 raise InvalidArgumentError("--chunks is for --format dgl")
             check_writable(arguments.out)
             if exchange.rank == 0:
+                paths = (arguments.part_config, arguments.out)
                 scratch = Scratch(arguments.scratch or arguments.out)
                 with ProgressBar() as progress:
                     if arguments.format == "dgl":
-                        path = write_chunked(
-                            arguments.part_config,
-                            arguments.out,
-                            arguments.chunks,
-                            names,
-                            scratch,
-                            progress,
-                            arguments.overwrite,
-                        )
+                        path = write_chunked(*paths, arguments.chunks, names, scratch, progress, arguments.overwrite)
                     else:
                         from mpigraph.formats.to_pyg import write_pyg_parts  # torch takes seconds to load
 
-                        path = write_pyg_parts(
-                            arguments.part_config, arguments.out, names, scratch, progress, arguments.overwrite
-                        )
+                        path = write_pyg_parts(*paths, names, scratch, progress, arguments.overwrite)
                 print(path)
     return 0
 
 
-def _names(given: list[str]) -> dict[str, str]:
+def _names(texts: list[str]) -> dict[str, str]:
     names = {}
-    for text in given:
+    for text in texts:
         old, equals, new = text.partition("=")
         if not equals or not old or not new:
             raise InvalidArgumentError(f"--rename is OLD=NEW (got {text!r})")

@@ -1,7 +1,4 @@
-"""``python -m mpigraph generate``: write a generated graph as ``.npy`` files.
-
-Started by ``mpiexec`` or ``srun``, the ranks divide the work and write the same files.
-"""
+"""``python -m mpigraph generate``: write a generated graph as ``.npy`` files."""
 
 import argparse
 from contextlib import nullcontext
@@ -19,9 +16,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "generate",
         help="write a generated graph",
-        description="Write a graph with power-law degrees, planted communities and features that say something about "
-        "the label, as .npy files that 'partition' reads. Started by mpiexec or srun, the ranks divide the work and "
-        "write the same files.",
+        description="Write a graph with power-law degrees, planted communities and features that correlate with the "
+        "label, as .npy files that 'partition' reads. Started by mpiexec or srun, the ranks divide the work and write "
+        "the same files.",
     )
     for name, field, text in (
         ("--nodes", "num_nodes", "number of nodes"),
@@ -46,8 +43,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _run(arguments: argparse.Namespace) -> int:
     with working_ranks("generate") as exchange:
         with exchange.together("checking the options"):
-            given = vars(arguments)
-            recipe = Recipe(**{field.name: given[field.name] for field in fields(Recipe) if field.name in given})
+            values = vars(arguments)
+            recipe = Recipe(**{field.name: values[field.name] for field in fields(Recipe) if field.name in values})
         with ProgressBar() if exchange.rank == 0 else nullcontext() as progress:
             path = write_graph(recipe, arguments.out, progress, exchange, arguments.overwrite)
         if exchange.rank == 0:

@@ -1,7 +1,7 @@
-"""``ip_config.txt``, DGL's list of machines: one ``ADDRESS [PORT]`` on each line; and how ssh reaches them.
+"""``ip_config.txt``, DGL's list of machines: one ``ADDRESS [PORT]`` on each line; and the options of ssh.
 
-Only what can be an address or a host name passes: the names end up in host lists, where a comma or a colon would
-mean something else, and beside options, where a leading dash would.
+Only addresses and host names pass: the names end up in host lists, where a comma or a colon has a meaning, and beside
+options, where a leading dash has one.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
 
 
 def ssh_options(arguments: argparse.Namespace) -> list[str]:
-    """Return the arguments of ssh that the two options ask for; raise InvalidArgumentError if they cannot be right."""
+    """Return the arguments of ssh for the two options; raise InvalidArgumentError if they are malformed."""
     port = arguments.ssh_port
     user = arguments.ssh_username
     if port is not None and not 1 <= port <= 65535:
@@ -48,9 +48,9 @@ def ssh_options(arguments: argparse.Namespace) -> list[str]:
 
 
 def slurm_nodes(hosts: Sequence[Host]) -> int:
-    """Return how many nodes of the allocation to use: one for each host, or all where no host is named.
+    """Return the number of nodes of the allocation to use: one for each host, or all where no host is named.
 
-    Slurm calls nodes by names of its own, so ``ip_config.txt`` only says how many.
+    Slurm has its own names of nodes, so ``ip_config.txt`` only gives their number.
 
     Raises:
         InvalidArgumentError: there are fewer nodes.
@@ -65,7 +65,7 @@ def slurm_nodes(hosts: Sequence[Host]) -> int:
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """Read the machines of a job; ``#`` begins a comment. Ports are checked and not used: MPI finds its own.
+    """Read the machines of a job; ``#`` begins a comment. Ports are checked, but MPI chooses its own.
 
     Raises:
         InvalidArgumentError: the file cannot be read, names no machine, or has a bad line; the message names it.

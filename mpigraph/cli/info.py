@@ -1,4 +1,4 @@
-"""``python -m mpigraph info``: what a partitioned graph is, and what each of its parts means for a host."""
+"""``python -m mpigraph info``: describe a partitioned graph and the load of its parts."""
 
 import argparse
 import json
@@ -28,10 +28,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "info",
         help="show counts, edge cut, balance, halo and memory of a partitioned graph",
-        description="Show what a partitioned graph is: its types and features, the edge cut and the balance, and for "
-        "each part the nodes, the edges, the edges that come from other parts and the nodes that these come from (the "
-        "halo), the bytes on disk, and the memory that a host of this part takes for topology and features. Reads all "
-        "edges; under srun or mpiexec the ranks divide the parts.",
+        description="Show types and features of a partitioned graph, the edge cut and the balance, and for each part "
+        "the nodes, the edges, the edges from other parts and their sources (the halo), the bytes on disk, and the "
+        "memory that a host of this part needs for topology and features. Reads all edges; under srun or mpiexec the "
+        "ranks divide the parts.",
     )
     parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
     parser.add_argument("--json", action="store_true", help="the same for scripts, as JSON")
@@ -40,7 +40,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 @collective("comm")
 def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
-    """Print what a partitioned graph is.
+    """Print a description of a partitioned graph.
 
     Args:
         part_config: the configuration.
@@ -51,7 +51,7 @@ def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
         The exit status.
 
     Raises:
-        MPIGraphError: a file is missing, damaged or not what it should be; on every rank.
+        MPIGraphError: a file is missing, damaged or of another graph; on every rank.
     """
     with working_ranks("info", comm) as exchange:
         content = _collect(exchange, part_config)
@@ -62,21 +62,20 @@ def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
 
 @collective("ranks")
 def _collect(exchange: Exchange, part_config: str) -> dict[str, Any]:
-    """Return what is to be printed."""
     config = read_config(exchange, part_config)
     parts = []
     with exchange.together(f"reading the parts of {config.path}"):
-        mine = range(exchange.rank, config.num_parts, exchange.size)
+        own_parts = range(exchange.rank, config.num_parts, exchange.size)
         with PartFiles(config) as files, ProgressBar() if exchange.rank == 0 else nullcontext() as show:
-            for done, part in enumerate(mine):
+            for done, part in enumerate(own_parts):
                 if show is not None:
-                    show("read parts", done, len(mine))
+                    show("read parts", done, len(own_parts))
                 parts.append(_part(files, part))
             if show is not None:
-                show("read parts", len(mine), len(mine))
-    found = exchange.gather_bytes(json.dumps(parts).encode())
-    every = sorted((part for text in found for part in json.loads(text)), key=lambda part: int(part["part"]))
-    return _graph(config) | _quality(config, sum(part["cut_edges"] for part in every)) | {"parts": every}
+                show("read parts", len(own_parts), len(own_parts))
+    gathered = exchange.gather_bytes(json.dumps(parts).encode())
+    all_parts = sorted((part for text in gathered for part in json.loads(text)), key=lambda part: int(part["part"]))
+    return _graph(config) | _quality(config, sum(part["cut_edges"] for part in all_parts)) | {"parts": all_parts}
 
 
 def _part(files: PartFiles, part: int) -> dict[str, Any]:
@@ -104,7 +103,6 @@ def _part(files: PartFiles, part: int) -> dict[str, Any]:
 
 
 def _graph(config: PartConfig) -> dict[str, Any]:
-    """What is to be told of the graph, from its configuration."""
     book = config.book
     schema = config.schema
     keys = [schema.relation_key(r) for r in range(len(schema.relations))]
@@ -122,7 +120,7 @@ def _graph(config: PartConfig) -> dict[str, Any]:
 
 
 def _quality(config: PartConfig, cut_edges: int) -> dict[str, Any]:
-    """Edge cut and balance; of classes of nodes only the report of the partitioning knows the balance."""
+    """Return edge cut and balance; the balance of classes of nodes is from the report of the partitioning."""
     book = config.book
     schema = config.schema
     num_edges = sum(book.num_edges(r) for r in range(len(schema.relations)))
@@ -140,7 +138,6 @@ def _quality(config: PartConfig, cut_edges: int) -> dict[str, Any]:
 
 
 def _balance(loads: I64) -> float:
-    """Return the heaviest part over the mean."""
     return round(float(np.max(loads) * loads.size / max(int(np.sum(loads)), 1)), 4)
 
 
@@ -153,7 +150,6 @@ def _features(infos: Mapping[str, FeatureInfo]) -> dict[str, Any]:
 
 
 def _as_text(content: Mapping[str, Any]) -> str:
-    """Return the tables."""
     balance = ", ".join(f"{printable(name)} {value:.3f}" for name, value in content["balance"].items())
     lines = [
         f"{content['path']}: {content['num_parts']} parts by {content['part_method']}",
@@ -167,18 +163,11 @@ def _as_text(content: Mapping[str, Any]) -> str:
             for name, count in content[f"num_{kind}s"].items()
         ]
         lines += [*_table([f"{kind}s of type", "count", "features"], rows, left=(0, 2)), ""]
-    rows = [
-        [
-            str(part["part"]),
-            str(sum(part["nodes"].values())),
-            str(sum(part["edges"].values())),
-            str(part["cut_edges"]),
-            str(sum(part["halo"].values())),
-            in_units(part["bytes_on_disk"]),
-            in_units(part["host_memory"]),
-        ]
-        for part in content["parts"]
-    ]
+    rows = []
+    for part in content["parts"]:
+        nodes, edges, halo = (sum(part[name].values()) for name in ("nodes", "edges", "halo"))
+        sizes = [in_units(part["bytes_on_disk"]), in_units(part["host_memory"])]
+        rows.append([*map(str, (part["part"], nodes, edges, part["cut_edges"], halo)), *sizes])
     names = ["part", "nodes", "edges", "edges cut", "halo nodes", "on disk", "memory of a host"]
     return "\n".join([*lines, *_table(names, rows)])
 

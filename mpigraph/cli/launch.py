@@ -1,11 +1,11 @@
-"""``python -m mpigraph launch``: DGL's ``launch.py`` without its ssh sessions.
+"""``python -m mpigraph launch``: start a job by the arguments of DGL's ``launch.py``, without its ssh sessions.
 
 It turns DGL's arguments into one ``srun`` or ``mpiexec`` command and *becomes* that command (``exec``): signals reach
-the launcher directly, its exit status is this one's, and no process stands between that could be lost.
+the launcher directly, and its exit status is this command's.
 
-A command is a list of arguments; no shell reads it. The variables of the job stand in front of the user's command as
-arguments of ``env``, for every launcher alike: the launchers' own flags change some values on the way (``srun
---export`` splits at commas, Open MPI's ``-x`` takes quotes off), and arguments they pass on as they are.
+A command is a list of arguments; no shell reads it. ``env`` sets the job's variables in front of the user's command for
+every launcher alike, because launchers pass on arguments as they are, while their flags for variables change some
+values (``srun --export`` splits at commas, Open MPI's ``-x`` removes quotes).
 """
 
 import argparse
@@ -85,14 +85,13 @@ def _run(arguments: argparse.Namespace) -> int:
     argv = _srun(program, job) if family == "srun" else _mpiexec(family, program, job)
     print(shlex.join(argv), file=sys.stdout if arguments.dry_run else sys.stderr, flush=True)
     if not arguments.dry_run:
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and a program would inherit that
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and the launcher would inherit that
             signal.signal(number, signal.SIG_DFL)
         os.execvp(argv[0], argv)
     return 0
 
 
 def _command(arguments: argparse.Namespace) -> list[str]:
-    """The user's command in words."""
     text = arguments.job
     if not text:
         raise InvalidArgumentError('the command is missing: give it as one argument, not directly after "--extra_envs"')
@@ -109,13 +108,13 @@ def _command(arguments: argparse.Namespace) -> list[str]:
     if ":" in words:
         raise InvalidArgumentError(
             "the command has ':' as an argument of its own, which every launcher takes for the beginning of a second "
-            "program"
+            "program: quote it together with other text"
         )
     return _as_dgl(words) if arguments.as_dgl else words
 
 
 def _variables(arguments: argparse.Namespace, workspace: str) -> dict[str, str]:
-    """The arguments as environment variables of every rank; the user's own variables win."""
+    """Return the arguments as environment variables of every rank; the user's own variables win."""
     variables = {
         "MPIGRAPH_NUM_SERVERS": str(arguments.num_servers),
         "MPIGRAPH_NUM_WORKER_THREADS": str(max(1, arguments.num_samplers)),
@@ -141,7 +140,7 @@ def _words(text: str, what: str) -> list[str]:
 
 
 def _as_dgl(command: list[str]) -> list[str]:
-    """Have ``python -m mpigraph run --as-dgl`` run the script of a command that begins with some Python."""
+    """Insert ``-m mpigraph run --as-dgl`` before the script of a command of Python."""
     python = next((at for at, word in enumerate(command) if _PYTHON.fullmatch(os.path.basename(word))), len(command))
     at = python + 1
     while at < len(command) and command[at].startswith("-") and command[at] not in ("-m", "-c", "-"):
@@ -155,7 +154,7 @@ class _Job(NamedTuple):
     ranks: int  # on each host
     hosts: list[Host]
     workspace: str
-    ssh: str  # how mpiexec is to call ssh
+    ssh: str  # mpiexec's arguments of ssh
     tail: list[str]  # the user's flags of the launcher, variables and command
 
 
@@ -187,7 +186,7 @@ def _mpiexec(family: str, program: str, job: _Job) -> list[str]:
     size = str(len(job.hosts) * job.ranks)
     if family.startswith("openmpi"):
         hosts = ",".join(f"{host.name}:{job.ranks}" for host in job.hosts)
-        # bound to one core, a rank's threads would share it
+        # without it, Open MPI binds all threads of a rank to one core
         placement = ["--host", hosts, "--map-by", f"ppr:{job.ranks}:node", "-np", size, "--bind-to", "none"]
         ssh = ["--mca", "plm_rsh_args"] if family == "openmpi4" else ["--prtemca", "plm_ssh_args"]
         return [program, *placement, "--wdir", job.workspace, *([*ssh, job.ssh] if job.ssh else []), *job.tail]
@@ -205,13 +204,9 @@ def _env(variables: Mapping[str, str]) -> list[str]:
     return ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
 
 
-def _find_launcher(wanted: str, mpiexec: str) -> tuple[str, str]:
-    """Return which launcher starts a job here: ``srun`` in a Slurm allocation, else the mpiexec that is installed.
-
-    Returns:
-        The family ("srun", "hydra", "openmpi4", "openmpi5" or "intel") and the path of the program.
-    """
-    if wanted == "srun" or (wanted == "auto" and slurm_allocation() and not mpiexec):
+def _find_launcher(launcher: str, mpiexec: str) -> tuple[str, str]:
+    """Return the family ("srun", "hydra", "openmpi4", "openmpi5" or "intel") and the path of the launcher to use."""
+    if launcher == "srun" or (launcher == "auto" and slurm_allocation() and not mpiexec):
         if slurm_allocation() is None:
             raise InvalidArgumentError("--launcher srun works in a Slurm allocation (SLURM_JOB_ID is not set)")
         srun = shutil.which("srun")
@@ -223,16 +218,16 @@ def _find_launcher(wanted: str, mpiexec: str) -> tuple[str, str]:
     family = next((name for name, pattern in _VERSIONS.items() if re.search(pattern, version)), None)
     if family is None:
         line = version.strip().splitlines()[0] if version.strip() else "nothing"
-        raise InvalidArgumentError(f"{program} is of no MPI that is known here (--version says {line!r})")
-    if wanted not in ("auto", family):
-        raise InvalidArgumentError(f"--launcher {wanted}, but {program} is {family}'s: name another by --mpiexec")
+        raise InvalidArgumentError(f"{program} is of an unknown MPI library (--version says {line!r})")
+    if launcher not in ("auto", family):
+        raise InvalidArgumentError(f"--launcher {launcher}, but {program} is {family}'s: name another by --mpiexec")
     if family == "openmpi":  # PRRTE has versions of its own, from 1, and is Open MPI 5
         family = "openmpi4" if re.search(r"\((Open MPI|OpenRTE)\) [1-4]\.", version) else "openmpi5"
     return family, program
 
 
 def _find_mpiexec(named: str) -> str:
-    """Return the mpiexec that is named; else a wheel's, beside this Python; else the first on ``PATH``."""
+    """Return the named mpiexec; else a wheel's, beside this Python; else the first on ``PATH``."""
     if named:
         program = shutil.which(named)
         if program is None:

@@ -12,7 +12,7 @@ from mpigraph.errors import MPIGraphError
 
 __all__ = ["main"]
 
-_COMMANDS = {  # and their modules, each imported when needed: some need libraries that take seconds to load
+_COMMANDS = {  # and their modules, each imported when needed, since some load libraries for seconds
     **{name: name for name in ("generate", "partition", "info", "verify", "run", "launch", "copy", "stage", "bench")},
     "export": "export_graph",
 }
@@ -21,9 +21,9 @@ _COMMANDS = {  # and their modules, each imported when needed: some need librari
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or 2 after one line about wrong input."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of types may be in letters that a terminal does not have
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack letters of a type's name
         sys.stdout.reconfigure(errors="backslashreplace")
-    if words[:1] == ["run"]:  # what the script writes, and to where, is its own
+    if words[:1] == ["run"]:  # the script owns its streams
         return _run(words)
     with Pipes():
         return _run(words)

@@ -1,4 +1,4 @@
-"""``python -m mpigraph partition``: from a graph on disk to shards."""
+"""``python -m mpigraph partition``: cut a graph on disk into shards."""
 
 import argparse
 import json
@@ -135,9 +135,9 @@ def _run(arguments: argparse.Namespace) -> int:
             with muted(exchange.rank > 0):
                 source = _read(arguments, scratch or nearest, exchange)
             classes = _training_nodes(source) if arguments.balance_train else None
-            given, num_parts = _parts(source, arguments)
+            assignment, num_parts = _parts(source, arguments)
         left_out = _left_out(source, exchange)
-        method = "given" if given is not None else arguments.method or _METHOD
+        method = "given" if assignment is not None else arguments.method or _METHOD
         folder = arguments.scratch or arguments.out
         num_nodes, num_edges = int(source.node_bases[-1]), sum(source.edge_counts)
         with exchange.together("looking at the features"):
@@ -155,7 +155,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 balance_classes=classes,
                 balance_edges=arguments.balance_edges,
                 seed=arguments.seed,
-                assignment=given,
+                assignment=assignment,
                 progress=progress,
                 exchange=exchange,
                 scratch=Scratch(folder, mapping=foreseen.mapping),
@@ -202,26 +202,26 @@ def _read(arguments: argparse.Namespace, scratch: str | Path, exchange: Exchange
     )
 
 
-def _pairs(option: str, form: str, given: list[str]) -> dict[str, str]:
-    """Return what an option says of columns, by what stands before "="."""
-    pairs = dict(text.rpartition("=")[::2] for text in given)
-    if len(pairs) < len(given) or not all(name and value for name, value in pairs.items()):
-        raise InvalidArgumentError(f"{option} must be {form}, once for each name (got {', '.join(given)})")
+def _pairs(option: str, form: str, texts: list[str]) -> dict[str, str]:
+    """Return the values of an option NAME=VALUE, by name."""
+    pairs = dict(text.rpartition("=")[::2] for text in texts)
+    if len(pairs) < len(texts) or not all(name and value for name, value in pairs.items()):
+        raise InvalidArgumentError(f"{option} must be {form}, once for each name (got {', '.join(texts)})")
     return pairs
 
 
 @collective("ranks")
 def _left_out(source: GraphSource, exchange: Exchange) -> list[str]:
-    """Return what is left out of the input on any rank."""
-    told = exchange.gather_bytes(json.dumps(source.left_out).encode())
-    return list(dict.fromkeys(thing for data in told for thing in json.loads(data)))
+    """Return the things of the input that any rank has left out."""
+    lists = exchange.gather_bytes(json.dumps(source.left_out).encode())
+    return list(dict.fromkeys(thing for data in lists for thing in json.loads(data)))
 
 
 def _parts(source: GraphSource, arguments: argparse.Namespace) -> tuple[I32 | None, int]:
-    """Return the part of each node, if the user or the input has chosen them, and the number of parts."""
+    """Return the part of each node, if the user or the input has chosen it, and the number of parts."""
     if arguments.assignment is not None:
-        given = read_assignment(arguments.assignment, source.schema, source.num_nodes, arguments.parts)
-        return given, arguments.parts or 1 + int(given.max(initial=0))
+        assignment = read_assignment(arguments.assignment, source.schema, source.num_nodes, arguments.parts)
+        return assignment, arguments.parts or 1 + int(assignment.max(initial=0))
     if source.parts is None:
         if arguments.parts is None:
             raise InvalidArgumentError(f"--parts is needed, the number of parts: {arguments.input} is not cut yet")
@@ -238,13 +238,13 @@ def _print_result(result: PartitionResult, method: str) -> None:
         print(f"largest part / mean, {printable(name)}: {balance:.3f}")
 
 
-def _feat_dtype(given: list[str]) -> FeatDtype:
-    """What --feat-dtype says, of which there may be several with names, or one without."""
-    named = [text.rpartition("=") for text in given]
+def _feat_dtype(texts: list[str]) -> FeatDtype:
+    """Return the dtypes of --feat-dtype, given once without a name, or several times with names."""
+    named = [text.rpartition("=") for text in texts]
     if len(named) == 1 and not named[0][1]:
         return check_feat_dtype(named[0][2])
     if not all(equals for _, equals, _ in named):
-        raise InvalidArgumentError(f"--feat-dtype is for all features, or for some by name (got {' and '.join(given)})")
+        raise InvalidArgumentError(f"--feat-dtype is for all features, or for some by name (got {' and '.join(texts)})")
     return check_feat_dtype({name: dtype for name, _, dtype in named})
 
 
@@ -262,7 +262,7 @@ def _training_nodes(source: GraphSource) -> dict[str, Array]:
 
 @collective("ranks")
 def _check_memory(work: Workload, memory: int | None, folder: str, exchange: Exchange) -> Forecast:
-    """Return the forecast, or raise an error where there is less memory or disk."""
+    """Return the forecast, or raise an error if memory or disk do not suffice."""
     neighbours = ranks_on_this_node(exchange)
     if memory is None:
         free = free_memory()
@@ -288,7 +288,7 @@ def _print_forecast(source: GraphSource, work: Workload, foreseen: Forecast, ran
 
 
 def _types(source: GraphSource) -> str:
-    """Return what a typed graph consists of, in words; nothing for a homogeneous one."""
+    """Return a typed graph's numbers of relations and nodes, as words."""
     schema = source.schema
     if schema.is_homogeneous:
         return ""

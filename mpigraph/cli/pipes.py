@@ -1,4 +1,4 @@
-"""Standard streams: names that a terminal shows as they are, and readers that leave (``info parts/g.json | head``)."""
+"""Standard streams: names that are safe in a terminal, and readers that leave (``info parts/g.json | head``)."""
 
 import io
 import sys
@@ -7,23 +7,23 @@ from typing import Any
 
 __all__ = ["Pipes", "printable"]
 
-_STATUS = 141  # what a shell reports of a program that SIGPIPE has ended
+_OPTIONS = ("encoding", "errors", "line_buffering", "write_through")
+_STATUS = 141  # a shell's status of a program that SIGPIPE has ended
 
 
 def printable(name: str) -> str:
-    """Return a name without what would move the cursor or colour a terminal: escaped as in Python."""
+    """Return a name with control characters escaped as in Python, so that it cannot move a terminal's cursor."""
     return name if name.isprintable() else repr(name)[1:-1]
 
 
 class Pipes:
-    """Drop what is written to stdout and stderr once their reader has left; exit with status 141 then.
+    """A context manager that drops output to stdout and stderr once their reader has left; the exit status is 141 then.
 
-    The command goes on: on several ranks the others would wait for one that ends. A context manager. Streams that
-    someone else has put in place, such as a test, are left alone.
+    The command goes on: other ranks would wait for one that ends. Streams that were replaced, as by a test, stay.
     """
 
     def __init__(self) -> None:
-        self._given: dict[str, Any] = {}
+        self._replaced: dict[str, Any] = {}
         self._pipes: list[_Pipe] = []
 
     def __enter__(self) -> "Pipes":
@@ -32,14 +32,9 @@ class Pipes:
             if stream is None or stream is not getattr(sys, f"__{name}__"):
                 continue
             pipe = _Pipe(stream.fileno(), "w", closefd=False)
-            text = io.TextIOWrapper(
-                io.BufferedWriter(pipe),
-                encoding=stream.encoding,
-                errors=stream.errors,
-                line_buffering=stream.line_buffering,
-                write_through=stream.write_through,
-            )
-            self._given[name] = stream
+            options = {option: getattr(stream, option) for option in _OPTIONS}
+            text = io.TextIOWrapper(io.BufferedWriter(pipe), **options)
+            self._replaced[name] = stream
             self._pipes.append(pipe)
             setattr(sys, name, text)
         return self
@@ -47,7 +42,7 @@ class Pipes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for name, stream in self._given.items():
+        for name, stream in self._replaced.items():
             getattr(sys, name).flush()
             setattr(sys, name, stream)
         if any(pipe.reader_left for pipe in self._pipes):
@@ -55,7 +50,7 @@ class Pipes:
 
 
 class _Pipe(io.FileIO):
-    """A standard stream, written to as long as somebody reads it."""
+    """A standard stream that drops output once its reader has left."""
 
     reader_left = False
 

@@ -1,6 +1,6 @@
-"""Progress of a command's stages on stderr: a bar in a terminal, now and then a line in a log.
+"""Progress of a command's stages on stderr: a bar in a terminal, and a line every ten seconds in a log.
 
-A thread redraws, so that the time goes on while a stage computes.
+A thread redraws, so that the elapsed time advances while a stage computes.
 """
 
 import shutil
@@ -17,15 +17,15 @@ __all__ = ["ProgressBar"]
 
 _LINE = "{desc:<22} {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 _BAR = _LINE.replace("% ", "%|{bar}| ")
-_CLOCK = "{desc:<22} {elapsed}"  # of a stage of one step
+_CLOCK = "{desc:<22} {elapsed}"  # for a stage of one step
 _CLOCK_STOPPED = "{desc:<22} done in {elapsed_s:.1f} s"
 _SECONDS_IN_TERMINAL = 0.2
 _SECONDS_IN_LOG = 10.0
-_SCALED = 10_000  # steps from which they are shown as 12.3k
+_SCALED = 10_000  # numbers of steps from here on are shown as 12.3k
 
 
 class ProgressBar:
-    """Shows stages; called with (stage, done, total) as :mod:`mpigraph.partition.progress` says. A context manager."""
+    """A display of stages, called as :mod:`mpigraph.partition.progress` says. A context manager."""
 
     def __init__(self) -> None:
         self._stage = ""  # in progress

@@ -1,4 +1,4 @@
-"""The ranks of a command: those that a launcher started, or this process alone, without MPI."""
+"""The ranks of a command: those of a launcher, or this process alone, without MPI."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ __all__ = ["read_config", "working_ranks"]
 def working_ranks(command: str, comm: Any = None) -> Iterator[Exchange]:
     """Run a command on all ranks of a job.
 
-    An error that every rank raises is raised; one of a single rank, for whom the others would wait, ends the job.
+    An error that every rank raises is raised; an error of one rank, for which the others would wait, ends the job.
 
     Args:
         command: its name, for the message.
@@ -49,7 +49,7 @@ def read_config(exchange: Exchange, part_config: str) -> PartConfig:
     """Read a partition configuration, which must be the same on all ranks.
 
     Raises:
-        PartitionError: it is missing or damaged, or ranks have read different ones; on every rank.
+        PartitionError: it is missing or damaged, or differs between ranks; on every rank.
     """
     with exchange.together(f"reading {part_config}"):
         config = PartConfig.read(part_config)

@@ -1,4 +1,4 @@
-"""``python -m mpigraph run``: a script as Python runs it, with DGL's names for what is here."""
+"""``python -m mpigraph run``: run a script as Python does, with this library as DGL."""
 
 import argparse
 import io
@@ -24,8 +24,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--as-dgl", action="store_true", help="'import dgl' gives mpigraph")
     parser.add_argument("-m", dest="module", action="store_true", help="run a module by its name, as python -m does")
     parser.add_argument("script", metavar="SCRIPT", help="the script, or the module's name")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="what it is given")
-    # what the script raises is the script's own: a traceback, and the end of the whole job
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="its arguments")
+    # an exception of the script shows as a traceback and ends the whole job
     parser.set_defaults(run=_run, raises=True)
 
 
@@ -44,7 +44,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"mpigraph run: error: cannot read {arguments.script}: {error.strerror}", file=sys.stderr)
         return 2
     sys.path.insert(0, os.path.dirname(os.path.abspath(arguments.script)))
-    # it stays __main__ until the process ends, for what is called at exit, and for processes that it starts
+    # it stays __main__ until the process ends, for functions called at exit and for processes that it starts
     main = ModuleType("__main__")
     main.__file__ = arguments.script
     main.__builtins__ = __builtins__  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""``python -m mpigraph stage``: shards to the nodes' own disks, each node its own.
+"""``python -m mpigraph stage``: copy shards to the nodes' own disks, to each node its own.
 
-Started by ``srun`` or ``mpiexec`` as the job that follows: one rank of each node copies what the node's hosts will
-read. The report goes to stderr and the path of the staged configuration to stdout, for a script to pick up.
+One rank of each node copies the parts that the node's hosts will read. The report goes to stderr and the path of the
+staged configuration to stdout, for a script to read.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from mpigraph.config import Config, slurm_allocation
 from mpigraph.errors import MPIGraphError
 from mpigraph.partition.output_folder import Sizes, check_vacant, remove_other_graphs, remove_stale_parts
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.store.staging import Shard, check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
+from mpigraph.store.staging import check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
 from mpigraph.trace import clock
 
 if TYPE_CHECKING:  # it loads MPI, and a parser needs none
@@ -32,8 +32,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "stage",
         help="copy to each node the parts that its hosts will read",
         description="Copy a partitioned graph to the nodes' own disks: to each node the parts that its hosts will "
-        "read, verified by their checksums. Files that are there and right are kept. Start it by srun or mpiexec with "
-        "the nodes and ranks of the job that follows, or with one rank on each node.",
+        "read, verified by their checksums. Files that are there and right are kept. Start it by srun or mpiexec "
+        "with the nodes and ranks of the job that follows, or with one rank on each node.",
     )
     parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json, where every node sees it")
     parser.add_argument("--to", required=True, metavar="DIR", help="directory on every node's own disk")
@@ -42,22 +42,18 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("--num-servers", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--overwrite", action="store_true", help="write over another graph in --to (default: refuse)")
-    parser.set_defaults(run=_run)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    return run(arguments.part_config, arguments.to, arguments.num_servers, overwrite=arguments.overwrite)
+    parser.set_defaults(run=lambda args: run(args.part_config, args.to, args.num_servers, overwrite=args.overwrite))
 
 
 @collective("comm")
 def run(
     part_config: str, directory: str, num_servers: int | None = None, comm: Any = None, overwrite: bool = False
 ) -> int:
-    """Stage a graph; print where its configuration is, or one error.
+    """Stage a graph; print the path of its configuration, or one error.
 
     Args:
         part_config: the configuration, where every node sees it.
-        directory: where to, on every node's own disk.
+        directory: the target, on every node's own disk.
         num_servers: servers on each node of the job that follows (default: ``MPIGRAPH_NUM_SERVERS``, else 1).
         comm: the ranks that take part; all by default.
         overwrite: write over another graph in the directory.
@@ -65,8 +61,7 @@ def run(
     Returns:
         The exit status.
     """
-    given = {} if num_servers is None else {"num_servers": num_servers}
-    config = Config.from_env(**given)
+    config = Config.from_env(**({} if num_servers is None else {"num_servers": num_servers}))
     from mpigraph.mpi.abort import unguard
     from mpigraph.mpi.world import open_world
 
@@ -87,7 +82,6 @@ def run(
 
 @collective("world.comm")
 def _stage(world: "World", part_config: str, directory: Path, num_servers: int, overwrite: bool) -> Path:
-    """Stage, report, and return the path of the staged configuration."""
     from mpigraph.mpi.agree import allgather_bytes, together
     from mpigraph.store.host_ranges import check_same
 
@@ -110,7 +104,7 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
     with together(world.comm, step):
         missing = [shard for shard in shards if not is_staged(shard, config)]
         check_fit(missing, directory, node)
-        if missing:  # a configuration lies there only where all its shards do
+        if missing:  # a configuration lies there only with all its shards
             (directory / config.path.name).unlink(missing_ok=True)
         if shards:
             remove_other_graphs(directory, config.graph_name)
@@ -121,8 +115,13 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
         if shards:
             replace(config, files=config.default_files(config.num_parts)).write(directory)
             remove_stale_parts(directory, config.num_parts)
-    seconds = clock() - begin
-    _report(world, f"{node}: {_summary(parts, shards, missing)}, {seconds:.1f} s" if shards else "")
+    size = sum(shard.size for shard in missing) / 2**20
+    copied = f"{len(missing)} files copied ({size:.1f} MiB), {len(shards) - len(missing)} kept, {clock() - begin:.1f} s"
+    line = f"{node}: part(s) {', '.join(map(str, parts))}: {copied}" if shards else ""
+    with world.watch("reporting"):
+        lines = allgather_bytes(world.comm, line.encode())
+    if world.rank == 0:
+        print("\n".join(text.decode() for text in lines if text), file=sys.stderr, flush=True)
     return directory / config.path.name
 
 
@@ -133,14 +132,8 @@ def _hosts_of_nodes(world: "World", num_servers: int) -> list[list[int]]:
     return hosts_of_nodes([ranks.tolist() for ranks in world.serving(num_servers)], num_servers)
 
 
-def _summary(parts: list[int], shards: list[Shard], copied: list[Shard]) -> str:
-    size = sum(shard.size for shard in copied) / 2**20
-    kept = len(shards) - len(copied)
-    return f"part(s) {', '.join(map(str, parts))}: {len(copied)} files copied ({size:.1f} MiB), {kept} kept"
-
-
 def _warn_if_alone(world: "World") -> None:
-    """Warn where all parts go to this node by mistake."""
+    """Warn if all parts would go to this node by mistake."""
     allocation = slurm_allocation()
     if world.size == 1 and allocation is not None and allocation.nodes > 1:
         print(
@@ -148,14 +141,3 @@ def _warn_if_alone(world: "World") -> None:
             "start it by srun",
             file=sys.stderr,
         )
-
-
-@collective("world.comm")
-def _report(world: "World", line: str) -> None:
-    """Print every node's line once."""
-    from mpigraph.mpi.agree import allgather_bytes
-
-    with world.watch("reporting"):
-        lines = allgather_bytes(world.comm, line.encode())
-    if world.rank == 0:
-        print("\n".join(text.decode() for text in lines if text), file=sys.stderr, flush=True)

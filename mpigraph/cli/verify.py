@@ -1,4 +1,4 @@
-"""``python -m mpigraph verify``: whether the files of a partitioned graph are whole and right, all of them read."""
+"""``python -m mpigraph verify``: read all files of a partitioned graph and check them."""
 
 import argparse
 import json
@@ -24,9 +24,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "verify",
         help="read all files of a partitioned graph and check them",
-        description="Read every dataset of every part; check the checksums, that the files are those that the "
-        "configuration was written for, and that their contents can be. Under srun or mpiexec the ranks divide the "
-        "parts. The status is 0, or 2 after a line for each bad file.",
+        description="Read every dataset of every part; check the checksums, that the files belong to the "
+        "configuration, and that their contents are consistent. Under srun or mpiexec the ranks divide the parts. The "
+        "status is 0, or 2 after a line for each bad file.",
     )
     parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
     parser.set_defaults(run=lambda arguments: run(arguments.part_config))
@@ -52,13 +52,12 @@ def run(part_config: str, comm: Any = None) -> int:
 
 @collective("ranks")
 def _verify(exchange: Exchange, part_config: str) -> int:
-    """Verify, report, and return the status."""
     config = read_config(exchange, part_config)
     bad: list[str] = []
     sums = np.zeros(len(config.schema.relations), np.uint64)
     with exchange.together(f"verifying {config.path}"):
-        mine = range(exchange.rank, config.num_parts, exchange.size)
-        total = sum(bytes_on_disk(config, part) for part in mine)
+        own_parts = range(exchange.rank, config.num_parts, exchange.size)
+        total = sum(bytes_on_disk(config, part) for part in own_parts)
         done = 0
         with PartFiles(config) as files, ProgressBar() if exchange.rank == 0 else nullcontext() as show:
 
@@ -69,22 +68,22 @@ def _verify(exchange: Exchange, part_config: str) -> int:
                     show("verify (bytes)", min(done, total - 1), total)  # files are longer than their datasets
 
             advance(0)
-            for part in mine:
+            for part in own_parts:
                 audit = audit_part(files, part, advance)
                 bad += audit.bad
                 sums += audit.sums
             if show is not None:
                 show("verify (bytes)", total, total)
-    found = exchange.gather_bytes(json.dumps([bad, sums.tolist(), total]).encode(errors="backslashreplace"))
+    results = exchange.gather_bytes(json.dumps([bad, sums.tolist(), total]).encode(errors="backslashreplace"))
     lines: list[str] = []
     sums[:] = 0
     total = 0
-    for text in found:
-        its_bad, its_sums, its_total = json.loads(text)
-        lines += its_bad
-        sums += np.array(its_sums, np.uint64)
-        total += its_total
-    if not lines:  # else the sums lack what could not be read
+    for text in results:
+        bad, rank_sums, rank_total = json.loads(text)
+        lines += bad
+        sums += np.array(rank_sums, np.uint64)
+        total += rank_total
+    if not lines:  # else the sums lack unreadable datasets
         lines = [
             f"{config.path}: the out-degrees of {config.schema.relation_key(relation)} in its parts are not those of "
             "their edges"
@@ -100,7 +99,7 @@ def _verify(exchange: Exchange, part_config: str) -> int:
 
 
 def bytes_on_disk(config: PartConfig, part: int) -> int:
-    """Return the size of a part's files; what is missing counts nothing."""
+    """Return the size of a part's files that exist."""
     paths = [config.directory / path for path in config.files[part].values()]
     return sum(path.stat().st_size for path in paths if path.is_file())
 

@@ -1,4 +1,4 @@
-"""What a partition must balance: criteria, limits, and the balance that was reached."""
+"""Balance of a partition: criteria, limits, and the measured balance."""
 
 from collections.abc import Iterable, Mapping
 
@@ -26,17 +26,17 @@ def balance_criteria(
     exchange: Exchange = ALONE,
     bounds: I64 | None = None,
 ) -> Criteria:
-    """Return what is to be equal in all parts: name -> int64[own nodes], the weight of each node.
+    """Return the criteria to balance: name -> int64[own nodes], the weight of each node.
 
-    Always the nodes of each type, or of each of its classes where ``classes`` has some; then, if asked for, edges,
-    which count at their destination, because its part holds them.
+    Criteria are the nodes of each type, or of each of its classes; and with ``balance_edges`` the edges, which count at
+    their destination, because its part holds them.
 
     Args:
         source: the graph.
         classes: for node types, int[nodes] of class numbers >= 0 (training node or not, say).
         balance_edges: whether edges count.
         exchange: the ranks.
-        bounds: int64[ranks + 1], who owns which nodes; one rank owns all by default.
+        bounds: int64[ranks + 1], the nodes that each rank owns; one rank owns all by default.
 
     Raises:
         GraphDataError: the classes of a type do not fit its nodes.
@@ -45,18 +45,19 @@ def balance_criteria(
     bounds = bases[[0, -1]] if bounds is None else bounds
     first, last = bounds[exchange.rank : exchange.rank + 2]
     ntypes = source.schema.ntypes
-    given = classes or {}
+    classes = classes or {}
     criteria: Criteria = {}
     for i, ntype in enumerate(ntypes):
         own = slice(*(np.clip(bases[i : i + 2], first, last) - first).tolist())
         node_classes = np.zeros(own.stop - own.start, np.int64)
-        if ntype in given:
+        if ntype in classes:
             begin = int(first - bases[i]) + own.start
             with exchange.together("reading balance classes"):
-                node_classes = _classes(ntype, np.asarray(given[ntype]), source.num_nodes[i], begin, len(node_classes))
+                numbers = np.asarray(classes[ntype])
+                node_classes = _classes(ntype, numbers, source.num_nodes[i], begin, len(node_classes))
         for number in np.unique(exchange.gather(np.unique(node_classes)[:, None])):
             name = f"nodes {ntype}" if len(ntypes) > 1 else "nodes"
-            if ntype in given:
+            if ntype in classes:
                 name += f" class {number}"
             criteria[name] = np.zeros(int(last - first), np.int64)
             criteria[name][own] = node_classes == number
@@ -65,13 +66,12 @@ def balance_criteria(
     return criteria
 
 
-def _classes(ntype: str, given: Array, num_nodes: int, begin: int, count: int) -> I64:
-    """Return the classes of ``count`` nodes of a type."""
-    flat = given.reshape(-1)
-    found: I64 = flat[begin : begin + count].astype(np.int64)
-    if len(flat) != num_nodes or (found < 0).any():
+def _classes(ntype: str, classes: Array, num_nodes: int, begin: int, count: int) -> I64:
+    flat = classes.reshape(-1)
+    own: I64 = flat[begin : begin + count].astype(np.int64)
+    if len(flat) != num_nodes or (own < 0).any():
         raise GraphDataError(f"balance classes of {ntype!r} must be {num_nodes} numbers >= 0 (got {len(flat)})")
-    return found
+    return own
 
 
 def loads_of(criteria: Criteria, parts: I32, num_parts: int) -> I64:
@@ -83,19 +83,14 @@ def loads_of(criteria: Criteria, parts: I32, num_parts: int) -> I64:
 
 
 def limits(criteria: Criteria, num_parts: int) -> I64:
-    """Return int64[criteria], what a part may hold: 5 % over the mean, and at least its ceiling."""
+    """Return int64[criteria], the limit of a part: 5 % over the mean, and at least its ceiling."""
     means = np.array([weights.sum() / num_parts for weights in criteria.values()])
     bounds: F64 = np.maximum(np.floor(means * TOLERANCE), np.ceil(means))
     return bounds.astype(np.int64)
 
 
 def measured_balance(criteria: Iterable[str], loads: I64) -> dict[str, float]:
-    """Return for each criterion the heaviest part over the mean (1.0 is perfect).
-
-    Args:
-        criteria: their names.
-        loads: int64[parts, criteria].
-    """
+    """Return for each criterion, by name, the heaviest part over the mean (1.0 is perfect); of :func:`loads_of`."""
     return {
         name: round(float(column.max() * len(column) / max(int(column.sum()), 1)), 4)
         for name, column in zip(criteria, loads.T, strict=True)
@@ -115,7 +110,6 @@ def one_weight(criteria: Criteria) -> I64:
 
 @collective("ranks")
 def _in_degrees(source: GraphSource, exchange: Exchange, bounds: I64) -> I64:
-    """Return int64[own nodes]."""
     degrees = np.zeros(int(bounds[exchange.rank + 1] - bounds[exchange.rank]), np.int64)
     for relation_id in range(len(source.edges)):
         _, dst_type = source.schema.ends(relation_id)

@@ -1,4 +1,4 @@
-"""What the ranks that cut a graph tell one another: rows and sums. Here one rank, without MPI; over MPI a subclass."""
+"""Communication of the ranks that cut a graph: rows and sums. One rank needs no MPI; ``over_mpi`` has a subclass."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -11,7 +11,7 @@ __all__ = ["ALONE", "Exchange", "Route", "even_bounds", "owners_of"]
 
 
 class Exchange:
-    """The ranks that cut a graph together; here, one alone.
+    """The ranks that cut a graph together. This class is one rank alone.
 
     Attributes:
         rank: this rank.
@@ -41,15 +41,11 @@ class Exchange:
 
     @collective("ranks")
     def together(self, doing: str) -> AbstractContextManager[None]:
-        """Run local code; if it raised on any rank, raise on every rank.
-
-        Args:
-            doing: what, for the message.
-        """
+        """Run local code; if it raised on any rank, raise on every rank. ``doing`` stands in the message."""
         return nullcontext()
 
     def no_way_back(self) -> AbstractContextManager[None]:
-        """Inside, the others wait for this rank: an error that not every rank raises ends the job."""
+        """Run local code for which other ranks wait: an error that not every rank raises ends the job."""
         return nullcontext()
 
     @collective("ranks")
@@ -71,20 +67,20 @@ class Exchange:
 
     @collective("ranks")
     def _from_all(self, rows: Array) -> tuple[Array, I64]:
-        """Give every rank every rank's rows, and how many are of each."""
+        """Return every rank's rows on every rank, and the number from each."""
         counts = np.full(self.size, len(rows), np.int64)
         return self.all_to_all(np.ascontiguousarray(np.concatenate([rows] * self.size)), counts)
 
     @collective("ranks")
     def gather_to_first(self, rows: Array) -> Array:
-        """Return every rank's rows ([n, columns]) on rank 0, and none elsewhere."""
+        """Return every rank's rows ([n, columns]) on rank 0, and no rows elsewhere."""
         counts = np.zeros(self.size, np.int64)
         counts[0] = len(rows)
         return self.all_to_all(np.ascontiguousarray(rows), counts)[0]
 
     @collective("ranks")
     def scatter(self, rows: Array, bounds: I64) -> Array:
-        """Return ``rows[bounds[r]:bounds[r + 1]]`` of what rank 0 gave, on rank r.
+        """Return rows ``bounds[r]:bounds[r + 1]`` of rank 0 on rank r.
 
         Args:
             rows: [n, columns] on rank 0; elsewhere [0, columns] of that dtype.
@@ -102,32 +98,32 @@ class Route:
 
     Args:
         exchange: the ranks.
-        ranks: int[n], where each row goes.
+        ranks: int[n], the destination of each row.
     """
 
     def __init__(self, exchange: Exchange, ranks: Array) -> None:
         self._exchange = exchange
         self.counts = np.bincount(ranks, minlength=exchange.size).astype(np.int64)
-        small = np.int16 if exchange.size < 2**15 else np.int64  # of which numpy makes a radix sort
+        small = np.int16 if exchange.size < 2**15 else np.int64  # numpy sorts int16 by radix
         self.order = np.argsort(ranks.astype(small), kind="stable") if exchange.size > 1 else None
         self.coming = self.counts
 
     @collective("ranks")
     def there(self, rows: Array) -> Array:
-        """Send each row ([n, columns]) on its way; return those that came here."""
+        """Send each row ([n, columns]) to its rank; return the rows that arrive here."""
         leaving = rows if self.order is None else rows.take(self.order, axis=0)
         arrived, self.coming = self._exchange.all_to_all(np.ascontiguousarray(leaving), self.counts)
         return arrived
 
     @collective("ranks")
     def back(self, answers: Array) -> Array:
-        """Answer each row that came here; return the answers to the own rows, in their order."""
+        """Send an answer to each row that arrived; return the answers to this rank's rows, in their order."""
         arrived, _ = self._exchange.all_to_all(np.ascontiguousarray(answers), self.coming)
         if self.order is None:
             return arrived
         places = np.empty(len(self.order), np.int64)
         places[self.order] = np.arange(len(places))
-        return arrived.take(places, axis=0)  # ten times as fast as storing to rows that are chosen
+        return arrived.take(places, axis=0)  # ten times as fast as storing to chosen rows
 
 
 def even_bounds(count: int, size: int) -> I64:
@@ -136,7 +132,7 @@ def even_bounds(count: int, size: int) -> I64:
 
 
 def owners_of(bounds: I64, ids: Array) -> I64:
-    """Return int64[n], the ranges (int64[ranges + 1]) in which some ids lie."""
+    """Return int64[n], the range (of int64[ranges + 1]) in which each id lies."""
     if len(bounds) == 2:
         return np.zeros(len(ids), np.int64)
     return np.searchsorted(bounds[1:], ids, side="right").astype(np.int64)

@@ -41,11 +41,11 @@ class Workload(NamedTuple):
 
     Attributes:
         num_nodes: all nodes.
-        num_edges: all directed edges; for "multilevel" each is thought to be there both ways.
+        num_edges: all directed edges; "multilevel" counts each as stored both ways.
         num_parts: number of parts.
         method: "metis", "multilevel", "random" or "given".
         held: bytes that each rank holds before, of Python, libraries and the input (memory-mapped files do not count).
-        carried: what travels with nodes and edges.
+        carried: rows that travel with nodes and edges.
     """
 
     num_nodes: int
@@ -57,12 +57,11 @@ class Workload(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """An estimate of what partitioning takes.
+    """An estimate of the memory and disk that partitioning takes.
 
     Attributes:
-        stages: the peak memory of the largest rank in each stage, bytes. Pages of files do not count: the kernel takes
-            them back when there is need.
-        mapping: whether the edges of the levels lie in temporary files; of "multilevel" alone.
+        stages: the peak memory of the largest rank in each stage, bytes, without pages of files.
+        mapping: the edges of the levels lie in temporary files; for "multilevel" alone.
         scratch: the largest size of a rank's temporary files, bytes.
     """
 
@@ -77,7 +76,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
-    """Return an estimate of what partitioning takes on a number of ranks, with edges in memory or in mapped files."""
+    """Return an estimate for a number of ranks, with edges in memory or in mapped files."""
     num_nodes, num_edges, num_parts, method, held, carried = work
     own_nodes = -(-num_nodes // ranks)
     own_edges = -(-num_edges // ranks)
@@ -110,7 +109,7 @@ def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
 
 
 def _metis(num_nodes: int, num_edges: int) -> int:
-    """Return what the coarsest level takes on rank 0, bytes."""
+    """Return the bytes of the coarsest level on rank 0."""
     nodes = max(int(_COARSEST * num_nodes), min(num_nodes, _COARSEST_LEAST))
     edges = min(int(_CONTRACTED * num_edges), _METIS_EDGES)
     per_edge, per_node = _METIS_LEVELS
@@ -119,16 +118,16 @@ def _metis(num_nodes: int, num_edges: int) -> int:
 
 @collective("ranks")
 def ranks_on_this_node(exchange: Exchange) -> int:
-    """Return how many of the ranks share this node's memory."""
+    """Return the number of ranks that share this node's memory."""
     name = np.frombuffer(os.uname().nodename.encode()[:256].ljust(256, b"\0"), np.uint8)
     return int((exchange.gather(name[None]) == name).all(axis=1).sum())
 
 
 def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:
-    """Return the forecast, if each rank has so many bytes of memory; with edges in temporary files, if it takes that.
+    """Return the forecast for ranks with ``memory`` bytes each; with edges in temporary files where that is needed.
 
     Raises:
-        InvalidArgumentError: it cannot work; says what would.
+        InvalidArgumentError: the memory does not suffice; names the number of ranks that would.
     """
     for mapping in (False, True) if work.method == "multilevel" else (False,):
         foreseen = forecast(work, ranks, mapping)
@@ -136,16 +135,14 @@ def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:
             return foreseen
     text = (
         f"partitioning {work.num_nodes} nodes and {work.num_edges} edges by {work.method} on {ranks} rank(s) is "
-        f"forecast to take {_gib(foreseen.memory)} a rank, of which there are {_gib(memory)}"
+        f"forecast to take {_gib(foreseen.memory)} a rank, but a rank has {_gib(memory)}"
     )
     enough = ranks
     while enough < _MOST_RANKS:
         if forecast(work._replace(method="multilevel"), enough, mapping=True).memory <= memory:
-            raise InvalidArgumentError(
-                f"{text}: --method multilevel takes so much on {enough} ranks; --memory says what a rank may take"
-            )
+            raise InvalidArgumentError(f"{text}: use --method multilevel on {enough} ranks, or allow more by --memory")
         enough *= 2
-    raise InvalidArgumentError(f"{text}; no number of ranks makes it less than that")
+    raise InvalidArgumentError(f"{text}; no number of ranks suffices: use nodes with more memory")
 
 
 def _gib(size: int) -> str:

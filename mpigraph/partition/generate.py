@@ -1,14 +1,14 @@
-"""Generated graphs: power-law degrees, planted communities, features that say something about the label.
+"""Generated graphs: power-law degrees, planted communities, features that correlate with the label.
 
-A node's label is its class. Classes are cut into blocks (communities), and most edges stay inside a block or a
-class. The features are a weak class centroid under unit noise: alone they say little, and the mean over neighbours,
-most of the same class, says much more.
+A node's label is its class. Classes consist of blocks (communities), and most edges stay inside a block or a class. The
+features are a weak class centroid under unit noise: a node's own features predict its label badly, and the mean over
+neighbours, most of the same class, predicts it well.
 
 Everything follows from the seed. Each rank computes its slice of the edges from their numbers, and its chunks of the
 features, so the files are the same on any number of ranks, and the ranks send each other nothing.
 
-Nodes are drawn and wired by *sorted* ids, by which the nodes of a class or block are contiguous; a random permutation
-of them makes the public ids.
+Edges are drawn between *sorted* ids, in which the nodes of a class or block are contiguous; a random permutation gives
+the public ids.
 """
 
 import json
@@ -138,9 +138,9 @@ def write_graph(
     Args:
         recipe: the settings, the same on every rank.
         directory: created if missing; every rank must see it. Files in it are replaced when the new ones are whole.
-        progress: what to report to; only the first rank's is called, and told what that rank does.
+        progress: gets reports; only the first rank's is called, with that rank's work.
         exchange: the ranks; by default this process alone.
-        overwrite: write over another graph in the directory. What this recipe has made there is not another one.
+        overwrite: write over another graph in the directory. A graph of the same recipe is not another one.
 
     Returns:
         The directory.
@@ -187,16 +187,15 @@ def write_graph(
                     files[name].write(array, at=0)
                 (folder / _META).write_text(about, encoding="utf-8")
     if exchange.rank == 0:
-        for left in out.glob(f"{UNFINISHED}*"):  # by runs that were killed
+        for left in out.glob(f"{UNFINISHED}*"):  # of runs that were killed
             shutil.rmtree(left, ignore_errors=True)
     return out
 
 
 def _check_vacant(out: Path, about: str) -> None:
-    """Check that a directory holds no graph, the one that ``about`` describes, or what a killed run has left.
+    """Raise InvalidArgumentError if a directory holds another graph than the one that ``about`` describes.
 
-    Raises:
-        InvalidArgumentError: another graph lies there.
+    Files that a killed run has left are no other graph.
     """
     names = [_META, *(f"{name}.npy" for name in GRAPH_FILES)]
     there = [name for name in names if (out / name).exists()]
@@ -214,8 +213,8 @@ def _check_vacant(out: Path, about: str) -> None:
 class _PairDraws:
     """The pairs of nodes that the edges join, by sorted ids.
 
-    Each node has a row of pairs that it draws. Row lengths and the choice of the other end both follow the nodes'
-    weights, which fall by a power law.
+    Each node draws a row of pairs. Row lengths and the choice of the other end both follow the nodes' weights, which
+    fall by a power law.
 
     Raises:
         InvalidArgumentError: there are 2**32 stubs (half-edges) or more.
@@ -270,7 +269,7 @@ class _PairDraws:
 
 
 def _row_offsets(weights: Array, num_pairs: int, rng: np.random.Generator) -> I64:
-    """Return int64[n + 1]: rows in proportion to the weights, none longer than the nodes that it may draw."""
+    """Return int64[n + 1]: rows in proportion to the weights, at most as long as the number of nodes to draw."""
     num_nodes = len(weights)
     nodes = np.arange(num_nodes)
     longest = (num_nodes - nodes) // 2 + nodes // 2  # see kernels/random_edges.py: half of the other nodes
@@ -283,7 +282,7 @@ def _row_offsets(weights: Array, num_pairs: int, rng: np.random.Generator) -> I6
 
 
 def _class_offsets(recipe: Recipe) -> I64:
-    """Return int64[classes + 1]: sizes fall like rank**-0.8, none is empty."""
+    """Return int64[classes + 1]: sizes fall like rank**-0.8, and every class has a node."""
     weights = 1.0 / np.arange(1, recipe.num_classes + 1) ** 0.8
     sizes = 1 + np.floor(weights / weights.sum() * (recipe.num_nodes - recipe.num_classes)).astype(np.int64)
     sizes[0] += recipe.num_nodes - sizes.sum()
@@ -297,7 +296,7 @@ def _permutation(rng: np.random.Generator, size: int) -> I32:
 
 
 def _public_ids(recipe: Recipe) -> tuple[I32, np.random.Generator]:
-    """Return the public id of each sorted id int32[n], and the generator that goes on with :func:`_masks`."""
+    """Return the public id of each sorted id int32[n], and the generator for :func:`_masks`."""
     rng = np.random.default_rng([recipe.seed, 2])
     return _permutation(rng, recipe.num_nodes), rng
 
@@ -325,7 +324,7 @@ def _feature_chunks(recipe: Recipe, labels: I64, rank: int, size: int) -> Iterat
     centroids = rng.standard_normal((recipe.num_classes, recipe.feat_dim), dtype=np.float32)
     centroids *= np.float32(recipe.signal / np.sqrt(recipe.feat_dim))
     for first in range(rank * _ROWS_PER_CHUNK, recipe.num_nodes, size * _ROWS_PER_CHUNK):
-        if first > 0:  # the first chunk goes on with the generator of the centroids
+        if first > 0:  # the first chunk uses the generator of the centroids
             rng = np.random.default_rng([recipe.seed, 4, first // _ROWS_PER_CHUNK])
         chunk = labels[first : first + _ROWS_PER_CHUNK]
         rows = rng.standard_normal((len(chunk), recipe.feat_dim), dtype=np.float32)

@@ -1,10 +1,10 @@
 """Assign nodes to parts by METIS, few edges cut and parts balanced, or at random. The only module that knows pymetis.
 
-METIS wants a symmetric adjacency without self loops and crashes on anything else, so the adjacency is built
-here, from chunks of edges, and checked. Its 64-bit build needs several times the memory of the adjacency;
-nothing else is held meanwhile.
+METIS needs a symmetric adjacency without self loops and crashes on anything else, so this module builds the adjacency
+from chunks of edges, and checks it. METIS's 64-bit build needs several times the memory of the adjacency; nothing else
+is held meanwhile.
 
-METIS is called by its own entry point in pymetis's library: that takes several balance criteria, and by ctypes other
+METIS is called by its own entry point in pymetis's library: it takes several balance criteria, and ctypes lets other
 threads run meanwhile, such as the one that shows the time. Where a build of pymetis does not export the entry point,
 pymetis's function does the same with one combined weight.
 """
@@ -49,13 +49,12 @@ def metis_assign(
 ) -> I32:
     """Assign every node of every type to a part.
 
-    All relations count alike. A graph that METIS cannot cut (no edges, fewer nodes than parts) is spread
-    evenly.
+    All relations count alike. A graph that METIS cannot cut (no edges, fewer nodes than parts) is spread evenly.
 
     Args:
         source: the graph.
         num_parts: number of parts.
-        criteria: what to balance.
+        criteria: to balance.
         seed: any integer; equal seeds give equal assignments.
         objtype: minimise the edges cut ("cut") or the communication volume ("vol").
         recursive: recursive bisection, or the k-way method; None takes bisection up to 8 parts (it cuts less and
@@ -85,32 +84,23 @@ def metis_cut(adjacency: Adjacency, edge_weights: I64, num_parts: int, criteria:
         adjacency: symmetric, without self loops or repeats; more nodes than parts.
         edge_weights: int64[m], the same both ways.
         num_parts: number of parts, > 1.
-        criteria: what to balance; may be empty.
+        criteria: to balance; may be empty.
         seed: equal seeds give equal parts.
 
     Returns:
         int32[n].
 
     Raises:
-        PartitionError: METIS finds no parts, as happens with several criteria.
+        PartitionError: METIS fails, as happens with several criteria.
     """
     return call_metis(widened(adjacency), num_parts, criteria, seed, "cut", num_parts <= 8, edge_weights)
 
 
 def random_assign(source: GraphSource, num_parts: int, seed: int = 0) -> I32:
-    """Assign every node to a part; each type is spread evenly.
-
-    Args:
-        source: the graph.
-        num_parts: number of parts.
-        seed: any integer; equal seeds give equal assignments.
-
-    Returns:
-        int32[all nodes], types one after the other.
-    """
-    rng = np.random.default_rng(seed % 2**64)  # numpy takes no negative ones
+    """Assign every node to a part, each type evenly: int32[all nodes]; the arguments are those of metis_assign."""
+    rng = np.random.default_rng(seed % 2**64)  # numpy takes no negative seeds
     assignment = np.empty(int(source.node_bases[-1]), np.int32)
-    first = 0  # the type after this one continues where it stopped, so that small types do not all meet in part 0
+    first = 0  # each type continues where the one before stopped, so that small types do not all lie in part 0
     for base, count in zip(source.node_bases[:-1], source.num_nodes, strict=True):
         assignment[base : base + count] = (rng.permutation(count) + first) % num_parts
         first = (first + count) % num_parts
@@ -141,7 +131,7 @@ def symmetric_adjacency(source: GraphSource) -> Adjacency:
 
 
 def widened(adjacency: Adjacency) -> Adjacency:
-    """Return the adjacency in METIS's integer, so that METIS copies nothing and we hold nothing twice."""
+    """Return the adjacency in METIS's integer type, so that METIS copies nothing."""
     integer = pymetis.zero_copy_dtype()
     return Adjacency(adjacency.indptr.astype(integer, copy=False), adjacency.indices.astype(integer, copy=False))
 
@@ -169,7 +159,6 @@ def call_metis(
 
 
 def _is_uniform(criteria: Criteria) -> bool:
-    """Whether there is one criterion, and the same weight for every node."""
     weights = next(iter(criteria.values()))
     return len(criteria) == 1 and bool((weights == weights[0]).all())
 
@@ -183,16 +172,10 @@ def call_library(
     objtype: str,
     edge_weights: I64 | None = None,
 ) -> I32:
-    """Call METIS itself, with one weight for each criterion (METIS manual, section 5.5). Releases the GIL.
+    """Call METIS's function ``entry`` (METIS manual, section 5.5). Releases the GIL.
 
-    Args:
-        entry: name of METIS's function.
-        adjacency: in METIS's integer.
-        weights: int64[n, criteria], or None: all nodes weigh the same.
-        num_parts: number of parts.
-        seed: as in :func:`metis_assign`.
-        objtype: as in :func:`metis_assign`.
-        edge_weights: int64[m], or None: all 1.
+    ``weights`` are int64[n, criteria], ``edge_weights`` int64[m]; None: all the same. Other arguments are those of
+    :func:`metis_assign`, the adjacency in METIS's integer type.
     """
     indptr, indices = adjacency
     integer = ctypes.c_int64 if indptr.dtype.itemsize == 8 else ctypes.c_int32
@@ -202,7 +185,7 @@ def call_library(
     node_weights = None if weights is None else np.ascontiguousarray(weights.astype(indptr.dtype))
     weights_of_edges = None if edge_weights is None else np.ascontiguousarray(edge_weights.astype(indptr.dtype))
     num_criteria = 1 if weights is None else weights.shape[1]
-    found = np.zeros(len(indptr) - 1, indptr.dtype)
+    parts = np.zeros(len(indptr) - 1, indptr.dtype)
     cut = integer(0)
 
     def number(value: int) -> "ctypes._CArgObject":
@@ -212,12 +195,12 @@ def call_library(
         return None if array is None else ctypes.c_void_p(array.ctypes.data)
 
     status = getattr(ctypes.CDLL(_internal.__file__), entry)(
-        number(len(found)), number(num_criteria), address(indptr), address(indices), address(node_weights), None,
-        address(weights_of_edges), number(num_parts), None, None, address(options), ctypes.byref(cut), address(found),
+        number(len(parts)), number(num_criteria), address(indptr), address(indices), address(node_weights), None,
+        address(weights_of_edges), number(num_parts), None, None, address(options), ctypes.byref(cut), address(parts),
     )  # fmt: skip
     if status != _METIS_OK:
         raise PartitionError(f"METIS failed with status {status}")
-    return found.astype(np.int32)
+    return parts.astype(np.int32)
 
 
 def _call_pymetis(
@@ -237,10 +220,10 @@ def _call_pymetis(
     node_weights = None if weights is None else weights[:, 0].astype(indptr.dtype)
     graph = pymetis.CSRAdjacency(indptr, indices)
     weights_of_edges = None if edge_weights is None else edge_weights.astype(indptr.dtype)
-    found = pymetis.part_graph(
+    result = pymetis.part_graph(
         num_parts, graph, vweights=node_weights, eweights=weights_of_edges, recursive=recursive, options=options
     )
-    return np.asarray(found.vertex_part, dtype=np.int32)
+    return np.asarray(result.vertex_part, dtype=np.int32)
 
 
 def _objtype(objtype: str) -> int:

@@ -18,14 +18,14 @@ from mpigraph.storage.files import check_space, storage_errors
 
 __all__ = ["UNFINISHED", "NpyFile", "new_npy_files"]
 
-UNFINISHED = ".generating-"  # how the name of a folder begins whose files are being written
+UNFINISHED = ".generating-"  # beginning of the name of a folder with unfinished files
 
 
 class NpyFile:
     """A ``.npy`` file that several ranks fill; a context manager, in which it is open.
 
-    It is open for writing only: of a block whose other bytes another node writes, an NFS client that could also read it
-    would read the whole block, and later write it back whole.
+    It is open for writing only: an NFS client that could also read it would read whole blocks, and later write back the
+    bytes that another node has written meanwhile.
 
     Args:
         path: the file.
@@ -42,18 +42,14 @@ class NpyFile:
         self._number = -1
 
     def create(self) -> None:
-        """Make the file, of full size, without values."""
+        """Create the file, of full size, without values."""
         header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": self._shape}
         with open(self._path, "xb") as file:
             np.lib.format.write_array_header_1_0(file, header)
             file.truncate(file.tell() + self.num_bytes)
 
     def write(self, rows: Array, at: int) -> None:
-        """Write rows from row number ``at`` on.
-
-        Raises:
-            OSError: they cannot be written.
-        """
+        """Write rows from row number ``at`` on, or raise OSError."""
         rest = np.ascontiguousarray(rows, dtype=self._dtype).reshape(-1).view(np.uint8)
         place = os.fstat(self._number).st_size - self.num_bytes + at * self._row_bytes
         while len(rest):
@@ -62,11 +58,7 @@ class NpyFile:
             place += written
 
     def close(self) -> None:
-        """Close the file; a second call does nothing.
-
-        Raises:
-            OSError: some of it could not be written.
-        """
+        """Close the file, or raise OSError; a second call does nothing."""
         number, self._number = self._number, -1
         if number >= 0:
             os.close(number)
@@ -84,10 +76,10 @@ class NpyFile:
 def new_npy_files(
     exchange: Exchange, directory: Path, contents: Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]]
 ) -> Iterator[tuple[Path, dict[str, NpyFile]]]:
-    """Make ``.npy`` files that the ranks fill inside the ``with`` block.
+    """Create ``.npy`` files that the ranks fill inside the ``with`` block.
 
-    Yields the folder in which they lie meanwhile, and the files by name. At the end of the block all files in that
-    folder move to the directory, those that are not ``.npy`` last; if it raises, on every rank, they are removed.
+    Yields a temporary folder with the files, and the files by name. At the end of the block all files of that folder
+    move to the directory, those that are not ``.npy`` last; if the block raises, on every rank, they are removed.
 
     Args:
         exchange: the ranks.
@@ -95,7 +87,7 @@ def new_npy_files(
         contents: shape and dtype of each file, by name without ``.npy``.
 
     Raises:
-        StorageError: a rank cannot write, or does not see what the first rank has made; on every rank.
+        StorageError: a rank cannot write, or does not see the first rank's files; on every rank.
     """
     number = exchange.sum_of(secrets.randbits(48) if exchange.rank == 0 else 0)  # so that no rank finds an older folder
     folder = directory / f"{UNFINISHED}{number:012x}"
@@ -119,7 +111,7 @@ def new_npy_files(
                     file.close()
         with exchange.together(f"writing to {directory}"), storage_errors(directory):
             if exchange.rank == 0:
-                # what describes the files goes first, and comes last: it is there only while all others are
+                # files that describe the others are removed first and moved last: they exist only with all others
                 described = [path for path in folder.iterdir() if path.suffix != ".npy"]
                 for path in described:
                     (directory / path.name).unlink(missing_ok=True)

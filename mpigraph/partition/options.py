@@ -38,7 +38,7 @@ _SAMPLES_OF_FILES = 3  # where a row costs the reading of a block of many
 
 @dataclass(frozen=True)
 class Method:
-    """How nodes are assigned; the arguments of :func:`~mpigraph.partition.pipeline.partition_source`."""
+    """The method that assigns nodes; arguments of :func:`~mpigraph.partition.pipeline.partition_source`."""
 
     name: str
     num_parts: int
@@ -51,7 +51,7 @@ class Method:
 def check_options(
     graph_name: str, num_parts: int, part_method: str = "metis", objtype: str = "cut", seed: int = 0
 ) -> None:
-    """Check what can be checked without the graph; the arguments are those of ``partition_source``.
+    """Check the arguments of ``partition_source`` that need no graph.
 
     Raises:
         InvalidArgumentError: one is not usable.
@@ -77,19 +77,19 @@ def check_same(
     assignment: Array | None,
     resume: bool,
 ) -> None:
-    """Check that all ranks do the same to the same graph; of the rows of an array some are compared.
+    """Check that all ranks pass the same arguments and graph; compare a few rows of each array.
 
     Raises:
-        CollectiveError: they do not; on every rank.
+        CollectiveError: they differ; on every rank.
         GraphDataError: rows cannot be read; on every rank.
     """
     if exchange.size == 1:
         return
     schema = source.schema
-    told = {
+    arguments = {
         "graph_name": graph_name,
         "the method": method,
-        "balance classes": {ntype: len(given) for ntype, given in sorted((classes or {}).items())},
+        "balance classes": {ntype: len(numbers) for ntype, numbers in sorted((classes or {}).items())},
         "whether an assignment is given": assignment is not None,
         "whether to resume": bool(resume),
         "types": (schema.ntypes, schema.relations),
@@ -98,64 +98,60 @@ def check_same(
         "original ids": (source.node_ids is None, source.edge_ids is None),
     }
     with exchange.together(f"partitioning {graph_name!r}"):
-        told |= {what: sampled(array) for what, array in _arrays_of(source, classes, assignment)}
-    words = [word_of(value) for value in told.values()]
+        arguments |= {name: sampled(array) for name, array in _arrays_of(source, classes, assignment)}
+    words = [word_of(value) for value in arguments.values()]
     everyone = [data.decode().split() for data in exchange.gather_bytes(" ".join(words).encode())]
     with exchange.together(f"partitioning {graph_name!r}"):
-        for what, found in zip(told, zip(*everyone, strict=False), strict=False):  # as many arrays, if types are equal
-            other = next((rank for rank, word in enumerate(found) if word != found[0]), None)
+        for name, by_rank in zip(arguments, zip(*everyone, strict=False), strict=False):  # equal types: equal lengths
+            other = next((rank for rank, word in enumerate(by_rank) if word != by_rank[0]), None)
             if other is not None:
-                raise CollectiveError(f"{what} of rank {other} differ from those of rank 0")
+                raise CollectiveError(f"{name} of rank {other} differ from those of rank 0")
 
 
 def _arrays_of(
     source: GraphSource, classes: Mapping[str, Array] | None, assignment: Array | None
 ) -> Iterator[tuple[str, RowArray]]:
-    """Yield all that ranks read, and what it is."""
+    """Yield all arrays that ranks read, with their names for messages."""
     for relation, ends in zip(source.schema.relations, source.edges, strict=True):
         for end, ids in zip(("sources", "destinations"), ends, strict=True):
             yield f"{end} of {relation}", ids
     yield from source.tables()
-    for ntype, given in sorted((classes or {}).items()):
-        yield f"balance classes of {ntype!r}", np.asarray(given)
+    for ntype, numbers in sorted((classes or {}).items()):
+        yield f"balance classes of {ntype!r}", np.asarray(numbers)
     if assignment is not None:
         yield "the assignment", assignment
 
 
 def check_assignment(graph_name: str, num_parts: int, part_method: str, assignment: Array, num_nodes: int) -> None:
-    """Check the arguments of a graph whose parts were chosen by other means."""
+    """Check the arguments for an assignment that was computed elsewhere."""
     if part_method != "given":
         raise InvalidArgumentError(f"part_method must be 'given' (got {part_method!r})")
     check_options(graph_name, num_parts)
-    wanted = f"assignment must hold a part in [0, {num_parts}) for each of {num_nodes} nodes"
+    expected = f"assignment must hold a part in [0, {num_parts}) for each of {num_nodes} nodes"
     if assignment.shape != (num_nodes,) or assignment.dtype.kind not in "iu":
-        raise InvalidArgumentError(f"{wanted} (got {assignment.dtype}{list(assignment.shape)})")
+        raise InvalidArgumentError(f"{expected} (got {assignment.dtype}{list(assignment.shape)})")
     bad = np.flatnonzero((assignment < 0) | (assignment >= num_parts))
     if len(bad):
-        raise InvalidArgumentError(f"{wanted} (got {assignment[bad[0]]} for node {bad[0]})")
+        raise InvalidArgumentError(f"{expected} (got {assignment[bad[0]]} for node {bad[0]})")
 
 
 class Digest:
-    """A sum of hashes of numbered values, which ranks add in any order.
-
-    Args:
-        exchange: the ranks.
-    """
+    """A sum of hashes of numbered values, which ranks add in any order."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._sum = np.zeros(2, np.uint64)
 
-    def add(self, kind: int, first: int, values: Array, others: Array | None = None) -> None:
+    def add(self, kind: int, first: int, values: Array, second: Array | None = None) -> None:
         """Add values.
 
         Args:
-            kind: what they are.
-            first: number of the first.
+            kind: a number for each kind of values.
+            first: number of the first value.
             values: int[n].
-            others: int[n], a second value of each.
+            second: int[n], a second value of each.
         """
-        add_digest(combine(kind), first, values, values if others is None else others, self._sum)
+        add_digest(combine(kind), first, values, values if second is None else second, self._sum)
 
     @collective("ranks")
     def total(self) -> tuple[int, ...]:
@@ -165,7 +161,7 @@ class Digest:
 
 
 def sampled(array: RowArray) -> bytes:
-    """Return some rows of an array, from the first to the last at equal distances: equal for equal arrays."""
+    """Return a few rows of an array, from the first to the last at equal distances."""
     count = min(len(array), _SAMPLES if isinstance(next(numpy_under(array), None), np.ndarray) else _SAMPLES_OF_FILES)
     rows = np.linspace(0, len(array) - 1, count, dtype=np.int64).tolist()
     sample = b"".join(np.ascontiguousarray(array[row : row + 1]).tobytes() for row in rows)

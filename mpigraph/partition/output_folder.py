@@ -1,12 +1,12 @@
-"""The folder that a partitioned graph is written to: which graphs lie there, and what an interrupted run has left.
+"""The folder that a partitioned graph is written to: graphs that lie there, and files of an interrupted run.
 
-Another graph is not written over without being told to. A run leaves the assignment of nodes, and a record of each part
-that is complete, in files beside the shards that go when the graph is written::
+Another graph is overwritten only on request. A run keeps the assignment of nodes, and a record of each complete part,
+in files beside the shards, which are removed when the graph is written::
 
     <graph>.<hash>.assignment    the part of each node
-    <graph>.<hash>.part<number>  JSON: the seals of the part's files and what else is known of it
+    <graph>.<hash>.part<number>  JSON: the seals of the part's files, numbers of edges
 
-The hash in a name is of all that the content depends on, so another graph or other options do not take it.
+The hash is of everything that the content depends on, so a run for another graph or with other options ignores it.
 """
 
 import json
@@ -46,11 +46,11 @@ _HEAD_BYTES = 4096  # of a configuration, which begins with its format
 _PART = re.compile(r"part([0-9]+)")
 _WORD = 16  # digits of the hash in the name
 _LEFT = re.compile(rf"\.?(.+)\.[0-9a-f]{{{_WORD}}}\.(assignment|part([0-9]+))(\.tmp)?")
-_DIGEST = 32  # bytes at the beginning of an assignment: the hash of the rest
+_DIGEST = 32  # bytes of the hash at the beginning of an assignment
 
 
 class Sizes(NamedTuple):
-    """By how much graphs of one name are told apart: numbers of all nodes and edges."""
+    """Numbers of all nodes and edges, by which graphs of one name are told apart."""
 
     num_nodes: int
     num_edges: int
@@ -63,26 +63,26 @@ class Sizes(NamedTuple):
 
 
 def check_writable(directory: str | os.PathLike[str]) -> Path:
-    """Check that files can be written to a directory, or that it can be made.
+    """Check that a directory can be written to, or created.
 
     Returns:
-        The directory, or the nearest one above it that is there.
+        The directory, or the nearest existing one above it.
 
     Raises:
-        InvalidArgumentError: they cannot; the message says why.
+        InvalidArgumentError: it cannot; the message says why.
     """
     path = Path(directory).absolute()
     nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
     try:
         with tempfile.TemporaryFile(dir=nearest) as file:
-            file.write(b"\0")  # which a full disk has no place for
+            file.write(b"\0")  # fails on a full disk
     except OSError as error:
         raise InvalidArgumentError(f"{directory}: cannot write there: {error.strerror or error}") from error
     return nearest
 
 
 def sole_writer(folder: Path) -> NewFile:
-    """Keep other runs from writing to a folder, until what is returned is discarded or the process ends.
+    """Keep other runs from writing to a folder, until the returned file is discarded or the process ends.
 
     Raises:
         StorageError: another run is writing there.
@@ -94,9 +94,9 @@ def check_vacant(folder: Path, graph_name: str, sizes: Sizes | None) -> None:
     """Check that no other graph lies in a folder, complete or begun.
 
     Args:
-        folder: where a partitioned graph is to be written; it need not exist.
+        folder: to write a partitioned graph to; it need not exist.
         graph_name: its name.
-        sizes: its sizes; None where they are not known yet, so that only names count.
+        sizes: its sizes; None if they are not known yet: only names are compared.
 
     Raises:
         InvalidArgumentError: another graph lies there; names it and says what to do.
@@ -114,18 +114,18 @@ def check_vacant(folder: Path, graph_name: str, sizes: Sizes | None) -> None:
     if own.exists() and own not in configs:
         raise InvalidArgumentError(f"{own} is no partition configuration, and would be overwritten: {OVERWRITE}")
     left = {name for _, name, _ in _files_left(folder)}
-    others = sorted(left - {graph_name})
-    if others:
+    other_names = sorted(left - {graph_name})
+    if other_names:
         raise InvalidArgumentError(
-            f"{folder} holds what an interrupted run has left of the graph {others[0]!r}, which would be overwritten: "
-            f"{OVERWRITE}"
+            f"{folder} holds files that an interrupted run has left of the graph {other_names[0]!r}, which would be "
+            f"overwritten: {OVERWRITE}"
         )
     if own not in configs and not left:
         _check_shards(folder, graph_name)
 
 
 def remove_other_graphs(folder: Path, graph_name: str) -> None:
-    """Remove the configurations of other graphs, and what interrupted runs have left of them; their parts stay.
+    """Remove the configurations of other graphs, and files that interrupted runs have left of them; parts stay.
 
     Raises:
         OSError: a file cannot be removed.
@@ -139,7 +139,7 @@ def remove_other_graphs(folder: Path, graph_name: str) -> None:
 
 
 def remove_stale_parts(folder: Path, num_parts: int) -> None:
-    """Remove the files of parts that a graph in a folder no longer has; what else lies beside them stays."""
+    """Remove the files of parts that a graph in a folder no longer has; other files stay."""
     with suppress(OSError):  # the graph stands
         for directory, part in _parts(folder):
             if part >= num_parts:
@@ -147,11 +147,11 @@ def remove_stale_parts(folder: Path, num_parts: int) -> None:
                     (folder / name).unlink(missing_ok=True)
                     temporary_name(folder / name).unlink(missing_ok=True)
                 with suppress(OSError):
-                    directory.rmdir()  # if it is empty
+                    directory.rmdir()  # fails unless it is empty
 
 
 class Leftovers:
-    """What an interrupted run for a graph of one name has left in a folder, and what this run leaves.
+    """Files that a run for a graph leaves in its folder until the graph is written.
 
     Args:
         folder: where the graph is written.
@@ -163,11 +163,11 @@ class Leftovers:
         self._graph_name = graph_name
 
     def assignment_path(self, word: str) -> Path:
-        """Return the file of the assignment that depends on what ``word`` (hexadecimal digits) is a hash of."""
+        """Return the file of an assignment; ``word`` (hexadecimal digits) is the hash of all that it depends on."""
         return self._folder / f"{self._graph_name}.{word[:_WORD]}.assignment"
 
     def read_assignment(self, word: str, num_nodes: int, num_parts: int) -> I32 | None:
-        """Return the assignment, int32[num_nodes], or None if there is none or it is damaged; the log says which."""
+        """Return the assignment, int32[num_nodes]; None if it is missing, or damaged, which the log says."""
         path = self.assignment_path(word)
         parts = np.empty(num_nodes, np.int32)
         try:
@@ -187,17 +187,13 @@ class Leftovers:
         return parts
 
     def write_assignment(self, word: str, parts: I32) -> None:
-        """Keep an assignment, int32[all nodes].
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Keep an assignment, int32[all nodes], or raise StorageError."""
         with NewFile(self.assignment_path(word), durable=True) as file:
             file.write(_digest(parts))
             file.write(parts)
 
     def read_record(self, word: str, part: int) -> WrittenPart | None:
-        """Return the record of a part, or None if there is none or it is damaged, which the log says.
+        """Return the record of a part; None if it is missing, or damaged, which the log says.
 
         The part's files may have changed since then.
         """
@@ -215,30 +211,26 @@ class Leftovers:
         return None
 
     def write_record(self, word: str, part: int, written: WrittenPart) -> None:
-        """Record that a part is complete.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Record that a part is complete, or raise StorageError."""
         content = written._asdict() | {"checksum": _checksum(word, part, written)}
         with NewFile(self._record_path(word, part)) as file:
             file.write((json.dumps(content) + "\n").encode())
 
     def remove_records(self, word: str, kept: Iterable[int]) -> None:
-        """Remove the records of parts for any hash, except those of some parts for this one."""
+        """Remove the records of parts for any hash, except those of the parts ``kept`` for this one."""
         kept_paths = {self._record_path(word, part) for part in kept}
         for path, part in self._files():
             if part is not None and path not in kept_paths:
                 path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove all, now that the graph is written."""
+        """Remove all files, now that the graph is written."""
         with suppress(OSError):  # the graph stands
             for path, _ in sorted(self._files(), key=lambda entry: entry[1] is None):  # assignments last
                 path.unlink(missing_ok=True)
 
     def is_any(self) -> bool:
-        """Return whether an interrupted run has left anything, for any hash."""
+        """Return whether a run has left files, for any hash."""
         return any(not path.name.endswith(".tmp") for path, _ in self._files())
 
     def bytes_recorded(self) -> int:
@@ -263,13 +255,13 @@ def _digest(parts: I32) -> bytes:
 
 
 def _files_left(folder: Path) -> list[tuple[Path, str, int | None]]:
-    """Return what runs have left, the graph's name, and the part that it records; None for an assignment."""
+    """Return files that runs have left, with the graph's name, and the part (None for an assignment)."""
     left = [(path, _LEFT.fullmatch(path.name)) for path in folder.iterdir()]
     return [(path, match[1], None if match[3] is None else int(match[3])) for path, match in left if match is not None]
 
 
 def _configs(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Return the partition configurations in a folder, of any version of the format, and what they say."""
+    """Return the partition configurations in a folder, of any version of the format, and their contents."""
     configs = {}
     for path in sorted(folder.glob("*.json")):
         with suppress(OSError, ValueError, RecursionError), open(open_regular(path), "rb") as file:
@@ -294,6 +286,5 @@ def _check_shards(folder: Path, graph_name: str) -> None:
 
 
 def _parts(folder: Path) -> list[tuple[Path, int]]:
-    """Return the folders of parts, and their numbers."""
     matches = [(path, _PART.fullmatch(path.name)) for path in sorted(folder.iterdir()) if path.is_dir()]
     return [(path, int(match[1])) for path, match in matches if match]

@@ -17,7 +17,7 @@ __all__ = ["MPIExchange"]
 
 
 class MPIExchange(Exchange):
-    """The ranks of a communicator, which nobody else uses meanwhile."""
+    """The ranks of a communicator that no other code uses meanwhile."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
@@ -32,10 +32,7 @@ class MPIExchange(Exchange):
     @contextmanager
     @collective("ranks")
     def together(self, doing: str) -> Iterator[None]:
-        """As in the base class.
-
-        Blocks may be nested: an error that every rank has raised already, inside, is not agreed on again.
-        """
+        """As in the base class. In nested blocks, an error that every rank has raised is not agreed on again."""
         error: Exception | None = None
         try:
             yield

@@ -1,4 +1,4 @@
-"""The three files of a part, from the nodes and edges that have come to the rank that writes it."""
+"""Writing the three files of a part from the nodes and edges that have arrived."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -29,7 +29,7 @@ _CHUNK_BYTES = 32 << 20
 
 
 class WrittenPart(NamedTuple):
-    """A part that is written, in values that JSON has.
+    """The record of a written part, in JSON's types.
 
     seals: by the keys of the configuration.  num_edges: of each relation.  num_cut: edges from other parts' nodes.
     """
@@ -40,7 +40,7 @@ class WrittenPart(NamedTuple):
 
 
 class PartWriter:
-    """Writes parts of one graph.
+    """Writer of the parts of one graph.
 
     Args:
         arrivals: the nodes and edges that have come to this rank.
@@ -79,7 +79,6 @@ class PartWriter:
         return WrittenPart(seals, [self._arrivals.num_edges(relation_id, part) for relation_id in relations], num_cut)
 
     def _write_nodes(self, graph: ShardWriter, feats: ShardWriter, ntype_id: int, part: int) -> None:
-        """Write the original ids and the features of a part's nodes."""
         ntype = self._source.schema.ntypes[ntype_id]
         ids = self._arrivals.orig_ids(ntype_id, part)
         rows = {
@@ -126,13 +125,13 @@ class PartWriter:
 def _write_rows(
     rows: Mapping[str, DatasetWriter], arrays: Mapping[str, RowArray], ids: Array, carried: Iterator[dict[str, Array]]
 ) -> None:
-    """Append the rows of some nodes or edges to all that is known of them.
+    """Append rows of all features and original ids to their datasets.
 
     Args:
-        rows: where to, by name.
-        arrays: all rows, by name; original ids are not among them if they are the positions of rows.
+        rows: the datasets, by name.
+        arrays: the source's rows, by name; without original ids if these are the positions of rows.
         ids: int[n], the positions of the rows.
-        carried: of some of the arrays, the rows.
+        carried: the rows of the arrays that traveled.
     """
     for piece in carried:
         for name, values in piece.items():

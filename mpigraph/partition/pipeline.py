@@ -7,11 +7,11 @@ The stages, each bounded in memory::
     relabel edges   nodes and edges travel in new ids to the ranks that write their parts
     write parts     each part by one rank
 
-A run that is killed leaves :class:`.Leftovers`, which the next one may take up: it goes through the same stages, but
-assigns no nodes, and of parts that are complete nothing travels and nothing is written.
+A run that is killed leaves :class:`.Leftovers` for the next run, which goes through the same stages, but assigns no
+nodes, and neither sends nor writes complete parts.
 
-Ranks own ranges of the original ids of all nodes, types one after the other. Neither the number of ranks nor the
-memory that they have shows in the files.
+Ranks own ranges of the original ids of all nodes, types one after the other. The files depend neither on the number of
+ranks nor on their memory.
 """
 
 import json
@@ -119,12 +119,12 @@ def partition_source(
 ) -> PartitionResult:
     """Partition a graph and write it. Equal arguments give equal files, on any number of ranks.
 
-    What was assigned stays in a file beside the shards until they are written, and so do records of the parts that are
-    complete. A run that is interrupted, and made again with the same arguments, does not repeat the assignment; with
-    ``resume`` it does not repeat the complete parts, either.
+    The assignment and records of complete parts stay in files beside the shards until all shards are written. A run
+    that repeats an interrupted one with the same arguments reads the assignment; with ``resume`` it keeps the complete
+    parts, too.
 
-    An error that is not the same on all, such as a full disk in the middle of a stage, is
-    raised where it happens; the caller then has to end the others.
+    An error of one rank, such as a full disk in the middle of a stage, is raised on that rank alone; the caller then
+    has to end the others.
 
     Args:
         source: the graph, the same on every rank.
@@ -137,17 +137,16 @@ def partition_source(
         objtype: METIS's objective, "cut" or "vol"; "multilevel" knows only "cut".
         recursive: METIS's recursive bisection or its k-way method; None chooses by the number of parts.
         seed: equal seeds give equal results.
-        assignment: int[nodes of all types, type after type], the part of each node, made by other means; then nothing
-            is computed and ``part_method`` must be "given".
-        progress: what to report to.
+        assignment: int[nodes of all types, type after type], the part of each node, computed elsewhere;
+            ``part_method`` must be "given" then.
+        progress: gets reports.
         exchange: the ranks.
-        scratch: for what does not fit into memory; beside the shards by default.
-        resume: verify the parts that an interrupted run has completed, and write only the others and what is damaged.
+        scratch: for temporary files; beside the shards by default.
+        resume: verify the parts that an interrupted run has completed, and write only the others and damaged ones.
             Edges are compared with those that the parts were made from, features by their dtypes, their shapes and a
-            few of their rows. Where nothing can be taken up, a line of the log tells, and all parts are written.
-        feat_dtype: which features are stored in 16 bits, besides those that are so in the input.
-        overwrite: write over another graph that lies in the directory. A graph of the same name and of as many nodes
-            and edges is not another one.
+            few of their rows. If no part can be kept, the log says so, and all parts are written.
+        feat_dtype: features to store in 16 bits, besides those that are so in the input.
+        overwrite: write over another graph in the directory. A graph of the same name and sizes is not another one.
 
     Raises:
         InvalidArgumentError: an argument is not usable, the directory cannot be written to, or another graph is there.
@@ -203,7 +202,7 @@ class _Run:
     scratch: Scratch
     progress: Progress
     resume: bool
-    bounds: I64 = field(init=False)  # int64[ranks + 1], who owns which nodes
+    bounds: I64 = field(init=False)  # int64[ranks + 1], the nodes that each rank owns
     left: Leftovers = field(init=False)
     took_assignment: bool = field(init=False, default=False)
 
@@ -229,7 +228,7 @@ class _Run:
             self.tell("no part is complete with this assignment and these features: all are written")
         elif self.assignment is not None:
             self.tell_that_nothing_is_taken_up()
-        # a configuration is there only while all its shards are: the old one goes first, and the new one comes last
+        # a configuration exists only with all its shards: the old one is removed first, the new one written last
         with self.exchange.together("removing the old configuration"):
             if self.exchange.rank == 0:
                 (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
@@ -272,7 +271,7 @@ class _Run:
                 kept = self.kept_assignment(word) if exchange.rank == 0 else None
             self.took_assignment = exchange.sum_of(int(kept is not None)) > 0
         stage = f"assign nodes ({method.name})"
-        # METIS does not tell how far it is
+        # METIS does not report progress
         steps = max(sum(self.source.edge_counts), 1) if method.name == "multilevel" else 1
 
         def report(fraction: float) -> None:
@@ -301,14 +300,14 @@ class _Run:
         return word_of(topology, self.method, sorted(self.classes), digest.total())
 
     def kept_assignment(self, word: str) -> I32 | None:
-        """Return int32[all nodes], the assignment of an interrupted run, on rank 0; None if it has left none."""
+        """Return int32[all nodes], the assignment that an interrupted run has left, or None; for rank 0."""
         kept = self.left.read_assignment(word, int(self.bounds[-1]), self.method.num_parts)
         if kept is None and not self.left.assignment_path(word).exists():
             self.tell_that_nothing_is_taken_up()
         return kept
 
     def new_assignment(self, word: str, criteria: Criteria, report: Callable[[float], None]) -> I32:
-        """Return int32[own nodes], the part of each, and keep those of all nodes."""
+        """Compute int32[own nodes], the part of each; rank 0 keeps all of them in a file."""
         exchange = self.exchange
         method = self.method
         if method.name == "multilevel":
@@ -338,13 +337,13 @@ class _Run:
         )  # fmt: skip
 
     def from_first(self, whole: I32 | None) -> I32:
-        """Return this rank's share of what rank 0 has."""
+        """Return this rank's share of rank 0's parts."""
         whole = np.empty(0, np.int32) if whole is None else whole
         parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
         return parts
 
     def complete_parts(self, word: str, identity: str, numbering: Numbering) -> dict[int, WrittenPart]:
-        """Verify the parts that are recorded, some on each rank; return those that are right."""
+        """Verify this rank's share of the recorded parts; return those that are right."""
         if not self.resume:
             return {}
         complete: dict[int, WrittenPart] = {}
@@ -365,21 +364,20 @@ class _Run:
         return complete
 
     def tell_that_nothing_is_taken_up(self) -> None:
-        """Tell the user who resumes a run that there is none, or none with this graph and these options."""
+        """Log why a run with ``resume`` begins at the beginning."""
         if not self.resume:
             return
         if self.left.is_any():
-            self.tell("what a run has left in %s is of another graph or of other options, and is not used", self.out)
+            self.tell("files of an interrupted run in %s are of another graph or of other options: not used", self.out)
         else:
             self.tell("there is nothing to resume in %s: this run begins at the beginning", self.out)
 
     def tell(self, text: str, *values: object) -> None:
-        """Write a line to the log, on rank 0."""
         if self.exchange.rank == 0:
             get_logger().warning(text, *values)
 
     def write_parts(self, word: str, identity: str, numbering: Numbering, done: Mask) -> dict[int, WrittenPart]:
-        """Relabel and write the parts that are not done, and record each; return those of this rank."""
+        """Relabel and write the incomplete parts, and record each; return those of this rank."""
         arrivals = Arrivals(self.source, numbering, done, self.scratch)
         arrivals.receive(self.progress)
         give_back()
@@ -398,7 +396,7 @@ class _Run:
     def write_config(
         self, identity: str, numbering: Numbering, written: Mapping[int, WrittenPart], balance: Mapping[str, float]
     ) -> PartitionResult:
-        """Gather what is known of the parts, and write the configuration with the edge cut and the balance."""
+        """Gather the records of all parts, and write the configuration with the edge cut and the balance."""
         own = json.dumps([(part, *about) for part, about in written.items()])
         records: dict[int, WrittenPart] = {}
         for data in self.exchange.gather_bytes(own.encode()):
@@ -436,7 +434,6 @@ class _Run:
 
 
 def _joined(config: PartConfig, name: str) -> I64:
-    """Return a dataset of all parts' topology."""
     rows = []
     for part in range(config.num_parts):
         with ShardReader(config.part_path(part, "part_graph"), config.graph_name, part, config.identity) as shard:
@@ -445,8 +442,8 @@ def _joined(config: PartConfig, name: str) -> I64:
 
 
 def _bytes_on_disk(source: GraphSource, num_parts: int) -> int:
-    """Return the bytes that the shards will take, without HDF5's own, which are few."""
-    total = (8 + 4) * sum(source.num_nodes)  # original ids, and the kept assignment until all is written
+    """Return the bytes of the shards, without HDF5's own, which are few."""
+    total = (8 + 4) * sum(source.num_nodes)  # original ids, and the assignment
     for relation_id in range(len(source.edges)):
         src, dst = (source.num_nodes[i] for i in source.schema.ends(relation_id))
         total += 8 * (src + dst + num_parts) + (8 + index_dtype(src).itemsize) * source.num_edges(relation_id)

@@ -1,12 +1,12 @@
-"""Every node and edge travels to the rank that writes its part, in new ids.
+"""Sending every node and edge, in new ids, to the rank that writes its part.
 
-New ids of nodes go by part, then by original id. Each rank knows those of the nodes that it owns, and asks for others.
-Nodes of all types are counted through, type after type; ranks own ranges of these *global* original ids. New ids are
-those of a type.
+New ids of nodes are ordered by part, then by original id. Each rank knows the new ids of the nodes that it owns, and
+asks the owners for others. Ranks own ranges of *global* original ids, which number the nodes of all types, type after
+type. New ids are numbered within a type.
 
 Edges are sorted by (new destination, new source, original edge). They arrive in the order of the input, since ranks
-read them in turn, and wait in a :class:`.Spill` by ranges of destinations, each of which is then sorted on its own. So
-neither the number of ranks nor the size of these *buckets* shows in the result. Rows that are slow to read
+read them in turn, and wait in a :class:`.Spill` by ranges of destinations (*buckets*), each sorted on its own. So the
+result depends neither on the number of ranks nor on the size of the buckets. Rows that are slow to read
 at random (:class:`.CarriedRows`) travel with them.
 """
 
@@ -35,15 +35,12 @@ class Numbering:
 
     Args:
         exchange: the ranks.
-        bounds: int64[ranks + 1], who owns which nodes.
+        bounds: int64[ranks + 1], the nodes that each rank owns.
         bases: int64[types + 1], where each type begins.
         parts: int32[own nodes].
         num_parts: number of parts.
 
-    Attributes:
-        exchange: the ranks.
-        bounds: as given.
-        bases: as given.
+    Attributes (besides the first three arguments):
         offsets: for each type int64[parts + 1], the new ids of each part.
         new_ids: int64[own nodes].
     """
@@ -68,7 +65,7 @@ class Numbering:
         self._dtype = np.int32 if bases[-1] < 2**31 else np.int64
 
     def own(self, ntype_id: int) -> slice:
-        """Return which of the own nodes are of a type."""
+        """Return the range of the own nodes that are of a type."""
         first, last = self.bounds[self.exchange.rank : self.exchange.rank + 2]
         begin, end = np.clip(self.bases[ntype_id : ntype_id + 2], first, last) - first
         return slice(int(begin), int(end))
@@ -81,14 +78,11 @@ class Numbering:
 
     @collective("ranks")
     def of(self, ids: I64, met: I64 | None = None) -> Array:
-        """Return the new ids of some nodes.
+        """Return the new ids of nodes: int32[n], or int64[n] in a graph of 2**31 nodes and more.
 
         Args:
             ids: int64[n], global original ids.
-            met: int64[own nodes], in which the owner counts how often each node was asked for.
-
-        Returns:
-            int32[n], or int64[n] if there are so many nodes.
+            met: int64[own nodes], counts how often ranks asked for each node.
         """
         route = Route(self.exchange, owners_of(self.bounds, ids))
         asked = route.there(ids.astype(self._dtype)[:, None])[:, 0].astype(np.int64)
@@ -101,9 +95,9 @@ class Numbering:
 class Bucket(NamedTuple):
     """The in-edges of consecutive nodes of a part.
 
-    in_degrees int64[nodes].  indices int32 or int64[m]: new source ids, rising inside a row.
+    in_degrees int64[nodes].  indices int32 or int64[m]: new source ids, ascending inside a row.
     orig_ids int[m]: the position of each edge in the input.
-    rows: of what is carried, by name; some edges at a time.
+    rows: carried rows of the edges, by name, piece by piece.
     """
 
     in_degrees: I64
@@ -118,12 +112,10 @@ class Arrivals:
     Args:
         source: the graph.
         numbering: the new ids.
-        done: bool[parts], those that are complete: they are not written, and nothing travels to them.
-        scratch: for what does not fit into memory.
+        done: bool[parts], complete parts: nothing travels to them, and they are not written.
+        scratch: for temporary files.
 
-    Attributes:
-        source: as given.
-        numbering: as given.
+    Attributes (besides ``source`` and ``numbering``):
         parts: a range; this rank writes those that are not done.
     """
 
@@ -154,7 +146,7 @@ class Arrivals:
 
     @collective("ranks")
     def receive(self, progress: Progress) -> None:
-        """Send the own nodes, and edges as they are read, on their way; take what comes."""
+        """Send this rank's nodes, and edges as they are read; receive those of this rank's parts."""
         self._receive_nodes()
         for relation_id in range(len(self.source.edges)):
             self._receive_relation(relation_id, progress)
@@ -210,13 +202,13 @@ class Arrivals:
         return self._values(len(self.source.num_nodes) + relation_id, part)
 
     def node_rows(self, ntype_id: int, part: int) -> Iterator[dict[str, Array]]:
-        """Yield what is carried of a part's nodes, by name, in the order of their new ids; once."""
+        """Yield the carried rows of a part's nodes, by name, in the order of their new ids; once."""
         rows = self._node_rows[ntype_id]
         first, last = self.numbering.offsets[ntype_id][part : part + 2].tolist()
         return iter(()) if rows is None else rows.take(part, 0, np.arange(first, last), np.arange(last - first + 1))
 
     def num_edges(self, relation_id: int, part: int) -> int:
-        """Return how many edges of a relation a part has."""
+        """Return the number of edges of a relation in a part."""
         groups = self._groups(relation_id, part)
         return int(self._edges.counts[groups.start : groups.stop].sum())
 
@@ -246,7 +238,7 @@ class Arrivals:
     def _to_carry(
         self, arrays: Mapping[str, RowArray], ntype_id: int, buckets: int, scratch: Scratch
     ) -> CarriedRows | None:
-        """Return what carries rows to where nodes of a type are; None if none of the arrays needs it."""
+        """Return the carrier of rows to nodes of a type; None if no array needs one."""
         carried = to_carry(arrays)
         if not carried:
             return None
@@ -255,7 +247,7 @@ class Arrivals:
         return CarriedRows(carried, numbering.exchange, scratch, offsets, self._part_bounds, buckets)
 
     def _cuts(self, relation_id: int) -> I64:
-        """Return int64[buckets + 1]: the ranges of new destination ids of this rank's buckets."""
+        """Return int64[buckets + 1], the new destination ids of this rank's buckets."""
         _, dst_type = self.source.schema.ends(relation_id)
         offsets = self.numbering.offsets[dst_type][self.parts.start : self.parts.stop + 1]
         return evenly_cut(offsets, self._buckets[relation_id])
@@ -265,7 +257,7 @@ class Arrivals:
         return range(first, first + self._buckets[relation_id])
 
     def _receive_values(self, table: int, ntype_id: int, values: I64) -> None:
-        """Send a value of each own node of a type to its part, where they arrive in the order of the new ids."""
+        """Send a value of each own node of a type to its part; they arrive in the order of the new ids."""
         numbering = self.numbering
         offsets = numbering.offsets[ntype_id]
         new_ids = numbering.new_ids[numbering.own(ntype_id)]
@@ -286,7 +278,7 @@ class Arrivals:
 
 
 def _bounds_of_missing(done: Mask, size: int) -> I64:
-    """Return int64[size + 1]: ranges of parts with nearly as many that are not done in each."""
+    """Return int64[size + 1]: ranges of parts with nearly equal numbers of incomplete parts."""
     missing_before = np.concatenate([[0], np.cumsum(~done)])
     bounds = np.searchsorted(missing_before, even_bounds(int(missing_before[-1]), size))
     bounds[-1] = len(done)

@@ -67,14 +67,15 @@ UNREADABLE = (
     OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError, MemoryError,
     SyntaxError, tokenize.TokenError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
 )  # fmt: skip
-"""What Python and numpy raise for damaged files of their formats."""
+"""Exceptions that Python and numpy raise for damaged files of their formats."""
 
 
 class RowArray(Protocol):
-    """What partitioning needs of edges and features: numpy arrays, memory maps and the classes below have it.
+    """The interface of edges and features: that of numpy arrays, memory maps and the classes below.
 
-    One that is not numpy's may have ``sources``, the arrays that it is made from (none if it reads a file itself),
-    ``place(row)``, the file and row that a row was read from, and ``block_bytes``, what it reads of a file at once.
+    Other classes than numpy's may have ``sources``, the arrays that they are made from (empty for one that reads a file
+    itself), ``place(row)``, the file and row that a row was read from, and ``block_bytes``, the bytes of a file that
+    one read takes into memory.
     """
 
     @property
@@ -91,7 +92,7 @@ class RowArray(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what the rows are made from."""
+        """Bytes of the arrays that the rows are made from."""
 
     def __len__(self) -> int: ...
 
@@ -99,10 +100,10 @@ class RowArray(Protocol):
 
 
 class RowError(GraphDataError):
-    """A row is refused by what makes others from it.
+    """A function that makes rows from others refuses one of them.
 
     Args:
-        row: which of those that were given; :class:`MadeRows` knows where it stands in the file.
+        row: its number among the rows of this call; :class:`MadeRows` adds its place in the file.
         reason: what is wrong with it.
     """
 
@@ -111,14 +112,28 @@ class RowError(GraphDataError):
         self.row = row
 
 
-class MadeRows:
-    """Rows that are made from rows of other arrays when they are asked for.
+class _DerivedRows:
+    """Rows that are computed from the arrays ``sources`` when they are read."""
+
+    def __init__(self, sources: Sequence[RowArray], shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        self.sources = sources
+        self.shape = shape
+        self.ndim = len(shape)
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.nbytes: int = sum(source.nbytes for source in sources)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+
+class MadeRows(_DerivedRows):
+    """Rows that a function makes from rows of other arrays.
 
     Args:
         make: gets the same rows of each array, returns as many in ``dtype``; raises RowError.
-        dtype: of what is made.
+        dtype: of the rows that it returns.
         arrays: one or more.
-        row_shape: all dimensions of what is made except the first, if not those of the first array.
+        row_shape: all dimensions of these rows except the first, if not those of the first array.
 
     Attributes:
         sources: the arrays.
@@ -132,19 +147,12 @@ class MadeRows:
         row_shape: tuple[int, ...] | None = None,
     ) -> None:
         self._make = make
-        self.sources: Sequence[RowArray] = arrays
-        self.shape: tuple[int, ...] = arrays[0].shape if row_shape is None else (len(arrays[0]), *row_shape)
-        self.ndim = len(self.shape)
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self.nbytes: int = sum(array.nbytes for array in arrays)
-
-    def __len__(self) -> int:
-        return self.shape[0]
+        super().__init__(arrays, arrays[0].shape if row_shape is None else (len(arrays[0]), *row_shape), dtype)
 
     def __getitem__(self, rows: Any) -> Array:
-        given = [array[rows] for array in self.sources]
+        inputs = [array[rows] for array in self.sources]
         try:
-            return self._make(*given)
+            return self._make(*inputs)
         except RowError as error:
             row = int(range(len(self))[rows][error.row] if isinstance(rows, slice) else rows[error.row])
             raise GraphDataError(f"{self.place(row) or f'row {row}'}: {error}") from None
@@ -161,7 +169,7 @@ class CastRows(MadeRows):
         super().__init__(lambda rows: rows.astype(dtype), dtype, values)
 
 
-class SparseRows:
+class SparseRows(_DerivedRows):
     """Dense rows of a CSR matrix, float16 if its values are, else float32.
 
     Args:
@@ -185,14 +193,7 @@ class SparseRows:
             raise GraphDataError(f"indptr of sparse features must rise from 0 to {len(data)}, the number of values")
         self._indices = indices
         self._data = data
-        self.sources: Sequence[RowArray] = (self._indptr, indices, data)
-        self.shape: tuple[int, ...] = shape
-        self.ndim = 2
-        self.dtype: np.dtype[Any] = np.dtype(np.float16 if data.dtype == np.float16 else np.float32)
-        self.nbytes: int = self._indptr.nbytes + indices.nbytes + data.nbytes
-
-    def __len__(self) -> int:
-        return self.shape[0]
+        super().__init__((self._indptr, indices, data), shape, np.float16 if data.dtype == np.float16 else np.float32)
 
     def __getitem__(self, rows: slice | npt.NDArray[np.integer]) -> Array:
         if isinstance(rows, slice):
@@ -236,10 +237,10 @@ def side_by_side(columns: Sequence[RowArray]) -> RowArray:
 
 
 def as_mask(mask: RowArray) -> RowArray:
-    """Return numbers as bool, made when they are asked for: whether they are not 0.
+    """Return numbers as bool, compared with 0 when they are read.
 
     Raises:
-        GraphDataError: they are no real numbers; or, when they are asked for, one is NaN.
+        GraphDataError: they are no real numbers; when they are read, one is NaN.
     """
     _check_real("masks", mask)
     return mask if mask.dtype == np.bool_ else MadeRows(_is_set, np.bool_, mask)
@@ -252,7 +253,7 @@ def _is_set(mask: Array) -> Mask:
 
 
 def as_floats(rows: RowArray) -> RowArray:
-    """Return rows that are float32 or float16 as they are, and others as float32, cast when they are asked for.
+    """Return rows of float32 or float16 as they are, and others as float32, cast when they are read.
 
     Raises:
         GraphDataError: they are no real numbers.
@@ -268,14 +269,14 @@ def as_float32(rows: Array) -> Array:
         RowError: one is too large.
     """
     with np.errstate(over="ignore"):
-        found: Array = rows.astype(np.float32)
+        cast: Array = rows.astype(np.float32)
     if rows.dtype.kind == "f":
-        lost = np.isinf(found) & np.isfinite(rows)
+        lost = np.isinf(cast) & np.isfinite(rows)
         if lost.any():
             row, *columns = np.argwhere(lost)[0].tolist()
             column = "".join(f", column {number}" for number in columns)
             raise RowError(row, f"{rows[(row, *columns)]}{column} does not fit float32")
-    return found
+    return cast
 
 
 def as_dtype(rows: Array, dtype: np.dtype[Any]) -> Array:
@@ -294,10 +295,10 @@ def as_dtype(rows: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def as_labels(label: RowArray) -> RowArray:
-    """Return labels as int64, cast when they are asked for; unlabelled (NaN) becomes -1.
+    """Return labels as int64, cast when they are read; unlabelled (NaN) becomes -1.
 
     Raises:
-        GraphDataError: they are no real numbers; or, when they are asked for, no integers that int64 has.
+        GraphDataError: they are no real numbers; when they are read, one is no integer that fits int64.
     """
     _check_real("labels", label)
     return label if label.dtype == np.int64 else MadeRows(as_int64, np.int64, label)
@@ -314,7 +315,7 @@ def as_int64(rows: Array) -> I64:
     """Return numbers as int64; NaN becomes -1.
 
     Raises:
-        RowError: one is no integer that int64 has.
+        RowError: one is no integer that fits int64.
     """
     if rows.dtype.kind == "f":
         rows = np.where(np.isnan(rows), -1, rows)
@@ -330,12 +331,10 @@ def as_int64(rows: Array) -> I64:
 
 
 def largest(ids: RowArray) -> int:
-    """Return the largest of some ids, -1 of none; reads all of them, a chunk at a time."""
-    found = -1
-    for first in range(0, len(ids), _CHUNK):
-        found = max(found, int(ids[first : first + _CHUNK].max()))
+    """Return the largest id, -1 if there are no ids; read all of them, a chunk at a time."""
+    maximum = max((int(ids[first : first + _CHUNK].max()) for first in range(0, len(ids), _CHUNK)), default=-1)
     release(ids)
-    return found
+    return maximum
 
 
 def place_of(array: object, row: int) -> str:
@@ -348,9 +347,9 @@ def place_of(array: object, row: int) -> str:
 
 
 def reads_blocks(array: object) -> bool:
-    """Return whether rows are read from a file by whole blocks, so that to choose some rows costs about as much as all.
+    """Return whether rows are read from a file by whole blocks, so that a few rows cost about as much as all.
 
-    Arrays in memory and memory maps are not; arrays that are made from others are, if one of these is.
+    Arrays in memory and memory maps are not; arrays that are made from others are, if one of their sources is.
     """
     if isinstance(array, np.ndarray):
         return False
@@ -359,13 +358,13 @@ def reads_blocks(array: object) -> bool:
 
 
 def block_bytes(array: object) -> int:
-    """Return the size of the largest block of a file that is in memory while rows are read; 0 if nothing tells."""
+    """Return the size of the largest block of a file that is in memory while rows are read; 0 if it is not known."""
     own = int(getattr(array, "block_bytes", 0))
     return max([own, *map(block_bytes, getattr(array, "sources", ()))])
 
 
 def release(array: object) -> None:
-    """Let the pages of memory-mapped arrays go, so that they do not count as ours."""
+    """Release the pages of memory-mapped arrays, so that they do not count as memory of this process."""
     for source in numpy_under(array):
         mapping = mapping_of(source)
         if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
@@ -381,21 +380,21 @@ def numpy_under(array: object) -> Iterator[Array]:
 
 
 def mapping_of(array: Array) -> mmap.mmap | None:
-    """Return the mapped file under an array or a view of one, None if there is none."""
+    """Return the mapped file under an array or a view of one, None for an array in memory."""
     base: Any = array
     while base is not None and not isinstance(base, mmap.mmap):
         base = getattr(base, "base", None)
     return base
 
 
-class Concatenated:
-    """Arrays one after another, as one; rows are copied when they are asked for.
+class Concatenated(_DerivedRows):
+    """Arrays one after another, as one.
 
     Args:
         sources: at least one array, of one dtype and equal in all dimensions except the first.
 
     Raises:
-        GraphDataError: they do not fit together; names the file where it is known.
+        GraphDataError: dtypes or row shapes differ; names the file where it is known.
     """
 
     def __init__(self, sources: Sequence[RowArray]) -> None:
@@ -407,29 +406,22 @@ class Concatenated:
                     f"{place}{': ' if place else ''}rows are {source.dtype}{list(source.shape[1:])}, "
                     f"in the chunks before {first.dtype}{list(first.shape[1:])}"
                 )
-        self.sources = tuple(sources)
         self._ends = list(accumulate(map(len, sources)))
         self._begins: I64 = np.array([0, *self._ends[:-1]], np.int64)
-        self.shape: tuple[int, ...] = (self._ends[-1], *first.shape[1:])
-        self.ndim = len(self.shape)
-        self.dtype: np.dtype[Any] = first.dtype
-        self.nbytes: int = sum(source.nbytes for source in sources)
-
-    def __len__(self) -> int:
-        return self.shape[0]
+        super().__init__(tuple(sources), (self._ends[-1], *first.shape[1:]), first.dtype)
 
     def __getitem__(self, rows: Any) -> Array:
         if isinstance(rows, slice):
             return self._range(*rows.indices(len(self)))
         rows = np.asarray(rows)
-        found = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        copied = np.empty((len(rows), *self.shape[1:]), self.dtype)
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
         bounds = np.searchsorted(ascending, [0, *self._ends])
         for chunk in np.flatnonzero(np.diff(bounds)).tolist():
             here = slice(bounds[chunk], bounds[chunk + 1])
-            found[order[here]] = self.sources[chunk][ascending[here] - self._begins[chunk]]
-        return found
+            copied[order[here]] = self.sources[chunk][ascending[here] - self._begins[chunk]]
+        return copied
 
     def place(self, row: int) -> str:
         """File and row of a row, counted in its own chunk."""
@@ -437,28 +429,27 @@ class Concatenated:
         return place_of(self.sources[chunk], row - int(self._begins[chunk]))
 
     def _range(self, begin: int, end: int, step: int) -> Array:
-        """Copy rows of a slice."""
         if step != 1:
             return self[np.arange(begin, end, step)]
-        found = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
+        copied = np.empty((max(0, end - begin), *self.shape[1:]), self.dtype)
         done = 0
         chunk = bisect_right(self._ends, begin)
-        while done < len(found):
+        while done < len(copied):
             first = begin + done - int(self._begins[chunk])
-            rows = self.sources[chunk][first : first + len(found) - done]
-            found[done : done + len(rows)] = rows
+            rows = self.sources[chunk][first : first + len(copied) - done]
+            copied[done : done + len(rows)] = rows
             done += len(rows)
             chunk += 1
-        return found
+        return copied
 
 
 class NamedRows(MadeRows):
-    """Rows that stood in another file before they came to their array.
+    """Rows of an array that was read from a file, which messages name.
 
     Args:
         values: the array.
-        name: the file, for messages.
-        first_row: what its first row is called there.
+        name: the file.
+        first_row: the number of the array's first row in the file.
     """
 
     def __init__(self, values: RowArray, name: str, first_row: int = 0) -> None:
@@ -471,29 +462,22 @@ class NamedRows(MadeRows):
         return f"{self._name}, row {self._first_row + row}"
 
 
-class Reordered:
-    """Rows of an array in another order, in which they are read when they are asked for.
+class Reordered(_DerivedRows):
+    """Rows of an array in another order.
 
     Args:
         values: the array.
-        order: int64[n], which of its rows each row is.
+        order: int64[n], the row of ``values`` at each position.
     """
 
     def __init__(self, values: RowArray, order: I64) -> None:
-        self.sources: Sequence[RowArray] = (values, order)
+        super().__init__((values, order), (len(order), *values.shape[1:]), values.dtype)
         self._values = values
         self._order = order
-        self.shape: tuple[int, ...] = (len(order), *values.shape[1:])
-        self.ndim = len(self.shape)
-        self.dtype: np.dtype[Any] = values.dtype
-        self.nbytes: int = values.nbytes + order.nbytes
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getitem__(self, rows: Any) -> Array:
-        found: Array = self._values[self._order[rows]]
-        return found
+        copied: Array = self._values[self._order[rows]]
+        return copied
 
     def place(self, row: int) -> str:
         """File and row."""
@@ -508,9 +492,7 @@ class GrowingFile:
         row_shape: all dimensions except the first.
         folder: where the file takes space; None for the system's folder of temporary files.
 
-    Attributes:
-        dtype: of the rows.
-        row_shape: all dimensions except the first.
+    Attributes are the arguments.
 
     Raises:
         StorageError: the file cannot be written; by any method.
@@ -548,7 +530,7 @@ class GrowingFile:
         self._length += len(rows)
 
     def finish(self) -> Array:
-        """Return all rows, mapped, which stay when the file is closed."""
+        """Return all rows as a memory map, which outlives the closed file."""
         shape = (self._length, *self.row_shape)
         if 0 in shape:
             return np.zeros(shape, self.dtype)
@@ -563,7 +545,7 @@ class GrowingFile:
 
 
 def concatenated(sources: Sequence[RowArray]) -> RowArray:
-    """Return arrays one after another as one, a single one as it is; integers of several dtypes become int64."""
+    """Return arrays one after another as one, a single array as it is; integers of several dtypes become int64."""
     if len(sources) == 1:
         return sources[0]
     if len({source.dtype for source in sources}) > 1 and all(source.dtype.kind in "iu" for source in sources):
@@ -583,7 +565,7 @@ def mapped_npy(path: Path) -> Array:
     """Map an ``.npy`` file.
 
     Raises:
-        GraphDataError: it is missing, no such file, holds Python objects or is too short; names it, and the row.
+        GraphDataError: it is missing, damaged or too short, or holds Python objects; names it, and the row.
     """
     try:
         with open(open_regular(path), "rb") as file:
@@ -595,11 +577,11 @@ def mapped_npy(path: Path) -> Array:
 
 
 def mapped_npz(path: Path, names: Container[str] | None = None) -> dict[str, Array]:
-    """Return the arrays of an ``.npz`` file: mapped where they are stored as they are (``np.savez``), else read.
+    """Return the arrays of an ``.npz`` file: mapped where they are not compressed (``np.savez``), else read.
 
     Args:
         path: the file.
-        names: which of them; None for all.
+        names: the arrays to return; None for all.
 
     Raises:
         GraphDataError: it is missing or damaged, or holds Python objects; names the file and the array.
@@ -638,18 +620,17 @@ def _reason(error: Exception) -> str:
 
 
 def _unpacked(what: str, stream: IO[bytes], size: int) -> Array:
-    """Read a compressed array of so many bytes, of which the header is read first: memory is taken as it says."""
+    """Read a compressed array of ``size`` bytes; check its header against them before memory is allocated."""
     shape, _, dtype = _read_header(what, stream)
     rows = size - stream.tell()
     if _bytes_of(shape, dtype) > rows:
         raise GraphDataError(f"{what} is too short: {dtype}{list(shape)} do not fit {rows} bytes")
     stream.seek(0)
-    found: Array = np.lib.format.read_array(stream, allow_pickle=False)
-    return found
+    array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+    return array
 
 
 def _read_header(what: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, whether the order is Fortran's, and dtype."""
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, in_fortran_order, dtype = read_header(file)
@@ -665,7 +646,7 @@ def _bytes_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
 
 
 def _mapped(path: Path, what: str, file: IO[bytes], end: int) -> Array:
-    """Map the array whose ``.npy`` header begins where a file stands, and which ends before ``end``."""
+    """Map the array whose ``.npy`` header begins at the file's position, and which ends before ``end``."""
     shape, in_fortran_order, dtype = _read_header(what, file)
     begin = file.tell()
     end = min(end, os.fstat(file.fileno()).st_size)

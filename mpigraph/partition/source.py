@@ -71,11 +71,11 @@ class Feature(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Parts that a graph has already.
+    """Parts that a graph was cut into before.
 
     Attributes:
         of_nodes: int32[all nodes], types one after the other.
-        number: how many parts there are.
+        number: number of parts.
     """
 
     of_nodes: I32
@@ -93,16 +93,16 @@ class GraphSource:
     Attributes:
         schema: the types.
         num_nodes: number of nodes of each type.
-        edges: for each relation ``(src, dst)``, integer arrays of one length, of which slices are taken; repeated
-            edges and self loops are allowed.
+        edges: for each relation ``(src, dst)``, integer arrays of one length, read by slices; repeated edges and self
+            loops are allowed.
         node_feats: node type -> name -> feature with one row for each node.
         edge_feats: ``"src:rel:dst"`` -> name -> feature with one row for each edge.
-        path: where it was read from, for messages.
+        path: the file or directory that it was read from, for messages.
         node_ids: for each node type the original id of each node, int64; None: its position.
         edge_ids: for each relation the original id of each edge, int64; None: its position.
-        parts: the parts that it was cut into before; None if it was not.
-        left_out: names each thing in the input that is not part of the graph, with the reason; for people.
-        has_reverse: the input says that every edge has its reverse, or reading has added them: none are added again.
+        parts: the parts that it was cut into before, if any.
+        left_out: names of things in the input that are not part of the graph, with the reason; for people.
+        has_reverse: every edge has its reverse by the input's own word, or reading has added it: none is added again.
     """
 
     schema: Schema
@@ -150,11 +150,11 @@ class GraphSource:
 
     @property
     def node_bases(self) -> I64:
-        """int64[types + 1]: where each type begins when all nodes are counted through."""
+        """int64[types + 1]: the first node of each type among all nodes, types one after the other."""
         return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
 
     def tables(self) -> Iterator[tuple[str, RowArray]]:
-        """Yield the rows of all features and the given original ids, and what each is, for messages."""
+        """Yield the rows of all features and the original ids, with their names for messages."""
         for kind, features_of in (("node", self.node_feats), ("edge", self.edge_feats)):
             for type_name, features in sorted(features_of.items()):
                 for name, feature in sorted(features.items()):
@@ -165,23 +165,23 @@ class GraphSource:
             yield f"original ids of {relation}", ids
 
     def bytes_in_memory(self) -> int:
-        """Return the size of the arrays that are no memory maps."""
+        """Return the size of the arrays that are not memory maps."""
         arrays = [*(end for ends in self.edges for end in ends), *(rows for _, rows in self.tables())]
         held = {id(source): source for array in arrays for source in numpy_under(array)}
         return sum(source.nbytes for source in held.values() if mapping_of(source) is None)
 
     def check_edges(self, relation_id: int, first: int, src: I64, dst: I64) -> None:
-        """Check that the ends of some edges exist, and that their feature "time", if there is one, has numbers.
+        """Check that the ends of consecutive edges exist, and that their feature "time", if there is one, is finite.
 
         Args:
             relation_id: their relation.
-            first: position of the first of them.
+            first: position of the first edge.
             src: int64[k].
             dst: int64[k].
 
         Raises:
-            GraphDataError: names the file and its row where they are known, the relation, the first bad edge and what
-                is wrong with it.
+            GraphDataError: names the file and its row where they are known, the relation, the first bad edge and its
+                fault.
         """
         relation = self.schema.relations[relation_id]
         names = ("source", "destination")
@@ -190,9 +190,9 @@ class GraphSource:
             count = self.num_nodes[ntype_id]
             if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= count):
                 bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
-                found = whole[first + bad : first + bad + 1][0]  # uint64 may be larger than int64 is
+                end_id = whole[first + bad : first + bad + 1][0]  # uint64 may exceed int64
                 raise GraphDataError(
-                    f"{self._origin(whole, first + bad)}edge {first + bad} of {relation} has {end} {found}, "
+                    f"{self._origin(whole, first + bad)}edge {first + bad} of {relation} has {end} {end_id}, "
                     f"but that node type has {count} nodes"
                 )
         times = self.edge_feats.get(relation_key(relation), {}).get(_TIMES)
@@ -200,7 +200,7 @@ class GraphSource:
             self._check_times(f"edge {{}} of {relation}", times.values, first, first + len(src))
 
     def check_node_times(self, rank: int = 0, ranks: int = 1) -> None:
-        """Check that every node feature "time" has numbers; of several ranks each checks as many rows.
+        """Check that every node feature "time" is finite; ranks divide the rows.
 
         Raises:
             GraphDataError: names the file and its row where they are known, the node and its time.
@@ -222,7 +222,7 @@ class GraphSource:
                 raise GraphDataError(f"{origin}{what.format(begin + place[0])} has time {chunk[place]}")
 
     def _origin(self, array: RowArray, row: int) -> str:
-        """The beginning of a message about a row: its file and row, else what the graph was read from."""
+        """Return the beginning of a message about a row: its file and row, else the graph's path."""
         origin = place_of(array, row) or self.path
         return f"{origin}: " if origin else ""
 
@@ -230,7 +230,7 @@ class GraphSource:
 def edge_chunks(source: GraphSource, relation_id: int, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:
     """Yield ``(first edge, src, dst)`` with src and dst int64[<= EDGES_PER_CHUNK].
 
-    Several ranks read chunk after chunk in turn. All yield as many chunks, so the last may be empty.
+    Several ranks read chunk after chunk in turn. All yield the same number of chunks, so the last may be empty.
     """
     src, dst = source.edges[relation_id]
     size = EDGES_PER_CHUNK
@@ -252,9 +252,9 @@ def feature_infos(source: GraphSource) -> tuple[FeatureInfos, FeatureInfos]:
 
 
 def in_16_bits(source: GraphSource, feat_dtype: FeatDtype) -> GraphSource:
-    """Return a graph with features that are rounded to 16 bits when their rows are asked for.
+    """Return a graph with features that are rounded to 16 bits when their rows are read.
 
-    A number that does not fit is a GraphDataError then, which names feature and row.
+    A number that does not fit raises a GraphDataError then, which names feature and row.
 
     Raises:
         FieldNameError, InvalidArgumentError: ``feat_dtype`` is not for these features (see ``storage/narrow.py``).
@@ -293,18 +293,13 @@ def _rounded(title: str, feature: Feature, narrow: str) -> Feature:
 
 
 def mask_of(place: str, ids: Array, num_nodes: int) -> Feature:
-    """Return the mask that is set at some nodes.
-
-    Args:
-        place: the file, and what of it, for messages.
-        ids: [k], of nodes.
-        num_nodes: length of the mask.
+    """Return a mask that is set at the nodes ``ids``, [k]; ``place`` names them in messages.
 
     Raises:
         GraphDataError: they are no ids, or there is no such node.
     """
     if ids.size == 0:
-        ids = np.zeros(0, np.int64)  # numpy makes float64 of an empty list
+        ids = np.zeros(0, np.int64)  # an empty list becomes float64
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise GraphDataError(f"{place} must be ids of nodes (got {ids.dtype}{list(ids.shape)})")
     outside = np.flatnonzero((ids < 0) | (ids >= num_nodes))
@@ -326,17 +321,15 @@ def _infos(keys: Iterable[str], features: Features) -> FeatureInfos:
 
 
 def _check_original_ids(what: str, ids: tuple[RowArray, ...] | None, counts: Sequence[int]) -> None:
-    """Check original ids of "nodes" or "edges" against the number of each type."""
     if ids is None:
         return
-    fits = [some.dtype == np.int64 and some.shape == (count,) for some, count in zip(ids, counts, strict=False)]
+    fits = [array.dtype == np.int64 and array.shape == (count,) for array, count in zip(ids, counts, strict=False)]
     if len(ids) != len(counts) or not all(fits):
-        found = ", ".join(f"{some.dtype}{list(some.shape)}" for some in ids)
-        raise GraphDataError(f"original ids of {what} must be int64 arrays of lengths {list(counts)} (got {found})")
+        got = ", ".join(f"{array.dtype}{list(array.shape)}" for array in ids)
+        raise GraphDataError(f"original ids of {what} must be int64 arrays of lengths {list(counts)} (got {got})")
 
 
 def _check_features(kind: str, features: Features, counts: Mapping[str, int]) -> None:
-    """Check "node" or "edge" features against the number of nodes or edges of each type."""
     for type_name, table in features.items():
         if type_name not in counts:
             raise GraphDataError(f"{kind} features for unknown type {type_name!r} (there are {list(counts)})")

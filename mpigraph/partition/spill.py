@@ -42,19 +42,19 @@ __all__ = [
     "to_carry",
 ]
 
-ORIGINAL_IDS = ""  # the name among features, all of which have longer ones
+ORIGINAL_IDS = ""  # the name among features, whose names are longer
 _GROUP_BYTES = 32 << 20  # of rows that are put in order at a time
 _ROUND_BYTES = 16 << 20  # of rows that a rank reads and sends at a time
 _RANGES = 64  # of rows that a matrix is sorted in
 
 
 class Scratch:
-    """Where temporary files lie, and what goes there. They have no name, so they go with the process, however it ends.
+    """A folder of temporary files. They have no name, so they vanish with the process, however it ends.
 
     Args:
         folder: of the files.
-        limit: bytes that a spill keeps in memory; and an array that is no larger never lies in a file.
-        mapping: whether larger arrays lie in files from the beginning, since memory does not hold them.
+        limit: bytes that a spill keeps in memory; a smaller array never lies in a file.
+        mapping: create larger arrays in files, since memory does not hold them.
     """
 
     def __init__(
@@ -65,23 +65,15 @@ class Scratch:
         self.mapping = mapping
 
     def empty(self, count: int, dtype: npt.DTypeLike) -> Array:
-        """Return an array to be filled, [count].
-
-        Raises:
-            StorageError: it lies in a file, for which there is no space.
-        """
+        """Return an array to be filled, [count]; raise StorageError if the disk has no space for it."""
         return self.new(count, dtype) if self.mapping else np.empty(count, dtype)
 
     def new(self, count: int, dtype: npt.DTypeLike) -> Array:
-        """Return an array to be filled, [count], in a file if it is large.
-
-        Raises:
-            StorageError: there is no space for the file.
-        """
+        """Return an array to be filled, [count], in a file if it is large; raise StorageError if the disk is full."""
         return self._mapped(count, dtype) if count * np.dtype(dtype).itemsize > self.limit else np.empty(count, dtype)
 
     def park(self, values: Array) -> Array:
-        """Return an array of :meth:`empty` that is not used for a while: if it is large, it now lies in a file.
+        """Move an array of :meth:`empty` that is not used for a while into a file, if it is large; return it.
 
         Raises:
             StorageError: there is no space for the file.
@@ -94,11 +86,7 @@ class Scratch:
         return parked
 
     def open(self) -> FileIO:
-        """Return a new file.
-
-        Raises:
-            OSError: it cannot be made.
-        """
+        """Return a new file, or raise OSError."""
         return tempfile.TemporaryFile(dir=self.folder, buffering=0)
 
     def failure(self, what: str, error: OSError) -> StorageError:
@@ -106,7 +94,6 @@ class Scratch:
         return StorageError(f"{self.folder}: cannot {what} a temporary file: {error.strerror}")
 
     def _mapped(self, count: int, dtype: npt.DTypeLike) -> Array:
-        """Return an array in a file, [count]; the kernel keeps in memory what there is memory for."""
         size = count * np.dtype(dtype).itemsize
         try:
             with self.open() as file:
@@ -120,13 +107,13 @@ class Spill:
     """Rows by group, in the order in which they came.
 
     Args:
-        scratch: where to.
+        scratch: for the temporary file.
         num_groups: number of groups.
         columns: of a row.
         dtype: of a row.
 
     Attributes:
-        counts: int64[groups], how many rows came to each.
+        counts: int64[groups], the number of rows that came to each.
         dtype: of a row.
 
     Raises:
@@ -155,7 +142,7 @@ class Spill:
         if len(rows) == 0:
             return
         num_groups = len(self.counts)
-        small = np.int16 if num_groups < 2**15 else np.int64  # of which numpy makes a radix sort
+        small = np.int16 if num_groups < 2**15 else np.int64  # numpy sorts int16 by radix
         order = np.argsort(groups.astype(small), kind="stable")
         counts = np.bincount(groups, minlength=num_groups)
         ordered = rows.take(order, axis=0).astype(self.dtype, copy=False)
@@ -168,12 +155,7 @@ class Spill:
             self._write_out()
 
     def take(self, group: int, mapped: bool = False) -> Array:
-        """Return the rows of a group, [n, columns], and forget them.
-
-        Args:
-            group: which.
-            mapped: where they are more than is kept in memory, they lie in another temporary file.
-        """
+        """Return the rows of a group, [n, columns], and forget them; ``mapped``: in another file if they are large."""
         count = int(self.counts[group])
         new = self._scratch.new if mapped else np.empty
         rows = new(count * self._columns, self.dtype).reshape(count, self._columns)
@@ -189,7 +171,7 @@ class Spill:
         return rows
 
     def flush(self) -> None:
-        """Keep nothing in memory."""
+        """Write to the file what is still in memory."""
         if self._in_memory:
             self._write_out()
 
@@ -238,9 +220,9 @@ class MatrixSpill:
     """Entries of a matrix that come in any order, and are taken out row after row.
 
     Args:
-        scratch: for what does not fit into memory.
+        scratch: for entries that do not fit into memory.
         num_rows: of the matrix.
-        columns: of an entry: its row, and what it holds.
+        columns: of an entry: its row, and its values.
         dtype: of an entry.
     """
 
@@ -259,7 +241,7 @@ class MatrixSpill:
         self._entries.add(entries[:, 0] // self._step, entries)
 
     def take(self) -> Iterator[tuple[int, int, I64, list[Array]]]:
-        """Yield ranges of rows in order, once: first row, last row + 1, and what :func:`sorted_by_row` returns."""
+        """Yield ranges of rows in order, once: first row, last row + 1, and the results of :func:`sorted_by_row`."""
         for number in range(len(self._entries.counts)):
             begin = number * self._step
             end = min(begin + self._step, self._num_rows)
@@ -271,7 +253,7 @@ def sorted_by_row(entries: Array, first: int, num_rows: int) -> tuple[I64, list[
     """Return entries by row (a counting sort, stable).
 
     Args:
-        entries: int[m, 1 + columns]: the row of each, and what it holds.
+        entries: int[m, 1 + columns]: the row of each, and its values.
         first: the first row.
         num_rows: number of rows from there on.
 
@@ -291,17 +273,17 @@ def sorted_by_row(entries: Array, first: int, num_rows: int) -> tuple[I64, list[
 
 
 class CarriedRows:
-    """The rows of several arrays of one length, on their way and where they wait.
+    """Rows of several arrays of one length, sent to the ranks that write them and kept there in temporary files.
 
-    A row goes where its *key* does: the new id of its node, or of its edge's destination.
+    A row travels by its *key*: the new id of its node, or of its edge's destination.
 
     Args:
         arrays: by name; at least one.
         exchange: the ranks.
-        scratch: where the rows wait.
+        scratch: for the temporary files.
         offsets: int64[parts + 1], the keys of each part.
         part_bounds: int64[ranks + 1], the parts of each rank.
-        buckets: ranges of keys of a part that are asked for separately.
+        buckets: ranges of keys of a part that are taken out separately.
     """
 
     def __init__(
@@ -327,14 +309,14 @@ class CarriedRows:
 
     @collective("ranks")
     def send(self, most: int, first: int, keys: Array, numbers: Array, leaving: Mask | slice) -> None:
-        """Read consecutive rows and send them on their way, and take what comes.
+        """Read consecutive rows, send them, and keep those that arrive.
 
         Args:
-            most: the largest number of rows that any rank gives to this call.
+            most: the largest number of rows that any rank passes to this call.
             first: the first row.
             keys: int[n], of the rows.
             numbers: int[n], by which :meth:`take` tells rows apart.
-            leaving: which of them are sent.
+            leaving: the rows to send.
         """
         step = max(1, _ROUND_BYTES // self._dtype.itemsize)
         leaves = np.zeros(len(keys), np.bool_)
@@ -354,7 +336,7 @@ class CarriedRows:
 
     @collective("ranks")
     def settle(self) -> None:
-        """Move all rows that have come to the disk. If some could not be read, that is an error on every rank."""
+        """Move all rows that have arrived to the disk; raise the error of a rank that could not read on every rank."""
         self._spill.flush()
         with self._exchange.together("reading features"):
             if self._error is not None:
@@ -364,9 +346,9 @@ class CarriedRows:
         """Yield the rows of a bucket, by name; about 32 MiB at a time, and once.
 
         Args:
-            part: one of this rank's.
-            bucket: which of the part's.
-            numbers: int[n], in the order in which the rows are wanted; rising by keys.
+            part: a part of this rank.
+            bucket: a bucket of the part.
+            numbers: int[n], of the rows in the order to yield them; ascending by keys.
             indptr: int64[keys + 1], where the rows of each key of the bucket begin.
         """
         first = ((part - self._first_part) * self._buckets + bucket) * self._groups
@@ -387,7 +369,7 @@ class CarriedRows:
         self._spill.close()
 
     def _read(self, records: Array, begin: int, end: int, chosen: I64) -> None:
-        """Fill in the chosen ones of consecutive rows; after an error nothing more is read."""
+        """Fill in the chosen ones of consecutive rows; read nothing more after an error."""
         if self._error is not None:
             return
         try:
@@ -400,43 +382,38 @@ class CarriedRows:
 
 
 def evenly_cut(offsets: I64, pieces: int) -> I64:
-    """Return int64[ranges * pieces + 1]: ranges, each cut into as many pieces of nearly equal length.
-
-    Args:
-        offsets: int64[ranges + 1].
-        pieces: of each range.
-    """
+    """Return int64[ranges * pieces + 1]: ranges (int64[ranges + 1]), each cut into pieces of nearly equal length."""
     cuts = offsets[:-1, None] + np.diff(offsets)[:, None] * np.arange(pieces) // pieces
     return np.append(cuts.reshape(-1), offsets[-1]).astype(np.int64)
 
 
 def arrays_of(source: GraphSource) -> tuple[list[dict[str, RowArray]], list[dict[str, RowArray]]]:
-    """Return for each node type, and for each relation, its features and given original ids, by name."""
+    """Return for each node type, and for each relation, its features and original ids, by name."""
     keys = [relation_key(relation) for relation in source.schema.relations]
-    found = []
+    tables_of_both: list[list[dict[str, RowArray]]] = []
     for names, tables, ids in (
         (source.schema.ntypes, source.node_feats, source.node_ids),
         (keys, source.edge_feats, source.edge_ids),
     ):
-        arrays: list[dict[str, RowArray]] = [
+        arrays = [
             {feature_name: feature.values for feature_name, feature in tables.get(name, {}).items()} for name in names
         ]
         for table, original in zip(arrays, ids or (), strict=False):
             table[ORIGINAL_IDS] = original
-        found.append(arrays)
-    return found[0], found[1]
+        tables_of_both.append(arrays)
+    return tables_of_both[0], tables_of_both[1]
 
 
 def to_carry(arrays: Mapping[str, RowArray]) -> dict[str, RowArray]:
-    """Return those arrays of which choosing rows is slow."""
+    """Return the arrays that are slow to read at random."""
     return {name: array for name, array in arrays.items() if reads_blocks(array)}
 
 
 class Carried(NamedTuple):
-    """The sizes of what is carried, bytes.
+    """Sizes of carried rows, bytes.
 
     Attributes:
-        total: of all rows, as they wait in temporary files.
+        total: of all rows, as they lie in temporary files.
         block: of the blocks of files that are in memory at once.
     """
 
@@ -448,7 +425,7 @@ NOTHING_CARRIED = Carried(0, 0)
 
 
 def carried_sizes(source: GraphSource) -> Carried:
-    """Return how much is carried of a graph."""
+    """Return the sizes of the rows of a graph that travel."""
     total = 0
     block = 0
     for arrays in itertools.chain(*arrays_of(source)):

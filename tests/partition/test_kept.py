@@ -194,7 +194,7 @@ def test_a_damaged_record_is_ignored(killed: Killed, written, caplog, change) ->
     assert written == [1, 2, 3] and caplog.messages[1] == f"{record} is ignored: it is damaged"
 
 
-OTHERS = "what a run has left in {} is of another graph or of other options, and is not used"
+OTHERS = "files of an interrupted run in {} are of another graph or of other options: not used"
 NO_PART = "no part is complete with this assignment and these features: all are written"
 
 

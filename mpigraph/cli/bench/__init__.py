@@ -1,7 +1,6 @@
-"""``python -m mpigraph bench``: measure what this machine allows, what the library reaches, and a training step.
+"""``python -m mpigraph bench``: measure the machine's limits, the library, and a training step.
 
-MPI starts with the first import of the measuring code, so that is imported when the command runs: a parser needs no
-MPI.
+The measuring code is imported when the command runs, since its import starts MPI.
 """
 
 import argparse
@@ -19,7 +18,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "bench",
         help="measure machine, library and training step",
-        description="Measure what the machine allows, what the library reaches, and the stages of a training step. "
+        description="Measure the limits of the machine, the library, and the stages of a training step. "
         "Start it as a job is started: python, mpiexec or srun. Takes about a minute.",
     )
     for name, (default, text) in Settings.options().items():

@@ -48,7 +48,7 @@ def run(settings: Settings, age: float | None, comm: Any = None) -> int:
     """Measure and report; on a server, serve.
 
     Args:
-        settings: what to measure on.
+        settings: the options.
         age: seconds since this process was started, or None.
         comm: the ranks that take part; all by default.
 
@@ -171,7 +171,7 @@ def _feature_of(g: DistGraph) -> DistTensor:
     """Return the feature to gather: "feat", else the first with rows of floats.
 
     Raises:
-        InvalidArgumentError: there is none.
+        InvalidArgumentError: there is no such feature.
     """
     names = [name for name, tensor in g.ndata.items() if len(tensor.shape) == 2 and tensor.dtype.is_floating_point]
     if not names:
@@ -179,14 +179,13 @@ def _feature_of(g: DistGraph) -> DistTensor:
     return g.ndata["feat" if "feat" in names else names[0]]
 
 
-def _say(what: str, rank: int) -> None:
-    """Say on rank 0 what begins."""
+def _say(text: str, rank: int) -> None:
     if rank == 0:
-        print(f"bench: {what}", file=sys.stderr, flush=True)
+        print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
 def process_age() -> float | None:
-    """Return the seconds since this process was started, None where the system does not say."""
+    """Return the seconds since this process was started, None where the system does not tell."""
     try:
         after_name = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2]
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(after_name.split()[19]) / os.sysconf("SC_CLK_TCK")
@@ -207,7 +206,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _memory(world: World) -> dict[str, float | None]:
-    """Peaks in MB: of this trainer; on the first trainer of a node also of its servers and of the whole node."""
+    """Return peaks in MB: of this trainer; on the first trainer of a node also of its servers and of the node."""
     figures = {"memory_trainer": _megabytes(os.getpid(), "status", "VmHWM")}
     if world.local_trainer == 0:
         near_hosts = np.flatnonzero(world.near)
@@ -221,13 +220,13 @@ def _memory(world: World) -> dict[str, float | None]:
 
 
 def _megabytes(pid: int, name: str, field: str) -> float | None:
-    """A field of ``/proc/PID/NAME``, None where it cannot be read."""
+    """Return a field of ``/proc/PID/NAME``, None where it cannot be read."""
     text = _field(f"/proc/{pid}/{name}", field)
     return int(text.removesuffix(" kB")) * 1024 / 1e6 if text else None
 
 
 def _field(path: str, name: str) -> str:
-    """The value of the first line ``name: value`` of a file of Linux's ``/proc``, empty where it cannot be read."""
+    """Return the value of the first line ``name: value`` of a file of Linux's ``/proc``, empty if it is unreadable."""
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

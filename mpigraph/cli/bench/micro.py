@@ -1,4 +1,4 @@
-"""Microbenchmarks: copies of memory, random rows near and far, rounds; timed in step with the other trainers."""
+"""Microbenchmarks: copies of memory, random local and remote rows, rounds; timed in step with the other trainers."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ Work = Callable[[], object]
 
 @collective("trainers")
 def measure_copy(world: World, seconds: float) -> dict[str, float | None]:
-    """Copy memory by numpy, far more than caches hold."""
+    """Copy memory by numpy, much more than caches hold."""
     source = np.ones(_COPY_BYTES, np.uint8)
     target = np.ones(_COPY_BYTES, np.uint8)
     (alone,), (at_once,) = _alone_then_at_once(world, [lambda: np.copyto(target, source)], seconds)
@@ -45,9 +45,9 @@ def measure_copy(world: World, seconds: float) -> dict[str, float | None]:
 
 @collective("trainers")
 def measure_rows(world: World, feature: DistTensor, seconds: float) -> dict[str, float | None]:
-    """Gather random rows into reused buffers: near ones by torch and by the library, far ones by each transport.
+    """Gather random rows into reused buffers: local ones by torch and by the library, remote ones by each transport.
 
-    By torch is ``torch.index_select(out=)`` on one thread, on the same memory (of the largest near host).
+    Torch's part is ``torch.index_select(out=)`` on one thread, on the memory of the largest local host.
     """
     window = feature.rows.window
     seconds /= 1 if world.all_near else 2
@@ -72,7 +72,8 @@ def measure_rows(world: World, feature: DistTensor, seconds: float) -> dict[str,
 def measure_rounds(session: Session, seconds: float) -> dict[str, float | None]:
     """Make rounds between the trainers alone, and empty sampling rounds with the servers.
 
-    A round is the four collective steps of ``mpi/messages.py``. There are none with one trainer, or on one node.
+    A round is the four collective steps of ``mpi/messages.py``. One trainer makes no rounds, and one node no sampling
+    rounds.
     """
     world = session.world
     figures = dict[str, float | None]()
@@ -96,19 +97,19 @@ def measure_rounds(session: Session, seconds: float) -> dict[str, float | None]:
 
 @collective("trainers")
 def open_service(session: Session) -> tuple[NeighborService, Channel]:
-    """Open a sampling service and its channel, which counts what travels."""
+    """Open a sampling service and its channel, which counts messages and bytes."""
     channel = session.control.call(Operation.OPEN_CHANNEL)
     return NeighborService(session.store, channel), channel
 
 
 def is_far(window: RowWindow, ids: I64) -> Mask:
-    """bool[n]: which rows are on another node."""
+    """Return bool[n], true for rows on another node."""
     far: Mask = ~window.world.near[window.host_of(ids)]
     return far
 
 
 def _torch_gather(window: RowWindow, count: int) -> Work:
-    """Return the work of gathering ``count`` random rows of the largest near host with torch."""
+    """Return a function that gathers ``count`` random rows of the largest local host with torch."""
     world = window.world
     rows = max((window.memory(int(host)) for host in np.flatnonzero(world.near)), key=len)
     table = torch.from_numpy(rows)
@@ -118,7 +119,6 @@ def _torch_gather(window: RowWindow, count: int) -> Work:
 
 
 def _measure_far_rows(window: RowWindow, seconds: float) -> dict[str, float | None]:
-    """Gather far rows, the transports in turn."""
     ids = _random_rows(window, near=False)
     buffer = np.empty((len(ids), *window.row_shape), window.dtype)
     transports = window.service.transports
@@ -128,7 +128,7 @@ def _measure_far_rows(window: RowWindow, seconds: float) -> dict[str, float | No
 
 
 def _random_rows(window: RowWindow, near: bool) -> I64:
-    """Random rows, near or far: int64[<= 100,000]."""
+    """Return random local or remote rows: int64[<= 100,000]."""
     hosts = np.flatnonzero(window.world.near == near)
     sizes = np.diff(window.offsets)[hosts]
     total = int(sizes.sum())
@@ -154,12 +154,12 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
 
 
 def _rate(nbytes: int, seconds: float | None) -> float | None:
-    """GB/s."""
+    """Return GB/s."""
     return None if seconds is None else nbytes / seconds / 1e9
 
 
 def _time_local(works: Sequence[Work], seconds: float) -> list[list[float]]:
-    """Return the seconds of each call of some works that need nobody else, called in turn."""
+    """Return the seconds of each call of functions that need no other rank, called in turn."""
     spent: list[list[float]] = [[] for _ in works]
     for work in works:
         work()
@@ -174,7 +174,7 @@ def _time_local(works: Sequence[Work], seconds: float) -> list[list[float]]:
 
 @collective("world.trainers")
 def _time_collective(world: World, work: Work, seconds: float) -> float:
-    """Return the median seconds of a call that all trainers make, equally often."""
+    """Return the median seconds of a call that all trainers make together."""
     work()
     begin = time.perf_counter()
     work()
@@ -190,13 +190,13 @@ def _time_collective(world: World, work: Work, seconds: float) -> float:
 
 @collective("world.trainers")
 def _alone_then_at_once(world: World, works: Sequence[Work], seconds: float) -> tuple[list[float | None], list[float]]:
-    """Time local works on one trainer of each node while the others sleep, then on all trainers at once.
+    """Time local functions on one trainer of each node while the others sleep, then on all trainers at once.
 
-    The works take turns, so that they can be compared. Alone the fastest call counts: other processes' load is not to
-    be measured.
+    The functions take turns, so that they can be compared. Alone the fastest call counts, so that the load of other
+    processes does not.
 
     Returns:
-        Seconds of each work alone (None on the trainers that slept), and at once (the median).
+        Seconds of each function alone (None on the trainers that slept), and at once (the median).
     """
     alone: list[float | None] = [None] * len(works)
     if world.local_trainer == 0:
@@ -209,6 +209,6 @@ def _alone_then_at_once(world: World, works: Sequence[Work], seconds: float) -> 
 
 @collective("world.trainers")
 def _meet(world: World, what: str) -> None:
-    """Wait for the other trainers, asleep: they may be measuring."""
+    """Sleep until all trainers are here; others may be measuring meanwhile."""
     with world.meeting(what):
         wait(world.trainers.Ibarrier(), PEERS_COMPUTE)

@@ -1,4 +1,4 @@
-"""The report of a run: the catalogue of figures, how the trainers' values become one, a table and a JSON document."""
+"""The report of a run: the catalogue of figures, the reduction over trainers, a table and a JSON document."""
 
 import json
 import time
@@ -28,11 +28,11 @@ class Entry(NamedTuple):
     Attributes:
         section: heading.
         unit: of the one value and of each trainer's.
-        text: what is measured.
-        of: what one measured value is of: a trainer, a server or a node. Servers and nodes are measured by the first
-            trainer of each node.
-        combine: how the measured values become one: their "median", "max", "min" or "sum", or, of trainers that
-            share a node's memory, the "node sum", a mean over nodes.
+        text: meaning of the figure.
+        of: subject of each value: a trainer, a server or a node. The first trainer of each node measures servers and
+            nodes.
+        combine: reduction of the values: their "median", "max", "min" or "sum", or, of trainers that share a node's
+            memory, the "node sum", a mean over nodes.
     """
 
     section: str
@@ -93,9 +93,9 @@ CATALOGUE: dict[str, Entry] = {
 def document(
     world: World, settings: Settings, machine: Mapping[str, Any], measured: Mapping[str, float | None]
 ) -> dict[str, Any]:
-    """Put all trainers' figures together; return everything about a run as JSON values.
+    """Gather all trainers' figures; return everything about a run as JSON values.
 
-    ``schema`` and ``version`` say how to read it: names, units and meanings within a version do not change.
+    Names, units and meanings do not change within a version of the schema.
     """
     unknown = measured.keys() - CATALOGUE.keys()
     if unknown:
@@ -133,7 +133,7 @@ def document(
 
 
 def in_digits(value: float) -> str:
-    """Return a number as people write it: with four digits that count, never with an exponent."""
+    """Return a number with four significant digits and no exponent."""
     return f"{value:.0f}" if value >= 1000 or value == 0 else f"{value:.4g}" if value >= 1 else f"{value:.3f}"
 
 
@@ -146,7 +146,7 @@ def _combine(how: str, each: Sequence[float | None], num_nodes: int) -> float | 
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """Return the figures of a document for people."""
+    """Return the figures of a document as text."""
     layout = report["layout"]
     machine = report["machine"]
     lines = [
@@ -187,7 +187,7 @@ def check_file_writable(path: str) -> None:
 
 
 def _whose(entry: Entry, count: int) -> str:
-    """Return what the value in a row of the table is of, where ``count`` values were measured."""
+    """Return the subject of a row's value, which is of ``count`` measurements."""
     if entry.of == "server":
         return "largest server"
     if count == 1:
@@ -199,7 +199,7 @@ def _whose(entry: Entry, count: int) -> str:
 
 
 def _spread(entry: Entry, known: list[float]) -> str:
-    """Return the smallest and largest single value, where they differ by more than a tenth or the row shows a sum."""
+    """Return the smallest and largest value, if they differ by more than a tenth or the row shows a sum."""
     is_sum = entry.combine in ("sum", "node sum")
     if len(known) < 2 or (max(known) <= 1.1 * min(known) and not is_sum):
         return ""

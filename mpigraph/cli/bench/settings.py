@@ -19,7 +19,7 @@ def _spelled(name: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure on, and for how long."""
+    """Graph, minibatches and duration of the benchmark."""
 
     nodes: int = _option(200_000, "nodes of the generated graph", 100)
     edges: int = _option(5_000_000, "its directed edges", 100)

@@ -1,4 +1,4 @@
-"""A training step in its stages, one after the other, and the same step behind a loader that samples ahead."""
+"""A training step stage by stage, and the same step behind a loader that samples ahead."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -51,7 +51,7 @@ class _Sage(nn.Module):
 
 
 class TrainingStep:
-    """Sampling, gathering and computing on one trainer; every trainer has a model of its own."""
+    """Sampling, gathering and computing on one trainer, with a model of its own."""
 
     @collective("trainers")
     def __init__(self, session: Session, g: DistGraph, feature: DistTensor, settings: Settings) -> None:
@@ -80,7 +80,7 @@ class TrainingStep:
 
     @collective("trainers")
     def measure_stages(self, seconds: float) -> dict[str, float | None]:
-        """Time the stages of a step, nothing sampled ahead, and count what travels."""
+        """Time the stages of a step without sampling ahead, and count messages and bytes."""
         service, channel = open_service(self._session)
         try:
             with self._session.sampling_with(service, RandomContext(0, 0)):
@@ -132,12 +132,12 @@ class TrainingStep:
         return figures
 
     def _agree_on_steps(self, seconds: float, step_ms: float) -> int:
-        """Return how many steps fill the time on the slowest trainer."""
+        """Return the number of steps that fill the time on the slowest trainer."""
         steps = self._session.world.allreduce_minmax(int(seconds / step_ms * 1e3), largest=False)
         return min(_MAX_STEPS, max(_MIN_STEPS, steps))
 
     def _batches(self, count: int) -> Iterator[torch.Tensor]:
-        """Yield seeds, beginning again when all nodes were taken."""
+        """Yield seeds, from the first again after the last."""
         for batch in range(count):
             positions = np.arange(batch * self._batch_size, (batch + 1) * self._batch_size)
             yield torch.from_numpy(self._nodes[positions % max(1, len(self._nodes))])
@@ -153,7 +153,7 @@ class TrainingStep:
         )
 
     def _one_step(self, seeds: torch.Tensor) -> dict[str, float]:
-        """Make one step; return the milliseconds of each stage, and how many edges were sampled."""
+        """Make one step; return the milliseconds of each stage, and the number of sampled edges."""
         totals = Totals()
         with totals:
             with span("sample"):
@@ -180,19 +180,19 @@ class TrainingStep:
         return figures
 
     def _time_gather(self, ids: I64) -> float:
-        """Return the seconds to gather a step's near rows alone; the rest of its gather is the cost of far rows."""
+        """Return the seconds to gather a step's local rows alone; the rest of its gather is for remote rows."""
         with span("fetch") as timed:
             self._gather(ids)
         return timed.seconds
 
     def _gather(self, ids: I64) -> torch.Tensor:
-        """Return rows, in a buffer that is used again."""
+        """Return rows in a reused buffer."""
         if len(ids) > len(self._buffer):
             self._buffer = np.empty((len(ids) * 5 // 4, *self._buffer.shape[1:]), self._buffer.dtype)
         return to_torch(self._feature.rows.gather(ids, self._buffer[: len(ids)]), self._feature.rows.dtype)
 
     def _compute(self, blocks: list[Block], rows: torch.Tensor) -> None:
-        """Make one step of the model; which labels there are makes no difference to its time."""
+        """Make one step of the model; its time does not depend on the labels."""
         scores = self._model(blocks, rows.float())
         loss = F.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.int64))
         self._optimizer.zero_grad()
@@ -200,7 +200,7 @@ class TrainingStep:
         self._optimizer.step()
 
     def _traffic(self, channel: Channel) -> dict[str, float]:
-        """Return what sampling and gathering have moved so far."""
+        """Return the messages and bytes of sampling and gathering so far."""
         if self._session.world.all_near:
             return {"rounds_per_batch": 0, "messages_per_batch": 0}
         rows = self._session.store.rows.traffic
@@ -213,5 +213,5 @@ class TrainingStep:
 
 
 def _exchange_seconds(totals: Snapshot) -> float:
-    """Return the seconds that went into transfer and waiting for others."""
+    """Return the seconds of transfer and of waiting for other ranks."""
     return totals.seconds("meet") - totals.seconds("answer")

@@ -24,21 +24,21 @@ __all__ = ["Coarsening", "assign", "multilevel_assign"]
 
 AIM = 1.03  # over the mean, which leaves METIS's k-way method's balance as it is
 CAP = 7  # mean weights at the target
-_READ, _COARSENED, _CUT = 0.25, 0.5, 0.6  # of the time, about, has passed then
+_READ, _COARSENED, _CUT = 0.25, 0.5, 0.6  # of the time has passed by then, about
 
 Report = Callable[[float], None]
-"""Gets the fraction of the work that is done, about."""
+"""Gets the approximate fraction of the work that is done."""
 
 
 class Coarsening(NamedTuple):
-    """When to stop clustering.
+    """The end of clustering: the target is the largest of three numbers of nodes.
 
     Attributes:
-        least: a level of so many nodes is not made smaller,
-        fraction: nor one with this fraction of the nodes,
-        of_parts: nor one of so many nodes for each part.
-        slack: nor one of so many times more; it would have nearly as many edges again.
-        levels: at most so many times.
+        least: number of nodes.
+        fraction: fraction of the finest level's nodes.
+        of_parts: nodes for each part.
+        slack: a level of up to this many times the target stays; a further one would have nearly as many edges.
+        levels: the most levels to add.
     """
 
     least: int = 30_000
@@ -65,14 +65,14 @@ def assign(
 
     Args:
         exchange: the ranks; ``Exchange()`` for one alone, ``MPIExchange(comm)`` for those of a communicator.
-        bounds: int64[ranks + 1], who owns which nodes.
+        bounds: int64[ranks + 1], the nodes that each rank owns.
         edges: this rank's share, in chunks: ``(src, dst)`` int64[k] each.
         weights: int64[own nodes, criteria], >= 0.
         num_parts: number of parts, >= 1; may exceed the number of nodes.
         seed: equal seeds give equal assignments.
-        scratch: for what does not fit into memory.
-        coarsening: when to stop clustering.
-        report: what to report to.
+        scratch: for temporary files.
+        coarsening: the end of clustering.
+        report: gets the progress.
 
     Returns:
         int32[own nodes].
@@ -122,20 +122,10 @@ def multilevel_assign(
     scratch: Scratch | None = None,
     report: Report = lambda fraction: None,
 ) -> I32:
-    """Assign every node of every type to a part. All relations count alike.
+    """Assign every node of every type to a part: int32[own nodes]. All relations count alike.
 
-    Args:
-        source: the graph; each rank reads its share.
-        num_parts: as for :func:`assign`, like the arguments that are not named here.
-        criteria: what to balance, of the own nodes.
-        seed: see there.
-        exchange: see there.
-        bounds: int64[ranks + 1], who owns which nodes, types one after the other; one rank owns all by default.
-        scratch: see there.
-        report: see there.
-
-    Returns:
-        int32[own nodes].
+    Each rank reads its share of the source, and gives the criteria of its own nodes, types one after the other. Other
+    arguments are those of :func:`assign`; by default one rank owns all nodes.
     """
     bounds = source.node_bases[[0, -1]] if bounds is None else bounds
     own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
@@ -159,11 +149,11 @@ def _all_edges(source: GraphSource, exchange: Exchange, report: Report) -> Itera
 
 
 def _limits(totals: I64, num_parts: int) -> I64:
-    """Return int64[criteria], what a part may hold: 3 % over the mean, and one more than it if 5 % allow that."""
+    """Return int64[criteria], the limits of a part: 3 % over the mean, and the mean + 1 if 5 % allow that."""
     means: F64 = totals / num_parts
     ceiling = np.ceil(means)
-    wanted = np.maximum(np.floor(means * AIM), ceiling + 1)
-    limits: F64 = np.maximum(np.minimum(wanted, np.floor(means * TOLERANCE)), ceiling)
+    aim = np.maximum(np.floor(means * AIM), ceiling + 1)
+    limits: F64 = np.maximum(np.minimum(aim, np.floor(means * TOLERANCE)), ceiling)
     return limits.astype(np.int64)
 
 
@@ -193,7 +183,7 @@ def _coarsest(
 
 
 def _effort(depth: int, criteria: int) -> Effort:
-    """How hard to refine a level; with many criteria parts must not get far beyond their limits."""
+    """Return the effort for a level; with many criteria parts must not exceed their limits far."""
     many = criteria >= 3
     inflow = 1.02 if many else 1.1
     return Effort(8 if depth == 0 else 16, 1 if depth == 0 else 3, inflow, 3 if many else 0)

@@ -1,10 +1,11 @@
 """Size-constrained label propagation: every node joins the cluster to which most of its edges lead, as caps allow.
 
-After Meyerhenke, Sanders, Schulz (see the package), in synchronous sub-rounds: in each it is the turn of the nodes with
-one value of a hash modulo 8. They choose by what was before; the owner of a cluster lets them in by the order of hashes
-until the cap. So neither the number of ranks nor the order of nodes matters, and neighbours seldom swap places.
-What stays alone is packed afterwards with others that would like to join the same cluster (two-hop clustering: LaSalle
-et al., "Improving Graph Partitioning for Modern Graphs and Architectures", IA3 2015), and nodes without edges together.
+After Meyerhenke, Sanders, Schulz (see the package), in synchronous sub-rounds, one for each value of a hash of nodes
+modulo 8. Nodes choose by the state before the sub-round; the owner of a cluster admits them in the order of hashes
+until the cap. So the result depends neither on the number of ranks nor on the order of nodes, and neighbours seldom
+swap places. Nodes that stay alone are packed afterwards with others that prefer the same cluster (two-hop clustering:
+LaSalle et al., "Improving Graph Partitioning for Modern Graphs and Architectures", IA3 2015), and nodes without edges
+together.
 """
 
 import numpy as np
@@ -25,14 +26,7 @@ _ISOLATED = 64  # nodes without edges that are packed together, at least
 
 @collective("ranks")
 def find_clusters(level: Level, caps: I64, target: int, seed: int) -> "Clusters":
-    """Cluster the nodes of a level, until there are no more than ``target`` clusters.
-
-    Args:
-        level: the graph.
-        caps: int64[criteria], what a cluster may weigh.
-        target: when to stop.
-        seed: for ties.
-    """
+    """Cluster the nodes of a level until at most ``target`` clusters are left; see :class:`Clusters`."""
     clusters = Clusters(level, caps, seed)
     for turn in range(ITERATIONS * TURNS):
         if clusters.count() <= target:
@@ -49,15 +43,15 @@ class Clusters:
 
     Args:
         level: the graph.
-        caps: int64[criteria], what a cluster may weigh.
+        caps: int64[criteria], the largest weight of a cluster.
         seed: for ties.
 
     Attributes:
         labels: int32[n + ghosts], a position in ``table`` for each node.
         table: the level's, in which a cluster has the position of the node that it began with.
-        loads: int64[clusters, criteria], what each known cluster weighs.
-        members: int32[n], how many nodes each cluster has that began with an own node.
-        mirror: by which owners tell of clusters.
+        loads: int64[clusters, criteria], the weight of each known cluster.
+        members: int32[n], the number of nodes of each cluster that began with an own node.
+        mirror: keeps copies of remote clusters up to date.
         rating: int32[clusters], zeros, and ``touched`` int32[clusters]: working memory of kernels.
     """
 
@@ -90,17 +84,18 @@ class Clusters:
         nodes = np.empty(level.num_own, np.int32)
         labels = np.empty(level.num_own, np.int32)
         salt = combine(self._seed, 1, turn // TURNS)
-        found = propose_labels(
+        count = propose_labels(
             level.indptr, level.indices, level.edge_weights, level.weights, self.labels, self.table.keys,
             self.loads, self._caps, turn % TURNS, salt, self.rating, self.touched, nodes, labels,
         )  # fmt: skip
-        nodes = nodes[:found]
+        nodes = nodes[:count]
+        labels = labels[:count]
         keys = self.table.keys
-        wanted = keys[labels[:found]]
-        route = Route(level.exchange, self.mirror.owners(wanted))
-        came = route.there(np.concatenate([wanted[:, None], keys[nodes, None], level.weights[nodes]], axis=1))
+        targets = keys[labels]
+        route = Route(level.exchange, self.mirror.owners(targets))
+        came = route.there(np.concatenate([targets[:, None], keys[nodes, None], level.weights[nodes]], axis=1))
         accepted = route.back(self._let_in(came, combine(self._seed, 2, turn))[:, None])[:, 0] == 1
-        self._move(nodes[accepted], labels[:found][accepted])
+        self._move(nodes[accepted], labels[accepted])
 
     def _let_in(self, came: I64, salt: np.uint64) -> I64:
         """Judge rows of (cluster, node, weights ...); return int64[p], 1 where the node may join."""
@@ -117,7 +112,7 @@ class Clusters:
         return answers
 
     def _move(self, nodes: I32, labels: I32) -> None:
-        """Move own nodes to clusters that have let them in, and tell the ranks that follow them."""
+        """Move own nodes to clusters that have admitted them, and tell the ranks that follow them."""
         level = self._level
         left = self.table.keys[self.labels[nodes]]
         route = Route(level.exchange, self.mirror.owners(left))
@@ -150,7 +145,7 @@ class Clusters:
 
     @collective("ranks")
     def pack(self) -> None:
-        """Join nodes that are alone with others that would join the same cluster; those without edges by hash."""
+        """Join nodes that are alone with others that prefer the same cluster; nodes without edges by hash."""
         level = self._level
         own = np.arange(level.num_own)
         alone = own[(self.members == 1) & (self.labels[: level.num_own] == own)]

@@ -24,8 +24,8 @@ class Descent:
     Attributes:
         labels: int32[n + ghosts], the cluster of each node of the finer level.
         leaders: int64[coarse n], the own nodes of the finer level with which the own clusters began.
-        mirror: by which owners tell of clusters.
-        num_clusters: how many clusters this rank knows.
+        mirror: keeps copies of remote clusters up to date.
+        num_clusters: number of clusters that this rank knows.
     """
 
     labels: I32
@@ -55,11 +55,6 @@ def contract(level: Level, clusters: Clusters, scratch: Scratch) -> tuple[Level,
 
     Weights of edges between two clusters are added up, and those of nodes in each criterion. A cluster stays with the
     owner of the node that it began with.
-
-    Args:
-        level: the finer level.
-        clusters: of its nodes.
-        scratch: for what does not fit into memory.
     """
     own = level.num_own
     exchange = level.exchange
@@ -82,7 +77,7 @@ def contract(level: Level, clusters: Clusters, scratch: Scratch) -> tuple[Level,
 
 
 class _Merging:
-    """Rows of clusters, made of the own nodes' rows, some at a time."""
+    """Rows of clusters, merged from the own nodes' rows, piece by piece."""
 
     def __init__(self, level: Level, clusters: Clusters, scratch: Scratch) -> None:
         labels = clusters.labels[: level.num_own]
@@ -103,15 +98,15 @@ class _Merging:
         return len(self._labels)
 
     def end_of(self, first: int, entries: int) -> int:
-        """Return the row behind as many from ``first`` on as have so many entries before merging, at least one."""
+        """Return the end of the rows from ``first`` on that have at most ``entries`` before merging; at least one."""
         last = int(np.searchsorted(self._sizes, self._sizes[first] + entries, side="right")) - 1
         return min(max(last, first + 1), self.num_rows)
 
     def rows(self, first: int, last: int) -> tuple[I64, I32, I32]:
-        """Return indptr int64[rows + 1], labels and weights int32[m] of some rows."""
+        """Return indptr int64[rows + 1], labels and weights int32[m] of a range of rows."""
         most = int(self._sizes[last] - self._sizes[first])
         indptr = np.zeros(last - first + 1, np.int64)
-        labels = self._scratch.empty(most, np.int32)  # pages beyond what is used are never touched
+        labels = self._scratch.empty(most, np.int32)  # unused pages are never touched
         weights = self._scratch.empty(most, np.int32)
         level = self.level
         end = merge_rows(
@@ -122,7 +117,7 @@ class _Merging:
         return indptr, labels[:end], weights[:end]
 
     def edges(self, first: int, last: int) -> I64:
-        """Return int64[m, 3] of some rows: the keys of both clusters, and the weight."""
+        """Return int64[m, 3] of a range of rows: the keys of both clusters, and the weight."""
         known = self._clusters.table.keys
         indptr, labels, weights = self.rows(first, last)
         edges = np.empty((len(labels), 3), np.int64)
@@ -133,7 +128,7 @@ class _Merging:
 
 
 def _assembled(merging: _Merging, table: NodeTable, num_rows: int, scratch: Scratch) -> tuple[I64, I32, I32]:
-    """Send merged rows to the owners of their clusters, in rounds, and join what has come from several ranks."""
+    """Send merged rows to the owners of their clusters, in rounds, and join rows from several ranks."""
     level = merging.level
     arrived = MatrixSpill(scratch, num_rows, 3, np.int32)
     row = 0

@@ -1,4 +1,4 @@
-"""A symmetric graph cut over ranks: each has the rows of the nodes that it owns, and *ghosts*, the far ends of edges.
+"""A symmetric graph on several ranks: each has the rows of the nodes that it owns, and *ghosts*, remote ends of edges.
 
 Local ids count the own nodes first, by ascending key, then the ghosts.
 """
@@ -37,11 +37,11 @@ def hashes(keys: I64, salt: np.uint64) -> U64:
 
 
 class Mirror:
-    """What owners tell the ranks that follow some of their nodes.
+    """Values of nodes that their owners send to the ranks that follow these nodes.
 
     Args:
         exchange: the ranks.
-        bounds: int64[ranks + 1], who owns which keys.
+        bounds: int64[ranks + 1], the keys that each rank owns.
         own_keys: int64[n], ascending.
     """
 
@@ -50,7 +50,7 @@ class Mirror:
         self.bounds = bounds
         self._own_keys = own_keys
         self._told: list[list[I32]] = [[] for _ in range(exchange.size)]  # own nodes that each rank follows
-        self._followed: list[list[I32]] = [[] for _ in range(exchange.size)]  # positions here of those that we follow
+        self._followed: list[list[I32]] = [[] for _ in range(exchange.size)]  # positions of followed nodes
 
     @property
     def num_own(self) -> int:
@@ -65,11 +65,11 @@ class Mirror:
         return other
 
     def owners(self, keys: I64) -> I64:
-        """Return int64[n], the ranks that own some keys."""
+        """Return int64[n], the ranks that own keys."""
         return owners_of(self.bounds, keys)
 
     def positions(self, keys: I64) -> I64:
-        """Return int64[n], which of the own nodes have these keys."""
+        """Return int64[n], the numbers of the own nodes with these keys."""
         return np.searchsorted(self._own_keys, keys).astype(np.int64)
 
     @collective("ranks")
@@ -78,7 +78,7 @@ class Mirror:
 
         Args:
             keys: int64[k], not followed yet.
-            positions: int64[k], where this rank keeps what it is told of them.
+            positions: int64[k], where this rank keeps their values.
             values: int64[n, columns], of the own nodes, as of now.
 
         Returns:
@@ -97,14 +97,14 @@ class Mirror:
 
     @collective("ranks")
     def update(self, changed: Mask | None, values: I64) -> tuple[I32, I64]:
-        """Tell the followers of own nodes their values.
+        """Send the values of own nodes to their followers.
 
         Args:
-            changed: bool[n], those of whom there is news; None: all.
+            changed: bool[n], the nodes to send; None: all.
             values: int64[n, columns].
 
         Returns:
-            int32[k], positions of followed nodes of which there is news, and int64[k, columns], their values.
+            int32[k], positions of followed nodes that have changed, and int64[k, columns], their values.
         """
         size = self.exchange.size
         if size == 1:
@@ -133,8 +133,8 @@ class NodeTable:
 
     Args:
         own_keys: int64[n].
-        num_keys: keys lie below.
-        alone: whether there are no others.
+        num_keys: above the largest key.
+        alone: there are no other nodes.
     """
 
     def __init__(self, own_keys: I64, num_keys: int, alone: bool) -> None:
@@ -151,16 +151,16 @@ class NodeTable:
         return self._keys
 
     def positions(self, keys: Array) -> I32:
-        """Return int32[n], the positions of keys, which get one if they have none."""
+        """Return int32[n], the positions of keys, adding those that are new."""
         if self._alone:
             return np.searchsorted(self._keys, keys).astype(np.int32)
-        assert self._ids is not None, "no positions are asked for any more"
-        found = self._ids.insert(keys)
+        assert self._ids is not None, "closed"
+        positions = self._ids.insert(keys)
         self._keys = self._ids.ids
-        return found
+        return positions
 
     def close(self) -> None:
-        """Keep the keys alone: no more positions are asked for."""
+        """Keep only the keys: no more positions are looked up."""
         self._ids = None
 
 
@@ -169,13 +169,13 @@ class Level:
     """One level of the hierarchy, as one rank has it.
 
     Attributes:
-        table: positions of own nodes and ghosts, and perhaps of others behind them.
+        table: positions of own nodes and ghosts, and perhaps of other nodes behind them.
         num_nodes: n + ghosts.
         indptr: int64[n + 1].
         indices: int32[m], local ids.
         edge_weights: int32[m], or empty: all 1.
         weights: int64[n, criteria].
-        ghosts: by which owners tell of the ghosts.
+        ghosts: keeps values of the ghosts up to date.
     """
 
     table: NodeTable
@@ -202,7 +202,7 @@ class Level:
         return self.ghosts.exchange
 
     def parked(self, scratch: Scratch) -> "Level":
-        """Return the level with its edges out of the way, while others are worked on."""
+        """Return the level with its edges in files, while other levels are worked on."""
         return replace(self, indices=scratch.park(self.indices), edge_weights=scratch.park(self.edge_weights))
 
     @collective("ranks")
@@ -224,10 +224,10 @@ class Level:
         edge_weights: I32,
         weights: I64,
     ) -> "Level":
-        """Return a level whose rows are complete, after its ghosts' owners were told.
+        """Return a level of complete rows; the owners of its ghosts learn that this rank follows them.
 
-        The arguments are attributes of the class; ``bounds``, int64[ranks + 1], says who owns which keys, and ``table``
-        holds own nodes and ghosts alone.
+        Arguments are attributes of the class; ``bounds``, int64[ranks + 1], has the keys that each rank owns, and
+        ``table`` holds own nodes and ghosts alone.
         """
         keys = table.keys
         own = len(indptr) - 1
@@ -240,17 +240,16 @@ class Level:
 def level_of_edges(
     exchange: Exchange, bounds: I64, chunks: Iterable[tuple[I64, I64]], weights: I64, scratch: Scratch
 ) -> Level:
-    """Return the finest level: edges travel, wherever they were read, to the owners of both ends.
+    """Return the finest level: ranks send edges to the owners of both ends; self loops and repeats are dropped.
 
-    Self loops and repeats are dropped. Each round sends a chunk of every rank, so chunks bound what is in transit.
-
+    Each round sends a chunk of every rank, so chunks bound the memory of messages.
 
     Args:
         exchange: the ranks.
-        bounds: int64[ranks + 1], who owns which nodes.
+        bounds: int64[ranks + 1], the nodes that each rank owns.
         chunks: this rank's edges, ``(src, dst)`` int64[k] each; ranks may have different numbers of chunks.
         weights: int64[own nodes, criteria].
-        scratch: for what does not fit into memory.
+        scratch: for temporary files.
     """
     first, last = (int(bound) for bound in bounds[exchange.rank : exchange.rank + 2])
     total = int(bounds[-1])
@@ -268,7 +267,7 @@ def level_of_edges(
         rows[:, 0] -= first
         arrived.add(rows)
     indptr = np.zeros(last - first + 1, np.int64)
-    neighbours = scratch.empty(arrived.num_entries, dtype)  # pages that repeats would have taken are never touched
+    neighbours = scratch.empty(arrived.num_entries, dtype)  # pages that only repeats would need are never touched
     kept = 0
     for begin, end, starts, (sources,) in arrived.take():
         kept = distinct_in_rows(starts, sources, neighbours, kept, indptr[begin : end + 1])
@@ -284,7 +283,7 @@ def level_of_edges(
 
 
 def _runs(counts: I64) -> Iterator[tuple[int, int, int]]:
-    """Yield (rank, begin, end) of consecutive runs, leaving out empty ones."""
+    """Yield (rank, begin, end) of consecutive runs that are not empty."""
     ends = np.cumsum(counts)
     for rank, (end, count) in enumerate(zip(ends.tolist(), counts.tolist(), strict=True)):
         if count:
@@ -292,7 +291,7 @@ def _runs(counts: I64) -> Iterator[tuple[int, int, int]]:
 
 
 def _joined(chunks: list[I32]) -> I32:
-    """Return what some chunks hold together, which replaces them."""
+    """Return the concatenation of chunks, which replaces them."""
     if len(chunks) != 1:
         chunks[:] = [np.concatenate(chunks) if chunks else np.empty(0, np.int32)]
     return chunks[0]

@@ -1,7 +1,7 @@
-"""The coarsest level is cut by METIS on rank 0.
+"""Cutting the coarsest level by METIS on rank 0.
 
-METIS's memory grows with the edges, so of a large coarse graph only a sample goes there: an edge of weight w is kept
-with probability min(1, w / t) by a hash of its ends, with weight max(w, t), which leaves the expected cut as it is.
+METIS's memory grows with the edges, so it gets a sample of a large coarse graph: a hash of its ends keeps an edge of
+weight w with probability min(1, w / t), with weight max(w, t), which leaves the expected cut as it is.
 """
 
 from collections.abc import Iterator
@@ -28,17 +28,7 @@ _CHUNK = 1 << 20  # edges looked at together
 
 @collective("ranks")
 def initial_parts(level: Level, num_parts: int, limits: I64, seed: int) -> I32:
-    """Cut the coarsest level.
-
-    Args:
-        level: the graph.
-        num_parts: number of parts.
-        limits: int64[criteria], what a part may hold.
-        seed: for METIS, and for the sample.
-
-    Returns:
-        int32[n + ghosts].
-    """
+    """Cut the coarsest level into parts within ``limits``, int64[criteria]; return int32[n + ghosts]."""
     exchange = level.exchange
     own = level.num_own
     nodes = exchange.gather_to_first(np.concatenate([level.keys[:own, None], level.weights], axis=1))
@@ -55,13 +45,9 @@ def initial_parts(level: Level, num_parts: int, limits: I64, seed: int) -> I32:
 
 
 def spread(weights: I64, keys: I64, num_parts: int, seed: int) -> I32:
-    """Deal nodes out evenly, whatever their edges: those of equal weights in turn, in the order of hashes.
+    """Spread nodes evenly, regardless of edges: nodes of equal weights in turn, in the order of hashes.
 
-    Args:
-        weights: int64[n, criteria].
-        keys: int64[n].
-        num_parts: number of parts.
-        seed: another order for each.
+    ``weights`` are int64[n, criteria], ``keys`` int64[n].
     """
     order = np.lexsort((hashes(keys, combine(seed, 6)), *(-weights.T)))
     parts = np.empty(len(keys), np.int32)
@@ -70,12 +56,7 @@ def spread(weights: I64, keys: I64, num_parts: int, seed: int) -> I32:
 
 
 def violation(loads: I64, limits: I64) -> float:
-    """Return by how much parts exceed their limits, in limits, all criteria and parts together.
-
-    Args:
-        loads: int64[parts, criteria].
-        limits: int64[criteria].
-    """
+    """Return by how much loads int64[parts, criteria] exceed limits int64[criteria], in limits, summed over all."""
     return float((np.maximum(loads - limits, 0) / np.maximum(limits, 1)).sum())
 
 
@@ -127,14 +108,10 @@ def _threshold(histogram: I64) -> int:
 
 
 def _cut(nodes: I64, sample: list[I64], num_parts: int, limits: I64, seed: int) -> I32:
-    """Cut what has come to rank 0; the best of some attempts.
+    """Cut the gathered level on rank 0; return the best of several attempts.
 
-    Args:
-        nodes: int64[n, 1 + criteria], key and weights, by ascending key.
-        sample: int64[m, 3], keys of both ends and weight; taken out, so that the memory is free for METIS.
-        num_parts: as for :func:`initial_parts`, like the next ones.
-        limits: see there.
-        seed: see there.
+    ``nodes``, int64[n, 1 + criteria], has keys, ascending, and weights; ``sample``, int64[m, 3], the keys of both ends
+    and the weight: it is emptied, so that METIS can use the memory.
     """
     keys = nodes[:, 0]
     weights = np.ascontiguousarray(nodes[:, 1:])
@@ -148,7 +125,7 @@ def _cut(nodes: I64, sample: list[I64], num_parts: int, limits: I64, seed: int) 
         try:
             seed_there = int(combine(seed, 9, attempt)) >> 33
             parts = metis_cut(adjacency, edge_weights, num_parts, criteria, seed=seed_there)
-        except PartitionError as error:  # some graphs with several criteria: what was spread is refined
+        except PartitionError as error:  # happens with several criteria: the even spread is refined
             get_logger().info("initial parts: %s", error)
             continue
         value = _value(parts, adjacency, edge_weights, weights, num_parts, limits)
@@ -159,7 +136,7 @@ def _cut(nodes: I64, sample: list[I64], num_parts: int, limits: I64, seed: int) 
 
 
 def _rows_of(keys: I64, edges: I64) -> tuple[Adjacency, I64]:
-    """Return adjacency and edge weights in an order that hangs on keys alone, as METIS's result hangs on it."""
+    """Return adjacency and edge weights in an order that depends on keys alone, since METIS's result depends on it."""
     pairs = np.searchsorted(keys, edges[:, 0]) * len(keys)
     pairs += np.searchsorted(keys, edges[:, 1])
     order = np.argsort(pairs)
@@ -175,7 +152,7 @@ def _rows_of(keys: I64, edges: I64) -> tuple[Adjacency, I64]:
 def _value(
     parts: I32, adjacency: Adjacency, edge_weights: I64, weights: I64, num_parts: int, limits: I64
 ) -> tuple[float, int]:
-    """How far out of balance, and the cut."""
+    """Return the violation of the limits, and the cut."""
     loads = np.zeros((num_parts, weights.shape[1]), np.int64)
     np.add.at(loads, parts, weights)
     cut = np.repeat(parts, np.diff(adjacency.indptr)) != parts[adjacency.indices]

@@ -1,9 +1,9 @@
 """Refinement of parts after Jet (see the package), by synchronous moves of all nodes at once, and rebalancing.
 
-An iteration: each node that did not move in the last one looks for a better part, and may lose a little; a move is kept
-if it loses nothing once all neighbours that gain more have moved; then parts that became too heavy give nodes away. The
-best state of all iterations is kept. Where more would move than a part can take, a histogram over gain and hash, summed
-over the ranks, says who may.
+In an iteration, each node that did not move in the last one looks for a better part, and may lose a little; a move is
+kept if it loses nothing once all neighbours that gain more have moved; then parts that became too heavy lose nodes. The
+best state of all iterations is kept. Where more nodes would move than a part can take, a histogram over gain and
+hash, summed over the ranks, selects them.
 """
 
 from typing import NamedTuple
@@ -30,13 +30,13 @@ _HASH_BITS = 4
 
 
 class Effort(NamedTuple):
-    """How hard to try on a level.
+    """The effort of refinement on a level.
 
     Attributes:
         iterations: of moving and rebalancing.
-        quarters: a move may lose so many quarters of the weight of edges to the own part.
-        inflow: how far above its limit a part may grow before it is rebalanced.
-        polish: iterations at the end in which only moves that keep the balance are made.
+        quarters: a move may lose this many quarters of the weight of edges to the own part.
+        inflow: factor of its limit to which a part may grow before it is rebalanced.
+        polish: iterations at the end that only make moves that keep the balance.
     """
 
     iterations: int
@@ -47,7 +47,7 @@ class Effort(NamedTuple):
 
 @collective("ranks")
 def global_loads(level: Level, parts: I32, num_parts: int) -> I64:
-    """Return int64[parts, criteria], what the parts weigh."""
+    """Return int64[parts, criteria], the weights of the parts."""
     loads = np.zeros((num_parts, 1, level.weights.shape[1]), np.int64)
     own = parts[: level.num_own]
     tally(own, np.zeros(len(own), np.int64), level.weights, loads)
@@ -56,20 +56,7 @@ def global_loads(level: Level, parts: I32, num_parts: int) -> I64:
 
 @collective("ranks")
 def refine(level: Level, parts: I32, num_parts: int, limits: I64, effort: Effort, seed: int, last: bool) -> I32:
-    """Improve parts.
-
-    Args:
-        level: the graph.
-        parts: int32[n + ghosts].
-        num_parts: number of parts.
-        limits: int64[criteria], what a part may hold.
-        effort: how hard to try.
-        seed: for ties.
-        last: whether this is the finest level, where what is out of balance must be mended.
-
-    Returns:
-        int32[n + ghosts].
-    """
+    """Improve parts, int32[n + ghosts], within limits, int64[criteria]; the ``last`` level must end in balance."""
     refinement = _Refinement(level, parts, num_parts, limits, seed)
     refinement.rebalance(REBALANCING_ROUNDS)
     refinement.iterate(effort.iterations, effort.quarters, effort.inflow, keeping=False)
@@ -105,7 +92,7 @@ class _Refinement:
 
     @collective("ranks")
     def iterate(self, iterations: int, quarters: int, inflow: float, keeping: bool) -> None:
-        """Move and rebalance some times; stop early when nothing moves."""
+        """Move and rebalance ``iterations`` times; stop early when nothing moves."""
         own = self._level.num_own
         idle = 0
         self._locked[:] = False
@@ -139,8 +126,8 @@ class _Refinement:
     def rebalance(self, rounds: int) -> None:
         """Move nodes out of overloaded parts, those that lose least first.
 
-        Where no part can take what another has too much of, as with several criteria, the worst criterion comes first:
-        for a round the others may get somewhat beyond their limits, and those go first that weigh most in it.
+        Where no part can take the excess of another, as with several criteria, the worst criterion comes first: for a
+        round the others may exceed their limits a little, and nodes that weigh most in the worst one move first.
         """
         own = self._level.num_own
         stuck = False
@@ -171,7 +158,7 @@ class _Refinement:
                 self.compare()
 
     def _look_out(self, limits: I64, caps: I64) -> None:
-        """Find for nodes of parts above the limits another part, which must stay within the caps."""
+        """Look for targets, within the caps, of nodes in parts above the limits."""
         level = self._level
         leaving_parts(
             level.indptr, level.indices, level.edge_weights, level.weights, level.keys, self.parts, self._loads,
@@ -183,7 +170,7 @@ class _Refinement:
         return combine(self._seed, 8, self._step)
 
     def _look(self, quarters: int, keeping: bool) -> int:
-        """Find where each node would go; return the weight of the cut, each edge twice."""
+        """Look for the best part of each node; return the weight of the cut, each edge twice."""
         level = self._level
         cut = best_parts(
             level.indptr, level.indices, level.edge_weights, level.weights, level.keys, self.parts, self._locked,
@@ -226,7 +213,7 @@ class _Refinement:
         self._level.tell(self.parts, changed)
 
     def _within(self, nodes: I64, quota: I64) -> Mask:
-        """Choose those of the nodes that may go to their targets, the best first: bool[k]."""
+        """Choose the nodes that may move to their targets, the best first: bool[k]."""
         groups = self._targets[nodes]
         inflow = np.zeros((len(quota), 1, quota.shape[1]), np.int64)
         tally(groups, np.zeros(len(nodes), np.int64), self._level.weights[nodes], inflow)
@@ -242,7 +229,7 @@ class _Refinement:
         return chosen
 
     def _by_gain(self, nodes: I64) -> I64:
-        """Rank nodes, int64[k] in [1, 63]: lower for more gain by size, in half octaves on both sides of nothing."""
+        """Rank nodes, int64[k] in [1, 63]: lower for more gain by size, in half octaves on both sides of 0."""
         gains = self._gains[nodes]
         value: F64 = np.abs(gains) * 1024.0 / self._sizes[nodes]
         mantissa, exponent = np.frexp(value)
@@ -250,7 +237,7 @@ class _Refinement:
         return 32 - np.sign(gains) * steps
 
     def _by_weight(self, nodes: I64, criterion: int) -> I64:
-        """Rank nodes, int64[k] in [0, 63]: lower for those that weigh more in a criterion than in others."""
+        """Rank nodes, int64[k] in [0, 63]: lower for nodes that weigh more in a criterion than in others."""
         weights = self._level.weights[nodes, criterion]
         fraction: F64 = np.minimum(weights * self._scale[criterion] / self._sizes[nodes], 1.0)
         return np.floor(63 * (1 - fraction)).astype(np.int64)
@@ -279,12 +266,12 @@ class _Refinement:
 def _first_bins(
     exchange: Exchange, groups: I32, bins: I64, weights: I64, bounds: I64, enough: bool, last: bool = False
 ) -> tuple[Mask, I64, I64]:
-    """Choose whole bins of each group; return who is chosen, the first bin that is not, and what is left for it."""
+    """Choose whole bins of each group; return the chosen nodes, the first bin left out, and the bounds left for it."""
     table = np.zeros((len(bounds), _BINS, bounds.shape[1]), np.int64)
     tally(groups, bins, weights, table)
     table = exchange.total(table)
     ends = np.cumsum(table, axis=1)
-    if enough:  # a bin is wanted whole while what comes before and with it is not enough
+    if enough:  # take a bin whole while its end does not reach the bounds
         fits = np.any(ends < bounds[:, None], axis=2)
     else:
         fits = np.all(ends <= bounds[:, None], axis=2)
@@ -296,7 +283,7 @@ def _first_bins(
 
 @collective("ranks")
 def _scale(level: Level) -> F64:
-    """Return float64[criteria]: times this the mean weights are 1024 together."""
+    """Return float64[criteria], factors that make the mean weights 1024 together."""
     totals = level.exchange.total(np.append(level.weights.sum(axis=0), level.num_own))
     scale: F64 = 1024.0 * totals[-1] / np.maximum(totals[:-1], 1) / max(np.count_nonzero(totals[:-1]), 1)
     return scale
