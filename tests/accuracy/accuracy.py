@@ -77,7 +77,7 @@ def main():
         results = measure(args.data / f"{name}.npz", name, args.starts, args.seeds, args.method)
         rows.append([name, *map(cell, results.values())])
         reference, floor = np.mean(results["reference"]), GRAPHS[name].floor
-        for start, mean in ((start, np.mean(found)) for start, found in results.items()):
+        for start, mean in ((start, np.mean(result)) for start, result in results.items()):
             if abs(mean - reference) > LIMIT or mean < floor:
                 failures.append(f"{name}, {start}: {mean:.2f} (reference {reference:.2f}, floor {floor})")
     settings = settings_line(args.graphs, args.seeds)
@@ -145,13 +145,13 @@ def measure(path, name, starts, seeds, method):
 
 def repeat(what, seeds, run):
     """Run once for each seed; return the percents of all by measure."""
-    found = []
+    result = []
     for seed in seeds:
         begin = time.perf_counter()
-        found.append(run(seed))
-        said = ", ".join(f"{measure} {value:.4f}" for measure, value in found[-1].items())
+        result.append(run(seed))
+        said = ", ".join(f"{measure} {value:.4f}" for measure, value in result[-1].items())
         print(f"{time.perf_counter() - begin:6.1f} s  {what}, seed {seed}: {said}", file=sys.stderr)
-    return {measure: [100 * one[measure] for one in found] for measure in found[0]}
+    return {measure: [100 * one[measure] for one in result] for measure in result[0]}
 
 
 def train(directory, name, start, seed):

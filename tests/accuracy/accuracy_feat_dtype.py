@@ -38,14 +38,14 @@ def main():
                 command += [] if dtype == "float32" else ["--feat-dtype", dtype]
                 output([*command, "--method", args.method, "-o", f"{folder}/{dtype}"], {})
             for start in args.starts:
-                found = {}
+                result = {}
                 for dtype in DTYPES:
                     run = partial(train, f"{folder}/{dtype}", name, STARTS[start])
-                    found[dtype] = repeat(f"{name}, {start}, {dtype}", args.seeds, run)["test"]
-                    off = np.mean(found[dtype]) - np.mean(found["float32"])
+                    result[dtype] = repeat(f"{name}, {start}, {dtype}", args.seeds, run)["test"]
+                    off = np.mean(result[dtype]) - np.mean(result["float32"])
                     if abs(off) > LIMIT:
                         failures.append(f"{name}, {start}: {dtype} is {off:+.2f} from float32")
-                rows.append([name, STARTS[start].title, *map(cell, [reference, *found.values()])])
+                rows.append([name, STARTS[start].title, *map(cell, [reference, *result.values()])])
     titles = ["graph", "start", "plain torch", *DTYPES]
     print(line(titles), "|---" * len(titles) + "|", *map(line, rows), sep="\n")
     print(f"\nSettings: those of accuracy.py, seeds {args.seeds}, {WIDTH} features.")

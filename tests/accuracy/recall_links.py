@@ -25,14 +25,14 @@ import link_prediction as example  # noqa: E402 - the path comes first
 def recall(g, rows, src, dst, args, device):
     """Print the recall at K of the edges from ``src`` to ``dst``."""
     num = g.num_nodes()
-    wanted, pairs = torch.bincount(src, minlength=num), src * num + dst
-    mine = src.unique()[g.rank() :: torch.distributed.get_world_size()]
+    expected, pairs = torch.bincount(src, minlength=num), src * num + dst
+    own_values = src.unique()[g.rank() :: torch.distributed.get_world_size()]
     sampler, sums = mg.dataloading.NeighborSampler([-1], return_eids=False), torch.zeros(2, dtype=torch.float64)
-    for inputs, seeds, (block,) in mg.distributed.DistNodeDataLoader(g, mine, sampler, batch_size=500):
+    for inputs, seeds, (block,) in mg.distributed.DistNodeDataLoader(g, own_values, sampler, batch_size=500):
         neighbours, of = block.edges()
         best = best_candidates(g, rows, seeds, inputs[neighbours], of)
-        found = torch.isin(seeds[:, None] * num + best, pairs).sum(1)
-        sums += torch.tensor([float((found / wanted[seeds]).sum()), len(seeds)], dtype=torch.float64)
+        result = torch.isin(seeds[:, None] * num + best, pairs).sum(1)
+        sums += torch.tensor([float((result / expected[seeds]).sum()), len(seeds)], dtype=torch.float64)
     torch.distributed.all_reduce(sums)
     if g.rank() == 0:
         print(f"recall@{K} {sums[0] / sums[1]:.4f}")

@@ -107,12 +107,12 @@ def recall(problem, rows, k):
     """Mean over users of the share of held-out items among the k best items that the user did not train on."""
     users, items = rows[: problem.num_users], rows[problem.num_users :]
     seen, held_out = by_user(problem, problem.train), by_user(problem, problem.test)
-    found = []
-    for user, wanted in held_out.items():
+    result = []
+    for user, expected in held_out.items():
         scores = items @ users[user]
         scores[seen[user]] = -torch.inf
-        found.append(len(set(scores.topk(k).indices.tolist()) & set(wanted)) / len(wanted))
-    return float(np.mean(found))
+        result.append(len(set(scores.topk(k).indices.tolist()) & set(expected)) / len(expected))
+    return float(np.mean(result))
 
 
 def by_user(problem, pairs):
@@ -171,8 +171,8 @@ def train_triples(problem, s, seed):
             loss.backward()
             sparse.step()
             dense.step()
-    found = ranks(problem, entities.weight.detach(), relations.weight.detach())
-    return {"filtered MRR": float((1 / found).mean()), "hits@10": float((found <= 10).double().mean())}
+    result = ranks(problem, entities.weight.detach(), relations.weight.detach())
+    return {"filtered MRR": float((1 / result).mean()), "hits@10": float((result <= 10).double().mean())}
 
 
 @torch.no_grad()
@@ -182,13 +182,13 @@ def ranks(problem, entities, relations):
     for triples in (problem.train, problem.valid, problem.test):
         for head, relation, tail in both_ways(problem, triples).tolist():
             known[head, relation].append(tail)
-    found = []
+    result = []
     for head, relation, tail in both_ways(problem, problem.test).tolist():
         scores = entities @ (entities[head] * relations[relation])
         best = float(scores[tail])
         scores[known[head, relation]] = -torch.inf
-        found.append(1 + int((scores > best).sum()))
-    return torch.tensor(found, dtype=torch.float64)
+        result.append(1 + int((scores > best).sum()))
+    return torch.tensor(result, dtype=torch.float64)
 
 
 # GraphSAGE without features
@@ -216,8 +216,8 @@ def train_nodes(problem, s, seed):
             dense.step()
     rows, num = table.weight.detach(), len(problem.label)
     edges = torch.from_numpy(problem.indices), torch.from_numpy(np.repeat(np.arange(num), np.diff(problem.indptr)))
-    found = sage(layers, rows, [(*edges, num)] * len(layers), 0.0)
-    return {"test accuracy": right(problem, found), "linear model": right(problem, linear(problem, rows, classes))}
+    result = sage(layers, rows, [(*edges, num)] * len(layers), 0.0)
+    return {"test accuracy": right(problem, result), "linear model": right(problem, linear(problem, rows, classes))}
 
 
 def sage(layers, h, blocks, dropout):
@@ -266,8 +266,8 @@ def main():
     problem = load(args.path)
     for seed in range(args.seeds):
         start = time.perf_counter()
-        found = ", ".join(f"{what} {value:.4f}" for what, value in train(problem, settings, seed).items())
-        print(f"seed {seed}: {found}, {time.perf_counter() - start:.1f} s", flush=True)
+        result = ", ".join(f"{what} {value:.4f}" for what, value in train(problem, settings, seed).items())
+        print(f"seed {seed}: {result}, {time.perf_counter() - start:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

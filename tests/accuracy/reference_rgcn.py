@@ -38,9 +38,9 @@ class Csr:
         return Csr(self.indptr, self.indices, self.data / total.clamp(min=1e-12)[row], self.width)
 
     def dense(self):
-        found = torch.zeros(len(self.indptr) - 1, self.width)
-        found[torch.repeat_interleave(self.indptr.diff()), self.indices] = self.data
-        return found
+        result = torch.zeros(len(self.indptr) - 1, self.width)
+        result[torch.repeat_interleave(self.indptr.diff()), self.indices] = self.data
+        return result
 
 
 @dataclass
@@ -112,12 +112,12 @@ class Layer(nn.Module):
         nn.init.zeros_(self.own.bias)
 
     def forward(self, edges, h):
-        found = {t: self.own(rows) for t, rows in h.items()}
+        result = {t: self.own(rows) for t, rows in h.items()}
         for weight, ((src, _, dst), (u, v)) in zip(self.weight, edges.items(), strict=True):
             at, place, degree = torch.unique(v, return_inverse=True, return_counts=True)
             total = h[src].new_zeros(len(at), h[src].shape[1]).index_add(0, place, h[src][u])
-            found[dst].index_add_(0, at, total / degree.unsqueeze(1) @ weight)
-        return found
+            result[dst].index_add_(0, at, total / degree.unsqueeze(1) @ weight)
+        return result
 
 
 class Model(nn.Module):
@@ -150,8 +150,8 @@ def train(problem, s, seed):
     torch.manual_seed(seed)
     model = Model(problem, s)
     embeddings = {"params": list(model.rows.values()), "lr": s.sparse_lr}
-    others = [*model.maps.parameters(), *model.layers.parameters()]
-    optimizer = torch.optim.Adam([{"params": others, "weight_decay": s.weight_decay}, embeddings], lr=s.lr)
+    rest = [*model.maps.parameters(), *model.layers.parameters()]
+    optimizer = torch.optim.Adam([{"params": rest, "weight_decay": s.weight_decay}, embeddings], lr=s.lr)
     chosen = problem.masks["train_mask"]
     for _ in range(s.epochs):
         optimizer.zero_grad()
@@ -173,8 +173,8 @@ def main():
     problem, seeds = load(args.pop("path")), args.pop("seeds")
     for seed in range(seeds):
         start = time.perf_counter()
-        found = ", ".join(f"{what} {value:.4f}" for what, value in train(problem, Settings(**args), seed).items())
-        print(f"seed {seed}: {found}, {time.perf_counter() - start:.1f} s", flush=True)
+        result = ", ".join(f"{what} {value:.4f}" for what, value in train(problem, Settings(**args), seed).items())
+        print(f"seed {seed}: {result}, {time.perf_counter() - start:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

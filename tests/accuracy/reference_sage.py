@@ -154,12 +154,12 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     args = vars(parser.parse_args())
     problem, num_seeds = load(args.pop("path"), args.pop("norm")), args.pop("seeds")
-    found = []
+    result = []
     for seed in range(num_seeds):
         start = time.perf_counter()
-        found.append(train(problem, Settings(**args), seed))
-        print(f"seed {seed}: test accuracy {found[-1]:.4f}, {time.perf_counter() - start:.1f} s", flush=True)
-    print(f"mean {np.mean(found):.4f} spread {np.ptp(found):.4f}")
+        result.append(train(problem, Settings(**args), seed))
+        print(f"seed {seed}: test accuracy {result[-1]:.4f}, {time.perf_counter() - start:.1f} s", flush=True)
+    print(f"mean {np.mean(result):.4f} spread {np.ptp(result):.4f}")
 
 
 if __name__ == "__main__":

@@ -73,19 +73,19 @@ def check_run(layout, monkeypatch, tmp_path, capsys):
     expected = BEGINNINGS if layout.comm.rank == 0 else []
     on_all(layout.comm, len(said) == len(expected) and all(map(str.startswith, said, expected)), f"said {said}")
     with open(out) as file:
-        found = json.load(file)
-    assert set(found) == TOP and (found["schema"], found["version"]) == (report.SCHEMA, report.VERSION)
-    assert set(found["figures"]) == set(CATALOGUE) and found["settings"]["nodes"] == 400
-    size = found["layout"]
+        result = json.load(file)
+    assert set(result) == TOP and (result["schema"], result["version"]) == (report.SCHEMA, report.VERSION)
+    assert set(result["figures"]) == set(CATALOGUE) and result["settings"]["nodes"] == 400
+    size = result["layout"]
     assert (size["ranks"], size["servers_per_node"]) == (
         layout.comm.size,
         min(layout.layout.servers, size["ranks"] - 1),
     )
-    missing = {name for name, figure in found["figures"].items() if figure["value"] is None}
-    assert missing - LINUX == expected_missing(size, found["figures"]["far_packed"]["value"]), missing
-    for figure in found["figures"].values():
+    missing = {name for name, figure in result["figures"].items() if figure["value"] is None}
+    assert missing - LINUX == expected_missing(size, result["figures"]["far_packed"]["value"]), missing
+    for figure in result["figures"].values():
         assert figure["unit"] == CATALOGUE_UNITS[figure["meaning"]] and len(figure["trainers"]) == size["trainers"]
-    check_traffic(found)
+    check_traffic(result)
 
 
 CATALOGUE_UNITS = {entry.text: entry.unit for entry in CATALOGUE.values()}
@@ -98,9 +98,9 @@ def expected_missing(size, packed):
     return missing | (BETWEEN_TRAINERS if size["trainers"] == 1 else set())
 
 
-def check_traffic(found):
-    figures = {name: figure["value"] for name, figure in found["figures"].items()}
-    if found["layout"]["nodes"] == 1:
+def check_traffic(result):
+    figures = {name: figure["value"] for name, figure in result["figures"].items()}
+    if result["layout"]["nodes"] == 1:
         assert figures["rounds_per_batch"] == figures["messages_per_batch"] == 0
         return
     assert figures["rounds_per_batch"] == 2  # one for each layer
@@ -110,12 +110,12 @@ def check_traffic(found):
 
 def test_the_number_of_servers_is_the_jobs_unless_it_is_given(monkeypatch):
     monkeypatch.setenv("MPIGRAPH_NUM_SERVERS", "3")
-    given = []
-    monkeypatch.setattr(job, "initialize", lambda **options: given.append(options["num_servers"]) or sys.exit(0))
+    inputs = []
+    monkeypatch.setattr(job, "initialize", lambda **options: inputs.append(options["num_servers"]) or sys.exit(0))
     for arguments in ([], ["--num_servers", "0"], ["--num-servers", "0"]):
         with pytest.raises(SystemExit):
             main(["bench", *arguments])
-    assert given == [None, 0, 0]
+    assert inputs == [None, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -220,11 +220,11 @@ def test_the_table_shows_what_applies():
 
 
 def test_every_row_says_whose_value_it_is():
-    found = invented()
-    found["figures"]["batches_per_s"] |= {"value": 4.0, "trainers": [2.0, 2.0]}
-    found["figures"]["memcpy_one"] |= {"trainers": [2.0, None]}
-    found["figures"]["step_total"] |= {"trainers": [2.0, 2.1]}
-    rows = [line[10:] for line in report.table(found).splitlines()]
+    result = invented()
+    result["figures"]["batches_per_s"] |= {"value": 4.0, "trainers": [2.0, 2.0]}
+    result["figures"]["memcpy_one"] |= {"trainers": [2.0, None]}
+    result["figures"]["step_total"] |= {"trainers": [2.0, 2.1]}
+    rows = [line[10:] for line in report.table(result).splitlines()]
     for row in (
         "        2 GB/s  one trainer              copy of memory, one trainer alone on its node",
         "        2 GB/s  sum of a node's trainers copy of memory, all at once (each trainer: 1 to 3)",

@@ -62,20 +62,20 @@ def test_the_oracle_graph(oracle, info: Callable[..., Outcome], monkeypatch: pyt
     monkeypatch.setattr(audit, "_NODES", 40)  # marks of the nodes in three turns
     path = oracle(4, "given")
     status, out, _ = info(path)
-    found = json.loads(out)
-    assert status == 0 and found["path"] == path and found["graph_name"] == "oracle" and found["num_parts"] == 4
+    result = json.loads(out)
+    assert status == 0 and result["path"] == path and result["graph_name"] == "oracle" and result["num_parts"] == 4
     ((src, dst),) = oracle_source().edges
     part_of = np.arange(NUM_NODES) * 4 // NUM_NODES
     cut = part_of[src] != part_of[dst]
-    assert found["num_nodes"] == {"_N": NUM_NODES} and found["num_edges"] == {"_N:_E:_N": len(src)}
-    assert found["edges_cut"] == np.count_nonzero(cut)
-    assert found["edge_cut_fraction"] == round(np.count_nonzero(cut) / len(src), 4)
-    assert found["balance"] == {"nodes": round(26 * 4 / 101, 4), "edges": found["balance"]["edges"]}
+    assert result["num_nodes"] == {"_N": NUM_NODES} and result["num_edges"] == {"_N:_E:_N": len(src)}
+    assert result["edges_cut"] == np.count_nonzero(cut)
+    assert result["edge_cut_fraction"] == round(np.count_nonzero(cut) / len(src), 4)
+    assert result["balance"] == {"nodes": round(26 * 4 / 101, 4), "edges": result["balance"]["edges"]}
     edges = np.bincount(part_of[dst], minlength=4)
-    assert found["balance"]["edges"] == round(edges.max() * 4 / len(src), 4)
-    assert found["node_features"]["_N"]["feat"] == {"dtype": "float32", "shape": [3]}
-    assert found["edge_features"]["_N:_E:_N"]["even"] == {"dtype": "bool", "shape": []}
-    for k, part in enumerate(found["parts"]):
+    assert result["balance"]["edges"] == round(edges.max() * 4 / len(src), 4)
+    assert result["node_features"]["_N"]["feat"] == {"dtype": "float32", "shape": [3]}
+    assert result["edge_features"]["_N:_E:_N"]["even"] == {"dtype": "bool", "shape": []}
+    for k, part in enumerate(result["parts"]):
         nodes = np.count_nonzero(part_of == k)
         here = part_of[dst] == k
         features = [12, 8, 8, 1], [8, 4, 1]
@@ -96,7 +96,7 @@ def test_the_oracle_graph(oracle, info: Callable[..., Outcome], monkeypatch: pyt
 @pytest.mark.parametrize("comm", [2], indirect=True)
 def test_a_typed_graph(typed_oracle: str, info: Callable[..., Outcome]) -> None:
     status, out, _ = info(typed_oracle)
-    found = json.loads(out)
+    result = json.loads(out)
     book = PartConfig.read(typed_oracle).book
     with PartFiles(PartConfig.read(typed_oracle)) as files:
         owners = {}  # of nodes by original id
@@ -112,10 +112,10 @@ def test_a_typed_graph(typed_oracle: str, info: Callable[..., Outcome]) -> None:
             if owners[src_type][src] != here:
                 cut_edges[here] += 1
                 halo[here][src_type].add(src)
-    assert status == 0 and found["num_nodes"] == TYPED_NODES and found["edges_cut"] == sum(cut_edges)
-    assert [part["cut_edges"] for part in found["parts"]] == cut_edges
-    assert [part["halo"] for part in found["parts"]] == [{t: len(s) for t, s in of.items()} for of in halo]
-    assert found["balance"]["nodes nothing"] == 0 and math.isfinite(found["balance"]["edges"])
+    assert status == 0 and result["num_nodes"] == TYPED_NODES and result["edges_cut"] == sum(cut_edges)
+    assert [part["cut_edges"] for part in result["parts"]] == cut_edges
+    assert [part["halo"] for part in result["parts"]] == [{t: len(s) for t, s in of.items()} for of in halo]
+    assert result["balance"]["nodes nothing"] == 0 and math.isfinite(result["balance"]["edges"])
 
 
 @pytest.mark.parametrize("comm", [1, 2], indirect=True)

@@ -114,8 +114,8 @@ GOLDEN_SSH = {
 def test_the_command_for_each_mpiexec(capsys, tmp_path, family, ssh):
     mpiexec = stand_in(tmp_path, version=VERSIONS[family])
     golden = (GOLDEN_SSH if ssh else GOLDEN).get(family, GOLDEN_SSH["openmpi5"])
-    found = dry_run(capsys, tmp_path, "--mpiexec", mpiexec, *(SSH if ssh else ()))
-    assert found == shlex.split(golden.format(mpiexec=mpiexec, dir=tmp_path))
+    result = dry_run(capsys, tmp_path, "--mpiexec", mpiexec, *(SSH if ssh else ()))
+    assert result == shlex.split(golden.format(mpiexec=mpiexec, dir=tmp_path))
 
 
 SRUN = "{bin}/srun --nodes={n} --ntasks={t} --ntasks-per-node=3 --cpus-per-task=5 --distribution=block "
@@ -131,8 +131,8 @@ def test_the_command_in_a_slurm_allocation(capsys, tmp_path, slurm, hosts, nodes
 
 def test_more_ranks_than_cpus_share_them(capsys, tmp_path, slurm, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "64,2")
-    found = dry_run(capsys, tmp_path)
-    assert "--cpus-per-task=1" in found and "--overcommit" in found
+    result = dry_run(capsys, tmp_path)
+    assert "--cpus-per-task=1" in result and "--overcommit" in result
     monkeypatch.delenv("SLURM_JOB_CPUS_PER_NODE")
     assert not [word for word in dry_run(capsys, tmp_path) if word.startswith(("--cpus", "--over"))]
 
@@ -142,14 +142,14 @@ def test_what_the_arguments_become(capsys, tmp_path):
     more += ["--num_server_threads", 1, "--graph_format", "csc,coo", "--server_name", "s", "--keep_alive"]
     more += ["--extra_envs", "A=1,2;3", "B= x=y"]
     more += ["--launcher_flags=-iface 'eth 0'", "--mpiexec", stand_in(tmp_path)]
-    found = dry_run(capsys, tmp_path, *more)
-    given = found[found.index("env") + 1 : found.index("python")]
-    assert given == [
+    result = dry_run(capsys, tmp_path, *more)
+    inputs = result[result.index("env") + 1 : result.index("python")]
+    assert inputs == [
         "MPIGRAPH_NUM_SERVERS=0", "MPIGRAPH_NUM_WORKER_THREADS=4", f"MPIGRAPH_PART_CONFIG={tmp_path}/data/g.json",
         "OMP_NUM_THREADS=2", "A=1,2;3", "B= x=y",
     ]  # fmt: skip
-    assert found[found.index("env") - 2 : found.index("env")] == ["-iface", "eth 0"]
-    assert found[found.index("-ppn") + 1] == "2"
+    assert result[result.index("env") - 2 : result.index("env")] == ["-iface", "eth 0"]
+    assert result[result.index("-ppn") + 1] == "2"
 
 
 def test_the_variables_are_defaults_of_the_job(monkeypatch):
@@ -231,10 +231,10 @@ def test_wrong_arguments_are_one_line(capsys, tmp_path, more, message):
 
 def test_what_a_shell_would_read_may_be_quoted(capsys, tmp_path):
     command = """sh -c 'cd x && python a.py > "$LOG"' --a='1;2' b\\&c "d;e" """
-    given = ["--ip_config", write_hosts(tmp_path), "--mpiexec", stand_in(tmp_path), "--workspace", tmp_path, command]
-    assert main(["launch", "--num_trainers", "2", "--dry-run", *map(str, given)]) == 0
-    found = shlex.split(capsys.readouterr().out)
-    assert found[-6:] == ["sh", "-c", 'cd x && python a.py > "$LOG"', "--a=1;2", "b&c", "d;e"]
+    inputs = ["--ip_config", write_hosts(tmp_path), "--mpiexec", stand_in(tmp_path), "--workspace", tmp_path, command]
+    assert main(["launch", "--num_trainers", "2", "--dry-run", *map(str, inputs)]) == 0
+    result = shlex.split(capsys.readouterr().out)
+    assert result[-6:] == ["sh", "-c", 'cd x && python a.py > "$LOG"', "--a=1;2", "b&c", "d;e"]
 
 
 def test_what_cannot_be_started_is_said(capsys, tmp_path, monkeypatch):

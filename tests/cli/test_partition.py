@@ -47,12 +47,12 @@ def as_csr(dense):
 
 
 def write_npz(path, sparse=False, one_direction=False):
-    given = {**arrays(), "label": arrays()["label"].astype(np.int16)}
+    inputs = {**arrays(), "label": arrays()["label"].astype(np.int16)}
     if sparse:
-        given.update(as_csr(given.pop("feat")))
+        inputs.update(as_csr(inputs.pop("feat")))
     if one_direction:
-        given["edge_src"], given["edge_dst"] = given["edge_src"][:450], given["edge_dst"][:450]
-    np.savez_compressed(path, meta=json.dumps({"both_directions": not one_direction}), **given)
+        inputs["edge_src"], inputs["edge_dst"] = inputs["edge_src"][:450], inputs["edge_dst"][:450]
+    np.savez_compressed(path, meta=json.dumps({"both_directions": not one_direction}), **inputs)
     return path
 
 
@@ -76,8 +76,8 @@ def write_ogb(path, binary):
         write_csv(raw / "num-node-list.csv.gz", [[120]], "%d")
         write_csv(raw / "node-feat.csv.gz", arrays()["feat"], "%.9g")
         write_csv(raw / "node-label.csv.gz", arrays()["label"], "%.1f")
-    for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
-        write_csv(path / "split" / "random" / f"{theirs}.csv.gz", np.flatnonzero(arrays()[f"{ours}_mask"]), "%d")
+    for split, ogb_split in (("train", "train"), ("val", "valid"), ("test", "test")):
+        write_csv(path / "split" / "random" / f"{ogb_split}.csv.gz", np.flatnonzero(arrays()[f"{split}_mask"]), "%d")
     return path
 
 
@@ -111,7 +111,7 @@ def test_every_input_gives_the_graph(tmp_path, capsys, kind):
     assert "2 parts by random" in out and "memory forecast" in err and "120 nodes, 900 directed edges" in err
     assert "temporary files: at most 0.00 GiB" in err
     config = PartConfig.read(tmp_path / "out" / "g.json")
-    found = []
+    result = []
     for part in range(2):
         paths = [config.part_path(part, which) for which in ("part_graph", "node_feats")]
         with ShardReader(paths[0]) as graph, ShardReader(paths[1]) as feats:
@@ -120,9 +120,9 @@ def test_every_input_gives_the_graph(tmp_path, capsys, kind):
                 assert np.array_equal(feats.read(f"_N/{name}"), arrays()[name][orig])
                 assert feats.info(f"_N/{name}").dtype == str(arrays()[name].dtype)
             dst = np.repeat(orig, np.diff(graph.read(f"relations/{HOMOGENEOUS}/indptr")))
-            found.append((graph.read(f"relations/{HOMOGENEOUS}/indices"), dst, orig))
-    to_orig = np.concatenate([orig for _, _, orig in found])
-    keys = np.concatenate([to_orig[src] * 120 + dst for src, dst, _ in found])
+            result.append((graph.read(f"relations/{HOMOGENEOUS}/indices"), dst, orig))
+    to_orig = np.concatenate([orig for _, _, orig in result])
+    keys = np.concatenate([to_orig[src] * 120 + dst for src, dst, _ in result])
     assert np.array_equal(np.sort(keys), np.sort(arrays()["edge_src"].astype(np.int64) * 120 + arrays()["edge_dst"]))
 
 
@@ -145,8 +145,8 @@ def test_temporary_files_of_reading_lie_at_out(tmp_path, monkeypatch, name):
 
 def test_a_csv_file_gives_its_name_and_numbers_or_keeps_ids(tmp_path, capsys):
     (tmp_path / "g.csv").write_text("src,dst\n0,5\n5,9\n9,0\n")
-    for given, count in ((), 3), (("--nodes", 20, "--overwrite"), 20):
-        assert run(tmp_path / "g.csv", *given, "--parts", 2, "-o", tmp_path / "out", "--scratch", tmp_path) == 0
+    for inputs, count in ((), 3), (("--nodes", 20, "--overwrite"), 20):
+        assert run(tmp_path / "g.csv", *inputs, "--parts", 2, "-o", tmp_path / "out", "--scratch", tmp_path) == 0
         assert f"{count} nodes, 3 directed edges" in capsys.readouterr().err
         assert PartConfig.read(tmp_path / "out" / "g.json").book.num_nodes(0) == count
     assert run(tmp_path / "g.csv", "--nodes", 9, "--parts", 2, "-o", tmp_path / "other") == 2
@@ -183,12 +183,12 @@ def test_reverse_relations_of_a_typed_npz_come_in_the_order_of_all_relations(tmp
     source = read_source(tmp_path / "x.npz")
     names = ["a like a", "a rev_like a", "a to b", "a up b", "b rev_to a", "b rev_up a"]
     assert [" ".join(relation) for relation in source.schema.relations] == names
-    found = {
+    result = {
         relation[1]: [side[:].tolist() for side in ends]
         for relation, ends in zip(source.schema.relations, source.edges, strict=True)
     }
-    assert found["to"] == [[1, 2], [0, 1]] and found["rev_to"] == [[0, 1], [1, 2]]
-    assert found["up"] == [[0], [1]] and found["rev_up"] == [[1], [0]] and found["rev_like"] == [[2], [0]]
+    assert result["to"] == [[1, 2], [0, 1]] and result["rev_to"] == [[0, 1], [1, 2]]
+    assert result["up"] == [[0], [1]] and result["rev_up"] == [[1], [0]] and result["rev_like"] == [[2], [0]]
 
 
 def test_reverse_edges_carry_their_features():
@@ -320,9 +320,9 @@ def write_typed_ogb(path, binary):
         write_lines(raw / "triplet-type-list.csv.gz", [",".join(relation) for relation in reversed(EDGES)])
         write_csv(raw / "node-feat" / "paper" / "node-feat.csv.gz", OF_PAPERS["feat"], "%.9g")
         write_csv(raw / "node-label" / "paper" / "node-label.csv.gz", label, "%.1f")
-    for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test")):
-        ids = np.flatnonzero(OF_PAPERS[f"{ours}_mask"])
-        write_csv(path / "split" / "time" / "paper" / f"{theirs}.csv.gz", ids, "%d")
+    for split, ogb_split in (("train", "train"), ("val", "valid"), ("test", "test")):
+        ids = np.flatnonzero(OF_PAPERS[f"{split}_mask"])
+        write_csv(path / "split" / "time" / "paper" / f"{ogb_split}.csv.gz", ids, "%d")
     return path
 
 
@@ -345,13 +345,13 @@ def test_every_typed_input_gives_the_graph(tmp_path, capsys, kind):
     path = TYPED_WRITERS[kind](tmp_path)
     source = read_source(path)
     assert source.schema == TYPED.schema and source.num_nodes == TYPED.num_nodes
-    for found, wanted in zip(source.edges, TYPED.edges, strict=True):
-        assert all(np.array_equal(a, b) for a, b in zip(found, wanted, strict=True))
+    for result, expected in zip(source.edges, TYPED.edges, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))
     assert {ntype for ntype, table in source.node_feats.items() if table} == {"paper"}
     assert set(source.node_feats["paper"]) == set(OF_PAPERS)
-    for name, wanted in OF_PAPERS.items():
+    for name, expected in OF_PAPERS.items():
         feature = source.node_feats["paper"][name]
-        assert np.array_equal(feature.values[np.arange(PAPERS)], wanted) and feature.dtype == str(wanted.dtype)
+        assert np.array_equal(feature.values[np.arange(PAPERS)], expected) and feature.dtype == str(expected.dtype)
     assert run(path, "--parts", 3, "--add-reverse", "--balance-train", "-o", tmp_path / "out", "--name", "g") == 0
     out, err = capsys.readouterr()
     assert "in 14 relations; nodes by type: author 40, editor 0" in err

@@ -56,11 +56,11 @@ def test_a_job_opens_the_parts_that_staging_brings(layout: Job, oracle, monkeypa
     monkeypatch.setattr(PartConfig, "part_path", lambda c, k, which: opened.add(k) or original(c, k, which))
     nodes, servers = nodes_of(layout), layout.layout.servers if layout.comm.size > 1 else 0
     hosts = staging.hosts_of_nodes([members[-servers:] for members in nodes])
-    mine = next(h for h, members in zip(hosts, nodes, strict=True) if layout.comm.rank in members)
+    own = next(h for h, members in zip(hosts, nodes, strict=True) if layout.comm.rank in members)
     for num_parts in (1, 3, 7):
         opened.clear()
         layout.run(partial(dist.DistGraph, NAME, part_config=oracle(num_parts)))
-        allowed = set(staging.parts_of_hosts(mine, sum(map(len, hosts)), num_parts))
+        allowed = set(staging.parts_of_hosts(own, sum(map(len, hosts)), num_parts))
         on_all(layout.comm, opened <= allowed, f"{num_parts} parts: opened {opened} of {allowed}")
 
 
@@ -165,14 +165,14 @@ def test_staging_refuses(config: PartConfig, tmp_path: Path, monkeypatch: pytest
 def test_a_copy_is_compared_by_checksums(config: PartConfig, tmp_path: Path) -> None:
     source = config.part_path(0, "node_feats")
     with ShardReader(source) as shard:
-        wanted = fingerprint(shard)
-        assert set(wanted) == set(shard.names())
-        assert np.frombuffer(wanted["_N/feat"][1], np.uint32).any()
-    verify_copy(source, wanted, NAME, 0)
+        expected = fingerprint(shard)
+        assert set(expected) == set(shard.names())
+        assert np.frombuffer(expected["_N/feat"][1], np.uint32).any()
+    verify_copy(source, expected, NAME, 0)
     with pytest.raises(ShardFormatError, match="belongs to part 0"):
-        verify_copy(source, wanted, NAME, 1)
+        verify_copy(source, expected, NAME, 1)
     with pytest.raises(ShardFormatError, match="not a copy"):
-        verify_copy(config.part_path(0, "edge_feats"), wanted, NAME, 0)
+        verify_copy(config.part_path(0, "edge_feats"), expected, NAME, 0)
 
 
 Outcome = tuple[int, str, str]

@@ -78,7 +78,7 @@ def test_each_bad_file_is_a_line(comm: MPI.Intracomm, copy: Path, verify: Callab
     comm.Barrier()
     status, out, errors = verify(copy)
     assert (status, out) == (2, "")
-    wanted = [
+    expected = [
         rf"part0/graph.h5: dataset '{OF_GRAPH}/indices' .* \(and 1 more\)",
         "part1/edge_feat.h5: belongs to another partitioning",
         "part1/node_feat.h5: belongs to part 2, not to part 1",
@@ -86,8 +86,8 @@ def test_each_bad_file_is_a_line(comm: MPI.Intracomm, copy: Path, verify: Callab
         "part3/edge_feat.h5: shard file is missing",
         "part3/node_feat.h5: dataset '_N/feat' is damaged: the checksum of rows 0 to",
     ]
-    assert len(errors) == len(wanted)
-    for error, pattern in zip(sorted(errors), wanted, strict=True):
+    assert len(errors) == len(expected)
+    for error, pattern in zip(sorted(errors), expected, strict=True):
         assert re.search(pattern, error), error
 
 

@@ -33,25 +33,25 @@ def main():
         except SystemExit:  # a server, when the job is over
             continue
         session = current()
-        found = sample_all(dist.DistGraph(NAME, part_config=config), session.rank, session.num_trainers)
-        Path(out, f"{transport}{session.rank}.json").write_text(json.dumps(found))
+        result = sample_all(dist.DistGraph(NAME, part_config=config), session.rank, session.num_trainers)
+        Path(out, f"{transport}{session.rank}.json").write_text(json.dumps(result))
         Path(out, "hosts").write_text(str(session.world.num_nodes))
         dist.exit_client()
 
 
 def sample_all(graph, rank, num_trainers):
     """This trainer's minibatches: blocks as the test of equal blocks has them, and the rows of their input nodes."""
-    found = {}
+    result = {}
     for name, sampler in SAMPLERS.items():
         for number in range(NUM_BATCHES):
-            mine = number % num_trainers == rank
-            seeds = batch(number) if mine else torch.empty(0, dtype=torch.int64)
+            own = number % num_trainers == rank
+            seeds = batch(number) if own else torch.empty(0, dtype=torch.int64)
             sample = graph.sample_blocks(seeds, dataclasses.replace(sampler.arguments, seed=7))
-            if mine:
+            if own:
                 rows = graph.ndata["feat"][sample[0]], graph.ndata["label"][seeds]
                 state = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in rows))
-                found[f"{name} {number}"] = digest(sample) + state.hexdigest()
-    return found
+                result[f"{name} {number}"] = digest(sample) + state.hexdigest()
+    return result
 
 
 if __name__ == "__main__":

@@ -35,14 +35,14 @@ needs_delay = needs("hosts", namespaces.missing_delay())
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[namespaces.Hosts]:
-    with namespaces.Hosts(3, shm="256m") as made:
-        yield made
+    with namespaces.Hosts(3, shm="256m") as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
 def slow_hosts() -> Iterator[namespaces.Hosts]:
-    with namespaces.Hosts(2, shm="256m", **SLOW) as made:
-        yield made
+    with namespaces.Hosts(2, shm="256m", **SLOW) as created:
+        yield created
 
 
 @pytest.fixture(scope="module")
@@ -95,20 +95,20 @@ def fingerprints(hosts: namespaces.Hosts, launcher: list[str], config: str, out:
     """What a job samples and gathers, with either transport."""
     out.mkdir()
     run(hosts, [*launcher, sys.executable, HERE / "blocks.py", config, out, servers])
-    found = [{}, {}]
-    for transport, prints in zip(TRANSPORTS, found, strict=True):
+    result = [{}, {}]
+    for transport, prints in zip(TRANSPORTS, result, strict=True):
         for path in out.glob(f"{transport}*.json"):
             prints.update(json.loads(path.read_text()))
-    assert found[0] == found[1]
-    return found[0]
+    assert result[0] == result[1]
+    return result[0]
 
 
 @pytest.fixture(scope="module")
 def expected(hosts: namespaces.Hosts, oracle_config: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What one process alone samples and gathers."""
-    found = fingerprints(hosts, [], oracle_config, tmp_path_factory.mktemp("alone") / "out", 0)
-    assert len(found) == len(SAMPLERS) * NUM_BATCHES
-    return found
+    result = fingerprints(hosts, [], oracle_config, tmp_path_factory.mktemp("alone") / "out", 0)
+    assert len(result) == len(SAMPLERS) * NUM_BATCHES
+    return result
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_blocks_and_rows_are_those_of_one_process(
     servers: int,
 ) -> None:
     before = [hosts.sent(host) for host in range(len(ranks))]
-    found = fingerprints(hosts, hosts.mpiexec(ranks), oracle_config, tmp_path / "out", servers)
-    assert found == expected
+    result = fingerprints(hosts, hosts.mpiexec(ranks), oracle_config, tmp_path / "out", servers)
+    assert result == expected
     assert (tmp_path / "out" / "hosts").read_text() == str(len(ranks))
     assert all(hosts.sent(host) > before[host] + 20_000 for host in range(len(ranks)))
 
@@ -148,9 +148,9 @@ def example(config: Path) -> list[str]:
 
 
 def accuracy(output: str) -> float:
-    found = re.search(r"test accuracy ([0-9.]+)", output)
-    assert found, output
-    return float(found[1])
+    result = re.search(r"test accuracy ([0-9.]+)", output)
+    assert result, output
+    return float(result[1])
 
 
 @pytest.fixture(scope="module")

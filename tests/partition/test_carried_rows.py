@@ -95,10 +95,10 @@ def hub(num_nodes: int, num_edges: int) -> GraphSource:
     )
 
 
-def check_equal(wanted: Path, found: Path) -> None:
-    names = sorted(str(path.relative_to(wanted)) for path in wanted.rglob("*") if path.is_file())
+def check_equal(expected: Path, actual: Path) -> None:
+    names = sorted(str(path.relative_to(expected)) for path in expected.rglob("*") if path.is_file())
     assert names
-    assert filecmp.cmpfiles(wanted, found, names, shallow=False)[1:] == ([], [])
+    assert filecmp.cmpfiles(expected, actual, names, shallow=False)[1:] == ([], [])
 
 
 @pytest.mark.parametrize("comm", [1, 3], indirect=True)
@@ -178,8 +178,8 @@ def test_the_blocks_of_a_file_do_not_count_the_parts(
         ids = result.orig_eids[0] if kind == "parquet" else result.orig_nids[0]
         name, which = ("_N:_E:_N/x", "edge_feat") if kind == "parquet" else ("_N/feat", "node_feat")
         parts = [tmp_path / str(num_parts) / f"part{part}" / f"{which}.h5" for part in range(num_parts)]
-        found = np.concatenate([h5py.File(part)[name][:] for part in parts])
-        assert np.array_equal(found, rows[ids])
+        actual = np.concatenate([h5py.File(part)[name][:] for part in parts])
+        assert np.array_equal(actual, rows[ids])
     assert seen[0] == seen[1] == seen[2] > 0
 
 

@@ -34,7 +34,7 @@ class Killed(NamedTuple):
 
     source: GraphSource
     out: Path
-    wanted: Path
+    expected: Path
 
     def cut(self, source: GraphSource | None = None, **options: object) -> None:
         arguments: dict[str, object] = {"part_method": "random", "resume": True} | options
@@ -47,12 +47,12 @@ def state(folder: Path, parts: range = range(COMPLETE)) -> dict[Path, tuple[int,
     return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 
-def check_equal(wanted: Path, found: Path) -> None:
+def check_equal(expected: Path, result: Path) -> None:
     """The same files, and nothing else."""
-    names = sorted(path.relative_to(wanted) for path in wanted.rglob("*"))
-    assert sorted(path.relative_to(found) for path in found.rglob("*")) == names
-    files = [str(name) for name in names if (wanted / name).is_file()]
-    assert filecmp.cmpfiles(wanted, found, files, shallow=False) == (files, [], [])
+    names = sorted(path.relative_to(expected) for path in expected.rglob("*"))
+    assert sorted(path.relative_to(result) for path in result.rglob("*")) == names
+    files = [str(name) for name in names if (expected / name).is_file()]
+    assert filecmp.cmpfiles(expected, result, files, shallow=False) == (files, [], [])
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, at: int, cut: Callable[[], object]) -> None:
@@ -74,7 +74,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, at: int, cut: Callable[[], object
 def once(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     source = typed_source(COUNTS, EDGES)
     run = Killed(source, tmp_path_factory.mktemp("killed") / "out", tmp_path_factory.mktemp("wanted"))
-    partition_source(source, "g", PARTS, run.wanted, "random")
+    partition_source(source, "g", PARTS, run.expected, "random")
     with pytest.MonkeyPatch.context() as patch:
         interrupt(patch, COMPLETE, lambda: run.cut(resume=False))
     assert not (run.out / "g.json").exists()
@@ -90,10 +90,10 @@ def killed(once: Killed, tmp_path: Path) -> Killed:
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The parts that are written from now on."""
-    found = []
+    result = []
     write = PartWriter.write
-    monkeypatch.setattr(PartWriter, "write", lambda writer, part: found.append(part) or write(writer, part))
-    return found
+    monkeypatch.setattr(PartWriter, "write", lambda writer, part: result.append(part) or write(writer, part))
+    return result
 
 
 def test_complete_parts_are_verified_and_nothing_of_them_moves(killed: Killed, written, caplog, monkeypatch) -> None:
@@ -101,7 +101,7 @@ def test_complete_parts_are_verified_and_nothing_of_them_moves(killed: Killed, w
 
     def counting(feature: Feature) -> Feature:
         ids = Feature.of(np.arange(len(feature.values)))
-        rows = MadeRows(lambda rows, some: read.append(some) or rows, ids.values.dtype, feature.values, ids.values)
+        rows = MadeRows(lambda rows, chosen: read.append(chosen) or rows, ids.values.dtype, feature.values, ids.values)
         return Feature(rows, feature.dtype)
 
     came = []
@@ -113,7 +113,7 @@ def test_complete_parts_are_verified_and_nothing_of_them_moves(killed: Killed, w
     papers = killed.source.node_feats["paper"]
     nodes = {**killed.source.node_feats, "paper": papers | {"id": counting(papers["id"])}}
     killed.cut(replace(killed.source, node_feats=nodes))
-    check_equal(killed.wanted, killed.out)
+    check_equal(killed.expected, killed.out)
     assert state(killed.out) == before and written == [2, 3]
     assert caplog.messages[1:] == ["2 of 4 parts are complete, and are not written again"]
     assert caplog.messages[0].startswith("the assignment of an interrupted run is taken from")
@@ -131,14 +131,14 @@ def test_all_parts_complete_and_only_the_configuration_missing(killed: Killed, w
     before = state(killed.out, range(PARTS))
     monkeypatch.setattr(pipeline, "Arrivals", lambda *_: pytest.fail("the edges were read again"))
     killed.cut()
-    check_equal(killed.wanted, killed.out)
+    check_equal(killed.expected, killed.out)
     assert state(killed.out, range(PARTS)) == before and written == [2, 3]
     assert caplog.messages[-1] == "4 of 4 parts are complete, and are not written again"
 
 
 def test_without_resume_all_parts_are_written_again(killed: Killed, written, caplog) -> None:
     killed.cut(resume=False)
-    check_equal(killed.wanted, killed.out)
+    check_equal(killed.expected, killed.out)
     assert written == [0, 1, 2, 3] and len(caplog.messages) == 1
 
 
@@ -162,7 +162,7 @@ def test_a_part_that_does_not_verify_is_written_again(killed: Killed, written, c
     damage(path)
     before = state(killed.out, range(1))
     killed.cut()
-    check_equal(killed.wanted, killed.out)
+    check_equal(killed.expected, killed.out)
     assert state(killed.out, range(1)) == before and written == [1, 2, 3]
     assert caplog.messages[1].startswith(f"part 1 is written again: {path}: ") and len(caplog.messages) == 3
 
@@ -190,7 +190,7 @@ def test_a_damaged_record_is_ignored(killed: Killed, written, caplog, change) ->
     (record,) = killed.out.glob("*.part1")
     record.write_text(change(record.read_text()))
     killed.cut()
-    check_equal(killed.wanted, killed.out)
+    check_equal(killed.expected, killed.out)
     assert written == [1, 2, 3] and caplog.messages[1] == f"{record} is ignored: it is damaged"
 
 
@@ -226,17 +226,17 @@ def test_nothing_to_resume_is_told(tmp_path: Path, caplog) -> None:
     g = mpigraph.graph((torch.arange(9), torch.arange(1, 10)))
     partitioning.partition_graph(g, "g", 2, tmp_path, part_method="random", resume=True)
     assert caplog.messages == [f"there is nothing to resume in {tmp_path}: this run begins at the beginning"]
-    given = np.arange(170) % 3
-    partition_source(typed_source({"a": 170}, {}), "h", 3, tmp_path / "h", "given", assignment=given, resume=True)
+    inputs = np.arange(170) % 3
+    partition_source(typed_source({"a": 170}, {}), "h", 3, tmp_path / "h", "given", assignment=inputs, resume=True)
     assert caplog.messages[1:] == [f"there is nothing to resume in {tmp_path}/h: this run begins at the beginning"]
 
 
 def test_parts_of_a_given_assignment_are_taken_up(tmp_path: Path, monkeypatch, written, caplog) -> None:
     source = typed_source(COUNTS, EDGES)
-    given = np.arange(sum(source.num_nodes)) % 3
+    inputs = np.arange(sum(source.num_nodes)) % 3
 
     def cut(folder: Path) -> None:
-        partition_source(source, "g", 3, folder, "given", assignment=given, resume=True)
+        partition_source(source, "g", 3, folder, "given", assignment=inputs, resume=True)
 
     cut(tmp_path / "wanted")
     interrupt(monkeypatch, 1, lambda: cut(tmp_path / "out"))
@@ -270,8 +270,8 @@ def test_a_second_run_into_the_folder_is_refused(killed: Killed, monkeypatch) ->
     with monkeypatch.context() as patch:
         patch.setattr(PartWriter, "write", disturbed)
         killed.cut()
-    check_equal(killed.wanted, killed.out)
+    check_equal(killed.expected, killed.out)
     assert len(refused) == 4
     temporary_name(killed.out / "partition").touch()  # as a run leaves it that was killed
     killed.cut(resume=False)
-    check_equal(killed.wanted, killed.out)
+    check_equal(killed.expected, killed.out)

@@ -50,7 +50,7 @@ def pair_counts(path: str, job: Job) -> I64:
 
 def pair_probabilities(replace: bool, prob: str | None) -> npt.NDArray[np.float64]:
     """float64[stratum, step, step]: of each pair (smaller step first), by enumeration."""
-    wanted = np.zeros((2 * len(DEGREES), STEPS, STEPS))
+    reference = np.zeros((2 * len(DEGREES), STEPS, STEPS))
     for node in NODES:
         steps = range(1, node % (MAX_DEGREE + 1) + 1)
         weight = {s: float((2 * node + s) % 4) if prob else 1.0 for s in steps}
@@ -60,8 +60,8 @@ def pair_probabilities(replace: bool, prob: str | None) -> npt.NDArray[np.float6
             if weight[a] > 0 and (replace or a != b):
                 left = total if replace else total - weight[a]
                 table[min(a, b), max(a, b)] += weight[a] / total * weight[b] / left
-        wanted[stratum(node)] = table
-    return wanted
+        reference[stratum(node)] = table
+    return reference
 
 
 def p_of_expected(counts: I64, probabilities: npt.NDArray[np.float64]) -> float:
@@ -83,10 +83,10 @@ def p_of_same(one: I64, other: I64) -> float:
 
 def check_counts(counts: dict[str, I64]) -> None:
     for case, (replace, prob) in enumerate(CASES):
-        wanted = pair_probabilities(replace, prob)
-        for method, found in counts.items():
-            assert found[case].sum() == DRAWS * len(NODES)
-            assert p_of_expected(found[case], wanted) > SUSPICIOUS, (method, replace, prob)
+        reference = pair_probabilities(replace, prob)
+        for method, result in counts.items():
+            assert result[case].sum() == DRAWS * len(NODES)
+            assert p_of_expected(result[case], reference) > SUSPICIOUS, (method, replace, prob)
         assert not np.array_equal(counts["metis"][case], counts["random"][case])  # other ids, other draws
         assert p_of_same(counts["metis"][case], counts["random"][case]) > SUSPICIOUS, (replace, prob)
     uniform, weighted = counts["metis"][0], counts["random"][1]
@@ -96,10 +96,10 @@ def check_counts(counts: dict[str, I64]) -> None:
 
 @pytest.mark.slow
 def test_same_distribution_of_neighbours(comm: MPI.Intracomm, oracle) -> None:
-    found = {}
+    result = {}
     for ranks_per_node in (0, 1):
         job = Job(comm, Layout(comm.size, 0, ranks_per_node))
-        found[ranks_per_node] = {method: pair_counts(oracle(2, method), job) for method in ("metis", "random")}
-    check_counts(found[0])  # on every rank, so that all fail together
+        result[ranks_per_node] = {method: pair_counts(oracle(2, method), job) for method in ("metis", "random")}
+    check_counts(result[0])  # on every rank, so that all fail together
     for method in ("metis", "random"):  # where the hosts are does not even change a draw
-        assert np.array_equal(found[0][method], found[1][method])
+        assert np.array_equal(result[0][method], result[1][method])

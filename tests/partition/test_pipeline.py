@@ -131,14 +131,14 @@ def test_odd_graphs(tmp_path, method, num_nodes, src, dst):
 def test_symmetric_adjacency_against_sets():
     src, dst = power_law(60, 600)
     adjacency = symmetric_adjacency(homogeneous(60, src, dst))
-    wanted = [set() for _ in range(60)]
+    expected = [set() for _ in range(60)]
     for u, v in zip(src, dst, strict=True):
         if u != v:
-            wanted[u].add(v)
-            wanted[v].add(u)
+            expected[u].add(v)
+            expected[v].add(u)
     for node in range(60):
         row = adjacency.indices[adjacency.indptr[node] : adjacency.indptr[node + 1]]
-        assert len(row) == len(wanted[node]) and set(row) == wanted[node]
+        assert len(row) == len(expected[node]) and set(row) == expected[node]
 
 
 @pytest.mark.parametrize("objtype, recursive", [("cut", True), ("cut", False), ("vol", False)])
@@ -192,10 +192,10 @@ def test_planted_communities_are_found(tmp_path, method):
     dst = np.where(inside, block[src] * 250 + rng.integers(0, 250, 8000), rng.integers(0, 1000, 8000))
     shuffle = rng.permutation(1000)
     source = homogeneous(1000, shuffle[src], shuffle[dst])
-    found = partition_source(source, "m", 4, tmp_path / "m", method).report
+    actual = partition_source(source, "m", 4, tmp_path / "m", method).report
     random = partition_source(source, "r", 4, tmp_path / "r", "random").report
-    assert found["edge_cut_fraction"] < 0.06 and random["edge_cut_fraction"] > 0.7
-    assert found["balance"]["nodes"] <= 1.05
+    assert actual["edge_cut_fraction"] < 0.06 and random["edge_cut_fraction"] > 0.7
+    assert actual["balance"]["nodes"] <= 1.05
 
 
 @pytest.mark.parametrize("num_parts", [2, 5])
@@ -227,20 +227,20 @@ def test_every_seed_that_is_allowed_works(tmp_path, seed):
 def interrupted(tmp_path, monkeypatch):
     """A graph, a folder in which a run for 3 parts ended while it wrote shards, and the undisturbed result."""
     source = homogeneous(300, *power_law(300, 3000))
-    wanted = partition_source(source, "g", 3, tmp_path / "wanted", seed=4)
+    expected = partition_source(source, "g", 3, tmp_path / "wanted", seed=4)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(pipeline.PartWriter, "write", lambda writer, part: signal.raise_signal(signal.SIGINT))
         partition_source(source, "g", 3, tmp_path / "out", seed=4)
     assert not (tmp_path / "out" / "g.json").exists()
     monkeypatch.setattr(pipeline, "metis_assign", lambda *_, **__: pytest.fail("METIS ran again"))
-    return source, tmp_path / "out", wanted
+    return source, tmp_path / "out", expected
 
 
 def test_a_run_that_ends_while_it_writes_does_not_cost_what_metis_found(interrupted, caplog):
-    source, out, wanted = interrupted
+    source, out, expected = interrupted
     result = partition_source(source, "g", 3, out, seed=4)
     check_round_trip(source, result, 3)
-    assert np.array_equal(result.orig_nids[0], wanted.orig_nids[0])
+    assert np.array_equal(result.orig_nids[0], expected.orig_nids[0])
     assert [line.startswith("the assignment of an interrupted run is taken") for line in caplog.messages] == [True]
     assert {path.name for path in out.iterdir()} == {"g.json", "part0", "part1", "part2"}
 

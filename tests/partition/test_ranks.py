@@ -39,9 +39,9 @@ def files_of(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def check_equal(wanted: Path, found: Path) -> None:
-    assert files_of(wanted) == files_of(found)
-    _, other, errors = filecmp.cmpfiles(wanted, found, files_of(wanted), shallow=False)
+def check_equal(expected: Path, result: Path) -> None:
+    assert files_of(expected) == files_of(result)
+    _, other, errors = filecmp.cmpfiles(expected, result, files_of(expected), shallow=False)
     assert (other, errors) == ([], [])
 
 
@@ -50,12 +50,12 @@ def check_equal(wanted: Path, found: Path) -> None:
 @pytest.mark.parametrize("kind", ["homogeneous", "typed"])
 def test_the_files_are_those_of_one_rank(comm: MPI.Intracomm, monkeypatch, method: str, kind: str) -> None:
     graph = skewed(300, 4000) if kind == "homogeneous" else typed_source()
-    given = np.arange(sum(graph.num_nodes)) * 7 % 5 if method == "given" else None
+    arguments = np.arange(sum(graph.num_nodes)) * 7 % 5 if method == "given" else None
     classes = {"_N": np.arange(300) % 2} if kind == "homogeneous" and method != "given" else None
 
     def cut(folder: Path, exchange: Exchange, scratch: Scratch | None = None) -> None:
         partition_source(
-            graph, "g", 5, folder, method, assignment=given, balance_classes=classes, balance_edges=classes is not None,
+            graph, "g", 5, folder, method, assignment=arguments, balance_classes=classes, balance_edges=classes is not None,
             seed=2, exchange=exchange, scratch=scratch,
         )  # fmt: skip
 
@@ -84,8 +84,8 @@ def test_parts_are_cut_again_as_by_one_rank(comm: MPI.Intracomm, monkeypatch) ->
             with monkeypatch.context() as patch:
                 patch.setattr(source, "EDGES_PER_CHUNK", 500)  # many rounds, buckets, and files
                 patch.setattr(relabel, "EDGES_PER_BUCKET", 100)
-                found = folder / kind / "found"
-                partition_source(again, "g", 3, found, "multilevel", exchange=MPIExchange(comm))
+                result = folder / kind / "found"
+                partition_source(again, "g", 3, result, "multilevel", exchange=MPIExchange(comm))
             comm.Barrier()
             check_equal(folder / kind / "wanted", folder / kind / "found")
 
@@ -130,16 +130,16 @@ def test_complete_parts_are_taken_up_by_other_ranks(comm: MPI.Intracomm, monkeyp
 
     def cut(folder: Path, missing: list[int], exchange: Exchange, resume: bool = True) -> list[int]:
         """Return the parts that this rank has written."""
-        found: list[int] = []
+        result: list[int] = []
 
         def until(writer: pipeline.PartWriter, part: int) -> pipeline.WrittenPart:
-            found.append(part if part not in missing else 1 // 0)
+            result.append(part if part not in missing else 1 // 0)
             return write(writer, part)
 
         with monkeypatch.context() as patch:
             patch.setattr(pipeline.PartWriter, "write", until)
             partition_source(graph, "g", 5, folder, "random", exchange=exchange, resume=resume)
-        return found
+        return result
 
     with shared_folder(comm) as folder:
         if comm.rank == 0:
@@ -179,16 +179,16 @@ def test_an_error_is_raised_on_every_rank(comm: MPI.Intracomm, monkeypatch) -> N
 def test_ranks_that_disagree_are_told(comm: MPI.Intracomm) -> None:
     last = comm.rank == comm.size - 1
     same = {"graph_name": "g", "num_parts": 2, "part_method": "random", "seed": 0, "balance_edges": False}
-    others = {"graph_name": "h", "num_parts": 3, "part_method": "multilevel", "seed": 1, "balance_edges": True}
+    rest = {"graph_name": "h", "num_parts": 3, "part_method": "multilevel", "seed": 1, "balance_edges": True}
     with shared_folder(comm) as folder:
-        for name, other in others.items():
-            given = same | ({name: other} if last else {})
+        for name, other in rest.items():
+            arguments = same | ({name: other} if last else {})
             with pytest.raises(CollectiveError, match="differ from those of rank 0"):
-                partition_source(skewed(50, 200), out_path=folder / name, exchange=MPIExchange(comm), **given)
+                partition_source(skewed(50, 200), out_path=folder / name, exchange=MPIExchange(comm), **arguments)
         for graph in (skewed(51, 200), skewed(50, 201), replace(skewed(50, 200), node_feats={})):
             with pytest.raises(CollectiveError, match="(numbers of nodes and edges|features) of rank . differ"):
-                mine = graph if last else skewed(50, 200)
-                partition_source(mine, out_path=folder / "graph", exchange=MPIExchange(comm), **same)
+                own = graph if last else skewed(50, 200)
+                partition_source(own, out_path=folder / "graph", exchange=MPIExchange(comm), **same)
         graph = typed_source() if last else skewed(50, 200)
         with pytest.raises(CollectiveError, match=r"types of rank . differ"):
             partition_source(graph, out_path=folder / "types", exchange=MPIExchange(comm), **same)
@@ -214,12 +214,12 @@ def test_copies_with_other_values_are_told(comm: MPI.Intracomm) -> None:
         for number, name in enumerate(names):
             graph = skewed(50, 200)
             classes = np.zeros(50, np.int64)
-            given = np.zeros(50, np.int64)
+            arguments = np.zeros(50, np.int64)
             features = (graph.node_feats["_N"]["id"].values, graph.edge_feats["_N:_E:_N"]["ends"].values)
             if comm.rank:
-                (*graph.edges[0], *features, classes, given)[number][-1] ^= 1
+                (*graph.edges[0], *features, classes, arguments)[number][-1] ^= 1
             with pytest.raises(CollectiveError, match=f"{name}.* of rank 1 differ from those of rank 0"):
                 partition_source(
-                    graph, "g", 2, folder / "out", "given", balance_classes={"_N": classes}, assignment=given,
+                    graph, "g", 2, folder / "out", "given", balance_classes={"_N": classes}, assignment=arguments,
                     exchange=MPIExchange(comm),
                 )  # fmt: skip

@@ -142,12 +142,12 @@ def test_the_command_line(tmp_path: Path, capsys) -> None:
     capsys.readouterr()
     assert main(["info", str(path)]) == 0
     assert "feat float32[6] as float16" in capsys.readouterr().out
-    for given, text in (
+    for arguments, text in (
         (["float8"], "feat_dtype must be one of ['float16', 'bfloat16'] (got 'float8')"),
         (["label=float16"], "'label' of '_N' is int64"),
         (["float16", "feat=float16"], "--feat-dtype is for all features, or for some by name"),
     ):
-        assert main([*command, *(word for value in given for word in ("--feat-dtype", value))]) == 2
+        assert main([*command, *(word for value in arguments for word in ("--feat-dtype", value))]) == 2
         assert text in capsys.readouterr().err
     feat[5, 2] = -7e4
     np.savez(tmp_path / "g.npz", edge_src=src, edge_dst=dst, feat=feat)

@@ -46,10 +46,10 @@ def run(
     """Submit a template and wait for its end; return what Slurm says and its log."""
     job = submit(cluster, where, name, changes, commands)
     try:
-        found = cluster.wait(job, seconds)
+        result = cluster.wait(job, seconds)
     except TimeoutError as error:
         raise AssertionError(f"{error}\n{log_of(where, job)}") from error
-    return found, log_of(where, job)
+    return result, log_of(where, job)
 
 
 def train_script(cluster: Cluster, where: Path, body: str, before: str = "", **changes: str) -> str:

@@ -196,12 +196,12 @@ class Cluster:
 
     def wait(self, job: str, seconds: float, states: Iterable[str] = _OVER) -> dict[str, str]:
         """Wait until a job is in one of some states (by default: over); return what is known of it."""
-        wanted = set(states)
+        expected = set(states)
 
         def complain() -> None:
-            raise TimeoutError(f"job {job} is not in {wanted} after {seconds} s: {self.job(job)}\n{self._logs()}")
+            raise TimeoutError(f"job {job} is not in {expected} after {seconds} s: {self.job(job)}\n{self._logs()}")
 
-        until(lambda: self.job(job)["JobState"] in wanted, seconds, complain)
+        until(lambda: self.job(job)["JobState"] in expected, seconds, complain)
         return self.job(job)
 
     def processes(self) -> list[int]:
@@ -224,8 +224,8 @@ class Cluster:
 
     def shared_memory(self) -> set[str]:
         """The files in the nodes' shared memory, but those that were there before."""
-        found = {file.name for name in self.names for file in self.on_node(name, "/dev/shm").iterdir()}
-        return found - self._before
+        result = {file.name for name in self.names for file in self.on_node(name, "/dev/shm").iterdir()}
+        return result - self._before
 
     def _end(self) -> None:
         if "slurmctld" in self._daemons:

@@ -24,7 +24,7 @@ def parts(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     generate = [sys.executable, "-m", "mpigraph", "generate", *sizes, "-o", str(where / "data/S")]
     subprocess.run(generate, check=True, capture_output=True, timeout=60)
     changes = {"--cpus-per-task": "1", "INPUT": "$PWD/data/S", "PARTS": "2"}
-    found, output = run(cluster, where, "partition", changes, {"setup": SETUP})
-    assert found["JobState"] == "COMPLETED", output
+    result, output = run(cluster, where, "partition", changes, {"setup": SETUP})
+    assert result["JobState"] == "COMPLETED", output
     assert "edges cut" in output
     return where / "parts/S/S.json"

@@ -82,9 +82,9 @@ def wait_until_requeued(cluster: Cluster, where: Path, job: str, start: float) -
 
 def check_both_halves(cluster: Cluster, where: Path, job: str) -> str:
     """The job goes on by itself and ends well; its log has both halves, in which trainers were in step."""
-    found = cluster.wait(job, AGAIN)
+    result = cluster.wait(job, AGAIN)
     output = log_of(where, job)
-    assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("COMPLETED", "0:0", "1"), output
+    assert (result["JobState"], result["ExitCode"], result["Restarts"]) == ("COMPLETED", "0:0", "1"), output
     steps = {int(step) for step in re.findall(r"trainer \d/2 stops at step (\d+)", output)}
     assert len(steps) == 1, output
     assert output.count(f"begins at step {steps.pop()}") == 2, output
@@ -119,9 +119,9 @@ def test_the_example_goes_on(cluster: Cluster, parts: Path, tmp_path: Path) -> N
     start = time.monotonic() - begin
     cluster.run(["scancel", "--batch", "--signal=USR1", job])
     wait_until_requeued(cluster, tmp_path, job, start)
-    found = cluster.wait(job, 2 * AGAIN)
+    result = cluster.wait(job, 2 * AGAIN)
     output = log_of(tmp_path, job)
-    assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), output
+    assert (result["JobState"], result["Restarts"]) == ("COMPLETED", "1"), output
     assert [int(epoch) for epoch in re.findall(r"epoch +(\d+)  loss", output)] == list(range(60)), output
     before, _, after = output.partition("resumes from")
     assert "epoch  1" in before and "test accuracy" in after, output
@@ -134,9 +134,9 @@ def test_a_job_comes_to_its_time_limit(cluster: Cluster, tmp_path: Path) -> None
     job, start = counting(cluster, tmp_path, **{"--time": "00:02:00", "--signal": "B:USR1@60"})
     wait_for_line(tmp_path, job, "asked to stop\n")
     wait_until_requeued(cluster, tmp_path, job, start)
-    found = cluster.wait(job, AGAIN)
+    result = cluster.wait(job, AGAIN)
     output = log_of(tmp_path, job)
-    assert found["JobState"] == "COMPLETED" and int(found["Restarts"]) >= 1, output
+    assert result["JobState"] == "COMPLETED" and int(result["Restarts"]) >= 1, output
     (stopped,) = {int(step) for step in re.findall(r"stops at step (\d+)", output)}
     assert output.count(f"begins at step {stopped}") >= 2 and output.count(f"is through at step {stopped + 10}") == 2, (
         output
@@ -154,9 +154,9 @@ def test_a_node_is_lost_and_the_job_goes_on_without_it(cluster: Cluster, tmp_pat
         wait_until_requeued(cluster, tmp_path, job, start)
         cluster.wait(job, SOON, ["PENDING"])
         cluster.run(["scontrol", "update", f"JobId={job}", f"NumTasks={TASKS}"])
-        found = cluster.wait(job, AGAIN)
+        result = cluster.wait(job, AGAIN)
         output = log_of(tmp_path, job)
-        assert (found["JobState"], found["NumNodes"]) == ("COMPLETED", "1"), output
+        assert (result["JobState"], result["NumNodes"]) == ("COMPLETED", "1"), output
         assert "2 nodes, start 0" in output and "1 nodes, start 1" in output, output
         assert "trainer 0/1 begins at step 20" in output and "trainer 0/1 is through at step 30" in output, output
     finally:
@@ -170,9 +170,9 @@ def test_a_job_that_is_not_requeued_says_so(cluster: Cluster, tmp_path: Path, wh
     if why == "slurm":
         cluster.run(["scontrol", "update", f"JobId={job}", "Requeue=0"])
     cluster.run(["scancel", "--signal=USR1", job])
-    found = cluster.wait(job, SOON)
+    result = cluster.wait(job, SOON)
     output = log_of(tmp_path, job)
-    assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("FAILED", "75:0", "0"), output
+    assert (result["JobState"], result["ExitCode"], result["Restarts"]) == ("FAILED", "75:0", "0"), output
     assert ("not requeued, after 0 times" if why == "restarts" else "Requested operation") in output, output
 
 
@@ -185,8 +185,8 @@ def test_scancel_and_errors_are_the_end_of_a_job(cluster: Cluster, tmp_path: Pat
     wait_for_line(tmp_path, job, "is at step 20", 2)
     cluster.run(["scancel", job])
     for number, state in ((job, "CANCELLED"), (failed, "FAILED")):
-        found = cluster.wait(number, SOON)
-        assert (found["JobState"], found["Restarts"]) == (state, "0"), log_of(tmp_path, number)
+        result = cluster.wait(number, SOON)
+        assert (result["JobState"], result["Restarts"]) == (state, "0"), log_of(tmp_path, number)
 
 
 OWN = """#!/bin/bash

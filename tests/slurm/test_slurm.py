@@ -34,8 +34,8 @@ def test_the_example_trains_over_both_nodes_from_their_own_disks(cluster: Cluste
     example = (
         f'    run python {ROOT}/examples/node_classification.py --graph_name S --part_config "$PART_CONFIG" {flags}'
     )
-    found, output = run(cluster, tmp_path, "train", changes, {"setup": SETUP, "train": example})
-    assert (found["JobState"], found["ExitCode"]) == ("COMPLETED", "0:0"), output
+    result, output = run(cluster, tmp_path, "train", changes, {"setup": SETUP, "train": example})
+    assert (result["JobState"], result["ExitCode"]) == ("COMPLETED", "0:0"), output
     assert "2 trainers, 2 hosts, 2 nodes" in output  # that is, a server on each
     accuracy = re.search(r"test accuracy ([0-9.]+)", output)
     assert accuracy and float(accuracy[1]) > 0.5, output
@@ -46,7 +46,7 @@ def test_the_example_trains_over_both_nodes_from_their_own_disks(cluster: Cluste
         if cluster.parted:
             assert sorted(path.name for path in staged.iterdir()) == ["S.json", f"part{node}"]
     said = cluster.run(["sacct", "--completion", "--noheader", "--parsable2", "--format=jobid,state"]).stdout
-    assert f"{found['JobId']}|COMPLETED" in said, said
+    assert f"{result['JobId']}|COMPLETED" in said, said
     until_gone(cluster)
 
 
@@ -55,8 +55,8 @@ def test_staging_again_copies_nothing(cluster: Cluster, parts: Path, tmp_path: P
     changes = SMALL | {"PART_CONFIG": str(parts), "STAGE_TO": str(cluster.local / "again")}
     commands = {"setup": SETUP, "train": '    echo "read $PART_CONFIG"'}
     assert "3 files" in run(cluster, tmp_path, "train", changes, commands)[1]
-    found, output = run(cluster, tmp_path, "train", changes, commands)
-    assert found["JobState"] == "COMPLETED" and output.count("0 files copied (0.0 MiB), 3 kept") == 2, output
+    result, output = run(cluster, tmp_path, "train", changes, commands)
+    assert result["JobState"] == "COMPLETED" and output.count("0 files copied (0.0 MiB), 3 kept") == 2, output
     assert f"read {cluster.local}/again/S.json" in output
 
 
@@ -64,10 +64,10 @@ def test_staging_again_copies_nothing(cluster: Cluster, parts: Path, tmp_path: P
 def test_a_failing_script_is_a_failed_job_in_seconds(cluster: Cluster, tmp_path: Path) -> None:
     begin = time.monotonic()
     job = train_script(cluster, tmp_path, 'if rank == 1: raise ValueError("no such luck")\ntime.sleep(300)')
-    found = cluster.wait(job, SOON)
+    result = cluster.wait(job, SOON)
     output = log_of(tmp_path, job)
     assert time.monotonic() - begin < SOON
-    assert found["JobState"] == "FAILED" and found["ExitCode"] not in ("0:0", ""), output
+    assert result["JobState"] == "FAILED" and result["ExitCode"] not in ("0:0", ""), output
     assert "no such luck" in output and "trainer 1/2" in output
     until_gone(cluster)
 
@@ -75,8 +75,8 @@ def test_a_failing_script_is_a_failed_job_in_seconds(cluster: Cluster, tmp_path:
 @needs_slurm
 def test_exit_codes_reach_slurm(cluster: Cluster, tmp_path: Path) -> None:
     job = train_script(cluster, tmp_path, "sys.exit(3)")
-    found = cluster.wait(job, SOON)
-    assert (found["JobState"], found["ExitCode"]) == ("FAILED", "3:0"), log_of(tmp_path, job)
+    result = cluster.wait(job, SOON)
+    assert (result["JobState"], result["ExitCode"]) == ("FAILED", "3:0"), log_of(tmp_path, job)
 
 
 HOLES = """
@@ -94,8 +94,8 @@ for hole in holes:
 
 @needs_slurm
 def test_what_lies_on_the_heap_does_not_matter(cluster: Cluster, tmp_path: Path) -> None:
-    found = cluster.wait(train_script(cluster, tmp_path, "sys.exit(0)", before=HOLES), SOON)
-    assert found["JobState"] == "COMPLETED", log_of(tmp_path, found["JobId"])
+    result = cluster.wait(train_script(cluster, tmp_path, "sys.exit(0)", before=HOLES), SOON)
+    assert result["JobState"] == "COMPLETED", log_of(tmp_path, result["JobId"])
 
 
 @needs_slurm
@@ -115,8 +115,8 @@ def test_trainers_see_the_gpus_of_their_node(cluster: Cluster, tmp_path: Path) -
     )
     changes = SMALL | {"--ntasks-per-node": "3", "--gpus-per-node": "2", "BACKEND": "nccl"}
     commands = {"setup": SETUP, "train": '    run python -u script.py "$BACKEND"'}
-    found, output = run(cluster, tmp_path, "train", changes, commands)
-    assert found["JobState"] == "COMPLETED", output
+    result, output = run(cluster, tmp_path, "train", changes, commands)
+    assert result["JobState"] == "COMPLETED", output
     assert sorted(re.findall(r"gpu \d \S+ by \w+", output)) == ["gpu 0 0,1 by nccl"] * 2 + ["gpu 1 0,1 by nccl"] * 2, (
         output
     )
@@ -125,9 +125,9 @@ def test_trainers_see_the_gpus_of_their_node(cluster: Cluster, tmp_path: Path) -
 @needs_slurm
 def test_bench_runs(cluster: Cluster, tmp_path: Path) -> None:
     options = "(--nodes 2000 --edges 20000 --feat-dim 8 --batch-size 50 --hidden 16 --seconds 2)"
-    found, output = run(cluster, tmp_path, "bench", SMALL | {"OPTIONS": options}, {"setup": SETUP})
-    assert found["JobState"] == "COMPLETED", output
-    report = json.loads((tmp_path / f"bench-{found['JobId']}.json").read_text())
+    result, output = run(cluster, tmp_path, "bench", SMALL | {"OPTIONS": options}, {"setup": SETUP})
+    assert result["JobState"] == "COMPLETED", output
+    report = json.loads((tmp_path / f"bench-{result['JobId']}.json").read_text())
     assert (report["layout"]["nodes"], report["layout"]["trainers"]) == (2, 2)
     assert report["figures"]["row_bytes_per_batch"]["value"] > 0  # rows of the other node
 
@@ -135,9 +135,9 @@ def test_bench_runs(cluster: Cluster, tmp_path: Path) -> None:
 @needs_slurm
 def test_processes_that_do_not_find_each_other_are_told_why(cluster: Cluster, tmp_path: Path) -> None:
     job = train_script(cluster, tmp_path, "print('alone', world)", MPI="none")
-    found = cluster.wait(job, SOON)
+    result = cluster.wait(job, SOON)
     output = log_of(tmp_path, job)
-    assert found["JobState"] == "FAILED" and "alone" not in output, output
+    assert result["JobState"] == "FAILED" and "alone" not in output, output
     assert "srun started 4 processes that MPI does not connect" in output and "srun --mpi=list" in output, output
 
 

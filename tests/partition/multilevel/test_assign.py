@@ -40,8 +40,8 @@ class Graph(NamedTuple):
 
     def chunks(self, exchange: Exchange) -> Iterator[tuple[I64, I64]]:
         """A rank's share of the edges, which all read in turn, 1000 at a time."""
-        mine = slice(exchange.rank, None, exchange.size)
-        src, dst = self.src[mine], self.dst[mine]
+        own = slice(exchange.rank, None, exchange.size)
+        src, dst = self.src[own], self.dst[own]
         return ((src[i : i + 1000], dst[i : i + 1000]) for i in range(0, len(src), 1000))
 
     def cut(self, parts: I32) -> float:
@@ -65,8 +65,8 @@ def communities(num_nodes: int, blocks: int, degree: int, criteria: int, inside:
     dst = np.where(rng.random(len(src)) < inside, near, rng.integers(0, num_nodes - 20, len(src)))
     dst[:300] = 0
     src, dst = shuffle[src], shuffle[dst]
-    some = np.arange(num_nodes) % 5 == 0
-    nodes = [np.ones(num_nodes)] if criteria == 1 else [~some, some]
+    chosen = np.arange(num_nodes) % 5 == 0
+    nodes = [np.ones(num_nodes)] if criteria == 1 else [~chosen, chosen]
     degrees = np.bincount(dst, minlength=num_nodes)
     return Graph(num_nodes, src, dst, np.stack([*nodes, degrees][:criteria], axis=1).astype(np.int64))
 
@@ -85,15 +85,15 @@ def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, cri
         monkeypatch.setattr(initial, "MAX_EDGES", 2000)  # so that METIS sees a sample
     else:
         bounds = np.array([0, *sorted([17, 900, 900][: comm.size - 1]), 1600])  # with four ranks one has nothing
-    wanted = parts_alone(criteria, num_parts)
-    assert max(graph.balance(wanted, num_parts)) == 0 and graph.cut(wanted) < 0.5
+    expected = parts_alone(criteria, num_parts)
+    assert max(graph.balance(expected, num_parts)) == 0 and graph.cut(expected) < 0.5
     exchange = MPIExchange(comm)
     first, last = bounds[comm.rank : comm.rank + 2]
-    mine = graph.weights[first:last]
+    own = graph.weights[first:last]
     scratch = Scratch(limit=1000, mapping=criteria == 1)  # nor does it show where the edges lie: in files once parked
     edges = graph.chunks(exchange)
-    parts = assign(exchange, bounds, edges, mine, num_parts, seed=3, scratch=scratch, coarsening=SMALL)
-    assert parts.dtype == np.int32 and np.array_equal(parts, wanted[first:last])
+    parts = assign(exchange, bounds, edges, own, num_parts, seed=3, scratch=scratch, coarsening=SMALL)
+    assert parts.dtype == np.int32 and np.array_equal(parts, expected[first:last])
 
 
 def test_the_finest_level_is_symmetric_and_simple(comm: MPI.Intracomm) -> None:
@@ -104,14 +104,14 @@ def test_the_finest_level_is_symmetric_and_simple(comm: MPI.Intracomm) -> None:
     exchange = MPIExchange(comm)
     first, last = bounds[comm.rank : comm.rank + 2]
     level = level_of_edges(exchange, bounds, graph.chunks(exchange), graph.weights[first:last], Scratch())
-    wanted = [set() for _ in range(60)]
+    expected = [set() for _ in range(60)]
     for u, v in zip(src.tolist(), dst.tolist(), strict=True):
         if u != v:
-            wanted[u].add(v)
-            wanted[v].add(u)
+            expected[u].add(v)
+            expected[v].add(u)
     for row, node in enumerate(range(first, last)):
-        found = level.keys[level.indices[level.indptr[row] : level.indptr[row + 1]]].tolist()
-        assert len(found) == len(set(found)) and set(found) == wanted[node]
+        result = level.keys[level.indices[level.indptr[row] : level.indptr[row + 1]]].tolist()
+        assert len(result) == len(set(result)) and set(result) == expected[node]
 
 
 @pytest.mark.parametrize("coarsening", [SMALL, Coarsening()])
@@ -164,9 +164,9 @@ def test_odd_graphs(comm: MPI.Intracomm, name: str) -> None:
     graph = ODD[name]
     bounds = even_bounds(graph.num_nodes, comm.size)
     exchange = MPIExchange(comm)
-    mine = graph.weights[slice(*bounds[comm.rank : comm.rank + 2])]
-    found = assign(exchange, bounds, graph.chunks(exchange), mine, 5, coarsening=SMALL)
-    parts = np.concatenate(comm.allgather(found))
+    own = graph.weights[slice(*bounds[comm.rank : comm.rank + 2])]
+    result = assign(exchange, bounds, graph.chunks(exchange), own, 5, coarsening=SMALL)
+    parts = np.concatenate(comm.allgather(result))
     assert np.array_equal(parts, graph.assign(5))
     assert len(parts) == graph.num_nodes and set(parts) <= set(range(5))
     assert not any(graph.balance(parts, 5))

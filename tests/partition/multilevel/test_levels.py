@@ -24,10 +24,10 @@ def grid_with_tail(comm: MPI.Intracomm) -> Level:
     dst = np.concatenate([src[:870] + 30, src[870:] + 1])
     bounds = even_bounds(NODES, comm.size)
     exchange = MPIExchange(comm)
-    mine = slice(comm.rank, None, comm.size)
+    own_values = slice(comm.rank, None, comm.size)
     degrees = np.bincount(shuffle[np.concatenate([src, dst])], minlength=NODES)
     weights = np.stack([np.ones_like(degrees), degrees], axis=1)[slice(*bounds[comm.rank : comm.rank + 2])]
-    return level_of_edges(exchange, bounds, [(shuffle[src[mine]], shuffle[dst[mine]])], weights, Scratch())
+    return level_of_edges(exchange, bounds, [(shuffle[src[own_values]], shuffle[dst[own_values]])], weights, Scratch())
 
 
 def cut_of(comm: MPI.Intracomm, level: Level, parts: npt.NDArray[np.int32]) -> int:
