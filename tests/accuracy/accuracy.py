@@ -44,7 +44,7 @@ class Graph(NamedTuple):
 
 
 class Start(NamedTuple):
-    """How the example is started: on how many ranks (0: without mpiexec), with how many servers on each node."""
+    """A start of the example: number of ranks (0: without mpiexec), and of servers on each node."""
 
     title: str
     ranks: int
@@ -85,7 +85,7 @@ def main():
 
 
 def arguments(doc, graphs, starts, methods=PART_METHODS):
-    """What the command line of a script of this kind says."""
+    """Parse the command line of a script of this folder."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = os.environ.get("MPIGRAPH_TEST_DATA")
     parser.add_argument("data", type=Path, metavar="DIR", nargs="?" if default else None, default=default)
@@ -180,7 +180,7 @@ def launched(start, script, flags):
 
 
 def launcher(start):
-    """What stands before a command in a start."""
+    """Return the launcher's words before a command."""
     mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     return [mpiexec, "-n", str(start.ranks)] if start.ranks else []
 

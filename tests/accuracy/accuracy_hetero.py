@@ -47,7 +47,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "rgcn.py"
 
 
 class Graph(NamedTuple):
-    """How one graph is trained, and how its accuracy is judged."""
+    """Training of one graph, and the least accuracy."""
 
     reference: Callable[[Path, int], float]  # (npz file, seed): the accuracy of plain torch
     margin: float  # points that the mean of a start must be above that of the reference

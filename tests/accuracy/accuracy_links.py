@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Graph(NamedTuple):
-    """How one graph is trained, and what is measured on it."""
+    """Training of one graph, and its measures."""
 
     measures: dict[str, str]  # what the reference returns -> how the script prints it
     write: Callable[[Path, Path], None]  # (npz file, directory): the partitioned graph, and what is held out

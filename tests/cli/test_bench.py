@@ -110,12 +110,12 @@ def check_traffic(result):
 
 def test_the_number_of_servers_is_the_jobs_unless_it_is_given(monkeypatch):
     monkeypatch.setenv("MPIGRAPH_NUM_SERVERS", "3")
-    inputs = []
-    monkeypatch.setattr(job, "initialize", lambda **options: inputs.append(options["num_servers"]) or sys.exit(0))
+    numbers = []
+    monkeypatch.setattr(job, "initialize", lambda **options: numbers.append(options["num_servers"]) or sys.exit(0))
     for arguments in ([], ["--num_servers", "0"], ["--num-servers", "0"]):
         with pytest.raises(SystemExit):
             main(["bench", *arguments])
-    assert inputs == [None, 0, 0]
+    assert numbers == [None, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -196,17 +196,7 @@ def test_numbers_have_no_exponent(value, text):
 
 def invented():
     """A document of two trainers, without running anything."""
-    figures = {
-        name: {
-            "value": 2.0,
-            "unit": entry.unit,
-            "meaning": entry.text,
-            "of": entry.of,
-            "combined": entry.combine,
-            "trainers": [1.0, 3.0],
-        }
-        for name, entry in CATALOGUE.items()
-    }
+    figures = {name: {"value": 2.0, "unit": entry.unit, "trainers": [1.0, 3.0]} for name, entry in CATALOGUE.items()}
     figures["step_far"] = figures["step_far"] | {"value": None, "trainers": [None, None]}
     layout = {"ranks": 3, "nodes": 1, "trainers": 2, "hosts": 1, "servers_per_node": 1, "ranks_per_node": 0}
     machine = {"processor": "p", "cores": 2, "memory_GiB": 4.0}

@@ -75,7 +75,7 @@ def write_hosts(tmp_path, text="10.0.0.1 30050\n10.0.0.2\n"):
 
 
 def dry_run(capsys, tmp_path, *more, status=0):
-    """What --dry-run prints, in words; the error where it fails."""
+    """Return the words that --dry-run prints, or its error."""
     arguments = ["launch", "--num_trainers", "2", "--workspace", str(tmp_path), "--dry-run", *more]
     if "--ip_config" not in more and not slurm_allocation():
         arguments += ["--ip_config", write_hosts(tmp_path)]
@@ -175,7 +175,7 @@ BAD_HOSTS = [
     ("-oProxyCommand=x\n", ":1: neither an IP address nor a host name: '-oProxyCommand=x'"),
     ("a;b\n", ":1: neither an IP address nor a host name: 'a;b'"),
     ("$(x)\n", ":1: neither an IP address nor a host name: '$(x)'"),
-    ("# nobody\n", "names no host"),
+    ("# no host\n", "names no host"),
 ]
 
 
@@ -219,7 +219,7 @@ WRONG = [
     (("--launcher", "srun", "c"), "SLURM_JOB_ID is not set"),
     (("--launcher", "openmpi", "c"), "is hydra's"),
     (("--mpiexec", "/none/mpiexec", "c"), "--mpiexec /none/mpiexec: no such program"),
-    (("--mpiexec", "/bin/true", "c"), "no MPI that is known here (--version says"),
+    (("--mpiexec", "/bin/true", "c"), "is of an unknown MPI library (--version says"),
 ]
 
 

@@ -25,7 +25,7 @@ def test_on_ranks(tmp_path: Path) -> None:
 
 
 def test_work_goes_on(tmp_path: Path) -> None:
-    """What is written is complete, although neither stream is read any more."""
+    """The output is complete, although the reader of both streams has left."""
     out = tmp_path / "data"
     command = [sys.executable, "-m", "mpigraph", "generate", "--nodes", "50", "--edges", "90", "-o", str(out)]
     assert read_nothing(command, stderr=subprocess.STDOUT)[0] == CLOSED
@@ -37,7 +37,7 @@ def graph(folder: Path) -> str:
 
 
 def read_nothing(command: list[str], stderr: int = subprocess.PIPE) -> tuple[int, str]:
-    """Run a command into a pipe that nobody reads; return its status and what it prints elsewhere."""
+    """Run a command into a pipe without a reader; return its status and its output elsewhere."""
     with started(command, clean_environment(), stdout=subprocess.PIPE, stderr=stderr) as job:
         job.stdout.close()
         job.stdout = None

@@ -51,7 +51,7 @@ def config(oracle) -> PartConfig:
 
 @rotated(3)
 def test_a_job_opens_the_parts_that_staging_brings(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cut of the job and the rule of staging are one: nobody opens a part that its node was not given."""
+    """The division of parts in a job is that of staging: no rank opens a part that its node lacks."""
     original, opened = PartConfig.part_path, set()
     monkeypatch.setattr(PartConfig, "part_path", lambda c, k, which: opened.add(k) or original(c, k, which))
     nodes, servers = nodes_of(layout), layout.layout.servers if layout.comm.size > 1 else 0
@@ -109,8 +109,8 @@ def test_what_is_wrong_is_copied_again(config: PartConfig, tmp_path: Path, how: 
         data[at + 5] ^= 1
         shard.write_bytes(data)
     elif how == "another graph":  # of the same size and name, itself undamaged
-        other = write_other(tmp_path / "other")
-        shutil.copy(other, shard)
+        write_oracle(tmp_path / "other", 4, "given")
+        shutil.copy(tmp_path / "other" / "part1" / "node_feat.h5", shard)
     elif how == "again":  # the same graph, partitioned once more with another seed
         write_oracle(tmp_path / "other", 4, seed=1)
         shutil.copy(tmp_path / "other" / "part1" / "node_feat.h5", shard)
@@ -119,12 +119,6 @@ def test_what_is_wrong_is_copied_again(config: PartConfig, tmp_path: Path, how: 
     assert stage(config, [0, 1], tmp_path) == 1
     assert shard.read_bytes() == (config.directory / "part1" / "node_feat.h5").read_bytes()
     assert len(list(shard.parent.iterdir())) == 3
-
-
-def write_other(directory: Path) -> Path:
-    """A shard of the oracle graph whose nodes have other numbers."""
-    write_oracle(directory, 4, "given")
-    return directory / "part1" / "node_feat.h5"
 
 
 def test_a_damaged_original_is_never_staged(config: PartConfig, tmp_path: Path) -> None:
@@ -182,7 +176,7 @@ Outcome = tuple[int, str, str]
 def run_stage(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Outcome]:
-    """Run the command on ``comm``; what it returns, and what its first rank prints."""
+    """Run the command on ``comm``; return its status, and the output of its first rank."""
 
     def run(*arguments: object, ranks_per_node: int = 0, **options: int) -> Outcome:
         monkeypatch.setenv("MPIGRAPH_RANKS_PER_NODE", str(ranks_per_node))
@@ -241,7 +235,7 @@ def check_nodes(report: str) -> None:
 def test_another_graph_is_not_staged_over(
     comm: MPI.Intracomm, oracle, tmp_path: Path, run_stage: Callable[..., Outcome]
 ) -> None:
-    """The same graph in fewer parts is, and leaves none of the others."""
+    """The same graph in fewer parts is staged, without parts of the earlier one."""
     to = comm.bcast(tmp_path / "to")
     if comm.rank == 0:
         partition_graph(mpigraph.graph(([0, 1], [1, 2])), "other", 3, to)

@@ -40,7 +40,7 @@ def main():
 
 
 def run(hosts, command):
-    """What went wrong; empty if nothing did."""
+    """Return the error of a job, or an empty string."""
     env = os.environ | {"MPIGRAPH_TIMEOUT": str(TIMEOUT), "OMP_NUM_THREADS": "1"}
     job = subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:

@@ -92,7 +92,7 @@ def run(hosts: namespaces.Hosts, command: Sequence[object], **env: str) -> str:
 
 
 def fingerprints(hosts: namespaces.Hosts, launcher: list[str], config: str, out: Path, servers: int) -> dict[str, str]:
-    """What a job samples and gathers, with either transport."""
+    """Return hashes of the samples and rows of a job, with either transport."""
     out.mkdir()
     run(hosts, [*launcher, sys.executable, HERE / "blocks.py", config, out, servers])
     result = [{}, {}]
@@ -105,7 +105,7 @@ def fingerprints(hosts: namespaces.Hosts, launcher: list[str], config: str, out:
 
 @pytest.fixture(scope="module")
 def expected(hosts: namespaces.Hosts, oracle_config: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What one process alone samples and gathers."""
+    """Return the hashes of one process alone."""
     result = fingerprints(hosts, [], oracle_config, tmp_path_factory.mktemp("alone") / "out", 0)
     assert len(result) == len(SAMPLERS) * NUM_BATCHES
     return result

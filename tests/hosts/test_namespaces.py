@@ -29,7 +29,7 @@ time.sleep(300)
 
 
 def gone(pids: list[int], seconds: float = 10) -> bool:
-    """Whether all of these processes end in time; one that has ended and that nobody asked about counts."""
+    """Return whether all processes end in time; a zombie has ended."""
     end = time.monotonic() + seconds
     while any(alive(pid) for pid in pids):
         if time.monotonic() > end:

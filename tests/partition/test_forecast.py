@@ -23,7 +23,7 @@ def test_what_cannot_work_names_the_ranks_that_would(method: str) -> None:
     work = Workload(10**8, 2 * 10**9, 4, method)
     with pytest.raises(InvalidArgumentError, match="on 1 rank.* has 4.00 GiB: use --method multilevel on") as caught:
         check_memory(work, 1, 4 * GIB)
-    ranks = int(str(caught.value).split("multilevel on ")[1].split()[0])
+    ranks = int(str(caught.value).split("--method multilevel on ")[1].split()[0])
     multilevel = work._replace(method="multilevel")
     assert check_memory(multilevel, ranks, 4 * GIB).memory <= 4 * GIB
     with pytest.raises(InvalidArgumentError, match=f"{ranks} ranks"):

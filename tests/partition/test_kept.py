@@ -1,6 +1,5 @@
-"""What an interrupted run leaves is taken up with ``resume``: complete parts are verified, and not written again."""
+"""Resuming an interrupted run: complete parts are verified, and not written again."""
 
-import filecmp
 import json
 import shutil
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from typed_parts import typed_source
+from typed_parts import check_equal, typed_source
 
 import mpigraph
 from mpigraph.distgraph import partitioning
@@ -42,17 +41,9 @@ class Killed(NamedTuple):
 
 
 def state(folder: Path, parts: range = range(COMPLETE)) -> dict[Path, tuple[int, int]]:
-    """What tells whether a part's files are those that were there."""
+    """Return inodes and times, which change if a part's files are written again."""
     files = [path for part in parts for path in (folder / f"part{part}").iterdir()]
     return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
-
-
-def check_equal(expected: Path, result: Path) -> None:
-    """The same files, and nothing else."""
-    names = sorted(path.relative_to(expected) for path in expected.rglob("*"))
-    assert sorted(path.relative_to(result) for path in result.rglob("*")) == names
-    files = [str(name) for name in names if (expected / name).is_file()]
-    assert filecmp.cmpfiles(expected, result, files, shallow=False) == (files, [], [])
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, at: int, cut: Callable[[], object]) -> None:
@@ -143,7 +134,7 @@ def test_without_resume_all_parts_are_written_again(killed: Killed, written, cap
 
 
 def test_records_of_parts_that_are_written_again_are_gone(killed: Killed, monkeypatch) -> None:
-    """So a run that is killed while it writes them leaves none that is not true."""
+    """A run that is killed while it writes parts again leaves no stale records."""
     interrupt(monkeypatch, 0, lambda: killed.cut(resume=False))
     assert not list(killed.out.glob("*.part*"))
 
@@ -226,17 +217,17 @@ def test_nothing_to_resume_is_told(tmp_path: Path, caplog) -> None:
     g = mpigraph.graph((torch.arange(9), torch.arange(1, 10)))
     partitioning.partition_graph(g, "g", 2, tmp_path, part_method="random", resume=True)
     assert caplog.messages == [f"there is nothing to resume in {tmp_path}: this run begins at the beginning"]
-    inputs = np.arange(170) % 3
-    partition_source(typed_source({"a": 170}, {}), "h", 3, tmp_path / "h", "given", assignment=inputs, resume=True)
+    assignment = np.arange(170) % 3
+    partition_source(typed_source({"a": 170}, {}), "h", 3, tmp_path / "h", "given", assignment=assignment, resume=True)
     assert caplog.messages[1:] == [f"there is nothing to resume in {tmp_path}/h: this run begins at the beginning"]
 
 
 def test_parts_of_a_given_assignment_are_taken_up(tmp_path: Path, monkeypatch, written, caplog) -> None:
     source = typed_source(COUNTS, EDGES)
-    inputs = np.arange(sum(source.num_nodes)) % 3
+    assignment = np.arange(sum(source.num_nodes)) % 3
 
     def cut(folder: Path) -> None:
-        partition_source(source, "g", 3, folder, "given", assignment=inputs, resume=True)
+        partition_source(source, "g", 3, folder, "given", assignment=assignment, resume=True)
 
     cut(tmp_path / "wanted")
     interrupt(monkeypatch, 1, lambda: cut(tmp_path / "out"))
@@ -256,7 +247,7 @@ def test_a_disk_that_the_complete_parts_have_filled_is_no_error(killed: Killed, 
 
 
 def test_a_second_run_into_the_folder_is_refused(killed: Killed, monkeypatch) -> None:
-    """Whatever graph it writes: all graphs have the same names of files."""
+    """The second run may write any graph, since all graphs have the same names of files."""
     write = PartWriter.write
     refused = []
 

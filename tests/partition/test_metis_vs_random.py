@@ -1,4 +1,4 @@
-"""How a graph is partitioned changes where neighbours lie, not which are drawn: chi-square over original ids."""
+"""The partitioning changes where neighbours lie, not the distribution of draws: chi-square over original ids."""
 
 from itertools import product
 

@@ -1,6 +1,5 @@
 """Partitioning on several ranks: the files are those of one rank, and an error is the same on every rank."""
 
-import filecmp
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 from layouts import shared_folder
 from mpi4py import MPI
-from typed_parts import typed_source
+from typed_parts import check_equal, typed_source
 
 import mpigraph
 from mpigraph.errors import CollectiveError, GraphDataError, InvalidArgumentError, MPIGraphError
@@ -35,28 +34,18 @@ def skewed(num_nodes: int, num_edges: int) -> GraphSource:
     return GraphSource(Schema.homogeneous(), (num_nodes,), ((src, dst),), {"_N": nodes}, {"_N:_E:_N": edges})
 
 
-def files_of(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def check_equal(expected: Path, result: Path) -> None:
-    assert files_of(expected) == files_of(result)
-    _, other, errors = filecmp.cmpfiles(expected, result, files_of(expected), shallow=False)
-    assert (other, errors) == ([], [])
-
-
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
 @pytest.mark.parametrize("method", ["metis", "multilevel", "random", "given"])
 @pytest.mark.parametrize("kind", ["homogeneous", "typed"])
 def test_the_files_are_those_of_one_rank(comm: MPI.Intracomm, monkeypatch, method: str, kind: str) -> None:
     graph = skewed(300, 4000) if kind == "homogeneous" else typed_source()
-    arguments = np.arange(sum(graph.num_nodes)) * 7 % 5 if method == "given" else None
+    assignment = np.arange(sum(graph.num_nodes)) * 7 % 5 if method == "given" else None
     classes = {"_N": np.arange(300) % 2} if kind == "homogeneous" and method != "given" else None
 
     def cut(folder: Path, exchange: Exchange, scratch: Scratch | None = None) -> None:
         partition_source(
-            graph, "g", 5, folder, method, assignment=arguments, balance_classes=classes, balance_edges=classes is not None,
-            seed=2, exchange=exchange, scratch=scratch,
+            graph, "g", 5, folder, method, assignment=assignment, balance_classes=classes,
+            balance_edges=classes is not None, seed=2, exchange=exchange, scratch=scratch,
         )  # fmt: skip
 
     with shared_folder(comm) as folder:
@@ -123,7 +112,7 @@ def test_a_run_that_ends_while_it_writes_goes_on_with_other_ranks(comm: MPI.Intr
 
 
 def test_complete_parts_are_taken_up_by_other_ranks(comm: MPI.Intracomm, monkeypatch) -> None:
-    """Of a run of one rank, and of all; what is missing is divided anew."""
+    """After a run of one rank, and of all ranks; the missing parts are divided anew."""
     graph = skewed(100, 900)
     exchange = MPIExchange(comm)
     write = pipeline.PartWriter.write
@@ -161,7 +150,7 @@ def test_an_error_is_raised_on_every_rank(comm: MPI.Intracomm, monkeypatch) -> N
     exchange = MPIExchange(comm)
     monkeypatch.setattr(source, "EDGES_PER_CHUNK", 10)
     graph = skewed(50, 200)
-    graph.edges[0][1][35] = 50  # which one rank reads
+    graph.edges[0][1][35] = 50  # one rank reads it
     with shared_folder(comm) as folder:
         with pytest.raises(GraphDataError, match=r"edge 35 of \('_N', '_E', '_N'\) has destination 50, .* 50 nodes"):
             partition_source(graph, "g", 2, folder / "out", exchange=exchange)
@@ -202,24 +191,18 @@ def test_ranks_that_disagree_are_told(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.parametrize("comm", [2], indirect=True)
 def test_copies_with_other_values_are_told(comm: MPI.Intracomm) -> None:
-    names = [
-        "sources of",
-        "destinations of",
-        "node feature 'id'",
-        "edge feature 'ends'",
-        "balance classes",
-        "the assignment",
-    ]
+    names = ["sources of", "destinations of", "node feature 'id'", "edge feature 'ends'"]
+    names += ["balance classes", "the assignment"]
     with shared_folder(comm) as folder:
         for number, name in enumerate(names):
             graph = skewed(50, 200)
             classes = np.zeros(50, np.int64)
-            arguments = np.zeros(50, np.int64)
+            assignment = np.zeros(50, np.int64)
             features = (graph.node_feats["_N"]["id"].values, graph.edge_feats["_N:_E:_N"]["ends"].values)
             if comm.rank:
-                (*graph.edges[0], *features, classes, arguments)[number][-1] ^= 1
+                (*graph.edges[0], *features, classes, assignment)[number][-1] ^= 1
             with pytest.raises(CollectiveError, match=f"{name}.* of rank 1 differ from those of rank 0"):
                 partition_source(
-                    graph, "g", 2, folder / "out", "given", balance_classes={"_N": classes}, assignment=arguments,
+                    graph, "g", 2, folder / "out", "given", balance_classes={"_N": classes}, assignment=assignment,
                     exchange=MPIExchange(comm),
                 )  # fmt: skip

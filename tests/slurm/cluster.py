@@ -63,7 +63,7 @@ NODE = (
 
 
 def missing() -> str:
-    """What keeps a cluster from being started here, in words; an empty string if nothing does."""
+    """Return the reason why no cluster can start here; an empty string if one can."""
     tools = [tool for tool in _TOOLS if _which(tool) is None]
     if tools:
         return f"not installed: {', '.join(tools)} (Debian: slurmctld, slurmd, slurm-client, munge, util-linux)"
@@ -75,7 +75,7 @@ def _which(tool: str) -> str | None:
 
 
 def can_part() -> bool:
-    """Whether nodes can have mounts of their own."""
+    """Return whether nodes can have mounts of their own."""
     trial = subprocess.run(["unshare", "--mount", "true"], capture_output=True)
     return os.geteuid() == 0 and trial.returncode == 0
 
@@ -191,7 +191,7 @@ class Cluster:
         return self.run(["sbatch", "--parsable", str(script)], cwd=directory).stdout.strip()
 
     def job(self, job: str) -> dict[str, str]:
-        """What ``scontrol show job`` says."""
+        """Return the fields of ``scontrol show job``."""
         return dict(re.findall(r"(\w+)=(\S*)", self.run(["scontrol", "show", "job", job]).stdout))
 
     def wait(self, job: str, seconds: float, states: Iterable[str] = _OVER) -> dict[str, str]:
@@ -205,9 +205,9 @@ class Cluster:
         return self.job(job)
 
     def processes(self) -> list[int]:
-        """The ids of all processes of jobs, whoever their parent is."""
-        ours = {daemon.pid for daemon in self._daemons.values()} | {os.getpid()}
-        return [pid for pid in _pids() if pid not in ours and self._belongs(pid)]
+        """Return the ids of all processes of jobs, of any parent."""
+        daemons = {daemon.pid for daemon in self._daemons.values()} | {os.getpid()}
+        return [pid for pid in _pids() if pid not in daemons and self._belongs(pid)]
 
     def _belongs(self, pid: int) -> bool:
         with suppress(OSError):

@@ -1,6 +1,6 @@
-"""The shipped templates on a real Slurm of two nodes, unmodified but for the settings block.
+"""The shipped templates on a real Slurm of two nodes, unmodified except for the settings block.
 
-Each node has a disk and shared memory of its own where this machine allows that, so that what a node lacks is missed.
+Each node has a disk and shared memory of its own where this machine allows that, so that a file a node lacks is missed.
 """
 
 import json

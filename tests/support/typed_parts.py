@@ -5,6 +5,7 @@ relations join the same types, one joins a type to itself, one has no edges; one
 there are parts, and two have equally many, as do two relations.
 """
 
+import filecmp
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,14 @@ def many_relations(number: int = 200, num_edges: int = 1000) -> GraphSource:
 def write_typed(directory: Path, num_parts: int = 3, source: GraphSource | None = None, name: str = TYPED) -> str:
     """Partition a typed graph at random; return the path of its configuration."""
     return str(partition_source(source or typed_source(), name, num_parts, directory, "random").config_path)
+
+
+def check_equal(expected: Path, actual: Path) -> None:
+    """Check that two folders hold the same files, and nothing else."""
+    names = sorted(path.relative_to(expected) for path in expected.rglob("*"))
+    assert names and sorted(path.relative_to(actual) for path in actual.rglob("*")) == names
+    files = [str(name) for name in names if (expected / name).is_file()]
+    assert filecmp.cmpfiles(expected, actual, files, shallow=False) == (files, [], [])
 
 
 def random_book(num_parts: int, seed: int) -> RangeBook:
