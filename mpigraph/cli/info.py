@@ -16,6 +16,7 @@ from mpigraph.cli.ranks import read_config, working_ranks
 from mpigraph.cli.verify import bytes_on_disk, in_units
 from mpigraph.collective import collective
 from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.progress import silent
 from mpigraph.storage.audit import far_sources
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
@@ -66,13 +67,11 @@ def _collect(exchange: Exchange, part_config: str) -> dict[str, Any]:
     parts = []
     with exchange.together(f"reading the parts of {config.path}"):
         own_parts = range(exchange.rank, config.num_parts, exchange.size)
-        with PartFiles(config) as files, ProgressBar() if exchange.rank == 0 else nullcontext() as show:
+        with PartFiles(config) as files, ProgressBar() if exchange.rank == 0 else nullcontext(silent) as show:
             for done, part in enumerate(own_parts):
-                if show is not None:
-                    show("read parts", done, len(own_parts))
+                show("read parts", done, len(own_parts))
                 parts.append(_part(files, part))
-            if show is not None:
-                show("read parts", len(own_parts), len(own_parts))
+            show("read parts", len(own_parts), len(own_parts))
     gathered = exchange.gather_bytes(json.dumps(parts).encode())
     all_parts = sorted((part for text in gathered for part in json.loads(text)), key=lambda part: int(part["part"]))
     return _graph(config) | _quality(config, sum(part["cut_edges"] for part in all_parts)) | {"parts": all_parts}
@@ -93,8 +92,8 @@ def _part(files: PartFiles, part: int) -> dict[str, Any]:
         cut_edges += edges
     return {
         "part": part,
-        "nodes": {ntype: _length(book.node_range(part, t)) for t, ntype in enumerate(schema.ntypes)},
-        "edges": {schema.relation_key(r): _length(book.edge_range(part, r)) for r in range(len(schema.relations))},
+        "nodes": {ntype: len(range(*book.node_range(part, t))) for t, ntype in enumerate(schema.ntypes)},
+        "edges": {schema.relation_key(r): len(range(*book.edge_range(part, r))) for r in range(len(schema.relations))},
         "cut_edges": cut_edges,
         "halo": halo,
         "bytes_on_disk": bytes_on_disk(config, part),
@@ -139,10 +138,6 @@ def _quality(config: PartConfig, cut_edges: int) -> dict[str, Any]:
 
 def _balance(loads: I64) -> float:
     return round(float(np.max(loads) * loads.size / max(int(np.sum(loads)), 1)), 4)
-
-
-def _length(ends: tuple[int, int]) -> int:
-    return ends[1] - ends[0]
 
 
 def _features(infos: Mapping[str, FeatureInfo]) -> dict[str, Any]:

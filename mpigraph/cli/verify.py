@@ -12,6 +12,7 @@ from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import read_config, working_ranks
 from mpigraph.collective import collective
 from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.progress import silent
 from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
@@ -59,21 +60,19 @@ def _verify(exchange: Exchange, part_config: str) -> int:
         own_parts = range(exchange.rank, config.num_parts, exchange.size)
         total = sum(bytes_on_disk(config, part) for part in own_parts)
         done = 0
-        with PartFiles(config) as files, ProgressBar() if exchange.rank == 0 else nullcontext() as show:
+        with PartFiles(config) as files, ProgressBar() if exchange.rank == 0 else nullcontext(silent) as show:
 
             def advance(nbytes: int) -> None:
                 nonlocal done
                 done += nbytes
-                if show is not None:
-                    show("verify (bytes)", min(done, total - 1), total)  # files are longer than their datasets
+                show("verify (bytes)", min(done, total - 1), total)  # files are longer than their datasets
 
             advance(0)
             for part in own_parts:
                 audit = audit_part(files, part, advance)
                 bad += audit.bad
                 sums += audit.sums
-            if show is not None:
-                show("verify (bytes)", total, total)
+            show("verify (bytes)", total, total)
     results = exchange.gather_bytes(json.dumps([bad, sums.tolist(), total]).encode(errors="backslashreplace"))
     lines: list[str] = []
     sums[:] = 0

@@ -4,9 +4,9 @@
 
 DIR (or MPIGRAPH_TEST_DATA) holds npz files with the keys that ``reference_rgcn.py`` lists:
 
-* hgb_dblp: DBLP of the Heterogeneous Graph Benchmark (Lv et al., 2021): authors, papers, terms and venues, of which the
-  last have no features. The authors' subjects, beside ``reference_rgcn.py`` on the whole graph, of which a start may
-  be 1.5 points below. The published micro-F1 of RGCN is 92.07.
+* hgb_dblp: DBLP of the Heterogeneous Graph Benchmark (Lv et al., 2021): authors, papers, terms and venues;
+  venues have no features. The authors' subjects, beside ``reference_rgcn.py`` on the whole graph: a start may be 1.5
+  points below it. The published micro-F1 of RGCN is 92.07.
 * oewn_hetero: Open English WordNet with a relation for each kind of link and its reverse, and the lemmas as nodes
   without features. The lexicographer files of synsets, beside ``reference_sage.py`` on oewn.npz, the same synsets with
   links of one kind, with as many layers: the types must be worth 3 points.

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damaged import flip, rewrite
-from layouts import on_all
 from mpi4py import MPI
 from odd_names import odd_source
 from oracle import NUM_NODES, oracle_source
@@ -23,7 +22,6 @@ from typed_oracle import RELATIONS, SCHEMA, edges_of
 
 from mpigraph.cli.info import run as run_command
 from mpigraph.cli.main import main
-from mpigraph.errors import MPIGraphError
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
@@ -35,21 +33,8 @@ Outcome = tuple[int, str, str]
 
 
 @pytest.fixture
-def info(comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Run the command on ``comm``: its status and what it prints."""
-
-    def run(path: object, as_json: bool = True) -> Outcome:
-        raised = ""
-        try:
-            status = run_command(str(path), as_json, comm)
-        except MPIGraphError as error:  # the command line prints it, once
-            on_all(comm, error.everywhere, f"{error!r} is not known to be on every rank")
-            status, raised = 2, f"error: {error}\n"
-        printed = capsys.readouterr()
-        on_all(comm, comm.rank == 0 or printed.out + printed.err == "", f"{printed} on another rank than 0")
-        return comm.bcast((status, printed.out, printed.err + raised))
-
-    return run
+def info(run_on: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    return lambda path, as_json=True: run_on(run_command, str(path), as_json)
 
 
 def in_pages(nbytes: int) -> int:

@@ -120,7 +120,7 @@ pipeline._Run.__post_init__ = listen
 if stage == "check edges":
     kill(source.GraphSource, "check_edges", stage, 3)
 elif stage == "assign nodes":
-    at = {"metis": (metis, "_call_metis"), "multilevel": (assign, "initial_parts")}
+    at = {"metis": (metis, "call_metis"), "multilevel": (assign, "initial_parts")}
     kill(*at[method], f"{stage} ({method})", rank=0 if method == "metis" else last)
 elif stage == "relabel edges":
     kill(Spill, "add", stage, 3)

@@ -173,17 +173,10 @@ Outcome = tuple[int, str, str]
 
 
 @pytest.fixture
-def run_stage(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Outcome]:
-    """Run the command on ``comm``; return its status, and the output of its first rank."""
-
+def run_stage(run_on: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     def run(*arguments: object, ranks_per_node: int = 0, **options: int) -> Outcome:
         monkeypatch.setenv("MPIGRAPH_RANKS_PER_NODE", str(ranks_per_node))
-        status = run_command(*map(str, arguments), comm=comm, **options)
-        printed = capsys.readouterr()
-        on_all(comm, comm.rank == 0 or printed.out + printed.err == "", f"{printed} on another rank than 0")
-        return comm.bcast((status, printed.out, printed.err))
+        return run_on(run_command, *map(str, arguments), **options)
 
     return run
 

@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 from damaged import flip, rewrite
 from jobs import clean_environment, mpiexec, run_job, warm_python
-from layouts import on_all
 from mpi4py import MPI
 from oracle import write_oracle
 
 from mpigraph.cli.main import main
 from mpigraph.cli.verify import run as run_command
-from mpigraph.errors import MPIGraphError
 from mpigraph.storage import audit
 
 OF_GRAPH = "relations/_N:_E:_N"
@@ -24,24 +22,13 @@ Outcome = tuple[int, str, list[str]]
 
 
 @pytest.fixture
-def verify(
-    comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[object], Outcome]:
+def verify(run_on: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Outcome]:
     """Run the command on ``comm``: its status, its line, and the lines of its errors."""
     monkeypatch.setattr(audit, "_ROWS", 7)
 
     def run(path: object) -> Outcome:
-        raised: list[str] = []
-        try:
-            status = run_command(str(path), comm)
-        except MPIGraphError as error:  # the command line prints it, once
-            on_all(comm, error.everywhere, f"{error!r} is not known to be on every rank")
-            status, raised = 2, [str(error)]
-        printed = capsys.readouterr()
-        on_all(comm, comm.rank == 0 or printed.out + printed.err == "", f"{printed} on another rank than 0")
-        on_all(comm, status == comm.bcast(status), f"status {status}")
-        errors = re.findall(r"^mpigraph verify: error: (.*)$", printed.err, re.MULTILINE)
-        return comm.bcast((status, printed.out, errors + raised))
+        status, out, err = run_on(run_command, str(path))
+        return status, out, re.findall(r"^(?:mpigraph verify: )?error: (.*)$", err, re.MULTILINE)
 
     return run
 
