@@ -20,6 +20,7 @@ from mpigraph.partition.progress import silent
 from mpigraph.storage.audit import far_sources
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
+from mpigraph.store.host_ranges import host_memory
 
 __all__ = ["add_parser", "run"]
 
@@ -79,8 +80,6 @@ def _collect(exchange: Exchange, part_config: str) -> dict[str, Any]:
 
 def _part(files: PartFiles, part: int) -> dict[str, Any]:
     """Describe one part; read its edges."""
-    from mpigraph.store.host_ranges import host_memory
-
     config = files.config
     book = config.book
     schema = config.schema

@@ -9,6 +9,7 @@ their destinations are.
 import math
 import mmap
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,12 +17,13 @@ from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.errors import PartitionError, ShardFormatError
 from mpigraph.metadata.book import RangeBook
-from mpigraph.mpi.agree import everywhere, together
-from mpigraph.mpi.world import World
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.format import index_dtype, storage_dtype
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.store.staging import parts_of_hosts
+
+if TYPE_CHECKING:  # it loads MPI, and ``info`` in one process needs none
+    from mpigraph.mpi.world import World
 
 __all__ = ["check_same", "cut_for_hosts", "host_memory"]
 
@@ -35,13 +37,15 @@ def _cut_offsets(offsets: I64, num_hosts: int) -> I64:
 
 
 @collective("world.comm")
-def cut_for_hosts(world: World, files: PartFiles) -> RangeBook:
+def cut_for_hosts(world: "World", files: PartFiles) -> RangeBook:
     """Return which host holds which nodes and edges: a book whose owners are the hosts.
 
     Raises:
         ShardFormatError: a shard that a host needs is missing, damaged, or does not hold what the configuration says;
             on every rank.
     """
+    from mpigraph.mpi.agree import everywhere, together
+
     config, book = files.config, files.config.book
     num_hosts = len(world.hosts)
     nodes = tuple(_cut_offsets(offsets, num_hosts) for offsets in book.node_offsets)
@@ -95,6 +99,8 @@ def check_same(gather: Callable[[bytes], list[bytes]], config: PartConfig) -> No
         ranks.setdefault(checksum, []).append(rank)
         places.setdefault(checksum, f"partitioning {identity} at {path}")
     if len(ranks) > 1:
+        from mpigraph.mpi.agree import everywhere
+
         kinds = [f"{places[key]} on rank {', '.join(map(str, members))}" for key, members in ranks.items()]
         raise everywhere(
             PartitionError(
