@@ -28,7 +28,7 @@ from mpigraph.arrays import I64
 from mpigraph.dataloading.edges import NO_EDGES, Edges, find_edges
 from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.local_rows import local_nodes
+from mpigraph.distgraph.partition_book import local_nodes
 from mpigraph.distgraph.typed_ids import EdgeIds, EdgeTensors, unwrap_edges
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.graphs.hetero import HeteroGraph

@@ -15,11 +15,11 @@ from mpigraph.storage.narrow import FeatDtype, check_feat_dtype
 __all__ = ["GivenDtype", "convert", "dtype_name", "feat_dtype_names", "to_storage", "to_torch"]
 
 GivenDtype = str | torch.dtype | Mapping[str, str | torch.dtype] | None
-"""As what features are stored: ``torch.float16`` or ``torch.bfloat16``, or their names; for all, or by name."""
+"""The dtype in which features are stored: ``torch.float16`` or ``torch.bfloat16``, or its name; for all, or by name."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The logical name of a torch dtype ("float32").
+    """Return the logical name of a torch dtype ("float32").
 
     Raises:
         InvalidArgumentError: not a dtype, or one that cannot be stored.
@@ -32,7 +32,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def feat_dtype_names(feat_dtype: GivenDtype) -> FeatDtype:
-    """The same with names of dtypes. Raises InvalidArgumentError if it is not what :data:`GivenDtype` says."""
+    """Return the same with names of dtypes. Raises InvalidArgumentError if it is no :data:`GivenDtype`."""
 
     def name(dtype: object) -> object:
         return str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
@@ -43,16 +43,16 @@ def feat_dtype_names(feat_dtype: GivenDtype) -> FeatDtype:
 
 
 def convert(values: TensorLike, dtype: torch.dtype, what: str) -> torch.Tensor:
-    """Values as a tensor of a dtype on the CPU; fractions are cut off for integers, as torch does.
+    """Convert values to a tensor of a dtype on the CPU; fractions are cut off for integers, as torch does.
 
     Args:
         values: numbers in any form.
-        dtype: the dtype wanted.
+        dtype: the dtype of the result.
         what: names the values in the error.
 
     Raises:
-        InvalidArgumentError: they are not numbers, or some do not exist in this dtype: complex ones, NaN or a number
-            out of range among integers.
+        InvalidArgumentError: a value is no number, or has none in this dtype: it is complex, or for integers NaN or
+            out of range.
     """
     try:
         tensor = fields.as_tensor(values).detach().cpu()

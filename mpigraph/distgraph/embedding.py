@@ -1,8 +1,8 @@
 """DistEmbedding: rows that learn, one for each node of a type or edge of a relation.
 
-Reading rows is one-sided, as of any :class:`DistTensor`. Each read while gradients are on is remembered with the tensor
-that it returned; a sparse optimizer (``optim/``) later takes the gradients that ``backward`` has left there. A read
-stays remembered as long as its tensor can still get a gradient: loaders read ahead. There is no copy of the rows on the
+Reading rows is one-sided, as in any :class:`DistTensor`. Each read with gradients on is recorded with the tensor that
+it returned; a sparse optimizer (``optim/``) later takes the gradients that ``backward`` has left there. A read stays
+recorded as long as its tensor can still get a gradient: loaders read ahead. There is no copy of the rows on the
 trainers.
 """
 
@@ -16,8 +16,7 @@ from torch.utils.weak import TensorWeakRef
 
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
-from mpigraph.distgraph.init_rows import InitFunc, by_chunk
-from mpigraph.distgraph.new_tensor import find_policy
+from mpigraph.distgraph.new_tensor import InitFunc, by_chunk, find_policy
 from mpigraph.distgraph.partition_book import PartitionPolicy
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import to_rows
@@ -36,7 +35,7 @@ class Lookup(NamedTuple):
 
     Attributes:
         ids: int64[n], the rows.
-        leaf: float32[n, dim], what was read; its ``grad`` is that of the rows.
+        leaf: float32[n, dim], the rows as they were read; its ``grad`` is that of the rows.
     """
 
     ids: I64
@@ -51,9 +50,9 @@ class DistEmbedding:
     the records of the reads pile up; :meth:`reset_trace` drops them. Several threads may read at once.
 
     Attributes:
-        weight: the rows, a :class:`DistTensor` [num_embeddings, embedding_dim]. The other trainers see what is
-            written to it after :meth:`DistGraph.barrier`.
-        num_embeddings: how many rows.
+        weight: the rows, a :class:`DistTensor` [num_embeddings, embedding_dim]. The other trainers see writes to it
+            after :meth:`DistGraph.barrier`.
+        num_embeddings: number of rows.
         embedding_dim: elements of a row.
         optm_state: the state of the optimizer made last for these rows, DistTensors by name.
 
@@ -76,13 +75,13 @@ class DistEmbedding:
         Args:
             num_embeddings: the number of nodes of a type or edges of a relation.
             embedding_dim: elements of a row, at least 1.
-            name: a name to find the rows by; None makes rows that nobody else finds.
+            name: a name to attach to the rows by; None makes anonymous rows.
             init_func: ``init_func(shape, dtype) -> tensor`` makes some consecutive rows; zeros if None, as in DGL. It
                 is called on the trainers for chunks of a fixed size ``[at most 16384, embedding_dim]``, with torch's
                 (CPU), numpy's and Python's default generators seeded by job, name and chunk and put back afterwards: so
                 the rows do not depend on the number of ranks or hosts. Rows that exist under this name stay.
-            part_policy: which nodes or edges the rows are; found by ``num_embeddings`` if None.
-            dtype: how rows are stored: float32, float16 or bfloat16. They are read, and their gradients and optimizer
+            part_policy: the node type or relation of the rows; inferred from ``num_embeddings`` if None.
+            dtype: the dtype in memory: float32, float16 or bfloat16. Rows are read, and their gradients and optimizer
                 state are kept, in float32; an update rounds a 16-bit row once.
 
         Raises:
@@ -92,7 +91,7 @@ class DistEmbedding:
                 ``init_func`` cannot be called or returns rows of another shape.
             CollectiveError: ``init_func`` raised.
 
-        All of these are raised on every trainer, whichever has the reason.
+        All of these are raised on every trainer, even if only one has the reason.
         """
         session = current()
         called = "an embedding" if name is None else f"embedding {name!r}"
@@ -112,19 +111,19 @@ class DistEmbedding:
 
     @property
     def name(self) -> str:
-        """The name it was created with, or one that was made up."""
+        """The name of its creation, or a generated one."""
         return self.weight.name
 
     data_name = name
 
     @property
     def part_policy(self) -> PartitionPolicy:
-        """Which nodes or edges the rows are."""
+        """The node type or relation of the rows."""
         return self.weight.part_policy
 
     @property
     def owners(self) -> RowOwners:
-        """Which trainer updates which rows."""
+        """The trainer that updates each row."""
         rows = self.weight.rows
         return RowOwners(rows.window.world, rows.window.offsets)
 
@@ -133,7 +132,7 @@ class DistEmbedding:
 
         Args:
             idx: int[n], tensor, array or list; rows may repeat.
-            device: where the rows are to be.
+            device: the device of the result.
 
         Returns:
             float32[n, embedding_dim] on the device, whatever the dtype of the rows. With gradients on
@@ -200,7 +199,6 @@ class DistEmbedding:
 
 
 def _take(leaf: torch.Tensor) -> torch.Tensor | None:
-    """Take the gradient of a leaf, if it has one."""
     grad, leaf.grad = leaf.grad, None
     return grad
 
@@ -217,7 +215,6 @@ def _check(name: str | None, embedding_dim: int, dtype: torch.dtype, init_func: 
 
 
 def _seed(job_seed: int, label: str) -> int:
-    """What the draws of an embedding's rows depend on."""
     data = label.encode()
     words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
     return int(combine(job_seed, len(data), *words))

@@ -1,4 +1,4 @@
-"""The features of a DistGraph by type and name: what ``g.ndata``, ``g.nodes[ntype].data`` and the like are."""
+"""The features of a DistGraph by type and name: ``g.ndata``, ``g.nodes[ntype].data`` and the like."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -88,7 +88,7 @@ class Spaces(ABC, Generic[Kind]):
 
     @abstractmethod
     def __getitem__(self, kind: Kind) -> Space:
-        """The space of a type."""
+        """Return the space of a type."""
 
     @property
     @abstractmethod
@@ -97,29 +97,29 @@ class Spaces(ABC, Generic[Kind]):
 
     @abstractmethod
     def canonical(self, kind: str | Relation) -> Kind:
-        """The type as :attr:`types` has it. Raises NodeTypeError or EdgeTypeError if unknown or ambiguous."""
+        """Return the type as in :attr:`types`. Raises NodeTypeError or EdgeTypeError if unknown or ambiguous."""
 
     def named(self, *names: Names) -> dict[tuple[Kind, str], DistTensor]:
-        """Features by type (of edges: the triple) and name, each once.
+        """Return features by type (of edges: the triple) and name, each once.
 
         Raises:
-            InvalidArgumentError: what is given are no names.
-            FieldNameError: no type has the feature, or not the type that was given with it.
-            NodeTypeError, EdgeTypeError: a type that was given does not exist.
+            InvalidArgumentError: an argument is neither names nor a dict of them by type.
+            FieldNameError: no type has the feature, or not the type that names it.
+            NodeTypeError, EdgeTypeError: a type does not exist.
         """
-        found: dict[tuple[Kind, str], DistTensor] = {}
-        for some in names:
-            given = some if isinstance(some, Mapping) else {None: some}
-            for one, listed in given.items():
+        tensors: dict[tuple[Kind, str], DistTensor] = {}
+        for argument in names:
+            by_type = argument if isinstance(argument, Mapping) else {None: argument}
+            for of_type, listed in by_type.items():
                 if not isinstance(listed, Iterable):
                     raise InvalidArgumentError(f"features are given by name (got {listed!r})")
                 for name in [listed] if isinstance(listed, str) else listed:
-                    types = self._types_with(name) if one is None else [self.canonical(one)]
-                    found.update({(kind, name): self[kind].data[name] for kind in types})
-        return found
+                    types = self._types_with(name) if of_type is None else [self.canonical(of_type)]
+                    tensors.update({(kind, name): self[kind].data[name] for kind in types})
+        return tensors
 
     def _types_with(self, name: str) -> Sequence[Kind]:
-        """The types that have a feature; all if there is only one, which then names what is missing."""
+        """Return the types that have a feature; the only type in any case, whose error then names it."""
         having = [kind for kind in self.types if name in self[kind].data]
         if not having and len(self.types) != 1:
             raise FieldNameError(f"no feature {name!r} on any of {list(self.types)}")
@@ -139,7 +139,7 @@ class NodeSpaces(Spaces[str]):
         return self._schema.ntypes
 
     def canonical(self, ntype: str | Relation) -> str:
-        """The node type itself. Raises NodeTypeError if unknown."""
+        """Return the node type itself. Raises NodeTypeError if unknown."""
         return self._schema.ntypes[self._schema.ntype_id(cast(str, ntype))]
 
 
@@ -156,5 +156,5 @@ class EdgeSpaces(Spaces[Relation]):
         return self._schema.relations
 
     def canonical(self, etype: str | Relation) -> Relation:
-        """The triple of an edge type. Raises EdgeTypeError if unknown or ambiguous."""
+        """Return the triple of an edge type. Raises EdgeTypeError if unknown or ambiguous."""
         return self._schema.to_canonical(etype)

@@ -13,8 +13,7 @@ import torch
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import GivenDtype, feat_dtype_names
 from mpigraph.distgraph.features import FeatureMap, Scheme
-from mpigraph.distgraph.local_rows import local_part
-from mpigraph.distgraph.partition_book import PartitionPolicy, RangePartitionBook
+from mpigraph.distgraph.partition_book import PartitionPolicy, RangePartitionBook, local_part
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import EdgeIds, by_relation, id_array
@@ -63,7 +62,7 @@ class DistGraph(SampledGraph):
             PartitionError: the configuration is missing or of another graph, or the graph is open with features in
                 other dtypes than ``feat_dtype`` asks for; on every rank.
             ShardFormatError: a shard is missing or damaged; on every rank.
-            InvalidArgumentError: ``feat_dtype`` is no such dtype, or names what cannot be stored so; on every rank.
+            InvalidArgumentError: ``feat_dtype`` is no such dtype, or names a feature that has no floats; on every rank.
             FieldNameError: it names a feature that does not exist; on every rank.
             GraphDataError: a finite number would become infinite in 16 bits; names feature and row; on every rank.
         """
@@ -96,7 +95,7 @@ class DistGraph(SampledGraph):
 
     @property
     def identity(self) -> str:
-        """What tells this partitioning of the graph from others, in which nodes and edges have other ids."""
+        """The identity of this partitioning; nodes and edges have other ids in another one."""
         return self._topology.config.identity
 
     @property
@@ -121,11 +120,11 @@ class DistGraph(SampledGraph):
 
     @property
     def device(self) -> torch.device:
-        """Where rows and samples appear."""
+        """The device of rows and samples."""
         return torch.device("cpu")
 
     def is_pinned(self) -> bool:
-        """Whether the graph is in pinned memory: never."""
+        """Return False: the graph is never in pinned memory."""
         return False
 
     def metadata(self) -> tuple[list[str], list[Relation]]:
@@ -255,8 +254,8 @@ class DistGraph(SampledGraph):
         kept: dict[str, torch.Tensor] = {}
         if relabel_nodes:
             for ntype in counts:
-                some = [side for r, (src, dst) in ends.items() for t, side in ((r[0], src), (r[2], dst)) if t == ntype]
-                kept[ntype] = torch.unique(torch.cat([none, *some]))
+                sides = [side for r, (src, dst) in ends.items() for t, side in ((r[0], src), (r[2], dst)) if t == ntype]
+                kept[ntype] = torch.unique(torch.cat([none, *sides]))
                 counts[ntype] = len(kept[ntype])
             ends = {
                 r: (torch.searchsorted(kept[r[0]], src), torch.searchsorted(kept[r[2]], dst))
@@ -334,12 +333,12 @@ class DistGraph(SampledGraph):
 
     @collective("trainers")
     def barrier(self) -> None:
-        """Wait for all trainers; what was written before is visible to all after."""
+        """Wait for all trainers; earlier writes are then visible to all."""
         self.session.control.call(Operation.BARRIER)
 
     @property
     def _client(self) -> "DistGraph":
-        """What DGL's scripts call ``g._client.barrier()`` on."""
+        """The graph itself: DGL's scripts call ``g._client.barrier()``."""
         return self
 
     def __repr__(self) -> str:

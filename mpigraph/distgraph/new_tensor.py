@@ -1,25 +1,39 @@
-"""New tensors of rows: what was asked for, checked; attached to those of the same name, or made on the hosts."""
+"""New tensors of rows: arguments checked; attached to rows of the same name, or made on the hosts and filled.
+
+The trainers make the first rows, each those that it owns.
+"""
 
 import math
+import random
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from mpigraph.collective import collective
-from mpigraph.distgraph.dtypes import dtype_name
-from mpigraph.distgraph.init_rows import Fill, InitFunc, fill_rows
+from mpigraph.distgraph.dtypes import convert, dtype_name, to_torch
 from mpigraph.distgraph.partition_book import PartitionPolicy
 from mpigraph.errors import InvalidArgumentError, PartitionError, TensorMismatchError, check_integer, check_text
+from mpigraph.kernels.rng import combine
+from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.session.context import Session, current
 from mpigraph.session.control import Operation
 from mpigraph.storage.format import storage_dtype
 
-__all__ = ["Handle", "TensorRequest", "create", "find_policy", "held"]
+__all__ = ["Fill", "Handle", "InitFunc", "TensorRequest", "by_chunk", "by_range", "create", "find_policy", "held"]
 
-_ROW_BYTES = (1 << 31) - 1  # what MPI counts the bytes of a row in
+InitFunc = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+Fill = Callable[[RowTensor, RowOwners], None]
+"""Fills the rows that this trainer owns."""
+
+_ROW_BYTES = (1 << 31) - 1  # MPI counts the bytes of a row in an int
+CHUNK = 1 << 14  # rows of one call; another number makes other rows of the same seed
+_DRAWS = 0x1217  # separates these draws from others with the same seed
 
 
 class Handle:
@@ -36,14 +50,14 @@ class Handle:
             self.drop.atexit = False
 
     def keep(self) -> None:
-        """Let the tensor live on whoever drops it."""
+        """Keep the tensor until the job ends, even if all handles are dropped."""
         if self.drop is not None:
             self.drop.detach()
             self.drop = None
 
 
 class TensorRequest(NamedTuple):
-    """A tensor as it is asked for."""
+    """The arguments of :class:`DistTensor`."""
 
     shape: Any
     dtype: torch.dtype
@@ -55,25 +69,25 @@ class TensorRequest(NamedTuple):
 
 
 @collective("trainers")
-def create(wanted: TensorRequest, label: str, fill: Fill | None) -> Handle:
+def create(request: TensorRequest, label: str, fill: Fill | None) -> Handle:
     """Create the rows of a tensor, or attach to those of this name.
 
     Args:
-        wanted: what for.
-        label: what it is called if it has no name.
+        request: shape, dtype, name and so on.
+        label: the name of an anonymous tensor in messages.
         fill: makes the rows; zeros if None.
     """
     session = current()
-    label = label if wanted.name is None else wanted.name
+    label = label if request.name is None else request.name
     try:
-        shape, graph, policy = _checked(session, wanted)
+        shape, graph, policy = _checked(session, request)
     except Exception as error:
         session.control.call(Operation.CREATE_TENSOR, doing=f"creating tensor {label!r}", error=error)
         raise
-    dtype = dtype_name(wanted.dtype)
-    key = None if wanted.name is None else (graph, policy, wanted.name, bool(wanted.attach))
+    dtype = dtype_name(request.dtype)
+    key = None if request.name is None else (graph, policy, request.name, bool(request.attach))
     handle = held(session, key)
-    feature = None if wanted.attach else session.store.graphs[graph].features.get((policy, label))
+    feature = None if request.attach else session.store.graphs[graph].features.get((policy, label))
     if handle is None and feature is not None:
         handle = Handle(session, graph, session.store.tensors[feature], owned=False)
     rows = session.control.call(
@@ -95,33 +109,33 @@ def create(wanted: TensorRequest, label: str, fill: Fill | None) -> Handle:
         fill_rows(session, rows, fill)
     if key is not None:
         handle.key = key
-        session.handles[key] = handle if wanted.persistent else weakref.ref(handle)
-    if wanted.persistent:
+        session.handles[key] = handle if request.persistent else weakref.ref(handle)
+    if request.persistent:
         handle.keep()
     return handle
 
 
-def _checked(session: Session, wanted: TensorRequest) -> tuple[tuple[int, ...], str, Policy]:
-    """Shape, graph and policy of a tensor to be made. Raises what :class:`DistTensor` says."""
-    if wanted.name is None and wanted.persistent:
+def _checked(session: Session, request: TensorRequest) -> tuple[tuple[int, ...], str, Policy]:
+    """Return shape, graph and policy of a new tensor; raise the errors that :class:`DistTensor` lists."""
+    if request.name is None and request.persistent:
         raise TensorMismatchError("a persistent tensor needs a name")
-    if wanted.name is not None:
-        check_text("name", wanted.name)
-    if wanted.init_func is not None and not callable(wanted.init_func):
-        raise InvalidArgumentError(f"init_func must be callable (got {wanted.init_func!r})")
-    if isinstance(wanted.shape, str) or not isinstance(wanted.shape, Iterable):
-        raise InvalidArgumentError(f"shape must be a sequence of integers (got {wanted.shape!r})")
-    shape = tuple(check_integer("each size of shape", size, 0) for size in wanted.shape)
-    row_bytes = storage_dtype(dtype_name(wanted.dtype)).itemsize * math.prod(shape[1:])
+    if request.name is not None:
+        check_text("name", request.name)
+    if request.init_func is not None and not callable(request.init_func):
+        raise InvalidArgumentError(f"init_func must be callable (got {request.init_func!r})")
+    if isinstance(request.shape, str) or not isinstance(request.shape, Iterable):
+        raise InvalidArgumentError(f"shape must be a sequence of integers (got {request.shape!r})")
+    shape = tuple(check_integer("each size of shape", size, 0) for size in request.shape)
+    row_bytes = storage_dtype(dtype_name(request.dtype)).itemsize * math.prod(shape[1:])
     if row_bytes > _ROW_BYTES:
         raise InvalidArgumentError(f"a row must not be larger than {_ROW_BYTES} bytes (shape {shape}: {row_bytes})")
-    return shape, *find_policy(session, shape, wanted.part_policy)
+    return shape, *find_policy(session, shape, request.part_policy)
 
 
 def held(session: Session, key: tuple[Any, ...] | None) -> Handle | None:
-    """Whoever keeps the tensor of a name alive."""
-    held = session.handles.get(key) if key is not None else None
-    handle: Handle | None = held() if isinstance(held, weakref.ref) else held
+    """Return the handle that keeps the tensor of a name alive."""
+    reference = session.handles.get(key) if key is not None else None
+    handle: Handle | None = reference() if isinstance(reference, weakref.ref) else reference
     return handle
 
 
@@ -134,12 +148,12 @@ def _check_match(rows: RowTensor, shape: tuple[int, ...], dtype: str) -> None:
 
 
 def find_policy(session: Session, shape: tuple[int, ...], part_policy: PartitionPolicy | None) -> tuple[str, Policy]:
-    """The graph and policy of a new tensor.
+    """Return the graph and policy of a new tensor.
 
     Raises:
         PartitionError: no graph is open.
-        InvalidArgumentError: ``part_policy`` is none, or of a book that no open graph has.
-        TensorMismatchError: no type has so many rows, or several have, or the one of ``part_policy`` has not.
+        InvalidArgumentError: ``part_policy`` is no policy, or of a book that no open graph has.
+        TensorMismatchError: no type has so many rows, or several have, or ``part_policy`` has another number of them.
     """
     if part_policy is not None and not isinstance(part_policy, PartitionPolicy):
         raise InvalidArgumentError(f"part_policy must be a PartitionPolicy (got {part_policy!r})")
@@ -158,14 +172,88 @@ def find_policy(session: Session, shape: tuple[int, ...], part_policy: Partition
                 f"a tensor of {part_policy.policy_str!r} has {part_policy.get_size()} rows (got shape {shape})"
             )
         return graphs[0], Policy(part_policy.is_node, part_policy.type_id)
-    found = []
+    candidates = []
     for graph, book in books.items():
         sizes = [(Policy(True, t), book.num_nodes(t)) for t in range(len(book.schema.ntypes))]
         sizes += [(Policy(False, r), book.num_edges(r)) for r in range(len(book.schema.relations))]
-        found += [(graph, policy) for policy, size in sizes if shape and size == shape[0]]
-    if len(found) == 1:
-        return found[0]
-    several = "several node or edge types have" if found else "no node or edge type has"
+        candidates += [(graph, policy) for policy, size in sizes if shape and size == shape[0]]
+    if len(candidates) == 1:
+        return candidates[0]
+    several = "several node or edge types have" if candidates else "no node or edge type has"
     raise TensorMismatchError(
-        f"{several} {shape[0] if shape else 0} rows (tensor of shape {shape})" + (": give part_policy" if found else "")
+        f"{several} {shape[0] if shape else 0} rows (tensor of shape {shape})"
+        + (": give part_policy" if candidates else "")
     )
+
+
+@collective("trainers")
+def fill_rows(session: Session, rows: RowTensor, fill: Fill) -> None:
+    """Fill the rows of a new tensor.
+
+    Raises:
+        CollectiveError: ``fill`` raised somewhere; on every trainer.
+    """
+    with session.world.together(f"init_func of tensor {rows.name!r}"):
+        fill(rows, RowOwners(session.world, rows.window.offsets))
+    session.control.call(Operation.BARRIER)
+
+
+def by_range(init_func: InitFunc, dtype: torch.dtype) -> Fill:
+    """Call ``init_func(shape, dtype)`` once for each range of rows that a trainer owns."""
+
+    def fill(rows: RowTensor, owners: RowOwners) -> None:
+        for owned in owners.ranges():
+            shape = (owned.last - owned.first, *rows.shape[1:])
+            values = convert(init_func(shape, dtype), dtype, "what it returns")
+            _check_shape(values, shape)
+            with rows.writing(owned.host) as segment:
+                to_torch(segment[owned.rows], rows.dtype)[:] = values
+
+    return fill
+
+
+def by_chunk(init_func: InitFunc, dtype: torch.dtype, seed: int) -> Fill:
+    """Call ``init_func(shape, dtype)`` for :data:`CHUNK` rows at a time, with draws that depend on the chunk alone.
+
+    So the rows do not depend on the trainer that makes them. If several trainers own rows of a chunk, each makes all of
+    it and keeps its own rows.
+    """
+    return partial(_fill_chunks, init_func, dtype, seed)
+
+
+def _fill_chunks(init_func: InitFunc, dtype: torch.dtype, seed: int, rows: RowTensor, owners: RowOwners) -> None:
+    ranges = owners.ranges()
+    for number, begin in enumerate(range(0, rows.shape[0], CHUNK)):
+        end = min(begin + CHUNK, rows.shape[0])
+        inside = [owned for owned in ranges if owned.first < end and begin < owned.last]
+        if not inside:
+            continue
+        with _draws_of(int(combine(seed, _DRAWS, number))):
+            values = convert(init_func((end - begin, *rows.shape[1:]), dtype), dtype, "what it returns")
+        _check_shape(values, (end - begin, *rows.shape[1:]))
+        for owned in inside:
+            first, last = max(begin, owned.first), min(end, owned.last)
+            at = owned.rows.start + first - owned.first
+            with rows.writing(owned.host) as segment:
+                out = to_torch(segment[at : at + last - first], rows.dtype)
+                out[:] = values[first - begin : last - begin]
+
+
+def _check_shape(values: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(values.shape) != shape:
+        raise InvalidArgumentError(f"it must return a tensor of shape {shape} (got {tuple(values.shape)})")
+
+
+@contextmanager
+def _draws_of(seed: int) -> Iterator[None]:
+    """Seed the default generators of torch (CPU), numpy and Python, and restore them at the end."""
+    before: tuple[Any, Any, Any] = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would touch the generators of GPUs, too
+        np.random.seed(seed % 2**32)  # noqa: NPY002 - a user's function may draw from it
+        random.seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        random.setstate(before[2])

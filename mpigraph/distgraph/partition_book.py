@@ -17,15 +17,39 @@ from mpigraph.errors import InvalidArgumentError, OutOfRangeError, PartitionErro
 from mpigraph.graphs.fields import EdgeType, IdsLike
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
+from mpigraph.mpi.world import World
 
-__all__ = ["EdgePartitionPolicy", "NodePartitionPolicy", "PartitionPolicy", "RangePartitionBook"]
+__all__ = [
+    "EdgePartitionPolicy",
+    "NodePartitionPolicy",
+    "PartitionPolicy",
+    "RangePartitionBook",
+    "local_nodes",
+    "local_part",
+]
 
 Ranges = npt.ArrayLike
 """[num_parts, 2], half-open ranges of homogeneous ids."""
 
 
+def local_part(world: World, num_parts: int) -> int:
+    """Return the part that is mostly on this trainer's node; trainers of a node take turns."""
+    return int((_local_host(world) + 0.5) * num_parts / len(world.hosts))
+
+
+def local_nodes(world: World, hosts: RangeBook, ntype_id: int) -> tuple[int, int]:
+    """Return the range of nodes of a type on this trainer's host, in as many ranges as there are hosts."""
+    return hosts.node_range(_local_host(world), ntype_id)
+
+
+def _local_host(world: World) -> int:
+    """Return a host on this trainer's node, itself if it is one; trainers of a node take turns."""
+    near = np.flatnonzero(world.near)
+    return int(near[world.local_trainer * len(near) // world.num_local_trainers % len(near)])
+
+
 def _homogeneous_begins(tables: Sequence[I64], num_parts: int) -> I64:
-    """int64[parts, types + 1]: where each part's ids of each type begin in the homogeneous numbering."""
+    """Return int64[parts, types + 1], the first homogeneous id of each type in each part."""
     sizes = np.zeros((num_parts, 0), np.int64)
     if tables:
         sizes = np.stack([np.diff(offsets) for offsets in tables], axis=1)
@@ -37,7 +61,7 @@ def _homogeneous_begins(tables: Sequence[I64], num_parts: int) -> I64:
 
 
 def _type_wise(ranges: Ranges, name: object, num_parts: int) -> I64:
-    """int64[P + 1]: type-wise offsets from DGL's homogeneous ranges of one type."""
+    """Return int64[P + 1], type-wise offsets from DGL's homogeneous ranges of one type."""
     table = np.asarray(ranges, np.int64)
     if table.shape != (num_parts, 2):
         raise PartitionError(f"ranges of {name!r} must have shape ({num_parts}, 2) (got {table.shape})")
@@ -45,7 +69,7 @@ def _type_wise(ranges: Ranges, name: object, num_parts: int) -> I64:
 
 
 class RangePartitionBook:
-    """Which part owns which ids, with DGL's methods.
+    """The owner of each id, with DGL's methods.
 
     Ids are type-wise. As in DGL, the type ``"_N"`` or ``"_E"``, which is the default where ids are looked up, means
     homogeneous ids in a graph that has no type of that name; None means the only type.
@@ -64,7 +88,7 @@ class RangePartitionBook:
 
         Args:
             part_id: the part that is "local".
-            num_parts: how many parts there are.
+            num_parts: number of parts.
             node_map: node type -> [num_parts, 2] half-open ranges of homogeneous ids.
             edge_map: the same by ``(src, rel, dst)``.
             ntypes: node type -> type id.
@@ -85,10 +109,10 @@ class RangePartitionBook:
 
     @classmethod
     def from_book(cls, book: RangeBook, part_id: int) -> "RangePartitionBook":
-        """The face of an existing book."""
-        made = cls.__new__(cls)
-        made._set(book, part_id)
-        return made
+        """Return the face of an existing book."""
+        face = cls.__new__(cls)
+        face._set(book, part_id)
+        return face
 
     def _set(self, book: RangeBook, part_id: int) -> None:
         if not isinstance(part_id, int | np.integer) or not 0 <= part_id < book.num_parts:
@@ -122,15 +146,15 @@ class RangePartitionBook:
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether there is one node type and one relation."""
+        """True with one node type and one relation."""
         return self.book.schema.is_homogeneous
 
     def to_canonical_etype(self, etype: EdgeType) -> Relation:
-        """The triple of an edge type."""
+        """Return the triple of an edge type."""
         return self.book.schema.to_canonical(etype)
 
     def num_partitions(self) -> int:
-        """How many parts there are."""
+        """Return the number of parts."""
         return self.book.num_parts
 
     def metadata(self) -> list[dict[str, int]]:
@@ -218,13 +242,15 @@ class RangePartitionBook:
     def local_ntype_offset(self) -> list[int]:
         """Prefix sums of the local part's node counts by type."""
         begins = self._node_begins[self._part_id]
-        return [int(begin) for begin in begins - begins[0]]
+        offsets: list[int] = (begins - begins[0]).tolist()
+        return offsets
 
     @property
     def local_etype_offset(self) -> list[int]:
         """Prefix sums of the local part's edge counts by type."""
         begins = self._edge_begins[self._part_id]
-        return [int(begin) for begin in begins - begins[0]]
+        offsets: list[int] = (begins - begins[0]).tolist()
+        return offsets
 
     def _num_nodes(self, ntype: str | None = DEFAULT_NTYPE) -> int:
         book, kind = self._node_space(ntype)
@@ -235,14 +261,14 @@ class RangePartitionBook:
         return book.num_edges(kind)
 
     def _node_space(self, ntype: str | None) -> tuple[RangeBook, int]:
-        """The book, and the type in it, that ids of a node type are looked up in."""
+        """Return the book and the type id in which ids of a node type are looked up."""
         schema = self.book.schema
         if ntype == DEFAULT_NTYPE and ntype not in schema.ntypes:
             return self._homogeneous, 0
         return self.book, schema.ntype_id(ntype)
 
     def _edge_space(self, etype: EdgeType) -> tuple[RangeBook, int]:
-        """The book, and the relation in it, that ids of an edge type are looked up in."""
+        """Return the book and the relation id in which ids of an edge type are looked up."""
         schema = self.book.schema
         if etype in (DEFAULT_ETYPE, DEFAULT_ETYPE[1]) and etype not in (*schema.relations, *self.etypes):
             return self._homogeneous, 0
@@ -259,7 +285,6 @@ def _tensor(values: I32 | I64) -> torch.Tensor:
 
 
 def _local(ids: I64, owned: tuple[int, int], what: str) -> torch.Tensor:
-    """Ids counted from the first of a range that they all lie in."""
     bad = ids[(ids < owned[0]) | (ids >= owned[1])]
     if len(bad):
         raise OutOfRangeError(f"{bad[0]} is no {what}, which has ids from {owned[0]} up to {owned[1]}")
@@ -267,7 +292,7 @@ def _local(ids: I64, owned: tuple[int, int], what: str) -> torch.Tensor:
 
 
 def _split_types(ids: I64, begins: I64, tables: Sequence[I64], what: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Homogeneous ids to types and type-wise ids, by binary search in all (part, type) ranges."""
+    """Return types and type-wise ids of homogeneous ids, by binary search in all (part, type) ranges."""
     check_ids(ids, int(begins[-1, -1]), f"homogeneous {what} id")
     if len(ids) == 0:
         return _tensor(ids), _tensor(ids)
@@ -279,7 +304,7 @@ def _split_types(ids: I64, begins: I64, tables: Sequence[I64], what: str) -> tup
 
 
 class PartitionPolicy:
-    """Which nodes or edges the rows of a tensor are: ``node~<type>`` or ``edge~<src>:<rel>:<dst>``.
+    """The node type or relation of a tensor's rows: ``node~<type>`` or ``edge~<src>:<rel>:<dst>``.
 
     Attributes:
         type_name: the node type, or the relation ``(src, rel, dst)``.
@@ -289,7 +314,7 @@ class PartitionPolicy:
         """Parse a policy; "node" and "edge" mean the only type.
 
         Raises:
-            InvalidArgumentError: neither nodes nor edges.
+            InvalidArgumentError: the policy is neither of nodes nor of edges.
             NodeTypeError: the node type does not exist.
             EdgeTypeError: the edge type does not exist.
         """
@@ -311,7 +336,7 @@ class PartitionPolicy:
 
     @classmethod
     def of(cls, book: RangeBook, is_node: bool, type_id: int, part_id: int = 0) -> "PartitionPolicy":
-        """The policy of a type given by id."""
+        """Return the policy of a type given by id."""
         name = book.schema.ntypes[type_id] if is_node else relation_key(book.schema.relations[type_id])
         return cls(f"{'node' if is_node else 'edge'}~{name}", RangePartitionBook.from_book(book, part_id))
 

@@ -82,18 +82,15 @@ def partition_graph(
         graph_name: name of the configuration file ``<out_path>/<graph_name>.json``.
         num_parts: number of parts; may exceed the number of nodes.
         out_path: directory, created if missing.
-        num_hops: without effect: owners sample, so parts hold no copies of neighbours.
         part_method: "metis", "multilevel" (which takes less memory) or "random".
         balance_ntypes: int[nodes], or node type -> int[nodes]: every number is spread evenly over the parts. The nodes
             of each type that is not named are spread evenly in any case.
         balance_edges: spread the edges evenly too.
         return_mapping: return the original ids.
-        num_trainers_per_machine: with "metis" and more than one: cut each part further, into so many pieces, which
-            nodes and edges have as feature ``trainer_id`` (int64, part times this number plus piece; an edge's is that
-            of its destination) for :func:`.node_split`. Any number of trainers share a part without it.
+        num_trainers_per_machine: with "metis" and more than one: cut each part further, into this number of pieces.
+            Nodes and edges get the feature ``trainer_id`` for :func:`.node_split` (int64, part times this number plus
+            piece; an edge's is that of its destination). Any number of trainers share a part without it.
         objtype: what METIS minimises, "cut" or "vol"; "multilevel" knows only "cut".
-        graph_formats: without effect: a part is one CSC.
-        use_graphbolt: without effect.
         seed: equal seeds give equal parts.
         reshuffle: only True: nodes and edges always get new ids.
         comm: ranks that do it together, each with the same graph; the files are the same for any number of ranks. By
@@ -101,17 +98,20 @@ def partition_graph(
         resume: after a run of the same call that was killed: verify the parts that it has completed, and write only
             the others. Nothing is taken up from a run with another graph or other arguments.
         feat_dtype: ``torch.float16`` or ``torch.bfloat16``, or the name of one: store features in 16 bits, rounded to
-            nearest even; they are read as what they were. That is all float32 and float64 features with rows of one or
-            more dimensions; or by name, feature -> dtype, which may be one number for each node or edge, too. Integers,
-            bools and times never are, and edge weights to sample by cannot be.
-        assignment: int[nodes], or node type -> int[nodes]: the part of each node, made elsewhere; then nothing is
-            computed, and ``part_method`` has no effect.
-        store_eids: without effect, as the rest: those are about DGL's files for GraphBolt.
-        store_inner_node: without effect.
-        store_inner_edge: without effect.
-        n_jobs: without effect; ``comm`` has several ranks do it.
+            nearest even; they are read in their own dtype. That is all float32 and float64 features with rows of one or
+            more dimensions; or by name, feature -> dtype, also features of one number for each node or edge. Integers,
+            bools and times cannot be stored so, nor edge weights to sample by.
+        assignment: int[nodes], or node type -> int[nodes]: the part of each node, made elsewhere; ``part_method`` then
+            has no effect.
         overwrite: write over another graph in ``out_path``. One of the same name and of as many nodes and edges is
             replaced in any case.
+        num_hops: without effect: owners sample, so parts hold no copies of neighbours.
+        graph_formats: without effect: a part is one CSC.
+        n_jobs: without effect; ``comm`` lets several ranks work.
+        use_graphbolt: without effect, like the rest: they are about DGL's files for GraphBolt.
+        store_eids: see there.
+        store_inner_node: see there.
+        store_inner_edge: see there.
 
     Returns:
         None, or ``(orig_nids, orig_eids)``: new id -> original id, int64 tensors; dicts by node type and by
@@ -139,23 +139,23 @@ def partition_graph(
             graph = as_graph(g)
             source = _source(graph)
             classes = _classes(graph, balance_ntypes)
-            given = _parts_of_all_nodes(graph, assignment)
-        if num_trainers_per_machine > 1 and part_method == "metis" and given is None:
+            parts = _parts_of_all_nodes(graph, assignment)
+        if num_trainers_per_machine > 1 and part_method == "metis" and parts is None:
             pieces = num_parts * num_trainers_per_machine
             fine = _pieces_of_all_nodes(source, pieces, classes, balance_edges, objtype, seed, exchange)
             source = _with_trainer_ids(source, fine)
-            given = fine // num_trainers_per_machine
+            parts = fine // num_trainers_per_machine
         result = partition_source(
             source,
             graph_name,
             num_parts,
             out_path,
-            part_method if given is None else "given",
+            part_method if parts is None else "given",
             balance_classes=classes,
             balance_edges=balance_edges,
             objtype=objtype,
             seed=seed,
-            assignment=given,
+            assignment=parts,
             exchange=exchange,
             resume=resume,
             feat_dtype=names,
@@ -175,17 +175,17 @@ def load_partition(
 
     The graph holds the edges of the part, that is all in-edges of the part's nodes. Its nodes are, for each type, the
     part's own in order and then the sources from other parts in order of their ids. ``ndata[NID]`` and ``edata[EID]``
-    tell type-wise global ids, ``ndata["inner_node"]`` and ``edata["inner_edge"]`` (uint8) what the part owns,
-    ``ndata["part_id"]`` the owner. Unlike DGL's, a typed graph stays typed, unless it is asked for.
+    are type-wise global ids, ``ndata["inner_node"]`` and ``edata["inner_edge"]`` (uint8) mark the part's own nodes and
+    edges, ``ndata["part_id"]`` is the owner. Unlike DGL's, a typed graph stays typed, except with ``homogeneous``.
 
     Args:
         part_config: the configuration file.
-        part_id: which part.
+        part_id: number of the part.
         load_feats: read the features too.
         use_graphbolt: without effect.
-        homogeneous: return the graph as DGL does where there are types: without them, its ids *homogeneous* ones (part
-            after part, and within a part type after type; the book converts), with ``ndata[NTYPE]`` and
-            ``edata[ETYPE]`` (int32). The part's own nodes still come first.
+        homogeneous: return a typed graph as DGL does: without types, its ids *homogeneous* ones (part after part, and
+            within a part type after type; the book converts), with ``ndata[NTYPE]`` and ``edata[ETYPE]`` (int32). The
+            part's own nodes still come first.
 
     Returns:
         ``(graph, node_feats, edge_feats, book, graph_name, ntypes, canonical etypes)``; features as in
@@ -193,7 +193,7 @@ def load_partition(
 
     Raises:
         PartitionError: the configuration or the part does not exist.
-        InvalidArgumentError: ``part_id`` is no number of a part.
+        InvalidArgumentError: ``part_id`` is no integer >= 0.
         ShardFormatError: a shard is damaged.
     """
     config = _config_with(part_config, part_id)
@@ -214,9 +214,9 @@ def load_partition_feats(
     """Read the features of one part's own nodes and edges.
 
     Returns:
-        ``(node_feats, edge_feats)``: ``"<ntype>/<name>"`` and ``"<src>:<rel>:<dst>/<name>"`` -> tensor; None for what
-        was not asked for. Of features that would have one key, because names have a ``/`` in them, the later have the
-        names of their datasets. What is stored in 16 bits has the dtype that it had before.
+        ``(node_feats, edge_feats)``: ``"<ntype>/<name>"`` and ``"<src>:<rel>:<dst>/<name>"`` -> tensor; None for those
+        not asked for. If names with a ``/`` in them give two features one key, the later one has the name of its
+        dataset. Features stored in 16 bits have the dtype that they had before.
     """
     config = _config_with(part_config, part_id)
     with PartFiles(config) as files:
@@ -242,12 +242,11 @@ def load_partition_book(
 
     Raises:
         PartitionError: the configuration or the part does not exist.
-        InvalidArgumentError: ``part_id`` is no number of a part.
+        InvalidArgumentError: ``part_id`` is no integer >= 0.
     """
     config = _config_with(part_config, part_id)
-    schema = config.schema
-    ntypes = {name: i for i, name in enumerate(schema.ntypes)}
-    etypes = {relation: i for i, relation in enumerate(schema.relations)}
+    ntypes = {name: i for i, name in enumerate(config.schema.ntypes)}
+    etypes = {relation: i for i, relation in enumerate(config.schema.relations)}
     return RangePartitionBook.from_book(config.book, part_id), config.graph_name, ntypes, etypes
 
 
@@ -259,7 +258,6 @@ def _config_with(part_config: Path, part_id: int) -> PartConfig:
 
 
 def _source(graph: HeteroGraph) -> GraphSource:
-    """View a graph in memory as numpy arrays."""
     schema = graph.schema
     edges = []
     for relation in schema.relations:
@@ -271,27 +269,22 @@ def _source(graph: HeteroGraph) -> GraphSource:
 
 
 def _features(frame: Mapping[str, torch.Tensor]) -> dict[str, Feature]:
-    found = {}
+    features = {}
     for name, values in frame.items():
         if name not in _RESERVED:
             dtype = dtype_name(values.dtype)
-            found[name] = Feature(to_storage(values.detach().cpu().contiguous(), dtype), dtype)
-    return found
+            features[name] = Feature(to_storage(values.detach().cpu().contiguous(), dtype), dtype)
+    return features
 
 
-def _by_ntype(graph: HeteroGraph, argument: str, given: NodeIds) -> Mapping[str, Any]:
-    """Return what is given of nodes by node type.
-
-    Raises:
-        InvalidArgumentError: the graph has several types, and it is no dict by type; or a type does not exist.
-    """
-    if not isinstance(given, Mapping):
+def _by_ntype(graph: HeteroGraph, argument: str, values: NodeIds) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping):
         if len(graph.ntypes) > 1:
             raise InvalidArgumentError(f"{argument} must be a dict by node type, as the graph has several")
-        return {graph.ntypes[0]: given}
-    for ntype in given:
-        graph.get_ntype_id(ntype)
-    return given
+        return {graph.ntypes[0]: values}
+    for ntype in values:
+        graph.get_ntype_id(ntype)  # raises an error that names it
+    return values
 
 
 def _classes(graph: HeteroGraph, balance_ntypes: NodeIds | None) -> dict[str, Array] | None:
@@ -305,10 +298,10 @@ def _parts_of_all_nodes(graph: HeteroGraph, assignment: NodeIds | None) -> I64 |
     """Return int64[all nodes], types one after the other."""
     if assignment is None:
         return None
-    given = _by_ntype(graph, "assignment", assignment)
+    by_type = _by_ntype(graph, "assignment", assignment)
     rows = []
     for ntype in graph.ntypes:
-        parts = torch.as_tensor(given.get(ntype, torch.zeros(0, dtype=torch.int64)))
+        parts = torch.as_tensor(by_type.get(ntype, torch.zeros(0, dtype=torch.int64)))
         if parts.shape != (graph.num_nodes(ntype),) or parts.is_floating_point() or parts.is_complex():
             raise InvalidArgumentError(
                 f"assignment must have one part for each of {graph.num_nodes(ntype)} nodes of type {ntype!r} "
@@ -362,7 +355,7 @@ def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:
 
 
 def _read_features(files: PartFiles, part_id: int, which: str, features: Features) -> Tensors:
-    found: Tensors = {}
+    tensors: Tensors = {}
     dataset_of = node_feature_name if which == "node_feats" else edge_feature_name
     for owner, table in sorted(features.items()):
         for name, info in sorted(table.items()):
@@ -370,8 +363,8 @@ def _read_features(files: PartFiles, part_id: int, which: str, features: Feature
             reader = files.open(part_id, which)
             rows = to_torch(reader.read(dataset), reader.info(dataset).dtype).to(getattr(torch, info.dtype))
             key = f"{owner}/{name}"
-            found[dataset if key in found else key] = rows
-    return found
+            tensors[dataset if key in tensors else key] = rows
+    return tensors
 
 
 def _part_graph(files: PartFiles, part_id: int) -> HeteroGraph:
@@ -410,7 +403,6 @@ def _part_graph(files: PartFiles, part_id: int) -> HeteroGraph:
 def _without_types(part: HeteroGraph, book: RangePartitionBook) -> HeteroGraph:
     """Return a typed part as DGL does: own nodes first, each group by homogeneous ids, and edges by theirs."""
     rows = []
-    numbers = {}
     for i, ntype in enumerate(part.ntypes):
         data = part.nodes[ntype].data
         homogeneous = book.map_to_homo_nid(data[NID], ntype)
@@ -420,19 +412,18 @@ def _without_types(part: HeteroGraph, book: RangePartitionBook) -> HeteroGraph:
     order = order[torch.argsort(1 - inner[order], stable=True)]
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order))
-    for ntype, some in zip(part.ntypes, torch.split(places, [len(row[0]) for row in rows]), strict=True):
-        numbers[ntype] = some
+    numbers = dict(zip(part.ntypes, torch.split(places, [len(row[0]) for row in rows]), strict=True))
     columns = [(torch.empty(0, dtype=torch.int64),) * 4]
     for i, relation in enumerate(part.canonical_etypes):
         src, dst = part.all_edges(etype=relation)
         eids = book.map_to_homo_eid(part.edges[relation].data[EID], relation)
         columns.append((numbers[relation[0]][src], numbers[relation[2]][dst], eids, torch.full_like(eids, i)))
     src, dst, eids, relations = (torch.cat(column) for column in zip(*columns, strict=True))
-    made = make_graph((src, dst), num_nodes=len(order))
+    graph = make_graph((src, dst), num_nodes=len(order))
     nodes = {NID: nids, "inner_node": inner.to(torch.uint8), "part_id": owners, NTYPE: kinds.int()}
-    made.ndata.update({name: values[order] for name, values in nodes.items()})
-    made.edata.update({EID: eids, "inner_edge": torch.ones(len(eids), dtype=torch.uint8), ETYPE: relations.int()})
-    return made
+    graph.ndata.update({name: values[order] for name, values in nodes.items()})
+    graph.edata.update({EID: eids, "inner_edge": torch.ones(len(eids), dtype=torch.uint8), ETYPE: relations.int()})
+    return graph
 
 
 def _part_nodes(book: RangeBook, part_id: int, ntype: str, edges: Mapping[Relation, tuple[I64, I64]]) -> I64:

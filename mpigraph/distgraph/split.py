@@ -41,7 +41,7 @@ def node_split(
     since: int | None = None,
     before: int | None = None,
 ) -> torch.Tensor:
-    """The selected nodes that this trainer works on.
+    """Return the selected nodes that this trainer works on.
 
     Args:
         nodes: a mask with one entry for each node of the type (tensor, ndarray or DistTensor); non-zero is selected. Or
@@ -52,18 +52,19 @@ def node_split(
         rank: whose share; this trainer's by default.
         force_even: shares differ by at most one node: trainer t gets the t-th of equal consecutive pieces of the
             selected ids. Else: the selected ids on this trainer's node, divided among the trainers there.
-        node_trainer_ids: ``trainer_id`` of ``partition_graph(num_trainers_per_machine=)``. Then each part has a piece,
-            of which its trainers get first what is theirs in the part, and equal shares of what is in other parts, in
-            this order; the sizes differ by at most two. Where the trainers are no multiple of the parts, or the ids are
-            not made for them or for a multiple, it has no effect: the pieces are local without it.
+        node_trainer_ids: ``trainer_id`` of ``partition_graph(num_trainers_per_machine=)``. Each part then has a piece.
+            Each trainer of the part gets first its own ids within the part, then an equal share of the piece's ids in
+            other parts; the sizes differ by at most two. It has no effect where the number of trainers is no multiple
+            of that of parts, or the ids are for another number of trainers than this or a multiple: the pieces are
+            local without it.
         since: ``nodes`` are then times, an integer for each node in place of a mask; selected are those of this time
             and later.
         before: likewise, those earlier than this time. So ``before=t`` and ``since=t`` have no node in common, and
             together all.
 
-    Of a DistTensor of bool, uint8 or int8 a trainer reads the rows that its own piece lies in; how many are selected
-    elsewhere was counted when the graph was loaded, or in the first collective call after a write. Other masks, and
-    those that this trainer wrote since, are read whole. What the others wrote counts after :meth:`DistGraph.barrier`.
+    Of a DistTensor of bool, uint8 or int8 a trainer reads the rows that its own piece lies in; the selected rows of the
+    others were counted when the graph was loaded, or in the first collective call after a write. Other masks, and those
+    that this trainer wrote since, are read whole. Writes of other trainers count after :meth:`DistGraph.barrier`.
 
     Returns:
         int64[n], ascending, except with ``node_trainer_ids``.
@@ -71,14 +72,13 @@ def node_split(
     Raises:
         MaskLengthError: the mask does not have one entry for each node.
         InvalidArgumentError: it has integers other than 0 and 1, as ids are, or integers that could be both, or no
-            numbers, or ``rank`` is none; or times, ``since`` or ``before`` are no integers.
+            numbers, or there is no trainer ``rank``; or times, ``since`` or ``before`` are no integers.
         NodeTypeError: the type does not exist, or was left out where there are several (EdgeTypeError for edges).
         TensorMismatchError: the mask is a DistTensor of another type.
 
     One-sided; every trainer can call it alone.
     """
-    span = None if since is None and before is None else _span(since, before)
-    return _split(nodes, partition_book, True, ntype, rank, force_even, node_trainer_ids, span)
+    return _split(nodes, partition_book, True, ntype, rank, force_even, node_trainer_ids, _span(since, before))
 
 
 def edge_split(
@@ -92,12 +92,11 @@ def edge_split(
     since: int | None = None,
     before: int | None = None,
 ) -> torch.Tensor:
-    """The selected edges that this trainer works on; the arguments are those of :func:`node_split`.
+    """Return the selected edges that this trainer works on; the arguments are those of :func:`node_split`.
 
     One-sided; every trainer can call it alone.
     """
-    span = None if since is None and before is None else _span(since, before)
-    return _split(edges, partition_book, False, etype, rank, force_even, edge_trainer_ids, span)
+    return _split(edges, partition_book, False, etype, rank, force_even, edge_trainer_ids, _span(since, before))
 
 
 def _split(
@@ -144,7 +143,7 @@ def _split(
 
 
 def _owners(trainer_ids: MaskLike, trainers: int, parts: int) -> I64 | None:
-    """Return the trainer of each node or edge, int64[n]; None if the ids are not for these trainers."""
+    """Return the trainer of each node or edge, int64[n]; None if the ids are for another number of trainers."""
     ids = as_tensor(trainer_ids[0 : len(trainer_ids)]).cpu().numpy().astype(np.int64)
     made_for = int(ids.max()) + 1 if len(ids) else 0
     if trainers % parts or made_for == 0 or made_for % trainers or (len(ids) and ids.min() < 0):
@@ -153,10 +152,10 @@ def _owners(trainer_ids: MaskLike, trainers: int, parts: int) -> I64 | None:
 
 
 def _of_trainer(ids: I64, owners: I64, part: int, trainer: int, trainers: int) -> I64:
-    """Return a trainer's share of the piece of its part: by owner what is in the part, equal shares of the rest."""
+    """Return a trainer's share of the piece of its part: its own ids in the part, an equal share of the others."""
     local = owners // trainers == part
     own = ids[local][np.argsort(owners[local], kind="stable")]
-    shares = [some[slice(*_bounds(len(some), trainer, trainers))] for some in (own, ids[~local])]
+    shares = [group[slice(*_bounds(len(group), trainer, trainers))] for group in (own, ids[~local])]
     return np.concatenate(shares)
 
 
@@ -172,7 +171,7 @@ def _graph_of(session: Session, mask: MaskLike, partition_book: RangePartitionBo
 
 
 def _policy_of(schema: Schema, mask: MaskLike, is_node: bool, kind: EdgeType) -> Policy:
-    """Which nodes or edges are split: those of the type that was named, else those that a DistTensor has rows for."""
+    """Return the type that is split: the one that was named, else that of the rows of a DistTensor."""
     known = mask.rows.policy if isinstance(mask, DistTensor) else None
     if kind is None and known is not None and known.is_node == is_node:
         return known
@@ -180,8 +179,8 @@ def _policy_of(schema: Schema, mask: MaskLike, is_node: bool, kind: EdgeType) ->
     if not isinstance(mask, DistTensor):
         return named
     if named != known:
-        wanted = schema.ntypes[named.type_id] if is_node else schema.relations[named.type_id]
-        raise TensorMismatchError(f"mask {mask.name!r} is of {mask.part_policy.policy_str!r}, not of {wanted!r}")
+        kind = schema.ntypes[named.type_id] if is_node else schema.relations[named.type_id]
+        raise TensorMismatchError(f"mask {mask.name!r} is of {mask.part_policy.policy_str!r}, not of {kind!r}")
     return named
 
 
@@ -192,7 +191,7 @@ def _check_length(mask: MaskLike, count: int, what: str) -> None:
 
 
 def _is_every_id(values: torch.Tensor) -> bool:
-    """Tell whether it is ``arange``: the ids of all nodes or edges, as DGL's scripts give them to infer, and no mask.
+    """Return whether this is ``arange``: the ids of all nodes or edges, which DGL's scripts give to infer, and no mask.
 
     Raises:
         InvalidArgumentError: it could be both, as of one or two nodes or edges.
@@ -210,16 +209,16 @@ def _is_every_id(values: torch.Tensor) -> bool:
     return True
 
 
-def _span(since: int | None, before: int | None) -> _Span:
-    """Check the bounds of times."""
+def _span(since: int | None, before: int | None) -> _Span | None:
+    """Return the checked bounds of times; None for a mask."""
     for name, bound in (("since", since), ("before", before)):
         if bound is not None:
             check_integer(name, bound, -(2**63))
-    return since, before
+    return None if since is None and before is None else (since, before)
 
 
 def _selected(mask: MaskLike, begin: int, end: int, span: _Span | None = None) -> I64:
-    """The selected ids in ``[begin, end)``."""
+    """Return the selected ids in ``[begin, end)``."""
     tensor = as_tensor(mask[begin:end]).detach().cpu()
     if span is not None:
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
@@ -243,49 +242,42 @@ def _selected(mask: MaskLike, begin: int, end: int, span: _Span | None = None) -
 
 
 def _bounds(count: int, index: int, pieces: int) -> tuple[int, int]:
-    """Where piece ``index`` of ``count`` entries begins and ends; the first pieces get the remainder."""
+    """Return begin and end of piece ``index`` of ``count`` entries; the first pieces get the remainder."""
     small, larger = divmod(count, pieces)
     begin = index * small + min(index, larger)
     return begin, begin + small + (index < larger)
 
 
 def _share(mask: MaskLike, ranges: Sequence[tuple[int, int]], index: int, pieces: int, span: _Span | None) -> I64:
-    """Piece ``index`` of equal pieces of the selected ids in some ranges.
+    """Return piece ``index`` of equal pieces of the selected ids in some ranges.
 
     The mask is read block by block, and a second time only where the piece lies.
     """
     blocks = [(first, min(first + _BLOCK, end)) for begin, end in ranges for first in range(begin, end, _BLOCK)]
     ends = np.cumsum([len(_selected(mask, *block, span)) for block in blocks], dtype=np.int64).tolist()
     begin, end = _bounds(ends[-1] if ends else 0, index, pieces)
-    found = [np.empty(0, np.int64)]
+    ids = [np.empty(0, np.int64)]
     for block, first, last in zip(blocks, [0, *ends], ends, strict=False):
         if max(first, begin) < min(last, end):
-            found.append(_selected(mask, *block, span)[max(begin - first, 0) : end - first])
-    return np.concatenate(found)
+            ids.append(_selected(mask, *block, span)[max(begin - first, 0) : end - first])
+    return np.concatenate(ids)
 
 
 def _counted_share(mask: MaskLike, blocks: tuple[I64, I64, I64], index: int, pieces: int) -> I64 | None:
-    """As :func:`_share`, of a mask whose selected ids were counted: only the blocks that the piece lies in are read.
+    """Return the piece of :func:`_share` of a counted mask, reading only its blocks; None if the mask has changed.
 
-    Args:
-        mask: the mask.
-        blocks: first ids, ids behind them, and counts of blocks that have any, each int64[n].
-        index: which piece.
-        pieces: how many there are.
-
-    Returns:
-        The piece; None if the mask is another one than that which was counted.
+    ``blocks`` are those with selected ids: first ids, ids behind them, and counts, each int64[n].
     """
     firsts, lasts, counts = blocks
     ends = np.cumsum(counts)
     begin, end = _bounds(int(counts.sum()), index, pieces)
-    mine = np.flatnonzero((ends - counts < end) & (ends > begin))
+    own = np.flatnonzero((ends - counts < end) & (ends > begin))
     if begin == end:
         return np.empty(0, np.int64)
-    ids = np.concatenate([_selected(mask, *stretch) for stretch in _stretches(firsts[mine], lasts[mine])])
-    if len(ids) != counts[mine].sum():
+    ids = np.concatenate([_selected(mask, *stretch) for stretch in _stretches(firsts[own], lasts[own])])
+    if len(ids) != counts[own].sum():
         return None
-    before = int(ends[mine[0]] - counts[mine[0]])
+    before = int(ends[own[0]] - counts[own[0]])
     return ids[begin - before : end - before]
 
 

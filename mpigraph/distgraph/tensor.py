@@ -1,22 +1,22 @@
 """DistTensor: a tensor whose rows live on the hosts, one row for each node of a type or edge of a relation."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import convert, to_storage, to_torch
-from mpigraph.distgraph.init_rows import Fill, InitFunc, by_range
-from mpigraph.distgraph.local_rows import in_memory, local_part
-from mpigraph.distgraph.new_tensor import Handle, TensorRequest, create, held
-from mpigraph.distgraph.partition_book import PartitionPolicy
-from mpigraph.distgraph.row_files import NpyRows, npy_path, pieces, write_npy
+from mpigraph.distgraph.new_tensor import Fill, Handle, InitFunc, TensorRequest, by_range, create, held
+from mpigraph.distgraph.partition_book import PartitionPolicy, local_part
 from mpigraph.distgraph.typed_ids import to_rows
 from mpigraph.errors import (
     ClosedError,
+    GraphDataError,
     InvalidArgumentError,
     PartitionError,
     TensorMismatchError,
@@ -24,16 +24,26 @@ from mpigraph.errors import (
 )
 from mpigraph.graphs.accelerators import Accelerator, accelerator_here, accelerator_of
 from mpigraph.graphs.in_memory import exact_device
+from mpigraph.mpi.messages import exchange_rows
+from mpigraph.mpi.world import World
+from mpigraph.partition.exchange import even_bounds, owners_of
+from mpigraph.partition.npy_files import new_npy_files
+from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.rows.lookahead import CachedRows, Read
 from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
-from mpigraph.storage.format import storage_dtype
+from mpigraph.storage.contents import PartFiles, read_rows
+from mpigraph.storage.files import storage_errors
+from mpigraph.storage.format import node_orig_ids_name, relation_dataset_name, storage_dtype
+from mpigraph.storage.part_config import PartConfig
 
 __all__ = ["DistTensor"]
 
 _BLOCK = 1 << 16  # rows that are counted at a time
+_FILE_BLOCK_BYTES = 16 << 20
+_PLAIN = {torch.bfloat16: torch.float32}  # numpy has no such dtype
 _CPU = torch.device("cpu")
 
 
@@ -70,11 +80,11 @@ class DistTensor:
         Args:
             shape: full shape; the first dimension is the number of nodes of a type or edges of a relation.
             dtype: any torch dtype of integers, floats, bool.
-            name: a name to find the tensor by; None makes an anonymous one.
+            name: a name to attach to the tensor by; None makes an anonymous one.
             init_func: ``init_func(shape, dtype) -> tensor``, called by each trainer for each range of rows that it
                 owns, which are near; zeros if None.
-            part_policy: which nodes or edges the rows are; found by ``shape[0]`` if None.
-            persistent: keep the tensor until the job ends, whoever drops it.
+            part_policy: the node type or relation of the rows; inferred from ``shape[0]`` if None.
+            persistent: keep the tensor until the job ends, even if all handles are dropped.
             is_gdata: accepted for DGL's scripts.
             attach: False finds a feature that came with the graph, too, by the name that it has there; as in DGL its
                 names are not those of tensors made with True.
@@ -84,15 +94,15 @@ class DistTensor:
         Raises:
             TensorMismatchError: the name exists with another shape or dtype; no type has ``shape[0]`` rows, or several
                 have; an anonymous tensor cannot be persistent.
-            InvalidArgumentError: another argument is not what it says above.
+            InvalidArgumentError: another argument is not as described above.
             PartitionError: no graph is open.
             CollectiveError: ``init_func`` raised, or other trainers are in another call.
 
-        All of these are raised on every trainer, whichever has the reason.
+        All of these are raised on every trainer, even if only one has the reason.
         """
         fill = None if init_func is None else by_range(init_func, dtype)
-        wanted = TensorRequest(shape, dtype, name, part_policy, init_func, persistent, attach)
-        self.handle = create(wanted, "anonymous", fill)
+        request = TensorRequest(shape, dtype, name, part_policy, init_func, persistent, attach)
+        self.handle = create(request, "anonymous", fill)
 
     @classmethod
     @collective("trainers")
@@ -108,11 +118,11 @@ class DistTensor:
         """Create a tensor whose rows ``fill`` makes, or attach to the one of this name.
 
         Args:
-            shape: full shape.
+            shape: as for :class:`DistTensor`, like the others.
             dtype: of its elements.
-            name: a name to find the tensor by; None makes one that nobody else finds.
-            label: what it is called.
-            part_policy: which nodes or edges the rows are; found by ``shape[0]`` if None.
+            name: see there.
+            label: its name in messages.
+            part_policy: see there.
             fill: makes the rows that a trainer owns, if the tensor is new; zeros if None.
         """
         tensor = cls.__new__(cls)
@@ -121,7 +131,7 @@ class DistTensor:
 
     @classmethod
     def of_rows(cls, session: Session, graph: str, rows: RowTensor, upcast: bool = True) -> "DistTensor":
-        """The tensor of rows that came with a graph and live as long as it; of their stored dtype if not ``upcast``."""
+        """Return the tensor of rows that live as long as their graph; of their stored dtype if not ``upcast``."""
         tensor = cls.__new__(cls)
         tensor._upcast = upcast
         tensor.handle = Handle(session, graph, rows, owned=False)
@@ -145,7 +155,7 @@ class DistTensor:
 
     @property
     def graph_identity(self) -> str:
-        """What tells the partitioning of the graph from others, in which nodes and edges have other ids."""
+        """The identity of the graph's partitioning; nodes and edges have other ids in another one."""
         return self.handle.session.store.graphs[self.handle.graph].topology.config.identity
 
     def state_dict(self) -> dict[str, "DistTensor"]:
@@ -154,7 +164,7 @@ class DistTensor:
 
     @collective("trainers", "unless the rows are its own")
     def load_state_dict(self, state_dict: dict[str, "DistTensor"]) -> None:
-        """Take over the rows of a tensor of the same shape, dtype and policy; those of itself are as they are.
+        """Take over the rows of a tensor of the same shape, dtype and policy; do nothing if they are its own.
 
         Raises:
             InvalidArgumentError: it is no such state.
@@ -168,8 +178,8 @@ class DistTensor:
             raise TensorMismatchError(f"rows of {other!r} do not fit {self!r}")
         for owned in self.owned():
             for first in range(owned.first, owned.last, _BLOCK):
-                some = slice(first, min(first + _BLOCK, owned.last))
-                self[some] = other[some]
+                block = slice(first, min(first + _BLOCK, owned.last))
+                self[block] = other[block]
         self.handle.session.control.call(Operation.BARRIER)
 
     @collective("trainers")
@@ -191,10 +201,10 @@ class DistTensor:
         """
         session = self.handle.session
         with session.world.together(f"saving tensor {self.name!r}"):
-            where = npy_path(path)
+            file = _npy_path(path)
         config = session.store.graphs[self.handle.graph].topology.config
-        blocks = pieces(session, config, self.rows)
-        write_npy(session, where, self.shape, self.dtype, ((first, self[ids]) for first, ids in blocks))
+        blocks = _file_blocks(session, config, self.rows)
+        _write_npy(session, file, self.shape, self.dtype, ((first, self[ids]) for first, ids in blocks))
 
     @collective("trainers")
     def load(self, path: str | os.PathLike[str]) -> None:
@@ -204,7 +214,7 @@ class DistTensor:
             path: ends in ``.npy``; every trainer reads a piece. Values are converted to this tensor's dtype.
 
         Raises:
-            InvalidArgumentError: it is no such file, of another shape, or has values that the dtype has not.
+            InvalidArgumentError: it is no such file, of another shape, or has values that do not fit the dtype.
             ShardFormatError, GraphDataError: as in :meth:`save`.
 
         All of these are raised on every trainer.
@@ -212,8 +222,8 @@ class DistTensor:
         session = self.handle.session
         doing = f"loading tensor {self.name!r}"
         with session.world.together(doing):
-            saved = NpyRows(npy_path(path), self.shape)
-        blocks = pieces(session, session.store.graphs[self.handle.graph].topology.config, self.rows)
+            saved = _NpyRows(_npy_path(path), self.shape)
+        blocks = _file_blocks(session, session.store.graphs[self.handle.graph].topology.config, self.rows)
         with session.world.together(doing):
             for first, ids in blocks:
                 self[ids] = saved.read(first, len(ids))
@@ -235,7 +245,7 @@ class DistTensor:
 
         Args:
             index: int (one row, first dimension kept), slice, list, ndarray or tensor of integers, or a mask; also a
-                DistTensor of these, all of which this rank then reads.
+                DistTensor of these, which this rank then reads whole.
             out: [n, *row_shape] of this dtype to fill, on any device, pinned or not; new memory if None.
             device: where the rows are to be; that of ``out`` or the CPU if None. Rows for a GPU are collected in pinned
                 memory first.
@@ -265,23 +275,22 @@ class DistTensor:
             return out
         pinned = accelerator_here() if pin_memory and out is None and target.type == "cpu" else accelerator_of(target)
         arriving = self._dtype if target.type == "cpu" else rows.stored  # made wider on the GPU, after the copy
-        found = self._memory(len(ids), arriving, pinned)
-        rows.gather(ids, to_storage(found, arriving))
+        received = self._memory(len(ids), arriving, pinned)
+        rows.gather(ids, to_storage(received, arriving))
         non_blocking = non_blocking and pinned is not None  # the pool does not know of copies in progress
         if out is not None:
-            return out.copy_(found, non_blocking)
-        return found.to(target, non_blocking=non_blocking).to(self.dtype)
+            return out.copy_(received, non_blocking)
+        return received.to(target, non_blocking=non_blocking).to(self.dtype)
 
     def read_announced(self, read: Read, reader: CachedRows, pin_memory: bool) -> torch.Tensor:
-        """The rows of a read that was announced, by a reader of this tensor; otherwise as :meth:`gather`. One-sided."""
+        """Read rows that were announced to a reader of this tensor; otherwise as :meth:`gather`. One-sided."""
         session = self.handle.session
         session.check_thread(far=not session.world.all_near)
-        found = self._memory(len(read.ids), self._dtype, accelerator_here() if pin_memory else None)
-        reader.read(read, to_storage(found, self._dtype))
-        return found
+        rows = self._memory(len(read.ids), self._dtype, accelerator_here() if pin_memory else None)
+        reader.read(read, to_storage(rows, self._dtype))
+        return rows
 
     def _memory(self, count: int, dtype: str, pinned: Accelerator | None) -> torch.Tensor:
-        """Memory for ``count`` rows: pinned, or of the pool."""
         shape = (count, *self.rows.shape[1:])
         if pinned is not None:
             return pinned.pinned(shape, getattr(torch, dtype))
@@ -301,13 +310,13 @@ class DistTensor:
         rows = self.rows
         self.handle.session.check_thread()
         ids = to_rows(index, len(self), rows.name)
-        wanted = (len(ids), *rows.shape[1:])
+        shape = (len(ids), *rows.shape[1:])
         tensor = convert(values, getattr(torch, rows.dtype), f"values of tensor {rows.name!r}")
         try:
-            tensor = tensor.expand(wanted).contiguous()
+            tensor = tensor.expand(shape).contiguous()
         except RuntimeError:
             raise InvalidArgumentError(
-                f"values of shape {tuple(tensor.shape)} do not fit {wanted} of tensor {rows.name!r}"
+                f"values of shape {tuple(tensor.shape)} do not fit {shape} of tensor {rows.name!r}"
             ) from None
         rows.scatter(ids, to_storage(tensor, rows.dtype))
 
@@ -335,8 +344,8 @@ class DistTensor:
             raise TensorMismatchError(f"cannot combine tensors of shapes {self.shape} and {other.shape}")
         result = DistTensor(self.shape, self.dtype, part_policy=self.part_policy)
         for owned in self.owned():
-            mine, theirs = (tensor[owned.first : owned.last] != 0 for tensor in (self, other))
-            result[owned.first : owned.last] = mine | theirs
+            block = slice(owned.first, owned.last)
+            result[block] = (self[block] != 0) | (other[block] != 0)
         self.handle.session.control.call(Operation.BARRIER)
         return result
 
@@ -347,15 +356,15 @@ class DistTensor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Element type of what is read."""
-        found: torch.dtype = getattr(torch, self._dtype)
-        return found
+        """Element type of rows that are read."""
+        dtype: torch.dtype = getattr(torch, self._dtype)
+        return dtype
 
     @property
     def storage_dtype(self) -> torch.dtype:
         """Element type in the hosts' memory, in caches and between nodes: :attr:`dtype`, or a narrower one."""
-        found: torch.dtype = getattr(torch, self.handle.rows.stored)
-        return found
+        dtype: torch.dtype = getattr(torch, self.handle.rows.stored)
+        return dtype
 
     @property
     def _dtype(self) -> str:
@@ -370,7 +379,7 @@ class DistTensor:
 
     @property
     def part_policy(self) -> PartitionPolicy:
-        """Which nodes or edges the rows are."""
+        """The node type or relation of the rows."""
         session = self.handle.session
         policy = self.handle.rows.policy
         topology = session.store.graphs[self.handle.graph].topology
@@ -398,10 +407,10 @@ class DistTensor:
         session = self.handle.session
         part = local_part(session.world, session.store.graphs[self.handle.graph].topology.config.num_parts)
         first, last = self.part_policy._offsets[part : part + 2].tolist()
-        return to_torch(rows.lend(*in_memory(session.world, rows, part, first, last)), rows.stored)
+        return to_torch(rows.lend(*_rows_in_memory(session.world, rows, part, first, last)), rows.stored)
 
     def count_nonzero(self) -> int:
-        """How many elements are not zero; it reads all rows. One-sided; every trainer can call it alone, as in DGL."""
+        """Count the elements that are not zero, reading all rows. One-sided; a trainer can call it alone, as in DGL."""
         return sum(
             int((self[first : min(first + _BLOCK, len(self))] != 0).sum()) for first in range(0, len(self), _BLOCK)
         )
@@ -443,3 +452,101 @@ def _check_out(
         raise InvalidArgumentError(f"out must be {shape} {dtype} (got {tuple(out.shape)} {out.dtype})")
     if device is not None and exact_device(device).type != out.device.type:
         raise InvalidArgumentError(f"out is on {out.device}, the rows are wanted on {device}")
+
+
+def _rows_in_memory(world: World, rows: RowTensor, part: int, first: int, last: int) -> tuple[int, slice]:
+    """Return the host of this node that has all rows of a part next to each other, and its rows that they are."""
+    offsets = rows.window.offsets
+    for host in np.flatnonzero(world.near).tolist():
+        begin, end = offsets[host : host + 2].tolist()
+        if begin <= first <= last <= end:
+            return host, slice(first - begin, last - begin)
+    raise PartitionError(
+        f"tensor {rows.name!r} has no local_partition: the rows of part {part}, from {first} up to {last}, are not "
+        f"next to each other in the memory of one host of this node (the {len(world.hosts)} hosts hold rows from "
+        f"{offsets.tolist()}): read and write by t[pb.partid2nids(pb.partid)], or use as many parts as hosts"
+    )
+
+
+# Rows in one .npy file, in the order of the original ids
+
+
+def _npy_path(path: str | os.PathLike[str]) -> Path:
+    if Path(path).suffix != ".npy":
+        raise InvalidArgumentError(f"path must end in .npy (got {os.fspath(path)!r})")
+    return Path(path)
+
+
+@collective("trainers")
+def _file_blocks(session: Session, config: PartConfig, rows: RowTensor) -> Iterator[tuple[int, I64]]:
+    """Return this trainer's piece of the file, in blocks: the first original id of each, and int64[k] rows of its ids.
+
+    The trainers that own the rows tell their original ids, so no trainer holds them all. The trainer then reads or
+    writes the rows of one block at a time.
+    """
+    doing = f"putting the rows of tensor {rows.name!r} into their original order"
+    owned = RowOwners(session.world, rows.window.offsets).ranges()
+    bounds = even_bounds(rows.shape[0], session.num_trainers)
+    with session.world.together(doing), PartFiles(config) as files:
+        dataset, offsets = _orig_ids(config, rows)
+        ids = np.concatenate([np.arange(part.first, part.last) for part in owned] or [np.empty(0, np.int64)])
+        pairs = np.stack([np.empty_like(ids), ids], axis=1)
+        begin = 0
+        for part in owned:
+            orig_ids = np.empty(part.last - part.first, np.int64)
+            read_rows(files, "part_graph", dataset, offsets, part.first, orig_ids)
+            pairs[begin : begin + len(orig_ids), 0] = orig_ids
+            begin += len(orig_ids)
+        if len(pairs) and not (0 <= pairs[:, 0].min() and pairs[:, 0].max() < rows.shape[0]):
+            raise GraphDataError(f"tensor {rows.name!r} has no original order: original ids are not from 0 on")
+        to = owners_of(bounds, pairs[:, 0])
+        order = np.argsort(to, kind="stable")
+        counts = np.bincount(to, minlength=session.num_trainers).astype(np.int64)
+    received, _ = exchange_rows(session.world.trainers, np.ascontiguousarray(pairs[order]), counts)
+    first, last = bounds[session.rank : session.rank + 2].tolist()
+    new = np.full(last - first, -1, np.int64)
+    with session.world.together(doing):
+        new[received[:, 0] - first] = received[:, 1]
+        if len(received) != len(new) or (new < 0).any():
+            raise GraphDataError(f"tensor {rows.name!r} has no original order: an original id occurs twice")
+    step = max(1, _FILE_BLOCK_BYTES // max(1, rows.window.row_bytes))
+    return ((first + begin, new[begin : begin + step]) for begin in range(0, len(new), step))
+
+
+def _orig_ids(config: PartConfig, rows: RowTensor) -> tuple[str, I64]:
+    """Return the dataset of original ids, and the offsets of its parts."""
+    policy = rows.policy
+    offsets = policy.offsets(config.book)
+    if policy.is_node:
+        return node_orig_ids_name(config.schema.ntypes[policy.type_id]), offsets
+    return relation_dataset_name(config.schema.relation_key(policy.type_id), "orig_ids"), offsets
+
+
+@collective("trainers")
+def _write_npy(
+    session: Session, path: Path, shape: tuple[int, ...], dtype: torch.dtype, blocks: Iterator[tuple[int, torch.Tensor]]
+) -> None:
+    """Write a file together. ``blocks``: first row in the file, and rows."""
+    plain = torch.empty(0, dtype=_PLAIN.get(dtype, dtype))
+    exchange = MPIExchange(session.world.trainers)
+    with new_npy_files(exchange, path.parent, {path.stem: (shape, plain.numpy().dtype)}) as (_, files):
+        with exchange.together(f"writing {path}"), storage_errors(path):
+            for first, rows in blocks:
+                files[path.stem].write(rows.to(plain.dtype).numpy(), first)
+
+
+class _NpyRows:
+    """Rows of a ``.npy`` file of this shape."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
+        try:
+            self._rows = np.lib.format.open_memmap(path, mode="r")
+            self._dtype = self._rows.dtype.newbyteorder("=")
+            torch.from_numpy(np.empty(0, self._dtype))
+        except (OSError, ValueError, EOFError, TypeError, AttributeError) as error:
+            raise InvalidArgumentError(f"{path}: cannot read rows: {error}") from error
+        if self._rows.shape != shape:
+            raise InvalidArgumentError(f"{path} holds {list(self._rows.shape)}, and {list(shape)} is wanted")
+
+    def read(self, first: int, count: int) -> torch.Tensor:
+        return torch.from_numpy(np.array(self._rows[first : first + count], self._dtype))

@@ -1,7 +1,7 @@
-"""Ids, rows, fanouts and names as users give them, and the forms in which the library has them.
+"""Ids, rows, fanouts and names in the forms of arguments, and in those inside the library.
 
-Where a graph has one node type its nodes are given and returned as they are, else by node type; with edges and
-relations it is the same. What belongs to relations may be one value for all or a dict by edge type.
+In a graph with one node type, node ids are plain arrays, else dicts by node type; so it is with edges and relations.
+Arguments about relations may be one value for all or a dict by edge type.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,7 +71,7 @@ def id_array(ids: IdsLike, what: str) -> I64:
 
 
 def to_rows(index: slice | IdsLike, num_rows: int, name: str) -> I64:
-    """int64[n]: the rows that an index of a tensor with ``num_rows`` rows means.
+    """Return int64[n], the rows that an index of a tensor with ``num_rows`` rows selects.
 
     Args:
         index: int, slice, list, ndarray or tensor of integers, or a mask of bool with one entry for each row.
@@ -99,7 +99,7 @@ def to_rows(index: slice | IdsLike, num_rows: int, name: str) -> I64:
 
 
 def by_ntype(schema: Schema, nodes: NodeIds, what: str = "node ids") -> dict[int, I64]:
-    """Node ids by node type id; ``what`` names them in errors.
+    """Return node ids by node type id; ``what`` names them in errors.
 
     Raises:
         NodeTypeError: a type does not exist, or the ids are not by type and the graph has several.
@@ -113,48 +113,48 @@ def by_ntype(schema: Schema, nodes: NodeIds, what: str = "node ids") -> dict[int
 
 
 def unwrap_nodes(schema: Schema, nodes: Mapping[int, I64]) -> NodeTensors:
-    """The reverse of :func:`by_ntype`, with every node type."""
+    """Undo :func:`by_ntype`, with every node type."""
     none = np.empty(0, np.int64)
     by_type = {ntype: torch.from_numpy(nodes.get(t, none)) for t, ntype in enumerate(schema.ntypes)}
     return by_type if len(by_type) > 1 else by_type[schema.ntypes[0]]
 
 
-def canonical(schema: Schema, given: V | ByEdgeType[V], what: str) -> dict[Relation, V]:
-    """What is given by edge type keyed by canonical relation, in the same order.
+def canonical(schema: Schema, values: V | ByEdgeType[V], what: str) -> dict[Relation, V]:
+    """Key values by canonical relation, in the same order.
 
     Args:
         schema: node types and relations.
-        given: edge type -> anything; or anything else where the graph has one relation.
-        what: names what is given in errors.
+        values: edge type -> value; or one value where the graph has one relation.
+        what: names the values in errors.
 
     Raises:
         EdgeTypeError: an edge type is unknown or ambiguous, or nothing is keyed and the graph has several.
         InvalidArgumentError: two edge types are the same relation.
     """
-    if not isinstance(given, Mapping):
-        return {schema.to_canonical(None): given}
-    found: dict[Relation, V] = {}
-    for etype, value in given.items():
+    if not isinstance(values, Mapping):
+        return {schema.to_canonical(None): values}
+    by_triple: dict[Relation, V] = {}
+    for etype, value in values.items():
         relation = schema.to_canonical(etype)
-        if relation in found:
-            raise InvalidArgumentError(f"{what}: relation {relation} is given twice (edge types {list(given)})")
-        found[relation] = value
-    return found
+        if relation in by_triple:
+            raise InvalidArgumentError(f"{what}: relation {relation} is given twice (edge types {list(values)})")
+        by_triple[relation] = value
+    return by_triple
 
 
 def by_relation(schema: Schema, ids: EdgeIds, what: str) -> dict[Relation, torch.Tensor]:
-    """Ids keyed by canonical relation, int64 on the CPU; ``what`` names them in errors.
+    """Key ids by canonical relation, int64 on the CPU; ``what`` names them in errors.
 
     Raises:
         EdgeTypeError: an edge type is unknown or ambiguous, or the ids are not keyed and the graph has several.
         InvalidArgumentError: the ids are not integers in one dimension, or two edge types are the same relation.
     """
-    given: dict[Relation, IdsLike] = canonical(schema, ids, what)
-    return {relation: fields.as_ids(some, what).cpu().contiguous() for relation, some in given.items()}
+    by_triple: dict[Relation, IdsLike] = canonical(schema, ids, what)
+    return {relation: fields.as_ids(values, what).cpu().contiguous() for relation, values in by_triple.items()}
 
 
 def unwrap_edges(schema: Schema, ids: dict[Relation, torch.Tensor]) -> EdgeTensors:
-    """The reverse of :func:`by_relation`: a tensor where the graph has one relation."""
+    """Undo :func:`by_relation`: a tensor where the graph has one relation."""
     if len(schema.relations) > 1:
         return ids
     return ids.get(schema.relations[0], torch.empty(0, dtype=torch.int64))
@@ -170,7 +170,7 @@ def check_fanout(fanout: object) -> int:
 
 
 def check_layers(fanouts: object) -> list[Fanout]:
-    """Return the fanouts of all layers, of which each may be anything.
+    """Return the fanouts of all layers, each unchecked.
 
     Raises:
         InvalidArgumentError: they are not a sequence, or a graph stands in their place.

@@ -63,25 +63,25 @@ def parse_relation(key: str) -> Relation:
 
 
 def relations_in(text: str, ntypes: Sequence[str], separator: str = ":") -> list[Relation]:
-    """Return each relation between node types whose names, joined by a separator, are a text of another program.
+    """Return each relation between node types whose names, joined by a separator, give a text of another program.
 
-    They are several where names have the separator in them, and one of them is the end of another.
+    There may be several if names have the separator in them.
     """
-    found = []
+    relations = []
     for src in ntypes:
         for dst in ntypes:
             before, after = f"{src}{separator}", f"{separator}{dst}"
             fits = text.startswith(before) and text.endswith(after)
             if fits and (name := text[len(before) : max(len(before), len(text) - len(after))]):
-                found.append((src, name, dst))
-    return found
+                relations.append((src, name, dst))
+    return relations
 
 
 def check_name(what: str, name: object) -> str:
-    """Return the name of a type or feature, which may have any characters but NUL and surrogates.
+    """Return the name of a type or feature, which may have any characters except NUL and surrogates.
 
     Raises:
-        InvalidArgumentError: it is no string, empty, or has one of those; names it.
+        InvalidArgumentError: it is no string, is empty, or has one of those; names it.
     """
     text = check_text(what, name)
     if not text:
@@ -125,8 +125,8 @@ class Schema:
         ids: dict[str | Relation, list[int]] = {}
         for number, relation in enumerate(self.relations):
             spellings: set[str | Relation] = {relation, relation[1], ":".join(relation)}
-            for given in spellings:
-                ids.setdefault(given, []).append(number)
+            for spelling in spellings:
+                ids.setdefault(spelling, []).append(number)
         for number, relation in enumerate(self.relations):
             ids[relation_key(relation)] = [number]  # also where another relation's name looks like it
         object.__setattr__(self, "_ids", ids)
@@ -141,7 +141,7 @@ class Schema:
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether there is one node type and one relation."""
+        """True with one node type and one relation."""
         return len(self.ntypes) == 1 and len(self.relations) == 1
 
     def ntype_id(self, ntype: str | None = None) -> int:
@@ -165,16 +165,16 @@ class Schema:
             EdgeTypeError: the relation does not exist or is ambiguous.
         """
         if etype is None:
-            found = list(range(len(self.relations)))
+            ids = list(range(len(self.relations)))
         else:
-            found = self._ids.get(etype if isinstance(etype, str) else _as_triple(etype), [])
-        if len(found) == 1:
-            return found[0]
+            ids = self._ids.get(etype if isinstance(etype, str) else _as_triple(etype), [])
+        if len(ids) == 1:
+            return ids[0]
         if isinstance(etype, str) and ":" in etype:
             parse_relation(etype)  # a clearer error, if the form is wrong
         name = "edge type" if etype is None else f"edge type {etype!r}"
-        if found:
-            raise EdgeTypeError(f"{name} is ambiguous: name one of {[self.relations[i] for i in found]}")
+        if ids:
+            raise EdgeTypeError(f"{name} is ambiguous: name one of {[self.relations[i] for i in ids]}")
         raise EdgeTypeError(f"{name} does not exist (there are {list(self.relations)})")
 
     def to_canonical(self, etype: str | Relation | None = None) -> Relation:

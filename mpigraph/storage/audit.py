@@ -1,4 +1,4 @@
-"""Whether the files of a part are whole and right, read from end to end, and its edges in chunks: its halo, say."""
+"""Audit the files of a part, reading them from end to end; read its edges in chunks, and count its halo."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ Advance = Callable[[int], None]
 
 
 class Audit(NamedTuple):
-    """The state of the files of a part.
+    """The result of auditing a part.
 
     Attributes:
         bad: a line for each bad file; names the file and the first bad dataset.
@@ -61,11 +61,10 @@ def _errors(files: PartFiles, part: int, which: str, sums: U64, advance: Advance
     """Yield an error for each bad dataset of a file, or one for the whole file."""
     schema = files.config.schema
     try:
-        found = files.check_file(part, which)
+        rest = dict(files.check_file(part, which))
     except MPIGraphError as error:
         yield error
         return
-    rest = dict(found)
     for relation in range(len(schema.relations) if which == "part_graph" else 0):
         key = schema.relation_key(relation)
         names = [relation_dataset_name(key, field) for field in ("indptr", "indices", "out_degrees")]
@@ -83,12 +82,12 @@ def _errors(files: PartFiles, part: int, which: str, sums: U64, advance: Advance
 
 
 class InEdges:
-    """The destinations of a part's edges of one relation; a block of its ``indptr`` is in memory.
+    """The destinations of a part's edges of one relation; one block of its ``indptr`` is in memory.
 
     Args:
         files: of the partitioned graph.
-        relation: whose edges.
-        part: whose edges.
+        relation: relation id.
+        part: the part.
 
     Raises:
         ShardFormatError: the part's file is missing or damaged, or contradicts itself; by any method.
@@ -136,11 +135,8 @@ class InEdges:
 
     def destinations(self, begin: int, end: int) -> I64:
         """Return int64[end - begin], global ids of the destinations of edges, which are counted within the part."""
-        found = np.empty(end - begin, np.int64)
-        for first, begins in self.blocks(begin, end):
-            nodes = np.arange(first, first + len(begins) - 1)
-            found[begins[0] - begin : begins[-1] - begin] = np.repeat(nodes, np.diff(begins))
-        return found
+        nodes = [np.repeat(np.arange(first, first + len(at) - 1), np.diff(at)) for first, at in self.blocks(begin, end)]
+        return np.concatenate([np.empty(0, np.int64), *nodes])
 
     def _read(self, block: int) -> I64:
         if self._known is None or self._known[0] != block:
@@ -159,10 +155,10 @@ class InEdges:
 
 
 def check_in_edges(files: PartFiles, relation: int, part: int) -> int:
-    """Read a part's edges of a relation, and check that they can be.
+    """Read and check a part's edges of a relation.
 
     Returns:
-        What the part adds to a sum that is 0 modulo 2**64 over all parts, if all out-degrees are those of the edges.
+        The part's term of a sum that is 0 modulo 2**64 over all parts, if all out-degrees are those of the edges.
 
     Raises:
         ShardFormatError: the file is missing or damaged, or contradicts itself.
@@ -180,8 +176,8 @@ def check_in_edges(files: PartFiles, relation: int, part: int) -> int:
         low = begin - len(last)
         indices = np.concatenate([last.astype(chunk.dtype), chunk])
         for _, begins in in_edges.blocks(low, begin + len(chunk)):
-            some = indices[begins[0] - low : begins[-1] - low]
-            check_sources(config, relation, first_edge + int(begins[0]), begins - begins[0], some)
+            sources = indices[begins[0] - low : begins[-1] - low]
+            check_sources(config, relation, first_edge + int(begins[0]), begins - begins[0], sources)
         last = chunk[-1:].copy()
     first_node = config.book.node_range(part, config.schema.ends(relation)[0])[0]
     for begin, degrees in read_chunks(shard, relation_dataset_name(key, "out_degrees")):
@@ -214,7 +210,7 @@ def far_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
 
 
 def _sources(files: PartFiles, part: int, ntype: int) -> Iterator[Array]:
-    """Yield the sources of a part's edges from nodes of a type, all of which exist."""
+    """Yield the sources of a part's edges from nodes of a type; an id that does not exist is an error."""
     config = files.config
     for relation in range(len(config.schema.relations)):
         if config.schema.ends(relation)[0] != ntype:

@@ -1,4 +1,4 @@
-"""What the files of a part must hold by the partition configuration, and rows that are checked while they are read.
+"""The files of a part, compared with the partition configuration, and rows that are checked while they are read.
 
 Rows have global numbers, which go on from part to part.
 """
@@ -41,7 +41,7 @@ class PartFiles:
         self._open: dict[tuple[int, str], ShardReader] = {}
 
     def open(self, part: int, which: str) -> ShardReader:
-        """Open a file of a part; good until so many others are opened that it is closed.
+        """Open a file of a part. It is closed again when many others have been opened since.
 
         Args:
             part: 0 to num_parts - 1.
@@ -85,23 +85,20 @@ class PartFiles:
         """Check one file of a part, as :meth:`check` does; return its fingerprint."""
         config = self.config
         path = config.part_path(part, which)
-        found = self.fingerprint(part, which)
-        known = set()
-        for its_file, name, wanted in _datasets(config, part):
-            if its_file != which:
-                continue
-            if name not in found:
+        content = self.fingerprint(part, which)
+        expected = {name: info for file, name, info in _datasets(config, part) if file == which}
+        for name, info in expected.items():
+            if name not in content:
                 raise ShardFormatError(f"{path}: dataset {name!r} is missing")
-            info = found[name][0]
-            if info != wanted:
+            stored = content[name][0]
+            if stored != info:
                 raise ShardFormatError(
-                    f"{path}: dataset {name!r} holds {info.dtype}{list(info.shape)}, but {config.path} says "
-                    f"{wanted.dtype}{list(wanted.shape)}"
+                    f"{path}: dataset {name!r} holds {stored.dtype}{list(stored.shape)}, but {config.path} says "
+                    f"{info.dtype}{list(info.shape)}"
                 )
-            known.add(name)
-        for name in found.keys() - known:
+        for name in content.keys() - expected.keys():
             raise ShardFormatError(f"{path}: dataset {name!r} is not in {config.path}")
-        return found
+        return content
 
     def fingerprint(self, part: int, which: str) -> Fingerprint:
         """Return the fingerprint of a file of a part, which must be the one that the configuration was written for.
@@ -110,22 +107,16 @@ class PartFiles:
             ShardFormatError: the file is missing, damaged, or another one.
             PartitionError: the file lies outside the graph's folder.
         """
-        found = fingerprint(self.open(part, which))
-        if seal_of(found) != self.config.seals[part][which]:
+        content = fingerprint(self.open(part, which))
+        if seal_of(content) != self.config.seals[part][which]:
             raise ShardFormatError(
                 f"{self.config.part_path(part, which)}: not the file that {self.config.path} was written for "
                 "(other checksums)"
             )
-        return found
+        return content
 
     def read_indptr(self, relation: int, part: int, first: int, last: int) -> I64:
-        """Read where the in-edges of a part's destinations begin.
-
-        Args:
-            relation: whose edges.
-            part: whose file.
-            first: first destination, counted within the part.
-            last: one past the last.
+        """Read the first in-edge of each of a part's destinations ``[first, last)``, counted within the part.
 
         Returns:
             int64[last - first + 1]; counts the part's edges of the relation.
@@ -232,7 +223,7 @@ def check_sources(config: PartConfig, relation: int, first_edge: int, indptr: I6
         indices: int32 or int64[m], global ids of the sources.
 
     Raises:
-        ShardFormatError: they do not.
+        ShardFormatError: a source does not exist, or they do not rise; names the edge.
     """
     schema = config.schema
     num_nodes = config.book.num_nodes(schema.ends(relation)[0])

@@ -23,10 +23,10 @@ from mpigraph.errors import MPIGraphError, StorageError
 
 __all__ = ["NewFile", "check_space", "open_regular", "read_text", "storage_errors", "temporary_name"]
 
-_PAGE = 4096  # what disks want offsets and sizes of direct writes to be a multiple of
-_SECTOR = 512  # the same of addresses
+_PAGE = 4096  # disks require multiples of it as offsets and sizes of direct writes
+_SECTOR = 512  # and of this as addresses
 _LARGE = 1 << 20  # bytes at once that are worth a direct write
-_DETOUR = 4 << 20  # bytes at a time that have to be copied to such an address
+_DETOUR = 4 << 20  # bytes at a time that are copied to such an address
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems without locks
 
 
@@ -65,10 +65,10 @@ def check_space(directory: str | os.PathLike[str], needed: int, what: str) -> No
     Args:
         directory: a folder on it, or one that is to be made there.
         needed: bytes.
-        what: what is to be written, for the message.
+        what: names the data in the message.
 
     Raises:
-        StorageError: it has not; names both sizes.
+        StorageError: the disk has less; names both sizes.
     """
     path = Path(directory).absolute()
     nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
@@ -92,16 +92,16 @@ def storage_errors(directory: Path) -> Iterator[None]:
 class NewFile(FileIO):
     """A file that is being written; :meth:`publish` gives it its name.
 
-    What must be on the disk at the end gets there past the page cache if it is large: copying it there takes more of a
-    core than all else that a save does, nobody reads it soon, and what others have in the cache stays.
+    Large data of a ``durable`` file is written past the page cache: copying it there takes more of a core than all else
+    that a save does, it is not read soon, and other files stay in the cache.
 
     A context manager: leaving it without an exception publishes the file, leaving it with one removes it.
 
     Args:
         path: final name. Its folder is made if it does not exist.
-        durable: wait at the end until the disk has it, for what must survive a crash of the machine.
+        durable: wait at the end until the disk has it, so that it survives a crash of the machine.
         queue: wait while another process writes the file, instead of raising; for small files.
-        busy: the error's text where another process is writing it.
+        busy: the text of the error if another process is writing it.
 
     Raises:
         StorageError: it cannot be written, or another process is writing it.
@@ -132,7 +132,7 @@ class NewFile(FileIO):
             raise self.failure(error) from error
 
     def failure(self, error: OSError) -> StorageError:
-        """The one error for whatever the system says."""
+        """Return a StorageError for any error of the system."""
         return (
             error if isinstance(error, StorageError) else StorageError(f"{self.path}: cannot write: {error.strerror}")
         )
@@ -155,7 +155,7 @@ class NewFile(FileIO):
         return size
 
     def _write_pages(self, data: memoryview) -> memoryview:
-        """Write past the page cache what fills whole pages of the file, and what stands before; return what is left."""
+        """Write up to the next page of the file, then whole pages past the page cache; return the rest."""
         head = -self.tell() % _PAGE
         while head:
             written = super().write(data[:head]) or 0
@@ -176,7 +176,7 @@ class NewFile(FileIO):
         return data
 
     def _at_page(self, data: memoryview) -> memoryview:
-        """Whole pages of the data, where they lie if disks can have them from there; else some, copied."""
+        """Return whole pages of the data, in place if their address suits disks; else some of them, copied."""
         size = len(data) - len(data) % _PAGE
         if np.frombuffer(data, np.uint8).ctypes.data % _SECTOR == 0:
             return data[:size]
@@ -207,7 +207,7 @@ class NewFile(FileIO):
         """Remove the file, if it has not been published."""
         if not self.closed:
             with suppress(FileNotFoundError):
-                if self._is_mine():
+                if self._has_name():
                     self.temporary.unlink()
             self.close()
 
@@ -219,7 +219,7 @@ class NewFile(FileIO):
         self.discard()
 
     def _lock(self, wait: bool) -> bool:
-        """Keep other processes out; the lock goes with the process, however it ends. Return whether it is ours."""
+        """Lock other processes out, until this one ends in any way; return whether that worked."""
         try:
             fcntl.flock(self, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -228,10 +228,10 @@ class NewFile(FileIO):
             if error.errno not in _NO_LOCKS:
                 raise
         with suppress(FileNotFoundError):
-            return self._is_mine()
+            return self._has_name()
         return False  # it was published between our opening and locking it
 
-    def _is_mine(self) -> bool:
+    def _has_name(self) -> bool:
         return os.path.samestat(os.fstat(self.fileno()), os.lstat(self.temporary))
 
 
@@ -239,8 +239,8 @@ def _open_new(path: str, flags: int) -> int:
     """Open a temporary file without emptying it, since another process may be writing it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     number = os.open(path, flags, 0o666)
-    found = os.fstat(number)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # another name of a file that is not ours to overwrite
+    status = os.fstat(number)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # a file with another name must not be overwritten
         os.close(number)
         raise OSError(errno.EEXIST, f"{path} is in the way")
     return number

@@ -1,4 +1,4 @@
-"""What is in a shard file: names, version, dtypes, checksum rule.
+"""The contents of a shard file: names, version, dtypes, checksum rule.
 
 A partitioned graph is a directory::
 
@@ -11,9 +11,9 @@ Types, relations and features may have any names: a ``/`` inside one is written 
 ``~3A`` and ``~`` as ``~7E`` (:func:`~mpigraph.metadata.schema.escape`).
 Datasets are contiguous, so that a reader can fill a buffer with any range of rows in one call. Each carries its
 logical dtype (torch's name; bfloat16 is stored as uint16 and bool as uint8) and one CRC-32 for each segment
-of ``segment_rows`` rows. For a feature stored in 16 bits (narrow.py) that is float16 or bfloat16; the configuration has
-what readers see, too. The configuration and every shard carry the *identity* of the partitioning, a hash of the
-topology and the assignment: a shard of another one is refused, so files of two partitionings are never mixed. Where
+of ``segment_rows`` rows. For a feature stored in 16 bits (narrow.py) that is float16 or bfloat16; the configuration
+also has the dtype of its readers. The configuration and every shard carry the *identity* of the partitioning, a hash of
+the topology and the assignment: a shard of another one is refused, so files of two partitionings are never mixed. Where
 only features differ, the shards' seals, which the configuration lists, tell them apart.
 
 A file of another version is refused; there is no conversion. A graph is partitioned again, an optimizer saved again.
@@ -47,7 +47,7 @@ _SEGMENT_BYTES = 4 << 20  # a read at a random row verifies a whole segment, so 
 _MAX_SEGMENTS = 8192  # their checksums are an HDF5 attribute, which holds 64 KiB
 
 NARROW = ("float16", "bfloat16")
-"""What floats may be stored as."""
+"""The 16-bit dtypes in which floats may be stored."""
 WIDE = ("float32", "float64")
 """The dtypes of such floats."""
 

@@ -1,8 +1,8 @@
-"""Datasets of a user's HDF5 file as arrays whose rows are read when they are asked for. Shards are ``shard.py``'s.
+"""Datasets of a user's HDF5 file as arrays whose rows are read on demand. ``shard.py`` is for shards.
 
 Nothing in the file is followed to another one (links, external storage, virtual datasets), and no filter runs that is
 not part of HDF5: an input is data, not code. HDF5 takes a ``/`` in a name for a group, so a dataset's name is its whole
-path. Datasets that are not numbers are named.
+path. Datasets that are not numbers are reported by name.
 """
 
 import json
@@ -22,7 +22,7 @@ from mpigraph.storage.files import open_regular
 __all__ = ["HDF5Rows", "is_hdf5", "open_hdf5", "read_hdf5_meta"]
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_BLOCK_BYTES = 1 << 20  # what is read at once to find rows that are not neighbours
+_BLOCK_BYTES = 1 << 20  # read at once for rows that are not neighbours
 _META = "meta"
 _FILTERS = {
     h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SZIP,
@@ -31,15 +31,15 @@ _FILTERS = {
 
 
 class HDF5Rows:
-    """A dataset, of which rows are read when they are asked for.
+    """A dataset whose rows are read on demand.
 
     Args:
         path: the file, for messages.
         dataset: the open dataset, of one dimension or more; its file stays open as long as one of its datasets is.
 
     Attributes:
-        sources: nothing in memory.
-        block_bytes: of what is read at once.
+        sources: empty: no rows are in memory.
+        block_bytes: bytes that are read at once.
     """
 
     sources = ()
@@ -72,16 +72,16 @@ class HDF5Rows:
         return f"{self._path}: {self._name}, row {row}"
 
     def _gather(self, rows: I64) -> Array:
-        """Read rows in any order: every block that has some of them once, from the first to the last of those."""
+        """Read rows in any order: each block with such rows once, from the first to the last of them."""
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
-        found = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        gathered = np.empty((len(rows), *self.shape[1:]), self.dtype)
         starts = np.flatnonzero(np.diff(ascending // self._block, prepend=-1))
         for first, stop in zip(starts, np.append(starts, len(rows))[1:], strict=True):
             low = int(ascending[first])
             block = self._read(low, int(ascending[stop - 1]) + 1)
-            found[order[first:stop]] = block[ascending[first:stop] - low]
-        return found
+            gathered[order[first:stop]] = block[ascending[first:stop] - low]
+        return gathered
 
     def _read(self, begin: int, end: int) -> Array:
         try:
@@ -101,13 +101,13 @@ def open_hdf5(path: Path) -> tuple[dict[str, HDF5Rows | Array], list[str]]:
     """Open a file.
 
     Returns:
-        The datasets of numbers by path, of which one without dimensions is read; and, in words, what else the file
-        holds: datasets of other things, attributes.
+        The datasets of numbers by path, those without dimensions as arrays; and a text for everything else in the
+        file: datasets of other things, attributes.
 
     Raises:
         GraphDataError: it cannot be read, is shorter than it says, or has data elsewhere; names file and dataset.
     """
-    found: dict[str, HDF5Rows | Array] = {}
+    datasets: dict[str, HDF5Rows | Array] = {}
     left_out: list[str] = []
     name = ""
     try:
@@ -119,16 +119,16 @@ def open_hdf5(path: Path) -> tuple[dict[str, HDF5Rows | Array], list[str]]:
                 left_out.append(f"{name}: {what}")
                 continue
             _check_storage(path, name, dataset)
-            found[name] = HDF5Rows(path, dataset) if dataset.ndim else np.asarray(dataset[()])
+            datasets[name] = HDF5Rows(path, dataset) if dataset.ndim else np.asarray(dataset[()])
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         if isinstance(error, GraphDataError):
             raise
         raise GraphDataError(f"{path}{': ' + name if name else ''}: cannot be read: {error}") from error
-    return found, left_out
+    return datasets, left_out
 
 
 def read_hdf5_meta(path: Path) -> dict[str, Any]:
-    """Return what the attribute "meta" of a file says in JSON; nothing if it has none.
+    """Return the JSON in the attribute "meta" of a file; {} if it has none.
 
     Raises:
         GraphDataError: it is no JSON object.
@@ -144,14 +144,7 @@ def read_hdf5_meta(path: Path) -> dict[str, Any]:
 
 
 def _own_items(path: Path, group: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield path and object of all that lies in a group and in the groups in it; a link to another place is an error.
-
-    Args:
-        path: the file, for messages.
-        group: where to begin.
-        prefix: its path, with a slash at the end.
-        seen: addresses of the groups so far.
-    """
+    """Yield path and object of all items below a group (``prefix``: its path); a link to another place is an error."""
     seen.add(h5py.h5o.get_info(group.id).addr)
     for name in group:
         title = f"{prefix}{name}"
@@ -178,10 +171,10 @@ def _check_storage(path: Path, name: str, dataset: Any) -> None:
     if dataset.nbytes and not dataset.id.get_storage_size():
         raise GraphDataError(f"{path}: {name} was never written")
     if layout == h5py.h5d.CHUNKED:
-        wanted = math.prod(-(-size // step) for size, step in zip(dataset.shape, dataset.chunks, strict=True))
-        found = dataset.id.get_num_chunks()
-        if found < wanted:
-            raise GraphDataError(f"{path}: {name} was not written to the end: it has {found} of {wanted} chunks")
+        chunks = math.prod(-(-size // step) for size, step in zip(dataset.shape, dataset.chunks, strict=True))
+        written = dataset.id.get_num_chunks()
+        if written < chunks:
+            raise GraphDataError(f"{path}: {name} was not written to the end: it has {written} of {chunks} chunks")
     begin = dataset.id.get_offset()
     if layout == h5py.h5d.CONTIGUOUS and begin is not None:
         row_bytes = dataset.nbytes // max(1, dataset.shape[0] if dataset.ndim else 1)

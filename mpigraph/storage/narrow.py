@@ -1,4 +1,4 @@
-"""Features that are stored in 16 bits and read as what they were: which ones they are, and the rounding of their rows.
+"""Features that are stored in 16 bits and read in their own dtype: choosing them, and rounding their rows.
 
 Half the bytes on disk, in memory, in caches and between nodes. A feature keeps its dtype, float32 or float64, and is
 stored as float16 (11 significant bits, up to 65504) or bfloat16 (8 bits, the range of float32).
@@ -20,15 +20,15 @@ __all__ = ["FeatDtype", "RoundingError", "check_feat_dtype", "narrow_rows", "nar
 FeatDtype: TypeAlias = str | dict[str, str] | None
 """``"float16"`` or ``"bfloat16"`` for every feature with rows of numbers; name -> dtype; None for no feature."""
 
-_TIMES = "time"  # what orders events must not be rounded
+_TIMES = "time"  # rounded times would reorder events
 
 
 class RoundingError(GraphDataError):
     """A number is finite, and infinite in 16 bits.
 
     Args:
-        row: which of the rows that were given.
-        reason: the number and where in the row it is.
+        row: its position among the rows.
+        reason: the number and its place in the row.
     """
 
     def __init__(self, row: int, reason: str) -> None:
@@ -37,10 +37,10 @@ class RoundingError(GraphDataError):
 
 
 def check_feat_dtype(feat_dtype: object) -> FeatDtype:
-    """The checked argument, a mapping as a dict.
+    """Return the checked argument, a mapping as a dict.
 
     Raises:
-        InvalidArgumentError: it is not what :data:`FeatDtype` says.
+        InvalidArgumentError: it is no :data:`FeatDtype`.
     """
     if feat_dtype is None:
         return None
@@ -56,10 +56,10 @@ def _checked(what: str, dtype: object) -> str:
 
 
 def narrowed(nodes: Features, edges: Features, feat_dtype: FeatDtype) -> tuple[Features, Features]:
-    """How features are stored by the user's wish.
+    """Return node and edge features with the dtypes that ``feat_dtype`` asks for.
 
-    Without names it is about floats in rows of one or more dimensions. What is one number for each node or edge, such
-    as a weight or a time, is stored in 16 bits only if it is named; integers, bools and times never are.
+    Without names it applies to floats in rows of one or more dimensions. A feature of one number for each node or edge,
+    such as a weight, is stored in 16 bits only if it is named; integers, bools and times never are.
 
     Args:
         nodes: by node type and name; may be narrow already, and stay so.
@@ -67,7 +67,7 @@ def narrowed(nodes: Features, edges: Features, feat_dtype: FeatDtype) -> tuple[F
         feat_dtype: as :func:`check_feat_dtype` returns it.
 
     Raises:
-        FieldNameError: nothing has a feature that is named.
+        FieldNameError: no type has a feature that is named.
         InvalidArgumentError: a feature that is named has no floats of more than 16 bits, is stored in another narrow
             dtype, or is of times.
     """
@@ -92,7 +92,6 @@ def narrowed(nodes: Features, edges: Features, feat_dtype: FeatDtype) -> tuple[F
 
 
 def _is_meant(name: str, info: FeatureInfo) -> bool:
-    """Whether a dtype for all features is for this one."""
     return info.dtype in WIDE and not info.narrow and len(info.shape) > 0 and name != _TIMES
 
 
@@ -123,23 +122,21 @@ def narrow_rows(rows: Array, dtype: str) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):  # numpy warns of some NaN
         if dtype == "bfloat16":
             single = np.ascontiguousarray(rows, np.float32)
-            found: Array = np.empty(rows.shape, np.uint16)
-            lost = round_to_bfloat16(single.reshape(-1).view(np.uint32), found.reshape(-1))
+            rounded: Array = np.empty(rows.shape, np.uint16)
+            lost = round_to_bfloat16(single.reshape(-1).view(np.uint32), rounded.reshape(-1))
             if rows.dtype != np.float32 and lost < 0:
                 lost = _first_lost(rows, np.isinf(single))
         else:
-            found = rows.astype(np.float16)
-            lost = _first_lost(rows, np.isinf(found))
+            rounded = rows.astype(np.float16)
+            lost = _first_lost(rows, np.isinf(rounded))
     if lost >= 0:
         row, *columns = map(int, np.unravel_index(lost, rows.shape))
         column = "".join(f", column {number}" for number in columns)
         raise RoundingError(row, f"{rows[(row, *columns)]}{column} does not fit {dtype}")
-    return found
+    return rounded
 
 
 def _first_lost(rows: Array, infinite: Array) -> int:
-    """Position of the first number that is finite and became infinite, -1 if there is none."""
-    if not infinite.any():
-        return -1
+    """Return the position of the first finite number that became infinite, or -1."""
     lost = np.flatnonzero(infinite & np.isfinite(rows))
     return int(lost[0]) if len(lost) else -1

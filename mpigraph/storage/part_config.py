@@ -4,10 +4,10 @@ It has the keys of DGL's ``part_config``: ``node_map`` and ``edge_map`` hold hal
 *homogeneous* ids, which are numbered part by part and, inside a part, type by type. Further keys are a format
 name and version, the dtype and row shape of every feature (and in which dtype it is stored, if that is another one),
 the report of the partitioning, its identity, which every shard carries too, the seal of every shard (a hash of its
-checksums, so that a shard which was changed together with its own checksums is found), and a checksum of all of this
-except the report and the paths of the shards.
+checksums, to detect a shard that was changed together with its own checksums), and a checksum of all of this except the
+report and the paths of the shards.
 
-A configuration may come from anywhere: whatever it says, its paths stay inside its folder.
+A configuration may come from anywhere, so its paths must stay inside its folder.
 """
 
 import hashlib
@@ -76,8 +76,8 @@ class PartConfig:
         edge_features: the same by ``"src:rel:dst"``.
         files: for each part, paths relative to ``directory`` under the keys part_graph, node_feats,
             edge_feats.
-        report: what the partitioning reached (edge cut, balance); free form.
-        directory: where the configuration file lies.
+        report: results of the partitioning (edge cut, balance); free form.
+        directory: the folder of the configuration file.
         identity: of this partitioning; every shard carries it.
         seals: for each part, the seals of its files by the same keys as in ``files``.
     """
@@ -288,7 +288,7 @@ def _offsets(what: str, table: dict[str, Any], names: list[str], num_parts: int,
 
 
 def _not_cut(path: Path) -> str:
-    """Say what to give in place of a file or folder that holds a graph, or parts."""
+    """Return the remedy for a file or folder that is no configuration."""
     configs = sorted(map(str, path.glob("*.json")))
     if configs:
         return f"it is a folder: give the configuration of a partitioned graph, as {' or '.join(configs)}"
@@ -349,7 +349,7 @@ def _features_from_json(content: dict[str, Any], names: list[str]) -> Features:
 
 
 def _is_inside(path: Path, directory: Path) -> bool:
-    """Whether a file lies in a directory even if links are followed."""
+    """Return whether a file lies in a directory even if links are followed."""
     try:
         return path.resolve().is_relative_to(directory.resolve())
     except (OSError, RuntimeError, ValueError):  # links in a circle, or no path at all
@@ -357,7 +357,7 @@ def _is_inside(path: Path, directory: Path) -> bool:
 
 
 def _is_free(key: str) -> bool:
-    """Whether a key may be changed without harm: the shards say themselves what they are."""
+    """Return whether a key is outside the checksum: shards identify themselves, wherever they are."""
     return key in _NO_CHECKSUM or key.startswith("part-")
 
 
@@ -380,7 +380,7 @@ def _a_dtype(value: object) -> str:
 
 
 def _a_narrow(info: Mapping[str, Any]) -> str:
-    """Return as what a feature is stored, if that is not its dtype."""
+    """Return the 16-bit dtype in which a feature is stored; "" if it is stored in its own."""
     if "stored" not in info:
         return ""
     if info["stored"] not in NARROW or info["dtype"] not in WIDE:

@@ -1,8 +1,8 @@
 """Write and read one shard file as plain named arrays.
 
 A file is written under a temporary name and renamed at the end, so a file with the final name is complete.
-Rows are read into the caller's buffer without a copy, and their checksums are verified. Whatever is wrong
-with a file becomes one :class:`~mpigraph.errors.ShardFormatError` that names file and dataset. No MPI here:
+Rows are read into the caller's buffer without a copy, and their checksums are verified. Any damage of a file
+becomes one :class:`~mpigraph.errors.ShardFormatError` that names file and dataset. No MPI here:
 each rank reads for itself.
 
 A file may come from anywhere. So nothing in it is followed to another file (links, external storage, virtual datasets),
@@ -45,8 +45,8 @@ _BESIDE = 4 << 20  # bytes whose checksums a thread takes while the disk writes:
 _READ_BYTES = 64 << 20
 _ATTRIBUTE_BYTES = 1 << 16  # what HDF5 allows in an object's header
 
-# Metadata of this file format version carry checksums, so that HDF5 notices damage instead of following a wild pointer;
-# for the same reason attributes are of fixed length (text of variable length lies in a heap without a checksum).
+# Metadata of this file format version carry checksums, so that HDF5 notices damage instead of following a wild pointer.
+# For the same reason attributes are of fixed length: text of variable length lies in a heap without a checksum.
 _LIBVER = ("v110", "v110")
 
 # Large datasets begin at a page of the file, so that they can be written straight from memory (``files.py``).
@@ -111,7 +111,7 @@ class ShardWriter:
 
     @property
     def seal(self) -> str:
-        """Of what has been written."""
+        """The seal of the datasets written so far."""
         return seal_of(self._content)
 
     def create(self, name: str, shape: tuple[int, ...], dtype: str) -> "DatasetWriter":
@@ -163,10 +163,10 @@ class ShardWriter:
 
 
 class _Target(NewFile):
-    """What HDF5 writes to.
+    """The file that HDF5 writes to.
 
-    After an error it takes whatever comes and writes nothing, and :meth:`check` raises the error: HDF5 cannot close a
-    file that it cannot write, and ends the process with a signal at its exit.
+    After an error it discards all data, and :meth:`check` raises the error: HDF5 cannot close a file that it cannot
+    write, and ends the process with a signal at its exit.
     """
 
     def __init__(self, path: Path, durable: bool) -> None:
@@ -186,7 +186,7 @@ class _Target(NewFile):
         self._error = self._error or StorageError(f"{self.path}: given up")
 
     def check(self) -> None:
-        """Raise the error that there was, if any."""
+        """Raise the first error of writing, if there was one."""
         if self._error is not None:
             raise self._error
 
@@ -242,8 +242,8 @@ class DatasetWriter:
     def _sum(self, rows: Array) -> None:
         """Extend the checksums of the segments that rows lie in, which come next."""
         for index, begin, stop in _segments(self._done, self._done + len(rows), self._segment):
-            some = _bytes(rows[begin - self._done : stop - self._done])
-            self._crcs[index] = zlib.crc32(some, int(self._crcs[index]))
+            segment = _bytes(rows[begin - self._done : stop - self._done])
+            self._crcs[index] = zlib.crc32(segment, int(self._crcs[index]))
 
     def finish(self) -> Fingerprint:
         """Store the checksums and return them; every row must have been written."""
@@ -287,15 +287,15 @@ class ShardReader:
 
     def names(self) -> list[str]:
         """Return the paths of all datasets."""
-        found: list[str] = []
+        names: list[str] = []
 
         def visit(name: str, item: object) -> None:
             if isinstance(item, h5py.Dataset):
-                found.append(name)
+                names.append(name)
 
         with self._failures("the list of datasets"):
             self._file.visititems(visit)
-        return found
+        return names
 
     def info(self, name: str) -> DatasetInfo:
         """Return shape and logical dtype of a dataset.
@@ -409,7 +409,7 @@ class ShardReader:
             )
 
     def _header(self, name: str) -> Any:
-        """An attribute of the file, None if there is none."""
+        """Return an attribute of the file, None if it is missing."""
         return _attribute(self._file, name) if h5py.h5a.exists(self._file.id, name.encode()) else None
 
     def _open(self, name: str) -> tuple[Any, str, int, Array]:
@@ -432,7 +432,7 @@ class ShardReader:
         return dataset, logical, rows, crcs
 
     def _find(self, name: str) -> Any:
-        """Return the dataset of this name in this very file, None if there is none."""
+        """Return the dataset of this name in this very file, None if it is missing."""
         links = self._file.id.links
         path = b""
         for step in filter(None, name.encode().split(b"/")):
@@ -441,8 +441,8 @@ class ShardReader:
                 return None
             if links.get_info(path).type != h5py.h5l.TYPE_HARD:
                 raise ShardFormatError(f"{self._path}: dataset {name!r} is a link to another place")
-        found = h5py.h5o.open(self._file.id, path)
-        return h5py.Dataset(found) if isinstance(found, h5py.h5d.DatasetID) else None
+        item = h5py.h5o.open(self._file.id, path)
+        return h5py.Dataset(item) if isinstance(item, h5py.h5d.DatasetID) else None
 
     def _check_storage(self, name: str, dataset: Any) -> None:
         """Check that all bytes of a dataset lie in this file, as they are."""
@@ -487,7 +487,7 @@ def verify_copy(
 
     Args:
         path: the copy.
-        original: what it must be a copy of.
+        original: the fingerprint of the original.
         graph_name: the graph that the file must belong to.
         part: the part that the file must belong to.
         identity: if given, the partitioning that the file must belong to.
@@ -506,8 +506,8 @@ def verify_copy(
 def read_chunks(shard: ShardReader, name: str, first: int = 0, last: int | None = None) -> Iterator[tuple[int, Array]]:
     """Yield ``(first row, rows)`` of the rows ``[first, last)`` of a dataset, or of all, verified.
 
-    Each has at most 64 MiB, or a segment. They end where segments do, so that none is read twice for its checksum. They
-    lie in one buffer: each is good until the next.
+    Each chunk has at most 64 MiB, or a segment, and ends where a segment does, so that none is read twice for its
+    checksum. They share one buffer: each is valid until the next.
 
     Raises:
         ShardFormatError: the dataset is missing or damaged.
@@ -531,7 +531,7 @@ def _attribute(item: Any, name: str) -> Any:
 
     Raises:
         ValueError: it is of another kind, or too large.
-        KeyError: there is none.
+        KeyError: it does not exist.
     """
     attribute = h5py.h5a.open(item.id, name.encode())
     if attribute.dtype.kind not in "iuS" or attribute.dtype.itemsize * math.prod(attribute.shape) > _ATTRIBUTE_BYTES:

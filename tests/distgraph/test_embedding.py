@@ -10,7 +10,7 @@ from layouts import Job, Layout, SharedJob, alone, on_all, on_layouts, rotated
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.distgraph import init_rows
+from mpigraph.distgraph import new_tensor
 from mpigraph.errors import (
     ClosedError,
     CollectiveError,
@@ -102,7 +102,7 @@ def made_alone(path: str, seed: int) -> dict[tuple[str, torch.dtype], torch.Tens
 @rotated(2)
 @pytest.mark.parametrize("chunk", [7, 1 << 14])
 def test_rows_do_not_depend_on_the_layout(layout: Job, oracle, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(init_rows, "CHUNK", chunk)
+    monkeypatch.setattr(new_tensor, "CHUNK", chunk)
     made_alone.cache_clear()
     reference, other = (made_alone(oracle(1, "given"), seed) for seed in (5, 6))
     path = oracle(3, "given")
