@@ -39,8 +39,8 @@ def test_reads_are_leaves_in_float32(job: SharedJob, oracle, dtype: torch.dtype)
     assert emb.part_policy.policy_str == g.get_node_partition_policy().policy_str
     ids = np.random.default_rng(g.rank()).integers(0, NUM_NODES, 300)
     want = torch.from_numpy(ids)[:, None].expand(-1, 3).float()
-    for given in (ids, ids.astype(np.int32), torch.from_numpy(ids), ids.tolist()):
-        rows = emb(given)
+    for form in (ids, ids.astype(np.int32), torch.from_numpy(ids), ids.tolist()):
+        rows = emb(form)
         assert rows.dtype == torch.float32 and rows.requires_grad and rows.is_leaf
         assert torch.equal(rows.detach(), want)
     with torch.no_grad():
@@ -77,7 +77,7 @@ INITS = {
 
 
 def states() -> tuple[object, ...]:
-    """Of the default generators, of which the last draws may differ from trainer to trainer."""
+    """The states of the default generators."""
     _, words, at, *_ = np.random.get_state()  # noqa: NPY002
     return torch.get_rng_state().tolist(), words.tolist(), at, random.getstate()
 
@@ -85,13 +85,13 @@ def states() -> tuple[object, ...]:
 def made(path: str) -> dict[tuple[str, torch.dtype], torch.Tensor]:
     """The rows of an embedding for each function and dtype, some without a name."""
     open_graph(path)
-    found = {}
+    rows = {}
     for name, init in INITS.items():
         for dtype in DTYPES if name == "torch" else DTYPES[:1]:
             label = None if name == "uniform" else f"{name} {dtype}"
             emb = dist.DistEmbedding(NUM_NODES, 3, label, init, dtype=dtype)
-            found[name, dtype] = emb.weight[:]
-    return found
+            rows[name, dtype] = emb.weight[:]
+    return rows
 
 
 @cache
@@ -109,9 +109,9 @@ def test_rows_do_not_depend_on_the_layout(layout: Job, oracle, chunk: int, monke
 
     def body() -> list:
         before = states()
-        found = made(path)
+        rows_by_key = made(path)
         assert states() == before  # the user's generators are where they were
-        return [key for key, rows in found.items() if not torch.equal(rows, reference[key])]
+        return [key for key, rows in rows_by_key.items() if not torch.equal(rows, reference[key])]
 
     wrong = layout.run(body, seed=5) or []
     on_all(layout.comm, not wrong, f"{wrong}")
@@ -234,6 +234,6 @@ def test_every_row_has_one_owner(job: SharedJob, oracle) -> None:
             assert (np.diff(order[ids[order] == row]) > 0).all()  # equal rows keep their order
         return rows, by_owner[g.rank()].tolist(), len(owners.ranges())
 
-    found = job.trainers.allgather(body())
-    assert sorted(row for rows, *_ in found for row in rows) == list(range(NUM_NODES))
-    assert all(set(pushed) <= set(rows) and rows for rows, pushed, _ in found)
+    of_trainers = job.trainers.allgather(body())
+    assert sorted(row for rows, *_ in of_trainers for row in rows) == list(range(NUM_NODES))
+    assert all(set(pushed) <= set(rows) and rows for rows, pushed, _ in of_trainers)

@@ -70,18 +70,18 @@ def anew(job: SharedJob, path: str, feat_dtype: Any) -> dist.DistGraph:
 
 
 def rounded(rows: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """What torch makes of rows and gives back."""
-    given = torch.from_numpy(rows)
-    return given.to(dtype).to(given.dtype)
+    """Rows rounded by torch and back in their own dtype."""
+    exact = torch.from_numpy(rows)
+    return exact.to(dtype).to(exact.dtype)
 
 
-def check_equal(found: torch.Tensor, wanted: torch.Tensor) -> None:
+def check_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Bit for bit, except that any NaN is like another."""
-    assert found.dtype == wanted.dtype and found.shape == wanted.shape
-    words = torch.int64 if found.dtype == torch.float64 else torch.int32
-    nan = torch.isnan(wanted)
-    assert torch.equal(torch.isnan(found), nan)
-    assert torch.equal(found.view(words)[~nan], wanted.view(words)[~nan])
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    words = torch.int64 if actual.dtype == torch.float64 else torch.int32
+    nan = torch.isnan(expected)
+    assert torch.equal(torch.isnan(actual), nan)
+    assert torch.equal(actual.view(words)[~nan], expected.view(words)[~nan])
 
 
 def check_rows(g: dist.DistGraph, dtype: torch.dtype) -> None:
@@ -98,12 +98,12 @@ def check_rows(g: dist.DistGraph, dtype: torch.dtype) -> None:
     orig = g.ndata["orig"][:]
     check_equal(feat[:], everything[orig])
     ids = torch.from_numpy(np.random.default_rng(g.rank()).integers(0, NUM_NODES, 250))
-    some = everything[orig[ids]]
-    check_equal(feat[ids], some)
-    check_equal(feat[[]], some[:0])
-    check_equal(feat.gather(ids, out=torch.empty(250, WIDTH)), some)
-    check_equal(feat.gather(ids, out=torch.empty(WIDTH, 250).T), some)
-    check_equal(feat.gather(ids, pin_memory=True), some)
+    gathered = everything[orig[ids]]
+    check_equal(feat[ids], gathered)
+    check_equal(feat[[]], gathered[:0])
+    check_equal(feat.gather(ids, out=torch.empty(250, WIDTH)), gathered)
+    check_equal(feat.gather(ids, out=torch.empty(WIDTH, 250).T), gathered)
+    check_equal(feat.gather(ids, pin_memory=True), gathered)
     edges = rounded(rows_of(g.num_edges())[:, :-1].astype(np.float64), dtype)
     check_equal(wide[:], edges[g.edata["id"][:]])
     with pytest.raises(InvalidArgumentError, match="out must be"):
@@ -122,13 +122,13 @@ def test_stored_rows_if_asked_for(job: SharedJob) -> None:
     g = dist.DistGraph("rounded", part_config=path, upcast=False)
     feat = g.ndata["feat"]
     assert feat.dtype == feat.storage_dtype == torch.bfloat16
-    wanted = rounded(rows_of(NUM_NODES), torch.bfloat16)[g.ndata["orig"][:]]
-    check_equal(feat[:].float(), wanted)
+    expected = rounded(rows_of(NUM_NODES), torch.bfloat16)[g.ndata["orig"][:]]
+    check_equal(feat[:].float(), expected)
     seeds = dist.node_split(np.ones(NUM_NODES))
     loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=30, features=["feat"])
     for inputs, _, blocks in loader:
         assert blocks[0].srcdata["feat"].dtype == torch.bfloat16
-        check_equal(blocks[0].srcdata["feat"].float(), wanted[inputs])
+        check_equal(blocks[0].srcdata["feat"].float(), expected[inputs])
     loader.close()
 
 
@@ -138,8 +138,8 @@ def test_rows_rounded_by_the_load_are_read_and_written(job: SharedJob) -> None:
     g.barrier()
     feat = g.ndata["feat"]
     values = torch.randn(NUM_NODES, WIDTH, generator=torch.Generator().manual_seed(1))
-    mine = torch.arange(g.rank(), NUM_NODES, current().num_trainers)
-    feat[mine] = values[mine]
+    own = torch.arange(g.rank(), NUM_NODES, current().num_trainers)
+    feat[own] = values[own]
     g.barrier()
     check_equal(feat[:], values.half().float())
     g.barrier()
@@ -219,10 +219,10 @@ def test_typed_graphs_edges_and_pyg(job: SharedJob, output: str) -> None:
         pytest.importorskip("torch_geometric")
     g = job.open(job.write(write_typed, "bfloat16"))
     relation = ("author", "writes", "paper")
-    wanted = {}
+    expected = {}
     for ntype in g.ntypes:
-        wanted[ntype] = rounded(rows_of(g.num_nodes(ntype)), torch.bfloat16)[g.nodes[ntype].data["id"][:]]
-        check_equal(g.nodes[ntype].data["h"][:], wanted[ntype])
+        expected[ntype] = rounded(rows_of(g.num_nodes(ntype)), torch.bfloat16)[g.nodes[ntype].data["id"][:]]
+        check_equal(g.nodes[ntype].data["h"][:], expected[ntype])
     edges = g.edges[relation].data
     check_equal(edges["h"][:], rounded(rows_of(g.num_edges(relation)), torch.bfloat16)[edges["id"][:]])
     seeds = {relation: dist.edge_split(torch.ones(g.num_edges(relation), dtype=torch.bool), etype=relation)}
@@ -234,6 +234,6 @@ def test_typed_graphs_edges_and_pyg(job: SharedJob, output: str) -> None:
         else:
             rows = {ntype: (ids, batch[2][0].srcnodes[ntype].data["h"]) for ntype, ids in batch[0].items()}
         assert rows
-        for ntype, (ids, found) in rows.items():
-            check_equal(found, wanted[ntype][ids])
+        for ntype, (ids, actual) in rows.items():
+            check_equal(actual, expected[ntype][ids])
     loader.close()

@@ -96,9 +96,9 @@ def test_degrees_and_edges_near_and_far(job: SharedJob, oracle) -> None:
         g = job.open(oracle(num_parts))
         orig = g.ndata["orig"][:]
         assert torch.equal(g.in_degrees(), degrees_of(orig))
-        some = torch.from_numpy(np.random.default_rng(g.rank()).integers(0, NUM_NODES, 40))
-        assert torch.equal(g.in_degrees(some), degrees_of(orig[some]))
-        assert g.in_degrees(int(some[0])) == int(degrees_of(orig[some[0]]))
+        nodes = torch.from_numpy(np.random.default_rng(g.rank()).integers(0, NUM_NODES, 40))
+        assert torch.equal(g.in_degrees(nodes), degrees_of(orig[nodes]))
+        assert g.in_degrees(int(nodes[0])) == int(degrees_of(orig[nodes[0]]))
         eids = torch.arange(g.num_edges())
         src, dst = g.find_edges(eids)
         check_edges(g, src, dst, eids)
@@ -191,13 +191,13 @@ def check_weighted_hop(g: dist.DistGraph, prob: str, replace: bool) -> None:
         frontier = dist.sample_neighbors(g, torch.arange(NUM_NODES), fanout, prob=prob, replace=replace)
         check_edges(g, *frontier.edges(), frontier.edata[EID])
         assert (g.edata[prob][frontier.edata[EID]] > 0).all()
-        found = torch.bincount(frontier.edges()[1], minlength=NUM_NODES)
+        degrees = torch.bincount(frontier.edges()[1], minlength=NUM_NODES)
         if fanout < 0:
-            assert torch.equal(found, alive)
+            assert torch.equal(degrees, alive)
         elif replace:
-            assert torch.equal(found, torch.where(alive > 0, fanout, 0))
+            assert torch.equal(degrees, torch.where(alive > 0, fanout, 0))
         else:
-            assert torch.equal(found, alive.clamp(max=fanout))
+            assert torch.equal(degrees, alive.clamp(max=fanout))
 
 
 def test_edges_of_no_weight_are_never_drawn(job: SharedJob, oracle) -> None:
@@ -237,9 +237,9 @@ def test_bad_sampling_arguments_raise_on_every_rank(job: SharedJob, oracle) -> N
 def test_arguments_in_dgls_order(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     nodes = torch.arange(NUM_NODES)
-    ours = g.sample_neighbors(nodes, 7, prob="weight", replace=True, seed=1)
-    theirs = g.sample_neighbors(nodes, 7, "in", "weight", None, True, True, "cpu", seed=1)
-    assert torch.equal(ours.edata[EID], theirs.edata[EID])
+    named = g.sample_neighbors(nodes, 7, prob="weight", replace=True, seed=1)
+    positional = g.sample_neighbors(nodes, 7, "in", "weight", None, True, True, "cpu", seed=1)
+    assert torch.equal(named.edata[EID], positional.edata[EID])
     sizes = dist.sample_neighbors(g, nodes, 7, "in", None, None, True, use_graphbolt=True).in_degrees(nodes)
     assert torch.equal(sizes, torch.where(g.in_degrees() > 0, 7, 0))
     meta = g.sample_neighbors(nodes, 2, output_device="meta")
@@ -299,15 +299,15 @@ def test_initialize_rejects_impossible_roles(comm) -> None:
 def test_the_graph_of_some_edges(job: SharedJob, oracle, relabel: bool) -> None:
     g = job.open(oracle(3))
     eids = torch.arange(g.rank(), 60, 7).flip(0)
-    some = g.edge_subgraph(eids, relabel_nodes=relabel)
-    src, dst = some.edges()
+    subgraph = g.edge_subgraph(eids, relabel_nodes=relabel)
+    src, dst = subgraph.edges()
     if relabel:
-        src, dst = some.ndata["_ID"][src], some.ndata["_ID"][dst]
-        assert some.num_nodes() == len(torch.unique(torch.cat([src, dst])))
+        src, dst = subgraph.ndata["_ID"][src], subgraph.ndata["_ID"][dst]
+        assert subgraph.num_nodes() == len(torch.unique(torch.cat([src, dst])))
     else:
-        assert some.num_nodes() == g.num_nodes()
+        assert subgraph.num_nodes() == g.num_nodes()
     assert torch.equal(torch.stack([src, dst]), torch.stack(g.find_edges(eids)))
-    assert torch.equal(some.edata["_ID"], eids)
+    assert torch.equal(subgraph.edata["_ID"], eids)
     with pytest.raises(InvalidArgumentError, match="store_ids"):
         g.edge_subgraph(eids, store_ids=False)
     g._client.barrier()

@@ -45,20 +45,20 @@ def test_the_numbering_is_what_counting_gives(num_parts: int, seed: int, is_node
     count = face._num_nodes if is_node else face._num_edges
     shuffled = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed))
     for order in (torch.arange(len(ids)), shuffled):
-        found = split(order)
-        assert torch.equal(found[0], kinds[order]) and torch.equal(found[1], values[order])
+        types_and_ids = split(order)
+        assert torch.equal(types_and_ids[0], kinds[order]) and torch.equal(types_and_ids[1], values[order])
         assert torch.equal(owner(order), parts[order])  # no type: homogeneous ids, as in DGL
     assert count() == len(ids)
     for kind, name in enumerate(COUNTS if is_node else EDGES):
         homogeneous = torch.nonzero(kinds == kind).reshape(-1)
         homogeneous = homogeneous[values[homogeneous].argsort()]
-        mine, everything = parts[homogeneous], torch.arange(len(homogeneous))
+        owners, everything = parts[homogeneous], torch.arange(len(homogeneous))
         assert torch.equal(join(everything, name), homogeneous)
-        assert torch.equal(owner(everything, name), mine)
+        assert torch.equal(owner(everything, name), owners)
         assert count(name) == len(homogeneous)
         for part in range(num_parts):
-            assert torch.equal(owned(part, name), everything[mine == part])
-            assert torch.equal(local(owned(part, name), part, name), torch.arange(int((mine == part).sum())))
+            assert torch.equal(owned(part, name), everything[owners == part])
+            assert torch.equal(local(owned(part, name), part, name), torch.arange(int((owners == part).sum())))
     for part in range(num_parts):
         assert torch.equal(owned(part), torch.nonzero(parts == part).reshape(-1))
         assert torch.equal(local(owned(part), part), torch.arange(int((parts == part).sum())))
@@ -93,12 +93,12 @@ def test_a_book_of_dgls_maps_is_the_same() -> None:
         for names, tables in ((COUNTS, book.node_offsets), (EDGES, book.edge_offsets))
     ]
     ids = [{name: number for number, name in enumerate(names)} for names in (COUNTS, EDGES)]
-    made = RangePartitionBook(1, 3, *maps, *ids)
-    assert made.partid == 1 and made.canonical_etypes == list(EDGES)
-    for ours, theirs in zip(made.book.node_offsets, book.node_offsets, strict=True):
-        assert np.array_equal(ours, theirs)
-    for ours, theirs in zip(made.book.edge_offsets, book.edge_offsets, strict=True):
-        assert np.array_equal(ours, theirs)
+    face = RangePartitionBook(1, 3, *maps, *ids)
+    assert face.partid == 1 and face.canonical_etypes == list(EDGES)
+    for table, expected in zip(face.book.node_offsets, book.node_offsets, strict=True):
+        assert np.array_equal(table, expected)
+    for table, expected in zip(face.book.edge_offsets, book.edge_offsets, strict=True):
+        assert np.array_equal(table, expected)
     with pytest.raises(PartitionError, match="exactly the types"):
         RangePartitionBook(1, 3, {}, maps[1], *ids)
     with pytest.raises(PartitionError, match=r"must have shape \(2, 2\)"):
@@ -108,8 +108,8 @@ def test_a_book_of_dgls_maps_is_the_same() -> None:
 def test_a_relation_with_the_default_name_between_named_types() -> None:
     """The default means homogeneous ids, whatever relations are called; the name alone means the relation."""
     relations = ("item", "seen", "user"), ("user", "_E", "item")
-    for some, offsets in ((relations[1:], ([0, 2, 5],)), (relations, ([0, 1, 3], [0, 2, 5]))):
-        book = RangeBook(Schema(("item", "user"), some), ([0, 3, 4], [0, 1, 4]), offsets)
+    for named, offsets in ((relations[1:], ([0, 2, 5],)), (relations, ([0, 1, 3], [0, 2, 5]))):
+        book = RangeBook(Schema(("item", "user"), named), ([0, 3, 4], [0, 1, 4]), offsets)
         face = RangePartitionBook.from_book(book, 0)
         first, total = (sum(table[i] for table in offsets) for i in (1, 2))
         assert face.eid2partid(range(total)).tolist() == [0] * first + [1] * (total - first)
@@ -126,8 +126,8 @@ def test_a_relation_with_the_default_name_between_named_types() -> None:
 def test_no_ids_and_no_relations() -> None:
     face = RangePartitionBook.from_book(random_book(3, 0), 0)
     none = torch.empty(0, dtype=torch.int64)
-    for found in (*face.map_to_per_ntype(none), face.map_to_homo_nid([], "paper"), face.eid2partid([], "writes")):
-        assert found.dtype == torch.int64 and len(found) == 0
+    for ids in (*face.map_to_per_ntype(none), face.map_to_homo_nid([], "paper"), face.eid2partid([], "writes")):
+        assert ids.dtype == torch.int64 and len(ids) == 0
     bare = RangePartitionBook.from_book(RangeBook(Schema(("a", "b"), ()), ([0, 1, 3], [0, 2, 2]), ()), 1)
     assert bare.map_to_per_ntype([0, 1, 2, 3, 4])[1].tolist() == [0, 0, 1, 1, 2]
     assert bare.metadata()[0] == {"machine_id": 0, "num_nodes": 3, "num_edges": 0}
@@ -171,10 +171,10 @@ def test_policies_count_as_the_book_does(is_node: bool) -> None:
             assert policy.type_name == (name if is_node else face.to_canonical_etype(name))
             assert policy.policy_str == twin.policy_str == PartitionPolicy.of(book, is_node, kind).policy_str == text
             assert (policy.is_node, policy.type_id, policy.part_id) == (is_node, kind, part)
-            ids, mine = torch.arange((COUNTS if is_node else EDGES)[name]), owned(part, name)
-            assert policy.get_size() == len(ids) and policy.get_part_size() == len(mine)
+            ids, own = torch.arange((COUNTS if is_node else EDGES)[name]), owned(part, name)
+            assert policy.get_size() == len(ids) and policy.get_part_size() == len(own)
             assert torch.equal(policy.to_partid(ids), owner(ids, name))
-            assert torch.equal(policy.to_local(mine), torch.arange(len(mine)))
+            assert torch.equal(policy.to_local(own), torch.arange(len(own)))
 
 
 def test_policies_of_nothing_are_refused() -> None:

@@ -50,16 +50,16 @@ def library(seed=0):
 
 def test_parts_made_elsewhere_are_taken(tmp_path):
     g = library()
-    given = {t: np.arange(g.num_nodes(t)) * 7 % 3 for t in g.ntypes}
-    nids, _ = partition_graph(g, "g", 3, tmp_path, assignment=given, return_mapping=True)
+    parts_of_nodes = {t: np.arange(g.num_nodes(t)) * 7 % 3 for t in g.ntypes}
+    nids, _ = partition_graph(g, "g", 3, tmp_path, assignment=parts_of_nodes, return_mapping=True)
     book = load_partition_book(tmp_path / "g.json", 0)[0]
     for t in g.ntypes:
         parts = book.nid2partid(torch.arange(g.num_nodes(t)), t)
-        assert np.array_equal(given[t][nids[t]], parts)
+        assert np.array_equal(parts_of_nodes[t][nids[t]], parts)
     with pytest.raises(InvalidArgumentError, match="one part for each of 90 nodes of type 'paper'"):
-        partition_graph(g, "g", 3, tmp_path / "short", assignment=given | {"paper": np.zeros(89, np.int64)})
+        partition_graph(g, "g", 3, tmp_path / "short", assignment=parts_of_nodes | {"paper": np.zeros(89, np.int64)})
     with pytest.raises((InvalidArgumentError, PartitionError), match="part"):
-        partition_graph(g, "g", 3, tmp_path / "beyond", assignment=given | {"venue": np.array([0, 3])})
+        partition_graph(g, "g", 3, tmp_path / "beyond", assignment=parts_of_nodes | {"venue": np.array([0, 3])})
     with pytest.raises(InvalidArgumentError, match="dict by node type"):
         partition_graph(g, "g", 3, tmp_path / "flat", assignment=np.zeros(132, np.int64))
 
@@ -190,10 +190,10 @@ def test_a_part_without_types_has_homogeneous_ids(tmp_path):
         assert torch.equal(relations, part.edata[ETYPE].long()) and part.edata["inner_edge"].all()
         src, dst = part.edges()
         for i, r in enumerate(g.canonical_etypes):
-            mine = relations == i
+            of_relation = relations == i
             ends = (typed.nodes[t].data[NID][e] for t, e in zip(r[::2], typed.edges(etype=r), strict=True))
             for there, here in zip(ends, (src, dst), strict=True):
-                assert torch.equal(there, ids[here[mine]])
-            assert torch.equal(typed.edges[r].data[EID], eids[mine])
+                assert torch.equal(there, ids[here[of_relation]])
+            assert torch.equal(typed.edges[r].data[EID], eids[of_relation])
     partition_graph(ring(), "h", 2, tmp_path / "h")
     assert NTYPE not in load_partition(tmp_path / "h" / "h.json", 0, homogeneous=True)[0].ndata

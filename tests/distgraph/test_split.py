@@ -66,12 +66,12 @@ def test_splits_cover_the_mask_once(job: SharedJob, oracle) -> None:
             dist.node_split(MASKS["all"], rank=99)
         return {(name, even): shares_of(g, mask, even) for name, mask in MASKS.items() for even in (True, False)}
 
-    found = job.trainers.allgather(body())
+    of_trainers = job.trainers.allgather(body())
     for name, mask in MASKS.items():
         for even in (True, False):
-            nodes = [shares[name, even][0] for shares in found]
+            nodes = [shares[name, even][0] for shares in of_trainers]
             assert sorted(sum(nodes, [])) == np.flatnonzero(mask).tolist()
-            assert sorted(sum((shares[name, even][1] for shares in found), [])) == list(range(591))
+            assert sorted(sum((shares[name, even][1] for shares in of_trainers), [])) == list(range(591))
             if even:
                 assert max(map(len, nodes)) - min(map(len, nodes)) <= 1
 
@@ -80,8 +80,8 @@ def test_arange_means_every_id(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     for ids in (np.arange(NUM_NODES), torch.arange(NUM_NODES, dtype=torch.int32)):
         for even in (True, False):
-            mine = dist.node_split(ids, g.get_partition_book(), force_even=even).tolist()
-            assert sorted(sum(job.trainers.allgather(mine), [])) == list(range(NUM_NODES))
+            share = dist.node_split(ids, g.get_partition_book(), force_even=even).tolist()
+            assert sorted(sum(job.trainers.allgather(share), [])) == list(range(NUM_NODES))
     with pytest.raises(InvalidArgumentError, match="not their ids"):
         dist.node_split(np.roll(np.arange(NUM_NODES), 1), g.get_partition_book())
 
@@ -100,12 +100,12 @@ def test_ids_of_one_or_two_nodes_are_no_mask(job: SharedJob, dtype: type) -> Non
     book = job.open(job.write(write_tiny)).get_partition_book()
     for ntype, count in (("one", 1), ("two", 2)):
         ids = np.arange(count, dtype=dtype)
-        for given in (ids, torch.from_numpy(ids), ids.tolist()):
+        for form in (ids, torch.from_numpy(ids), ids.tolist()):
             with pytest.raises(InvalidArgumentError, match=f"ids of all {count} nodes or edges: give a mask of bool"):
-                dist.node_split(given, book, ntype)
+                dist.node_split(form, book, ntype)
         for mask in (ids > -1, ids.astype(np.uint8) + 1, np.ones(count, dtype)):
-            found = job.trainers.allgather(dist.node_split(mask, book, ntype).tolist())
-            assert sum(found, []) == list(range(count))
+            gathered = job.trainers.allgather(dist.node_split(mask, book, ntype).tolist())
+            assert sum(gathered, []) == list(range(count))
     assert not len(dist.node_split(np.zeros(2, dtype), book, "two"))
     assert sum(job.trainers.allgather(dist.node_split(np.arange(3, dtype=dtype), book, "three").tolist()), []) == [
         0,
@@ -136,12 +136,12 @@ def test_splits_read_again_only_what_they_need(job: SharedJob, oracle, monkeypat
     def body() -> list[int]:
         job.open(path)
         mask = Watched((np.arange(NUM_NODES) % 3 == 0).astype(np.uint8))
-        mine = dist.node_split(mask).tolist()
-        assert mask.read == once + [block for block in once if any(block[0] <= i < block[1] for i in mine)]
-        return mine
+        share = dist.node_split(mask).tolist()
+        assert mask.read == once + [block for block in once if any(block[0] <= i < block[1] for i in share)]
+        return share
 
-    found = job.trainers.allgather(body())
-    assert sum(found, []) == list(range(0, NUM_NODES, 3))
+    gathered = job.trainers.allgather(body())
+    assert sum(gathered, []) == list(range(0, NUM_NODES, 3))
 
 
 class Pretended:
@@ -195,11 +195,11 @@ def test_a_mask_is_counted_anew_when_it_was_written(job: SharedJob, oracle, monk
             t[owned.first : owned.last] = torch.from_numpy(mask[owned.first : owned.last])
         g.barrier()
         read.clear()
-        mine = dist.node_split(t)
-        assert torch.equal(mine, dist.node_split(mask, book))
-        limit = int(mine[-1] - mine[0]) + 1 + 2 * 31 if len(mine) else 0  # blocks have less than 32 rows
+        share = dist.node_split(t)
+        assert torch.equal(share, dist.node_split(mask, book))
+        limit = int(share[-1] - share[0]) + 1 + 2 * 31 if len(share) else 0  # blocks have less than 32 rows
         assert sum(read) <= limit
-        job.trainers.Barrier()  # nobody writes while another reads; not the graph's, which counts versions
+        job.trainers.Barrier()  # no write while another trainer reads; not the graph's, which counts versions
     if g.rank() == 0:
         t[:] = 0
         assert len(dist.node_split(t)) == 0  # read whole: others do not know yet
@@ -225,10 +225,10 @@ def test_split_is_local_where_parts_are(comm, oracle) -> None:
 
     def body() -> None:
         open_graph(path)
-        mine = dist.node_split(np.ones(NUM_NODES, bool), force_even=False)
+        share = dist.node_split(np.ones(NUM_NODES, bool), force_even=False)
         world = current().world
         offsets = current().store.graphs[NAME].topology.hosts.node_offsets[0]
-        assert torch.equal(mine, torch.arange(offsets[world.host_index], offsets[world.host_index + 1]))
+        assert torch.equal(share, torch.arange(offsets[world.host_index], offsets[world.host_index + 1]))
 
     Job(comm, Layout(comm.size, 0, 1)).run(body)
 
@@ -242,8 +242,8 @@ def test_trainers_get_their_own_pieces_first(job: SharedJob, oracle, parts: int)
     for factor in (1, 2):  # ids for as many trainers, and for twice as many
         ids = np.random.default_rng(7).integers(0, factor * trainers, NUM_NODES)
         ids[5] = factor * trainers - 1
-        mine = dist.node_split(MASKS["third"], g.get_partition_book(), node_trainer_ids=ids).tolist()
-        shares = job.trainers.allgather(mine)
+        share_here = dist.node_split(MASKS["third"], g.get_partition_book(), node_trainer_ids=ids).tolist()
+        shares = job.trainers.allgather(share_here)
         assert sorted(sum(shares, [])) == selected.tolist()
         if trainers % parts:
             assert shares == [share.tolist() for share in np.array_split(selected, trainers)]
@@ -255,8 +255,8 @@ def test_trainers_get_their_own_pieces_first(job: SharedJob, oracle, parts: int)
             own = sorted((ids[i] // factor, i) for i in piece if ids[i] // factor // each == part)
             rest = [i for i in piece if ids[i] // factor // each != part]
             cut = [
-                [int(i) for i in np.array_split(np.array(some, int), each)[place]]
-                for some in ([i for _, i in own], rest)
+                [int(i) for i in np.array_split(np.array(group, int), each)[place]]
+                for group in ([i for _, i in own], rest)
             ]
             assert share == sum(cut, [])
     assert np.random.get_state()[1].tolist() == random[0]  # noqa: NPY002
@@ -274,13 +274,13 @@ def test_splits_by_time_have_nothing_in_common(job: SharedJob, oracle) -> None:
         every = times[:]
         first, second = int(every.median()), int(every.max())
         spans = [{"before": first}, {"since": first, "before": second}, {"since": second}]
-        for given in (times, every):
-            shares = [split(given, g.get_partition_book(), **span) for span in spans]
-            found = [torch.cat(job.trainers.allgather(share)) for share in shares]
-            wanted = [every < first, (every >= first) & (every < second), every >= second]
-            for ids, mask in zip(found, wanted, strict=True):
+        for form in (times, every):
+            shares = [split(form, g.get_partition_book(), **span) for span in spans]
+            gathered = [torch.cat(job.trainers.allgather(share)) for share in shares]
+            expected = [every < first, (every >= first) & (every < second), every >= second]
+            for ids, mask in zip(gathered, expected, strict=True):
                 assert torch.equal(ids, torch.nonzero(mask)[:, 0])
-            assert len(split(given, g.get_partition_book(), since=second + 1)) == 0
+            assert len(split(form, g.get_partition_book(), since=second + 1)) == 0
         with pytest.raises(InvalidArgumentError, match="since must be an integer"):
             split(times, since=1.5)
     with pytest.raises(InvalidArgumentError, match="times must be integers"):

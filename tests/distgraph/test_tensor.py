@@ -83,8 +83,8 @@ def test_every_dtype_writes_and_reads(job: SharedJob, oracle, dtype: torch.dtype
     assert t.dtype == dtype
     assert not t[:].any()
     g.barrier()
-    mine = torch.arange(g.rank(), NUM_NODES, current().num_trainers)
-    t[mine] = (mine % 2)[:, None].expand(-1, 5)
+    own = torch.arange(g.rank(), NUM_NODES, current().num_trainers)
+    t[own] = (own % 2)[:, None].expand(-1, 5)
     g.barrier()
     assert torch.equal(t[:], (torch.arange(NUM_NODES) % 2)[:, None].expand(-1, 5).to(dtype))
     assert t.count_nonzero() == 5 * (NUM_NODES // 2)
@@ -299,7 +299,7 @@ def test_torch_saves_the_rows(job: SharedJob, oracle, tmp_path) -> None:
     if g.rank() == 0:
         t[:] = torch.arange(NUM_NODES)[:, None]
         torch.save({"rows": t}, tmp_path / "rows.pt")
-        found = torch.load(tmp_path / "rows.pt", weights_only=True)["rows"]
-        assert torch.equal(found, torch.arange(NUM_NODES).float()[:, None].expand(-1, 2))
+        rows = torch.load(tmp_path / "rows.pt", weights_only=True)["rows"]
+        assert torch.equal(rows, torch.arange(NUM_NODES).float()[:, None].expand(-1, 2))
         assert (tmp_path / "rows.pt").stat().st_size < 10_000
     g.barrier()

@@ -96,9 +96,9 @@ def test_names_count_within_a_type(job: SharedJob, typed: str) -> None:
     """As in DGL, whose layer-wise inference makes a tensor "h" for every type."""
     g = job.open(typed)
     kinds = [g.get_node_partition_policy(t) for t in g.ntypes] + [g.get_edge_partition_policy(r) for r in EDGES]
-    made = [dist.DistTensor((kind.get_size(),), torch.int64, "h", part_policy=kind) for kind in kinds]
+    tensors = [dist.DistTensor((kind.get_size(),), torch.int64, "h", part_policy=kind) for kind in kinds]
     g.barrier()
-    for number, t in enumerate(made):
+    for number, t in enumerate(tensors):
         if g.rank() == 0:
             t[:] = number + 1
     g.barrier()
@@ -114,13 +114,13 @@ def test_without_attach_a_feature_is_found(job: SharedJob, typed: str) -> None:
     for ntype in COUNTS:
         third = g.nodes[ntype].data["third"]
         policy = g.get_node_partition_policy(ntype)
-        wanted = {"shape": third.shape, "dtype": third.dtype, "name": "third", "part_policy": policy}
-        found = dist.DistTensor(**wanted, attach=False)
-        assert found.rows is third.rows
-        other = dist.DistTensor(**wanted)  # as in DGL another one
+        options = {"shape": third.shape, "dtype": third.dtype, "name": "third", "part_policy": policy}
+        feature = dist.DistTensor(**options, attach=False)
+        assert feature.rows is third.rows
+        other = dist.DistTensor(**options)  # as in DGL another one
         assert other.rows is not third.rows and not other[:].any()
         with pytest.raises(TensorMismatchError, match="'third' exists with shape"):
-            dist.DistTensor(**wanted | {"dtype": torch.float64}, attach=False)
+            dist.DistTensor(**options | {"dtype": torch.float64}, attach=False)
 
 
 def chosen(count: int) -> np.ndarray:
@@ -145,10 +145,10 @@ def test_splits_of_every_type_cover_the_mask_once(job: SharedJob, typed: str) ->
             assert share.dtype == torch.int64 and torch.equal(share, share.sort().values)
         return {what: share.tolist() for what, share in shares.items()}
 
-    found = job.trainers.allgather(body())
+    of_trainers = job.trainers.allgather(body())
     for kind, count in (COUNTS | EDGES).items():
         for even in (True, False):
-            shares = [shares[kind, even] for shares in found]
+            shares = [shares[kind, even] for shares in of_trainers]
             assert sorted(sum(shares, [])) == np.flatnonzero(chosen(count)).tolist()
             assert not even or max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -197,11 +197,11 @@ def test_typed_splits_are_local_where_parts_are(comm, tmp_path: Path) -> None:
         g = dist.DistGraph(TYPED, part_config=path)
         hosts, host = current().store.graphs[TYPED].topology.hosts, current().world.host_index
         for kind, ntype in enumerate(COUNTS):
-            mine = dist.node_split(np.ones(COUNTS[ntype], bool), ntype=ntype, force_even=False)
-            assert torch.equal(mine, torch.arange(*hosts.node_range(host, kind)))
+            share = dist.node_split(np.ones(COUNTS[ntype], bool), ntype=ntype, force_even=False)
+            assert torch.equal(share, torch.arange(*hosts.node_range(host, kind)))
         for kind, relation in enumerate(EDGES):
-            mine = dist.edge_split(np.ones(g.num_edges(relation)), etype=relation, force_even=False)
-            assert torch.equal(mine, torch.arange(*hosts.edge_range(host, kind)))
+            share = dist.edge_split(np.ones(g.num_edges(relation)), etype=relation, force_even=False)
+            assert torch.equal(share, torch.arange(*hosts.edge_range(host, kind)))
 
     job.run(body)
 
@@ -217,11 +217,11 @@ def test_features_of_every_type_are_read_by_new_ids(job: SharedJob, typed: str) 
         src, dst = g.find_edges(torch.arange(count), etype=relation)
         assert torch.equal(orig[relation[0]][src], told[:, 0]) and torch.equal(orig[relation[2]][dst], told[:, 1])
         assert torch.equal(told[:, 2].sort().values, torch.arange(count))
-        for found, nodes, ntype in (
+        for degrees, nodes, ntype in (
             (g.in_degrees(etype=relation), dst, relation[2]),
             (g.out_degrees(etype=relation), src, relation[0]),
         ):
-            assert torch.equal(found, torch.bincount(nodes, minlength=COUNTS[ntype]))
+            assert torch.equal(degrees, torch.bincount(nodes, minlength=COUNTS[ntype]))
 
 
 def test_types_of_one_size_need_a_policy(job: SharedJob, typed: str) -> None:
@@ -246,8 +246,8 @@ def test_types_of_one_size_need_a_policy(job: SharedJob, typed: str) -> None:
         size = policy.get_size()
         t = tensors[number] = dist.DistTensor((size, 2), torch.int64, f"of {number}", part_policy=policy)
         assert t.part_policy.policy_str == policy.policy_str and len(t) == size
-        mine = torch.arange(size)[g.rank() :: current().num_trainers]
-        t[mine] = torch.stack([mine, torch.full_like(mine, number)], 1)
+        own = torch.arange(size)[g.rank() :: current().num_trainers]
+        t[own] = torch.stack([own, torch.full_like(own, number)], 1)
     g.barrier()
     for number, t in tensors.items():
         assert torch.equal(t[:], torch.stack([torch.arange(len(t)), torch.full((len(t),), number)], 1))
@@ -288,8 +288,8 @@ def test_embeddings_of_every_type_learn(job: SharedJob, typed: str) -> None:
         loss = torch.zeros(())
         for number, (ntype, count) in enumerate(COUNTS.items()):
             ids, grads = minibatch(step, number, count)
-            mine = piece(len(ids), session.rank, session.num_trainers)
-            loss = loss + (embs[ntype](ids[mine]) * grads[mine]).sum()
+            own = piece(len(ids), session.rank, session.num_trainers)
+            loss = loss + (embs[ntype](ids[own]) * grads[own]).sum()
             (dense[ntype][ids] * grads).sum().backward()
         loss.backward()
         optimizer.step()

@@ -18,10 +18,10 @@ def test_owners_with_empty_ranges_against_a_loop():
     b = book()
     assert (b.num_parts, b.num_nodes(0), b.num_nodes(1), b.num_edges(0), b.num_edges(1)) == (3, 10, 1, 8, 0)
     for t in range(2):
-        wanted = np.empty(b.num_nodes(t), np.int32)
+        expected = np.empty(b.num_nodes(t), np.int32)
         for k in range(3):
-            wanted[slice(*b.node_range(k, t))] = k
-        assert np.array_equal(b.node_owner(np.arange(b.num_nodes(t)), t), wanted)
+            expected[slice(*b.node_range(k, t))] = k
+        assert np.array_equal(b.node_owner(np.arange(b.num_nodes(t)), t), expected)
     assert b.edge_owner(np.array([0, 4, 5, 7]), 0).tolist() == [0, 0, 2, 2]
     assert b.node_owner(np.zeros(0, np.int64), 1).dtype == np.int32
 

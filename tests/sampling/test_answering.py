@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from many_ranks import DEGREE, NODES, state_of
+from many_ranks import DEGREE, NODES, store_of
 
 from mpigraph.errors import CollectiveError, GraphDataError
 from mpigraph.mpi.messages import HEAD, NotOpenHere
@@ -22,6 +22,7 @@ from mpigraph.sampling.protocol import (
 )
 from mpigraph.sampling.strategies import Uniform, Weighted
 from mpigraph.store.derived import EdgeWeights
+from mpigraph.store.store import Store
 
 I64 = npt.NDArray[np.int64]
 OWNER, RANKS = 1, 4
@@ -43,19 +44,18 @@ def weights(values: npt.NDArray[np.float32]) -> Any:
 
 
 @pytest.fixture
-def answers() -> Answers:
-    state = state_of(OWNER, RANKS, None)
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     values = np.random.default_rng(0).random(NODES * DEGREE, np.float32)
     kept = {WEIGHTS: weights(values), BAD_WEIGHTS: weights(np.where(np.arange(len(values)) == 9, -1, values))}
 
-    def derived(kind: type, number: int) -> Any:
+    def derived(store: Store, kind: type, number: int) -> Any:
         if number not in kept:
             raise NotOpenHere(f"tensor number {number} is not open")
         return kept[number]
 
-    state.derived = derived
-    state.tensor = lambda number: derived(EdgeWeights, number)
-    return Answers(state)
+    monkeypatch.setattr(Store, "derived", derived)
+    monkeypatch.setattr(Store, "tensor", lambda store, number: derived(store, EdgeWeights, number))
+    return Answers(store_of(OWNER, RANKS, None))
 
 
 def request(number: int, **changed: Any) -> RelationRequest:

@@ -1,4 +1,4 @@
-"""What a server does beside control calls."""
+"""A server beside control calls: it answers other ranks."""
 
 import time
 from typing import Any

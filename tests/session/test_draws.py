@@ -64,14 +64,14 @@ def repeated(call: Callable[[], torch.Tensor]) -> list[list[int]]:
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_calls_on_graphs_in_memory_differ_and_seeds_repeat_them(call: Callable[[], torch.Tensor]) -> None:
-    found = []
+    sequences = []
     for seed in (torch.manual_seed, dgl_roles.seed):
         for value in (1, 2):
             seed(value)
-            found.append(repeated(call))
+            sequences.append(repeated(call))
             seed(value)
-            assert repeated(call) == found[-1]
-    assert len({str(one) for five in found for one in five}) == 20
+            assert repeated(call) == sequences[-1]
+    assert len({str(one) for five in sequences for one in five}) == 20
 
 
 def test_a_seed_of_the_alias_is_that_of_loaders_in_memory() -> None:

@@ -136,11 +136,11 @@ LEAVING = {
 
 
 @pytest.mark.parametrize(
-    "others", ["g.barrier()", pytest.param("time.sleep(300)", marks=pytest.mark.slow)], ids=["barrier", "elsewhere"]
+    "elsewhere", ["g.barrier()", pytest.param("time.sleep(300)", marks=pytest.mark.slow)], ids=["barrier", "elsewhere"]
 )
 @pytest.mark.parametrize("how", ["raise", "all", pytest.param("exit", marks=pytest.mark.slow)])
-def test_an_error_that_passes_exit_client_ends_the_job(tmp_path: Path, oracle, how: str, others: str) -> None:
-    body = f"{HURRY}try:\n    {LEAVING[how]}\n    {others}\nfinally: dist.exit_client()"
+def test_an_error_that_passes_exit_client_ends_the_job(tmp_path: Path, oracle, how: str, elsewhere: str) -> None:
+    body = f"{HURRY}try:\n    {LEAVING[how]}\n    {elsewhere}\nfinally: dist.exit_client()"
     status, output, seconds = run_script(tmp_path, oracle(2), body)
     assert seconds < SOON
     if how == "raise":

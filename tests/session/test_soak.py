@@ -65,15 +65,15 @@ def test_a_long_life_holds_no_more_than_a_short_one(tmp_path: Path, oracle, star
     status, output, seconds = run_script(tmp_path, oracle(2), BODY, **STARTS[start])
     assert status == 0, output
     assert output.count(f"made {{'loaders': {EPOCHS}, 'tensors': {TENSORS}, 'epochs': {EPOCHS}}}") >= 2, output
-    lines = [list(map(int, found)) for found in re.findall(r"held (\d+) (\d+) (\d+) (\d+) (\d+) (\d+)", output)]
+    lines = [list(map(int, numbers)) for numbers in re.findall(r"held (\d+) (\d+) (\d+) (\d+) (\d+) (\d+)", output)]
     before = {rank: values for epoch, rank, *values in lines if epoch == SETTLED}
     after = {rank: values for epoch, rank, *values in lines if epoch == EPOCHS - 1}
     assert before.keys() == after.keys() == set(range(STARTS[start]["ranks"]))
     print(f"\n| {start} | kB at epoch {SETTLED} | kB at epoch {EPOCHS} | grown | files | threads | segments |")
     print("|---|---|---|---|---|---|---|")
     for rank in before:
-        (kib, *others), (more, *later) = before[rank], after[rank]
-        counts = " | ".join(f"{a}, {b}" for a, b in zip(others, later, strict=True))
+        (kib, *earlier), (more, *later) = before[rank], after[rank]
+        counts = " | ".join(f"{a}, {b}" for a, b in zip(earlier, later, strict=True))
         print(f"| rank {rank} | {kib} | {more} | {more / kib - 1:.2%} | {counts} |")
     print(f"{seconds:.0f} s")
     for rank in before:

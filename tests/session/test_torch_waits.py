@@ -21,7 +21,7 @@ def loader_of(count):
     return dist.DistNodeDataLoader(g, torch.arange(count), sampler, batch_size=5, features=["feat"])
 def step(blocks, backward=None):
     out = model(blocks[0], blocks[0].srcdata["feat"])
-    (out if backward is None else backward(out)).sum().backward()
+    (backward(out) if backward else out).sum().backward()
 def leave_early(leave):
     for number, (_, _, blocks) in enumerate(loader_of(20)):
         if number == 2 and g.rank() == 0:
@@ -68,7 +68,7 @@ NEAR, FAR = {"servers": 1}, {"servers": 0, "MPIGRAPH_RANKS_PER_NODE": "1"}
 
 
 def cases(bodies: dict[str, str], quick: list[tuple[str, str]]) -> list[object]:
-    """Each body with each group, near and far; of which the suite has some."""
+    """Each body with each group, near and far; the suite runs a few of them."""
     every = [(name, backend, layout) for name in bodies for backend in ("gloo", "mpi4py") for layout in (NEAR, FAR)]
     marks = [() if case[:2] in quick and case[2] is FAR else pytest.mark.study for case in every]
     return [pytest.param(*case, marks=mark) for case, mark in zip(every, marks, strict=True)]
@@ -95,7 +95,7 @@ def test_slow_jobs_are_not_ended(tmp_path: Path, oracle, name: str, backend: str
 
 
 class Lock:
-    """What waits in C, by a method called ``wait``."""
+    """A lock that waits in C, by a method called ``wait``."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -62,9 +62,9 @@ def test_destinations_of_any_range(oracle, monkeypatch: pytest.MonkeyPatch, rows
     config = PartConfig.read(oracle(3, "given"))
     for part in range(3):
         first, last = config.book.node_range(part)
-        wanted = np.repeat(np.arange(first, last), np.arange(first, last) % 13)
+        expected = np.repeat(np.arange(first, last), np.arange(first, last) % 13)
         with PartFiles(config) as files:
             edges = InEdges(files, 0, part)
-            for begin in (0, 1, 77, len(wanted)):
-                for end in {begin, min(begin + 9, len(wanted)), len(wanted)}:
-                    assert np.array_equal(edges.destinations(begin, end), wanted[begin:end])
+            for begin in (0, 1, 77, len(expected)):
+                for end in {begin, min(begin + 9, len(expected)), len(expected)}:
+                    assert np.array_equal(edges.destinations(begin, end), expected[begin:end])

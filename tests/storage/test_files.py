@@ -1,4 +1,4 @@
-"""Files are whole or not there, whoever is killed; nothing that is no file is opened."""
+"""Files are whole or absent, even if a process is killed; only regular files are opened."""
 
 import errno
 import fcntl
@@ -32,7 +32,7 @@ def test_a_new_file_replaces_the_old_one_when_it_is_whole(tmp_path: Path) -> Non
 def test_a_published_file_is_no_error_where_its_folder_cannot_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who hears of an error takes what he wrote away, and an index of a save would be without its files."""
+    """After an error the caller would remove the file, and the index of a save would lack it."""
     really = os.open
 
     def refuse(path: str, flags: int, *mode: int) -> int:
@@ -172,13 +172,13 @@ def test_large_parts_are_written_past_the_page_cache(
     memory = mmap.mmap(-1, 16 << 20)
     memory[:] = os.urandom(len(memory))
     data = memoryview(memory)[shift:]
-    wanted = b""
+    expected = b""
     with NewFile(tmp_path / "file", durable=True) as file:
         for length in (5 << 20, 100, 1 << 20, (2 << 20) + 4097, 3996, 6 << 20, 0):
-            begin = len(wanted)
+            begin = len(expected)
             file.write(data[begin : begin + length])
-            wanted += data[begin : begin + length]
+            expected += data[begin : begin + length]
         file.seek(1 << 20)  # as HDF5 does
         file.write(data[: 2 << 20])
-    wanted = wanted[: 1 << 20] + data[: 2 << 20] + wanted[3 << 20 :]
-    assert (tmp_path / "file").read_bytes() == wanted
+    expected = expected[: 1 << 20] + data[: 2 << 20] + expected[3 << 20 :]
+    assert (tmp_path / "file").read_bytes() == expected

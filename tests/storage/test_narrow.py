@@ -1,4 +1,4 @@
-"""Which features are stored in 16 bits, and how their rows are rounded."""
+"""Features stored in 16 bits: the choice of them, and the rounding of their rows."""
 
 import numpy as np
 import pytest
@@ -24,11 +24,11 @@ EDGES = {"a:b:c": {"weight": FeatureInfo("float32", ()), "rank": FeatureInfo("fl
 
 
 def changed(feat_dtype) -> dict[tuple[str, str], str]:
-    """What becomes narrow."""
-    found = narrowed(NODES, EDGES, feat_dtype)
+    """Return the features that become narrow, by type and name."""
+    stored = narrowed(NODES, EDGES, feat_dtype)
     return {
         (owner, name): info.narrow
-        for before, after in zip((NODES, EDGES), found, strict=True)
+        for before, after in zip((NODES, EDGES), stored, strict=True)
         for owner, table in after.items()
         for name, info in table.items()
         if info != before[owner][name]
@@ -55,7 +55,7 @@ def test_names_are_for_what_they_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "error", "text"),
+    ("feat_dtype", "error", "text"),
     [
         ({"none": "float16"}, FieldNameError, "no feature 'none'"),
         ({"label": "float16"}, InvalidArgumentError, "'label' of 'paper' is int64"),
@@ -65,35 +65,35 @@ def test_names_are_for_what_they_say() -> None:
         ({"time": "bfloat16"}, InvalidArgumentError, "'time' of 'paper' is of times"),
     ],
 )
-def test_what_cannot_be_is_refused(wanted, error, text) -> None:
+def test_what_cannot_be_is_refused(feat_dtype, error, text) -> None:
     with pytest.raises(error, match=text):
-        narrowed(NODES, EDGES, check_feat_dtype(wanted))
+        narrowed(NODES, EDGES, check_feat_dtype(feat_dtype))
 
 
 @pytest.mark.parametrize(
-    "wanted", ["float32", "half", 16, torch.float16, {"feat": "int8"}, {7: "float16"}, ["float16"]]
+    "feat_dtype", ["float32", "half", 16, torch.float16, {"feat": "int8"}, {7: "float16"}, ["float16"]]
 )
-def test_what_is_no_such_dtype_is_refused(wanted) -> None:
+def test_what_is_no_such_dtype_is_refused(feat_dtype) -> None:
     with pytest.raises(InvalidArgumentError, match="feat_dtype"):
-        check_feat_dtype(wanted)
+        check_feat_dtype(feat_dtype)
 
 
-@pytest.mark.parametrize("given", [np.float32, np.float64])
+@pytest.mark.parametrize("wide", [np.float32, np.float64])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_rows_are_rounded_as_torch_rounds_them(given, dtype) -> None:
+def test_rows_are_rounded_as_torch_rounds_them(wide, dtype) -> None:
     rng = np.random.default_rng(1)
-    rows = (rng.standard_normal((50, 7)) * 10.0 ** rng.integers(-9, 4, (50, 7))).astype(given)
+    rows = (rng.standard_normal((50, 7)) * 10.0 ** rng.integers(-9, 4, (50, 7))).astype(wide)
     rows[3, :5] = np.inf, -np.inf, np.nan, 0.0, -0.0
-    wanted = torch.from_numpy(rows).to(getattr(torch, dtype)).view(torch.int16).numpy()
-    found = narrow_rows(rows, dtype).view(np.int16)
-    assert (np.delete(found, 3, 0) == np.delete(wanted, 3, 0)).all()
-    assert (found[3, [0, 1, 3, 4, 5, 6]] == wanted[3, [0, 1, 3, 4, 5, 6]]).all()
+    expected = torch.from_numpy(rows).to(getattr(torch, dtype)).view(torch.int16).numpy()
+    rounded = narrow_rows(rows, dtype).view(np.int16)
+    assert (np.delete(rounded, 3, 0) == np.delete(expected, 3, 0)).all()
+    assert (rounded[3, [0, 1, 3, 4, 5, 6]] == expected[3, [0, 1, 3, 4, 5, 6]]).all()
     assert narrow_rows(rows[:, ::2], dtype).shape == (50, 4)  # not contiguous
     assert narrow_rows(rows[:0], dtype).shape == (0, 7)
 
 
 @pytest.mark.parametrize(
-    ("given", "dtype", "fits", "large"),
+    ("wide", "dtype", "fits", "large"),
     [
         (np.float32, "float16", 65519.0, 65520.0),
         (np.float64, "float16", -65519.0, -65520.0),
@@ -101,8 +101,8 @@ def test_rows_are_rounded_as_torch_rounds_them(given, dtype) -> None:
         (np.float64, "bfloat16", 3.38e38, -1e39),
     ],
 )
-def test_what_becomes_infinite_is_named(given, dtype, fits, large) -> None:
-    rows = np.zeros((9, 4), given)
+def test_what_becomes_infinite_is_named(wide, dtype, fits, large) -> None:
+    rows = np.zeros((9, 4), wide)
     rows[2] = np.inf
     rows[5, 1] = fits
     narrow_rows(rows, dtype)

@@ -49,11 +49,11 @@ def test_configuration_round_trip(tmp_path):
     written = config()
     read = PartConfig.read(written.write(tmp_path))
     assert (read.graph_name, read.part_method, read.num_parts, read.schema) == ("g", "metis", 3, written.schema)
-    for ours, theirs in (
+    for tables, expected in (
         (read.book.node_offsets, written.book.node_offsets),
         (read.book.edge_offsets, written.book.edge_offsets),
     ):
-        assert [o.tolist() for o in ours] == [t.tolist() for t in theirs]
+        assert [o.tolist() for o in tables] == [t.tolist() for t in expected]
     assert read.node_features == written.node_features and read.edge_features == written.edge_features
     assert read.report == {"edges_cut": 1} and read.path == tmp_path / "g.json"
     assert read.part_path(2, "node_feats") == tmp_path / "part2" / "node_feat.h5"

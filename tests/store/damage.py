@@ -89,12 +89,12 @@ def make_graph(folder: Path, seed: int, nodes: tuple[int, int] = (40, 40), name:
 
 def digest(*arrays: Any) -> bytes:
     """A hash of arrays with their shapes and dtypes."""
-    found = hashlib.sha256()
+    state = hashlib.sha256()
     for array in arrays:
         array = np.ascontiguousarray(array)
-        found.update(repr((array.shape, array.dtype)).encode())
-        found.update(array.tobytes())
-    return found.digest()
+        state.update(repr((array.shape, array.dtype)).encode())
+        state.update(array.tobytes())
+    return state.digest()
 
 
 def opened(path: str, to: Path) -> bytes:
@@ -102,15 +102,15 @@ def opened(path: str, to: Path) -> bytes:
     store = current().store
     graph = store.open_graph(NAME, path)
     try:
-        found = []
+        arrays = []
         for relation in range(len(graph.topology.config.schema.relations)):
             near = graph.topology.adjacency(relation, 0)
             src = graph.topology.config.schema.ends(relation)[0]
             nodes = np.arange(graph.topology.config.book.num_nodes(src))
-            found += [near.indptr, near.indices, graph.topology.out_degrees(nodes, relation)]
+            arrays += [near.indptr, near.indices, graph.topology.out_degrees(nodes, relation)]
         for (policy, name), number in sorted(graph.features.items(), key=str):
-            found += [np.frombuffer(repr((policy, name)).encode(), np.uint8), store.tensors[number].window.memory(0)]
-        return digest(*found)
+            arrays += [np.frombuffer(repr((policy, name)).encode(), np.uint8), store.tensors[number].window.memory(0)]
+        return digest(*arrays)
     finally:
         del store.graphs[NAME], store.graph_of_number[graph.number]
         store.free(graph.features.values())
@@ -119,14 +119,14 @@ def opened(path: str, to: Path) -> bytes:
 
 def loaded(path: str, to: Path) -> bytes:
     """Read the graph part by part; a hash of it."""
-    found = []
+    arrays = []
     for part in range(PARTS):
         graph, nodes, edges, *_ = dist.load_partition(path, part)
         for relation in graph.canonical_etypes:
-            found += [end.numpy() for end in graph.edges(etype=relation)]
+            arrays += [end.numpy() for end in graph.edges(etype=relation)]
         for table in (nodes, edges):
-            found += [rows_of(table[name]) for name in sorted(table)]
-    return digest(*found)
+            arrays += [rows_of(table[name]) for name in sorted(table)]
+    return digest(*arrays)
 
 
 def rows_of(tensor: Any) -> Any:
@@ -184,11 +184,11 @@ def flipped_metadata(draw: Draw, graph: Path, outside: Path) -> None:
 
 
 def every(data: bytearray, word: bytes) -> list[int]:
-    found, at = [], data.find(word)
+    places, at = [], data.find(word)
     while at >= 0:
-        found.append(at)
+        places.append(at)
         at = data.find(word, at + 1)
-    return found
+    return places
 
 
 @kind
@@ -356,10 +356,10 @@ def change(draw: Draw, graph: Path, alter: Callable[[h5py.File, str], None], nam
     """Alter a dataset of some file."""
     path = some_file(draw, graph)
     with h5py.File(path, "r+", libver=("v110", "v110")) as file:
-        found: list[str] = []
-        file.visititems(lambda name, item: found.append(name) if isinstance(item, h5py.Dataset) else None)
-        if found:
-            alter(file, draw.choice(found))
+        datasets: list[str] = []
+        file.visititems(lambda name, item: datasets.append(name) if isinstance(item, h5py.Dataset) else None)
+        if datasets:
+            alter(file, draw.choice(datasets))
 
 
 def rewrite(file: h5py.File, name: str, values: Any, logical: str = "") -> None:
@@ -368,9 +368,9 @@ def rewrite(file: h5py.File, name: str, values: Any, logical: str = "") -> None:
     logical = logical or old.attrs["dtype"].decode()
     rows = int(old.attrs["segment_rows"])
     del file[name]
-    made = file.create_dataset(name, data=values, track_times=False)
+    dataset = file.create_dataset(name, data=values, track_times=False)
     crcs = [zlib.crc32(np.ascontiguousarray(values[at : at + rows])) for at in range(0, len(values), rows)]
-    made.attrs.update(dtype=np.bytes_(logical), segment_rows=rows, crc32=np.array(crcs, np.uint32))
+    dataset.attrs.update(dtype=np.bytes_(logical), segment_rows=rows, crc32=np.array(crcs, np.uint32))
 
 
 def reseal(graph: Path) -> None:
@@ -519,43 +519,43 @@ def hdf5_tricks(draw: Draw, graph: Path, outside: Path) -> None:
             file.create_group(name).attrs.update(kept)
             return
         if how == "storage":
-            made = file.create_dataset(
+            dataset = file.create_dataset(
                 name, values.shape, values.dtype, external=[(str(outside / "secret.bin"), 0, max(1, values.nbytes))]
             )
         elif how == "virtual":
             layout = h5py.VirtualLayout(values.shape or (1,), values.dtype)
             if values.size:
                 layout[...] = h5py.VirtualSource(str(there), "x", values.shape)
-            made = file.create_virtual_dataset(name, layout)
+            dataset = file.create_virtual_dataset(name, layout)
         elif how in ("gzip", "shuffle", "chunked"):
             chunks = tuple(max(1, size) for size in values.shape)
             most = tuple(None for _ in values.shape)
             options = {"gzip": {"compression": "gzip"}, "shuffle": {"shuffle": True}, "chunked": {}}[how]
-            made = file.create_dataset(name, values.shape, values.dtype, chunks=chunks, maxshape=most, **options)
-            made[...] = values
+            dataset = file.create_dataset(name, values.shape, values.dtype, chunks=chunks, maxshape=most, **options)
+            dataset[...] = values
         elif how == "compact":
             creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
             creation.set_layout(h5py.h5d.COMPACT)
             space = h5py.h5s.create_simple(values.shape)
             h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(values.dtype), space, creation)
-            made = file[name]
+            dataset = file[name]
         elif how == "unwritten":
             shape = (draw.choice((len(values), 2**30, 2**45)), *values.shape[1:])
-            made = file.create_dataset(name, shape, values.dtype)
+            dataset = file.create_dataset(name, shape, values.dtype)
             kept["segment_rows"] = max(1, -(-shape[0] // 8192))
             kept["crc32"] = np.zeros(-(-shape[0] // kept["segment_rows"]), np.uint32)
         elif how == "strings":
-            made = file.create_dataset(name, data=["x"] * max(1, len(values)), dtype=h5py.string_dtype())
+            dataset = file.create_dataset(name, data=["x"] * max(1, len(values)), dtype=h5py.string_dtype())
         else:
-            made = file.create_dataset(name, data=values.astype(values.dtype.newbyteorder(">")))
-        made.attrs.update(kept)
+            dataset = file.create_dataset(name, data=values.astype(values.dtype.newbyteorder(">")))
+        dataset.attrs.update(kept)
 
     change(draw, graph, alter)
 
 
 @kind
 def interrupted(draw: Draw, graph: Path, outside: Path) -> None:
-    """What a partitioning into the same folder leaves that was killed: no configuration, or only old ones."""
+    """The files of a partitioning into the same folder that was killed: no configuration, or only an old one."""
     other = outside.parent.parent / "bases" / "again"
     for name in FILES[: draw.randrange(1, len(FILES))]:
         shutil.copy(other / name, graph / name)
@@ -605,11 +605,11 @@ def make_variant(number: int, seed: int, folder: Path) -> tuple[str, Path]:
 
 
 def outcome(use: Callable[[str, Path], bytes], graph: Path, to: Path, right: bytes, watch: Watch) -> tuple[str, str]:
-    """What one use of a variant gave, and what is to be said of it."""
+    """Return the outcome of one use of a variant, and its explanation."""
     watch.seen()
     try:
-        found = use(str(graph / f"{NAME}.json"), to)
-        result = ("as it was", "") if found == right else ("WRONG", "another result, without an error")
+        content = use(str(graph / f"{NAME}.json"), to)
+        result = ("as it was", "") if content == right else ("WRONG", "another result, without an error")
     except (PartitionError, ShardFormatError) as error:
         named = str(graph) in str(error)
         result = ("our error", "") if named else ("STRAY", f"names no file: {error}")
@@ -650,7 +650,7 @@ def work(folder: Path, seed: int, numbers: list[int], right: dict[str, bytes], r
 
 
 def reference(folder: Path) -> dict[str, bytes]:
-    """What the undamaged graph gives, found by a process of its own."""
+    """Return the digests of the undamaged graph, computed by a process of its own."""
     read, write = os.pipe()
     if os.fork() == 0:
         from mpi4py import MPI
@@ -658,8 +658,8 @@ def reference(folder: Path) -> dict[str, bytes]:
         MPI.Init_thread()
         dist.initialize(num_servers=0)
         path = str(folder / "bases" / "right" / f"{NAME}.json")
-        found = {use.__name__: use(path, folder / "reference").hex() for use in USES}
-        os.write(write, json.dumps(found).encode())
+        digests = {use.__name__: use(path, folder / "reference").hex() for use in USES}
+        os.write(write, json.dumps(digests).encode())
         os._exit(0)
     os.close(write)
     os.wait()
@@ -707,7 +707,7 @@ class Worker:
         os.close(write)
 
     def lines(self) -> list[Any] | None:
-        """What it has written; None at its end."""
+        """Return its new lines; None at its end."""
         data = os.read(self.read, 1 << 16)
         if not data:
             return None

@@ -17,7 +17,7 @@ from mpigraph.storage.part_config import PartConfig
 
 
 def open_alone(folder: Path) -> str:
-    """What opening the graph of a folder says, and reading it part by part."""
+    """Return the error of opening the graph of a folder, which is that of reading it part by part."""
     path = str(folder / f"{NAME}.json")
     with pytest.raises((PartitionError, ShardFormatError)) as loading:
         for part in range(2):
@@ -71,7 +71,7 @@ def test_an_interrupted_partitioning_leaves_no_configuration(
 def test_ranks_that_find_different_partitionings(
     layout: Job, oracle: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on two nodes, of which one has another copy at the same path."""
+    """As if one of two nodes had another copy at the same path."""
     rank, last = layout.comm.rank, layout.comm.size - 1
     read, other = PartConfig.read, oracle(2, "metis")
     monkeypatch.setattr(PartConfig, "read", lambda path: read(other if rank == last else path))

@@ -14,16 +14,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mpigraph.config import Config
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
-from mpigraph.mpi.messages import HEAD, OK, REQUEST, NotOpenHere
+from mpigraph.mpi.messages import HEAD, OK, REQUEST
+from mpigraph.mpi.world import World
 from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.in_step import RoundChannel, RoundOperation
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import RelationRequest
 from mpigraph.sampling.sparse import Sparse
 from mpigraph.sampling.strategies import Uniform
-from mpigraph.store.topology import Adjacency
+from mpigraph.store.store import Store
+from mpigraph.store.topology import Adjacency, InMemoryTopology
 
 I64 = npt.NDArray[np.int64]
 NODES, DEGREE = 1000, 8  # of each rank; in-neighbours of each node
@@ -37,7 +40,7 @@ class Done:
 
 
 class Traffic:
-    """What a rank sent and received, and what happened elsewhere meanwhile."""
+    """The traffic of a rank, and the time that passed on other ranks."""
 
     def __init__(self) -> None:
         self.messages = self.bytes = 0
@@ -46,7 +49,7 @@ class Traffic:
 
     @contextmanager
     def at_others(self) -> Iterator[None]:
-        """Inside, it is not this rank that works."""
+        """Count the time inside as that of other ranks."""
         begin, self.away = time.thread_time(), True
         try:
             yield
@@ -128,18 +131,16 @@ def watched(*_: object, **__: object) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def state_of(rank: int, ranks: int, comm: Any) -> Any:
-    """What a rank holds: one relation, of which every rank has the same number of nodes, whose rows are alike."""
+def store_of(rank: int, ranks: int, comm: Any) -> Store:
+    """The store of a rank with one relation; every rank has the same number of nodes, whose rows are alike."""
     schema = Schema(("node",), (("node", "to", "node"),))
     hosts = RangeBook(schema, np.arange(ranks + 1)[None] * NODES, np.arange(ranks + 1)[None] * NODES * DEGREE)
     indptr = np.arange(NODES + 1, dtype=np.int64) * DEGREE
     indices = np.sort((np.arange(NODES * DEGREE, dtype=np.int32) * 7919) % (NODES * ranks))
-    topology = SimpleNamespace(
-        hosts=hosts,
-        index_dtype=lambda relation: np.dtype(np.int32),
-        adjacency=lambda relation, host: Adjacency(indptr, indices, host * NODES, host * NODES * DEGREE),
-    )
-    world = SimpleNamespace(
+    near = Adjacency(indptr, indices, rank * NODES, rank * NODES * DEGREE)
+    store = Store(World.alone(Config()), 0)
+    store.add_in_memory(InMemoryTopology(hosts, [(near, np.empty(0, np.int64))]))
+    world: Any = SimpleNamespace(
         rank=rank,
         size=ranks,
         comm=SimpleNamespace(Dup=lambda: comm),
@@ -155,14 +156,8 @@ def state_of(rank: int, ranks: int, comm: Any) -> Any:
         meeting=watched,
         config=SimpleNamespace(num_worker_threads=1),
     )
-    graphs = {1: SimpleNamespace(topology=topology)}
-
-    def graph(number: int) -> SimpleNamespace:
-        if number not in graphs:
-            raise NotOpenHere(f"graph number {number} is not open on rank {rank}")
-        return graphs[number]
-
-    return SimpleNamespace(world=world, graph_of_number=graphs, graph=graph)
+    store.world = world
+    return store
 
 
 class Hop:
@@ -176,21 +171,21 @@ class Hop:
     def __init__(self, way: str, ranks: int, asked: int, frontier: int = 1000) -> None:
         """Prepare a hop in a job of so many ranks, whose frontier lies on some of them, a part on this one."""
         self._traffic = Traffic()
-        states: dict[int, Any] = {}
+        answers: dict[int, Answers] = {}
 
         def answer(rank: int, words: I64) -> I64:
-            if rank not in states:
-                states[rank] = Answers(state_of(rank, ranks, None))
-            return states[rank].answer([words])[0][HEAD:]
+            if rank not in answers:
+                answers[rank] = Answers(store_of(rank, ranks, None))
+            return answers[rank].answer([words])[0][HEAD:]
 
         comm = PointToPoint(self._traffic, answer) if way == "sparse" else AllToAll(self._traffic, ranks, answer)
-        state = state_of(0, ranks, comm)
-        mine = Answers(state)
+        store = store_of(0, ranks, comm)
+        own = Answers(store)
         if way == "sparse":
-            channel: Any = Sparse(state.world, lambda: mine.answer).open(1)
+            channel: Any = Sparse(store.world, lambda: own.answer).open(1)
         else:
-            channel = RoundChannel(state.world, 1, mine.answer)
-        self._service = NeighborService(state, channel)
+            channel = RoundChannel(store.world, 1, own.answer)
+        self._service = NeighborService(store, channel)
         owners = np.arange(asked + 1) * (ranks // (asked + 1))
         ids = np.random.default_rng(0).integers(0, NODES, frontier) + NODES * owners[np.arange(frontier) % len(owners)]
         self._requests = [RelationRequest(1, 0, ids, Uniform(5), True, np.uint64(7))]
@@ -199,8 +194,8 @@ class Hop:
 
     def make(self) -> I64:
         """Make it once; return the sources that were drawn."""
-        (found,) = self._service.sample(self._requests)
-        return found.src.copy()
+        (neighbors,) = self._service.sample(self._requests)
+        return neighbors.src.copy()
 
     def seconds(self, repeats: int = 50) -> float:
         """The median of the processor time that this rank takes, without the owners."""
@@ -213,7 +208,7 @@ class Hop:
         return float(np.median(taken))
 
     def lines(self) -> int:
-        """How many lines of the library this rank runs, those of a loop each time, without the owners."""
+        """Count the lines of the library that this rank runs, without those of the owners."""
         count = 0
 
         def see(frame: FrameType, event: str, _: Any) -> Any:
