@@ -19,12 +19,7 @@ __all__ = ["RangeBook", "check_ids"]
 
 
 def check_ids(ids: npt.NDArray[np.integer], count: int, what: str) -> None:
-    """Check that every id lies in ``[0, count)``.
-
-    Args:
-        ids: int[n].
-        count: number of ids that exist.
-        what: names the ids in the error ("node id of type 'author'").
+    """Check that every id (int[n]) lies in ``[0, count)``; ``what`` names them ("node id of type 'author'").
 
     Raises:
         OutOfRangeError: names the first bad id and the valid range.
@@ -82,14 +77,7 @@ class RangeBook:
         return int(offsets[owner]), int(offsets[owner + 1])
 
     def node_owner(self, ids: npt.NDArray[np.integer], ntype_id: int = 0) -> I32:
-        """Return the owner of each node.
-
-        Args:
-            ids: int[n], type-wise global ids.
-            ntype_id: their type.
-
-        Returns:
-            int32[n].
+        """Return int32[n], the owners of nodes of a type (int[n], global ids).
 
         Raises:
             OutOfRangeError: an id does not exist.
@@ -98,14 +86,7 @@ class RangeBook:
         return _owner(self.node_offsets[ntype_id], ids)
 
     def edge_owner(self, ids: npt.NDArray[np.integer], relation_id: int = 0) -> I32:
-        """Return the owner of each edge.
-
-        Args:
-            ids: int[n], global edge ids of the relation.
-            relation_id: the relation.
-
-        Returns:
-            int32[n].
+        """Return int32[n], the owners of edges of a relation (int[n], global ids).
 
         Raises:
             OutOfRangeError: an id does not exist.
@@ -115,13 +96,11 @@ class RangeBook:
 
 
 def _owner(offsets: I64, ids: npt.NDArray[np.integer]) -> I32:
-    """Return the owner of each id, int32[n], by binary search."""
     # "right" passes over empty ranges, which begin at the same id as the range behind them
     return (np.searchsorted(offsets, ids, side="right") - 1).astype(np.int32)
 
 
 def _frozen(offsets: npt.ArrayLike) -> I64:
-    """Copy offsets to a read-only array."""
     array = np.array(offsets, dtype=np.int64)
     array.setflags(write=False)
     return array

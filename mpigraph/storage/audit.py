@@ -37,10 +37,7 @@ class Audit(NamedTuple):
 def audit_part(files: PartFiles, part: int, advance: Advance) -> Audit:
     """Read all files of a part; check the checksums, the seals, the identity and the contents.
 
-    Args:
-        files: of the partitioned graph.
-        part: 0 to num_parts - 1.
-        advance: called with the bytes that have been read since the last call.
+    ``advance`` is called with the bytes that were read since the last call.
     """
     sums = np.zeros(len(files.config.schema.relations), np.uint64)
     bad = []
@@ -53,7 +50,7 @@ def audit_part(files: PartFiles, part: int, advance: Advance) -> Audit:
 
 
 def dataset_bytes(info: DatasetInfo) -> int:
-    """Return the size of a dataset."""
+    """Return the bytes of a dataset."""
     return storage_dtype(info.dtype).itemsize * math.prod(info.shape)
 
 
@@ -134,7 +131,7 @@ class InEdges:
             block += 1
 
     def destinations(self, begin: int, end: int) -> I64:
-        """Return int64[end - begin], global ids of the destinations of edges, which are counted within the part."""
+        """Return int64[end - begin], global ids of the destinations of edges, counted within the part."""
         nodes = [np.repeat(np.arange(first, first + len(at) - 1), np.diff(at)) for first, at in self.blocks(begin, end)]
         return np.concatenate([np.empty(0, np.int64), *nodes])
 

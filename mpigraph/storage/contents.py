@@ -41,11 +41,7 @@ class PartFiles:
         self._open: dict[tuple[int, str], ShardReader] = {}
 
     def open(self, part: int, which: str) -> ShardReader:
-        """Open a file of a part. It is closed again when many others have been opened since.
-
-        Args:
-            part: 0 to num_parts - 1.
-            which: ``"part_graph"``, ``"node_feats"`` or ``"edge_feats"``.
+        """Open a file of a part, as of :meth:`.PartConfig.part_path`; it is closed again when many others were opened.
 
         Raises:
             PartitionError: the part does not exist, or its file lies outside the graph's folder.

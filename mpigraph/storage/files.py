@@ -60,12 +60,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def check_space(directory: str | os.PathLike[str], needed: int, what: str) -> None:
-    """Check that a disk has space.
-
-    Args:
-        directory: a folder on it, or one that is to be made there.
-        needed: bytes.
-        what: names the data in the message.
+    """Check that the disk of a folder, which need not exist yet, has ``needed`` bytes; ``what`` names the data.
 
     Raises:
         StorageError: the disk has less; names both sizes.
@@ -138,11 +133,7 @@ class NewFile(FileIO):
         )
 
     def write(self, data: Any) -> int:
-        """Write all of some bytes.
-
-        Raises:
-            StorageError: they cannot be written.
-        """
+        """Write all bytes. Raises StorageError if that fails."""
         rest = memoryview(data).cast("B")
         size = len(rest)
         try:

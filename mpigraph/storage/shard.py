@@ -115,13 +115,7 @@ class ShardWriter:
         return seal_of(self._content)
 
     def create(self, name: str, shape: tuple[int, ...], dtype: str) -> "DatasetWriter":
-        """Begin a dataset, to which rows are then appended; several may be in progress.
-
-        Args:
-            name: path inside the file.
-            shape: full shape, first dimension the rows.
-            dtype: logical dtype.
-        """
+        """Begin a dataset of a full shape and a logical dtype, to append rows to; several may be in progress."""
         rows = DatasetWriter(self._file, self._target, name, shape, dtype)
         self._begun.append(rows)
         check_space(self._path.parent, rows.nbytes, f"dataset {name!r} of {self._path}")
@@ -210,10 +204,7 @@ class DatasetWriter:
         self._crcs = np.zeros(-(-self._shape[0] // self._segment), np.uint32)
 
     def write(self, rows: Array) -> None:
-        """Append rows, and extend the checksums of the segments that they lie in.
-
-        Args:
-            rows: ``[k, ...]`` in the storage dtype.
+        """Append rows ``[k, ...]`` in the storage dtype, and extend the checksums of their segments.
 
         Raises:
             StorageError: they cannot be written.
@@ -240,7 +231,6 @@ class DatasetWriter:
         self._target.check()
 
     def _sum(self, rows: Array) -> None:
-        """Extend the checksums of the segments that rows lie in, which come next."""
         for index, begin, stop in _segments(self._done, self._done + len(rows), self._segment):
             segment = _bytes(rows[begin - self._done : stop - self._done])
             self._crcs[index] = zlib.crc32(segment, int(self._crcs[index]))
@@ -456,7 +446,6 @@ class ShardReader:
             raise ShardFormatError(f"{self._path}: dataset {name!r} is larger than the file")
 
     def _read_rest(self, name: str, dataset: Any, begin: int, end: int) -> Array:
-        """Read rows of a segment that the caller did not ask for."""
         with self._failures(f"dataset {name!r}"):
             return np.asarray(dataset[begin:end])
 
@@ -485,12 +474,7 @@ def verify_copy(
 ) -> None:
     """Read a copy from end to end and compare it with the fingerprint of the original, which may be on a slow disk.
 
-    Args:
-        path: the copy.
-        original: the fingerprint of the original.
-        graph_name: the graph that the file must belong to.
-        part: the part that the file must belong to.
-        identity: if given, the partitioning that the file must belong to.
+    Graph, part and identity are those of :class:`ShardReader`.
 
     Raises:
         ShardFormatError: it is missing, damaged, or a copy of something else.

@@ -372,11 +372,7 @@ def is_mask(tensor: RowTensor) -> bool:
 
 
 def block_bounds(offsets: I64) -> I64:
-    """Divide the rows of each host into as many blocks, which differ by a row at most: int64[H, B + 1].
-
-    Args:
-        offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.
-    """
+    """Divide the rows of each host (``offsets`` int64[H + 1]) into B blocks of equal sizes: int64[H, B + 1]."""
     rows = np.diff(offsets)
     blocks = max(1, min(_BLOCKS // len(rows), int(rows.max()) // _ROWS))
     bounds: I64 = offsets[:-1, None] + rows[:, None] * np.arange(blocks + 1) // blocks

@@ -110,12 +110,7 @@ def check_same(gather: Callable[[bytes], list[bytes]], config: PartConfig) -> No
 
 
 def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
-    """Return int64[H], the bytes of each host's windows: topology and features.
-
-    Args:
-        config: the partitioned graph, its features as they are kept in memory.
-        hosts: the book whose owners are the hosts.
-    """
+    """Return int64[H], the bytes of each host's windows: topology, and features as ``config`` has them."""
     schema = config.schema
     indptr = np.zeros(hosts.num_parts, np.int64)
     degrees = np.zeros(hosts.num_parts, np.int64)

@@ -102,12 +102,7 @@ def is_staged(shard: Shard, config: PartConfig) -> bool:
 
 
 def check_fit(shards: Sequence[Shard], directory: Path, where: str = "this node") -> None:
-    """Check that files fit on the disk of a directory, which is made.
-
-    Args:
-        shards: the files to copy.
-        directory: the folder to copy them to.
-        where: the node, for the message.
+    """Check that files fit on the disk of a directory, which is made; ``where`` names the node.
 
     Raises:
         StorageError: they do not fit; names both sizes.

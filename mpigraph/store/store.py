@@ -133,9 +133,7 @@ class Store:
     def derived(self, kind: type[Kind], *numbers: int) -> Kind:
         """Return the tables last derived from rows, or ``kind``'s stand-in if they were not derived.
 
-        Args:
-            kind: the class of the tables.
-            numbers: of the tensor, and of what else the kind depends on.
+        ``numbers`` are that of the tensor, and those of other things that the kind depends on.
 
         Raises:
             ClosedError: the tensor was closed.
@@ -153,11 +151,7 @@ class Store:
 
     @collective("world.comm")
     def prepare(self, kind: type[VersionedTables[Any]], keys: Iterable[Iterable[int]]) -> None:
-        """Derive tables from rows, where that was not done or has failed.
-
-        Args:
-            kind: the class of the tables.
-            keys: for each the numbers that :meth:`derived` takes.
+        """Derive tables from rows, where that was not done or has failed; ``keys`` are numbers as of :meth:`derived`.
 
         Raises:
             GraphDataError, SharedMemoryError: see :meth:`.VersionedTables.prepare`; on every rank.

@@ -51,13 +51,7 @@ class _TableWindow:
 
     @collective("world.comm")
     def __init__(self, service: RowService, tables: Sequence[I64], dtype: npt.DTypeLike) -> None:
-        """Allocate zeros.
-
-        Args:
-            service: the job's transports and windows.
-            tables: for each table int64[H + 1]; host h holds its rows ``[offsets[h], offsets[h + 1])``.
-            dtype: dtype of all rows.
-        """
+        """Allocate zeros; host h holds the rows ``[offsets[h], offsets[h + 1])`` of each table's offsets."""
         self._tables = list(tables)
         hosts = len(service.world.hosts)
         sizes = np.array([np.diff(offsets) for offsets in tables], np.int64).reshape(len(tables), hosts)
@@ -65,7 +59,7 @@ class _TableWindow:
         self._window = RowWindow(service, np.append(0, np.cumsum(sizes.sum(axis=0))), (), dtype)
 
     def segment(self, table: int, host: int) -> Array:
-        """A table's rows on near host ``host``, a writable view of the window's memory."""
+        """Return a table's rows on a near host, a writable view of the window's memory."""
         begin, end = self._starts[table : table + 2, host]
         return self._window.memory(host)[begin:end]
 
@@ -77,7 +71,7 @@ class _TableWindow:
         return self._window.gather(ids + begins[host])
 
     def sync(self) -> None:
-        """Make plain stores and loads of this process ordered with the other processes'."""
+        """Order the plain stores and loads of this process with those of the others."""
         self._window.sync()
 
     @collective("world.comm")
@@ -114,8 +108,10 @@ class Topology:
         self.hosts = cut_for_hosts(world, files)
         check_shared_memory(world, host_memory(kept or config, self.hosts), f"graph {config.graph_name!r}")
         relations = range(len(config.schema.relations))
-        self._indptr = _TableWindow(service, [self._rows_of_indptr(r) for r in relations], np.int64)
-        self._out_degrees = _TableWindow(service, [self._rows_of_sources(r) for r in relations], np.int64)
+        nodes, hosts = self.hosts.node_offsets, np.arange(len(world.hosts) + 1)
+        ends = [config.schema.ends(r) for r in relations]
+        self._indptr = _TableWindow(service, [nodes[dst] + hosts for _, dst in ends], np.int64)
+        self._out_degrees = _TableWindow(service, [nodes[src] for src, _ in ends], np.int64)
         nothing = np.zeros(len(world.hosts) + 1, np.int64)
         self._indices = {
             dtype: _TableWindow(
@@ -137,16 +133,9 @@ class Topology:
         self._sync()
 
     def index_dtype(self, relation: int) -> np.dtype[np.generic]:
-        """The dtype of a relation's source ids in memory and on the wire."""
+        """Return the dtype of a relation's source ids in memory and on the wire."""
         src = self.hosts.schema.ends(relation)[0]
         return index_dtype(self.hosts.num_nodes(src))
-
-    def _rows_of_indptr(self, relation: int) -> I64:
-        offsets = self.hosts.node_offsets[self.config.schema.ends(relation)[1]]
-        return offsets + np.arange(len(offsets))
-
-    def _rows_of_sources(self, relation: int) -> I64:
-        return self.hosts.node_offsets[self.config.schema.ends(relation)[0]]
 
     def _indices_of(self, relation: int) -> _TableWindow:
         return self._indices[self.index_dtype(relation)]
@@ -203,7 +192,7 @@ class Topology:
             )
 
     def adjacency(self, relation: int, host: int) -> Adjacency:
-        """The in-edges on near host ``host``, as plain arrays."""
+        """Return the in-edges on a near host, as plain arrays."""
         dst = self.config.schema.ends(relation)[1]
         return Adjacency(
             self._indptr.segment(relation, host),
@@ -217,7 +206,7 @@ class Topology:
         return edge
 
     def in_degrees(self, ids: I64, relation: int) -> I64:
-        """int64[n]: in-degrees of destinations ``ids``, near or far. One-sided.
+        """Return int64[n], the in-degrees of destinations ``ids``, near or far. One-sided.
 
         Raises:
             OutOfRangeError: an id does not exist.
@@ -228,7 +217,7 @@ class Topology:
         return degrees
 
     def out_degrees(self, ids: I64, relation: int) -> I64:
-        """int64[n]: out-degrees of sources ``ids``, near or far. One-sided.
+        """Return int64[n], the out-degrees of sources ``ids``, near or far. One-sided.
 
         Raises:
             OutOfRangeError: an id does not exist.
@@ -238,10 +227,10 @@ class Topology:
         return self._out_degrees.gather(relation, ids)
 
     def find_edges(self, eids: I64, relation: int) -> tuple[I64, I64]:
-        """int64[n] sources and int64[n] destinations of edges, near or far. One-sided.
+        """Return int64[n] sources and int64[n] destinations of edges, near or far. One-sided.
 
-        The destination is found by a binary search in the host's ``indptr``, all edges in step, so that a batch costs
-        about log2(nodes per host) reads.
+        A binary search in the hosts' ``indptr`` gives the destinations, all edges in step, so that a batch costs about
+        log2(nodes per host) reads.
 
         Raises:
             OutOfRangeError: an edge does not exist.
