@@ -54,6 +54,7 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
+CASES = 3  # of so many cases of a test the suite has one on each layout of several ranks, and all on one rank
 FAILED = pytest.StashKey[bool]()
 JOBS = {
     "checkpoint",
@@ -123,14 +124,23 @@ def ranks_of(item: pytest.Item) -> int:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Sort out what one of many layouts need not run, and of a rotated test the cases that others run."""
+    """Mark what the suite leaves out: layouts, cases of rotated tests, and most cases of others on several ranks."""
     rotated, marks, params = item.get_closest_marker("rotated"), item.iter_markers("parametrize"), params_of(item)
-    few = any(some.args[0] in ("shared_job", "layout") and len(some.args[1]) < len(API) for some in marks)
-    left_to = layouts.leave_to(params.get("shared_job", params.get("layout")), item.path.name)
-    if left_to is not None and not few:
+    lists = {mark.args[0]: mark.args[1] for mark in marks}
+    layout = params.get("shared_job", params.get("layout"))
+    chosen = lists.pop("shared_job", lists.pop("layout", API))
+    left_to = layouts.leave_to(layout, item.path.name)
+    if left_to is not None and len(chosen) >= len(API):
         item.add_marker(left_to)
-    if rotated is not None and layouts.is_left_out(item.callspec.indices, *rotated.args):
-        item.add_marker("study")
+    if rotated is not None:
+        if layouts.is_left_out(item.callspec.indices, *rotated.args):
+            item.add_marker("study")
+    elif isinstance(layout, Layout) and layout.ranks > 1:
+        most = 1 + sum(len(cases) - 1 for cases in lists.values())  # different sums of the cases' numbers
+        if layouts.is_left_out(item.callspec.indices, min(most, CASES)):
+            item.add_marker("slow" if len(chosen) > len(API) or layout == API[-1] else "study")
+    elif params.get("comm") == 3 and "comm" not in lists and not layouts.OPEN_MPI:
+        item.add_marker("slow")
 
 
 def room_of(item: pytest.Item) -> str:

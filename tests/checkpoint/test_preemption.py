@@ -250,14 +250,15 @@ echo "scontrol $@"
 @pytest.mark.parametrize(
     "ranks, servers, env, also, says",
     [
-        (1, 0, {}, "", "the job is not requeued (this is not a job of Slurm)"),
+        pytest.param(1, 0, {}, "", "the job is not requeued (this is not a job of Slurm)", marks=pytest.mark.slow),
         (3, 1, {"SLURM_JOB_ID": "7"}, "kill -TERM $PPID", "job 7 is requeued"),  # as Slurm does
-        (
+        pytest.param(
             2,
             1,
             {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"},
             "echo Requested operation is presently disabled >&2; exit 1",
             "does not requeue job 8_3: Requested operation is presently disabled; the script ends with status 75",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["nowhere", "requeued", "refused"],

@@ -127,7 +127,7 @@ def found_parts(root, config, workspace, name="oracle"):
 
 
 @pytest.mark.parametrize("num_hosts, parts", [(1, [[0, 1]]), (2, [[0], [1]]), (3, [[0], [0, 1], [1]])])
-@pytest.mark.parametrize("workspace", [PLAIN, HOSTILE])
+@pytest.mark.parametrize("workspace", [pytest.param(PLAIN, marks=pytest.mark.slow), HOSTILE])
 def test_each_host_gets_its_parts_by_rsync(far, oracle, num_hosts, parts, workspace):
     hosts = ["10.0.0.1", "node2", "fe80::3"][:num_hosts]
     assert copy(oracle(2), hosts, workspace) == 0
@@ -135,7 +135,7 @@ def test_each_host_gets_its_parts_by_rsync(far, oracle, num_hosts, parts, worksp
 
 
 @pytest.mark.parametrize("num_nodes, parts", [(2, [[0, 1], [2, 3]]), (4, [[0], [1], [2], [3]])])
-@pytest.mark.parametrize("workspace", [PLAIN, HOSTILE])
+@pytest.mark.parametrize("workspace", [pytest.param(PLAIN, marks=pytest.mark.slow), HOSTILE])
 def test_each_node_gets_its_parts_by_slurm(far, oracle, monkeypatch, num_nodes, parts, workspace):
     slurm(monkeypatch, num_nodes)
     assert copy(oracle(4), None, workspace) == 0
@@ -161,7 +161,7 @@ def test_copies_on_this_machine_are_real(tmp_path, oracle):
     assert found_parts(Path("/"), oracle(2), workspace) == [0, 1]
 
 
-@pytest.mark.parametrize("way", ["here", "ssh", "slurm"])
+@pytest.mark.parametrize("way", ["here", "ssh", pytest.param("slurm", marks=pytest.mark.slow)])
 def test_another_graph_is_not_copied_over(far, oracle, monkeypatch, capsys, tmp_path, way):
     """On no host, before the first copy; the same graph is, in other parts, too."""
     hosts = {"here": ["localhost"], "ssh": ["10.0.0.1", "10.0.0.2"], "slurm": None}[way]

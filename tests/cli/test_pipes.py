@@ -11,7 +11,9 @@ from oracle import write_oracle
 CLOSED = 141  # 128 and SIGPIPE
 
 
-@pytest.mark.parametrize("words", ["info PATH", "verify PATH", "--help"])
+@pytest.mark.parametrize(
+    "words", ["verify PATH", *(pytest.param(words, marks=pytest.mark.slow) for words in ("info PATH", "--help"))]
+)
 def test_a_reader_that_leaves(tmp_path: Path, words: str) -> None:
     status, error = read_nothing([sys.executable, "-m", "mpigraph", *words.replace("PATH", graph(tmp_path)).split()])
     assert (status, without_progress(error)) == (CLOSED, [])

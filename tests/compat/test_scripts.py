@@ -101,6 +101,7 @@ def test_unsupervised(ranks: int, tmp_path: Path) -> None:
     assert torch.equal(saved, torch.arange(1000.0)[:, None].expand(-1, 16))
 
 
+@pytest.mark.slow
 @on(4)
 def test_entity_classification(ranks: int, tmp_path: Path) -> None:
     config = parts_of(typed, tmp_path)

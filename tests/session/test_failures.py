@@ -138,7 +138,7 @@ LEAVING = {
 @pytest.mark.parametrize(
     "elsewhere", ["g.barrier()", pytest.param("time.sleep(300)", marks=pytest.mark.slow)], ids=["barrier", "elsewhere"]
 )
-@pytest.mark.parametrize("how", ["raise", "all", pytest.param("exit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["raise", *(pytest.param(how, marks=pytest.mark.slow) for how in ("all", "exit"))])
 def test_an_error_that_passes_exit_client_ends_the_job(tmp_path: Path, oracle, how: str, elsewhere: str) -> None:
     body = f"{HURRY}try:\n    {LEAVING[how]}\n    {elsewhere}\nfinally: dist.exit_client()"
     status, output, seconds = run_script(tmp_path, oracle(2), body)
@@ -326,7 +326,9 @@ context.serve = serve
     assert "uncaught exception on server (rank 2)" in output and "out of memory" in output
 
 
-@pytest.mark.parametrize("ranks, servers", [(1, 1), (3, 1), pytest.param(3, 0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "ranks, servers", [(3, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 1), (3, 0)))]
+)
 def test_a_script_that_ends_without_closing_is_fine(tmp_path: Path, oracle, ranks: int, servers: int) -> None:
     body = "t = dist.DistTensor((g.num_nodes(),), torch.float32)\nit = iter(dist.DistDataLoader(range(9), 2)); next(it)"
     status, output, _ = run_script(tmp_path, oracle(2), body, ranks, servers)

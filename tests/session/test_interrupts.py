@@ -76,7 +76,7 @@ print("right on", g.rank(), flush=True)
 @pytest.mark.parametrize(
     "ranks, servers, transport, many",
     [
-        (2, 0, "packed", 8),
+        pytest.param(2, 0, "packed", 8, marks=pytest.mark.slow),
         (4, 1, "rma", 8),
         *(
             pytest.param(*layout, transport, 125, marks=pytest.mark.study)

@@ -7,7 +7,7 @@ from killed import Case
 
 SAMPLE = [
     pytest.param(Case("node", "before", "trainer 0", "KILL"), marks=pytest.mark.slow),
-    Case("node", "epoch", "server", "TERM"),
+    pytest.param(Case("node", "epoch", "server", "TERM"), marks=pytest.mark.slow),
     Case("simulated", "saving", "trainer 1", "KILL"),
 ]
 

@@ -130,20 +130,21 @@ def rotated(cases: int) -> pytest.MarkDecorator:
 
 
 def leave_to(layout: Layout | None, module: str) -> str | None:
-    """Where the tests of a module leave a layout to, if they run on all layouts, or on API: a marker, or None.
+    """Name the marker of a layout that the suite leaves out for the tests of a module; None where it runs.
 
     The first and the last layout run always. Of the others each module leaves half to Open MPI ("elsewhere"), which
-    leaves the other half to MPICH, and half of the rest to the slow tests.
+    leaves the other half to MPICH. Of what is left the suite has a quarter, with Open MPI half, and the slow tests the
+    rest.
     """
     others = LAYOUTS[1:-1]
     if layout not in others:
         return None
     number = zlib.crc32(module.encode()) + others.index(layout) + OPEN_MPI
-    return "elsewhere" if number % 2 else "slow" if number // 2 % 2 else None
+    return "elsewhere" if number % 2 else "slow" if number // 2 % (2 if OPEN_MPI else 4) else None
 
 
 def is_left_out(params: Mapping[str, int], cases: int) -> bool:
-    """Whether a case of a rotated test is left out, by the numbers of its parameters: the layout's and the others'."""
+    """Return whether the layout of a test leaves a case to other layouts; by the numbers of all its parameters."""
     number = sum(index for name, index in params.items() if name not in ("shared_job", "layout"))
     return (params.get("shared_job", params.get("layout", 0)) - number - OPEN_MPI) % cases != 0
 

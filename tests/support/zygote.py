@@ -23,7 +23,7 @@ def preload() -> None:
     """Import what takes long and does not look at MPI or at the environment."""
     import h5py  # noqa: F401
     import numba  # noqa: F401
-    import torch._dynamo
+    import torch._dynamo  # the first optimizer of a process imports it, for more than a second
     import torch.distributed  # noqa: F401
 
     from mpigraph.kernels import warm_up
