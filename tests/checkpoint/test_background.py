@@ -1,4 +1,4 @@
-"""How fast a checkpoint is written beside training, and what comes of one that cannot be."""
+"""The pace of writing a checkpoint beside training, and checkpoints that cannot be written."""
 
 import signal
 import threading
@@ -20,9 +20,9 @@ from mpigraph.errors import StorageError
 @pytest.fixture
 def pace(monkeypatch: pytest.MonkeyPatch) -> Pace:
     monkeypatch.setattr(background, "_NICE", 0)  # the thread of a test goes on
-    found = Pace()
-    found.step_back()
-    return found
+    result = Pace()
+    result.step_back()
+    return result
 
 
 def work(seconds: float) -> None:

@@ -58,16 +58,16 @@ def train(state: dict[str, Any], steps: range, rank: int) -> list[str]:
 
 
 def differences(job: SharedJob, directory: Path, backend: str, **options: Any) -> int:
-    """How many steps of a job that goes on from its third step differ from those of one that nothing disturbs."""
+    """Count the steps of a job resumed at its third step that differ from those of an undisturbed job."""
     with group(backend):
         state = begin(**options)
         train(state, range(3), job.rank)
         checkpoint.save(state, checkpoint_id=directory)
-        wanted = train(state, range(3, 3 + STEPS), job.rank)
+        expected = train(state, range(3, 3 + STEPS), job.rank)
         again = begin(**options)
         checkpoint.load(again, checkpoint_id=directory)
-        found = train(again, range(3, 3 + STEPS), job.rank)
-    return sum(job.trainers.allgather([a != b for a, b in zip(found, wanted, strict=True)])[0])
+        result = train(again, range(3, 3 + STEPS), job.rank)
+    return sum(job.trainers.allgather([a != b for a, b in zip(result, expected, strict=True)])[0])
 
 
 @on_layouts([Layout(4, 0, 2)])

@@ -98,11 +98,11 @@ def values(state: dict[str, Any]) -> Any:
 def try_all(path: str, work: Path, variants: int, seed: int) -> Counter[str]:
     """Damage the newer of two checkpoints in many ways; count what came of it."""
     g = open_graph(path)
-    wanted = {}
+    expected = {}
     here = state(g, 0)
     for steps in (1, 2):
         saved = state(g, steps)
-        wanted[f"step-{steps}"] = values(saved)
+        expected[f"step-{steps}"] = values(saved)
         checkpoint.save(saved, checkpoint_id=work / "whole" / f"step-{steps}")
         del saved
     outcomes: Counter[str] = Counter()
@@ -119,12 +119,12 @@ def try_all(path: str, work: Path, variants: int, seed: int) -> Counter[str]:
             for file in newer[1:]:  # else it is the older one, whole
                 file.unlink()
         what = f"variant {number}: {damage.__name__} of {newer[which].name}"
-        found = checkpoint.latest(around)
-        assert found is not None, what
-        checkpoint.load(here, checkpoint_id=found)
-        assert values(here) == wanted[found.name], what
-        outcomes[found.name] += 1
-        if found.name == "step-1":
+        result = checkpoint.latest(around)
+        assert result is not None, what
+        checkpoint.load(here, checkpoint_id=result)
+        assert values(here) == expected[result.name], what
+        outcomes[result.name] += 1
+        if result.name == "step-1":
             with pytest.raises(ShardFormatError, match=re.escape(str(around / "step-2"))):
                 checkpoint.load(here, checkpoint_id=around / "step-2")
     return outcomes
@@ -148,7 +148,7 @@ def test_deep_nesting_is_damage() -> None:
 
 
 def test_what_is_saved_is_not_too_deep_to_be_read() -> None:
-    for kind in (lambda some: [some], lambda some: (some,), lambda some: {(some if some == 0 else "a"): some}):
+    for kind in (lambda x: [x], lambda x: (x,), lambda x: {(x if x == 0 else "a"): x}):
         deep: Any = 0
         for depth in range(202):
             if depth < 201:
@@ -185,7 +185,7 @@ def forged(**parts: Any) -> str:
     ids=lambda tree: str(tree)[:40],
 )  # fmt: skip
 def test_a_tree_that_nobody_writes_is_damage(tree: Any) -> None:
-    """Whoever forges one gets nothing but an error: no name of a file is looked up, no memory is made."""
+    """A forged one is an error: no name from the file is looked up, no memory is allocated."""
     where = Path("here")
     assert Manifest.parse(forged(), where).tensors[0].shape == [2, 0]
     for state in (tree, {"dict": [["a", [{"tuple": [tree]}]]]}):
@@ -199,7 +199,8 @@ def test_a_tree_that_nobody_writes_is_damage(tree: Any) -> None:
      {"tensors": [{"dtype": "object", "shape": [1]}]}, {"tensors": [{"dtype": "int8", "shape": [0.5]}]},
      {"number": -1}, {"tensors": [{"dtype": "float32", "shape": [2**62, 4]}]},
      {"files": [SOUND["files"][0] | {"nbytes": 6}]}, {"own": [SOUND["own"][0] | {"row_shape": [2]}]},
-     {"rows": [SOUND["rows"][0] | {"ranges": [[[0, 4.0]]]}]}, {"own": [SOUND["own"][0] | {"lengths": [-3]}]}],
+     {"rows": [SOUND["rows"][0] | {"ranges": [[[0, 4.0]]]}]}, {"own": [SOUND["own"][0] | {"lengths": [-3]}]},
+     *({"tensors": [{"dtype": "int8", "shape": [1], "crc": crc}]} for crc in (-1, 2**32, True, "0", 0.5))],
     ids=str,
 )  # fmt: skip
 def test_sizes_and_names_that_nobody_writes_are_damage(parts: dict[str, Any]) -> None:
@@ -221,7 +222,7 @@ def test_what_cannot_be_exported_is_one_error(tmp_path: Path, tree: Any, said: s
 
 
 def generators(**other: torch.Tensor) -> dict[str, OfTrainer]:
-    """A state of generators, of which numbers are others."""
+    """Return a state of generators with other numbers."""
     return checkpoint.RandomState().state_dict() | {name: OfTrainer(rows) for name, rows in other.items()}
 
 

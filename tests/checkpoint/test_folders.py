@@ -133,9 +133,9 @@ def test_the_job_that_came_last_writes(job: SharedJob, oracle, shared_path: Path
         StorageError, match=r"another job, which came later .*, writes checkpoints here since .* from process \d+ on "
     ):
         checkpoint.save({"x": 2}, checkpoint_id=shared_path / "c")
-    found = {"x": 0}
-    checkpoint.load(found, checkpoint_id=shared_path / "c")
-    assert found["x"] == 1
+    result = {"x": 0}
+    checkpoint.load(result, checkpoint_id=shared_path / "c")
+    assert result["x"] == 1
 
 
 def test_what_is_kept(job: SharedJob, oracle, shared_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_what_is_kept(job: SharedJob, oracle, shared_path: Path) -> None:
 
 
 def test_folders_that_cannot_be_looked_at() -> None:
-    """Such as ``lost+found`` at the top of a disk; where checkpoints may be that nobody sees, nothing begins anew."""
+    """Such as ``lost+found`` at the top of a disk; a folder that cannot be read is an error, not an empty one."""
     around = Path(tempfile.mkdtemp())
     try:
         around.chmod(0o777)
@@ -203,27 +203,27 @@ def test_each_node_has_a_disk_of_its_own(job: SharedJob, oracle, shared_path: Pa
     path = shared_path / f"node{world.node_index}" / "c"
     emb = embedding()
     saved = {"emb": emb, "dense": torch.rand(3), "mine": checkpoint.OfTrainer(torch.full((1,), g.rank()))}
-    wanted = emb.weight[:], saved["dense"].clone()
+    expected = emb.weight[:], saved["dense"].clone()
     checkpoint.save(saved, checkpoint_id=path)
     g.barrier()
     assert len(list(path.glob("*.h5"))) == world.num_local_trainers and (path / "manifest.json").exists()
-    found = {"emb": embedding("found"), "dense": torch.zeros(3), "mine": checkpoint.OfTrainer(torch.zeros(0))}
-    found["emb"].weight.handle.rows.name = "emb"
-    checkpoint.load(found, checkpoint_id=path)
-    assert torch.equal(found["emb"].weight[:], wanted[0]) and int(found["mine"].rows) == g.rank()
+    result = {"emb": embedding("found"), "dense": torch.zeros(3), "mine": checkpoint.OfTrainer(torch.zeros(0))}
+    result["emb"].weight.handle.rows.name = "emb"
+    checkpoint.load(result, checkpoint_id=path)
+    assert torch.equal(result["emb"].weight[:], expected[0]) and int(result["mine"].rows) == g.rank()
     assert checkpoint.latest(path.parent) == path
     g.barrier()
     elsewhere = shared_path / f"node{1 - world.node_index}" / "c"  # as on other nodes: rows of the others are wanted
     with pytest.raises(ShardFormatError, match=r"file is missing on this node: it was .* on node .*; copy it"):
-        checkpoint.load(found, checkpoint_id=elsewhere)
+        checkpoint.load(result, checkpoint_id=elsewhere)
     others = [file for file in elsewhere.glob("*.h5") if not (path / file.name).exists()]
     g.barrier()  # before anybody copies: the other node looks at this one's folder, too
     if world.local_trainer == 0:
         for file in others:
             (path / file.name).write_bytes(file.read_bytes())
     g.barrier()
-    checkpoint.load(found, checkpoint_id=path)
-    assert torch.equal(found["emb"].weight[:], wanted[0])
+    checkpoint.load(result, checkpoint_id=path)
+    assert torch.equal(result["emb"].weight[:], expected[0])
     g.barrier()
 
 

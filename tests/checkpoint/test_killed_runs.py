@@ -105,7 +105,7 @@ torch.distributed.destroy_process_group()
 
 
 class Run(NamedTuple):
-    """How a run is started."""
+    """The start of a run."""
 
     ranks: int
     servers: int = 0
@@ -132,8 +132,8 @@ def start(folder: Path, path: str, run: Run, epochs: int, kill: str = NEVER, num
 
 
 def counting(folder: Path) -> Said:
-    """What counts of all that the runs said: a run that goes on from a step takes back what was said of later ones."""
-    found: Said = {}
+    """Return the results that count: a run that resumes at a step replaces those of later steps."""
+    result: Said = {}
     for log in sorted(folder.glob("log-*")):
         lines = []
         for line in log.read_text().splitlines():
@@ -144,13 +144,13 @@ def counting(folder: Path) -> Said:
         if not lines:
             continue
         if log.name.endswith("-0"):  # the first trainer's
-            found = {key: what for key, what in found.items() if key[0] < lines[0]["from"]}
-        found |= {(step, int(log.name.rpartition("-")[2])): what for step, *what in lines[1:]}
-    return found
+            result = {key: what for key, what in result.items() if key[0] < lines[0]["from"]}
+        result |= {(step, int(log.name.rpartition("-")[2])): what for step, *what in lines[1:]}
+    return result
 
 
 def kills(seed: int, count: int, seconds: float) -> list[str]:
-    """Random moments: times, and writes to the files of checkpoints, of which a save of a trainer makes dozens."""
+    """Random moments: times, and writes to the files of checkpoints, dozens for each save of a trainer."""
     draw = random.Random(seed)
     made = []
     for _ in range(count):
@@ -171,14 +171,14 @@ def kills(seed: int, count: int, seconds: float) -> list[str]:
 def test_the_same_trainers_go_on_bit_for_bit(tmp_path: Path, oracle, run: Run, count: int, epochs: int) -> None:
     path = oracle(3)
     assert start(tmp_path / "undisturbed", path, run, epochs)
-    wanted = counting(tmp_path / "undisturbed")
+    expected = counting(tmp_path / "undisturbed")
     for number, kill in enumerate(kills(count, count, 1.5)):
         assert not start(tmp_path / "killed", path, run, epochs, kill, number), "it came to its end"
     assert start(tmp_path / "killed", path, run, epochs)
-    found = counting(tmp_path / "killed")
-    different = [key for key in wanted if found.get(key) != wanted[key]]
-    assert not different, f"{len(different)} of {len(wanted)}: {sorted(different)[:5]}"
-    assert found.keys() == wanted.keys()
+    result = counting(tmp_path / "killed")
+    different = [key for key in expected if result.get(key) != expected[key]]
+    assert not different, f"{len(different)} of {len(expected)}: {sorted(different)[:5]}"
+    assert result.keys() == expected.keys()
 
 
 @pytest.mark.parametrize(

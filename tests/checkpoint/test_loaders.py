@@ -33,15 +33,15 @@ def shared_path(job: SharedJob, tmp_path: Path) -> Path:
 
 
 def nodes(g: DistGraph, shuffle: bool = True, depth: int = 2, batch_size: int = 3, **options: Any) -> Any:
-    mine = dist.node_split(np.ones(NUM_NODES))
+    own = dist.node_split(np.ones(NUM_NODES))
     options = {"batch_size": batch_size, "shuffle": shuffle, "num_prefetch": depth} | options
-    return dist.DistNodeDataLoader(g, mine, NeighborSampler([2, 2]), **options)
+    return dist.DistNodeDataLoader(g, own, NeighborSampler([2, 2]), **options)
 
 
 def edges(g: DistGraph, shuffle: bool = True, depth: int = 2) -> Any:
-    mine = dist.edge_split(np.ones(g.num_edges(), np.bool_))
+    own = dist.edge_split(np.ones(g.num_edges(), np.bool_))
     options = {"batch_size": 40, "shuffle": shuffle, "num_prefetch": depth, "negative_sampler": Uniform(1)}
-    return dist.DistEdgeDataLoader(g, mine, NeighborSampler([2]), **options)
+    return dist.DistEdgeDataLoader(g, own, NeighborSampler([2]), **options)
 
 
 def ids(g: DistGraph, shuffle: bool = True, depth: int = 2) -> Any:
@@ -57,14 +57,14 @@ def ids(g: DistGraph, shuffle: bool = True, depth: int = 2) -> Any:
 
 def timed(g: DistGraph, shuffle: bool = True, depth: int = 2) -> Any:
     """Nodes at two times each; the edge ids are the times of edges."""
-    mine = np.repeat(dist.node_split(np.ones(NUM_NODES)).numpy(), 2)
+    own = np.repeat(dist.node_split(np.ones(NUM_NODES)).numpy(), 2)
     options = {
         "batch_size": 7,
         "shuffle": shuffle,
         "num_prefetch": depth,
-        "input_time": mine * np.resize([3, 5], len(mine)),
+        "input_time": own * np.resize([3, 5], len(own)),
     }
-    return dist.DistNodeDataLoader(g, mine, NeighborSampler([2, 2], time_attr="edge"), **options)
+    return dist.DistNodeDataLoader(g, own, NeighborSampler([2, 2], time_attr="edge"), **options)
 
 
 LOADERS: dict[str, Callable[..., Any]] = {"nodes": nodes, "edges": edges, "ids": ids, "timed": timed}
@@ -75,7 +75,7 @@ def world(g: DistGraph) -> int:
 
 
 def skew(g: DistGraph) -> int:
-    """How many steps this trainer is ahead: none where sampling may need the others, who wait in ``save``."""
+    """Return how many steps this trainer is ahead: 0 where sampling may need the others, who wait in ``save``."""
     return g.rank() if g.session.world.all_near else 0
 
 
@@ -105,19 +105,19 @@ def test_the_same_minibatches_come(job: SharedJob, oracle, shared_path: Path, ki
     """Whatever is prefetched, and where trainers are at different steps; at the beginning and at the end, too."""
     g = job.open(oracle(3))
     make, path = LOADERS[kind], shared_path / "c"
-    wanted = [[one(batch) for batch in loader] for loader in [make(g)] for _ in range(3)]
+    expected = [[one(batch) for batch in loader] for loader in [make(g)] for _ in range(3)]
     for number, (epoch, taken) in enumerate([(0, 0), (1, 2 + skew(g)), (1, 10**6), (2, 1)]):
         loader = make(g, depth=(number + skew(g)) % 3)
         loader.set_epoch(epoch)
         batches = iter(loader)
-        assert some(batches, min(taken, len(loader))) == wanted[epoch][:taken]  # not its end, which is later
+        assert some(batches, min(taken, len(loader))) == expected[epoch][:taken]  # not its end, which is later
         checkpoint.save({"loader": loader}, checkpoint_id=path)
         batches.close()
         again = make(g, depth=number % 3)
         checkpoint.load({"loader": again}, checkpoint_id=path)
         assert again.epoch == epoch
         again.set_epoch(again.epoch)
-        assert [one(batch) for batch in again] == wanted[epoch][taken:]
+        assert [one(batch) for batch in again] == expected[epoch][taken:]
         checkpoint.save({"loader": again}, checkpoint_id=path)  # between two epochs
         assert again.epoch == epoch + 1
         checkpoint.load({"loader": loader}, checkpoint_id=path)
@@ -149,14 +149,14 @@ def test_other_trainers_share_what_is_left(job: SharedJob, oracle, shared_path: 
     checkpoint.load({"loader": loader}, checkpoint_id=first)
     assert loader.epoch == 1
     batches = iter(loader)
-    mine = some(batches, 1 + skew(g) % 2)
+    own = some(batches, 1 + skew(g) % 2)
     checkpoint.save({"loader": loader}, checkpoint_id=second)
     rest = [one(batch) for batch in batches]
     again = make(g, depth=0)
     checkpoint.load({"loader": again}, checkpoint_id=second)
     batches = iter(again)
-    mine += some(batches, 1)
-    assert mine[-1:] == rest[:1] or not rest
+    own += some(batches, 1)
+    assert own[-1:] == rest[:1] or not rest
     checkpoint.save({"loader": again}, checkpoint_id=third)
     assert [one(batch) for batch in batches] == rest[1:]
     assert [one(batch) for batch in again] == following  # as of a job that began with these trainers
@@ -166,10 +166,10 @@ def test_other_trainers_share_what_is_left(job: SharedJob, oracle, shared_path: 
         checkpoint.load({"loader": loader}, checkpoint_id=third)
         return [[one(batch) for batch in loader] for _ in range(2)]
 
-    by_all = [seeds_of(some) for some in job.trainers.allgather(mine)]
+    by_all = [seeds_of(some) for some in job.trainers.allgather(own)]
     last, next_epoch = job.one_has(lambda: alone(end)) if g.rank() == 0 else job.one_has(lambda: None)
-    found = sorted([*seeds_of(used), *(seed for some in by_all for seed in some), *seeds_of(last)])
-    on_all(job.trainers, found == everything and seeds_of(next_epoch) == everything, f"{found}")
+    result = sorted([*seeds_of(used), *(seed for some in by_all for seed in some), *seeds_of(last)])
+    on_all(job.trainers, result == everything and seeds_of(next_epoch) == everything, f"{result}")
 
 
 def test_another_batch_size_shares_what_is_left(job: SharedJob, oracle, shared_path: Path) -> None:
@@ -182,13 +182,13 @@ def test_another_batch_size_shares_what_is_left(job: SharedJob, oracle, shared_p
     checkpoint.load({"loader": again}, checkpoint_id=shared_path / "c")
     rest = [one(batch) for batch in again]
     assert max(len(seeds) for seeds, _ in rest) == 7 or job.layout.trainers > 2
-    found = job.trainers.allgather(seeds_of(used + rest))
-    assert sorted(seed for some in found for seed in some) == list(range(NUM_NODES))
+    result = job.trainers.allgather(seeds_of(used + rest))
+    assert sorted(seed for some in result for seed in some) == list(range(NUM_NODES))
     batches.close()
 
 
 def test_no_trainer_makes_a_batch_alone_of_what_is_left(job: SharedJob, oracle, shared_path: Path) -> None:
-    """Where seeds that fill no batch are dropped, the trainers have as many batches, also of a remainder."""
+    """If seeds that fill no batch are dropped, all trainers have equally many batches, also of a remainder."""
 
     def begin() -> None:
         loader = nodes(open_graph(oracle(3)), batch_size=10, drop_last=True)
@@ -204,17 +204,17 @@ def test_no_trainer_makes_a_batch_alone_of_what_is_left(job: SharedJob, oracle, 
     assert len(set(counts)) == 1, counts
 
 
-@needs_threads  # else whoever is through waits there for the others
+@needs_threads  # else a finished trainer waits there for the others
 def test_a_trainer_that_was_through_waits_for_the_next_epoch(job: SharedJob, oracle, shared_path: Path) -> None:
     """Trainers have different numbers of batches; all go on in one epoch, which brings it nothing."""
     g = job.open(oracle(3))
 
     def make() -> Any:
-        mine = np.arange(20) if g.rank() else np.arange(1)
-        return dist.DistNodeDataLoader(g, mine, NeighborSampler([2]), batch_size=3, shuffle=True)
+        own = np.arange(20) if g.rank() else np.arange(1)
+        return dist.DistNodeDataLoader(g, own, NeighborSampler([2]), batch_size=3, shuffle=True)
 
     loader = make()
-    wanted = [[one(batch) for batch in loader] for _ in range(2)]
+    expected = [[one(batch) for batch in loader] for _ in range(2)]
     loader = make()
     batches = iter(loader)
     used = some(batches, 2)  # the first trainer has one
@@ -225,11 +225,11 @@ def test_a_trainer_that_was_through_waits_for_the_next_epoch(job: SharedJob, ora
     epochs = job.trainers.allgather(again.epoch)
     if world(g) > 1:
         assert set(epochs) == {0}, epochs
-    assert used + rest == wanted[0]
+    assert used + rest == expected[0]
     again.set_epoch(again.epoch)
     if again.epoch == 0:
         assert [one(batch) for batch in again] == rest
-    assert [one(batch) for batch in again] == wanted[1]
+    assert [one(batch) for batch in again] == expected[1]
 
 
 def test_a_pass_that_was_left_is_over(job: SharedJob, oracle, shared_path: Path) -> None:
@@ -272,8 +272,8 @@ def test_a_place_is_no_part_of_what_a_seed_is() -> None:
     ids, times = {"a": [3, 1], "b": [1, 1]}, {"a": [0, 7], "b": [4, 5]}
     seeds = Seeds(ids, "seeds", times, placed=True)
     chosen = seeds.of_rows(seeds.rows(np.array([3, 1, 0]))).tensors(np.array([0, 1]))
-    found = [{kind: some.tolist() for kind, some in column.items()} for column in chosen]
-    assert found == [{"b": [1], "a": [1]}, {"b": [5], "a": [7]}, {"b": [1], "a": [1]}]
+    result = [{kind: some.tolist() for kind, some in column.items()} for column in chosen]
+    assert result == [{"b": [1], "a": [1]}, {"b": [5], "a": [7]}, {"b": [1], "a": [1]}]
     assert seeds.digest() == Seeds(ids, "seeds", times).digest() != Seeds(ids, "seeds").digest()
     assert seeds.sequence() != Seeds(ids, "seeds", ids).sequence()
 
@@ -305,10 +305,10 @@ def test_a_forged_state_is_one_error_on_every_trainer(job: SharedJob, oracle) ->
     some(batches, 1)
     state = loader.state_dict()
     batches.close()
-    wanted = [one(batch) for batch in loader]
+    expected = [one(batch) for batch in loader]
     for number, wrong in enumerate(forged(state)):
         with pytest.raises(InvalidArgumentError, match="state") as caught:
             loader.load_state_dict(wrong if number % job.trainers.size == job.rank else state)
         on_all(job.trainers, caught.value.everywhere)
     loader.set_epoch(1)
-    assert [one(batch) for batch in loader] == wanted
+    assert [one(batch) for batch in loader] == expected

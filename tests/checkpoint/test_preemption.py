@@ -25,9 +25,9 @@ def trainers_stop_together(layout: Job, between: Callable[[int], object], number
 
     def body() -> tuple[int, int] | None:
         trainers = current().world.trainers
-        mine = 5
+        own = 5
         for step in range(FOREVER):
-            if step == mine and trainers.rank == trainers.size - 1:
+            if step == own and trainers.rank == trainers.size - 1:
                 signal.raise_signal(signal.SIGUSR1)
             between(trainers.rank)
             if preempted(at=2 * step) if numbered else preempted():
@@ -37,9 +37,9 @@ def trainers_stop_together(layout: Job, between: Callable[[int], object], number
         return min(steps), max(steps)
 
     with preemption() as preempted:
-        found = layout.run(body)
-    if found is not None:
-        assert found[0] == found[1] and 5 <= found[0] < FOREVER - 1, found
+        result = layout.run(body)
+    if result is not None:
+        assert result[0] == result[1] and 5 <= result[0] < FOREVER - 1, result
 
 
 @api
@@ -88,9 +88,9 @@ def test_a_trainer_that_ends_early_is_not_waited_for_for_ever(layout: Job, monke
         raise AssertionError("did not stop")
 
     with preemption() as preempted:
-        found = layout.run(body)
-    if found is not None:
-        assert len(set(found)) == 1 and (found[0] > (1, 2) or len(found) == 1), found
+        result = layout.run(body)
+    if result is not None:
+        assert len(set(result)) == 1 and (result[0] > (1, 2) or len(result) == 1), result
 
 
 @api
@@ -127,13 +127,13 @@ def test_handlers_that_were_there() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
     try:
-        mine = signal.getsignal(signal.SIGUSR2)
+        own = signal.getsignal(signal.SIGUSR2)
         preempted = preemption("usr2")
         signal.raise_signal(signal.SIGUSR2)
         assert seen == [signal.SIGUSR2] and stopping.asked() == "SIGUSR2"
         preempted.close()
         preempted.close()
-        assert signal.getsignal(signal.SIGUSR2) is mine and not stopping.asked()
+        assert signal.getsignal(signal.SIGUSR2) is own and not stopping.asked()
         with pytest.raises(ClosedError):
             preempted()
         with preemption("USR2"):
@@ -175,8 +175,8 @@ def test_servers_must_have_handlers_too(layout: Job) -> None:
             preemption()
         return str(caught.value)
 
-    found = layout.run(body)
-    on_all(layout.comm, found is None or "before" in found, str(found))
+    result = layout.run(body)
+    on_all(layout.comm, result is None or "before" in result, str(result))
 
 
 PRELUDE = """
@@ -264,7 +264,7 @@ echo "scontrol $@"
     ids=["nowhere", "requeued", "refused"],
 )
 def test_requeue(tmp_path: Path, ranks: int, servers: int, env: dict[str, str], also: str, says: str) -> None:
-    """With a scontrol that is none; with a real one in tests/slurm."""
+    """With a fake scontrol; tests/slurm has a real one."""
     asked = tmp_path / "asked"
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(SCONTROL.format(also=f'echo "$@" >> {asked}\n{also}'))

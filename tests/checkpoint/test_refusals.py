@@ -40,7 +40,7 @@ class WithoutState(Counter):
 
 
 def whole_state(g: dist.DistGraph, seed: int, **other: Any) -> dict[str, Any]:
-    """One of everything; the last are those of which a test has another kind."""
+    """Return one of everything; tests replace the last ones by misfits."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     emb = embedding()
@@ -50,21 +50,21 @@ def whole_state(g: dist.DistGraph, seed: int, **other: Any) -> dict[str, Any]:
     dense.step()
     loader = dist.DistNodeDataLoader(g, range(20), NeighborSampler([2]), batch_size=3)
     loader.set_epoch(seed)
-    made = {"emb": emb, "model": model, "dense": dense, "counter": Counter(seed), "x": torch.full((2,), seed)}
-    made |= {"schedule": torch.optim.lr_scheduler.StepLR(dense, seed), "loader": loader, "step": seed, "list": [seed]}
+    values = {"emb": emb, "model": model, "dense": dense, "counter": Counter(seed), "x": torch.full((2,), seed)}
+    values |= {"schedule": torch.optim.lr_scheduler.StepLR(dense, seed), "loader": loader, "step": seed, "list": [seed]}
     g.barrier()
-    return made | {"sparse": MAKE["adagrad"]([emb]), "other": torch.nn.Linear(2, 2), "last": Counter(seed)} | other
+    return values | {"sparse": MAKE["adagrad"]([emb]), "other": torch.nn.Linear(2, 2), "last": Counter(seed)} | other
 
 
 def plain(state: dict[str, Any], g: dist.DistGraph) -> list[Any]:
     """All values, and what else a checkpoint holds, to compare."""
     model, dense = state["model"].state_dict(), state["dense"].state_dict()
-    found = [model[name].tolist() for name in model]
-    found += [[value.tolist() for value in kept.values()] for kept in dense["state"].values()]
-    found += [dense["param_groups"], state["schedule"].state_dict(), state["counter"].count, state["last"].count]
-    found += [state["emb"].weight[:].tolist(), state["x"].tolist(), state["step"], state["list"]]
-    found += [state["loader"].epoch, g.session.num_draws, torch.get_rng_state().tolist(), state["sparse"].lr]
-    return found
+    result = [model[name].tolist() for name in model]
+    result += [[value.tolist() for value in kept.values()] for kept in dense["state"].values()]
+    result += [dense["param_groups"], state["schedule"].state_dict(), state["counter"].count, state["last"].count]
+    result += [state["emb"].weight[:].tolist(), state["x"].tolist(), state["step"], state["list"]]
+    result += [state["loader"].epoch, g.session.num_draws, torch.get_rng_state().tolist(), state["sparse"].lr]
+    return result
 
 
 MISFITS: dict[str, tuple[str, Callable[[Any, dict[str, Any]], Any], str]] = {

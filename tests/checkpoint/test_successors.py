@@ -48,7 +48,7 @@ class Jobs:
 
     @property
     def newest(self) -> tuple[str, int]:
-        """What a job that comes now finds."""
+        """Return what a new job finds."""
         current().saver = None
         directory = checkpoint.latest(self.folder)
         assert directory is not None
@@ -225,9 +225,9 @@ def test_damaged_checkpoints_are_not_among_those_that_are_kept(
 
 def names(around: Path) -> list[str]:
     current().world.trainers.Barrier()
-    found = sorted(path.name for path in around.iterdir() if path.is_dir())
+    result = sorted(path.name for path in around.iterdir() if path.is_dir())
     current().world.trainers.Barrier()
-    return found
+    return result
 
 
 def test_a_checkpoint_is_found_through_a_link(job: SharedJob, around: Path) -> None:

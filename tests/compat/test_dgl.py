@@ -176,8 +176,8 @@ def test_functions_on_homogeneous_ids(dgl: ModuleType, job: SharedJob, typed_ora
     kinds, ids = book.map_to_per_ntype(nodes)
     out = torch.zeros_like(ids)
     for relation in g.canonical_etypes:
-        mine = kinds == g.get_ntype_id(relation[0])
-        out[mine] += g.out_degrees(ids[mine], relation)
+        own = kinds == g.get_ntype_id(relation[0])
+        out[own] += g.out_degrees(ids[own], relation)
     assert torch.equal(dgl.distributed.out_degrees(g, nodes), out)
     by_type = dgl.distributed.sample_neighbors(g, {"paper": [1, 2]}, 2)
     assert by_type.canonical_etypes == g.canonical_etypes
@@ -289,9 +289,9 @@ def test_helpers_of_data(dgl: ModuleType, tmp_path: Path) -> None:
     odd = mg.heterograph({("/m/0", "/a:b/~", "c:d"): ([0, 1], [2, 0])})
     odd.nodes["/m/0"].data["x/y:z"], odd.edges["/a:b/~"].data["/w"] = torch.tensor([7, 8]), torch.tensor([9, 6])
     dgl.save_graphs(tmp_path / "odd.bin", [odd])
-    (found,), _ = dgl.load_graphs(tmp_path / "odd.bin")
-    assert found.canonical_etypes == odd.canonical_etypes and found.edges["/a:b/~"].data["/w"].tolist() == [9, 6]
-    assert found.nodes["/m/0"].data["x/y:z"].tolist() == [7, 8]
+    (result,), _ = dgl.load_graphs(tmp_path / "odd.bin")
+    assert result.canonical_etypes == odd.canonical_etypes and result.edges["/a:b/~"].data["/w"].tolist() == [9, 6]
+    assert result.nodes["/m/0"].data["x/y:z"].tolist() == [7, 8]
     tensors = {name: torch.tensor([number]) for number, name in enumerate((*NAMES, "x", "file", "allow_pickle"))}
     dgl.data.utils.save_tensors(tmp_path / "t.bin", tensors)
     assert dgl.data.utils.load_tensors(tmp_path / "t.bin") == tensors

@@ -27,7 +27,7 @@ WRITES, WRITTEN = ("author", "writes", "paper"), ("paper", "rev_writes", "author
 
 
 class At(NamedTuple):
-    """What a line is tried with: a graph without types, where to write, and the alias."""
+    """The environment of a tried line: a graph without types, a folder, and the alias."""
 
     g: dist.DistGraph
     folder: Path
@@ -71,16 +71,16 @@ def table() -> dict[str, str]:
 
 
 def names(row: str) -> set[str]:
-    """What the pieces of code of a line call: the last name of a path, an option of a command, a command."""
-    found = set()
+    """Return the names that a line's code calls: the last name of a path, an option of a command, a command."""
+    result = set()
     for code in re.findall(r"`([^`]+)`", row):
         if code.startswith("--"):
-            found.add("at.dgl" if code == "--as-dgl" else code)
+            result.add("at.dgl" if code == "--as-dgl" else code)
         elif code.startswith("python -m mpigraph ") or code.endswith((".py", ".txt")):
-            found.add(re.split(r"[ /]", code)[-1].partition(".")[0])
+            result.add(re.split(r"[ /]", code)[-1].partition(".")[0])
         elif not code.startswith("if "):
-            found.add(re.findall(r"^[\w.]*", code.strip('"'))[0].rpartition(".")[2])
-    return found - {"as", "MPI_THREAD_MULTIPLE", ""}
+            result.add(re.findall(r"^[\w.]*", code.strip('"'))[0].rpartition(".")[2])
+    return result - {"as", "MPI_THREAD_MULTIPLE", ""}
 
 
 def test_every_line_of_the_table_has_a_test_that_names_what_it_names() -> None:

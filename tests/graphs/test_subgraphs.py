@@ -28,13 +28,13 @@ def typed():
 
 
 def check_part(part, g, eids, nodes=None):
-    """Whether a part has the edges ``eids`` of ``g`` and the features of everything, by what the features say."""
+    """Check that a part has the edges ``eids`` of ``g`` and all features, by the values of the features."""
     for relation in g.canonical_etypes:
-        wanted = eids.get(relation, [])
+        expected = eids.get(relation, [])
         frame, ends = part.edges[relation].data, g.edges(etype=relation)
-        assert frame["w"].tolist() == [100 * e for e in wanted] and frame[EID].tolist() == list(wanted)
+        assert frame["w"].tolist() == [100 * e for e in expected] and frame[EID].tolist() == list(expected)
         for column, ids, ntype in zip(part.edges(etype=relation), ends, relation[::2], strict=True):
-            assert part.nodes[ntype].data["x"][column].tolist() == (10 * ids[list(wanted)]).tolist()
+            assert part.nodes[ntype].data["x"][column].tolist() == (10 * ids[list(expected)]).tolist()
     for ntype in g.ntypes:
         kept = g.nodes(ntype).tolist() if nodes is None else nodes[ntype]
         assert part.nodes[ntype].data["x"].tolist() == [10 * node for node in kept]
@@ -205,7 +205,7 @@ def test_misuse_is_named(call, error, message):
 
 
 def hops() -> mg.HeteroGraph:
-    """0 -> 1 -> 2 -> 0, of which 0 -> 1 and 2 -> 0 are there twice, and 3 alone."""
+    """0 -> 1 -> 2 -> 0, with 0 -> 1 and 2 -> 0 twice, and 3 alone."""
     g = mg.graph(([0, 1, 2, 2, 0], [1, 2, 0, 0, 1]), num_nodes=4)
     g.ndata["x"], g.edata["w"] = torch.arange(4.0) + 1, torch.arange(5.0)
     return g

@@ -48,11 +48,11 @@ LOOKS: dict[str, Callable[[torch.Tensor], object]] = {
 def test_it_is_the_gathered_rows(look: str) -> None:
     table, rows = table_and_rows()
     x = TableRows(table, rows)
-    found, wanted = LOOKS[look](x), LOOKS[look](table[rows])
-    if isinstance(wanted, torch.Tensor):
-        assert type(found) is torch.Tensor and torch.equal(found, wanted)
+    result, expected = LOOKS[look](x), LOOKS[look](table[rows])
+    if isinstance(expected, torch.Tensor):
+        assert type(result) is torch.Tensor and torch.equal(result, expected)
     else:
-        assert found == wanted
+        assert result == expected
     assert x.in_place == (look == "shape")
 
 
@@ -63,17 +63,17 @@ def test_what_is_written_to_it_is_read_from_it_and_the_table_stays() -> None:
     x.mul_(2)
     x[:4] += 1
     torch.add(x, 1, out=x)
-    wanted = before[rows] * 2
-    wanted[:4] += 1
-    wanted += 1
-    assert torch.equal(x + 0, wanted) and torch.equal(first_rows(x, 9), wanted[:9]) and torch.equal(table, before)
+    expected = before[rows] * 2
+    expected[:4] += 1
+    expected += 1
+    assert torch.equal(x + 0, expected) and torch.equal(first_rows(x, 9), expected[:9]) and torch.equal(table, before)
     assert x.requires_grad_().requires_grad
     x.requires_grad_(False)
     block = chain()
     with torch.no_grad():
         block.srcdata["h"] = x
         block.update_all(fn.copy_u("h", "m"), fn.sum("m", "s"))
-    assert torch.equal(block.dstdata["s"], wanted[:20] + wanted[10:])
+    assert torch.equal(block.dstdata["s"], expected[:20] + expected[10:])
 
 
 def test_where_they_are_gathered_does_not_matter() -> None:
@@ -105,27 +105,27 @@ def test_sums_and_means_read_the_table() -> None:
     layer = SAGEConv(WIDTH, 8, "mean").eval()
     for message in (fn.copy_u("h", "m"), fn.u_mul_e("h", "w", "m")):
         for reduce in (fn.sum, fn.mean):
-            found = []
+            result = []
             for x in (TableRows(table, rows), table[rows]):
                 block = chain()
                 block.edata["w"] = weights
                 block.srcdata["h"] = x
                 with torch.no_grad():
                     block.update_all(message, reduce("m", "s"))
-                    found += [block.dstdata["s"], layer(block, x), layer(block, (x, first_rows(x, 20)))]
+                    result += [block.dstdata["s"], layer(block, x), layer(block, (x, first_rows(x, 20)))]
                 assert not isinstance(x, TableRows) or x.in_place
-            for one, other in zip(found[:3], found[3:], strict=True):
+            for one, other in zip(result[:3], result[3:], strict=True):
                 assert torch.equal(one, other)
 
 
 def test_gradients_of_weights_are_those_of_the_gathered_rows() -> None:
     table, rows = table_and_rows()
-    found = []
+    result = []
     for x in (TableRows(table, rows), table[rows]):
         weights = torch.arange(40, dtype=torch.float32, requires_grad=True)
         block = chain()
         block.edata["w"] = weights
         block.srcdata["h"] = x
         block.update_all(fn.u_mul_e("h", "w", "m"), fn.sum("m", "s"))
-        found.append(torch.autograd.grad(block.dstdata["s"].sum(), [weights])[0])
-    assert torch.equal(*found)
+        result.append(torch.autograd.grad(block.dstdata["s"].sum(), [weights])[0])
+    assert torch.equal(*result)

@@ -121,7 +121,7 @@ def test_several_relations():
     pairs = {"x": (message, last), "y": (fn.copy_u("h", "m"), last, lambda nodes: {"h": 10 * nodes.data["h"]})}
     g.multi_update_all(pairs, "sum")
     assert g.nodes["b"].data["h"].tolist() == [2, 50, 52, 0]
-    g.multi_update_all(pairs, lambda found: found[0] - found[1])
+    g.multi_update_all(pairs, lambda tensors: tensors[0] - tensors[1])
     assert g.nodes["b"].data["h"].tolist() == [2, -50, -48, 0]
     with pytest.raises(InvalidArgumentError, match="need an etype, or multi_update_all"):
         g.update_all(message, fn.sum("m", "h"))

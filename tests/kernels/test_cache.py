@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept, and kernels that are not compiled."""
+"""The folder of compiled kernels, and kernels that are not compiled."""
 
 import os
 import sys
@@ -150,7 +150,7 @@ def test_a_job_runs_where_neither_installation_nor_home_can_be_written(tmp_path:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for compiled kernels, of which two files are there."""
+    """A folder for compiled kernels, with two files."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     folder = cache._folder()
     for name in ("rng.combine-1.py.nbi", "rng.combine-1.py.1.nbc"):

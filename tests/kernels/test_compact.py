@@ -12,14 +12,14 @@ def reference_positions(seeds: I64, batches: list[I64]) -> tuple[list[int], list
     listed, where = list(seeds), {}
     for i, x in enumerate(listed):
         where.setdefault(x, i)
-    found = []
+    result = []
     for batch in batches:
         for x in batch:
             if x not in where:
                 where[x] = len(listed)
                 listed.append(x)
-        found.append([where[x] for x in batch])
-    return listed, found
+        result.append([where[x] for x in batch])
+    return listed, result
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
@@ -28,12 +28,12 @@ def test_local_ids(seeds: int, spread: int, dtype: type) -> None:
     rng = np.random.default_rng(seeds)
     first = rng.integers(0, spread, seeds)  # repeated ids occur
     batches = [rng.integers(0, spread, n).astype(dtype) for n in (0, 5, 70, 1, 3000)]  # grows several times
-    listed, found = reference_positions(first.tolist(), [b.tolist() for b in batches])
+    listed, result = reference_positions(first.tolist(), [b.tolist() for b in batches])
     local = LocalIds(spread)
     for _ in range(3):  # the map is not cleared in between
         local.reset(first)
         assert np.array_equal(local.ids, first)
-        for batch, want in zip(batches, found, strict=True):
+        for batch, want in zip(batches, result, strict=True):
             got = local.insert(batch)
             assert got.dtype == np.int32
             assert np.array_equal(got, want)

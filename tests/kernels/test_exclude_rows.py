@@ -63,7 +63,7 @@ def test_weights_that_change_between_the_passes_never_lead_to_an_excluded_edge(
 ) -> None:
     g = Csc([2, 6, 2])
     weights = np.array([1.0] * 6 + [0.0] * 2 + [1.0] * 2).astype(kind)
-    excluded = np.array([1, 2, 5, 8])  # in the middle row the edges 3, 4, 6 and 7 are left, of which 3 and 4 are alive
+    excluded = np.array([1, 2, 5, 8])  # in the middle row the edges 3, 4, 6 and 7 are left, and 3 and 4 are alive
     dst, where = Destinations(np.array([1]), fanout, replace, np.array([3], np.uint64)), np.array([0])
     none = np.empty(0, np.uint32 if kind == "bool" else np.uint64)
     rows, counts, starts = candidates(1), np.zeros(1, np.int64), np.zeros(1, np.int64)

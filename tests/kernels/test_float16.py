@@ -43,12 +43,12 @@ def test_rounding_is_to_nearest_even_as_torch_has_it() -> None:
     bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
     ties = (ALL.astype(np.uint32) << 16) | 0x8000
     bits = np.concatenate([bits, ties, ties - 1, ties + 1, ALL, ties & 0xFFFF0000])  # ALL: subnormal
-    found = np.empty(len(bits), np.uint16)
-    lost = round_to_bfloat16(bits, found)
+    result = np.empty(len(bits), np.uint16)
+    lost = round_to_bfloat16(bits, result)
     floats = torch.from_numpy(bits.view(np.float32))
     rounded = floats.to(torch.bfloat16)
     number = ~torch.isnan(floats).numpy()
-    assert np.array_equal(found[number], rounded.view(torch.int16).numpy().view(np.uint16)[number])
-    assert torch.isnan(torch.from_numpy(found.view(np.int16)).view(torch.bfloat16)).numpy()[~number].all()
+    assert np.array_equal(result[number], rounded.view(torch.int16).numpy().view(np.uint16)[number])
+    assert torch.isnan(torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)).numpy()[~number].all()
     assert lost == np.flatnonzero((torch.isinf(rounded) & torch.isfinite(floats)).numpy())[0]
-    assert round_to_bfloat16(bits[:0], found[:0]) == -1
+    assert round_to_bfloat16(bits[:0], result[:0]) == -1

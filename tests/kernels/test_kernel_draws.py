@@ -58,16 +58,16 @@ def draws(
     return out
 
 
-def p_value(codes: I64, wanted: dict[int, float]) -> float:
-    """How likely the codes are if each has the probability wanted; a code that is not listed is a mistake."""
+def p_value(codes: I64, probabilities: dict[int, float]) -> float:
+    """Return how likely the codes are under the probabilities; a code without one is a mistake."""
     listed, counts = np.unique(codes, return_counts=True)
-    assert set(listed.tolist()) <= set(wanted)
-    found = dict(zip(listed.tolist(), counts.tolist(), strict=True))
-    expected = np.array(list(wanted.values())) * len(codes)
+    assert set(listed.tolist()) <= set(probabilities)
+    count_of = dict(zip(listed.tolist(), counts.tolist(), strict=True))
+    expected = np.array(list(probabilities.values())) * len(codes)
     assert expected.min() > 5
     expected = expected * (len(codes) / expected.sum())
-    differences = np.array([found.get(code, 0) for code in wanted]) - expected
-    return float(chdtrc(len(wanted) - 1, (differences**2 / expected).sum()))  # of chi squared
+    differences = np.array([count_of.get(code, 0) for code in probabilities]) - expected
+    return float(chdtrc(len(expected) - 1, (differences**2 / expected).sum()))  # of chi squared
 
 
 def equal(codes: list[int]) -> dict[int, float]:
@@ -143,20 +143,20 @@ ALIVE = [i for i, w in enumerate(WEIGHTS) if w > 0]
 @some_nodes
 def test_weighted_with_replacement_is_proportional(nodes: int) -> None:
     places = draws(5, 2, True, weights=WEIGHTS, nodes=nodes)
-    wanted = {a + 5 * b: WEIGHTS[a] * WEIGHTS[b] / 100 for a in ALIVE for b in ALIVE}
-    assert p_value(places @ [1, 5], wanted) > SUSPICIOUS
+    expected = {a + 5 * b: WEIGHTS[a] * WEIGHTS[b] / 100 for a in ALIVE for b in ALIVE}
+    assert p_value(places @ [1, 5], expected) > SUSPICIOUS
 
 
 def one_after_the_other(k: int) -> dict[int, float]:
     """Probability of each ordered choice: in proportion to weight among those left."""
-    wanted = {}
+    expected = {}
     for choice in permutations(ALIVE, k):
         left, probability = sum(WEIGHTS), 1.0
         for place in choice:
             probability *= WEIGHTS[place] / left
             left -= WEIGHTS[place]
-        wanted[sum(place * 5**i for i, place in enumerate(choice))] = probability
-    return wanted
+        expected[sum(place * 5**i for i, place in enumerate(choice))] = probability
+    return expected
 
 
 @some_nodes
@@ -207,8 +207,8 @@ def test_weighted_without_edges_is_proportional_among_the_others(nodes: int) -> 
     places = draws(7, 2, True, weights=with_two_more, nodes=nodes, excluded=[0, 3])
     assert not np.isin(places, [0, 3]).any()
     places = np.searchsorted([1, 2, 4, 5, 6], places)
-    wanted = {a + 5 * b: WEIGHTS[a] * WEIGHTS[b] / 100 for a in ALIVE for b in ALIVE}
-    assert p_value(places @ [1, 5], wanted) > SUSPICIOUS
+    expected = {a + 5 * b: WEIGHTS[a] * WEIGHTS[b] / 100 for a in ALIVE for b in ALIVE}
+    assert p_value(places @ [1, 5], expected) > SUSPICIOUS
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -224,13 +224,13 @@ def test_weighted_without_edges_is_sequential_among_the_others(k: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 10, 1000])
 def test_draw_below_is_uniform(n: int) -> None:
-    found = np.array([draw_below(np.uint64(mix64(np.uint64(i))), n) for i in range(DRAWS)])
-    assert p_value(found, equal(list(range(n)))) > SUSPICIOUS
+    result = np.array([draw_below(np.uint64(mix64(np.uint64(i))), n) for i in range(DRAWS)])
+    assert p_value(result, equal(list(range(n)))) > SUSPICIOUS
 
 
 def test_uniform01_is_uniform() -> None:
-    found = np.array([uniform01(np.uint64(mix64(np.uint64(i)))) for i in range(DRAWS)])
-    assert p_value((found * 50).astype(np.int64), equal(list(range(50)))) > SUSPICIOUS
+    result = np.array([uniform01(np.uint64(mix64(np.uint64(i)))) for i in range(DRAWS)])
+    assert p_value((result * 50).astype(np.int64), equal(list(range(50)))) > SUSPICIOUS
 
 
 def test_wrong_distributions_are_noticed() -> None:

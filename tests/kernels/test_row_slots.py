@@ -1,4 +1,4 @@
-"""What is kept in slots, beside a few lines of Python that know the whole trace."""
+"""Rows in slots, compared with a few lines of Python that know the whole trace."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ class Cache:
 
 
 def best_possible(trace: list[I64], slots: int) -> int:
-    """How many rows are fetched by who keeps, after each minibatch, those that are read soonest."""
+    """Return the fetches of the best policy, which keeps the rows that are read soonest."""
     kept: set[int] = set()
     fetched = 0
     for batch, rows in enumerate(trace):
@@ -97,9 +97,9 @@ def test_more_minibatches_ahead_fetch_less() -> None:
             total += cache.read(batch, trace[batch - 1])
         return total
 
-    found = [fetched(ahead) for ahead in (0, 3, 60)]
-    assert sum(len(np.unique(rows)) for rows in trace) > found[0] > found[1] > found[2]
-    assert found[2] == best_possible(trace, 30)
+    result = [fetched(ahead) for ahead in (0, 3, 60)]
+    assert sum(len(np.unique(rows)) for rows in trace) > result[0] > result[1] > result[2]
+    assert result[2] == best_possible(trace, 30)
 
 
 def test_rows_that_nobody_is_known_to_read_stay_until_their_slot_is_wanted() -> None:

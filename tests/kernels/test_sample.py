@@ -121,9 +121,9 @@ def test_a_draw_depends_on_key_and_node_alone(weighted: bool, fanout: int, repla
         part = Csc(whole.degrees[first:].tolist(), first_id=first, first_eid=begin)
         part.indices = whole.indices[begin:]
         share = None if weights is None else weights[begin:]
-        found = part.sample(np.arange(8 - first), fanout, replace, key, share)
-        assert np.array_equal(np.concatenate(found[0]), np.concatenate(src[first:]))
-        assert np.array_equal(np.concatenate(found[1]), np.concatenate(eid[first:]))
+        result = part.sample(np.arange(8 - first), fanout, replace, key, share)
+        assert np.array_equal(np.concatenate(result[0]), np.concatenate(src[first:]))
+        assert np.array_equal(np.concatenate(result[1]), np.concatenate(eid[first:]))
     other = whole.sample(np.arange(8), fanout, replace, combine(1, 3), weights)[1]
     assert not np.array_equal(np.concatenate(other), np.concatenate(eid))
 

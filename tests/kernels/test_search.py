@@ -16,8 +16,8 @@ def test_edges_are_found_by_their_ends(dtype: str) -> None:
     indices = np.concatenate(rows).astype(dtype)
     src, dst = (x.reshape(-1) for x in np.meshgrid(np.arange(-1, 62), np.arange(n)))
     want = np.array([u in rows[v] for u, v in zip(src, dst, strict=True)])
-    found = np.zeros(len(src), np.bool_)
+    result = np.zeros(len(src), np.bool_)
     for positions in np.array_split(rng.permutation(len(src)), 3):
-        find_in_rows(indptr, indices, 1000, src, dst + 1000, positions, found)
-    assert np.array_equal(found, want) and 0 < want.sum() < len(want)
-    find_in_rows(indptr, indices, 0, src, dst, np.empty(0, np.int64), found)
+        find_in_rows(indptr, indices, 1000, src, dst + 1000, positions, result)
+    assert np.array_equal(result, want) and 0 < want.sum() < len(want)
+    find_in_rows(indptr, indices, 0, src, dst, np.empty(0, np.int64), result)

@@ -12,7 +12,7 @@ ROOTS = 40_000
 def draw(
     fanout: int, replace: bool, last: bool, excluded: list[int], allowed: list[int], later: list[int] | None = None
 ) -> np.ndarray:
-    """The edges that many roots, with a key each, draw of one row of 14 edges, of which they may see 10; [roots, k]."""
+    """The edges that many roots, with a key each, draw from a row of 14 edges, 10 of them visible; [roots, k]."""
     times = np.array([5, 2, 9, 2, 2, 7, 1, 8, 3, 3, 5, 9, 12, 0])
     indptr = np.array([0, len(times)])
     sorted_times, order = np.empty_like(times), np.empty(len(times), np.int32)
@@ -33,9 +33,9 @@ def draw(
 
 def test_rows_are_sorted_and_equal_times_keep_their_order() -> None:
     times = np.array([3, 1, 1, 2, 9, 9, 9, 0])
-    found, order = np.empty_like(times), np.empty(8, np.int32)
-    sort_rows(np.array([0, 4, 4, 8]), times, found, order)
-    assert found.tolist() == [1, 1, 2, 3, 0, 9, 9, 9] and order.tolist() == [1, 2, 3, 0, 3, 0, 1, 2]
+    result, order = np.empty_like(times), np.empty(8, np.int32)
+    sort_rows(np.array([0, 4, 4, 8]), times, result, order)
+    assert result.tolist() == [1, 1, 2, 3, 0, 9, 9, 9] and order.tolist() == [1, 2, 3, 0, 3, 0, 1, 2]
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -58,8 +58,8 @@ def test_every_visible_edge_is_equally_likely(replace: bool, excluded: list[int]
         np.add.at(pairs, (drawn[:, 0], drawn[:, 1]), 1)
         both = [(drawn == a).any(1) & (drawn == b).any(1) for a in visible for b in visible if a < b]
         chance = share * 3 / (len(visible) - 1)
-        found = np.array([some.sum() for some in both])
-        assert (np.abs(found - ROOTS * chance) < 5 * np.sqrt(ROOTS * chance)).all()
+        result = np.array([some.sum() for some in both])
+        assert (np.abs(result - ROOTS * chance) < 5 * np.sqrt(ROOTS * chance)).all()
 
 
 def test_the_newest_are_the_end() -> None:

@@ -19,13 +19,13 @@ def test_a_node_has_a_position_in_each_of_its_trees(dtype: type, spread: int, nu
             counts = rng.integers(0, most + 1, 25)
             offsets, of_dst = np.append(0, np.cumsum(counts)), rng.integers(0, num_trees, 25)  # in no order
             ids = rng.integers(0, spread, offsets[-1]).astype(dtype)
-            wanted = []
+            expected = []
             for pair in zip(ids.tolist(), np.repeat(of_dst, counts).tolist(), strict=True):
                 if pair not in listed:
                     listed.append(pair)
-                wanted.append(listed.index(pair))
-            found = nodes.insert(ids, offsets, of_dst)
-            assert found.dtype == np.int32 and found.tolist() == wanted
+                expected.append(listed.index(pair))
+            result = nodes.insert(ids, offsets, of_dst)
+            assert result.dtype == np.int32 and result.tolist() == expected
         assert nodes.count == len(listed)
         for first in (0, size):
             assert list(zip(*(a.tolist() for a in nodes.listed(first)), strict=True)) == listed[first:]

@@ -1,4 +1,4 @@
-"""What is compiled before training."""
+"""Kernels that are compiled before training."""
 
 import re
 

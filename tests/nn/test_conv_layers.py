@@ -73,9 +73,9 @@ def test_gatv2(g, options):
     if "residual" in options:
         want = want + y.reshape(-1, 3, 2)  # as wide as all heads: no map
         assert layer.fc_dst is layer.fc_src
-    out, found = layer(g, feat, get_attention=True)
+    out, result = layer(g, feat, get_attention=True)
     torch.testing.assert_close(out, torch.tanh(want))
-    torch.testing.assert_close(found, torch.stack(attention))
+    torch.testing.assert_close(result, torch.stack(attention))
     assert torch.equal(layer(g, feat), out)
 
 
@@ -106,9 +106,9 @@ def test_edge_gat(g, residual):
     attention = softmax(g, scores)
     want = sums(g, [attention[e][:, None] * (left[u] + edge[e]) for e, (u, _) in enumerate(pairs(g))])
     want = want + layer.bias.reshape(2, 2) + (layer.res_fc(y).reshape(-1, 2, 2) if residual else 0)
-    out, found = layer(g, feat, features, get_attention=True)
+    out, result = layer(g, feat, features, get_attention=True)
     torch.testing.assert_close(out, want)
-    torch.testing.assert_close(found.squeeze(-1), torch.stack(attention))
+    torch.testing.assert_close(result.squeeze(-1), torch.stack(attention))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -120,8 +120,8 @@ def test_gin(g, how, weighted):
     messages = [x[u] * (weight[e] if weighted else 1) for e, (u, _) in enumerate(pairs(g))]
     want = torch.zeros(g.num_dst_nodes(), 4, dtype=torch.float64)
     for v in range(len(want)):
-        mine = [m for m, (_, end) in zip(messages, pairs(g), strict=True) if end == v]
-        want[v] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[how](torch.stack(mine), 0)
+        own = [m for m, (_, end) in zip(messages, pairs(g), strict=True) if end == v]
+        want[v] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[how](torch.stack(own), 0)
     torch.testing.assert_close(layer(g, feat, weight), torch.tanh(layer.apply_func(1.5 * y + want)))
     assert "eps" in dict(layer.named_parameters()) and "eps" in mgnn.GINConv().state_dict()
 
@@ -208,8 +208,8 @@ def test_sage_lstm(g, weighted):
     layer = mgnn.SAGEConv(4, 3, "lstm").double()
     last = []
     for v in range(g.num_dst_nodes()):
-        mine = [x[u] * (weight[e] if weighted else 1) for e, (u, end) in enumerate(pairs(g)) if end == v]
-        last.append(layer.lstm(torch.stack(mine)[None])[1][0][0, 0])
+        own = [x[u] * (weight[e] if weighted else 1) for e, (u, end) in enumerate(pairs(g)) if end == v]
+        last.append(layer.lstm(torch.stack(own)[None])[1][0][0, 0])
     want = layer.fc_self(y) + layer.fc_neigh(torch.stack(last))
     torch.testing.assert_close(layer(g, feat, weight), want)
     names = [f"lstm.{kind}_{of}_l0" for kind in ("bias", "weight") for of in ("hh", "ih")]
@@ -251,7 +251,7 @@ def test_gradients(name):
     layer, g = make().double().eval(), whole()
     more = (random(11, width),) if width else ()
     inputs = (random(NODES, 4).requires_grad_(), *(rows.requires_grad_() for rows in more))
-    assert torch.autograd.gradcheck(lambda *given: layer(g, *given[: len(inputs)]), (*inputs, *layer.parameters()))
+    assert torch.autograd.gradcheck(lambda *args: layer(g, *args[: len(inputs)]), (*inputs, *layer.parameters()))
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -78,11 +78,11 @@ def normal(*shape, seed=2):
 
 def features(g, width=WIDTH):
     """Rows by type; those of a node are the same in a graph and in a block of it."""
-    found = {}
+    result = {}
     for i, ntype in enumerate(g.srctypes):
         rows = normal(NODES[ntype], width, seed=i)
-        found[ntype] = (rows[g.srcnodes[ntype].data[mg.NID]] if g.is_block else rows).requires_grad_()
-    return found
+        result[ntype] = (rows[g.srcnodes[ntype].data[mg.NID]] if g.is_block else rows).requires_grad_()
+    return result
 
 
 def own(g, feat):
@@ -105,15 +105,15 @@ def summed(g, width, message: Callable[..., torch.Tensor]):
     return {t: torch.stack(rows) if rows else torch.zeros(0, width).double() for t, rows in total.items()}
 
 
-def agree(found, wanted, *leaves):
+def agree(result, expected, *leaves):
     """The same values, and the same gradients of the leaves for some gradient of the values."""
-    assert found.keys() == wanted.keys()
+    assert result.keys() == expected.keys()
     grads = []
-    for values in (found, wanted):
+    for values in (result, expected):
         loss = sum((rows * normal(*rows.shape, seed=9)).sum() for rows in values.values())
         grads.append(torch.autograd.grad(loss, leaves, retain_graph=True, allow_unused=True, materialize_grads=True))
-    for ntype in wanted:
-        torch.testing.assert_close(found[ntype], wanted[ntype])
+    for ntype in expected:
+        torch.testing.assert_close(result[ntype], expected[ntype])
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -149,7 +149,7 @@ def test_rgcn(g, regularizer, num_bases, normed):
     feat = features(g)
     norm = {r: normal(g.num_edges(r), seed=i).requires_grad_() for i, r in enumerate(g.canonical_etypes)}
     if normed:
-        del norm[g.canonical_etypes[1]]  # 1 where there is none
+        del norm[g.canonical_etypes[1]]  # missing weights are 1
     weights = matrices(layer.linear_r)
 
     def message(number, relation, u, v, edge):
@@ -157,11 +157,11 @@ def test_rgcn(g, regularizer, num_bases, normed):
         return factor * (feat[relation[0]][u] @ weights[number])
 
     total = summed(g, 6, message)
-    wanted = {t: torch.tanh(total[t] + h @ layer.loop_weight + layer.h_bias) for t, h in own(g, feat).items()}
+    expected = {t: torch.tanh(total[t] + h @ layer.loop_weight + layer.h_bias) for t, h in own(g, feat).items()}
     leaves = [*feat.values(), *layer.parameters(), *(norm.values() if normed else ())]
-    agree(layer(g, feat, norm=norm if normed else None), wanted, *leaves)
-    found = layer(g, (feat, own(g, feat)), norm=norm if normed else None)
-    agree(found, wanted, *leaves)
+    agree(layer(g, feat, norm=norm if normed else None), expected, *leaves)
+    result = layer(g, (feat, own(g, feat)), norm=norm if normed else None)
+    agree(result, expected, *leaves)
 
 
 @REGULARIZERS
@@ -171,17 +171,17 @@ def test_rgcn_with_a_type_for_each_edge(regularizer, num_bases):
     layer = randomised(dglnn.RelGraphConv(WIDTH, 6, 8, regularizer, num_bases, layer_norm=True))  # two never occur
     norm = {r: normal(g.num_edges(r), seed=i) for i, r in enumerate(g.canonical_etypes)}
     feat = features(g)
-    wanted = torch.cat(list(layer(g, feat, norm=norm).values()))
+    expected = torch.cat(list(layer(g, feat, norm=norm).values()))
     joined, weights = torch.cat(list(feat.values())), torch.cat(list(norm.values()))
     homo = mg.to_homogeneous(g)
     for presorted in (False, True):
-        found = layer(homo, joined, homo.edata[mg.ETYPE], weights[:, None], presorted=presorted)
-        agree({"_N": found}, {"_N": wanted}, *feat.values(), *layer.parameters())
+        result = layer(homo, joined, homo.edata[mg.ETYPE], weights[:, None], presorted=presorted)
+        agree({"_N": result}, {"_N": expected}, *feat.values(), *layer.parameters())
     order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
     block = to_block(homo, order)
     etypes, inputs = homo.edata[mg.ETYPE][block.edata[mg.EID]], joined[block.srcdata[mg.NID]]
-    found = layer(block, inputs, etypes.tolist(), weights[block.edata[mg.EID]])
-    agree({"_N": found}, {"_N": wanted[order]}, *feat.values(), *layer.parameters())
+    result = layer(block, inputs, etypes.tolist(), weights[block.edata[mg.EID]])
+    agree({"_N": result}, {"_N": expected[order]}, *feat.values(), *layer.parameters())
 
 
 def test_rgcn_arguments():
@@ -223,10 +223,10 @@ def test_grouped_product(blocks, counts, dtype, width):
     x = normal(sum(counts), width * blocks).to(dtype).requires_grad_()
     w = normal(len(counts), blocks, width, 8, seed=3).to(dtype).requires_grad_()
     groups = zip(x.split(counts), w, strict=True)
-    wanted = torch.cat([rows @ torch.block_diag(*matrix) for rows, matrix in groups])
-    found = grouped_product(x, w, torch.tensor(counts))
-    torch.testing.assert_close(found, wanted)
-    for one, other in zip(*(torch.autograd.grad(y.sum(), (x, w)) for y in (found, wanted)), strict=True):
+    expected = torch.cat([rows @ torch.block_diag(*matrix) for rows, matrix in groups])
+    result = grouped_product(x, w, torch.tensor(counts))
+    torch.testing.assert_close(result, expected)
+    for one, other in zip(*(torch.autograd.grad(y.sum(), (x, w)) for y in (result, expected)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
@@ -234,10 +234,10 @@ def test_typed_linear_and_weight_basis():
     x, types = normal(50, 6).requires_grad_(), torch.arange(50) % 4
     for regularizer, num_bases in ((None, None), ("basis", 2), ("bdd", 3)):
         layer = randomised(dglnn.TypedLinear(6, 9, 5, regularizer, num_bases))
-        wanted = torch.stack([row @ matrices(layer)[t] for row, t in zip(x, types.tolist(), strict=True)])
-        agree({"": layer(x, types)}, {"": wanted}, x, *layer.parameters())
+        expected = torch.stack([row @ matrices(layer)[t] for row, t in zip(x, types.tolist(), strict=True)])
+        agree({"": layer(x, types)}, {"": expected}, x, *layer.parameters())
         order = torch.argsort(types, stable=True)
-        agree({"": layer(x[order], types[order], True)}, {"": wanted[order]}, x, *layer.parameters())
+        agree({"": layer(x[order], types[order], True)}, {"": expected[order]}, x, *layer.parameters())
     with pytest.raises(InvalidArgumentError, match="num_bases must be at least 1"):
         dglnn.TypedLinear(6, 9, 5, "basis")
     basis = dglnn.WeightBasis((3, 4), 2, 5)
@@ -249,12 +249,12 @@ def test_typed_linear_and_weight_basis():
 
 
 def parts_by_hand(g, mods, feat):
-    """What each relation's module gives, by destination type."""
-    found = {t: [] for t in g.dsttypes}
+    """Return the outputs of each relation's module, by destination type."""
+    result = {t: [] for t in g.dsttypes}
     for relation in g.canonical_etypes:
         src, _, dst = relation
-        found[dst].append(mods[relation](g[relation], (feat[src], own(g, feat)[dst])))
-    return {t: torch.stack(parts) for t, parts in found.items() if parts}
+        result[dst].append(mods[relation](g[relation], (feat[src], own(g, feat)[dst])))
+    return {t: torch.stack(parts) for t, parts in result.items() if parts}
 
 
 AGGREGATES = {
@@ -272,12 +272,12 @@ def test_hetero_graph_conv(g, aggregate):
     mods = {r: randomised(kinds[i % 2]()) for i, r in enumerate(g.canonical_etypes)}
     feat = features(g)
     conv = dglnn.HeteroGraphConv(mods, aggregate)
-    found = conv(g, feat)
-    wanted = {t: AGGREGATES[aggregate](parts) for t, parts in parts_by_hand(g, mods, feat).items()}
-    assert "unknown" not in wanted
-    agree(found, wanted, *feat.values(), *conv.parameters())
+    result = conv(g, feat)
+    expected = {t: AGGREGATES[aggregate](parts) for t, parts in parts_by_hand(g, mods, feat).items()}
+    assert "unknown" not in expected
+    agree(result, expected, *feat.values(), *conv.parameters())
     again = conv(g, (feat, own(g, feat)))
-    assert all(torch.equal(again[t], found[t]) for t in found)
+    assert all(torch.equal(again[t], result[t]) for t in result)
     # raises if a module was not called: those of empty relations are, so that all ranks have the same gradients
     torch.autograd.grad(sum(h.sum() for h in conv(g, feat).values()), list(conv.parameters()))
 
@@ -293,8 +293,8 @@ def test_hetero_graph_conv_arguments():
 
     names = {name: Module() for _, name, _ in RELATIONS if name != "cites"}
     conv = dglnn.HeteroGraphConv(names | {("paper", "cites", "paper"): Module()}, lambda parts, t: (t, len(parts)))
-    found = conv(g, feat, {"on": (1, 2)}, {("topic", "never", "author"): {"key": 3}})
-    assert found == {"author": ("author", 2), "paper": ("paper", 3), "topic": ("topic", 1)}
+    result = conv(g, feat, {"on": (1, 2)}, {("topic", "never", "author"): {"key": 3}})
+    assert result == {"author": ("author", 2), "paper": ("paper", 3), "topic": ("topic", 1)}
     assert (("paper", "on", "topic"), 9, 3, (1, 2), {}) in seen
     assert (("topic", "never", "author"), 3, 6, (), {"key": 3}) in seen and len(seen) == 6
     assert conv(g, {t: feat[t] for t in ("author", "paper")}).keys() == {"author", "paper"}
@@ -323,10 +323,10 @@ def test_a_block_with_all_in_edges_gives_what_the_graph_gives(make):
         dglnn.HeteroGraphConv(relations, "mean"),
     ]
     for layer in layers:
-        wanted, found = layer(g, features(g)), layer(block, features(block))
+        expected, result = layer(g, features(g)), layer(block, features(block))
         for ntype, chosen in CHOSEN.items():
-            if ntype in wanted:
-                torch.testing.assert_close(found[ntype], wanted[ntype][chosen])
+            if ntype in expected:
+                torch.testing.assert_close(result[ntype], expected[ntype][chosen])
 
 
 # Attention
@@ -349,23 +349,23 @@ def test_edge_softmax(kind, norm_by, shape):
     g = one_relation(kind)
     group = g.all_edges()[norm_by == "dst"]
     logits = normal(30, *shape).requires_grad_()
-    wanted = torch.zeros_like(logits)
+    expected = torch.zeros_like(logits)
     for member in group.unique().tolist():
         at = (group == member).nonzero().reshape(-1)
-        wanted = wanted.index_put((at,), logits[at].softmax(0))
-    agree({"": dglnn.edge_softmax(g, logits, norm_by=norm_by)}, {"": wanted}, logits)
+        expected = expected.index_put((at,), logits[at].softmax(0))
+    agree({"": dglnn.edge_softmax(g, logits, norm_by=norm_by)}, {"": expected}, logits)
     assert torch.autograd.gradcheck(lambda x: dglnn.edge_softmax(g, x, norm_by=norm_by), logits)
     some = torch.tensor([4, 0, 9, 17, 9])
-    found = mg.nn.edge_softmax(g, logits[some], some, norm_by)
+    result = mg.nn.edge_softmax(g, logits[some], some, norm_by)
     weight = logits[some].exp()
     total = torch.stack([weight[group[some] == group[e]].sum(0) for e in some])
-    torch.testing.assert_close(found, weight / total)
+    torch.testing.assert_close(result, weight / total)
 
 
 def test_edge_softmax_of_large_numbers():
     g = mg.graph(([0, 1, 2, 0], [3, 3, 3, 1]))
-    found = dglnn.edge_softmax(g, torch.tensor([1e4, 1e4 - 1, -1e4, -1e30]))
-    torch.testing.assert_close(found, torch.tensor([1, math.exp(-1), 0, 1 + math.exp(-1)]) / (1 + math.exp(-1)))
+    result = dglnn.edge_softmax(g, torch.tensor([1e4, 1e4 - 1, -1e4, -1e30]))
+    torch.testing.assert_close(result, torch.tensor([1, math.exp(-1), 0, 1 + math.exp(-1)]) / (1 + math.exp(-1)))
     rows = torch.tensor([[60000.0], [60000.0]], dtype=torch.float16)  # their sum is beyond float16
     assert torch.equal(softmax_rows(rows, torch.tensor([1, 1]), 2), torch.full((2, 1), 0.5, dtype=torch.float16))
     with pytest.raises(InvalidArgumentError, match="norm_by"):
@@ -385,11 +385,11 @@ def test_sums_weighted_by_head(kind):
         g.srcdata["x"], g.edata["w"] = x, w
         g.update_all(fn.u_mul_e("x", "w", "m"), fn.sum("m", "sum"))
         g.update_all(fn.u_mul_e("x", "w", "m"), fn.mean("m", "mean"))
-        found = {"sum": g.dstdata["sum"], "mean": g.dstdata["mean"]}
+        result = {"sum": g.dstdata["sum"], "mean": g.dstdata["mean"]}
     src, dst = g.edges()
     total = torch.zeros(g.num_dst_nodes(), 2, 3, 5, dtype=torch.float64).index_add(0, dst, x[src] * w)
-    wanted = {"sum": total, "mean": total / g.in_degrees().clamp(min=1).reshape(-1, 1, 1, 1)}
-    agree(found, wanted, x, w)
+    expected = {"sum": total, "mean": total / g.in_degrees().clamp(min=1).reshape(-1, 1, 1, 1)}
+    agree(result, expected, x, w)
 
 
 def attention_by_hand(g, scores):
@@ -413,15 +413,15 @@ def test_gat(kind, residual, width, slope):
     h = layer.fc(x).reshape(-1, 2, 3)
     scores = (h[src] * layer.attn_l).sum(-1) + (h[dst] * layer.attn_r).sum(-1)
     attention = attention_by_hand(g, torch.nn.functional.leaky_relu(scores, slope)).unsqueeze(-1) * w[:, None, None]
-    wanted = torch.zeros(num_dst, 2, 3, dtype=torch.float64).index_add(0, dst, attention * h[src])
+    expected = torch.zeros(num_dst, 2, 3, dtype=torch.float64).index_add(0, dst, attention * h[src])
     if residual:
-        wanted = wanted + (layer.res_fc(x[:num_dst]) if width == 4 else x[:num_dst]).reshape(-1, 2, 3)
+        expected = expected + (layer.res_fc(x[:num_dst]) if width == 4 else x[:num_dst]).reshape(-1, 2, 3)
     if layer.bias is not None:
-        wanted = wanted + layer.bias.reshape(2, 3)
-    found, shares = layer(g, x, w, get_attention=True)
-    wanted = {"out": torch.tanh(wanted), "attention": attention}
-    agree({"out": found, "attention": shares}, wanted, x, w, *layer.parameters())
-    torch.testing.assert_close(layer(g, (x, x[:num_dst]), w), found)
+        expected = expected + layer.bias.reshape(2, 3)
+    result, shares = layer(g, x, w, get_attention=True)
+    expected = {"out": torch.tanh(expected), "attention": attention}
+    agree({"out": result, "attention": shares}, expected, x, w, *layer.parameters())
+    torch.testing.assert_close(layer(g, (x, x[:num_dst]), w), result)
     cube = torch.stack([x, 2 * x], 1)
     torch.testing.assert_close(layer(g, cube)[:, 0], layer(g, x))
     assert "e" not in g.edata and "ft" not in g.srcdata
@@ -434,13 +434,13 @@ def test_gat_arguments():
     with pytest.raises(MPIGraphError, match="1 destinations have no in-edge"):
         pair(g, (a, b))
     pair.set_allow_zero_in_degree(True)
-    found = pair(g, (a, b))
+    result = pair(g, (a, b))
     ha, hb = pair.fc_src(a).reshape(-1, 3, 2), pair.fc_dst(b).reshape(-1, 3, 2)
-    torch.testing.assert_close(found[1], ha[1])  # the only in-edge
+    torch.testing.assert_close(result[1], ha[1])  # the only in-edge
     scores = [(ha[u] * pair.attn_l[0]).sum(-1) + (hb[0] * pair.attn_r[0]).sum(-1) for u in (0, 1)]
     share = torch.nn.functional.leaky_relu(torch.stack(scores), 0.2).softmax(0).unsqueeze(-1)
-    torch.testing.assert_close(found[0], (share * ha).sum(0))
-    assert (found[2] == 0).all()
+    torch.testing.assert_close(result[0], (share * ha).sum(0))
+    assert (result[2] == 0).all()
     with pytest.raises(InvalidArgumentError, match="needs a pair"):
         pair(g, a)
     assert sorted(pair.state_dict()) == ["attn_l", "attn_r", "fc_dst.weight", "fc_src.weight"]
@@ -458,9 +458,9 @@ def test_gat_drops_its_input(kind):
     g = one_relation(kind)
     x = normal(g.num_src_nodes(), WIDTH)
     layer = randomised(dglnn.GATConv(WIDTH, 3, 2, feat_drop=1.0, residual=True, allow_zero_in_degree=True))
-    found, attention = layer(g, x, get_attention=True)
-    wanted = layer.res_fc.bias.reshape(2, 3).expand(g.num_dst_nodes(), 2, 3)
-    torch.testing.assert_close(found, wanted)
+    result, attention = layer(g, x, get_attention=True)
+    expected = layer.res_fc.bias.reshape(2, 3).expand(g.num_dst_nodes(), 2, 3)
+    torch.testing.assert_close(result, expected)
     equal = 1 / g.in_degrees()[g.edges()[1]].double()
     torch.testing.assert_close(attention, equal.reshape(-1, 1, 1).expand(-1, 2, 1))
     kept = dglnn.GATConv(WIDTH, 3, 2, residual=True, allow_zero_in_degree=True).double()
@@ -480,8 +480,8 @@ def hgt_by_hand(g, layer, feat):
             mapped(layer.linear_k, relation[0], feat[relation[0]][u]),
             mapped(layer.linear_q, relation[2], feat[relation[2]][v]),
         )
-        found = [k[i] @ layer.relation_att[i].W[number] @ q[i] * layer.relation_pri[i][number] for i in range(heads)]
-        return torch.stack(found) / math.sqrt(d)
+        result = [k[i] @ layer.relation_att[i].W[number] @ q[i] * layer.relation_pri[i][number] for i in range(heads)]
+        return torch.stack(result) / math.sqrt(d)
 
     weights = {(relation, edge): score(number, relation, u, v).exp() for number, relation, u, v, edge in loop(g)}
     norms = summed(g, heads, lambda number, relation, u, v, edge: weights[relation, edge])
@@ -491,13 +491,13 @@ def hgt_by_hand(g, layer, feat):
         sent = torch.stack([value[i] @ layer.relation_msg[i].W[number] for i in range(heads)])
         return ((weights[relation, edge] / norms[relation[2]][v]).unsqueeze(-1) * sent).flatten()
 
-    total, wanted = summed(g, heads * d, message), {}
+    total, expected = summed(g, heads * d, message), {}
     for ntype, rows in own(g, feat).items():
         number = g.get_ntype_id(ntype)
         alpha = torch.sigmoid(layer.skip[number])
         residual = rows @ layer.residual_w if hasattr(layer, "residual_w") else rows
-        wanted[ntype] = total[ntype] @ layer.linear_a.W[number] * alpha + residual * (1 - alpha)
-    return wanted if layer.norm is None else {t: layer.norm(rows) for t, rows in wanted.items()}
+        expected[ntype] = total[ntype] @ layer.linear_a.W[number] * alpha + residual * (1 - alpha)
+    return expected if layer.norm is None else {t: layer.norm(rows) for t, rows in expected.items()}
 
 
 @pytest.mark.parametrize(("head_size", "use_norm"), [(3, False), (2, True)])  # 2 x 2: as wide as the input
@@ -512,17 +512,17 @@ def test_hgt_with_types_of_nodes_and_edges():
     """DGL's call, on the graph without types and on a block of it, is the typed call."""
     g = whole()
     layer, feat = randomised(dglnn.HGTConv(WIDTH, 3, 2, 5, 7, dropout=0.0)), features(g)
-    joined, wanted = torch.cat(list(feat.values())), torch.cat(list(layer(g, feat).values()))
+    joined, expected = torch.cat(list(feat.values())), torch.cat(list(layer(g, feat).values()))
     homo = mg.to_homogeneous(g)
     ntypes, etypes = homo.ndata[mg.NTYPE], homo.edata[mg.ETYPE]
     leaves = [*feat.values(), *layer.parameters()]
     for presorted in (False, True):
-        agree({"": layer(homo, joined, ntypes, etypes, presorted=presorted)}, {"": wanted}, *leaves)
+        agree({"": layer(homo, joined, ntypes, etypes, presorted=presorted)}, {"": expected}, *leaves)
     order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
     block = to_block(homo, order)
     inputs = block.srcdata[mg.NID]
-    found = layer(block, joined[inputs], ntypes[inputs].tolist(), etypes[block.edata[mg.EID]])
-    agree({"": found}, {"": wanted[order]}, *leaves)
+    result = layer(block, joined[inputs], ntypes[inputs].tolist(), etypes[block.edata[mg.EID]])
+    agree({"": result}, {"": expected[order]}, *leaves)
     assert torch.equal(layer(g, (feat, feat))["paper"], layer(g, feat)["paper"])
     with pytest.raises(InvalidArgumentError, match="ntype and etype go with"):
         layer(homo, joined, ntypes)
@@ -541,8 +541,8 @@ def test_hgt_drops_what_the_neighbours_give():
     g = whole()
     layer, feat = randomised(dglnn.HGTConv(WIDTH, 3, 2, 4, 6, dropout=1.0)), features(g)
     shares = 1 - torch.sigmoid(layer.skip)
-    wanted = {t: rows @ layer.residual_w * shares[g.get_ntype_id(t)] for t, rows in feat.items()}
-    agree(layer(g, feat), wanted, *feat.values(), *layer.parameters())
+    expected = {t: rows @ layer.residual_w * shares[g.get_ntype_id(t)] for t, rows in feat.items()}
+    agree(layer(g, feat), expected, *feat.values(), *layer.parameters())
     torch.testing.assert_close(layer.eval()(g, feat), hgt_by_hand(g, layer, feat))
 
 
@@ -583,8 +583,8 @@ def test_to_homogeneous():
     for number, relation in enumerate(g.canonical_etypes):
         edge = homo.edata[mg.ETYPE] == number
         assert torch.equal(homo.edata[mg.EID][edge], torch.arange(g.num_edges(relation)))
-        for side, ends, wanted in zip((0, 2), homo.edges(), g.edges(etype=relation), strict=True):
-            assert torch.equal(homo.ndata[mg.NID][ends[edge]], wanted)
+        for side, ends, expected in zip((0, 2), homo.edges(), g.edges(etype=relation), strict=True):
+            assert torch.equal(homo.ndata[mg.NID][ends[edge]], expected)
             assert (homo.ndata[mg.NTYPE][ends[edge]] == g.get_ntype_id(relation[side])).all()
     assert torch.equal(homo.ndata["x"], torch.cat([g.nodes[t].data["x"] for t in g.ntypes]))
     assert mg.NTYPE not in mg.to_homogeneous(g, store_type=False).ndata

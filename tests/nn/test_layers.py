@@ -255,9 +255,9 @@ def test_the_graph_of_one_relation_has_two_sides():
     part, both, pair = whole_graph["buys"], {"user": users, "item": items}, ({"user": users}, {"item": items})
     for g, feat in ((whole_graph, both), (part, both), (part, pair)):
         torch.testing.assert_close(rgcn(g, feat)["item"], want)
-    found = hgt(part, both)
-    assert list(found) == ["item"] and found["item"].shape == (2, 4)
-    assert torch.equal(found["item"], hgt(part, pair)["item"])
+    result = hgt(part, both)
+    assert list(result) == ["item"] and result["item"].shape == (2, 4)
+    assert torch.equal(result["item"], hgt(part, pair)["item"])
 
 
 def test_joined_relations_are_kept_on_the_graph():

@@ -91,8 +91,8 @@ def test_torch_does_the_same_to_a_dense_embedding(job: SharedJob, oracle, kind: 
         ids, grads = minibatch(step, BATCH + NUM_NODES if kind == "adam" else BATCH)
         if kind == "adam":
             ids[-NUM_NODES:] = torch.arange(NUM_NODES)
-        mine = piece(len(ids), session.rank, session.num_trainers)
-        push(emb, ids[mine], grads[mine])
+        own = piece(len(ids), session.rank, session.num_trainers)
+        push(emb, ids[own], grads[own])
         optimizer.step()
         peer.zero_grad()
         (torch.nn.functional.embedding(ids, parameter) * grads).sum().backward()
@@ -120,7 +120,7 @@ def test_every_trainer_reads_what_a_step_wrote_and_nothing_is_lost(job: SharedJo
     assert want.sum() == 40 * steps * current().num_trainers
 
 
-@pytest.mark.parametrize("who", ["first", "last", "nobody"])
+@pytest.mark.parametrize("who", ["first", "last", "none"])
 def test_trainers_without_gradients_take_part(job: SharedJob, oracle, who: str) -> None:
     job.open(oracle(3))
     session = current()
@@ -128,12 +128,12 @@ def test_trainers_without_gradients_take_part(job: SharedJob, oracle, who: str) 
     before, others = emb.weight[:], other.weight[:]
     optimizer = MAKE["adagrad"]([other, emb])
     ids, grads = minibatch(0)
-    if session.rank == {"first": 0, "last": session.num_trainers - 1, "nobody": -1}[who]:
+    if session.rank == {"first": 0, "last": session.num_trainers - 1, "none": -1}[who]:
         emb([5])  # without gradient
         push(emb, ids, grads)
     optimizer.step()
     plain = Plain("adagrad", before)
-    if who != "nobody":
+    if who != "none":
         plain.step(ids, grads)
     torch.testing.assert_close(emb.weight[:].double(), plain.weight, rtol=1e-6, atol=1e-6)
     assert torch.equal(other.weight[:], others)
@@ -148,8 +148,8 @@ def test_several_reads_of_several_embeddings(job: SharedJob, oracle) -> None:
     plains = [Plain("adam", emb.weight[:]) for emb in embs]
     optimizer = MAKE["adam"](embs)
     ids, grads = minibatch(0, 90)
-    mine = piece(90, session.rank, session.num_trainers)
-    parts = [(ids[mine][k::3], grads[mine][k::3]) for k in range(3)]
+    own = piece(90, session.rank, session.num_trainers)
+    parts = [(ids[own][k::3], grads[own][k::3]) for k in range(3)]
     loss = sum((emb(i) * g).sum() for i, g in parts for emb in embs)
     loss.backward()
     optimizer.step()
@@ -335,14 +335,14 @@ CLASSES = {"adagrad": dist.SparseAdagrad, "adam": dist.SparseAdam, "sgd": dist.S
 def test_bad_arguments_are_one_error_on_every_trainer(job: SharedJob, oracle, everywhere: bool) -> None:
     job.open(oracle(3))
     emb = embedding()
-    mine = everywhere or current().rank == current().num_trainers - 1
+    own = everywhere or current().rank == current().num_trainers - 1
     for params, words in bad_params(emb):
         with pytest.raises(InvalidArgumentError) as caught:
-            dist.SparseAdam(params if mine else [emb], 0.1)
+            dist.SparseAdam(params if own else [emb], 0.1)
         assert words in str(caught.value) and "creating SparseAdam failed on" in str(caught.value)
     for kind, wrong, words in BAD_SETTINGS:
         with pytest.raises(InvalidArgumentError) as caught:
-            CLASSES[kind]([emb], **({"lr": 0.1} | (wrong if mine else {})))
+            CLASSES[kind]([emb], **({"lr": 0.1} | (wrong if own else {})))
         assert words in str(caught.value)
     MAKE["sgd"]([emb]).step()
 
@@ -431,7 +431,7 @@ def test_schedules_of_torch_set_the_rate_that_rows_are_updated_with(job: SharedJ
     emb = dist.DistEmbedding(NUM_NODES, DIM)
     optimizer = dist.SparseAdam([emb], 0.1) if name == "one cycle" else dist.SparseSGD([emb], 0.1)
     dense = (torch.optim.Adam if name == "one cycle" else torch.optim.SGD)([torch.nn.Parameter(torch.zeros(1))], 0.1)
-    mine, reference = SCHEDULES[name](optimizer), SCHEDULES[name](dense)
+    own, reference = SCHEDULES[name](optimizer), SCHEDULES[name](dense)
     assert isinstance(optimizer, torch.optim.Optimizer)
     for _ in range(STEPS):
         before = emb.weight[:]
@@ -443,7 +443,7 @@ def test_schedules_of_torch_set_the_rate_that_rows_are_updated_with(job: SharedJ
         dense.step()
         if name != "one cycle":
             torch.testing.assert_close(emb.weight[:], before - rate)
-        for schedule in (mine, reference):
+        for schedule in (own, reference):
             schedule.step(*[1.0] if name == "plateau" else [])
     saved = optimizer.state_dict()
     optimizer.lr = 7.0

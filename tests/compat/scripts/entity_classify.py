@@ -72,13 +72,13 @@ class Embed(nn.Module):
                 )
 
     def forward(self, node_ids):
-        found = {}
+        result = {}
         for ntype in node_ids:
             if ntype in self.node_embeds:
-                found[ntype] = self.node_embeds[ntype](node_ids[ntype])
+                result[ntype] = self.node_embeds[ntype](node_ids[ntype])
             else:
-                found[ntype] = self.project(self.g.nodes[ntype].data["feat"][node_ids[ntype]])
-        return found
+                result[ntype] = self.project(self.g.nodes[ntype].data["feat"][node_ids[ntype]])
+        return result
 
 
 def main(args):

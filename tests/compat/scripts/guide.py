@@ -162,10 +162,10 @@ def types(part_config):
     src, dst = block.edges()
     assert th.equal(block.dstdata[dgl.NID], seeds) and block.num_edges() > len(seeds)
     for number, relation in enumerate(g.canonical_etypes):
-        mine = block.edata[dgl.ETYPE] == number
-        u, v = g.find_edges(block.edata[dgl.EID][mine], relation)
-        assert th.equal(block.srcdata[dgl.NID][src[mine]], u) and th.equal(block.dstdata[dgl.NID][dst[mine]], v)
-        kinds = block.srcdata[dgl.NTYPE][src[mine]]
+        own = block.edata[dgl.ETYPE] == number
+        u, v = g.find_edges(block.edata[dgl.EID][own], relation)
+        assert th.equal(block.srcdata[dgl.NID][src[own]], u) and th.equal(block.dstdata[dgl.NID][dst[own]], v)
+        kinds = block.srcdata[dgl.NTYPE][src[own]]
         assert all(g.ntypes[kind] == relation[0] for kind in kinds)
 
 

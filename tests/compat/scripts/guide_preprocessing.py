@@ -75,8 +75,8 @@ def with_types(root):
     kinds, ids = book.map_to_per_ntype(part.ndata[dgl.NID])
     assert th.equal(kinds, part.ndata[dgl.NTYPE].long()) and part.edata[dgl.ETYPE].dtype == th.int32
     for number, ntype in enumerate(g.ntypes):
-        mine = (part.ndata["inner_node"] == 1) & (part.ndata[dgl.NTYPE] == number)
-        assert th.equal(nfeat[f"{ntype}/feat"][:, 0], node_map[ntype][ids[mine]].float())
+        own = (part.ndata["inner_node"] == 1) & (part.ndata[dgl.NTYPE] == number)
+        assert th.equal(nfeat[f"{ntype}/feat"][:, 0], node_map[ntype][ids[own]].float())
 
 
 def chunked(root, counts):

@@ -34,13 +34,13 @@ def main(args):
         for block in blocks:
             for relation in block.canonical_etypes:
                 assert block.num_edges(relation) > 0
-                found = block.edges[relation].data[dgl.EID]
+                result = block.edges[relation].data[dgl.EID]
                 if relation == WRITES:
-                    assert not th.any(th.isin(found, seeds))
+                    assert not th.any(th.isin(result, seeds))
                 if relation == BACK:
-                    u, v = g.find_edges(found, BACK)
+                    u, v = g.find_edges(result, BACK)
                     assert not pairs & set(zip(v.tolist(), u.tolist(), strict=True))
-                    seen += len(found)
+                    seen += len(result)
         count += len(seeds)
     totals = th.tensor([count, seen])
     th.distributed.all_reduce(totals)

@@ -1,4 +1,4 @@
-"""What scripts for DGL 0.5 to 0.9 do: samplers of their own, homogeneous ids, loaders in their old places."""
+"""A script for DGL 0.5 to 0.9: its own sampler, homogeneous ids, loaders by their old names."""
 
 import argparse
 
@@ -39,11 +39,11 @@ def check(g, block):
     """Every edge of a block is one of the graph, of its type."""
     src, dst = block.edges()
     for number, (src_type, _, dst_type) in enumerate(g.canonical_etypes):
-        mine = block.edata[dgl.ETYPE] == number
-        u, v = g.find_edges(block.edata[dgl.EID][mine], g.canonical_etypes[number])
-        assert th.equal(block.srcdata[dgl.NID][src[mine]], u) and th.equal(block.dstdata[dgl.NID][dst[mine]], v)
-        assert bool((block.srcdata[dgl.NTYPE][src[mine]] == g.get_ntype_id(src_type)).all())
-        assert bool((block.dstdata[dgl.NTYPE][dst[mine]] == g.get_ntype_id(dst_type)).all())
+        own = block.edata[dgl.ETYPE] == number
+        u, v = g.find_edges(block.edata[dgl.EID][own], g.canonical_etypes[number])
+        assert th.equal(block.srcdata[dgl.NID][src[own]], u) and th.equal(block.dstdata[dgl.NID][dst[own]], v)
+        assert bool((block.srcdata[dgl.NTYPE][src[own]] == g.get_ntype_id(src_type)).all())
+        assert bool((block.dstdata[dgl.NTYPE][dst[own]] == g.get_ntype_id(dst_type)).all())
 
 
 def main(args):
