@@ -261,14 +261,7 @@ class HeteroGraph(MessagePassing):
     ) -> "HeteroGraph":
         """Return the part that has all edges into some nodes, node by node.
 
-        Args:
-            nodes: as in :meth:`subgraph`.
-            relabel_nodes: as in :meth:`edge_subgraph`.
-            store_ids: as in :meth:`subgraph`.
-            output_device: where to put the part.
-
-        Raises:
-            OutOfRangeError, NodeTypeError, InvalidArgumentError: as in :meth:`subgraph`.
+        ``nodes`` and errors are as in :meth:`subgraph`, other arguments as in :meth:`edge_subgraph`.
         """
         chosen = self._by_ntype(nodes)
         eids = {r: self.in_edges(chosen[r[2]], "eid", r) for r in self.canonical_etypes}

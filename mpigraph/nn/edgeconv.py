@@ -40,19 +40,7 @@ class EdgeConv(nn.Module):
         self._allow_zero_in_degree = set_value
 
     def forward(self, g: MessagePassing, feat: Features) -> torch.Tensor:
-        """Apply the layer.
-
-        Args:
-            g: a block, or a graph of one relation.
-            feat: [num_src, in_feat], destinations first in a block; or a pair for both sides.
-
-        Returns:
-            [num_dst, out_feat].
-
-        Raises:
-            MPIGraphError: a destination has no in-edge and ``allow_zero_in_degree`` is off.
-            InvalidArgumentError: one tensor is given for a graph between two types.
-        """
+        """Apply the layer; arguments and errors are those of :meth:`.GATConv.forward`. Returns [num_dst, out_feat]."""
         if not self._allow_zero_in_degree:
             check_in_degrees(g)
         src, dst = source_and_destination(g, feat)

@@ -52,20 +52,7 @@ class GINConv(nn.Module):
         _set_eps(self, init_eps, learn_eps)
 
     def forward(self, graph: MessagePassing, feat: Features, edge_weight: torch.Tensor | None = None) -> torch.Tensor:
-        """Apply the layer.
-
-        Args:
-            graph: a block, or a graph of one relation.
-            feat: [num_src, in_feats], destinations first in a block; or a pair for both sides.
-            edge_weight: [num_edges] or [num_edges, 1], multiplied with the messages.
-
-        Returns:
-            [num_dst, out_feats], as ``apply_func`` makes it.
-
-        Raises:
-            InvalidArgumentError: one tensor is given for a graph between two types, or ``edge_weight`` does not have a
-                row for each edge.
-        """
+        """Apply the layer; arguments, result and errors are those of :meth:`.SAGEConv.forward`."""
         src, dst = source_and_destination(graph, feat)
         with graph.local_scope():
             graph.srcdata["h"] = src
@@ -95,18 +82,11 @@ class GINEConv(nn.Module):
         _set_eps(self, init_eps, learn_eps)
 
     def forward(self, graph: MessagePassing, node_feat: Features, edge_feat: torch.Tensor) -> torch.Tensor:
-        """Apply the layer.
+        """Apply the layer; ``graph``, features of nodes, result and errors are those of :meth:`.SAGEConv.forward`.
 
-        Args:
-            graph: a block, or a graph of one relation.
-            node_feat: [num_src, in_feats], destinations first in a block; or a pair for both sides.
-            edge_feat: [num_edges, in_feats], in the order of edge ids.
-
-        Returns:
-            [num_dst, out_feats], as ``apply_func`` makes it.
+        ``edge_feat`` is [num_edges, in_feats], in the order of edge ids.
 
         Raises:
-            InvalidArgumentError: one tensor is given for a graph between two types.
             GraphDataError: ``edge_feat`` does not have a row for each edge.
         """
         src, dst = source_and_destination(graph, node_feat)

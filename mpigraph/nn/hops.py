@@ -163,19 +163,10 @@ class SGConv(nn.Module):
     def forward(
         self, graph: MessagePassing, feat: torch.Tensor, edge_weight: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Apply the layer.
-
-        Args:
-            graph: as in :meth:`TAGConv.forward`.
-            feat: [num_nodes, in_feats].
-            edge_weight: as in :meth:`TAGConv.forward`.
-
-        Returns:
-            [num_nodes, out_feats].
+        """Apply the layer; arguments, result and errors are those of :meth:`TAGConv.forward`.
 
         Raises:
             MPIGraphError: a node has no in-edge and ``allow_zero_in_degree`` is off.
-            InvalidArgumentError: as in :meth:`TAGConv.forward`.
         """
         _check_whole_graph(graph)
         if not self._allow_zero_in_degree:

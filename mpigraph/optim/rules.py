@@ -75,17 +75,9 @@ class SparseAdam(SparseOptimizer):
         *,
         reduction: str = "mean",
     ) -> None:
-        """Begin with averages of zero.
+        """Begin with averages of zero; ``betas`` are the decay of the two averages, each in [0, 1).
 
-        Args:
-            params: embeddings, each with a name of its own.
-            lr: learning rate, >= 0.
-            betas: decay of the two averages, each in [0, 1).
-            eps: keeps the divisor from 0, >= 0.
-            reduction: "mean" or "sum" of the gradients of one row.
-
-        Raises:
-            InvalidArgumentError, CollectiveError: as :class:`SparseAdagrad`.
+        Other arguments and errors are those of :class:`SparseAdagrad`.
         """
         settings = {"lr": lr, "betas": betas, "eps": eps, "reduction": reduction}
         super().__init__(params, settings, {"mem": True, "power": True, "step": False})
@@ -103,16 +95,7 @@ class SparseSGD(SparseOptimizer):
 
     @collective("trainers")
     def __init__(self, params: Sequence[DistEmbedding], lr: float, *, reduction: str = "mean") -> None:
-        """Begin.
-
-        Args:
-            params: embeddings, each with a name of its own.
-            lr: learning rate, >= 0.
-            reduction: "mean" or "sum" of the gradients of one row.
-
-        Raises:
-            InvalidArgumentError, CollectiveError: as :class:`SparseAdagrad`.
-        """
+        """Begin; arguments and errors are those of :class:`SparseAdagrad`."""
         super().__init__(params, {"lr": lr, "reduction": reduction}, {})
 
     def _apply(
