@@ -18,7 +18,6 @@ from mpigraph.errors import InvalidArgumentError, MaskLengthError, MPIGraphError
 from mpigraph.session.context import Session, current
 
 near_and_far = on_layouts([ALONE, Layout(2, 0, 1)])
-far = on_layouts([ALONE, Layout(2, 0, 1), Layout(3, 1, 0)])
 HUGE = 2**70
 
 TENSORS: list[tuple[dict[str, Any], str]] = [
@@ -67,7 +66,7 @@ def test_initialize_again_is_harmless_with_the_same_arguments(job: SharedJob, or
 
 
 @pytest.mark.slow
-@far
+@on_layouts([ALONE, Layout(2, 0, 1), Layout(3, 1, 0)])
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_what_is_made_together_fails_together(job: SharedJob, oracle, everywhere: bool) -> None:
     g = job.open(oracle(3))
@@ -90,28 +89,6 @@ def test_what_is_made_together_fails_together(job: SharedJob, oracle, everywhere
     assert not dist.DistTensor(**good)[:].any()
 
 
-SAMPLING: list[tuple[Callable[[dist.DistGraph], object], str]] = [
-    (lambda g: g.sample_neighbors([1], HUGE), "fanout must be an integer <= 2147483647"),
-    (lambda g: g.sample_neighbors([1], 2, seed="x"), "seed must be an integer"),
-    (lambda g: g.sample_neighbors([1], 2, prob=5), "features are given by name"),
-    (lambda g: g.sample_blocks([1], [2], num_threads=-1), "num_threads must be an integer >= 1"),
-    (lambda g: g.sample_blocks([1], [2], seed=0.5), "seed must be an integer"),
-]
-
-
-@far
-def test_what_is_sampled_together_fails_together(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    alone = g.session.world.all_near
-    for call, words in SAMPLING:
-        if alone or g.rank() == 0:
-            with pytest.raises(InvalidArgumentError, match=words):
-                call(g)
-        else:
-            with pytest.raises(InvalidArgumentError, match=f"sampling failed on rank 0: {words}"):
-                g.sample_neighbors([1], 2)
-
-
 CALLS: list[tuple[Callable[[dist.DistGraph], object], type[MPIGraphError], str]] = [
     (lambda g: g.ndata["feat"]["x"], InvalidArgumentError, "index of tensor 'feat': expected numbers"),
     (lambda g: g.ndata["feat"][[[1], [2, 3]]], InvalidArgumentError, "expected numbers .got lists of several lengths"),
@@ -126,6 +103,8 @@ CALLS: list[tuple[Callable[[dist.DistGraph], object], type[MPIGraphError], str]]
     (lambda g: NeighborSampler(5), InvalidArgumentError, "fanouts must be a list with a fanout for each layer .got 5"),
     (lambda g: NeighborSampler([2, HUGE]), InvalidArgumentError, "fanout must be an integer <= "),
     (lambda g: g.sample_blocks([1], 5), InvalidArgumentError, "fanouts must be a list"),
+    (lambda g: g.sample_blocks([1], [2], num_threads=-1), InvalidArgumentError, "num_threads must be an integer >= 1"),
+    (lambda g: g.sample_blocks([1], [2], seed=0.5), InvalidArgumentError, "seed must be an integer"),
     (
         lambda g: dist.node_split(torch.arange(NUM_NODES) + 1),
         InvalidArgumentError,

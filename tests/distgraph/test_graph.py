@@ -224,6 +224,9 @@ def test_bad_sampling_arguments_raise_on_every_rank(job: SharedJob, oracle) -> N
 
     everybody(r"node id of type '_N' 101 at position 1 is out of range", nodes=[5, 101])
     everybody("fanout must be an integer >= -1", fanout=-2)
+    everybody("fanout must be an integer <= 2147483647", fanout=2**70)
+    everybody("seed must be an integer", seed="x")
+    everybody("features are given by name", prob=5)
     everybody("edge_dir must be 'in'", edge_dir="out")
     everybody("no feature 'nothing'", prob="nothing")
     everybody("node ids must be integers", nodes=[0.5])
