@@ -222,11 +222,12 @@ class DistTensor:
         session = self.handle.session
         doing = f"loading tensor {self.name!r}"
         with session.world.together(doing):
-            saved = _NpyRows(_npy_path(path), self.shape)
+            saved = _open_npy(_npy_path(path), self.shape)
         blocks = _file_blocks(session, session.store.graphs[self.handle.graph].topology.config, self.rows)
         with session.world.together(doing):
             for first, ids in blocks:
-                self[ids] = saved.read(first, len(ids))
+                rows = np.array(saved[first : first + len(ids)], saved.dtype.newbyteorder("="))
+                self[ids] = torch.from_numpy(rows)
         session.control.call(Operation.BARRIER)
 
     def __getitem__(self, index: Any) -> torch.Tensor:
@@ -535,18 +536,13 @@ def _write_npy(
                 files[path.stem].write(rows.to(plain.dtype).numpy(), first)
 
 
-class _NpyRows:
-    """Rows of a ``.npy`` file of this shape."""
-
-    def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
-        try:
-            self._rows = np.lib.format.open_memmap(path, mode="r")
-            self._dtype = self._rows.dtype.newbyteorder("=")
-            torch.from_numpy(np.empty(0, self._dtype))
-        except (OSError, ValueError, EOFError, TypeError, AttributeError) as error:
-            raise InvalidArgumentError(f"{path}: cannot read rows: {error}") from error
-        if self._rows.shape != shape:
-            raise InvalidArgumentError(f"{path} holds {list(self._rows.shape)}, and {list(shape)} is wanted")
-
-    def read(self, first: int, count: int) -> torch.Tensor:
-        return torch.from_numpy(np.array(self._rows[first : first + count], self._dtype))
+def _open_npy(path: Path, shape: tuple[int, ...]) -> "np.ndarray[Any, Any]":
+    """Map a ``.npy`` file of this shape whose dtype torch has, in any byte order."""
+    try:
+        rows = np.lib.format.open_memmap(path, mode="r")
+        torch.from_numpy(np.empty(0, rows.dtype.newbyteorder("=")))
+    except (OSError, ValueError, EOFError, TypeError, AttributeError) as error:
+        raise InvalidArgumentError(f"{path}: cannot read rows: {error}") from error
+    if rows.shape != shape:
+        raise InvalidArgumentError(f"{path} holds {list(rows.shape)}, and {list(shape)} is wanted")
+    return rows
