@@ -1,4 +1,4 @@
-"""How a process ends its job."""
+"""The end of a job by one of its processes."""
 
 import os
 import select
@@ -72,8 +72,8 @@ time.sleep(60)
 def test_who_dies_in_ddp_is_named_alone(tmp_path: Path, oracle, group: str, who: int, how: str) -> None:
     body = DIES.format(group=group, who=who, how=how)
     status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=2, servers=0)
-    ours = [line for line in output.splitlines() if line.startswith("[mpigraph]")]
+    lines = [line for line in output.splitlines() if line.startswith("[mpigraph]")]
     assert status != 0 and seconds < SOON
-    assert ours[-2].startswith(f"[mpigraph] trainer {who}/2 (rank {who}) on host"), output
-    assert ours[-1].startswith(f"[mpigraph] last spans of trainer {who}/2 (rank {who}): "), output
+    assert lines[-2].startswith(f"[mpigraph] trainer {who}/2 (rank {who}) on host"), output
+    assert lines[-1].startswith(f"[mpigraph] last spans of trainer {who}/2 (rank {who}): "), output
     assert "Traceback" not in output

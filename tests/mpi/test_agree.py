@@ -7,19 +7,13 @@ import pytest
 from layouts import on_all
 from mpi4py import MPI
 
-from mpigraph.errors import (
-    CollectiveError,
-    InvalidArgumentError,
-    MPIGraphError,
-    NodeTypeError,
-    PartitionError,
-)
+from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError, NodeTypeError, PartitionError
 from mpigraph.mpi.agree import agree, allgather_bytes, together
 from mpigraph.mpi.coroutine import run
 
 
 def raised(step: AbstractContextManager[None], error: Exception | None) -> MPIGraphError | None:
-    """What ``step`` turns this rank's error into."""
+    """Return the error that ``step`` raises in place of this rank's."""
     try:
         with step:
             if error is not None:
@@ -48,8 +42,8 @@ def test_the_same_failure_everywhere_is_said_once(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.parametrize("comm", [2, 3, 4], indirect=True)
 def test_different_failures_are_all_named(comm: MPI.Intracomm) -> None:
-    mine = [PartitionError("no parts"), InvalidArgumentError("bad"), None, PartitionError("no parts")][comm.rank]
-    joint = raised(together(comm, "reading"), mine)
+    own = [PartitionError("no parts"), InvalidArgumentError("bad"), None, PartitionError("no parts")][comm.rank]
+    joint = raised(together(comm, "reading"), own)
     first = "rank 0, 3" if comm.size == 4 else "rank 0"
     assert type(joint) is CollectiveError
     assert str(joint) == f"reading failed on {first}: no parts; on rank 1: bad"

@@ -1,11 +1,11 @@
-"""Whether a thread waits inside code of others: told from its stack and from what its process does."""
+"""Waits of a thread inside foreign code, detected from its stack and the activity of its process."""
 
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -27,60 +27,57 @@ def waiting_thread() -> Iterator[Idle]:
 
 
 def until_idle(idle: Idle) -> tuple[ForeignWait, float] | None:
-    """What it tells in looks 0.2 s apart, at most 10; another test's threads may work meanwhile."""
+    """Look up to 10 times, 0.2 s apart; another test's threads may work meanwhile."""
     for now in range(10):
-        if found := idle.wait(float(now)):
-            return found
+        if seen := idle.wait(float(now)):
+            return seen
         time.sleep(0.2)
     return None
 
 
 def test_a_thread_that_waits_is_idle_from_when_it_was_first_seen_so() -> None:
     with waiting_thread() as idle:
-        found = until_idle(idle)
-        assert found is not None and found[0] == ForeignWait("an event", "there")
+        seen = until_idle(idle)
+        assert seen is not None and seen[0] == ForeignWait("an event", "there")
         time.sleep(0.2)
         later = idle.wait(100.0)
-        assert later is None or later == found  # None: something in this process has run
+        assert later is None or later == seen  # None: something in this process has run
 
 
-def test_what_works_is_not_idle() -> None:
-    over = threading.Event()
-
-    def compute() -> None:
-        while not over.is_set():
-            sum(range(1000))
-
-    worker = threading.Thread(target=compute)
-    worker.start()
-    with waiting_thread() as idle:  # it waits for a thread that works
-        for now in range(4):
-            assert idle.wait(float(now)) is None
-            time.sleep(0.2)
-    idle = Idle(worker.ident, lambda frame: ForeignWait("anything"))
+def never_idle(idle: Idle) -> None:
     for now in range(4):
         assert idle.wait(float(now)) is None
         time.sleep(0.2)
+
+
+@contextmanager
+def repeating(step: Callable[[], object]) -> Iterator[int]:
+    """Yield the identifier of a thread that takes a step again and again."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            step()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield thread.ident
     over.set()
-    worker.join()
+    thread.join()
+
+
+def test_a_thread_that_works_is_not_idle() -> None:
+    with repeating(lambda: sum(range(1000))) as worker:
+        with waiting_thread() as idle:  # it waits for a thread that works
+            never_idle(idle)
+        never_idle(Idle(worker, lambda frame: ForeignWait("anything")))
 
 
 def test_a_thread_that_wakes_for_a_moment_is_not_idle() -> None:
-    """Such as one that does one collective after another in a network of long delays."""
-    event, over = threading.Event(), threading.Event()
-
-    def wait_again() -> None:
-        while not over.is_set():
-            event.wait(0.05)
-
-    thread = threading.Thread(target=wait_again)
-    thread.start()
-    idle = Idle(thread.ident, in_event)
-    for now in range(6):
-        assert idle.wait(float(now)) is None
-        time.sleep(0.2)
-    over.set()
-    thread.join()
+    """Such as one that makes one collective call after another in a network of long delays."""
+    event = threading.Event()
+    with repeating(lambda: event.wait(0.05)) as thread:
+        never_idle(Idle(thread, in_event))
 
 
 def test_a_process_whose_messages_leave_it_is_not_idle() -> None:

@@ -127,10 +127,10 @@ def test_requests_that_wait_are_answered_together(comm: MPI.Intracomm) -> None:
 def test_a_server_whose_replies_wait_takes_in_no_more(comm: MPI.Intracomm) -> None:
     many, words = 40, 1 << 17  # answers of 1 MiB, which MPI does not send before they are received
     if comm.rank == 0:
-        made: list[int] = []
+        answered: list[int] = []
 
         def answer(requests: Sequence[Words]) -> list[Words]:
-            made.extend(int(asked[0]) for asked in requests)
+            answered.extend(int(asked[0]) for asked in requests)
             return [behind_head(np.full(words, asked[0])) for asked in requests]
 
         server = RequestServer(comm, answering(answer), max_bytes=8 << 20, together=2)
@@ -138,10 +138,10 @@ def test_a_server_whose_replies_wait_takes_in_no_more(comm: MPI.Intracomm) -> No
         quiet = 0
         while quiet < 1000:
             quiet = 0 if server.progress() else quiet + 1
-        taken = len(made)
+        taken = len(answered)
         comm.Barrier()
-        answered_by(server, lambda: len(made) == many)
-        assert made == list(range(many))
+        answered_by(server, lambda: len(answered) == many)
+        assert answered == list(range(many))
     else:
         sending = [comm.Isend(np.array([k + 1, k]), 0, REQUEST) for k in range(many)]
         comm.Barrier()

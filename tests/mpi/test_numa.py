@@ -1,4 +1,4 @@
-"""Which ranks serve, by where they run."""
+"""The ranks that serve, chosen by the processors they run on."""
 
 import os
 from pathlib import Path

@@ -39,8 +39,8 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 @pytest.mark.parametrize("case", LAUNCHES)
 def test_processes_that_mpi_does_not_connect_are_one_error(variables: pytest.MonkeyPatch, case: str) -> None:
-    given, words = LAUNCHES[case]
-    for name, value in given.items():
+    setting, words = LAUNCHES[case]
+    for name, value in setting.items():
         variables.setenv(name, value)
     with pytest.raises(InvalidArgumentError, match=f"{words}.*initialize.comm=MPI.COMM_SELF") as caught:
         check_connected(1, "an MPI")
@@ -52,9 +52,9 @@ def test_processes_that_mpi_does_not_connect_are_one_error(variables: pytest.Mon
     check_connected(2, "an MPI")
 
 
-@pytest.mark.parametrize("given", ALONE, ids=str)
-def test_a_process_that_was_started_alone_may_be_alone(variables: pytest.MonkeyPatch, given: dict[str, str]) -> None:
-    for name, value in given.items():
+@pytest.mark.parametrize("setting", ALONE, ids=str)
+def test_a_process_that_was_started_alone_may_be_alone(variables: pytest.MonkeyPatch, setting: dict[str, str]) -> None:
+    for name, value in setting.items():
         variables.setenv(name, value)
     check_connected(1, "an MPI")
 
@@ -70,13 +70,13 @@ def test_no_mpi_is_one_line_of_advice(rank: str, lines: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "first, given, then",
+    "first, setting, then",
     [("mpigraph", None, "0"), ("mpigraph", "4", "4"), ("mpi4py.MPI", None, "None")],
     ids=["mpigraph first", "as the user wants", "MPI runs already"],
 )
-def test_open_mpi_starts_without_its_fast_boxes(first: str, given: str | None, then: str) -> None:
+def test_open_mpi_starts_without_its_fast_boxes(first: str, setting: str | None, then: str) -> None:
     env = {name: value for name, value in clean_environment().items() if name != FAST_BOXES}
-    env |= {FAST_BOXES: given} if given else {}
+    env |= {FAST_BOXES: setting} if setting else {}
     text = f"import {first}, mpi4py.MPI, mpigraph, os; from mpigraph.mpi.compat import may_lose_messages; "
     done = run_job([sys.executable, "-c", text + f"print(os.environ.get({FAST_BOXES!r}), may_lose_messages())"], env)
     of_five = MPI.get_vendor()[0] == "Open MPI" and MPI.get_vendor()[1] >= (5, 0, 0)

@@ -34,10 +34,10 @@ class Trainer:
         self.life = self.live()
 
     def live(self) -> Iterator[None]:
-        for epoch, mine in enumerate(self.steps):
+        for epoch, own in enumerate(self.steps):
             for step in range(self.job.longest[epoch]):
                 yield from self.collective(self.job.coupled)
-                if step < mine and (yield from self.call(epoch, step)):
+                if step < own and (yield from self.call(epoch, step)):
                     return
             yield from self.collective(self.job.meets)
             if self.job.meets:
@@ -90,7 +90,7 @@ class Job:
         self.speeds = [rng.choice([1, 1, 5]) for _ in self.trainers]
 
     def meanwhile(self) -> None:
-        """What happens between two instructions of somebody."""
+        """Make other events happen between two instructions of a rank."""
         if self.depth < 3 and self.rng.random() < 0.3:
             self.depth += 1
             for _ in range(self.rng.randint(1, 4)):

@@ -84,7 +84,7 @@ class Asked:
 
 
 def soon(done: Callable[[], bool]) -> bool:
-    """Whether something happens in another thread."""
+    """Wait until another thread has done something; return whether it has."""
     end = time.monotonic() + WAIT
     while not done() and time.monotonic() < end:
         time.sleep(1e-3)

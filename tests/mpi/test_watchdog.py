@@ -61,9 +61,9 @@ def test_a_wait_for_others_does_not_end_while_one_of_them_runs(caplog: pytest.Lo
     with watching() as watchdog:
 
         def look(blocked: float) -> None:
-            others = [trainer(0, ["control calls"], blocked), Record("trainer 1", 1, True, "running at evaluate.py:7")]
+            records = [trainer(0, ["control calls"], blocked), Record("trainer 1", 1, True, "running at evaluate.py:7")]
             watchdog.now = blocked
-            watchdog.judge(Summary.of(others, []))
+            watchdog.judge(Summary.of(records, []))
 
         for blocked in (100, 300, 5000, 9000, 11000):
             look(blocked)
@@ -196,13 +196,13 @@ def test_nothing_is_collected_while_another_thread_is_looked_at() -> None:
     gc.callbacks.append(note)
     gc.set_threshold(1)
     try:
-        found = [_line_of_script(cast(int, thread.ident)) for _ in range(10)]
+        seen = [_line_of_script(cast(int, thread.ident)) for _ in range(10)]
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(note)
         go.set()
         thread.join()
-    assert re.fullmatch(r" at test_watchdog\.py:\d+", found[0]) and places and "look_at_frame" not in places
+    assert re.fullmatch(r" at test_watchdog\.py:\d+", seen[0]) and places and "look_at_frame" not in places
     assert gc.isenabled()
 
 
@@ -239,10 +239,10 @@ def test_a_board_of_a_node(comm: MPI.Intracomm) -> None:
     board.write(Record(f"rank {comm.rank}", comm.rank, True, text, 2.0, 2.0, [f"channel {comm.rank}"] * 20))
     comm.Barrier()
     for rank in range(comm.size):
-        found = board.read(rank)
-        assert (found.who, found.known, found.text[:5]) == (f"rank {rank}", False, "läuft")
+        seen = board.read(rank)
+        assert (seen.who, seen.known, seen.text[:5]) == (f"rank {rank}", False, "läuft")
     board.look(1.0)
-    board.look(9.0)  # nobody has written since, and all have waited
+    board.look(9.0)  # no rank has written since, and all have waited
     ages = [board.still(rank, 9.0) for rank in range(comm.size)]
     assert ages[comm.rank] == 0
     comm.Barrier()
@@ -299,12 +299,12 @@ def test_a_stopped_process_shows_no_sign_of_life() -> None:
 
 def test_leaders_report_to_the_first(comm: MPI.Intracomm) -> None:
     reports = Reports(comm)
-    mine = Summary.of([trainer(comm.rank, ["channel 1"], 1.0 + comm.rank)], [])
+    own = Summary.of([trainer(comm.rank, ["channel 1"], 1.0 + comm.rank)], [])
     begin = time.monotonic()
     done = comm.Ibarrier() if not reports.leads else None
     while time.monotonic() - begin < WAIT:
         now = time.monotonic() - begin
-        reports.exchange(mine, now)
+        reports.exchange(own, now)
         if reports.leads and reports.complete and done is None:
             done = comm.Ibarrier()
         if done is not None and done.Test():
@@ -317,7 +317,7 @@ def test_leaders_report_to_the_first(comm: MPI.Intracomm) -> None:
 
 
 def test_the_garbage_collectors_thread_communicates_nothing(comm: MPI.Intracomm) -> None:
-    """What it has to do is done in the main thread, outside of other waits."""
+    """Its calls are made in the main thread, outside of other waits."""
     with flat_world(comm) as world:
         called: list[threading.Thread] = []
 

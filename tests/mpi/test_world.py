@@ -9,10 +9,7 @@ from mpi4py import MPI
 from worlds import flat_world, world_of
 
 from mpigraph.config import Config
-from mpigraph.errors import (
-    ClosedError,
-    InvalidArgumentError,
-)
+from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.mpi.witness import pid_namespace
 from mpigraph.mpi.world import World
 from mpigraph.rows.transport import nothing
@@ -27,18 +24,18 @@ def test_roles(layout: Job) -> None:
     serving = [rank for node in nodes for rank in node[len(node) - kept :]]
     hosts = serving or list(range(ranks))
     with world_of(layout) as world:
-        mine = next(node for node in nodes if world.rank in node)
+        peers = next(node for node in nodes if world.rank in node)
         assert (world.rank, world.size) == (layout.comm.rank, ranks)
-        assert (world.num_nodes, world.node_index) == (len(nodes), nodes.index(mine))
-        assert (world.node.size, world.node.rank) == (len(mine), mine.index(world.rank))
+        assert (world.num_nodes, world.node_index) == (len(nodes), nodes.index(peers))
+        assert (world.node.size, world.node.rank) == (len(peers), peers.index(world.rank))
         assert world.trainer_ranks.tolist() == trainers
         assert world.hosts.tolist() == hosts
-        assert world.near.tolist() == [host in mine for host in hosts]
+        assert world.near.tolist() == [host in peers for host in hosts]
         assert world.all_near == (len(nodes) == 1)
         assert world.is_trainer == (world.rank in trainers)
         assert world.is_host == (world.rank in hosts)
         assert world.host_index == (hosts.index(world.rank) if world.is_host else -1)
-        assert world.num_local_trainers == len(mine) - kept
+        assert world.num_local_trainers == len(peers) - kept
         for index, host in enumerate(hosts):
             node = next(node for node in nodes if host in node)
             assert world.trainers_of_host(index) == [rank for rank in node if rank in trainers]
@@ -48,7 +45,7 @@ def test_roles(layout: Job) -> None:
             assert world.neighbourhood(index) == (near, node.index(trainer), len(node) - kept)
         if world.is_trainer:
             assert world.trainers.rank == trainers.index(world.rank)
-            assert world.local_trainer == mine.index(world.rank)
+            assert world.local_trainer == peers.index(world.rank)
             assert world.identity == f"trainer {world.trainers.rank}/{len(trainers)} (rank {world.rank})"
             assert world.allreduce_sum(world.rank) == sum(trainers)
             assert world.allreduce_minmax(world.rank, largest=True) == max(trainers)

@@ -56,15 +56,15 @@ def started(backend: str = "mpi4py", seconds: float = 120) -> Iterator[tuple[int
         dist.destroy_process_group()
 
 
-def mine(rank: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """What a rank gives: small whole numbers, of which every dtype forms exact sums and products on four ranks."""
+def input_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a rank's input: small whole numbers, with exact sums and products over four ranks in every dtype."""
     numbers = (np.arange(int(np.prod(shape))) * 7 + rank * 5) % 4
     return torch.from_numpy(numbers.reshape(shape)).to(dtype)
 
 
 def everyone(size: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> np.ndarray:
-    """float64[size, *shape], what all ranks give."""
-    return np.stack([mine(rank, shape, dtype).double().numpy() for rank in range(size)])
+    """Return float64[size, *shape], the inputs of all ranks."""
+    return np.stack([input_of(rank, shape, dtype).double().numpy() for rank in range(size)])
 
 
 def same(got: Tensor, want: np.ndarray) -> None:
@@ -83,38 +83,41 @@ def test_reductions(job: SharedJob) -> None:
     with started() as (rank, size):
         for dtype in DTYPES:
             for shape in SHAPES:
-                given = everyone(size, shape, dtype)
+                inputs = everyone(size, shape, dtype)
                 for op, numpy_op in NUMPY.items():
                     for place in (torch.clone, spread):
-                        x = place(mine(rank, shape, dtype))
+                        x = place(input_of(rank, shape, dtype))
                         dist.all_reduce(x, op)
-                        same(x, numpy_op(given, axis=0))
-                    x = mine(rank, shape, dtype)
+                        same(x, numpy_op(inputs, axis=0))
+                    x = input_of(rank, shape, dtype)
                     dist.reduce(x, size - 1, op)
-                    same(x, numpy_op(given, axis=0) if rank == size - 1 else given[rank])
+                    same(x, numpy_op(inputs, axis=0) if rank == size - 1 else inputs[rank])
 
 
 @groups
 def test_averages_bits_and_bools(job: SharedJob) -> None:
     with started() as (rank, size):
         for dtype in DTYPES[:4]:
-            x = mine(rank, (9,), dtype)
+            x = input_of(rank, (9,), dtype)
             dist.all_reduce(x, ReduceOp.AVG)
             want = torch.from_numpy(everyone(size, (9,), dtype).mean(0)).to(dtype)
             torch.testing.assert_close(x, want)
         for op, numpy_op in ((ReduceOp.BAND, np.bitwise_and), (ReduceOp.BXOR, np.bitwise_xor)):
-            x = mine(rank, (9,), torch.int64)
+            x = input_of(rank, (9,), torch.int64)
             dist.all_reduce(x, op)
             same(x, numpy_op.reduce(everyone(size, (9,)).astype(np.int64)))
         for op, joined in ((ReduceOp.SUM, np.any), (ReduceOp.PRODUCT, np.all), (ReduceOp.BXOR, np.logical_xor.reduce)):
-            x = mine(rank, (9,)) > 1
+            x = input_of(rank, (9,)) > 1
             dist.all_reduce(x, op)
             assert x.dtype is torch.bool
             same(x, joined(everyone(size, (9,)) > 1, axis=0))
         for op, divisor in ((ReduceOp.SUM, 1), (ReduceOp.AVG, size)):
             for dtype in (torch.complex64, torch.complex128):
-                z = torch.complex(mine(rank, (4,)), mine(rank + 1, (4,))).to(dtype)
-                want = sum(torch.complex(mine(r, (4,)), mine(r + 1, (4,))).to(dtype) for r in range(size)) / divisor
+                z = torch.complex(input_of(rank, (4,)), input_of(rank + 1, (4,))).to(dtype)
+                want = (
+                    sum(torch.complex(input_of(r, (4,)), input_of(r + 1, (4,))).to(dtype) for r in range(size))
+                    / divisor
+                )
                 x, y, part = z.clone(), z.conj().clone().conj(), torch.zeros(4, dtype=dtype)
                 dist.all_reduce(x, op)
                 dist.reduce(y, 0, op)
@@ -133,25 +136,25 @@ def test_broadcast_gather_and_scatter(job: SharedJob) -> None:
             for shape in SHAPES[1:]:
                 want = everyone(size, shape, dtype) if dtype is not torch.complex128 else everyone(size, shape)
                 root = size // 2
-                x = spread(mine(rank, shape, dtype))
+                x = spread(input_of(rank, shape, dtype))
                 dist.broadcast(x, root)
                 same(x.real if x.is_complex() else x, want[root])
                 parts = [spread(torch.zeros(shape, dtype=dtype)) for _ in range(size)]
-                dist.all_gather(parts, mine(rank, shape, dtype))
+                dist.all_gather(parts, input_of(rank, shape, dtype))
                 same(torch.stack([p.real if p.is_complex() else p for p in parts]), want)
                 if dtype is torch.complex128:
                     continue
                 whole = torch.zeros(size * shape[0], *shape[1:], dtype=dtype)
-                dist.all_gather_single(whole, mine(rank, shape, dtype))
+                dist.all_gather_single(whole, input_of(rank, shape, dtype))
                 same(whole, want.reshape(whole.shape))
                 dist.all_gather_single(whole, whole[rank * shape[0] : (rank + 1) * shape[0]])  # overlapping
                 same(whole, want.reshape(whole.shape))
                 parts = [torch.zeros(shape, dtype=dtype) for _ in range(size)]
-                dist.gather(mine(rank, shape, dtype), parts if rank == root else None, root)
+                dist.gather(input_of(rank, shape, dtype), parts if rank == root else None, root)
                 same(torch.stack(parts), want if rank == root else 0 * want)
-                given = [mine(r, shape, dtype) for r in range(size)]
+                inputs = [input_of(r, shape, dtype) for r in range(size)]
                 x = spread(torch.zeros(shape, dtype=dtype))
-                dist.scatter(x, given if rank == root else None, root)
+                dist.scatter(x, inputs if rank == root else None, root)
                 same(x, want[rank])
 
 
@@ -159,14 +162,14 @@ def test_broadcast_gather_and_scatter(job: SharedJob) -> None:
 def test_reduce_scatter(job: SharedJob) -> None:
     with started() as (rank, size):
         for dtype in DTYPES:
-            given = [mine(rank + part, (2, part + 1), dtype) for part in range(size)]  # part r is for rank r
-            want = np.stack([mine(r + rank, (2, rank + 1), dtype).double().numpy() for r in range(size)])
+            inputs = [input_of(rank + part, (2, part + 1), dtype) for part in range(size)]  # part r is for rank r
+            want = np.stack([input_of(r + rank, (2, rank + 1), dtype).double().numpy() for r in range(size)])
             for op, numpy_op in NUMPY.items():
                 x = spread(torch.zeros(2, rank + 1, dtype=dtype))
-                dist.reduce_scatter(x, given, op)
+                dist.reduce_scatter(x, inputs, op)
                 same(x, numpy_op(want, axis=0))
                 x = torch.zeros(3, dtype=dtype)
-                dist.reduce_scatter_single(x, mine(rank, (3 * size,), dtype), op)
+                dist.reduce_scatter_single(x, input_of(rank, (3 * size,), dtype), op)
                 same(x, numpy_op(everyone(size, (3 * size,), dtype), axis=0)[3 * rank : 3 * rank + 3])
 
 
@@ -174,16 +177,16 @@ def test_reduce_scatter(job: SharedJob) -> None:
 def test_all_to_all(job: SharedJob) -> None:
     with started() as (rank, size):
         for dtype in (*DTYPES, torch.bool):
-            given = [mine(rank + 2 * to, (to + rank, 2), dtype) for to in range(size)]
+            inputs = [input_of(rank + 2 * to, (to + rank, 2), dtype) for to in range(size)]
             got = [torch.zeros(rank + r, 2, dtype=dtype) for r in range(size)]
-            dist.all_to_all(got, given)
+            dist.all_to_all(got, inputs)
             for source, x in enumerate(got):
-                same(x, mine(source + 2 * rank, (source + rank, 2), dtype).double().numpy())
+                same(x, input_of(source + 2 * rank, (source + rank, 2), dtype).double().numpy())
             out = torch.zeros(sum(len(x) for x in got), 2, dtype=dtype)
-            dist.all_to_all_single(out, torch.cat(given), [len(x) for x in got], [len(x) for x in given])
+            dist.all_to_all_single(out, torch.cat(inputs), [len(x) for x in got], [len(x) for x in inputs])
             assert torch.equal(out, torch.cat(got))
             even = torch.zeros(2 * size, dtype=dtype)
-            dist.all_to_all_single(even, mine(rank, (2 * size,), dtype))
+            dist.all_to_all_single(even, input_of(rank, (2 * size,), dtype))
             same(even, everyone(size, (2 * size,), dtype)[:, 2 * rank : 2 * rank + 2].reshape(-1))
 
 
@@ -192,7 +195,7 @@ def test_messages(job: SharedJob) -> None:
     with started() as (rank, size):
         to, source = (rank + 1) % size, (rank - 1) % size
         for shape in SHAPES:
-            works = [dist.isend(mine(rank, shape), to, tag=3), dist.isend(mine(rank, (4,)), to, tag=9)]
+            works = [dist.isend(input_of(rank, shape), to, tag=3), dist.isend(input_of(rank, (4,)), to, tag=9)]
             x, y = spread(torch.zeros(shape)), torch.zeros(4)
             assert dist.recv(y, source, tag=9) == source
             assert dist.recv(x, tag=3) == source  # from anyone
@@ -200,7 +203,7 @@ def test_messages(job: SharedJob) -> None:
             same(y, everyone(size, (4,))[source])
             for work in works:
                 work.wait()
-        ops = [dist.P2POp(dist.isend, mine(rank, (3,)), to), dist.P2POp(dist.irecv, x := torch.zeros(3), source)]
+        ops = [dist.P2POp(dist.isend, input_of(rank, (3,)), to), dist.P2POp(dist.irecv, x := torch.zeros(3), source)]
         for work in dist.batch_isend_irecv(ops):
             work.wait()
         same(x, everyone(size, (3,))[source])
@@ -250,25 +253,25 @@ def test_objects_and_subgroups(job: SharedJob) -> None:
         assert names == [{"rank": r} for r in range(size)]
         members = list(range(0, size, 2))
         group = dist.new_group(members)
-        x = mine(rank, (6,))
+        x = input_of(rank, (6,))
         dist.all_reduce(x, group=group) if rank in members else None
-        given = everyone(size, (6,))
-        same(x, given[members].sum(0) if rank in members else given[rank])
+        inputs = everyone(size, (6,))
+        same(x, inputs[members].sum(0) if rank in members else inputs[rank])
         if rank in members:
-            x = mine(rank, (6,))
+            x = input_of(rank, (6,))
             dist.broadcast(x, members[-1], group=group)
-            same(x, given[members[-1]])
+            same(x, inputs[members[-1]])
             dist.destroy_process_group(group)
         everybody = dist.new_group()
-        x = mine(rank, (6,))
+        x = input_of(rank, (6,))
         dist.all_reduce(x, group=everybody)
-        same(x, given.sum(0))
+        same(x, inputs.sum(0))
 
 
 @groups
 def test_handles(job: SharedJob) -> None:
     with started() as (rank, size):
-        tensors = [mine(rank + i, (50_000,)) for i in range(8)]
+        tensors = [input_of(rank + i, (50_000,)) for i in range(8)]
         works = [dist.all_reduce(x, async_op=True) for x in tensors]
         futures = [work.get_future() for work in works[::2]]
         for x, future in zip(tensors[::2], futures, strict=True):
@@ -276,7 +279,7 @@ def test_handles(job: SharedJob) -> None:
         for work in reversed(works):
             assert work.wait(timedelta(seconds=120)) and work.is_completed() and work.is_success()
         for i, x in enumerate(tensors):
-            same(x, sum(mine(r + i, (50_000,)).double().numpy() for r in range(size)))
+            same(x, sum(input_of(r + i, (50_000,)).double().numpy() for r in range(size)))
         doubled = dist.all_reduce(torch.ones(3), async_op=True).get_future().then(lambda f: f.value()[0] * 2)
         assert torch.equal(doubled.wait(), torch.full((3,), 2.0 * size))
         work = dist.barrier(async_op=True)
@@ -291,36 +294,24 @@ def test_handles(job: SharedJob) -> None:
         assert many[0][0] == sum(range(size)) and many[1][0] == size
 
 
+def reduced(count: int, dtype: torch.dtype = torch.float32, op: Any = ReduceOp.SUM) -> Callable[[int], object]:
+    return lambda n: dist.all_reduce(torch.ones(count, dtype=dtype), op)
+
+
+def gathered(count: int) -> Callable[[int], object]:
+    return lambda n: dist.all_gather([torch.ones(count)] * n, torch.ones(count))
+
+
 CROSSINGS: list[tuple[Callable[[int], object], Callable[[int], object], str, str]] = [
-    (
-        lambda n: dist.all_reduce(torch.ones(35)),
-        lambda n: dist.all_reduce(torch.ones(1)),
-        "all_reduce(SUM) of 35 torch.float32",
-        "all_reduce(SUM) of 1 torch.float32",
-    ),
-    (
-        lambda n: dist.all_reduce(torch.ones(4, dtype=torch.int64)),
-        lambda n: dist.all_reduce(torch.ones(4)),
-        "all_reduce(SUM) of 4 torch.int64",
-        "all_reduce(SUM) of 4 torch.float32",
-    ),
-    (
-        lambda n: dist.all_reduce(torch.ones(4), ReduceOp.MAX),
-        lambda n: dist.all_reduce(torch.ones(4)),
-        "all_reduce(MAX) of 4",
-        "all_reduce(SUM) of 4",
-    ),
+    (reduced(35), reduced(1), "all_reduce(SUM) of 35 torch.float32", "all_reduce(SUM) of 1 torch.float32"),
+    (reduced(4, torch.int64), reduced(4), "all_reduce(SUM) of 4 torch.int64", "all_reduce(SUM) of 4 torch.float32"),
+    (reduced(4, op=ReduceOp.MAX), reduced(4), "all_reduce(MAX) of 4", "all_reduce(SUM) of 4"),
+    (gathered(4), gathered(5), "all_gather of 4, 4", "all_gather of 5, 5"),
     (
         lambda n: dist.broadcast(torch.ones(4), 0),
         lambda n: dist.broadcast(torch.ones(4), n - 1),
         "broadcast of 4 torch.float32 with root 0",
         "broadcast of 4 torch.float32 with root {last}",
-    ),
-    (
-        lambda n: dist.all_gather([torch.ones(4)] * n, torch.ones(4)),
-        lambda n: dist.all_gather([torch.ones(5)] * n, torch.ones(5)),
-        "all_gather of 4, 4",
-        "all_gather of 5, 5",
     ),
     (
         lambda n: dist.reduce(torch.ones(4), 0),
@@ -358,17 +349,17 @@ CROSSINGS: list[tuple[Callable[[int], object], Callable[[int], object], str, str
 @groups_of_several
 def test_calls_that_differ_raise_on_every_trainer(job: SharedJob) -> None:
     with started() as (rank, size):
-        for number, (first, others, one, another) in enumerate(CROSSINGS):
+        for number, (first, rest, one, another) in enumerate(CROSSINGS):
             with pytest.raises(
                 CollectiveError, match=f"call {2 * number + 1} of process group .* is not the same"
             ) as caught:
-                (others if rank else first)(size)
+                (rest if rank else first)(size)
             text = str(caught.value)
             assert re.search(rf"trainer\(s\) 0: {re.escape(one)}.* at test_process_group.py:\d+", text), text
             others_text = re.escape(another.format(last=size - 1))
             numbers = ", ".join(map(str, range(1, size)))
             assert re.search(rf"trainer\(s\) {numbers}: {others_text}.* at test_process_group.py:\d+", text), text
-            x = mine(rank, (6,))
+            x = input_of(rank, (6,))
             dist.all_reduce(x)  # nothing was begun by the wrong calls
             same(x, everyone(size, (6,)).sum(0))
 
@@ -513,7 +504,7 @@ def test_without_threads(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
             to, source = (rank + 1) % size, (rank - 1) % size
             x, big = torch.zeros(300_000), torch.full((300_000,), float(rank))
             if size > 1:
-                dist.isend(big, to)  # nobody keeps the handle
+                dist.isend(big, to)  # without keeping the handle
                 dist.recv(x, source)
                 same(x, np.full(300_000, source))
             total = big.clone()  # big may still be on its way
@@ -538,10 +529,10 @@ def test_torch_operators(job: SharedJob) -> None:
     """The collectives that compiled code calls, through torch's dispatcher and the group's name."""
     with started() as (rank, size):
         group = dist.group.WORLD
-        given = everyone(size, (2 * size,))
-        same(functional.all_reduce(mine(rank, (2 * size,)), "sum", group), given.sum(0))
-        got = functional.reduce_scatter_single(mine(rank, (2 * size,)), "sum", 0, group)
-        same(got, given.sum(0)[2 * rank : 2 * rank + 2])
+        inputs = everyone(size, (2 * size,))
+        same(functional.all_reduce(input_of(rank, (2 * size,)), "sum", group), inputs.sum(0))
+        got = functional.reduce_scatter_single(input_of(rank, (2 * size,)), "sum", 0, group)
+        same(got, inputs.sum(0)[2 * rank : 2 * rank + 2])
 
 
 @groups_of_several
@@ -584,8 +575,8 @@ def ports() -> set[str]:
     """The listening TCP sockets of the machine, by number."""
     lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
     listening = {words[9] for words in lines if words[3] == "0A"}
-    mine = {path.readlink().name for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
-    return {number for number in listening if f"socket:[{number}]" in mine}
+    own = {path.readlink().name for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    return {number for number in listening if f"socket:[{number}]" in own}
 
 
 @api
@@ -674,16 +665,16 @@ def test_ddp_does_what_it_does_with_gloo(job: SharedJob) -> None:
     for backend in ("gloo", "mpi4py", "mpi4py"):
         with started(backend):
             results.append(gradients(4, wrap))
-    for gloo, ours, again in zip(*results, strict=True):
-        torch.testing.assert_close(ours, gloo, rtol=1e-5, atol=1e-6 if gloo.dtype is torch.float32 else 1e-2)
-        assert torch.equal(ours, again)
+    for gloo, mpi, again in zip(*results, strict=True):
+        torch.testing.assert_close(mpi, gloo, rtol=1e-5, atol=1e-6 if gloo.dtype is torch.float32 else 1e-2)
+        assert torch.equal(mpi, again)
 
 
 @groups
 def test_gloo_beside_it(job: SharedJob) -> None:
     with started("gloo") as (rank, size):
         group = dist.new_group(list(range(size)), backend="mpi4py")
-        x, y = mine(rank, (6,)), mine(rank, (6,))
+        x, y = input_of(rank, (6,)), input_of(rank, (6,))
         works = [dist.all_reduce(x, group=group, async_op=True), dist.all_reduce(y, async_op=True)]
         for work in works:
             work.wait()
@@ -739,7 +730,7 @@ def test_memory_of_what_nobody_waits_for_any_more_is_kept(job: SharedJob, monkey
     """MPI writes to it when the others come."""
     kept: list[Task[Any]] = []
     keep = Outstanding.keep
-    monkeypatch.setattr(Outstanding, "keep", lambda some, task: (kept.append(task), keep(some, task))[1])
+    monkeypatch.setattr(Outstanding, "keep", lambda self, task: (kept.append(task), keep(self, task))[1])
     with started(seconds=0.05) as (rank, _):
         if rank == 0:
             with pytest.raises(TimeoutError, match="all_reduce is not complete"):

@@ -1,4 +1,4 @@
-"""What tests of rows share."""
+"""Fixtures for tests of rows."""
 
 import pytest
 

@@ -39,8 +39,8 @@ def test_rows_go_to_another_device(job: SharedJob, oracle) -> None:
     """``meta`` is a device that every torch has."""
     job.open(oracle(3))
     t = filled(torch.float32, 5)
-    found = t.gather([3, 1], device="meta")
-    assert found.device.type == "meta" and found.shape == (2, 5)
+    rows = t.gather([3, 1], device="meta")
+    assert rows.device.type == "meta" and rows.shape == (2, 5)
     out = torch.empty(2, 5, device="meta")
     assert t.gather([3, 1], out=out) is out
     assert t.gather([3, 1], out=out, device="meta") is out

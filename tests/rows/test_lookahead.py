@@ -54,10 +54,10 @@ def test_what_a_trainer_wrote_it_reads_before_the_others_know(job: SharedJob, or
     for _ in loader:
         pass
     g.barrier()
-    mine = torch.arange(g.rank(), NUM_NODES, job.trainers.size)
+    own = torch.arange(g.rank(), NUM_NODES, job.trainers.size)
     steps = iter(loader)
     next(steps)
-    tensor[mine] = torch.ones(len(mine))
+    tensor[own] = torch.ones(len(own))
     inputs, _, blocks = next(steps)
     of_mine = inputs % job.trainers.size == g.rank()
     assert (blocks[0].srcdata["h"][of_mine] == 1).all()

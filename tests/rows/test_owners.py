@@ -17,12 +17,12 @@ from mpigraph.store.host_ranges import _cut_offsets
 @pytest.mark.parametrize("count", [0, 1, 40])
 def test_positions_are_split_by_range(offsets: list[int], count: int) -> None:
     ids = np.random.default_rng(count).integers(0, 10, count)
-    found = split_by_range(ids, np.array(offsets))
-    ranges = [which for which, _ in found]
-    assert ranges == sorted(set(ranges)) and all(len(positions) for _, positions in found)
-    for which, positions in found:
+    pieces = split_by_range(ids, np.array(offsets))
+    ranges = [which for which, _ in pieces]
+    assert ranges == sorted(set(ranges)) and all(len(positions) for _, positions in pieces)
+    for which, positions in pieces:
         assert np.array_equal(positions, np.flatnonzero((offsets[which] <= ids) & (ids < offsets[which + 1])))
-    assert sum(len(positions) for _, positions in found) == count
+    assert sum(len(positions) for _, positions in pieces) == count
 
 
 def test_positions_are_routed_to_owners_in_order() -> None:
@@ -63,11 +63,11 @@ def test_owners_are_near_and_own_as_much_as_the_others(servers: int) -> None:
             assert world.trainer_ranks[owners.trainers[begin + k]] == rank
         begin += len(near)
     assert owners.bounds[-1] == offsets[-1] and len(owners.bounds) == begin + 1
-    found = [owned for trainer in range(len(world.trainer_ranks)) for owned in owners.ranges(trainer)]
-    assert sum(owned.last - owned.first for owned in found) == offsets[-1]
-    assert all(offsets[owned.host] + owned.rows.start == owned.first for owned in found)
-    mine = int(np.searchsorted(world.trainer_ranks, world.rank))
-    assert owners.ranges() == (owners.ranges(mine) if world.is_trainer else [])
+    pieces = [owned for trainer in range(len(world.trainer_ranks)) for owned in owners.ranges(trainer)]
+    assert sum(owned.last - owned.first for owned in pieces) == offsets[-1]
+    assert all(offsets[owned.host] + owned.rows.start == owned.first for owned in pieces)
+    own = int(np.searchsorted(world.trainer_ranks, world.rank))
+    assert owners.ranges() == (owners.ranges(own) if world.is_trainer else [])
 
 
 @pytest.mark.parametrize("servers", [0, 1])
@@ -75,7 +75,7 @@ def test_python_does_not_loop_over_thousands_of_ranks(servers: int, monkeypatch:
     """On 64 nodes of 128 ranks, where a call for each would be thousands."""
 
     class Gathering:
-        def Allgather(self, mine: np.ndarray, known: np.ndarray) -> None:
+        def Allgather(self, own: np.ndarray, known: np.ndarray) -> None:
             known[:] = 0, 1 << 40, 1 << 41, 0
             known[:, 0] = np.arange(len(known)) // 128
 

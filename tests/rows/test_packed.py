@@ -51,16 +51,16 @@ def test_packing_needs_no_windows(layout: Job, small_chunks: None, monkeypatch: 
             meet(world, service.progress)
             random = np.random.default_rng(world.rank)
             for _ in range(2 if world.is_trainer else 0):
-                mine = random.permutation(ids)
-                twice = np.concatenate([mine[: HELD // 2], mine])  # the last one wins
+                own = random.permutation(ids)
+                twice = np.concatenate([own[: HELD // 2], own])  # the last one wins
                 values = np.full((len(twice), *shape), 99, dtype)
                 values[HELD // 2 :] = world.rank + 1
                 window.scatter(twice, values)
             meet(world, service.progress)
             window.sync()
-            found = window.gather(ids).reshape(len(ids), -1) if world.is_trainer else np.zeros((1, 1), dtype)
-            assert (found == found[:, :1]).all()
-            assert set(found[:, 0].tolist()) <= {0, *(world.trainer_ranks + 1).tolist()}
+            stored = window.gather(ids).reshape(len(ids), -1) if world.is_trainer else np.zeros((1, 1), dtype)
+            assert (stored == stored[:, :1]).all()
+            assert set(stored[:, 0].tolist()) <= {0, *(world.trainer_ranks + 1).tolist()}
             meet(world, service.progress)
             window.close()
 
@@ -156,8 +156,8 @@ def test_requests_taken_in_at_once_are_bounded(
 
 def test_requests_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpigraph.rows.transport.MAX_ROWS", 3)
-    wanted = [RemoteRows(5, 9, np.arange(7), np.arange(7)), RemoteRows(6, 9, np.arange(2), np.arange(2))]
-    sizes = [[(rows.rank, len(rows.rows)) for rows in requests] for requests in split_requests(wanted)]
+    remote = [RemoteRows(5, 9, np.arange(7), np.arange(7)), RemoteRows(6, 9, np.arange(2), np.arange(2))]
+    sizes = [[(rows.rank, len(rows.rows)) for rows in requests] for requests in split_requests(remote)]
     assert sizes == [[(5, 3), (6, 2)], [(5, 3)], [(5, 1)]]
 
 

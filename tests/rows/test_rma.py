@@ -19,7 +19,7 @@ def test_both_transports_read_the_same_rows(layout: Job, kind: str, small_chunks
         world = service.world
         total = len(world.hosts) * HELD
         random = np.random.default_rng(world.rank)
-        wanted = [
+        requests = [
             np.arange(total),
             np.arange(total)[::-1].copy(),
             random.integers(0, total, 2 * total),  # repeats
@@ -31,11 +31,11 @@ def test_both_transports_read_the_same_rows(layout: Job, kind: str, small_chunks
         for shape, dtype in ROWS:
             window = filled_window(service, shape, dtype)
             for way in (service.transports or [None]) if world.is_trainer else []:
-                for ids in wanted:
+                for ids in requests:
                     assert np.array_equal(window.gather(ids, transport=way), row_values(ids, shape, dtype))
-                out = np.zeros((len(wanted[2]), *shape), dtype)
-                assert window.gather(wanted[2], out, way) is out
-                assert np.array_equal(out, row_values(wanted[2], shape, dtype))
+                out = np.zeros((len(requests[2]), *shape), dtype)
+                assert window.gather(requests[2], out, way) is out
+                assert np.array_equal(out, row_values(requests[2], shape, dtype))
             meet(world, service.progress)
             window.close()
 

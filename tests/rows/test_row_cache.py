@@ -24,25 +24,25 @@ def test_trainers_of_a_node_find_each_others_rows(job: SharedJob, oracle) -> Non
     session = current()
     world = session.world
     rows = g.ndata["feat"].rows
-    made = session.control.call(Operation.OPEN_CACHES, groups=[[[rows.number], FEW]], ahead=1)
-    cache: RowCache = made[rows.number]
+    caches = session.control.call(Operation.OPEN_CACHES, groups=[[[rows.number], FEW]], ahead=1)
+    cache: RowCache = caches[rows.number]
     held = world.near[rows.window.host_of(np.arange(NUM_NODES))]
-    mine = np.flatnonzero(~held)[world.local_trainer :: world.num_local_trainers][: cache.per_trainer]
+    own = np.flatnonzero(~held)[world.local_trainer :: world.num_local_trainers][: cache.per_trainer]
     assert cache.per_trainer == 14 // world.num_local_trainers
     assert cache.refresh()
-    places, words = rows.window.fetch(mine, session.pool, lambda: None)
-    slots = np.full(len(mine), -1, np.int32)
+    places, words = rows.window.fetch(own, session.pool, lambda: None)
+    slots = np.full(len(own), -1, np.int32)
     upcoming = np.full(64, NEVER, np.int32)
-    cache.keep(mine, slots, places, words, 1, 0, upcoming)
+    cache.keep(own, slots, places, words, 1, 0, upcoming)
     g.barrier()
     far_rows = np.flatnonzero(~held)
     slots, seen = cache.find(far_rows)
     assert (slots >= 0).sum() == min(len(far_rows), cache.per_trainer * world.num_local_trainers)
     out = np.full((len(far_rows), *rows.shape[1:]), -1, np.float32)
     assert len(cache.load(far_rows, slots, seen, np.arange(len(far_rows)), out.view(words.dtype))) == 0
-    found = slots >= 0
+    hits = slots >= 0
     expected = rows.gather(far_rows)
-    assert (out[found] == expected[found]).all() and (out[~found] == -1).all()
+    assert (out[hits] == expected[hits]).all() and (out[~hits] == -1).all()
     g.barrier()
     if world.local_trainer == 0:  # gives its first slot to another row while somebody copies from it
         cache.slots.times[0] += 1
@@ -60,8 +60,8 @@ def test_a_slot_that_changes_hands_meanwhile_is_noticed(job: SharedJob, oracle) 
     g = job.open(oracle(3))
     session = current()
     rows = g.ndata["feat"].rows
-    made = session.control.call(Operation.OPEN_CACHES, groups=[[[rows.number], FEW]], ahead=1)
-    cache: RowCache = made[rows.number]
+    caches = session.control.call(Operation.OPEN_CACHES, groups=[[[rows.number], FEW]], ahead=1)
+    cache: RowCache = caches[rows.number]
     assert cache.refresh()
     cache.slots.alone = False
     values = {3: 33, 5: 55}
@@ -90,7 +90,7 @@ def test_a_slot_that_changes_hands_meanwhile_is_noticed(job: SharedJob, oracle) 
                 step()
             self.taken = max(stop, self.taken)
 
-    fence, found = cache.slots.fence, 0
+    fence, hits = cache.slots.fence, 0
     for stops in combinations_with_replacement(range(7), 3):
         for step in give(3):
             step()
@@ -99,8 +99,8 @@ def test_a_slot_that_changes_hands_meanwhile_is_noticed(job: SharedJob, oracle) 
         slots, seen = cache.find(np.array([3]))
         lost = cache.load(np.array([3]), slots, seen, np.array([0]), out)
         if slots[0] >= 0 and len(lost) == 0:
-            found += 1
+            hits += 1
             assert (out == values[3]).all(), stops
-    assert found > 0
+    assert hits > 0
     cache.slots.fence = fence
     session.control.call(Operation.FREE, numbers=[cache.number])

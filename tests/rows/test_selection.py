@@ -15,7 +15,7 @@ from mpigraph.rows import selection
 
 @pytest.mark.parametrize("comm", [1, 2], indirect=True)
 def test_nodes_that_were_measured_are_known(comm: MPI.Intracomm, tmp_path: Path, monkeypatch) -> None:
-    """What rank 0 has noted counts, on all ranks; a note that is old, damaged or of other nodes does not."""
+    """Rank 0's note counts on all ranks; one that is old, damaged or of other nodes does not."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / str(comm.rank)))
     measured: list[dict[str, float]] = []
 

@@ -32,7 +32,7 @@ Meanwhile = Callable[[], None]
 
 
 def reads(service: RowService) -> bool:
-    """Whether rows of all hosts are written and read right."""
+    """Return whether rows of all hosts are written and read right."""
     world = service.world
     hosts = len(world.hosts)
     window = RowWindow(service, np.arange(hosts + 1) * 50, (3,), "i4")
@@ -57,13 +57,13 @@ def test_windows_that_work_are_kept(layout: Job) -> None:
 
 
 def read_a_row_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What MPICH 4.0 does with memory that does not begin at a multiple of 16."""
+    """Fail as MPICH 4.0 does with memory that does not begin at a multiple of 16."""
     read = RmaTransport.read
 
-    def wrong(self: RmaTransport, window: WindowHandle, wanted: list[RemoteRows], out: Array, call: Meanwhile) -> None:
-        read(self, window, wanted, out, call)
-        if len(wanted[0].rows) < 100:  # single rows alone
-            out[wanted[0].positions[0]] += 1
+    def wrong(self: RmaTransport, window: WindowHandle, remote: list[RemoteRows], out: Array, call: Meanwhile) -> None:
+        read(self, window, remote, out, call)
+        if len(remote[0].rows) < 100:  # single rows alone
+            out[remote[0].positions[0]] += 1
 
     monkeypatch.setattr(RmaTransport, "read", wrong)
 
@@ -100,7 +100,7 @@ def lock_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def windows_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Open MPI 4.1 does over TCP where ranks have threads."""
+    """Fail as Open MPI 4.1 does over TCP where ranks have threads."""
     allocate = windows.RowWindow._allocate
 
     def refused(self: RowWindow) -> None:
@@ -155,26 +155,27 @@ def test_windows_that_are_not_even_tried_are_told_once(
     assert all("may crash; far rows go by messages. With OMPI_MCA_osc=ucx" in text for text in caplog.messages)
 
 
-@own_on_layouts([Layout(2, 0, 1)])
-def test_what_was_asked_for_is_an_error_where_it_fails(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_a_row_too_far(monkeypatch)
-    refused = pytest.raises(InvalidArgumentError, match="'rma' does not work with .* is wrong .*: use auto or packed")
-    with rows_of(layout, transport="rma") as service, refused as error:
-        choose_transport(service)
-    assert error.value.everywhere
-
-
-@own_on_layouts([Layout(2, 0, 1)])
-def test_nothing_left_is_an_error(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(self: PackedTransport, window: WindowHandle, wanted: object, out: Array, call: Meanwhile) -> None:
+def read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(self: PackedTransport, window: WindowHandle, remote: object, out: Array, call: Meanwhile) -> None:
         out[:] = 0
         call()
 
     monkeypatch.setattr(PackedTransport, "read", nothing)
-    with (
-        rows_of(layout) as service,
-        pytest.raises(CollectiveError, match="does not work on these") as error,
-    ):
+
+
+@own_on_layouts([Layout(2, 0, 1)])
+@pytest.mark.parametrize(
+    ("fault", "transport", "kind", "says"),
+    [
+        (read_a_row_too_far, "rma", InvalidArgumentError, "'rma' does not work .* is wrong .*: use auto or packed"),
+        (read_nothing, "auto", CollectiveError, "does not work on these"),
+    ],
+)
+def test_no_way_left_is_an_error(
+    layout: Job, monkeypatch: pytest.MonkeyPatch, fault: Fault, transport: str, kind: type[Exception], says: str
+) -> None:
+    fault(monkeypatch)
+    with rows_of(layout, transport=transport) as service, pytest.raises(kind, match=says) as error:
         choose_transport(service)
     assert error.value.everywhere
 

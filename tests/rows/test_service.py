@@ -11,7 +11,6 @@ from worlds import rows_of
 import mpigraph.distributed as dist
 from mpigraph.arrays import Array
 from mpigraph.cli.bench.report import CATALOGUE
-from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi.world import World
 from mpigraph.rows import service
 from mpigraph.rows.selection import choose_transport
@@ -25,14 +24,14 @@ class RowByRow(Transport):
 
     name = "rowbyrow"
     how = "one by one"
-    made: "list[RowByRow]" = []  # noqa: RUF012
+    instances: "list[RowByRow]" = []  # noqa: RUF012
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.open: set[int] = set()
         self.windows = self.reads = self.polls = 0
         self.closed = False
-        self.made.append(self)
+        self.instances.append(self)
 
     def register(self, window: WindowHandle) -> None:
         assert (window.words is not None) == self.world.is_host
@@ -42,11 +41,11 @@ class RowByRow(Transport):
     def forget(self, window: WindowHandle) -> None:
         self.open.remove(window.number)
 
-    def read(self, window: WindowHandle, wanted: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+    def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         self.reads += 1
         meanwhile()
         size = window.row_bytes
-        for rows in wanted:
+        for rows in remote:
             for row, position in zip(rows.rows.tolist(), rows.positions.tolist(), strict=True):
                 place = [out[position].view(np.uint8), size, MPI.BYTE]
                 window.win.Get(place, rows.rank, target=[row * size, size, MPI.BYTE])
@@ -65,7 +64,7 @@ class RowByRow(Transport):
 @pytest.fixture
 def third(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "TRANSPORTS", (*TRANSPORTS, RowByRow))
-    monkeypatch.setattr(RowByRow, "made", [])
+    monkeypatch.setattr(RowByRow, "instances", [])
 
 
 @api
@@ -97,23 +96,18 @@ def test_a_job_reads_through_a_third_transport(
             assert used == ["rowbyrow"]
 
     layout.run(body)
-    for way in RowByRow.made:
+    for way in RowByRow.instances:
         assert way.windows > 0 and not way.open and way.closed
         assert way.polls > 0 or not way.world.is_host  # a server's loop and a trainer's thread poll alike
     several = 0 < layout.layout.ranks_per_node < layout.comm.size
-    assert len(RowByRow.made) == several
+    assert len(RowByRow.instances) == several
 
 
 @api
-def test_a_third_transport_is_measured_and_named(layout: Job, third: None) -> None:
+def test_a_third_transport_is_measured(layout: Job, third: None) -> None:
     with rows_of(layout, transport="auto") as rows:
         measured = choose_transport(rows)
         assert set(measured) == ({"rma", "packed", "rowbyrow"} if rows.transports else set())
-    with (
-        pytest.raises(InvalidArgumentError, match=r"transport must be auto, rma, packed or rowbyrow \(got 'tcp'\)"),
-        rows_of(layout, transport="tcp"),
-    ):
-        pass
 
 
 def test_every_transport_has_a_name_of_its_own_and_a_figure() -> None:

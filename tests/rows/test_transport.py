@@ -9,12 +9,10 @@ from jobs import run_script
 from layouts import FAR, WAIT, Job, api, own_on_layouts
 from worlds import HELD, by_packing, filled_window, meet, row_values, rows_of
 
-import mpigraph.distributed as dist
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.transport import Transport
 from mpigraph.rows.window import RowWindow
-from mpigraph.session.context import current
 
 
 @own_on_layouts(FAR)
@@ -92,25 +90,6 @@ def test_one_transport_is_chosen_for_all(layout: Job, setting: str) -> None:
             assert measured[name] == max(measured.values()) > 0
         else:
             assert name == setting and not measured
-
-
-@own_on_layouts(FAR)
-@pytest.mark.parametrize("transport", ["rma", "packed"])
-def test_a_job_trains_with_each_transport(layout: Job, oracle, monkeypatch, transport: str) -> None:
-    monkeypatch.setenv("MPIGRAPH_TRANSPORT", transport)
-    path = oracle(3)
-
-    def body() -> None:
-        g = dist.DistGraph("oracle", part_config=path)
-        world = current().world
-        chosen = current().store.rows.transport
-        assert chosen.name == transport and world.num_nodes > 1
-        every = np.arange(g.num_nodes())
-        assert np.array_equal(g.ndata["feat"][every][:, 0].numpy(), g.ndata["orig"][every].numpy())
-        _, dst = g.find_edges(np.arange(g.num_edges()))
-        assert np.array_equal(np.bincount(dst.numpy(), minlength=len(every)), g.in_degrees(every).numpy())
-
-    layout.run(body)
 
 
 @api

@@ -38,14 +38,14 @@ def test_rows_are_written_and_read_near_and_far(layout: Job, kind: str) -> None:
             everything = np.arange(total)
             assert not window.gather(everything).any()
             world.comm.Barrier()  # zeros were read before anyone writes
-            mine = np.random.default_rng(world.rank).permutation(everything[world.rank :: world.size])
-            twice = np.concatenate([mine, mine])  # the second value wins
-            values = np.concatenate([row_values(mine + 1, shape, dtype), row_values(mine, shape, dtype)])
+            own = np.random.default_rng(world.rank).permutation(everything[world.rank :: world.size])
+            twice = np.concatenate([own, own])  # the second value wins
+            values = np.concatenate([row_values(own + 1, shape, dtype), row_values(own, shape, dtype)])
             window.scatter(twice, values)
-            window.scatter(mine[:0], values[:0])
+            window.scatter(own[:0], values[:0])
             world.comm.Barrier()
             window.sync()
-            for ids in (everything, mine[:0], np.random.default_rng(world.rank + 9).integers(0, total, 50)):
+            for ids in (everything, own[:0], np.random.default_rng(world.rank + 9).integers(0, total, 50)):
                 got = window.gather(ids)
                 assert got.dtype == dtype and got.shape == (len(ids), *shape)
                 assert np.array_equal(got, row_values(ids, shape, dtype)), (shape, dtype, kind)
@@ -79,7 +79,7 @@ def test_windows_without_any_rows(layout: Job, kind: str) -> None:
 
 @pytest.mark.parametrize("setting", ["auto", "allocate", "create"])
 def test_window_kind_is_agreed(layout: Job, setting: str) -> None:
-    """What the MPI can do if nothing is asked for; what it cannot do is one error on every rank."""
+    """By default the best kind of this MPI; a kind that it does not support is one error on every rank."""
     with world_of(layout, window=setting) as world:
         if setting in ("auto", *KINDS):
             expected = KINDS[0] if setting == "auto" else setting
@@ -130,7 +130,7 @@ def test_a_mutex_excludes(layout: Job, kind: str) -> None:
 
 @own_on_layouts([ALONE, FAR[0], Layout(3, 1, 0)])
 def test_writers_come_in_the_order_of_their_tickets(layout: Job) -> None:
-    """Whoever comes back, as often as it likes, comes behind all who wait."""
+    """A rank that comes back gets its turn after all that wait."""
     with rows_of(layout) as service:
         world = service.world
         mutex = HostMutex(world, far=not world.all_near)
@@ -153,7 +153,7 @@ def test_writers_come_in_the_order_of_their_tickets(layout: Job) -> None:
 
 @own_on_layouts([ALONE, FAR[0]])
 def test_a_lock_that_was_lost_is_an_error(layout: Job) -> None:
-    """Whoever gives it back sees whether it still held it."""
+    """Its holder notices when it gives the lock back."""
     with rows_of(layout) as service:
         mutex = HostMutex(service.world, far=not service.world.all_near)
         if service.world.rank == 0:

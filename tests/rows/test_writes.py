@@ -1,4 +1,4 @@
-"""Whoever writes rows, and however: versions say so on every rank, and what is derived from the rows is right."""
+"""Writes of rows in every way: all ranks see a new version, and data derived from the rows follows."""
 
 import threading
 from collections.abc import Callable
@@ -37,8 +37,8 @@ def by_scatter_of_the_first(t: dist.DistTensor, values: torch.Tensor) -> None:
 
 def by_scatter_of_all(t: dist.DistTensor, values: torch.Tensor) -> None:
     """Each trainer some rows of every host."""
-    mine = torch.arange(current().rank, len(t), current().num_trainers)
-    t[mine] = values[mine]
+    own = torch.arange(current().rank, len(t), current().num_trainers)
+    t[own] = values[own]
 
 
 def by_memory(t: dist.DistTensor, values: torch.Tensor) -> None:
@@ -82,9 +82,9 @@ def weighted_loader(g: dist.DistGraph, name: str) -> dist.DistNodeDataLoader:
 
 def versions(job: SharedJob, t: dist.DistTensor) -> int:
     """The version, which is the same on every trainer."""
-    found: set[int] = set(job.trainers.allgather(t.rows.version))
-    assert len(found) == 1
-    return found.pop()
+    numbers: set[int] = set(job.trainers.allgather(t.rows.version))
+    assert len(numbers) == 1
+    return numbers.pop()
 
 
 @everywhere
@@ -105,7 +105,7 @@ def test_draws_follow_written_weights(job: SharedJob, oracle, write: Write) -> N
         assert versions(job, t) == before + 1 + round_
     tables = current().store.derived(EdgeWeights, t.rows.number)
     g.barrier()
-    assert versions(job, t) == before + 3 and not tables.stale and tables.sound  # nobody wrote
+    assert versions(job, t) == before + 3 and not tables.stale and tables.sound  # no rank wrote
     del g.edata["w"]
 
 
@@ -123,10 +123,10 @@ def test_who_draws_while_a_mask_is_prepared_anew_draws_by_the_old_one(job: Share
     def begin() -> LocalSampling:
         return LocalSampling(state, request, near, Buffers(), Workers(1))
 
-    wanted, some = begin().finish().eids, begin()
+    expected, part = begin().finish().eids, begin()
     by_scatter_of_the_first(t, weights_of(one_edge_each(g, True), g.num_edges()).bool())
     g.barrier()
-    assert np.array_equal(some.finish().eids, wanted) and not np.array_equal(begin().finish().eids, wanted)
+    assert np.array_equal(part.finish().eids, expected) and not np.array_equal(begin().finish().eids, expected)
     del g.edata["w"]
 
 
@@ -136,21 +136,21 @@ def test_draws_follow_a_view_that_is_kept(job: SharedJob, oracle) -> None:
     loader = weighted_loader(g, "w")
     (owned,) = t.owned()
     view = to_torch(t.rows.lend(owned.host, owned.rows), t.rows.dtype)
-    some = view[1:].reshape(-1)  # keeps the memory after its parent is gone
+    part = view[1:].reshape(-1)  # keeps the memory after its parent is gone
     for last in (False, True):
         edges = one_edge_each(g, last)
         values = weights_of(edges, g.num_edges())[owned.first : owned.last]
         view[:] = values
         g.barrier()
         assert torch.equal(drawn(loader), edges)
-        job.trainers.Barrier()  # nobody writes while another draws; not the graph's, which counts versions
+        job.trainers.Barrier()  # no rank writes while another draws; not the graph's barrier, which counts versions
     before = versions(job, t)
     g.barrier()
-    assert versions(job, t) == before + 1  # nobody knows whether it was written
+    assert versions(job, t) == before + 1  # the view may have been written
     del view, values
     g.barrier()
     assert versions(job, t) == before + 2
-    del some
+    del part
     g.barrier()  # it may have been written just before it went
     g.barrier()
     assert versions(job, t) == before + 3
@@ -236,11 +236,11 @@ def test_what_a_thread_writes_during_a_control_call_is_told_by_the_next(
     def write() -> None:
         t[0] = 1
 
-    def told(comm: MPI.Comm, mine: bytes) -> list[bytes]:
+    def told(comm: MPI.Comm, own: bytes) -> list[bytes]:
         thread = threading.Thread(target=write)  # after this rank has said what it wrote
         thread.start()
         thread.join()
-        return allgather_bytes(comm, mine)
+        return allgather_bytes(comm, own)
 
     if g.rank() == 0:
         write()
