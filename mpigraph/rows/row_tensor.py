@@ -84,6 +84,7 @@ class RowTensor:
         shape: ``(rows, *row_shape)``.
         copying: the background copy of the rows, if there is one.
         version: counts the control calls before which a rank had written rows; the same on every rank after each.
+        last_write: the number of the last write that this rank knows of.
     """
 
     @collective("world.comm")
@@ -111,7 +112,7 @@ class RowTensor:
         self.version = 0
         self.copying: Copying | None = None
         self._writes = itertools.count(1)
-        self._last_write = self._told = 0
+        self.last_write = self._told = 0
         self._lent: list[weakref.ref[Array]] = []
         self.window = RowWindow(
             service, policy.offsets(book), row_shape, storage_dtype(self.stored), f"tensor {name!r}", sources
@@ -211,7 +212,7 @@ class RowTensor:
 
     def note_write(self) -> None:
         """Note that this rank wrote rows, or others did in a call that all trainers make together."""
-        self._last_write = next(self._writes)
+        self.last_write = next(self._writes)
 
     def _wait(self, owned: bool) -> None:
         """Wait for the background copy of the rows that this rank owns, or of all."""
@@ -233,12 +234,7 @@ class RowTensor:
     @property
     def written(self) -> bool:
         """True if this rank knows of writes since the last control call, or has lent rows, which may be written."""
-        return self._last_write != self._told or bool(self._lent)
-
-    @property
-    def last_write(self) -> int:
-        """The number of the last write that this rank knows of."""
-        return self._last_write
+        return self.last_write != self._told or bool(self._lent)
 
     def advance(self, told: int | None) -> None:
         """Increment the version, as every rank does now.

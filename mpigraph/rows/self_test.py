@@ -8,7 +8,7 @@ threads where MPI allows, to hosts on all nodes; each host then checks its rows.
 An operation that hangs cannot be cancelled, so it ends the job, and the message says which variable to set.
 """
 
-from threading import Thread
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from mpi4py import MPI
@@ -58,16 +58,14 @@ def _find_fault(service: RowService) -> str:
             trial = _Trial(service)
         except MPI.Exception as error:  # a library without such windows says so on every rank
             return _first_of_all(service, str(error))
-        testers = [_Tester(trial, number) for number in range(trial.num_threads if world.is_trainer else 0)]
-        if len(testers) == 1:
-            testers[0].run()
-        else:
-            for tester in testers:
-                tester.start()
-            for tester in testers:
-                tester.join()
+        faults: list[str] = []
+        if world.is_trainer and trial.num_threads == 1:
+            faults = [trial.attempt(0)]
+        elif world.is_trainer:
+            with ThreadPoolExecutor(trial.num_threads, "mpigraph-self-test") as threads:
+                faults = list(threads.map(trial.attempt, range(trial.num_threads)))
         _meet(service)
-        fault = _first_of_all(service, next((tester.fault for tester in testers if tester.fault), ""))
+        fault = _first_of_all(service, next(filter(None, faults), ""))
         if not fault:
             fault = _first_of_all(service, trial.look() if world.is_host else "")
         trial.window.close()
@@ -112,6 +110,7 @@ class _Trial:
     def __init__(self, service: RowService) -> None:
         self.service = service
         self.world = world = service.world
+        self._trainer = int(np.searchsorted(world.trainer_ranks, world.rank))
         threads = np.array([2 if world.threads_may_communicate else 1], np.int64)
         world.comm.Allreduce(MPI.IN_PLACE, threads, op=MPI.MIN)
         self.num_threads = int(threads[0])
@@ -163,71 +162,57 @@ class _Trial:
         near: Mask = self.world.nodes_of_trainers[trainers] == self.world.nodes_of_hosts[host]
         return near | isinstance(self.service.transports[0], RmaTransport)
 
-
-def known_rows(rows: I64) -> Array:
-    """Return int32[n, _WORDS]: rows of the window that have their numbers as values."""
-    return (rows[:, None] * _WORDS + np.arange(_WORDS) + 1).astype(np.int32)
-
-
-class _Tester(Thread):
-    """One thread of a trainer, with its ``fault``, "" if all went well."""
-
-    def __init__(self, trial: _Trial, number: int) -> None:
-        super().__init__(name="mpigraph-self-test")
-        self.fault = ""
-        self._trial = trial
-        self._window = trial.window
-        self._service = trial.service
-        self._trainer = int(np.searchsorted(trial.world.trainer_ranks, trial.world.rank))
-        self._number = number
-
-    def run(self) -> None:
-        """Make all operations that a job makes on windows. One-sided."""
+    def attempt(self, thread: int) -> str:
+        """Make all operations that a job makes on windows; return the fault, "" if all went well. One-sided."""
         try:
-            self.fault = self._try()
+            return self._attempt(thread)
         except (MPI.Exception, MPIGraphError) as error:
-            self.fault = describe(error)
+            return describe(error)
 
-    def _try(self) -> str:
-        targets = self._trial.targets(self._trainer)
-        begins = targets * self._trial.held
+    def _attempt(self, thread: int) -> str:
+        targets = self.targets(self._trainer)
+        begins = targets * self.held
         runs = (begins[:, None] + np.arange(_HELD)).ravel()
-        random = np.random.default_rng([self._trainer, self._number])
+        random = np.random.default_rng([self._trainer, thread])
         single = random.choice(runs, _SINGLE * len(targets))
-        written = self._trial.slots(self._trainer, self._number)
-        self._window.scatter(written, known_rows(written))
-        for way in self._service.transports:
+        written = self.slots(self._trainer, thread)
+        self.window.scatter(written, known_rows(written))
+        for way in self.service.transports:
             for ids, which in ((runs, "runs of rows"), (single, "single rows"), (written, "rows just written")):
                 if fault := self._read(way, ids, which):
                     return fault
         for host in targets.tolist():
-            if self._trial.adds_to(np.array([self._trainer]), host)[0]:
+            if self.adds_to(np.array([self._trainer]), host)[0]:
                 for _ in range(_ADDITIONS):
                     self._add_one(host)
         return ""
 
     def _read(self, way: Transport, ids: I64, which: str) -> str:
-        wrong = np.flatnonzero((self._window.gather(ids, transport=way) != known_rows(ids)).any(axis=1))
+        wrong = np.flatnonzero((self.window.gather(ids, transport=way) != known_rows(ids)).any(axis=1))
         if not len(wrong):
             return ""
-        host, row = divmod(int(ids[wrong[0]]), self._trial.held)
-        rank = self._trial.world.hosts[host]
+        host, row = divmod(int(ids[wrong[0]]), self.held)
+        rank = self.world.hosts[host]
         return f"reading {which} {way.how}: row {row} of rank {rank} is wrong ({len(wrong)} of {len(ids)} rows are)"
 
     def _add_one(self, host: int) -> None:
         """Read, add, write back: without the lock additions would be lost."""
-        window = self._window
-        world = self._trial.world
-        with self._service.mutex.hold(host):
-            if world.near[host]:
+        window = self.window
+        with self.service.mutex.hold(host):
+            if self.world.near[host]:
                 window.sync()
                 window.memory(host)[-1, 0] += 1
                 window.sync()
                 return
-            writer = self._service.transports[0]
+            writer = self.service.transports[0]
             assert isinstance(writer, RmaTransport)
-            row = window.gather(np.array([(host + 1) * self._trial.held - 1]), transport=writer)
+            row = window.gather(np.array([(host + 1) * self.held - 1]), transport=writer)
             row[0, 0] += 1
-            last = np.array([self._trial.held - 1])
-            there = RemoteRows(int(world.hosts[host]), self._trial.held, last, np.zeros(1, np.int64))
+            last = np.array([self.held - 1])
+            there = RemoteRows(int(self.world.hosts[host]), self.held, last, np.zeros(1, np.int64))
             writer.put(window.handle, there, as_words(row))
+
+
+def known_rows(rows: I64) -> Array:
+    """Return int32[n, _WORDS]: rows of the window that have their numbers as values."""
+    return (rows[:, None] * _WORDS + np.arange(_WORDS) + 1).astype(np.int32)

@@ -195,16 +195,6 @@ class RowWindow:
         Raises:
             ClosedError: the window was closed, here or at a host.
         """
-        with UNINTERRUPTED, self._gate:
-            return self._gather(ids, out, transport)
-
-    def _gather(self, ids: I64, out: Array | None, transport: Transport | None) -> Array:
-        if out is None:
-            out = np.empty((len(ids), *self.row_shape), self.dtype)
-        if out.size == 0:
-            return out
-        words = as_words(out)
-        by_host = split_by_range(ids, self.offsets)
 
         def load_near() -> None:
             for host, positions in by_host:
@@ -214,7 +204,12 @@ class RowWindow:
                 elif host in self._sources:
                     self._sources[host].gather(ids[positions] - self._first[host], words, positions)
 
-        self._read(by_host, ids, words, load_near, transport or self._reader())
+        with UNINTERRUPTED, self._gate:
+            out = np.empty((len(ids), *self.row_shape), self.dtype) if out is None else out
+            if out.size:
+                words = as_words(out)
+                by_host = split_by_range(ids, self.offsets)
+                self._read(by_host, ids, words, load_near, transport)
         return out
 
     def _read(
@@ -223,18 +218,18 @@ class RowWindow:
         ids: I64,
         words: Array,
         read_near: Callable[[], None],
-        reader: Transport | None,
+        reader: Transport | None = None,
     ) -> None:
-        """Read the remote ones of ``ids`` at the positions of each host, and the near ones meanwhile."""
+        """Read the remote ones of ``ids`` at the positions of each host, and the near ones meanwhile.
+
+        Their host packs rows that do not lie in windows; else ``reader`` or the job's transport reads them.
+        """
         remote = [self._remote_rows(host, ids, at) for host, at in by_host if host not in self._sources]
+        reader = reader or (self.service.by_messages if self._by_messages else self.service.transport)
         if remote and reader is not None:  # a job on one node has no transport
             reader.read(self.handle, remote, words, read_near)
         else:
             read_near()
-
-    def _reader(self) -> Transport | None:
-        """Return the transport of rows of other nodes: rows that do not lie in windows are packed by their host."""
-        return self.service.by_messages if self._by_messages else self.service.transport
 
     def load(self, ids: I64, positions: I64, out: Array) -> None:
         """Copy rows of free sources: ``out[p] = row ids[p]`` for each p of ``positions``.
@@ -285,7 +280,7 @@ class RowWindow:
                     ticket.wait()
                     source.read(ascending, words, positions)
 
-            self._read(by_host, ordered, words, read_near, self._reader())
+            self._read(by_host, ordered, words, read_near)
         return places, words
 
     def _begin(self, host: int, ids: I64, positions: I64) -> tuple[RowSource, I64, I64, Ticket]:
@@ -318,25 +313,22 @@ class RowWindow:
             ClosedError: the window was closed, here or at a host.
         """
         with UNINTERRUPTED, self._gate:
-            self._scatter(ids, values)
-
-    def _scatter(self, ids: I64, values: Array) -> None:
-        if values.size == 0:
-            return
-        words = as_words(values)
-        remote = []
-        if self._by_messages:
-            raise InvalidArgumentError(NOT_MEMORY)
-        for host, positions in split_by_range(ids, self.offsets):
-            if host in self._words:
-                table = self._words[host]
-                with self.service.mutex.hold(host):
-                    scatter_rows(words.view(table.dtype), positions, table, ids[positions] - self.offsets[host])
-                    self._win.Sync()
-            else:
-                remote.append(self._remote_rows(host, ids, positions))
-        if remote:
-            self.service.transports[0].write(self.handle, remote, words)
+            if values.size == 0:
+                return
+            if self._by_messages:
+                raise InvalidArgumentError(NOT_MEMORY)
+            words = as_words(values)
+            remote = []
+            for host, positions in split_by_range(ids, self.offsets):
+                if host in self._words:
+                    table = self._words[host]
+                    with self.service.mutex.hold(host):
+                        scatter_rows(words.view(table.dtype), positions, table, ids[positions] - self.offsets[host])
+                        self._win.Sync()
+                else:
+                    remote.append(self._remote_rows(host, ids, positions))
+            if remote:
+                self.service.transports[0].write(self.handle, remote, words)
 
     def host_of(self, ids: I64) -> I32:
         """Return int32[n], the host that holds each row."""
