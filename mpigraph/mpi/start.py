@@ -141,7 +141,15 @@ def _limited() -> Iterator[None]:
     left = signal.setitimer(signal.ITIMER_REAL, seconds)
     speaker = None
     if config.launcher_rank() == 0:
-        words = [sys.executable, "-I", "-S", "-c", _SPEAKER, str(min(_PATIENCE, seconds / 2)), _starting(seconds)]
+        launch = config.launch()
+        assert launch is not None
+        text = (
+            f"[mpigraph] MPI_Init waits on process 0 of {launch.processes}. Either other processes have not come to "
+            "initialize() yet, or the processes of a node do not share one /dev/shm, as where each has a container of "
+            'its own: then MPI cannot start (slurm/README.md, "Shared memory"). The job is ended after '
+            f"{seconds:.0f} s (MPIGRAPH_TIMEOUT)\n"
+        )
+        words = [sys.executable, "-I", "-S", "-c", _SPEAKER, str(min(_PATIENCE, seconds / 2)), text]
         speaker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         yield
@@ -161,17 +169,6 @@ if not os.read(0, 1):
     os.write(2, b"[mpigraph] process 0 was ended in MPI_Init; the job is ended\\n")
 """
 """Prints its second argument after the seconds of its first, and a line if the input ends before MPI has started."""
-
-
-def _starting(seconds: float) -> str:
-    launch = config.launch()
-    assert launch is not None
-    return (
-        f"[mpigraph] MPI_Init waits on process 0 of {launch.processes}. Either other processes have not come to "
-        "initialize() yet, or the processes of a node do not share one /dev/shm, as where each has a container of its "
-        'own: then MPI cannot start (slurm/README.md, "Shared memory"). The job is ended after '
-        f"{seconds:.0f} s (MPIGRAPH_TIMEOUT)\n"
-    )
 
 
 def end_unstarted(status: int) -> None:

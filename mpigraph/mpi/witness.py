@@ -6,7 +6,7 @@ ranks of its node, and ends with the last of them. On several nodes each has one
 the earliest time names the cause.
 
 A rank that ends the job because of an error says goodbye first. Its error may come of the death of another rank, whose
-sockets the kernel closes before anybody hears of the end: the witness names those that are ending by then.
+sockets the kernel closes before others hear of the end: the witness names those that are ending by then.
 
 This file is also the program that the process runs: it imports nothing else of the library but :mod:`mpigraph.trace`,
 by its path, and only what starts fast.

@@ -276,9 +276,7 @@ class MPIWork(dist.Work):
         self._task.result()
         return True
 
-    def synchronize(self) -> None:
-        """Do the same as :meth:`wait`. Blocking."""
-        self.wait()
+    synchronize = wait
 
     def result(self) -> list[Tensor]:
         """Return the tensors with the results, once complete."""
@@ -288,8 +286,7 @@ class MPIWork(dist.Work):
         """Return the sender of a received message."""
         return int(self._task.result())
 
-    def _source_rank(self) -> int:
-        return self.source_rank()
+    _source_rank = source_rank
 
     def get_future(self) -> "torch.futures.Future[list[Tensor]]":
         """Return a future of :meth:`result`, which completes without a call of :meth:`wait`.
@@ -452,10 +449,7 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         return self._begin("all_reduce", steps(), tensors, opts)
 
-    @collective("group")
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        """Several :meth:`allreduce` at once."""
-        return self.allreduce(tensors, opts)
+    allreduce_coalesced = allreduce
 
     @collective("group")
     def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork:
@@ -725,10 +719,7 @@ class MPIProcessGroup(dist.ProcessGroup):
             if not self._calls.broken:
                 comm.Free()
 
-    @collective("group")
-    def abort(self) -> None:
-        """Do the same as :meth:`shutdown`: an MPI collective cannot be cancelled."""
-        self.shutdown()
+    abort = shutdown  # an MPI collective cannot be cancelled
 
 
 @collective("those trainers")

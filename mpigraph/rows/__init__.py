@@ -1,1 +1,1 @@
-"""Rows that live on hosts: windows, owners, transports of far rows, tensors. One place for each read and write."""
+"""Rows that live on hosts: windows, owners, transports of remote rows, tensors. One place for each read and write."""

@@ -33,7 +33,7 @@ __all__ = ["TRANSPORTS", "RowService", "shared_query_works", "window_kind"]
 
 TRANSPORTS: tuple[type[Transport], ...] = (RmaTransport, PackedTransport)
 """All transports: each is a possible value of ``MPIGRAPH_TRANSPORT``, is measured at start, and by ``bench``. The first
-one that works in a job writes far rows."""
+one that works in a job writes remote rows."""
 
 
 class RowService:
