@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "mpigraph").rglob("*.py"))}
-SAYS = re.compile(r"accepted|without effect|ignored|changes? nothing", re.IGNORECASE)
+SAYS = re.compile(r"accepted|without effect|ignore[ds]|changes? nothing", re.IGNORECASE)
 ELSEWHERE = re.compile(r"^As :meth:|(options|arguments) are those of|[Tt]he same as :meth:")
 OWN = {"self", "cls"}
 NOT_OF_USERS = (

@@ -108,10 +108,10 @@ def partition_graph(
         num_hops: without effect: owners sample, so parts hold no copies of neighbours.
         graph_formats: without effect: a part is one CSC.
         n_jobs: without effect; ``comm`` lets several ranks work.
-        use_graphbolt: without effect, like the rest: they are about DGL's files for GraphBolt.
-        store_eids: see there.
-        store_inner_node: see there.
-        store_inner_edge: see there.
+        use_graphbolt: without effect, like the next three, which describe DGL's files for GraphBolt.
+        store_eids: without effect.
+        store_inner_node: without effect.
+        store_inner_edge: without effect.
 
     Returns:
         None, or ``(orig_nids, orig_eids)``: new id -> original id, int64 tensors; dicts by node type and by
