@@ -4,6 +4,7 @@ METIS's memory grows with the edges, so it gets a sample of a large coarse graph
 weight w with probability min(1, w / t), with weight max(w, t), which leaves the expected cut as it is.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 import numpy as np
@@ -94,17 +95,13 @@ def _edges(level: Level) -> Iterator[tuple[I64, I64, I64]]:
 
 def _threshold(histogram: I64) -> int:
     """Return the least t for which the sample is expected to be small enough; ``histogram``: edges by weight."""
-    low = 1
-    high = _HEAVY
     values = np.arange(len(histogram))
-    while low < high:
-        middle = (low + high) // 2
-        fractions: F64 = np.minimum(values / middle, 1.0)
-        if float((histogram * fractions).sum()) > MAX_EDGES:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+
+    def suffices(threshold: int) -> bool:
+        fractions: F64 = np.minimum(values / threshold, 1.0)
+        return float((histogram * fractions).sum()) <= MAX_EDGES
+
+    return 1 + bisect_left(range(1, _HEAVY), True, key=suffices)
 
 
 def _cut(nodes: I64, sample: list[I64], num_parts: int, limits: I64, seed: int) -> I32:
