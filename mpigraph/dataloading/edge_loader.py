@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -11,13 +11,11 @@ from mpigraph.dataloading.caches import Sizes
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Stages
-from mpigraph.dataloading.foreign_options import check_foreign
-from mpigraph.dataloading.loader import SampledDataLoader, arguments, check_output
+from mpigraph.dataloading.loader import LoaderOptions, SampledDataLoader, arguments
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_edge_stages
 from mpigraph.dataloading.sampler import BlockSampler, has_method, needs_of, session_of
 from mpigraph.dataloading.seed_times import check_loader_times
-from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, Names, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError
@@ -82,15 +80,12 @@ class DistEdgeDataLoader(SampledDataLoader):
         seed: int | None = None,
         cache: Sizes = "auto",
         lookahead: int | None = None,
-        num_workers: int = 0,
         pin_memory: bool = False,
         queue_size: int | None = None,
-        persistent_workers: bool = False,
         **foreign: object,
     ) -> None:
         how = (exclude, reverse_eids, reverse_etypes, negative_sampler)
         with arguments(session_of(g)):
-            check_foreign(type(self), foreign)
             if not isinstance(graph_sampler, EdgePredictionSampler) and has_method(graph_sampler, "sample_blocks"):
                 graph_sampler = as_edge_prediction_sampler(graph_sampler, *how)
             elif not has_method(graph_sampler, "sample"):
@@ -101,30 +96,42 @@ class DistEdgeDataLoader(SampledDataLoader):
                 raise InvalidArgumentError(
                     "give exclude, reverse_eids, reverse_etypes and negative_sampler to as_edge_prediction_sampler"
                 )
-            check_output(output)
-            make = pyg_edge_stages if output == "pyg" else _pair_stages
-            mover = ToDevice(device, pin_memory)
-            edge_sampler = cast(EdgePredictionSampler, graph_sampler)
-            stages: Stages[Any] = make(g, eids, edge_sampler, features, labels, mover.pin_memory, edge_label_time)
-        if isinstance(graph_sampler, EdgePredictionSampler):
-            graph_sampler.look_up_reverse(g, eids)
-        options = (batch_size, shuffle, drop_last, queue_size, num_prefetch, seed)
-        super().__init__(g, stages, mover, needs_of(graph_sampler), *options, cache, lookahead)
+        options = LoaderOptions(
+            device,
+            batch_size,
+            shuffle,
+            drop_last,
+            features,
+            labels,
+            output,
+            edge_label_time,
+            num_prefetch,
+            seed,
+            cache,
+            lookahead,
+            pin_memory,
+            queue_size,
+        )
+        super().__init__(g, eids, graph_sampler, options, foreign)
+
+    def _make_stages(
+        self, g: DistGraph, ids: Any, sampler: Any, options: LoaderOptions, pin_memory: bool
+    ) -> Stages[Any]:
+        make = pyg_edge_stages if options.output == "pyg" else _pair_stages
+        return make(g, ids, sampler, options, pin_memory)
+
+    @collective("trainers")
+    def _prepare_sampler(self, g: DistGraph, ids: Any, sampler: Any) -> None:
+        if isinstance(sampler, EdgePredictionSampler):
+            sampler.look_up_reverse(g, ids)
 
 
 def _pair_stages(
-    g: DistGraph,
-    eids: EdgeIds,
-    sampler: EdgePredictionSampler,
-    features: Names,
-    labels: Names,
-    pin_memory: bool,
-    edge_label_time: EdgeIds | None,
+    g: DistGraph, eids: EdgeIds, sampler: EdgePredictionSampler, options: LoaderOptions, pin_memory: bool
 ) -> Stages[PairSample]:
-    """How the loader makes pair graphs and blocks."""
     needs = needs_of(sampler)
-    of_blocks = BlockFetcher(g, needs, features, (), pin_memory)
-    of_edges = FeatureFetcher(g.edges, pin_memory, labels, needs.edge_labels)
+    of_blocks = BlockFetcher(g, needs, options.features, (), pin_memory)
+    of_edges = FeatureFetcher(g.edges, pin_memory, options.labels, needs.edge_labels)
 
     def fetch(sample: PairSample) -> PairSample:
         nodes, pairs, *_, blocks = sample
@@ -137,7 +144,7 @@ def _pair_stages(
         of_blocks.announce(sample[0], batch)
 
     ids = by_relation(g.schema, eids, "eids")
-    times = check_loader_times(g, needs.times, ids, edge_label_time)
+    times = check_loader_times(g, needs.times, ids, options.seed_times)
 
     def sample_at(chosen: Any) -> PairSample:
         return sampler.sample(g, chosen.ids, edge_label_time=chosen.times)

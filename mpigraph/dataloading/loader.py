@@ -11,10 +11,14 @@ end their loops in the same order.
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import torch
 
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
@@ -23,11 +27,12 @@ from mpigraph.dataloading.fetcher import Stages
 from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.passes import EpochPlan, Passes
 from mpigraph.dataloading.prefetch import Prefetch
-from mpigraph.dataloading.sampler import Needs
+from mpigraph.dataloading.sampler import needs_of, session_of
 from mpigraph.dataloading.seeds import Seeds, TypedIds
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.dataloading.work_ahead import Answering, LoaderStats, Pipeline
 from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.sampling.minibatch import RandomContext
@@ -35,7 +40,7 @@ from mpigraph.session.context import CREATING, Session, check_seed, current
 from mpigraph.session.control import Operation
 from mpigraph.trace import span
 
-__all__ = ["DistDataLoader", "SampledDataLoader", "arguments", "check_output"]
+__all__ = ["DistDataLoader", "LoaderOptions", "SampledDataLoader", "arguments"]
 
 _CLOSED = "the loader was closed"
 
@@ -322,8 +327,32 @@ def _hold(loader: DistDataLoader, some: EpochPlan, batches: Iterator[Any]) -> It
     get_logger().info("epoch %d of a loader: %s", some.epoch, loader.stats().since(before))
 
 
+@dataclass(frozen=True)
+class LoaderOptions:
+    """The options that loaders of nodes and of edges share, as :class:`.DistNodeDataLoader` describes them.
+
+    Attributes:
+        seed_times: the times of the seeds, in their form; ``input_time`` of nodes, ``edge_label_time`` of edges.
+    """
+
+    device: torch.device | str | None
+    batch_size: int
+    shuffle: bool
+    drop_last: bool
+    features: Names
+    labels: Names
+    output: str
+    seed_times: NodeIds | EdgeIds | None
+    num_prefetch: int
+    seed: int | None
+    cache: Sizes
+    lookahead: int | None
+    pin_memory: bool
+    queue_size: int | None
+
+
 class SampledDataLoader(DistDataLoader):
-    """What loaders of nodes and of edges have in common: a sampler makes the batches.
+    """The common part of the loaders of nodes and of edges: a sampler makes the batches.
 
     Attributes:
         cache_bytes: memory on this node that its caches take once they are full.
@@ -331,45 +360,62 @@ class SampledDataLoader(DistDataLoader):
 
     @collective("trainers")
     def __init__(
-        self,
-        g: DistGraph,
-        stages: Stages[Any],
-        mover: ToDevice,
-        needs: Needs,
-        batch_size: int,
-        shuffle: bool,
-        drop_last: bool,
-        queue_size: int | None,
-        num_prefetch: int,
-        seed: int | None,
-        cache: Sizes,
-        lookahead: int | None,
+        self, g: DistGraph, ids: TypedIds, sampler: Any, options: LoaderOptions, foreign: Mapping[str, object]
     ) -> None:
-        """Plan the batches, and have the hosts prepare the edge weights of the sampler of blocks, if any.
+        """Plan the batches, and have the hosts prepare the edge weights of the sampler, if it has any.
 
-        ``stages`` make the minibatches with a sampler that has these ``needs``, and ``mover`` brings them to their
-        device; the options are those of :class:`DistDataLoader`.
+        Args:
+            g: the graph.
+            ids: the seeds of this rank.
+            sampler: the sampler of nodes or of edges.
+            options: the options.
+            foreign: options that only other loaders have.
         """
+        with arguments(session_of(g)):
+            check_foreign(type(self), foreign)
+            if options.output not in ("dgl", "pyg"):
+                raise InvalidArgumentError(f"output must be 'dgl' or 'pyg' (got {options.output!r})")
+            mover = ToDevice(options.device, options.pin_memory)
+            stages = self._make_stages(g, ids, sampler, options, mover.pin_memory)
+        self._prepare_sampler(g, ids, sampler)
+        needs = needs_of(sampler)
         with arguments(g.session):
             weights = {} if needs.weights is None else g.edge_weights(needs.weights)
-            caching = check_cache(cache, lookahead)
+            caching = check_cache(options.cache, options.lookahead)
             if needs.times is not None:
                 g.times(needs.times.attr)
             seeds: Any = Seeds(stages.seeds, "dataset", stages.times, placed=stages.placed)
-        options = (batch_size, shuffle, None, drop_last, queue_size)
-        super().__init__(seeds, *options, num_prefetch=num_prefetch, seed=seed)
+        super().__init__(
+            seeds,
+            options.batch_size,
+            options.shuffle,
+            drop_last=options.drop_last,
+            queue_size=options.queue_size,
+            num_prefetch=options.num_prefetch,
+            seed=options.seed,
+        )
         self.cache_bytes = 0
         for fetcher in stages.inputs:
             fetcher.counted = True
         self._stages = mover.of(stages, own_thread=self._epochs.depth > 0)
         self._passes.fingerprint |= {"graph": g.identity, "sampler": needs.description}
-        if seed is None and (shuffle or needs.random):
+        if options.seed is None and (options.shuffle or needs.random):
             self._passes.begun = g.session.loaders_begun
         self._open_caches(g.session, caching)
         if needs.times is not None:
             g.prepare_times(needs.times.attr)
         if weights:
             g.session.control.call(Operation.PREPARE_WEIGHTS, numbers=sorted(weights.values()))
+
+    @abstractmethod
+    def _make_stages(
+        self, g: DistGraph, ids: Any, sampler: Any, options: LoaderOptions, pin_memory: bool
+    ) -> Stages[Any]:
+        """Return the stages that make minibatches of ``ids``; features come in pinned memory if ``pin_memory``."""
+
+    @collective("trainers")
+    def _prepare_sampler(self, g: DistGraph, ids: Any, sampler: Any) -> None:
+        """Compute what the sampler needs of all ranks before the first batch."""
 
     def _open_caches(self, session: Session, options: CacheOptions) -> None:
         """Make the caches, where rows are not free and a thread may answer others while minibatches are ahead."""
@@ -387,13 +433,3 @@ class SampledDataLoader(DistDataLoader):
             self._epochs.numbers += [cache.number for cache in caches]
             self.cache_bytes = sum(cache.nbytes for cache in caches)
             pipeline.lookahead = options.lookahead
-
-
-def check_output(output: str) -> None:
-    """Check a loader's ``output``.
-
-    Raises:
-        InvalidArgumentError: it is none.
-    """
-    if output not in ("dgl", "pyg"):
-        raise InvalidArgumentError(f"output must be 'dgl' or 'pyg' (got {output!r})")

@@ -36,7 +36,7 @@ ends that are one node at one time share a tree, and ``batch`` numbers trees.
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler
 from mpigraph.dataloading.fetcher import FeatureFetcher, Stages
+from mpigraph.dataloading.loader import LoaderOptions
 from mpigraph.dataloading.sampler import BlockSampler, has_method, needs_of
 from mpigraph.dataloading.seed_times import check_input_time, check_loader_times
 from mpigraph.dataloading.seeds import Chosen
@@ -67,22 +68,18 @@ def pyg_node_stages(
     g: DistGraph,
     nids: NodeIds,
     sampler: BlockSampler,
-    features: Names,
-    labels: Names,
+    options: LoaderOptions,
     pin_memory: bool,
-    input_time: NodeIds | None = None,
 ) -> Stages[_NodeSample]:
-    """How a loader of nodes makes a ``Data`` or ``HeteroData``; it tells the places of seeds in ``nids``.
+    """Return the stages of a loader of nodes that makes ``Data`` or ``HeteroData``, with the seeds' places in ``nids``.
 
     Args:
         g: the graph.
         nids: int[n], or node type -> int[n].
         sampler: has ``sample_subgraph(g, seeds)``; may name features, as ``prefetch_node_feats``, ``prefetch_labels``
             and ``prefetch_edge_feats``.
-        features: names of node features.
-        labels: names of more of them: PyG makes no difference.
+        options: of the loader; PyG makes no difference between ``features`` and ``labels``.
         pin_memory: put the rows into pinned memory.
-        input_time: int[n], or node type -> int[n], the times of ``nids``, for a sampler that filters by time.
 
     Raises:
         InvalidArgumentError: PyG is not installed, the sampler cannot do it, times are missing, or a feature has the
@@ -92,8 +89,8 @@ def pyg_node_stages(
     """
     schema = g.schema
     ids = by_ntype(g.schema, nids, "nids")
-    attributes = _Fetcher(g, sampler, features, labels, pin_memory)
-    times = check_input_time(g, needs_of(sampler).times, ids, input_time)
+    attributes = _Fetcher(g, sampler, options.features, options.labels, pin_memory)
+    times = check_input_time(g, needs_of(sampler).times, ids, cast(NodeIds | None, options.seed_times))
 
     def sample(chosen: Chosen) -> _NodeSample:
         timed = {} if chosen.times is None else {"input_time": chosen.times}
@@ -122,16 +119,13 @@ def pyg_edge_stages(
     g: DistGraph,
     eids: EdgeIds,
     sampler: EdgePredictionSampler,
-    features: Names,
-    labels: Names,
+    options: LoaderOptions,
     pin_memory: bool,
-    edge_label_time: EdgeIds | None = None,
 ) -> Stages[_EdgeSample]:
-    """How a loader of edges makes a ``Data`` or ``HeteroData``; it tells the places of edges in ``eids``.
+    """Return the stages of a loader of edges that makes ``Data`` or ``HeteroData``, with the edges' places in ``eids``.
 
     Arguments and errors are those of :func:`pyg_node_stages`, with an :class:`.EdgePredictionSampler` of such a
-    sampler, which may name labels, and ``labels`` the name of an edge feature, or edge type -> name. The times of
-    ``eids`` are ``edge_label_time``, int[n], or edge type -> int[n].
+    sampler; ``labels`` is the name of an edge feature, or edge type -> name.
 
     Raises:
         InvalidArgumentError: besides, there are several labels for a relation, or labels and negatives.
@@ -143,11 +137,11 @@ def pyg_edge_stages(
         raise InvalidArgumentError(
             f"output='pyg' needs a sampler of as_edge_prediction_sampler (got {type(sampler).__name__})"
         )
-    attributes = _Fetcher(g, sampler.sampler, features, (), pin_memory)
-    of_edges = _labels(g, sampler, labels, pin_memory)
+    attributes = _Fetcher(g, sampler.sampler, options.features, (), pin_memory)
+    of_edges = _labels(g, sampler, options.labels, pin_memory)
     none = torch.empty(0, dtype=torch.int64)
 
-    times = check_loader_times(g, sampler.needs.times, ids, edge_label_time)
+    times = check_loader_times(g, sampler.needs.times, ids, options.seed_times)
 
     def sample(chosen: Chosen) -> _EdgeSample:
         timed = {} if chosen.times is None else {"edge_label_time": chosen.times}
