@@ -6,9 +6,9 @@
 from typing import TYPE_CHECKING, NoReturn
 
 from mpigraph.dataloading import negative_sampler
-from mpigraph.dataloading.collators import EdgeCollator, NodeCollator
-from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
+from mpigraph.dataloading.edge_loader import DistEdgeDataLoader, EdgeCollator
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, as_edge_prediction_sampler
+from mpigraph.dataloading.exclusion import reverse_edges
 from mpigraph.dataloading.loader import DistDataLoader
 from mpigraph.dataloading.memory_loader import DataLoader, EdgeDataLoader, NodeDataLoader
 from mpigraph.dataloading.memory_sampling import sample_neighbors
@@ -21,8 +21,7 @@ from mpigraph.dataloading.negative_sampler import (
     PerSourceUniform,
     Uniform,
 )
-from mpigraph.dataloading.node_loader import DistNodeDataLoader
-from mpigraph.dataloading.reverse_edges import reverse_edges
+from mpigraph.dataloading.node_loader import DistNodeDataLoader, NodeCollator
 from mpigraph.dataloading.sampler import (
     BlockSampler,
     MultiLayerFullNeighborSampler,

@@ -2,26 +2,28 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from mpigraph.collective import collective
+from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.dataloading.caches import Sizes
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Stages
+from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.loader import LoaderOptions, SampledDataLoader, arguments
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_edge_stages
-from mpigraph.dataloading.sampler import BlockSampler, has_method, needs_of, session_of
+from mpigraph.dataloading.sampler import BlockSampler, Sampler, has_method, needs_of, session_of
 from mpigraph.dataloading.seed_times import check_loader_times
+from mpigraph.dataloading.seeds import Item, TypedIds, as_seed_tensors
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, Names, by_relation, unwrap_edges
+from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, EdgeTensors, Names, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, EdgeType
 
-__all__ = ["DistEdgeDataLoader"]
+__all__ = ["DistEdgeDataLoader", "EdgeCollator"]
 
 
 class DistEdgeDataLoader(SampledDataLoader):
@@ -115,13 +117,13 @@ class DistEdgeDataLoader(SampledDataLoader):
         super().__init__(g, eids, graph_sampler, options, foreign)
 
     def _make_stages(
-        self, g: DistGraph, ids: Any, sampler: Any, options: LoaderOptions, pin_memory: bool
+        self, g: DistGraph, ids: TypedIds, sampler: Sampler, options: LoaderOptions, pin_memory: bool
     ) -> Stages[Any]:
-        make = pyg_edge_stages if options.output == "pyg" else _pair_stages
+        make: Callable[..., Stages[Any]] = pyg_edge_stages if options.output == "pyg" else _pair_stages
         return make(g, ids, sampler, options, pin_memory)
 
     @collective("trainers")
-    def _prepare_sampler(self, g: DistGraph, ids: Any, sampler: Any) -> None:
+    def _prepare_sampler(self, g: DistGraph, ids: TypedIds, sampler: Sampler) -> None:
         if isinstance(sampler, EdgePredictionSampler):
             sampler.look_up_reverse(g, ids)
 
@@ -152,3 +154,49 @@ def _pair_stages(
     sample: Callable[[Any], PairSample] = partial(sampler.sample, g) if times is None else sample_at
     seeds = unwrap_edges(g.schema, ids)
     return Stages(seeds, sample, fetch, announce, [of_blocks.inputs], times=times)
+
+
+class EdgeCollator:
+    """Makes what :class:`DistEdgeDataLoader` yields of edge ids.
+
+    Args:
+        g: the graph.
+        eids: int[n]; or edge type -> int[n], which graphs with several edge types need.
+        graph_sampler: the ``sampler`` of :func:`.as_edge_prediction_sampler`, where the other options are described.
+        g_sampling: only None.
+        gb_padding: accepted for DGL's scripts.
+
+    Raises:
+        EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
+        InvalidArgumentError: another graph to sample from (``g_sampling``), ids that are not integers in one
+            dimension, or bad arguments of the sampler.
+    """
+
+    def __init__(
+        self,
+        g: DistGraph,
+        eids: EdgeIds,
+        graph_sampler: BlockSampler,
+        g_sampling: None = None,
+        exclude: Exclude = None,
+        reverse_eids: ReverseEids = None,
+        reverse_etypes: ByEdgeType[EdgeType] | None = None,
+        negative_sampler: NegativesOf | None = None,
+        gb_padding: int = 1,
+    ) -> None:
+        check_foreign(type(self), {"g_sampling": g_sampling})
+        self.g = g
+        self.graph_sampler = as_edge_prediction_sampler(
+            graph_sampler, exclude, reverse_eids, reverse_etypes, negative_sampler
+        )
+        self._ids = unwrap_edges(g.schema, by_relation(g.schema, eids, "eids"))
+
+    @property
+    def dataset(self) -> EdgeTensors:
+        """The ids to give to a loader: int64[n], or by relation where the graph has several."""
+        return self._ids
+
+    @collective("trainers", WHEN_FAR)
+    def collate(self, items: EdgeIds | list[Item]) -> PairSample:
+        """Sample a minibatch of int[b] ids, of ``(edge type, id)`` pairs or of ids by edge type."""
+        return self.graph_sampler.sample(self.g, cast(EdgeTensors, as_seed_tensors(items, "eids")))

@@ -16,11 +16,16 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_FAR, collective
-from mpigraph.dataloading.edges import NO_EDGES, find_edges
-from mpigraph.dataloading.exclusion import Exclude, Exclusion, ReverseEids, make_exclusion, with_same_ids
+from mpigraph.dataloading.exclusion import Exclude, Exclusion, ReverseEids, make_exclusion, reverse_edges, with_same_ids
 from mpigraph.dataloading.memory_sampling import sampled, take_later
-from mpigraph.dataloading.negative_sampler import Negatives, NegativesOf, describe_negatives, draw_negatives
-from mpigraph.dataloading.reverse_edges import reverse_edges
+from mpigraph.dataloading.negative_sampler import (
+    NO_EDGES,
+    Negatives,
+    NegativesOf,
+    describe_negatives,
+    draw_negatives,
+    find_edges,
+)
 from mpigraph.dataloading.sampler import BlockSampler, Needs, Sampler, has_method, needs_of
 from mpigraph.dataloading.seed_times import check_edge_times, negative_times, redraw_newer
 from mpigraph.distgraph.graph import DistGraph

@@ -27,7 +27,7 @@ from mpigraph.dataloading.fetcher import Stages
 from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.passes import EpochPlan, Passes
 from mpigraph.dataloading.prefetch import Prefetch
-from mpigraph.dataloading.sampler import needs_of, session_of
+from mpigraph.dataloading.sampler import Sampler, needs_of, session_of
 from mpigraph.dataloading.seeds import Seeds, TypedIds
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.dataloading.work_ahead import Answering, LoaderStats, Pipeline
@@ -360,7 +360,7 @@ class SampledDataLoader(DistDataLoader):
 
     @collective("trainers")
     def __init__(
-        self, g: DistGraph, ids: TypedIds, sampler: Any, options: LoaderOptions, foreign: Mapping[str, object]
+        self, g: DistGraph, ids: TypedIds, sampler: Sampler, options: LoaderOptions, foreign: Mapping[str, object]
     ) -> None:
         """Plan the batches, and have the hosts prepare the edge weights of the sampler, if it has any.
 
@@ -409,12 +409,12 @@ class SampledDataLoader(DistDataLoader):
 
     @abstractmethod
     def _make_stages(
-        self, g: DistGraph, ids: Any, sampler: Any, options: LoaderOptions, pin_memory: bool
+        self, g: DistGraph, ids: TypedIds, sampler: Sampler, options: LoaderOptions, pin_memory: bool
     ) -> Stages[Any]:
         """Return the stages that make minibatches of ``ids``; features come in pinned memory if ``pin_memory``."""
 
     @collective("trainers")
-    def _prepare_sampler(self, g: DistGraph, ids: Any, sampler: Any) -> None:
+    def _prepare_sampler(self, g: DistGraph, ids: TypedIds, sampler: Sampler) -> None:
         """Compute what the sampler needs of all ranks before the first batch."""
 
     def _open_caches(self, session: Session, options: CacheOptions) -> None:

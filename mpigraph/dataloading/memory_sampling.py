@@ -8,7 +8,7 @@ the structure here, and so both draw the same neighbours for the same seeds.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.distgraph.features import EdgeSpaces, Features
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.sampled_graph import Layers, SampledGraph, SamplingArguments
+from mpigraph.distgraph.sampled_graph import Layers, SampledGraph, SamplingArguments, SamplingOptions
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.times import Times
 from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, NodeIds
@@ -34,6 +34,9 @@ from mpigraph.session.context import Session
 from mpigraph.storage.format import index_dtype, storage_dtype
 from mpigraph.store.derived import EdgeTimes, EdgeWeights
 from mpigraph.store.topology import Adjacency, InMemoryTopology
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["InMemorySampling", "sample_neighbors", "sampled", "take_later"]
 
@@ -106,6 +109,11 @@ def sample_neighbors(
     return drawn if output_device is None else drawn.to(output_device)
 
 
+class _MinibatchOptions(SamplingOptions, total=False):
+    exclude_edges: EdgeIds | None
+    seed_times: NodeIds | None
+
+
 class InMemorySampling(SampledGraph):
     """A graph in memory as samplers see it. What it does not have itself is that of the graph. Everything is local.
 
@@ -155,7 +163,7 @@ class InMemorySampling(SampledGraph):
             frontier.nodes[ntype].data.update(self.graph.nodes[ntype].data)
         return frontier if output_device is None else frontier.to(output_device)
 
-    def sample_blocks(self, seed_nodes: NodeIds, fanouts: Layers, **options: Any) -> Blocks:
+    def sample_blocks(self, seed_nodes: NodeIds, fanouts: Layers, **options: "Unpack[_MinibatchOptions]") -> Blocks:
         """As :meth:`SampledGraph.sample_blocks`; the blocks have the features of the graph, gathered when used."""
         input_nodes, output_nodes, blocks = super().sample_blocks(seed_nodes, fanouts, **options)
         for block in blocks:
@@ -169,7 +177,7 @@ class InMemorySampling(SampledGraph):
                     take_later(side, self.graph.nodes[ntype].data, side[NID])
         return input_nodes, output_nodes, blocks
 
-    def sample_subgraph(self, seed_nodes: NodeIds, fanouts: Layers, **options: Any) -> Subgraph:
+    def sample_subgraph(self, seed_nodes: NodeIds, fanouts: Layers, **options: "Unpack[_MinibatchOptions]") -> Subgraph:
         """As :meth:`SampledGraph.sample_subgraph`."""
         found = super().sample_subgraph(seed_nodes, fanouts, **options)
         for number, ids in enumerate(found.eids or []):

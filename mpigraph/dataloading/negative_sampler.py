@@ -19,17 +19,17 @@ InBatch             k of the other edges' destinations          none
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.dataloading.edges import NO_EDGES, Edges, find_edges
 from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.partition_book import local_nodes
-from mpigraph.distgraph.typed_ids import EdgeIds, EdgeTensors, unwrap_edges
+from mpigraph.distgraph.typed_ids import EdgeIds, EdgeTensors, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.kernels.negatives import draw_nodes, draw_others, keep_candidates
@@ -37,6 +37,9 @@ from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.metadata.schema import Relation
 
 __all__ = [
+    "NO_EDGES",
+    "Edges",
+    "find_edges",
     "GlobalUniform",
     "InBatch",
     "JointUniform",
@@ -56,6 +59,39 @@ NegativesOf: TypeAlias = Callable[[DistGraph, EdgeTensors], Negatives]
 """Any negative sampler: ``(g, eids) -> (src, dst)``."""
 _Pairs = dict[Relation, tuple[I64, I64]]
 _TAG = 0x4E4547  # separates these draws from those of neighbours with the same seed and epoch
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Edges of one relation.
+
+    Attributes:
+        eids: int64[n], edge ids.
+        src: int64[n], their sources.
+        dst: int64[n], their destinations.
+    """
+
+    eids: I64
+    src: I64
+    dst: I64
+
+
+NO_EDGES = Edges(*(np.empty(0, np.int64) for _ in range(3)))
+
+
+def find_edges(g: DistGraph, eids: EdgeIds) -> dict[Relation, Edges]:
+    """Return the edges with their ends, by relation. One-sided; the target does nothing.
+
+    Raises:
+        OutOfRangeError: an edge does not exist.
+        EdgeTypeError: an edge type is unknown or ambiguous, or the ids are not by type and the graph has several.
+        InvalidArgumentError: the ids are not integers in one dimension, or two edge types are the same relation.
+    """
+    edges = {}
+    for relation, ids in by_relation(g.schema, eids, "edge ids").items():
+        src, dst = g.find_edges(ids, relation)
+        edges[relation] = Edges(ids.numpy(), src.numpy(), dst.numpy())
+    return edges
 
 
 class NegativeSampler(ABC):

@@ -6,19 +6,19 @@ from typing import Any, cast
 
 import torch
 
-from mpigraph.collective import collective
+from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.dataloading.caches import Sizes
 from mpigraph.dataloading.fetcher import BlockFetcher, Stages
 from mpigraph.dataloading.loader import LoaderOptions, SampledDataLoader
 from mpigraph.dataloading.pyg_batches import pyg_node_stages
-from mpigraph.dataloading.sampler import BlockSampler, has_method, needs_of
+from mpigraph.dataloading.sampler import BlockSampler, Sampler, has_method, needs_of
 from mpigraph.dataloading.seed_times import check_input_time
-from mpigraph.dataloading.seeds import Chosen
+from mpigraph.dataloading.seeds import Chosen, Item, TypedIds, as_seed_tensors
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeIds, NodeTensors, by_ntype, unwrap_nodes
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["DistNodeDataLoader"]
+__all__ = ["DistNodeDataLoader", "NodeCollator"]
 
 
 class DistNodeDataLoader(SampledDataLoader):
@@ -106,11 +106,11 @@ class DistNodeDataLoader(SampledDataLoader):
         super().__init__(g, nids, graph_sampler, options, foreign)
 
     def _make_stages(
-        self, g: DistGraph, ids: Any, sampler: Any, options: LoaderOptions, pin_memory: bool
+        self, g: DistGraph, ids: TypedIds, sampler: Sampler, options: LoaderOptions, pin_memory: bool
     ) -> Stages[Any]:
         if not has_method(sampler, "sample_blocks"):
             raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {sampler!r})")
-        make = pyg_node_stages if options.output == "pyg" else _block_stages
+        make: Callable[..., Stages[Any]] = pyg_node_stages if options.output == "pyg" else _block_stages
         return make(g, ids, sampler, options, pin_memory)
 
 
@@ -132,3 +132,34 @@ def _block_stages(
     seeds: NodeTensors = unwrap_nodes(g.schema, ids)
     sample: Callable[[Any], Blocks] = partial(sampler.sample_blocks, g) if times is None else sample_at
     return Stages(seeds, sample, fetch, announce, [fetch.inputs], times=times)
+
+
+class NodeCollator:
+    """Makes ``(input_nodes, output_nodes, blocks)`` of node ids."""
+
+    def __init__(self, g: DistGraph, nids: NodeIds, graph_sampler: BlockSampler, gb_padding: int = 1) -> None:
+        """Keep what to sample: ``nids`` of ``g``, by ``graph_sampler.sample_blocks``.
+
+        Args:
+            g: the graph.
+            nids: int[n]; or node type -> int[n], which graphs with several node types need.
+            graph_sampler: has ``sample_blocks(g, seeds)``.
+            gb_padding: accepted for DGL's scripts.
+
+        Raises:
+            NodeTypeError: a node type does not exist, or there are several and ``nids`` are not by type.
+            InvalidArgumentError: the ids are not integers in one dimension.
+        """
+        self.g = g
+        self.graph_sampler = graph_sampler
+        self._ids = unwrap_nodes(g.schema, by_ntype(g.schema, nids, "nids"))
+
+    @property
+    def dataset(self) -> NodeTensors:
+        """The ids to give to a loader: int64[n], or by type where the graph has several."""
+        return self._ids
+
+    @collective("trainers", WHEN_FAR)
+    def collate(self, items: NodeIds | list[Item]) -> Blocks:
+        """Sample a minibatch of int[b] ids, of ``(node type, id)`` pairs or of ids by node type."""
+        return self.graph_sampler.sample_blocks(self.g, cast(NodeTensors, as_seed_tensors(items, "nids")))

@@ -6,7 +6,7 @@ All relations of a hop travel in the same messages. And whether edges exist: lik
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -53,10 +53,14 @@ from mpigraph.session.control import Operation
 from mpigraph.store.derived import EdgeTimes
 from mpigraph.store.store import LoadedGraph
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = [
     "Layers",
     "SampledGraph",
     "SamplingArguments",
+    "SamplingOptions",
     "hop_blocks",
     "in_subgraph",
     "sample_etype_neighbors",
@@ -64,6 +68,19 @@ __all__ = [
 ]
 
 _NONE = np.empty(0, np.int64)
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of :class:`SamplingArguments` except ``fanouts``, as keyword arguments."""
+
+    edge_dir: str
+    prob: FeatureName | None
+    replace: bool
+    return_eids: bool
+    seed: int | None
+    num_threads: int | None
+    disjoint: bool
+    time_filter: TimeFilter | None
 
 
 @dataclass(frozen=True)
@@ -103,8 +120,8 @@ class SamplingArguments:
         object.__setattr__(self, "fanouts", check_layers(self.fanouts))
 
     @staticmethod
-    def of(fanouts: "Sequence[Fanout] | SamplingArguments", options: Mapping[str, Any]) -> "SamplingArguments":
-        """Arguments as they are; else those of fanouts and options."""
+    def of(fanouts: "Sequence[Fanout] | SamplingArguments", options: "SamplingOptions") -> "SamplingArguments":
+        """Return arguments as they are; else those of fanouts and options."""
         return fanouts if isinstance(fanouts, SamplingArguments) else SamplingArguments(fanouts, **options)
 
     def check_numbers(self) -> None:
@@ -314,7 +331,7 @@ class SampledGraph:
         *,
         exclude_edges: EdgeIds | None = None,
         seed_times: NodeIds | None = None,
-        **options: Any,
+        **options: "Unpack[SamplingOptions]",
     ) -> Blocks:
         """Sample the blocks of one minibatch, all hops fused.
 
@@ -351,7 +368,7 @@ class SampledGraph:
         *,
         exclude_edges: EdgeIds | None = None,
         seed_times: NodeIds | None = None,
-        **options: Any,
+        **options: "Unpack[SamplingOptions]",
     ) -> Subgraph:
         """Sample the subgraph of one minibatch as PyG does: one for all layers, in which a node is expanded once.
 

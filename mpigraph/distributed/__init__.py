@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from mpigraph.dataloading.collators import EdgeCollator, NodeCollator
-from mpigraph.dataloading.edge_loader import DistEdgeDataLoader
+from mpigraph.dataloading.edge_loader import DistEdgeDataLoader, EdgeCollator
 from mpigraph.dataloading.loader import DistDataLoader
-from mpigraph.dataloading.node_loader import DistNodeDataLoader
+from mpigraph.dataloading.node_loader import DistNodeDataLoader, NodeCollator
 from mpigraph.distgraph.embedding import DistEmbedding
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.partition_book import (

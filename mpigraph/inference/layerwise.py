@@ -2,12 +2,15 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from torch import nn
 from tqdm import tqdm
 
 from mpigraph.arrays import I64, Array
@@ -19,11 +22,11 @@ from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_integer
+from mpigraph.graphs.block import Block
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.graphs.table_rows import TableRows
 from mpigraph.inference.halo import HaloReader, far_sources, open_readers
 from mpigraph.inference.neighbourhoods import Neighbourhoods
-from mpigraph.inference.steps import Step, evaluating, input_dtype, steps_of
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.world import World
@@ -35,6 +38,10 @@ __all__ = ["Inference", "LayerCounts", "layerwise"]
 _SECONDS_IN_LOG = 10.0
 
 NodeTensors = DistTensor | Mapping[str, DistTensor]
+Rows: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
+"""Rows of the nodes of the only type, or by node type."""
+Step: TypeAlias = Callable[[Block, tuple[Rows, Rows]], Rows]
+"""One layer: a block, rows of its sources and of its destinations -> new rows of the destinations."""
 
 
 class _Batch(NamedTuple):
@@ -455,3 +462,74 @@ def _batches_of(world: World, parts: I64, hosts: I64, batch_size: int) -> list[_
                 found.append(_Batch(at, last))
             at = last
     return found
+
+
+def steps_of(model: object) -> list[Step]:
+    """The layers of a model, in their order.
+
+    Args:
+        model: as ``model_or_layers`` of :func:`.layerwise`.
+
+    Raises:
+        InvalidArgumentError: it is none of these, or has no layer.
+    """
+    model = _bare(model)
+    layers: Any = model
+    if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList | nn.Sequential):
+        layers = getattr(model, "layers", None)
+        if layers is None:
+            raise InvalidArgumentError(
+                f"{type(model).__name__} has no layers: give a module with .layers, or a list of layers"
+            )
+    if not isinstance(layers, Sequence | nn.ModuleList | nn.Sequential) or isinstance(layers, str) or not len(layers):
+        raise InvalidArgumentError(f"give a module with .layers, or a list of layers (got {type(model).__name__})")
+    for layer in layers:
+        if not callable(layer):
+            raise InvalidArgumentError(f"a layer must be callable (got {type(layer).__name__})")
+    forward = getattr(model, "forward_layer", None)
+    if callable(forward):
+        return [partial(_by_number, forward, number) for number in range(len(layers))]
+    if layers is not model and type(model).forward is not nn.Module.forward:  # type: ignore[attr-defined]
+        raise InvalidArgumentError(
+            f"what {type(model).__name__}.forward does between its layers is not known: give the model a method "
+            "forward_layer(i, block, h), or pass model.layers if there is nothing between them"
+        )
+    return [_bare(layer) for layer in layers]
+
+
+def _bare(model: Any) -> Any:
+    """A module without what keeps trainers in step, who call it as often as each of them has blocks."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def _by_number(forward: Callable[[int, Block, Rows], Rows], number: int, block: Block, h: tuple[Rows, Rows]) -> Rows:
+    return forward(number, block, h[0])
+
+
+def input_dtype(model: object) -> torch.dtype | None:
+    """The dtype in which layers take floating rows: that of the first such parameter; None if none is known."""
+    for module in _modules(model):
+        for parameter in module.parameters():
+            if parameter.dtype.is_floating_point:
+                return parameter.dtype
+    return None
+
+
+def _modules(model: object) -> list[nn.Module]:
+    if isinstance(model, nn.Module):
+        return [model]
+    return [layer for layer in model if isinstance(layer, nn.Module)] if isinstance(model, Sequence) else []
+
+
+@contextmanager
+def evaluating(model: object) -> Iterator[None]:
+    """Inside, the modules of a model are in evaluation mode and nothing is recorded for gradients."""
+    before = [(module, module.training) for top in _modules(model) for module in top.modules()]
+    for module, _ in before:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in before:
+            module.training = training

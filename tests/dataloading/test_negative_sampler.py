@@ -9,7 +9,6 @@ from oracle import MAX_DEGREE, NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler, negative_sampler
-from mpigraph.dataloading.edges import find_edges
 from mpigraph.dataloading.negative_sampler import (
     GlobalUniform,
     InBatch,
@@ -17,6 +16,7 @@ from mpigraph.dataloading.negative_sampler import (
     LocalUniform,
     Uniform,
     draw_negatives,
+    find_edges,
 )
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, OutOfRangeError
 from mpigraph.graphs.fields import EID, NID
