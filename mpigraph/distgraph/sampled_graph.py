@@ -1,6 +1,6 @@
 """Sampling neighbours on a distributed graph: one hop as an in-memory graph, or all hops of a minibatch.
 
-All relations of a hop travel in the same messages. And whether edges exist: like a node's neighbours, its owner knows.
+All relations of a hop travel in the same messages. It also looks up edges, at the owners of their destinations.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,11 +96,11 @@ class SamplingArguments:
         prob: name of an edge feature with a weight for each edge, or a mask, as in
             :meth:`.SampledGraph.sample_neighbors`; or edge type -> name.
         replace: draw with replacement.
-        return_eids: whether edge ids are wanted, without which less is moved.
+        return_eids: return edge ids; without them less data travels.
         seed: makes the draw a function of the arguments alone.
-        num_threads: threads that draw near neighbours; by default those that ``initialize`` was told.
-        disjoint: each seed is the root of a tree of its own, in which a node is once, whatever other trees it is in.
-        time_filter: which edges trees may have by the times of their roots; makes trees disjoint.
+        num_threads: threads that draw local neighbours; by default those of ``initialize``.
+        disjoint: each seed is the root of a tree of its own, in which a node occurs once.
+        time_filter: filters edges by the times of roots; makes trees disjoint.
 
     Raises:
         InvalidArgumentError: ``fanouts`` is not a sequence.
@@ -142,12 +142,12 @@ class SamplingArguments:
         exclude_edges: EdgeIds | None = None,
         seed_times: NodeIds | None = None,
     ) -> SamplingPlan:
-        """Check the arguments for a graph, and those of one minibatch, and turn names into numbers.
+        """Check the arguments for a graph, and those of one minibatch; replace names by numbers.
 
         Args:
             g: the graph.
-            nodes: the seeds, as in :meth:`.SampledGraph.sample_blocks`; so are the others.
-            exclude_edges: edges that are not to be drawn.
+            nodes: the seeds, as in :meth:`.SampledGraph.sample_blocks`, like the next two.
+            exclude_edges: edges that must not be drawn.
             seed_times: the times of the seeds.
 
         Raises:
@@ -179,12 +179,12 @@ class SamplingArguments:
         return SamplingPlan(layers, seeds, self.return_eids, g.excluded(exclude_edges), disjoint, times)
 
     def strategy(self, fanout: int, weights: RowTensor | None, times: int) -> Strategy:
-        """How neighbours are chosen in a relation.
+        """Return the strategy of one relation.
 
         Args:
             fanout: most neighbours of a node, not 0.
             weights: the relation's weights or mask, if it has any.
-            times: number of the tensor of times by which its edges are sorted; 0 where it is not filtered by time.
+            times: number of the tensor of times that sorts its edges; 0 without a filter by time.
 
         Raises:
             InvalidArgumentError: weights and times do not go together.
@@ -211,12 +211,12 @@ Layers: TypeAlias = Sequence[Fanout] | SamplingArguments
 
 
 def _by_relation(schema: Schema, layer: Fanout) -> dict[int, int]:
-    """Fanouts of one layer by relation id."""
+    """Return the fanouts of one layer by relation id."""
     if not isinstance(layer, Mapping):
         return dict.fromkeys(range(len(schema.relations)), check_fanout(layer))
-    given: dict[Relation, int] = canonical(schema, layer, "fanouts")
-    fanouts = {schema.relation_id(relation): check_fanout(number) for relation, number in given.items()}
-    missing = [relation for relation in schema.relations if relation not in given]
+    by_relation: dict[Relation, int] = canonical(schema, layer, "fanouts")
+    fanouts = {schema.relation_id(relation): check_fanout(number) for relation, number in by_relation.items()}
+    missing = [relation for relation in schema.relations if relation not in by_relation]
     if missing:
         raise EdgeTypeError(f"a dict of fanouts needs every edge type (0 leaves one out): no fanout of {missing}")
     return fanouts
@@ -225,14 +225,14 @@ def _by_relation(schema: Schema, layer: Fanout) -> dict[int, int]:
 class SampledGraph:
     """The side of a :class:`DistGraph` that samples.
 
-    What is wrong with the arguments of one trainer is raised on every trainer when hosts are far, by the round that all
-    of them make. All methods that sample are collective when hosts are far, and local when all are
-    near. Where requests go to their owners alone (``MPIGRAPH_SAMPLING=sparse``, the default where MPI allows several
-    threads) they are one-sided, need no other trainer, and raise here.
+    All methods that sample are collective when hosts are far, and local when all are near: an error in the arguments
+    of one trainer is raised on every trainer, by the round that all make. Where requests go to their owners alone
+    (``MPIGRAPH_SAMPLING=sparse``, the default where MPI allows several threads) these methods are one-sided, need no
+    other trainer, and raise on the caller alone.
 
     Attributes:
         session: the job that the graph belongs to.
-        loaded: what this rank holds of it.
+        loaded: this rank's part of the graph.
         schema: node types and relations.
     """
 
@@ -311,10 +311,10 @@ class SampledGraph:
         relations = self.schema.relations
         edges, eids = dict.fromkeys(relations, (_NONE, _NONE)), dict.fromkeys(relations, _NONE)
         with self.session.sampling() as service:
-            for request, found in zip(requests, service.sample(requests), strict=True):
+            for request, neighbors in zip(requests, service.sample(requests), strict=True):
                 relation = relations[request.relation]
-                edges[relation] = found.src.astype(np.int64), np.repeat(request.ids, np.diff(found.offsets))
-                eids[relation] = found.eids
+                edges[relation] = neighbors.src.astype(np.int64), np.repeat(request.ids, np.diff(neighbors.offsets))
+                eids[relation] = neighbors.eids
         columns = {r: (torch.from_numpy(src), torch.from_numpy(dst)) for r, (src, dst) in edges.items()}
         hosts = self.loaded.topology.hosts
         counts = {ntype: hosts.num_nodes(t) for t, ntype in enumerate(self.schema.ntypes)}
@@ -390,7 +390,7 @@ class SampledGraph:
     def has_edges_between(
         self, u: EdgeIds, v: EdgeIds, etype: EdgeType = None
     ) -> torch.Tensor | dict[Relation, torch.Tensor]:
-        """Whether there is an edge from ``u[i]`` to ``v[i]``; one round, whatever the number of edges and relations.
+        """Look up edges from ``u[i]`` to ``v[i]``, in one round for any number of edges and relations.
 
         Args:
             u: int[n], sources; or edge type -> int[n], to ask about several relations at once.
@@ -398,7 +398,7 @@ class SampledGraph:
             etype: the edge type; None if there is one, or with dicts.
 
         Returns:
-            bool[n], or relation -> bool[n]; of parallel edges one is enough.
+            bool[n], or relation -> bool[n]: true where there is at least one such edge.
 
         Raises:
             OutOfRangeError: a node does not exist.
@@ -409,13 +409,13 @@ class SampledGraph:
         with self._raised_everywhere():
             queries = self._edge_queries(u, v, etype)
         with self.session.sampling() as service:
-            found = [torch.from_numpy(exist) for exist in service.has_edges(queries)]
+            answers = [torch.from_numpy(exist) for exist in service.has_edges(queries)]
         if not isinstance(u, Mapping):
-            return found[0]
-        return {self.schema.relations[query.relation]: exist for query, exist in zip(queries, found, strict=True)}
+            return answers[0]
+        return {self.schema.relations[query.relation]: exist for query, exist in zip(queries, answers, strict=True)}
 
     def edge_weights(self, prob: FeatureName) -> dict[int, int]:
-        """The number of the tensor of edge weights, by relation id.
+        """Return the number of the tensor of edge weights, by relation id.
 
         Args:
             prob: as in :meth:`sample_neighbors`.
@@ -436,7 +436,7 @@ class SampledGraph:
         return weights
 
     def times(self, name: str) -> Times:
-        """The times that nodes, or edges, have under a name.
+        """Return the times that nodes, or edges, have under a name.
 
         Raises:
             FieldNameError: neither have it.
@@ -448,7 +448,7 @@ class SampledGraph:
     def prepare_times(self, name: str) -> None:
         """Have the hosts sort their edges by time, so that :meth:`sample_blocks` can be told to filter by it.
 
-        It is done once, and again in the next collective call after times were written.
+        The hosts sort once, and again in the next collective call after times were written.
 
         Raises:
             FieldNameError, InvalidArgumentError: as :meth:`times`.
@@ -458,7 +458,7 @@ class SampledGraph:
 
     @collective("trainers", "at the first use of a time, else local")
     def times_by_relation(self, times: Times) -> dict[int, int]:
-        """The tensors of times by which edges are filtered, by relation id; relations without times are left out."""
+        """Return the numbers of the tensors that filter edges by time, by relation id, for relations with times."""
         numbers = {r: tensor.rows.number for r, tensor in times.by_relation(self.schema).items()}
         if not all(self.session.store.is_prepared(EdgeTimes, number, r) for r, number in numbers.items()):
             self.prepare_times(times.name)
@@ -466,7 +466,7 @@ class SampledGraph:
 
     @contextmanager
     def _raised_everywhere(self, rounds: bool = True) -> Iterator[None]:
-        """Inside, errors of arguments are raised on every trainer of the round, if the call makes ``rounds``."""
+        """Raise errors of arguments on every trainer of the round, if the call makes ``rounds``."""
         try:
             yield
         except MPIGraphError as error:
@@ -486,18 +486,18 @@ class SampledGraph:
             return arguments.check(self, nodes, exclude_edges, seed_times)
 
     def excluded(self, edges: EdgeIds | None) -> dict[int, I64]:
-        """By relation id, the ids of excluded edges, ascending, each once."""
+        """Return the ids of excluded edges by relation id, ascending, each once."""
         if edges is None:
             return {}
-        found = {}
-        for relation, some in by_relation(self.schema, edges, "exclude_edges").items():
+        by_id = {}
+        for relation, tensor in by_relation(self.schema, edges, "exclude_edges").items():
             number = self.schema.relation_id(relation)
-            ids = some.numpy()
+            ids = tensor.numpy()
             count = self.loaded.topology.hosts.num_edges(number)
             check_ids(ids, count, f"exclude_edges: edge id of relation {relation}")
-            ascending = bool((ids[1:] > ids[:-1]).all())  # those that every minibatch excludes were sorted once
-            found[number] = ids if ascending else np.unique(ids)
-        return found
+            ascending = bool((ids[1:] > ids[:-1]).all())  # edges that every minibatch excludes are sorted already
+            by_id[number] = ids if ascending else np.unique(ids)
+        return by_id
 
     def check_nodes(self, ids: I64, ntype: int) -> None:
         """Raise OutOfRangeError unless all nodes of a type exist."""
@@ -505,16 +505,16 @@ class SampledGraph:
         check_ids(ids, count, f"node id of type {self.schema.ntypes[ntype]!r}")
 
     def _edge_queries(self, u: EdgeIds, v: EdgeIds, etype: EdgeType) -> list[EdgeQuery]:
-        """What to ask, relation by relation."""
+        """Return the queries, one a relation."""
         if etype is not None and (isinstance(u, Mapping) or isinstance(v, Mapping)):
             raise InvalidArgumentError(f"give etype or dicts by edge type, not both (got etype={etype!r})")
         src, dst = self._ends(u, etype, "source ids"), self._ends(v, etype, "destination ids")
         if src.keys() != dst.keys():
             raise EdgeTypeError(f"sources are of edge types {list(src)}, destinations of {list(dst)}")
         queries = []
-        for name, some in src.items():
+        for name, sources in src.items():
             relation = self.schema.relation_id(name)
-            ends = (some.numpy(), dst[name].numpy())
+            ends = (sources.numpy(), dst[name].numpy())
             if len(ends[0]) != len(ends[1]):
                 raise InvalidArgumentError(
                     f"an edge has two ends (got {len(ends[0])} sources and {len(ends[1])} destinations of {name})"
@@ -525,7 +525,7 @@ class SampledGraph:
         return queries
 
     def _ends(self, ids: EdgeIds, etype: EdgeType, what: str) -> dict[Relation, torch.Tensor]:
-        """One end of each edge by relation; ``etype`` is that of ids without types."""
+        """Return one end of each edge by relation; ``etype`` is that of ids without types."""
         if not isinstance(ids, Mapping):
             ids = {self.schema.to_canonical(etype): ids}
         return by_relation(self.schema, ids, what)
@@ -558,7 +558,7 @@ sample_etype_neighbors = sample_neighbors
 
 @collective("trainers", WHEN_FAR)
 def in_subgraph(g: SampledGraph, nodes: NodeIds) -> HeteroGraph:
-    """All in-edges of nodes, as :func:`sample_neighbors` returns them."""
+    """Return all in-edges of nodes, as :func:`sample_neighbors` returns them."""
     return g.sample_neighbors(nodes, -1)
 
 
@@ -587,7 +587,7 @@ def hop_blocks(sampled: SampledHops) -> BlockList:
 
 
 def _columns(trees: Trees, schema: Schema) -> dict[str, dict[str, torch.Tensor]]:
-    """By node type and name: the numbers of the nodes' trees, and the times of these trees' roots."""
+    """Return by node type and name the numbers of the nodes' trees, and the times of their roots."""
     columns = {}
     for ntype, of_nodes in zip(schema.ntypes, trees.of_nodes, strict=True):
         columns[ntype] = {TREE: torch.from_numpy(of_nodes)}

@@ -1,4 +1,4 @@
-"""Temporal sampling as users ask for it: which feature has the times, and which edges a root's time leaves."""
+"""Temporal sampling as users ask for it: the feature with the times, and the edges that a root's time allows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ __all__ = ["TimeFilter", "Times", "check_times", "times_by_ntype"]
 
 @dataclass(frozen=True)
 class TimeFilter:
-    """Which edges a tree may have: those that are not above the time of its root.
+    """A filter of edges by time: a tree has those that are not above the time of its root.
 
     Attributes:
         attr: name of a feature with an int64 for each node, or for each edge, of the types that have it.
         strategy: "uniform", or "last" for the newest ones.
-        comparison: "<=", or "<" to leave out what has just the root's time, too.
-        window: how much older than the root an edge may be at most; None without a limit.
+        comparison: "<=", or "<" to leave out edges of exactly the root's time, too.
+        window: most by which an edge may be older than the root; None without a limit.
     """
 
     attr: str
@@ -33,7 +33,7 @@ class TimeFilter:
     window: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise InvalidArgumentError for what is none of these."""
+        """Raise InvalidArgumentError for another value."""
         if not isinstance(self.attr, str):
             raise InvalidArgumentError(f"time_attr must be the name of a feature (got {self.attr!r})")
         for name, value, choices in (
@@ -62,7 +62,7 @@ class Times:
 
     @classmethod
     def find(cls, schema: Schema, nodes: NodeSpaces, edges: EdgeSpaces, name: str) -> "Times":
-        """The feature ``name`` of nodes, or of edges.
+        """Return the feature ``name`` of nodes, or of edges.
 
         Raises:
             FieldNameError: neither have it.
@@ -82,22 +82,22 @@ class Times:
         return cls(name, of_nodes, of_edges)
 
     def by_relation(self, schema: Schema) -> dict[int, DistTensor]:
-        """By relation id the times that its edges are filtered by: their own, or those of their sources."""
+        """Return by relation id the times of its edges: their own, or those of their sources."""
         if self.of_edges:
             return self.of_edges
         sources = {relation: schema.ends(relation)[0] for relation in range(len(schema.relations))}
         return {relation: self.of_nodes[src] for relation, src in sources.items() if src in self.of_nodes}
 
-    def of_seeds(self, schema: Schema, seeds: Mapping[int, I64], given: NodeIds | None) -> dict[int, I64]:
-        """int64[n] by node type id: the times of the seeds, given in the same form, else their own.
+    def of_seeds(self, schema: Schema, seeds: Mapping[int, I64], input_time: NodeIds | None) -> dict[int, I64]:
+        """Return int64[n] by node type id: ``input_time``, in the form of the seeds, else the nodes' own times.
 
         Raises:
-            InvalidArgumentError: they are not given, and are needed; or not an integer for each seed.
+            InvalidArgumentError: ``input_time`` is needed, or is not an integer for each seed.
 
-        One-sided where they are not given; the target does nothing.
+        One-sided without ``input_time``; the target does nothing.
         """
-        if given is not None:
-            return times_by_ntype(schema, seeds, given, "input_time")
+        if input_time is not None:
+            return times_by_ntype(schema, seeds, input_time, "input_time")
         self.check_own(schema, [t for t, ids in seeds.items() if len(ids)])
         return {t: self.of_nodes[t].rows.gather(ids) for t, ids in seeds.items() if len(ids)}
 
@@ -110,10 +110,10 @@ class Times:
 
 
 def check_times(times: IdsLike, count: int, what: str) -> I64:
-    """int64[count] times.
+    """Return int64[count] times.
 
     Raises:
-        InvalidArgumentError: they are no integers, as floats are, or not as many.
+        InvalidArgumentError: they are not integers, or not as many.
     """
     array = id_array(times, what)
     if len(array) != count:
@@ -121,17 +121,17 @@ def check_times(times: IdsLike, count: int, what: str) -> I64:
     return array
 
 
-def times_by_ntype(schema: Schema, seeds: Mapping[int, I64], given: NodeIds, what: str) -> dict[int, I64]:
-    """int64[n] by node type id: times that were given in the same form as the seeds.
+def times_by_ntype(schema: Schema, seeds: Mapping[int, I64], times: NodeIds, what: str) -> dict[int, I64]:
+    """Return int64[n] by node type id of ``times``, which have the form of the seeds.
 
     Raises:
-        InvalidArgumentError: as :func:`check_times`; of a type without seeds there are no times, too.
+        InvalidArgumentError: as :func:`check_times`; a type without seeds has no times, too.
         NodeTypeError: as :func:`.by_ntype`.
     """
-    if isinstance(given, Mapping):
-        named = {schema.ntype_id(ntype): times for ntype, times in given.items()}
+    if isinstance(times, Mapping):
+        named = {schema.ntype_id(ntype): of_type for ntype, of_type in times.items()}
     else:
-        by_ntype(schema, torch.empty(0, dtype=torch.int64) if len(schema.ntypes) == 1 else given, what)
-        named = {0: given}
+        by_ntype(schema, torch.empty(0, dtype=torch.int64) if len(schema.ntypes) == 1 else times, what)
+        named = {0: times}
     none = torch.empty(0, dtype=torch.int64)
     return {t: check_times(named.get(t, none), len(seeds.get(t, none)), what) for t in {**seeds, **named}}

@@ -1,4 +1,4 @@
-"""What a trained model says of all nodes of a graph, layer by layer, and of pairs of them."""
+"""Inference with a trained model: rows of all nodes, layer by layer, and scores of pairs."""
 
 from mpigraph.inference.layerwise import layerwise
 from mpigraph.inference.pairs import score_pairs, top_k

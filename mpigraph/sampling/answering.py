@@ -1,7 +1,7 @@
-"""Answers what other ranks ask of this one: neighbours drawn from its own rows, and whether edges exist there.
+"""Answers to other ranks: neighbours drawn from the rows of this host, and edges looked up there.
 
-Requests that came together are answered together: those that differ in destinations and key alone by one pass over
-the destinations of all. What Python and the kernels take to begin is then paid once, and not by each.
+Requests that arrive together are answered together: one pass over all destinations serves those that differ only in
+destinations and key, so that the overhead of Python and of the kernels is paid once.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ from mpigraph.store.store import Store
 
 __all__ = ["Answers"]
 
-_TOGETHER = 1 << 16  # words of requests from which on joining more saves nothing, and takes memory
+_TOGETHER = 1 << 16  # words of requests; joining more saves nothing and takes memory
 
 
 class Answers:
@@ -39,7 +39,7 @@ class Answers:
         self._workers = Workers(state.world.config.num_worker_threads)
 
     def answer(self, messages: Sequence[I64]) -> list[I64]:
-        """The answers to the request words of some ranks, each behind ``HEAD`` words.
+        """Answer the request words of some ranks; each answer begins after ``HEAD`` words.
 
         Raises:
             NotOpenHere: a graph is not open here, or what a strategy needs.
@@ -47,7 +47,7 @@ class Answers:
             GraphDataError: an edge weight is negative, infinite or NaN.
             CollectiveError: a message is malformed.
         """
-        return [answer for some in _in_bounds(messages) for answer in self._answer_together(some)]
+        return [answer for batch in _in_bounds(messages) for answer in self._answer_together(batch)]
 
     def _answer_together(self, messages: Sequence[I64]) -> list[I64]:
         unpacked = unpack_requests(messages)
@@ -62,15 +62,15 @@ class Answers:
         self._state.graph(request.graph)
 
     def _answer_joined(self, joined: Joined, keep: bool) -> list[Part]:
-        """The arrays that answer joined requests; unless to ``keep``, to be used before the next for the relation."""
+        """Return the arrays that answer joined requests; without ``keep`` the relation's next request reuses them."""
         state, request = self._state, joined.request
         host = state.world.host_index
-        all_mine = [(host, self._buffers.arange(len(request.ids)))]
+        all_positions = [(host, self._buffers.arange(len(request.ids)))]
         if isinstance(request, EdgeQuery):
-            found = np.empty(len(request.ids), np.bool_)
-            look_up_edges(state, request, all_mine, self._workers, found)
-            return [(found, joined.bounds)]
-        neighbors = LocalSampling(state, request, all_mine, self._buffers, self._workers).finish()
+            exist = np.empty(len(request.ids), np.bool_)
+            look_up_edges(state, request, all_positions, self._workers, exist)
+            return [(exist, joined.bounds)]
+        neighbors = LocalSampling(state, request, all_positions, self._buffers, self._workers).finish()
         if keep:
             neighbors = replace(neighbors, src=neighbors.src.copy())
         hosts = state.graph_of_number[request.graph].topology.hosts
@@ -78,7 +78,7 @@ class Answers:
 
 
 def _in_bounds(messages: Sequence[I64]) -> Iterator[Sequence[I64]]:
-    """Consecutive messages, so many that they are not too large together."""
+    """Split messages into runs of at most ``_TOGETHER`` words."""
     begin = words = 0
     for end, message in enumerate(messages):
         if words + len(message) > _TOGETHER and end > begin:

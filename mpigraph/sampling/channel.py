@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 
 class Channel(ABC):
-    """What one thread of every trainer asks through.
+    """One thread's way to ask owners; every trainer has the same channels.
 
     Attributes:
         number: the same on every rank.
-        purpose: what is asked for now, for messages.
-        rounds: in how many rounds this rank took part; a round asks all owners at once.
-        messages: how many requests of this rank to others, and answers to them, were not empty.
+        purpose: names the present work in error messages.
+        rounds: number of rounds that this rank took part in; a round asks all owners at once.
+        messages: number of requests of this rank, and of answers to them, that were not empty.
         bytes: their bytes.
     """
 
@@ -47,38 +47,38 @@ class Channel(ABC):
         meanwhile: Callable[[], None] | None = None,
         error: BaseException | None = None,
     ) -> Mapping[int, U8]:
-        """Ask some ranks, and wait for their answers.
+        """Ask ranks, and wait for their answers.
 
         Args:
             asked: by rank the request words, at least one.
-            meanwhile: this rank's own part of the work, done while the others make their answers. It does not raise.
-            error: this rank cannot ask because of this, which is raised.
+            meanwhile: this rank's own part of the work, done while the others answer. It does not raise.
+            error: raised here; this rank cannot ask because of it.
 
         Returns:
             The answer of each rank that was asked.
 
         Raises:
-            MPIGraphError: a rank could not answer, and which.
+            MPIGraphError: a rank could not answer; names it.
         """
 
     @abstractmethod
     @collective("the channel's trainers", "where the exchange is by rounds of all ranks")
     def serve_until_idle(self) -> None:
-        """This trainer asks nothing more for now: return when the others need nothing more of this thread."""
+        """Ask nothing more for now; return when the other trainers need nothing more of this thread."""
 
     @abstractmethod
     @collective("world.comm")
     def close(self) -> None:
-        """Nobody asks any more; a second call does nothing."""
+        """Close the channel; a second call does nothing."""
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name in error messages."""
         return f"channel {self.number}, {self.purpose}" if self.purpose else f"channel {self.number}"
 
 
 def timed_answer(work: Callable[P, T]) -> Callable[P, T]:
-    """Return the same work as a span: for others, or this rank's own while others work."""
+    """Wrap work in a span: answers to others, or this rank's own part while others answer."""
 
     def timed(*args: P.args, **options: P.kwargs) -> T:
         with span("answer"):
@@ -88,11 +88,11 @@ def timed_answer(work: Callable[P, T]) -> Callable[P, T]:
 
 
 class SamplingTransport(ABC):
-    """A way to exchange sampling requests.
+    """A way for sampling requests to reach owners, and for answers to come back.
 
     Attributes:
-        name: how the setting calls it.
-        needs_threads: whether MPI must allow calls from several threads.
+        name: the value of ``MPIGRAPH_SAMPLING`` that selects it.
+        needs_threads: MPI must allow calls from several threads.
 
     It is closed with the world.
     """
@@ -102,26 +102,23 @@ class SamplingTransport(ABC):
 
     @collective("world.comm")
     def __init__(self, world: World, make_answer: Callable[[], Answer]) -> None:
-        """Get ready in a job; ``make_answer`` makes what answers, for one thread at a time."""
+        """Set up in a job; ``make_answer`` makes a function that answers requests, for one thread at a time."""
         self.world = world
         self._make_answer = make_answer
 
     @abstractmethod
     @collective("world.comm")
     def open(self, number: int) -> Channel:
-        """A new channel, with a number that is the same on every rank."""
+        """Open a channel, with a number that is the same on every rank."""
 
     def progress(self) -> bool:
-        """Advance what other ranks have asked of this one, without waiting; return whether anything moved.
-
-        A server calls it again and again.
-        """
+        """Advance the requests of other ranks, without waiting; return whether anything moved."""
         return False
 
     @property
     def outstanding(self) -> bool:
-        """Whether anything that other ranks have asked of this one is not complete: :meth:`progress` must come soon."""
+        """True while a request of another rank is incomplete: call :meth:`progress` soon."""
         return False
 
-    def retire(self) -> None:  # noqa: B027 - most exchanges have nothing to do
-        """Refuse what threads of this rank ask from now on, and wait for what they have asked, while hosts answer."""
+    def retire(self) -> None:  # noqa: B027 - most transports have nothing to do
+        """Refuse new requests of this rank's threads, and wait for the outstanding ones, while hosts still answer."""

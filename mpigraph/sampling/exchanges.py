@@ -1,4 +1,4 @@
-"""Which exchange of sampling requests a job has: what ``MPIGRAPH_SAMPLING`` says, else what this MPI can do."""
+"""The sampling transport of a job: the one that ``MPIGRAPH_SAMPLING`` names, else the best that this MPI can do."""
 
 from collections.abc import Callable
 
@@ -19,19 +19,19 @@ from mpigraph.sampling.sparse import Sparse
 __all__ = ["EXCHANGES", "open_exchange"]
 
 EXCHANGES: tuple[type[SamplingTransport], ...] = (InStep, Sparse)
-"""All exchanges: each is a possible value of ``MPIGRAPH_SAMPLING``."""
+"""All transports; their names are the values of ``MPIGRAPH_SAMPLING``."""
 
 
 @collective("world.comm")
 def open_exchange(world: World, make_answer: Callable[[], Answer]) -> SamplingTransport:
-    """The exchange of a job; ``make_answer`` makes what answers requests, for one thread at a time.
+    """Open the transport of a job; ``make_answer`` makes a function that answers requests, for one thread at a time.
 
-    Requests go to owners alone where they can: on two hosts that is faster already (``tests/perf/README.md``). Nothing
-    is measured at start: the exchange decides, too, whether some trainers may sample alone, which must not change from
-    run to run.
+    Requests go to owners alone where MPI allows it, which is faster on two hosts already (``tests/perf/README.md``).
+    Nothing is measured at start: the transport also decides whether a trainer may sample alone, which must not change
+    from run to run.
 
     Raises:
-        InvalidArgumentError: ``MPIGRAPH_SAMPLING`` names none, or one that this MPI cannot do; on every rank.
+        InvalidArgumentError: ``MPIGRAPH_SAMPLING`` names no transport, or one that this MPI cannot do; on every rank.
     """
     setting = first_choice(world.comm, "sampling", world.config.sampling, ["auto", *(each.name for each in EXCHANGES)])
     able = np.array([world.threads_may_communicate], np.int8)

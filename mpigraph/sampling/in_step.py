@@ -1,10 +1,10 @@
 """Sampling requests in rounds of all ranks: each trainer's channel has a communicator, every rank answers in turn.
 
-A round has four collective steps (``mpi/messages.py``). A trainer that has nothing (more) to ask is *idle*: it
-answers the others until all trainers are idle. So trainers may make different numbers of rounds, or none: uneven, tiny
-and empty training sets and early breaks cannot hang.
+A round has four collective steps (``mpi/messages.py``). A trainer with nothing more to ask is *idle*: it answers the
+others until all trainers are idle. So trainers may make different numbers of rounds: uneven, tiny and empty training
+sets and early breaks cannot hang.
 
-In a job on one node every host is near, nothing is ever asked, and a channel is empty.
+In a job on one node every host is local, and a channel has no communicator.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +87,7 @@ class RoundChannel(Channel):
 
     @collective("the channel's trainers")
     def serve_until_idle(self) -> None:
-        """Answer the others until every trainer is idle."""
+        """Answer the other trainers until all are idle."""
         if self._comm == MPI.COMM_NULL:
             return
         with UNINTERRUPTED:
@@ -101,9 +101,9 @@ class RoundChannel(Channel):
 
     @collective("the channel's ranks", "round by round: each poll takes part in one")
     def poll(self) -> bool:
-        """On a server: advance the round if the others have; return whether anything moved.
+        """On a server: advance the round, if the others have begun it; return whether anything moved.
 
-        Never waits: rounds of other channels may have to end before this one can.
+        It never waits: rounds of other channels may have to end before this one can.
         """
         with self._polling:
             if self._comm == MPI.COMM_NULL or self._ending:
@@ -118,16 +118,16 @@ class RoundChannel(Channel):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or never needed."""
+        """True once the channel is closed, and where every host is local."""
         return bool(self._comm == MPI.COMM_NULL)
 
     @property
     def in_round(self) -> bool:
-        """On a server: whether a round has begun and is not over."""
+        """On a server: true while a round has begun and is not over."""
         return self._serving is not None and self._serving.taken > 0
 
     def _serve_once(self) -> Coroutine[set[int]]:
-        """A server's part in what the trainers do next; the result is what they did."""
+        """Take a server's part in the trainers' next operation; the result is the set of their operations."""
         header = Header(self._comm, RoundOperation.SERVE, OK, self._nothing)
         yield header.request
         doing = self._doing(header)
@@ -136,14 +136,14 @@ class RoundChannel(Channel):
         return doing
 
     def _answer_only(self, header: Header) -> Coroutine[None]:
-        """Take part in a round that others began."""
+        """Take part in a round without asking."""
         try:
             yield from self._round(header, _NO_WORDS, self._nothing, None, None)
         except MPIGraphError as error:
             get_logger().info("%s", error)  # raised on every trainer that asks, where the user sees it
 
     def _doing(self, header: Header) -> set[int]:
-        """The operations that trainers do."""
+        """Return the operations of the trainers."""
         return set(np.unique(header.operations[self.world.trainer_ranks]).tolist())
 
     def _round(
@@ -163,8 +163,8 @@ class RoundChannel(Channel):
             answers: dict[int, I64] | None = None
             try:
                 ranks = requests.senders
-                made = yield from self._made([requests.of(rank) for rank in ranks])
-                answers = {rank: one[HEAD:] for rank, one in zip(ranks, made, strict=True)}
+                results = yield from self._answers([requests.of(rank) for rank in ranks])
+                answers = {rank: one[HEAD:] for rank, one in zip(ranks, results, strict=True)}
             except Exception as exc:  # told to every rank by the exchange, and raised there
                 error = exc
             received = yield from exchange_answers(self._comm, answers, meanwhile)
@@ -174,8 +174,8 @@ class RoundChannel(Channel):
             self._count(8 * np.diff(received.bounds))
         return {rank: received.of(rank).view(np.uint8) for rank in np.flatnonzero(counts).tolist()}
 
-    def _made(self, messages: Sequence[I64]) -> Coroutine[Sequence[I64]]:
-        """The answers; a server's second thread waits until the first has left the call that opens what they need."""
+    def _answers(self, messages: Sequence[I64]) -> Coroutine[Sequence[I64]]:
+        """Answer; a server's second thread waits until the first has left the call that opens the graph."""
         while True:
             try:
                 return self._answer(messages)
@@ -185,7 +185,7 @@ class RoundChannel(Channel):
                 yield MPI.REQUEST_NULL
 
     def _count(self, nbytes: I64) -> None:
-        """Count what goes to or comes from each rank (int64[size])."""
+        """Count the bytes to or from each rank (int64[size])."""
         own = int(nbytes[self._comm.rank])
         self.messages += int(np.count_nonzero(nbytes)) - (own > 0)
         self.bytes += int(nbytes.sum()) - own
@@ -213,7 +213,7 @@ class RoundChannel(Channel):
         return self._doing(header)
 
     def _await_close(self) -> set[int]:
-        """On a server, which may not have seen yet what the trainers did last, or have seen already that they close."""
+        """On a server: finish the trainers' last operation, which may be the close, if it has not been seen yet."""
         doing = self._ending
         while RoundOperation.CLOSE not in doing:
             serving = self._serving or Task(self._serve_once())
@@ -235,7 +235,7 @@ class InStep(SamplingTransport):
 
     @collective("world.comm")
     def open(self, number: int) -> RoundChannel:
-        """A channel, whose threads answer one another."""
+        """Open a channel, whose threads answer one another."""
         channel = RoundChannel(self.world, number, self._make_answer())
         if not self.world.is_trainer:
             self._channels[number] = channel
@@ -253,5 +253,5 @@ class InStep(SamplingTransport):
 
     @property
     def outstanding(self) -> bool:
-        """Whether a round has begun and is not over."""
+        """True while a round has begun and is not over."""
         return any(channel.in_round for channel in list(self._channels.values()))

@@ -1,4 +1,4 @@
-"""Draw one request's neighbours from the memory that this rank can load: its own and its node's hosts'."""
+"""Draws of one request from memory that this rank can load: that of the hosts of its node."""
 
 import numpy as np
 import numpy.typing as npt
@@ -19,20 +19,20 @@ PositionsByHost = list[tuple[int, I64]]
 
 
 class Buffers:
-    """Arrays by name that one thread uses again and again: fresh pages cost more than what is written to them."""
+    """Arrays by name that one thread reuses: fresh pages cost more than the writes to them."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, Array] = {}
 
     def take(self, name: str, count: int, dtype: npt.DTypeLike = np.int64) -> Array:
-        """[count] with undefined contents; the next call with this name gives the same memory."""
+        """Return [count] with undefined contents; the next call with this name returns the same memory."""
         array = self._arrays.get(name)
         if array is None or len(array) < count or array.dtype != dtype:
             array = self._arrays[name] = np.empty(count + count // 2, dtype)
         return array[:count]
 
     def arange(self, count: int) -> I64:
-        """int64[count]: 0, 1, ...; not to be written to."""
+        """Return int64[count]: 0, 1, ...; not to be written to."""
         array = self._arrays.get("arange")
         if array is None or len(array) < count:
             array = self._arrays["arange"] = np.arange(count + count // 2)
@@ -40,9 +40,9 @@ class Buffers:
 
 
 class LocalSampling:
-    """One request on near hosts: construction counts the neighbours, :meth:`finish` draws them.
+    """One request on local hosts: construction counts the neighbours, :meth:`finish` draws them.
 
-    The nodes of the request that none of these hosts holds get no neighbours.
+    Nodes of the request on other hosts get no neighbours.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class LocalSampling:
         workers: Workers,
         scratch: int = 0,
     ) -> None:
-        """Count.
+        """Count the neighbours.
 
         Args:
-            state: what this rank has loaded.
-            request: what is asked for.
-            by_host: near hosts and the positions of their nodes.
+            state: the graphs that this rank has loaded.
+            request: the request.
+            by_host: local hosts and the positions of their nodes.
             buffers: memory to draw in.
-            workers: who draws.
+            workers: threads that draw.
             scratch: draws with the same number must not overlap.
 
         Raises:
@@ -95,7 +95,7 @@ class LocalSampling:
         return OwnedRows(host, near, request.ids, self._keys, excluded, self._scratch)
 
     def finish(self) -> SampledNeighbors:
-        """Draw; the sources are in a buffer that lasts until the next request for the same relation."""
+        """Draw; the next request for the same relation overwrites the sources."""
         request = self._request
         offsets = np.empty(len(self._counts) + 1, np.int64)
         offsets[0] = 0
@@ -113,20 +113,20 @@ class LocalSampling:
         return SampledNeighbors(offsets, src, picks if request.want_eids else picks[:0])
 
 
-def look_up_edges(state: Store, query: EdgeQuery, by_host: PositionsByHost, workers: Workers, found: Mask) -> None:
-    """Fill which edges exist on near hosts."""
+def look_up_edges(state: Store, query: EdgeQuery, by_host: PositionsByHost, workers: Workers, exist: Mask) -> None:
+    """Fill ``exist`` (bool[n]) for the edges of local hosts."""
     topology = state.graph_of_number[query.graph].topology
     for host, positions in by_host:
         near = topology.adjacency(query.relation, host)
 
         def look(part: I64, near: Adjacency = near) -> None:
-            find_in_rows(near.indptr, near.indices, near.first_node, query.src, query.ids, part, found)
+            find_in_rows(near.indptr, near.indices, near.first_node, query.src, query.ids, part, exist)
 
         workers.run(look, positions)
 
 
 def _scratch(request: RelationRequest, buffers: Buffers, number: int) -> Candidates:
-    """Memory for what the kernels find out about each node."""
+    """Return memory for the kernels' notes on each node."""
     nodes = len(request.ids)
     excluding = nodes if len(request.excluded) else 0
     lengths = zip(Candidates._fields, (nodes, nodes, excluding, excluding, nodes), strict=True)

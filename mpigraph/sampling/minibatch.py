@@ -2,15 +2,15 @@
 
 Fused: one map from global to local ids lives through all hops of a minibatch. A hop's sources are the next hop's
 destinations with the same local numbers, and the destinations of a hop are its first sources, as message-flow graphs
-demand. Message-flow graphs draw anew in every hop for all nodes found so far, since each layer has a graph of its own.
+demand. Message-flow graphs draw anew in every hop for all nodes reached so far, since each layer has its own graph.
 In PyG all layers share one graph, in which every node is expanded once: a hop draws only for the nodes that the hop
-before found. From seed 0::
+before it reached. From seed 0::
 
     blocks      hop 0: 0 <- 3, 7       hop 1: 0 <- 5, 7    3 <- ...    7 <- ...
     subgraph    hop 0: 0 <- 3, 7       hop 1:              3 <- ...    7 <- ...
 
-Where trees are disjoint every seed is the root of a tree of its own, and a node is in each tree that reaches it. What a
-tree draws depends on its root, and on the time of it, and not on the minibatch that it is in.
+Where trees are disjoint every seed is the root of a tree of its own, and a node is in each tree that reaches it. The
+draws of a tree depend on its root and the root's time, not on the minibatch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,11 +46,11 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass(frozen=True)
 class RandomContext:
-    """What the random choices of a minibatch depend on, besides its seeds.
+    """The inputs of a minibatch's random choices, besides its seeds.
 
     Attributes:
         seed: the user's seed.
-        epoch: which pass over the data, or which call.
+        epoch: number of the pass over the data, or of the call.
     """
 
     seed: int
@@ -72,15 +72,15 @@ class Trees:
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """How a minibatch is sampled: the arguments of :class:`.SamplingArguments`, checked, with numbers for names.
+    """The checked arguments of a minibatch (:class:`.SamplingArguments`), with numbers in place of names.
 
     Attributes:
         layers: for each layer, outermost hop first (DGL's order), the strategy by relation id; no other relation is
             sampled.
         seeds: int64[n] by node type id.
-        want_eids: whether edge ids are wanted.
+        want_eids: return edge ids.
         excluded: by relation id, int64[k] edge ids, removed before sampling in every layer; ascending, each once.
-        disjoint: whether each seed has a tree of its own.
+        disjoint: each seed has a tree of its own.
         times: int64[n] by node type id, the time of each seed; such trees are disjoint. None without times.
     """
 
@@ -99,7 +99,7 @@ class SampledCSC:
     Attributes:
         indptr: int64[num_dst + 1].
         indices: int32[edges], positions in the hop's source ids.
-        eids: int64[edges], global edge ids; empty if nobody asked.
+        eids: int64[edges], global edge ids; empty without ``want_eids``.
     """
 
     indptr: I64
@@ -113,13 +113,13 @@ _NO_EDGES = SampledCSC(np.zeros(1, np.int64), np.empty(0, np.int32), _NONE)
 
 @dataclass(frozen=True)
 class Hop:
-    """What one hop drew.
+    """The edges of one hop.
 
     Attributes:
         edges: sampled edges by relation id.
         first_dst: by node type id, the local id of the first destination; 0 in hops of blocks.
         num_dst: by node type id, one behind the local id of the last destination.
-        num_src: by node type id, how many nodes there were after the hop; the first ``num_dst`` were there before.
+        num_src: by node type id, the number of nodes after the hop; the first ``num_dst`` were there before.
     """
 
     edges: dict[int, SampledCSC]
@@ -133,17 +133,16 @@ class Subgraph:
     """The nodes that a minibatch reaches, and the edges that were drawn on the way.
 
     The order of nodes and edges is that of pyg-lib's ``neighbor_sample``: relations of a hop by their ids, destinations
-    as they were found.
+    by first appearance.
 
     Attributes:
-        ids: int64[n], global node ids by node type id: the seeds as they were given, then hop after hop the nodes that
-            were found.
+        ids: int64[n], global node ids by node type id: the seeds in their order, then hop after hop the new nodes.
         edges: int64[2, e] by relation id, the positions of sources and destinations in ``ids``; hop after hop, in a hop
             by destination.
-        eids: int64[e], global edge ids by relation id; None if nobody asked.
-        num_nodes: by node type id, the number of seeds and of what each hop found: hops + 1 numbers.
-        num_edges: by relation id, how many edges each hop drew.
-        trees: which tree each node is in, if trees are disjoint.
+        eids: int64[e], global edge ids by relation id; None without ``want_eids``.
+        num_nodes: by node type id, the number of seeds and of the new nodes of each hop: hops + 1 numbers.
+        num_edges: by relation id, the number of edges of each hop.
+        trees: the tree of each node, if trees are disjoint.
     """
 
     ids: list[I64]
@@ -160,12 +159,12 @@ class SampledHops:
 
     Attributes:
         schema: the types of the graph.
-        ids: int64[n], global node ids by node type id; the seeds first, then as they were found. Local ids are
+        ids: int64[n], global node ids by node type id; the seeds first, then by first appearance. Local ids are
             positions here, so a hop's sources are the first ``num_src`` of these.
-        seeds: int64[n] by node type id, as they were given.
+        seeds: int64[n] by node type id, in the order of the request.
         hops: the hop of the seeds first.
-        want_eids: whether edge ids were asked for.
-        trees: which tree each of ``ids`` is in, if trees are disjoint.
+        want_eids: edge ids were asked for.
+        trees: the tree of each of ``ids``, if trees are disjoint.
     """
 
     schema: Schema
@@ -176,7 +175,7 @@ class SampledHops:
     trees: Trees | None = None
 
     def subgraph(self) -> Subgraph:
-        """The hops as one graph, where each node was expanded once."""
+        """Return the hops as one graph, where each node was expanded once."""
         edges, eids, num_edges = [], [], []
         for relation in range(len(self.schema.relations)):
             dst = self.schema.ends(relation)[1]
@@ -191,7 +190,7 @@ class SampledHops:
 
 
 def minibatch_key(context: RandomContext, seeds: Mapping[int, I64]) -> np.uint64:
-    """What the draws of a minibatch depend on; hop, relation, node and number of the draw are mixed in later.
+    """Return the key of a minibatch's draws; hop, relation, node and number of the draw are mixed in later.
 
     Args:
         context: user seed and epoch.
@@ -212,7 +211,7 @@ def hop_requests(
     keys: HopKeys,
     trees: "_Growing | None" = None,
 ) -> list[RelationRequest]:
-    """The requests of one hop, one for each relation that has destinations in the frontier and a strategy."""
+    """Return the requests of one hop, one for each relation with a strategy and destinations in the frontier."""
     schema = graph.topology.hosts.schema
     requests = []
     for relation, strategy in sorted(plan.layers[layer].items()):
@@ -242,11 +241,11 @@ def sample_hops(
 
     Args:
         service: samples the hops.
-        graph: what is sampled.
-        plan: how.
-        context: what the choices depend on.
-        expand_once: a hop draws only for the nodes that the hop before found, else for all nodes found so far.
-        keys: of the only hop, whose destinations are near, instead of keys by ``context`` and seeds; it is local then.
+        graph: the graph.
+        plan: the checked arguments.
+        context: user seed and epoch.
+        expand_once: a hop draws only for the nodes that the hop before it reached, else for all nodes so far.
+        keys: replace those by ``context`` and seeds in a single hop with local destinations; the call is then local.
     """
     schema = graph.topology.hosts.schema
     trees = _Growing(service, graph, plan, context) if plan.disjoint else None
@@ -266,10 +265,10 @@ def sample_hops(
             frontier = trees.frontier(first_dst)
         requests = hop_requests(plan, layer, graph, frontier, keys or HopKeys.of(key, len(hops)), trees)
         edges = {}
-        for request, found in zip(requests, sample(requests), strict=True):
+        for request, neighbors in zip(requests, sample(requests), strict=True):
             src, dst = schema.ends(request.relation)
-            indices = tables[src].insert(found.src) if trees is None else trees.insert(src, dst, found)
-            edges[request.relation] = SampledCSC(found.offsets, indices, found.eids)
+            indices = tables[src].insert(neighbors.src) if trees is None else trees.insert(src, dst, neighbors)
+            edges[request.relation] = SampledCSC(neighbors.offsets, indices, neighbors.eids)
         hops.append(Hop(edges, first_dst, num_dst, [table.count for table in nodes]))
         first_dst = num_dst if expand_once else first_dst
     if trees is not None:
@@ -310,25 +309,25 @@ class _Growing:
             root_keys(combine(base, ntype), ids[ntype], self.times[first:end], self._keys[first:end])
 
     def frontier(self, first_dst: Sequence[int]) -> dict[int, I64]:
-        """By node type id, the nodes from which the next hop draws: those from position ``first_dst`` on."""
+        """Return by node type id the destinations of the next hop: the nodes from position ``first_dst`` on."""
         listed = [table.listed(first) for table, first in zip(self.tables, first_dst, strict=True)]
         self._trees = [trees for _, trees in listed]
         return {ntype: ids for ntype, (ids, _) in enumerate(listed)}
 
     def of_roots(self, dst: int, key: np.uint64 | U64, strategy: Strategy) -> tuple[U64, Strategy]:
-        """The keys of the frontier's nodes of type ``dst``, by root; and the strategy for their roots' times."""
+        """Return the keys of the frontier's nodes of type ``dst``, by root, and the strategy for their roots' times."""
         trees = self._trees[dst]
         keys: U64 = np.empty(len(trees), np.uint64)
         tree_keys(self._keys, trees, np.uint64(key), keys)
         return keys, strategy.with_root_times(self.times[trees]) if len(self.times) else strategy
 
-    def insert(self, src: int, dst: int, found: SampledNeighbors) -> I32:
-        """int32[edges]: the positions of drawn sources in the trees of their destinations."""
-        return self.tables[src].insert(found.src, found.offsets, self._trees[dst])
+    def insert(self, src: int, dst: int, neighbors: SampledNeighbors) -> I32:
+        """Return int32[edges], the positions of drawn sources in the trees of their destinations."""
+        return self.tables[src].insert(neighbors.src, neighbors.offsets, self._trees[dst])
 
 
 def _ends(csc: SampledCSC, first_dst: int) -> I64:
-    """int64[2, e]: the local ends of drawn edges, destinations being numbered from ``first_dst``."""
+    """Return the local ends of drawn edges, int64[2, e]; destinations are numbered from ``first_dst``."""
     counts = np.diff(csc.indptr)
     ends = np.empty((2, len(csc.indices)), np.int64)
     ends[0] = csc.indices

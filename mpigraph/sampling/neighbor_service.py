@@ -1,8 +1,8 @@
-"""One hop of neighbour sampling: near destinations by plain loads, far ones in a round. And whether edges exist.
+"""One hop of neighbour sampling: local destinations by plain loads, remote ones in a round. Also looks up edges.
 
-All relations of a hop share the round. The answer does not depend on who samples: a draw is a hash of the request's
-key, the node and the number of the draw. An edge is looked up where its destination is. While some trainers sample
-others may look up edges, in the same round.
+All relations of a hop share the round. The result is the same on every rank: a draw is a hash of the request's key,
+the node and the number of the draw. The host of its destination looks an edge up. Some trainers may look up edges in
+the same round in which others sample.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class _Found:
 class NeighborService:
     """Samples hops and looks up edges over a channel.
 
-    For one thread at a time: whoever may not be alone holds :attr:`lock` until it has used what was sampled.
+    For one thread at a time: where several threads may use it, one holds :attr:`lock` until it has used the result.
 
     Attributes:
         channel_number: the number of the channel.
@@ -70,11 +70,11 @@ class NeighborService:
         return self.channel.number
 
     def name_rounds(self, purpose: str) -> None:
-        """Note what rounds are made for from now on, for messages."""
+        """Name the purpose of the next rounds in error messages."""
         self.channel.purpose = purpose
 
     def use_threads(self, num_threads: int) -> None:
-        """Sample near neighbours with so many threads from now on."""
+        """Sample local neighbours with this many threads from now on."""
         if num_threads != self._workers.num_threads:
             self._workers = Workers(num_threads)
 
@@ -82,13 +82,13 @@ class NeighborService:
     def sample(self, requests: list[RelationRequest]) -> list[SampledNeighbors]:
         """Sample all requests of one hop.
 
-        The far hosts are asked, near neighbours are drawn while they answer, and both are put together.
+        Remote hosts answer while this rank draws the local neighbours; then both are merged.
 
         Args:
             requests: one for each relation that takes part; those into one node type have the same destinations.
 
         Returns:
-            The neighbours for each request; their sources last until the next call.
+            The neighbours for each request; the next call overwrites their sources.
         """
         if self._world.all_near:
             return self.sample_near(requests)
@@ -118,18 +118,18 @@ class NeighborService:
             raise failed[0]
         readers = {rank: AnswerReader(answer) for rank, answer in answers.items()}
         return [
-            self._merge(request, far[self._dst(request)], found, readers)
-            for request, found in zip(requests, drawn, strict=True)
+            self._merge(request, far[self._dst(request)], local, readers)
+            for request, local in zip(requests, drawn, strict=True)
         ]
 
     def sample_near(self, requests: list[RelationRequest]) -> list[SampledNeighbors]:
-        """As :meth:`sample`, where hosts of this node hold all destinations. Local."""
+        """As :meth:`sample`, where hosts of this node hold all destinations; local."""
         hosts_of = self._by_destination(requests)
         return [self._near(r, hosts_of[self._dst(r)], self._buffers).finish() for r in requests]
 
     @collective("the channel's trainers", WHEN_FAR)
     def fail(self, error: Exception) -> NoReturn:
-        """Raise an error; every trainer that is in a round, or makes the next one, raises it, too."""
+        """Raise an error, on this trainer and on every one that is in a round or makes the next one."""
         if not self._world.all_near:
             self.channel.ask({}, lambda: None, error)
         raise error
@@ -139,21 +139,21 @@ class NeighborService:
         """Look edges up where their destinations are, all of them in one round.
 
         Args:
-            queries: which edges, relation by relation.
+            queries: the edges, relation by relation.
 
         Returns:
-            bool[n] for each query, whether each edge exists.
+            bool[n] for each query: true for edges that exist.
         """
-        found = [np.zeros(len(query.ids), np.bool_) for query in queries]
+        exist = [np.zeros(len(query.ids), np.bool_) for query in queries]
         by_host = [self._split(self._positions(query)) for query in queries]
 
         def look_near() -> None:
-            for query, (near, _), out in zip(queries, by_host, found, strict=True):
+            for query, (near, _), out in zip(queries, by_host, exist, strict=True):
                 look_up_edges(self._state, query, near, self._workers, out)
 
         if self._world.all_near:
             look_near()
-            return found
+            return exist
         lists: dict[int, list[I64]] = {}
         for query, (_, far) in zip(queries, by_host, strict=True):
             for host, positions in far:
@@ -161,20 +161,20 @@ class NeighborService:
         words = {rank: np.concatenate(arrays) for rank, arrays in lists.items()}
         answers = self.channel.ask(words, look_near)
         readers = {rank: AnswerReader(answer) for rank, answer in answers.items()}
-        for out, (_, far) in zip(found, by_host, strict=True):
+        for out, (_, far) in zip(exist, by_host, strict=True):
             for host, positions in far:
                 out[positions] = readers[int(self._world.hosts[host])].take(len(positions), np.bool_)
-        return found
+        return exist
 
     def local_ids(self, graph: LoadedGraph) -> list[LocalIds]:
-        """By node type, the maps of the minibatch of a graph in progress, kept from one minibatch to the next."""
+        """Return the maps of the present minibatch by node type; their memory serves the next one, too."""
         if graph.number not in self._local_ids:
             hosts = graph.topology.hosts
             self._local_ids[graph.number] = [LocalIds(hosts.num_nodes(t)) for t in range(len(hosts.schema.ntypes))]
         return self._local_ids[graph.number]
 
     def tree_ids(self, graph: LoadedGraph) -> list[TreeIds]:
-        """By node type, the nodes of the trees in progress, kept from one minibatch to the next."""
+        """Return the nodes of the present trees by node type; their memory serves the next minibatch, too."""
         if graph.number not in self._tree_ids:
             self._tree_ids[graph.number] = [TreeIds() for _ in graph.topology.hosts.schema.ntypes]
         return self._tree_ids[graph.number]
@@ -193,31 +193,31 @@ class NeighborService:
         return self._state.graph_of_number[request.graph].topology.hosts
 
     def _dst(self, request: Request) -> int:
-        """The node type of a request's destinations."""
+        """Return the node type of a request's destinations."""
         return self._hosts_of(request).schema.ends(request.relation)[1]
 
     def _owned(self, host: int, request: RelationRequest) -> tuple[int, int]:
-        """The range of a host's edges."""
+        """Return the range of a host's edges."""
         return self._hosts_of(request).edge_range(host, request.relation)
 
     def _positions(self, request: Request) -> PositionsByHost:
-        """Positions of the destinations by host, hosts that hold none left out."""
+        """Return positions of the destinations by host, for hosts that hold any."""
         hosts = self._hosts_of(request)
         if hosts.num_parts == 1:
             return [(0, self._buffers.arange(len(request.ids)))]
         return split_by_range(request.ids, hosts.node_offsets[self._dst(request)])
 
     def _by_destination(self, requests: list[RelationRequest]) -> dict[int, PositionsByHost]:
-        """The positions by host for each node type of destinations, found once for all its relations."""
+        """Return the positions by host for each node type of destinations, computed once for all its relations."""
         return {dst: self._positions(r) for dst, r in {self._dst(r): r for r in requests}.items()}
 
     def _split(self, by_host: PositionsByHost) -> tuple[PositionsByHost, PositionsByHost]:
-        """What near hosts hold and what far ones do."""
+        """Divide into local and remote hosts."""
         near = self._world.near
         return [one for one in by_host if near[one[0]]], [one for one in by_host if not near[one[0]]]
 
     def _pack(self, requests: list[RelationRequest], far: dict[int, PositionsByHost]) -> dict[int, I64]:
-        """By owner the words that ask it, with the destinations of a node type once, in the first request."""
+        """Return the request words by owner; the first request of a node type carries its destinations."""
         words: dict[int, list[I64]] = {}
         count: dict[int, int] = {}
         carrier: dict[tuple[int, int], int] = {}  # rank and node type -> the request that has the destinations
@@ -236,7 +236,7 @@ class NeighborService:
     def _merge(
         self, request: RelationRequest, far: PositionsByHost, near: SampledNeighbors, readers: dict[int, AnswerReader]
     ) -> SampledNeighbors:
-        """Put near draws and the answers of ``far`` hosts for one relation together, in the order of its ids."""
+        """Merge local draws and the answers of ``far`` hosts for one relation, in the order of its ids."""
         if not far:
             return near
         counts = np.diff(near.offsets)

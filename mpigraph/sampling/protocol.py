@@ -1,7 +1,7 @@
-"""The wire: how the questions of a round are asked and answered.
+"""The wire format of requests and answers.
 
-Requests are int64 words, answers are bytes; no pickle, no code. What one rank asks of another in a round is any number
-of requests, one after the other. A request is a header (:func:`_header`) and two lists of ids, the destinations first.
+Requests are int64 words, answers are bytes; no pickle, no code. One rank sends another any number of requests in a
+round, one after the other. A request is a header (:func:`_header`) and two lists of ids, the destinations first.
 A list of n ids is ``2 n + narrow, id 0 .. id n-1``, narrow being 1 with two ids in a word, where they fit 32 bits, else
 0. Destinations that request k of the same message has already are the word ``-1 - k``. The second list is the excluded
 edges; before them are the keys of the destinations, where each has its own, and the columns of the strategy.
@@ -53,9 +53,9 @@ class RelationRequest:
         graph: number of the graph.
         relation: relation id.
         ids: int64[n], destinations; may repeat.
-        strategy: how neighbours are chosen.
+        strategy: chooses the neighbours.
         want_eids: answer edge ids too.
-        key: what the draws depend on besides the node; or uint64[n], for each destination.
+        key: input of the draws besides the node; or uint64[n], for each destination.
         excluded: int64[k], global ids of excluded edges, removed before sampling; ascending, each once.
     """
 
@@ -69,11 +69,11 @@ class RelationRequest:
 
     @property
     def by_root(self) -> bool:
-        """Whether each destination has a key of its own."""
+        """True if each destination has a key of its own."""
         return isinstance(self.key, np.ndarray)
 
     def excluded_in(self, begin: int, end: int) -> I64:
-        """The excluded edges in ``[begin, end)``, an owner's range."""
+        """Return the excluded edges in ``[begin, end)``, an owner's range."""
         if len(self.excluded) == 0:
             return self.excluded
         low, high = np.searchsorted(self.excluded, (begin, end))
@@ -108,10 +108,10 @@ _MOST_PARTS = 3  # arrays that answer a request
 def pack_request(
     request: RelationRequest, ids: I64 | int, excluded: I64, positions: I64 | slice = slice(None)
 ) -> list[I64]:
-    """The words that ask one rank for ``ids`` of a request, ``excluded`` being edges of that rank.
+    """Return the words that ask one rank for ``ids`` of a request; ``excluded`` are edges of that rank.
 
     The relations of a hop into one node type have the same destinations, which are sent once: then ``ids`` is the
-    number of the earlier request to this rank that has them. ``positions`` are theirs in the request.
+    number of the earlier request to this rank that has them. ``positions`` are the places of ``ids`` in the request.
     """
     strategy = request.strategy
     by_root = isinstance(request.key, np.ndarray)
@@ -121,12 +121,12 @@ def pack_request(
     own += [getattr(strategy, name)[positions] for name in strategy.columns]
     if not own:
         return _pack(header, ids, _pack_ids(excluded))
-    others = np.concatenate([*own, excluded])
-    return _pack(header, ids, [np.array([2 * len(others)], np.int64), others])
+    second_list = np.concatenate([*own, excluded])
+    return _pack(header, ids, [np.array([2 * len(second_list)], np.int64), second_list])
 
 
 def pack_query(query: EdgeQuery, positions: I64) -> list[I64]:
-    """The words that ask one rank for the edges at ``positions`` of a query."""
+    """Return the words that ask one rank for the edges at ``positions`` of a query."""
     return _pack(_header(_QUERY, query.graph, query.relation), query.ids[positions], _pack_ids(query.src[positions]))
 
 
@@ -139,13 +139,13 @@ def _header(
     words: Sequence[int] = (),
     key: int = 0,
 ) -> list[int]:
-    """The words that a request begins with. The key is last: requests that differ in it alone can be joined."""
+    """Return the first words of a request. The key is last: requests that differ only in it can be joined."""
     return [tag, graph, relation, want_eids, by_root, *words, *(MAX_WORDS - len(words)) * [0], key]
 
 
-def _pack(header: list[int], destinations: I64 | int, others: list[I64]) -> list[I64]:
+def _pack(header: list[int], destinations: I64 | int, second_list: list[I64]) -> list[I64]:
     known = [np.array([-1 - destinations], np.int64)] if isinstance(destinations, int) else _pack_ids(destinations)
-    return [np.array(header, np.int64), *known, *others]
+    return [np.array(header, np.int64), *known, *second_list]
 
 
 def _pack_ids(ids: I64) -> list[I64]:
@@ -160,12 +160,12 @@ def _pack_ids(ids: I64) -> list[I64]:
 
 @dataclass(frozen=True)
 class Joined:
-    """Requests that differ in destinations and key alone, so that one pass answers them; or a single one.
+    """Requests that differ only in destinations and key, so that one pass answers them; or a single one.
 
     Attributes:
         request: with the destinations of all, one after the other, and a key for each destination.
-        numbers: int64[n], which ones they are of all requests in some messages.
-        bounds: int64[n + 1], where the destinations of each begin.
+        numbers: int64[n], their places among all requests of the messages.
+        bounds: int64[n + 1], the first destination of each.
     """
 
     request: Request
@@ -178,8 +178,8 @@ class Unpacked:
     """The requests in some messages.
 
     Attributes:
-        message_of: int64[n], which message each is in; not falling.
-        joined: all of them.
+        message_of: int64[n], the message of each; not falling.
+        joined: all requests.
     """
 
     message_of: I64
@@ -187,44 +187,44 @@ class Unpacked:
 
 
 def unpack_requests(messages: Sequence[I64]) -> Unpacked:
-    """The requests in the words that some ranks have sent, each rank one message.
+    """Read the requests in the words of some ranks, one message each.
 
     Raises:
         CollectiveError: a message is malformed, or a strategy not known here.
     """
     words = messages[0] if len(messages) == 1 else np.concatenate(messages)
     bounds = np.array([0, *accumulate(map(len, messages))])
-    found = np.empty((len(words) // (_HEADER + 2), COLUMNS + _HEADER), np.int64)
-    count = find_requests(words, bounds, _HEADER, found)
+    headers = np.empty((len(words) // (_HEADER + 2), COLUMNS + _HEADER), np.int64)
+    count = find_requests(words, bounds, _HEADER, headers)
     if count < 0:
         raise CollectiveError(f"message {-1 - count} of {len(messages)} has no sampling requests")
-    found = found[:count]
+    headers = headers[:count]
     alike: dict[tuple[int, ...], list[int]] = {}
-    for number, (_, _, _, _, others, *header) in enumerate(found.tolist()):
-        alone = number if header[0] != _QUERY and others > 1 else -1  # excluded edges are of one minibatch
+    for number, (_, _, _, _, size, *header) in enumerate(headers.tolist()):
+        alone = number if header[0] != _QUERY and size > 1 else -1  # excluded edges are of one minibatch
         alike.setdefault((alone, *header[:-1]), []).append(number)
-    joined = [_join(words, np.array(numbers), found) for numbers in alike.values()]
-    return Unpacked(found[:, 0], joined)
+    joined = [_join(words, np.array(numbers), headers) for numbers in alike.values()]
+    return Unpacked(headers[:, 0], joined)
 
 
-def _join(words: I64, numbers: I64, found: I64) -> Joined:
-    """Some requests that have the same header except for the key."""
+def _join(words: I64, numbers: I64, headers: I64) -> Joined:
+    """Join requests whose headers differ only in the key."""
     if len(numbers) > 1:
-        rows = found if len(numbers) == len(found) else found[numbers]
+        rows = headers if len(numbers) == len(headers) else headers[numbers]
     else:
-        rows = found[numbers[0] : numbers[0] + 1]
+        rows = headers[numbers[0] : numbers[0] + 1]
     tag, graph, relation, want_eids, by_root, *parameters, _ = rows[0, COLUMNS:].tolist()
     destinations, bounds = _lists(words, rows[:, 1], rows[:, 2])
-    others, _ = _lists(words, rows[:, 3], rows[:, 4])
+    second_list, _ = _lists(words, rows[:, 3], rows[:, 4])
     if tag == _QUERY:
-        return Joined(EdgeQuery(graph, relation, destinations, others), numbers, bounds)
+        return Joined(EdgeQuery(graph, relation, destinations, second_list), numbers, bounds)
     kind = Strategy.of_tag(tag)
     keys = rows[:, -1].view(np.uint64)
     key: np.uint64 | U64 = keys[0] if len(keys) == 1 else np.repeat(keys, np.diff(bounds))
     of_each = by_root + len(kind.columns)  # requests with such lists are joined with no other
     count = len(destinations)
-    columns = [others[k * count : (k + 1) * count] for k in range(of_each)]
-    excluded = others[of_each * count :]
+    columns = [second_list[k * count : (k + 1) * count] for k in range(of_each)]
+    excluded = second_list[of_each * count :]
     if by_root:
         key = columns.pop(0).view(np.uint64)
     strategy = kind.from_words(parameters, columns)
@@ -234,7 +234,7 @@ def _join(words: I64, numbers: I64, found: I64) -> Joined:
 
 
 def _lists(words: I64, begins: I64, sizes: I64) -> tuple[I64, I64]:
-    """Some lists of ids, one after the other; and int64[n + 1], where they begin there."""
+    """Return lists of ids, one after the other; and int64[n + 1], the first id of each."""
     bounds = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes >> 1, out=bounds[1:])
     if len(begins) == 1 and not sizes[0] & 1:
@@ -249,9 +249,9 @@ class SampledNeighbors:
     """Sampled neighbours of consecutive nodes.
 
     Attributes:
-        offsets: int64[n + 1], where each node's neighbours are.
+        offsets: int64[n + 1], the first neighbour of each node.
         src: int32 or int64 [offsets[-1]], global source ids; in a buffer of the sampler's, to be used at once.
-        eids: int64[offsets[-1]], global edge ids; empty if nobody asked.
+        eids: int64[offsets[-1]], global edge ids; empty without ``want_eids``.
     """
 
     offsets: I64
@@ -260,22 +260,22 @@ class SampledNeighbors:
 
 
 Part = tuple[Array, I64]
-"""One array of the answers to joined requests; and int64[n + 1], where that of each request begins."""
+"""One array of the answers to joined requests; and int64[n + 1], the first element of each request."""
 
 
 def neighbor_arrays(
-    request: RelationRequest, bounds: I64, found: SampledNeighbors, owned: tuple[int, int]
+    request: RelationRequest, bounds: I64, neighbors: SampledNeighbors, owned: tuple[int, int]
 ) -> list[Part]:
-    """What answers joined requests for neighbours: counts [n], sources, and edge ids if asked for.
+    """Return the arrays that answer joined requests: counts [n], sources, and edge ids with ``want_eids``.
 
-    Counts are bytes where the fanout fits one; edges are counted from the owner's first one, ``owned`` being its range.
+    Counts are bytes where the fanout fits one. Edges are counted from the first of ``owned``, the owner's range.
     """
     first, last = owned
-    counts = np.diff(found.offsets).astype(_count_dtype(request.strategy.fanout))
-    at = found.offsets[bounds]
-    parts = [(counts, bounds), (found.src, at)]
+    counts = np.diff(neighbors.offsets).astype(_count_dtype(request.strategy.fanout))
+    at = neighbors.offsets[bounds]
+    parts = [(counts, bounds), (neighbors.src, at)]
     if request.want_eids:
-        parts.append(((found.eids - first).astype(index_dtype(last - first)), at))
+        parts.append(((neighbors.eids - first).astype(index_dtype(last - first)), at))
     return parts
 
 
@@ -284,13 +284,13 @@ def _count_dtype(fanout: int) -> np.dtype[Any]:
 
 
 def pack_answers(unpacked: Unpacked, num_messages: int, parts: Sequence[Sequence[Part]], head: int) -> list[I64]:
-    """The words that answer each message: the arrays of its requests, one after the other.
+    """Return the words that answer each message: the arrays of its requests, one after the other.
 
     Args:
         unpacked: the requests.
-        num_messages: of how many messages.
-        parts: for each of ``unpacked.joined`` what answers it.
-        head: how many words to leave free before each answer.
+        num_messages: number of messages.
+        parts: the answers to each of ``unpacked.joined``.
+        head: number of free words before each answer.
     """
     sizes = np.zeros((len(unpacked.message_of), _MOST_PARTS), np.int64)
     for joined, arrays in zip(unpacked.joined, parts, strict=True):
@@ -314,7 +314,7 @@ class AnswerReader:
         self._at = 0
 
     def take(self, count: int, dtype: npt.DTypeLike) -> Array:
-        """The next ``count`` elements, a view."""
+        """Return the next ``count`` elements, a view."""
         nbytes = count * np.dtype(dtype).itemsize
         array = self._answer[self._at : self._at + nbytes].view(dtype)
         self._at += -(-nbytes // 8) * 8
@@ -323,7 +323,7 @@ class AnswerReader:
     def neighbors(
         self, request: RelationRequest, count: int, src_dtype: npt.DTypeLike, owned: tuple[int, int]
     ) -> tuple[Array, Array, I64]:
-        """The arrays of :func:`neighbor_arrays` for ``count`` destinations, edge ids global again."""
+        """Return the arrays of :func:`neighbor_arrays` for ``count`` destinations, with global edge ids."""
         first, last = owned
         counts = self.take(count, _count_dtype(request.strategy.fanout))
         total = int(counts.sum(dtype=np.int64))

@@ -1,11 +1,10 @@
 """Sampling requests to their owners alone, point to point: no other rank takes part, and trainers need not be in step.
 
 Each owner answers by a :class:`~mpigraph.mpi.messages.RequestServer`: a server in its loop, a host that also trains in
-the progress thread, whatever its other threads do. It answers together what has come.
+the progress thread. Requests that are there together are answered together.
 
-Trainers of a node do not join their requests: each sends its own. That would save what MPI takes to receive and send a
-small message, of which the owner's processor time is the smaller part, but each request would go through the local
-server both ways, which is as busy as an owner, and wait there for other trainers, which need not be in step.
+Trainers of a node do not join their requests. Joining would save small messages, but each request would pass through
+the local server both ways, which is as busy as an owner, and wait there for trainers that need not be in step.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,13 +22,13 @@ from mpigraph.sampling.channel import Channel, SamplingTransport, timed_answer
 
 __all__ = ["HELD", "MOST_TOGETHER", "Sparse", "SparseChannel"]
 
-HELD = 256 << 20  # bytes of requests and answers in an owner's memory, from which on it takes in no more
-MOST_TOGETHER = 64  # requests that an owner answers together: what each costs hardly falls with more, and all wait
+HELD = 256 << 20  # bytes of requests and answers in an owner's memory; above it the owner takes in no more
+MOST_TOGETHER = 64  # requests that an owner answers together; with more, each costs as much and all wait
 _SHOWN = 5  # ranks that a message names
 
 
 class SparseChannel(Channel):
-    """Asks owners, who answer whatever the other trainers do. Opening and closing it sends nothing."""
+    """Asks owners, which answer without the other trainers. Opening and closing it sends nothing."""
 
     def __init__(self, exchange: "Sparse", number: int) -> None:
         super().__init__(exchange.world, number)
@@ -44,7 +43,7 @@ class SparseChannel(Channel):
         """Send each rank its request, and wait for the answers. ``error`` is raised here alone.
 
         Raises:
-            MPIGraphError: what an owner raised, which is named.
+            MPIGraphError: an owner raised it; names the owner.
             ClosedError: the job is being ended.
 
         One-sided: the owners answer from their loops or progress threads.
@@ -64,10 +63,10 @@ class SparseChannel(Channel):
         return {rank: answer.view(np.uint8) for rank, answer in zip(asked, answers, strict=True)}
 
     def serve_until_idle(self) -> None:
-        """Nothing: the others need no thread of this trainer except its progress thread."""
+        """Return at once: only the progress thread answers others."""
 
     def close(self) -> None:
-        """Nothing: what was asked is answered when :meth:`ask` returns."""
+        """Return at once: when :meth:`ask` returns, all is answered."""
 
 
 class Sparse(SamplingTransport):

@@ -1,4 +1,4 @@
-"""Threads inside a rank: the same loop over slices of positions. What it fills does not depend on the slices."""
+"""Threads inside a rank: the same loop over slices of positions. Results do not depend on the slices."""
 
 import ctypes
 import os
@@ -20,7 +20,7 @@ class Workers:
     """Runs compiled loops, which release the interpreter lock, in several threads.
 
     Attributes:
-        num_threads: how many threads work, the caller's included.
+        num_threads: number of threads, the caller's included.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -31,16 +31,16 @@ class Workers:
             self._pool = ThreadPoolExecutor(num_threads - 1, "mpigraph-worker", _note_thread, (self._threads,))
 
     def run(self, work: Callable[[I64], object], positions: I64) -> None:
-        """Call ``work`` on slices of ``positions`` that are together all of them."""
+        """Call ``work`` on slices of ``positions``, each in a thread."""
         slices = min(self.num_threads, len(positions) // _WORTH_IT)
         if self._pool is None or slices < 2:
             work(positions)
             return
-        mine, *others = np.array_split(positions, slices)
+        own, *rest = np.array_split(positions, slices)
         self._leave_my_core()
-        waiting = [self._pool.submit(work, part) for part in others]
+        waiting = [self._pool.submit(work, part) for part in rest]
         try:
-            work(mine)
+            work(own)
         finally:  # they write to buffers of the next call
             wait(waiting)
         for future in waiting:
@@ -54,10 +54,10 @@ class Workers:
         """
         if not hasattr(os, "sched_setaffinity"):
             return
-        others = os.sched_getaffinity(0) - {_C.sched_getcpu()}
-        if others:
+        cores = os.sched_getaffinity(0) - {_C.sched_getcpu()}
+        if cores:
             for thread in self._threads:
-                os.sched_setaffinity(thread, others)
+                os.sched_setaffinity(thread, cores)
 
 
 def _note_thread(threads: list[int]) -> None:

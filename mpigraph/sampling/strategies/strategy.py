@@ -34,7 +34,7 @@ class HopKeys:
         minibatch: the same in all hops of a minibatch: a hash of seed, epoch and seed nodes. 0 where each root of a
             tree has a key of its own, which is then mixed into that of the request.
         hop: another one in each hop.
-        number: of the hop; 0 is that of the seeds.
+        number: number of the hop; 0 is that of the seeds.
     """
 
     minibatch: np.uint64
@@ -43,7 +43,7 @@ class HopKeys:
 
     @classmethod
     def of(cls, minibatch: np.uint64, number: int) -> "HopKeys":
-        """The keys of hop ``number``."""
+        """Return the keys of hop ``number``."""
         return cls(minibatch, combine(minibatch, number), number)
 
 
@@ -55,9 +55,9 @@ class OwnedRows:
         host: index of the host.
         near: the host's in-edges of the relation.
         ids: int64[n], the destinations of the whole request.
-        keys: uint64[n], for each destination, or uint64[1], for all: what draws depend on besides the destination.
+        keys: uint64[n], for each destination, or uint64[1], for all: input of the draws besides the destination.
         excluded: int64[k], excluded edges, ascending, counted from the host's first edge.
-        scratch: int64[n] each, for kernels; what ``count`` notes there, ``choose`` finds.
+        scratch: int64[n] each, for kernels; ``choose`` reads the notes of ``count`` there.
     """
 
     host: int
@@ -68,20 +68,20 @@ class OwnedRows:
     scratch: Candidates
 
     def destinations(self, fanout: int, replace: bool) -> Destinations:
-        """The destinations as kernels take them."""
+        """Return the destinations as kernels take them."""
         return Destinations(self.ids, fanout, replace, self.keys)
 
 
 class Draw(Protocol):
-    """A strategy with all that it needs on this rank; called for each host, and for each thread's ``positions``."""
+    """A strategy with its tables on this rank; called for each host, and for each thread's ``positions``."""
 
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
-        """Fill ``counts`` (int64[n]) at ``positions`` (int64[m]): how many neighbours these destinations get."""
+        """Fill ``counts`` (int64[n]) at ``positions`` (int64[m]) with the numbers of neighbours to choose."""
 
     def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
         """Fill ``picks`` with edges of the host, counted from its first one.
 
-        ``offsets`` (int64[n + 1]) says where those of each destination go.
+        ``offsets`` (int64[n + 1]) has the place of each destination's first edge.
         """
 
 
@@ -97,7 +97,7 @@ class Strategy(ABC):
     """
 
     tag: ClassVar[int]
-    """What the strategy is known by on the wire, from 1 on; another one for each."""
+    """The strategy's number on the wire, from 1 on; another one for each."""
     columns: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that have a number for each destination."""
     _by_tag: ClassVar[dict[int, type["Strategy"]]] = {}
@@ -112,7 +112,7 @@ class Strategy(ABC):
 
     @staticmethod
     def of_tag(tag: int) -> type["Strategy"]:
-        """The strategy with a tag.
+        """Return the strategy with a tag.
 
         Raises:
             CollectiveError: this rank knows none.
@@ -125,27 +125,27 @@ class Strategy(ABC):
         return Strategy._by_tag[tag]
 
     def words(self) -> list[int]:
-        """The parameters, in the order of the fields."""
+        """Return the parameters, in the order of the fields."""
         return [int(getattr(self, name)) for name, _ in _parameters(type(self))]
 
     @classmethod
     def from_words(cls, words: Sequence[int], columns: Sequence[I64]) -> "Strategy":
-        """The strategy with these parameters; ``words`` may be followed by others."""
-        given: dict[str, Any] = dict(zip(cls.columns, columns, strict=True))
-        given |= {name: kind(word) for (name, kind), word in zip(_parameters(cls), words, strict=False)}
-        return cls(**given)
+        """Return the strategy with these parameters; ``words`` may be longer."""
+        values: dict[str, Any] = dict(zip(cls.columns, columns, strict=True))
+        values |= {name: kind(word) for (name, kind), word in zip(_parameters(cls), words, strict=False)}
+        return cls(**values)
 
     def key(self, keys: HopKeys, relation: int, src_type: int) -> np.uint64:
-        """What the draws of a relation in a hop depend on, besides the destination and the number of the draw."""
+        """Return the key of a relation's draws in a hop; destination and number of the draw are mixed in later."""
         return combine(keys.hop, relation)
 
     def with_root_times(self, times: I64) -> "Strategy":
-        """The strategy for destinations whose roots have these times, int64[n]."""
+        """Return the strategy for destinations whose roots have these times, int64[n]."""
         return self
 
     @abstractmethod
     def prepare(self, store: Store, relation: int) -> Draw:
-        """Look up on this rank what the draw needs.
+        """Look up the tensors and tables of the draw on this rank.
 
         Raises:
             NotOpenHere: a tensor is not open here.
@@ -156,5 +156,5 @@ class Strategy(ABC):
 
 @cache
 def _parameters(strategy: type[Strategy]) -> list[tuple[str, Any]]:
-    """Names and types of the fields that are words."""
+    """Return names and types of the fields that are words."""
     return [(field.name, field.type) for field in fields(strategy) if field.name not in strategy.columns]

@@ -22,11 +22,11 @@ class Temporal(Strategy):
 
     Attributes:
         replace: with replacement.
-        mask: number of a tensor of bool, of edges that may be chosen; 0 if there is none.
+        mask: number of a tensor of bool, of edges that may be chosen; 0 without a mask.
         times: number of the tensor of times by which the relation's edges are sorted.
-        strict: leave out edges of just the root's time, too.
+        strict: leave out edges of exactly the root's time, too.
         last: choose among the newest ``fanout`` edges alone.
-        window: how much older than the root an edge may be at most; -1 without a limit.
+        window: most by which an edge may be older than the root; -1 without a limit.
         until: int64[n], the times of the destinations' roots.
     """
 
@@ -53,7 +53,7 @@ class Temporal(Strategy):
 class _TemporalDraw:
     def __init__(self, how: Temporal, edges: SortedEdges, mask: RowTensor | None) -> None:
         self._how = how
-        self._edges = edges  # one object for all passes, whatever is written meanwhile
+        self._edges = edges  # one object for both passes, whatever is written meanwhile
         self._mask = mask
 
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:

@@ -23,7 +23,7 @@ class Uniform(Strategy):
     replace: bool = False
 
     def prepare(self, store: Store, relation: int) -> Draw:
-        """Nothing is needed."""
+        """Return the strategy itself, which needs no tables."""
         return self
 
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
