@@ -1,4 +1,4 @@
-"""The caches of a loader: what the user asked for, how large they are, and the readers that go through them."""
+"""The caches of a loader: the user's options, their sizes, and the readers that go through them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ Sizes = str | int | Mapping[str, Mapping[str, str | int]] | None
 """``"auto"``; a size for all features together; ``{"node": {name: size}, "edge": {name: size}}``; None for no cache."""
 
 LOOKAHEAD = 8
-"""How many minibatches a loader samples ahead if nothing else is said: blocks of some MB each."""
+"""Minibatches that a loader samples ahead by default: blocks of some MB each."""
 _AUTO = -1  # bytes
 _DOING = "making caches"
 
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """What a user asked for.
+    """Sizes and look-ahead that a user asked for.
 
     Attributes:
-        total: bytes on each node for all features together, -1 for what fits; None where they are named.
+        total: bytes on each node for all features together, -1 for as many as fit; None with ``named``.
         named: bytes on each node by "node" or "edge" and name of the feature.
-        lookahead: how many minibatches are sampled ahead.
+        lookahead: number of minibatches sampled ahead.
     """
 
     total: int | None
@@ -41,10 +41,10 @@ class CacheOptions:
 
 
 def check_cache(cache: Sizes, lookahead: int | None) -> CacheOptions:
-    """The checked options of a loader.
+    """Check the options, which :class:`.DistNodeDataLoader` describes.
 
     Raises:
-        InvalidArgumentError: they are not what :class:`.DistNodeDataLoader` says.
+        InvalidArgumentError: one is wrong.
     """
     ahead = LOOKAHEAD if cache is not None else 0
     ahead = ahead if lookahead is None else check_integer("lookahead", lookahead, 0, 1 << 20)
@@ -62,33 +62,33 @@ def check_cache(cache: Sizes, lookahead: int | None) -> CacheOptions:
     return CacheOptions(None, named, ahead)
 
 
-def size_in_bytes(given: object, what: str) -> int:
-    """Bytes of a size such as "2GiB", or of a number of them.
+def size_in_bytes(size: object, what: str) -> int:
+    """Return the bytes of a size such as "2GiB", or of a number.
 
     Raises:
-        InvalidArgumentError: it is none of these; names ``what`` it is of.
+        InvalidArgumentError: it is neither; ``what`` names it.
     """
     try:
-        size = as_bytes(given) if isinstance(given, str) else check_integer(what, given, 0)
+        size = as_bytes(size) if isinstance(size, str) else check_integer(what, size, 0)
     except ValueError:
-        raise InvalidArgumentError(f"{what} must be a size such as '2GiB', or bytes (got {given!r})") from None
+        raise InvalidArgumentError(f"{what} must be a size such as '2GiB', or bytes (got {size!r})") from None
     return size
 
 
 @collective("trainers")
 def open_caches(session: Session, options: CacheOptions, fetchers: Sequence[FeatureFetcher[Any]]) -> list[RowCache]:
-    """Make the caches of a loader, and let its fetchers read through them.
+    """Open the caches of a loader, and let its fetchers read through them.
 
     Args:
         session: the job.
         options: sizes and look-ahead that the user asked for.
-        fetchers: gather the loader's features that may be far; they read through the caches from now on.
+        fetchers: gather the loader's features that may be remote; they read through the caches from now on.
 
     Returns:
         The caches, one for each feature.
 
     Raises:
-        FieldNameError: a feature that is named is not one that the loader gathers; on every trainer.
+        FieldNameError: a size names a feature that the loader does not gather; on every trainer.
         SharedMemoryError: a node's shared memory cannot hold them; on every rank.
     """
     groups: dict[str, set[int]] = {}
@@ -119,9 +119,9 @@ def open_caches(session: Session, options: CacheOptions, fetchers: Sequence[Feat
 
 
 def _sized(groups: Mapping[str, set[int]], sizes: Mapping[str, int]) -> list[tuple[list[int], int]]:
-    """Numbers of tensors, each once, and the size for them; a tensor of several names has a size that was given."""
-    found, seen = [], set[int]()
+    """Return numbers of tensors, each once, with their size; a tensor with several names takes the given size."""
+    sized, seen = [], set[int]()
     for group in sorted(groups, key=lambda group: (group not in sizes, group)):
-        found.append((sorted(groups[group] - seen), sizes.get(group, 0)))
+        sized.append((sorted(groups[group] - seen), sizes.get(group, 0)))
         seen |= groups[group]
-    return [(numbers, size) for numbers, size in found if numbers]
+    return [(numbers, size) for numbers, size in sized if numbers]

@@ -65,7 +65,7 @@ class Pairs:
     Attributes:
         graphs: the pair graph and, with a negative sampler, that of the negatives.
         nodes: int64[n], the ends, or by node type: the seeds of the sampler of blocks.
-        excluded: ids of edges to exclude, in the form in which the loader has edges; None without ``exclude``.
+        excluded: ids of edges to exclude, in the form of the loader's edges; None without ``exclude``.
         times: int64[n], the times of the ends, in the form of ``nodes``; None without times.
     """
 
@@ -75,7 +75,7 @@ class Pairs:
     times: NodeTensors | None
 
     def sample_ends(self, sample: Callable[..., Any], g: object) -> Any:
-        """Draw around the ends; a sampler that knows no exclusion, or no times, is not given any."""
+        """Draw around the ends; without exclusion or times the sampler need not take such arguments."""
         excluded = () if self.excluded is None else (self.excluded,)
         timed = {} if self.times is None else {"input_time": self.times}
         return sample(g, self.nodes, *excluded, **timed)
@@ -120,7 +120,7 @@ class EdgePredictionSampler(Sampler):
 
     @property
     def needs(self) -> Needs:
-        """Those of the sampler of blocks, and the labels of seed edges."""
+        """The needs of the sampler of blocks, and the labels of seed edges."""
         blocks = needs_of(self.sampler)
         exclude = self._exclude if isinstance(self._exclude, str) else type(self._exclude).__qualname__
         negatives = describe_negatives(self.negative_sampler)
@@ -137,10 +137,10 @@ class EdgePredictionSampler(Sampler):
 
         Args:
             g: the graph.
-            seed_edges: all edges of which this trainer makes minibatches.
+            seed_edges: all seed edges of this trainer.
 
         Raises:
-            InvalidArgumentError: "reverse_id" in a graph with several relations, which must be told.
+            InvalidArgumentError: "reverse_id" without ``reverse_eids`` in a graph with several relations.
             EdgeTypeError, GraphDataError: as :func:`.reverse_edges`.
         """
         if not self._looks_up:
@@ -166,8 +166,8 @@ class EdgePredictionSampler(Sampler):
             g: the graph; also one in memory, where it is local, and whose features the pair graph has.
             seed_edges: int64[n], edge ids, or edge type -> edge ids.
             edge_label_time: int64[n], the time of each edge, in their form, for a sampler of blocks with ``time_attr``.
-                It is that of both ends, and of the edge's negatives. Where nodes have times, a negative's destination
-                is drawn anew until it is there by then; after ten times the negative is left out. A node is in the pair
+                Both ends and the edge's negatives have this time. Where nodes have times, a negative's destination
+                is drawn again until it is old enough; after ten tries the negative is left out. A node is in the pair
                 graphs once for each of its times, which are their ``ndata["seed_time"]``.
 
         Returns:
@@ -176,9 +176,10 @@ class EdgePredictionSampler(Sampler):
             the seed edges in their order.
 
         Raises:
-            OutOfRangeError: an edge, or an end of a negative, does not exist. On every trainer when hosts are far, as
-                all errors that are found on one trainer.
-            InvalidArgumentError: the negative sampler returned something else than sources and destinations.
+            OutOfRangeError: an edge, or an end of a negative, does not exist.
+            InvalidArgumentError: the negative sampler did not return sources and destinations.
+
+        When hosts are far, an error on one trainer is raised on all.
         """
         pairs = self.sample_pairs(g, seed_edges, edge_label_time=edge_label_time)
         input_nodes, _, blocks = pairs.sample_ends(self.sampler.sample_blocks, g)
@@ -187,10 +188,10 @@ class EdgePredictionSampler(Sampler):
     def sample_pairs(
         self, g: DistGraph | HeteroGraph, seed_edges: EdgeIds, *, edge_label_time: EdgeIds | None = None
     ) -> Pairs:
-        """The part of :meth:`sample` before the blocks; arguments and errors are the same.
+        """Do the part of :meth:`sample` before the blocks; arguments and errors are the same.
 
-        One-sided, and what the negative sampler does. Where hosts are far, an error on one
-        trainer is raised on the others, in the round of sampling that they make next.
+        One-sided, like most negative samplers. Where hosts are far, an error on one trainer is raised on the others,
+        in their next round of sampling.
         """
         graph = g
         g = sampled(g)
@@ -213,18 +214,18 @@ class EdgePredictionSampler(Sampler):
             if self._looks_up:  # in memory an edge and its reverse have one id
                 exclusion = partial(with_same_ids, cast(ByEdgeType[EdgeType], self._reverse_etypes))
             if exclusion is not None:
-                seeds = {relation: torch.from_numpy(some.eids) for relation, some in edges.items()}
+                seeds = {relation: torch.from_numpy(of_relation.eids) for relation, of_relation in edges.items()}
                 excluded = unwrap_edges(g.schema, exclusion(g, seeds))
             of_negatives = None
             if times is not None and negatives is not None:
                 context, of_negatives = g.session.next_context(), {}
                 for r, pair in negatives.items():
-                    some = edges.get(r, NO_EDGES)
-                    own = negative_times(r, some, times.get(r, NO_EDGES.src), pair[0])
-                    how = (cast(TimeFilter, time_filter), context, r, some, own, pair)
+                    of_relation = edges.get(r, NO_EDGES)
+                    own = negative_times(r, of_relation, times.get(r, NO_EDGES.src), pair[0])
+                    how = (cast(TimeFilter, time_filter), context, r, of_relation, own, pair)
                     negatives[r], of_negatives[r] = redraw_newer(g, *how)
         numbering = _Numbering(g, times)
-        numbering.add({relation: (some.src, some.dst) for relation, some in edges.items()}, times)
+        numbering.add({relation: (of_relation.src, of_relation.dst) for relation, of_relation in edges.items()}, times)
         if negatives is not None:
             numbering.add(negatives, of_negatives)
         graphs, nodes, node_times = numbering.graphs()
@@ -232,10 +233,10 @@ class EdgePredictionSampler(Sampler):
             graphs[0].edges[relation].data[EID] = torch.from_numpy(edges.get(relation, NO_EDGES).eids)
         if isinstance(graph, HeteroGraph):
             _take_features(graphs, graph)
-        given, times_given = (
+        ends, times_given = (
             by_type if len(by_type) != 1 else by_type[g.schema.ntypes[0]] for by_type in (nodes, node_times)
         )
-        return Pairs(graphs, given, excluded, times_given if node_times else None)
+        return Pairs(graphs, ends, excluded, times_given if node_times else None)
 
 
 def as_edge_prediction_sampler(
@@ -253,24 +254,23 @@ def as_edge_prediction_sampler(
     Args:
         sampler: has ``sample_blocks(g, seeds, exclude_eids)``, for example a ``NeighborSampler``; without ``exclude``
             it is called with two arguments.
-        exclude: which edges the blocks of a minibatch must not contain. None: none; "self": its seed edges;
+        exclude: edges that the blocks of a minibatch must not contain. None: no edges; "self": its seed edges;
             "reverse_id": these and their reverse edges, of the same relation; "reverse_types": these and their reverse
             edges in another relation; int64[n] edge ids (or edge type -> edge ids): always these; a function from seed
-            edges to edge ids, both in the form in which the loader has them.
-        reverse_eids: int64[num_edges], the reverse edge of each edge: tensor, ndarray or DistTensor, which is read for
-            each minibatch; or edge type -> one of these. Of "reverse_types", where partitioning renumbers each relation
-            by itself, and of "reverse_id" in a graph with one relation, a loader looks it up by the ends of the edges
-            if it is left out: :func:`.reverse_edges`, once, when the loader is made (in a graph in memory an edge and
-            its reverse have one id). Or, where an edge and its reverse
-            had one id before, and both relations have it as a feature ``orig``, invert one:
-            ``back["orig"][:].argsort()[there["orig"][:]]``, where ``there = g.edges[etype].data`` and ``back`` is the
-            same of the reverse edges.
+            edges to edge ids, both in the form of the loader's edges.
+        reverse_eids: int64[num_edges], the reverse edge of each edge: a tensor, ndarray or DistTensor, which is read
+            for each minibatch; or edge type -> one of these. If it is left out, a loader with "reverse_types", or with
+            "reverse_id" in a graph with one relation, looks reverse edges up once by their ends, as
+            :func:`.reverse_edges` (partitioning renumbers each relation; in a graph in memory an edge and its reverse
+            have one id). Where both relations keep that id as a feature ``orig``, you can invert it instead:
+            ``back["orig"][:].argsort()[there["orig"][:]]``, with ``there = g.edges[etype].data`` and ``back`` of the
+            reverse edges.
         reverse_etypes: edge type -> edge type of the reverse edges; with "reverse_types".
         negative_sampler: ``(g, seed edges) -> (src, dst)``, for example :class:`.negative_sampler.Uniform`.
         prefetch_labels: names of edge features that loaders gather for the seed edges; or edge type -> names.
 
     Raises:
-        InvalidArgumentError: an argument is not one of these, or ``reverse_etypes`` is missing.
+        InvalidArgumentError: an argument has another value, or ``reverse_etypes`` is missing.
     """
     return EdgePredictionSampler(sampler, exclude, reverse_eids, reverse_etypes, negative_sampler, prefetch_labels)
 
@@ -287,7 +287,7 @@ def _take_features(graphs: list[HeteroGraph], g: HeteroGraph) -> None:
 
 
 class _Numbering:
-    """Numbers nodes by first appearance, for all pair graphs of a minibatch; those of several times for each time."""
+    """Numbers the nodes of a minibatch's pair graphs by first appearance, once for each time of a node."""
 
     def __init__(self, g: DistGraph, times: Mapping[Relation, I64] | None) -> None:
         self._schema = g.schema
@@ -314,28 +314,25 @@ class _Numbering:
         return torch.from_numpy(self._tables[ntype].insert(ids, np.arange(len(ids) + 1), times)).long()
 
     def graphs(self) -> tuple[list[HeteroGraph], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """The graphs, with all nodes each, the nodes by type, and their times by type if they have any."""
+        """Return the graphs, each with all nodes, the nodes by type, and their times by type if they have any."""
         nodes, times = {}, {}
         for ntype, table in self._tables.items():
             listed, numbers = table.listed()
             nodes[ntype] = torch.from_numpy(listed)
             if self._times is not None:
                 times[ntype] = torch.from_numpy(self._times[numbers])
-        made = [HeteroGraph(self._schema, edges, {t: len(ids) for t, ids in nodes.items()}) for edges in self._edges]
-        for graph in made:
+        graphs = [HeteroGraph(self._schema, edges, {t: len(ids) for t, ids in nodes.items()}) for edges in self._edges]
+        for graph in graphs:
             for ntype, ids in nodes.items():
                 graph.nodes[ntype].data[NID] = ids
                 if times:
                     graph.nodes[ntype].data[SEED_TIME] = times[ntype]
-        return made, nodes, times
+        return graphs, nodes, times
 
 
 @contextmanager
 def _raised_on_all(g: DistGraph) -> Iterator[None]:
-    """Raise what happens on one trainer on every trainer, where hosts are far and a round can tell them.
-
-    Without it the others would wait for this one in their next round.
-    """
+    """Raise an error on one trainer on every trainer, by the next round, where the others would wait for this one."""
     try:
         yield
     except Exception as error:
@@ -345,15 +342,15 @@ def _raised_on_all(g: DistGraph) -> Iterator[None]:
         raise
 
 
-def _checked(g: DistGraph, given: Negatives) -> dict[Relation, _Ends]:
-    """What a negative sampler returned, by relation.
+def _checked(g: DistGraph, negatives: Negatives) -> dict[Relation, _Ends]:
+    """Check the return value of a negative sampler; return it by relation.
 
     Raises:
-        InvalidArgumentError: it is not one pair of arrays of one length for each relation, or they are not integers.
+        InvalidArgumentError: it is not one pair of integer arrays of one length for each relation.
         OutOfRangeError: a node does not exist.
-        EdgeTypeError: a relation does not exist, or none is named where there are several.
+        EdgeTypeError: a relation does not exist, or is not named where there are several.
     """
-    pairs = canonical(g.schema, given, "negatives")
+    pairs = canonical(g.schema, negatives, "negatives")
     return {relation: _checked_pair(g, relation, pair) for relation, pair in pairs.items()}
 
 

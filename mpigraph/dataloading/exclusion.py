@@ -1,4 +1,4 @@
-"""Which edges a minibatch of edges must not be sampled from: what ``exclude=`` means.
+"""Exclusion of edges from the blocks of a minibatch of edges (``exclude=``), and look-up of reverse edges.
 
 A model that predicts an edge must not see it, nor its reverse, among the neighbours it aggregates.
 """
@@ -22,28 +22,27 @@ from mpigraph.rows.owners import RowOwners
 
 __all__ = ["Exclude", "Exclusion", "ReverseEids", "make_exclusion", "reverse_edges", "with_same_ids"]
 
-_SOURCES_AT_A_TIME = 1 << 14  # sources whose in-edges are asked for at a time
+_SOURCES_AT_A_TIME = 1 << 14  # sources looked up at a time
 
 Eids: TypeAlias = dict[Relation, torch.Tensor]
 Exclude: TypeAlias = str | EdgeIds | Callable[[EdgeTensors], EdgeIds] | None
-"""What ``exclude`` may be; see :func:`.as_edge_prediction_sampler`."""
+"""The values of ``exclude``; see :func:`.as_edge_prediction_sampler`."""
 ReverseEids: TypeAlias = IdsLike | DistTensor | ByEdgeType[IdsLike | DistTensor] | None
-"""What ``reverse_eids`` may be."""
+"""The values of ``reverse_eids``."""
 _Table = torch.Tensor | DistTensor  # the reverse edge of each edge of a relation
 Exclusion = Callable[[DistGraph, Eids], Eids]
-"""Makes the edges to exclude of the seed edges of a minibatch, both int64 by relation."""
+"""A function from the seed edges of a minibatch to the edges to exclude, both int64 by relation."""
 
 
 def make_exclusion(
     exclude: Exclude, reverse_eids: ReverseEids, reverse_etypes: ByEdgeType[EdgeType] | None
 ) -> Exclusion | None:
-    """What ``exclude`` means, or None if nothing is to be excluded; see :func:`.as_edge_prediction_sampler`.
+    """Return the function that ``exclude`` stands for, or None; see :func:`.as_edge_prediction_sampler`.
 
-    What it returns reads ``reverse_eids`` one-sidedly, if that is a DistTensor.
+    It reads ``reverse_eids`` one-sidedly, if that is a DistTensor.
 
     Raises:
-        InvalidArgumentError: not a way to exclude, or ``reverse_eids`` or ``reverse_etypes`` is wrong, or missing
-            where it is needed.
+        InvalidArgumentError: an argument is wrong, or missing where it is needed.
     """
     if exclude is None:
         return None
@@ -68,7 +67,7 @@ def make_exclusion(
 
 
 def with_same_ids(reverse_etypes: ByEdgeType[EdgeType], g: DistGraph, seeds: Eids) -> Eids:
-    """The seeds, and the edges of their ids in the reverse of their relation; for graphs that were not renumbered."""
+    """Return the seeds and the edges with their ids in the reverse relation; for graphs that were not renumbered."""
     reverse: dict[Relation, EdgeType] = canonical(g.schema, reverse_etypes, "reverse_etypes")
     excluded: dict[Relation, list[torch.Tensor]] = {relation: [ids] for relation, ids in seeds.items()}
     for relation, ids in seeds.items():
@@ -82,7 +81,7 @@ def _self(g: DistGraph, seeds: Eids) -> Eids:
 
 
 def _ascending(ids: IdsLike) -> torch.Tensor:
-    """Edge ids as sampling wants them, which is not done for every minibatch then."""
+    """Sort edge ids once, and not for every minibatch."""
     return torch.from_numpy(np.unique(as_ids(ids, "edges to exclude").cpu().numpy()))
 
 
@@ -103,7 +102,7 @@ def _with_reverse_ids(tables: _Table | ByEdgeType[_Table], g: DistGraph, seeds: 
 
 
 def _reverse(table: _Table, ids: torch.Tensor, g: DistGraph, relation: Relation) -> torch.Tensor:
-    """The reverse of each edge, of a tensor or DistTensor."""
+    """Return the reverse of each edge."""
     if len(table) != g.num_edges(relation):
         raise InvalidArgumentError(
             f"reverse_eids must have one entry for each of {g.num_edges(relation)} edges of {relation} "
@@ -113,7 +112,6 @@ def _reverse(table: _Table, ids: torch.Tensor, g: DistGraph, relation: Relation)
 
 
 def _tables(reverse_eids: ReverseEids) -> _Table | ByEdgeType[_Table]:
-    """What was given, ids as tensors."""
     if isinstance(reverse_eids, Mapping):
         return {etype: _table(table) for etype, table in reverse_eids.items()}
     return _table(reverse_eids)
@@ -133,7 +131,7 @@ def _table(table: IdsLike | DistTensor | None) -> _Table:
 def _with_reverse_types(
     reverse_etypes: ByEdgeType[EdgeType], tables: _Table | ByEdgeType[_Table], g: DistGraph, seeds: Eids
 ) -> Eids:
-    """The seeds, and their reverse edges in the reverse of their relation; of both if both are seeds."""
+    """Return the seeds and their reverse edges in the reverse relation; of both if both are seeds."""
     reverse: dict[Relation, EdgeType] = canonical(g.schema, reverse_etypes, "reverse_etypes")
     by_etype: dict[Relation, _Table] = canonical(g.schema, tables, "reverse_eids")
     excluded: dict[Relation, list[torch.Tensor]] = {relation: [ids] for relation, ids in seeds.items()}
@@ -154,12 +152,11 @@ def _table_of(by_etype: Mapping[Relation, _Table], relation: Relation) -> _Table
 def reverse_edges(g: DistGraph, reverse_etypes: ByEdgeType[EdgeType]) -> dict[Relation, DistTensor]:
     """Find the reverse edge of each edge of some relations, for ``reverse_eids`` of loaders and edge samplers.
 
-    The reverse of an edge ``u -> v`` is the edge ``v -> u`` of the other relation; of several parallel edges the first
-    is that of the first, and so on. Every trainer looks up the edges that it is near to, in blocks, by asking for the
-    in-edges of their sources. That takes about a microsecond and, while it runs, 60 bytes for each of its edges: a
-    few percent of an epoch of training on them. A loader that looks them up by itself does it when it is made; who has
-    several loaders calls this once, and gives them the result. Partitions do not hold it: 8 bytes for every edge, on
-    disk and in memory, of all who never ask.
+    The reverse of an edge ``u -> v`` is the edge ``v -> u`` of the other relation; parallel edges are matched in their
+    order. Every trainer looks up the edges near it, in blocks, by the in-edges of their sources. That takes about a
+    microsecond and, while it runs, 60 bytes for each of its edges: a few percent of an epoch of training on them. A
+    loader does it by itself when it is made; for several loaders call this once, and give them the result. Partitions
+    do not hold it, which would cost every user 8 bytes an edge.
 
     Args:
         g: the graph.
@@ -187,32 +184,32 @@ def _look_up_reverse(g: DistGraph, relation: Relation, back: Relation) -> DistTe
     owners = RowOwners(g.session.world, table.rows.window.offsets)
     ranges = [(owned.first, owned.last) for owned in owners.ranges()]
     before = [_parallel_before(g, relation, first) for first, _ in ranges]
-    eids = np.concatenate([np.empty(0, np.int64), *before, *(np.arange(*some) for some in ranges)])
+    eids = np.concatenate([np.empty(0, np.int64), *before, *(np.arange(*piece) for piece in ranges)])
     src, dst = (ends.numpy() for ends in g.find_edges(eids, relation))
     order = np.argsort(src, kind="stable")
     in_order = src[order]
     sources = in_order[np.diff(in_order, prepend=-1) != 0]
     rounds = g.session.world.allreduce_minmax(-(-len(sources) // _SOURCES_AT_A_TIME), True)
-    found = np.full(len(eids), -1, np.int64)
+    reverse = np.full(len(eids), -1, np.int64)
     for number in range(rounds):
-        some = sources[number * _SOURCES_AT_A_TIME : (number + 1) * _SOURCES_AT_A_TIME]
-        begin, end = np.searchsorted(in_order, [some[0], some[-1] + 1]) if len(some) else (0, 0)
+        piece = sources[number * _SOURCES_AT_A_TIME : (number + 1) * _SOURCES_AT_A_TIME]
+        begin, end = np.searchsorted(in_order, [piece[0], piece[-1] + 1]) if len(piece) else (0, 0)
         which = order[begin:end]
-        found[which] = _matched(g, back, some, src[which], dst[which], eids[which])
+        reverse[which] = _matched(g, back, piece, src[which], dst[which], eids[which])
     with g.session.world.together(f"looking up the reverse edges of {relation}"):
-        if (found < 0).any():
-            at = int(np.flatnonzero(found < 0)[0])
+        if (reverse < 0).any():
+            at = int(np.flatnonzero(reverse < 0)[0])
             raise GraphDataError(
                 f"edge {eids[at]} of {relation}, from {src[at]} to {dst[at]}, has no reverse edge in {back}"
             )
     own = slice(sum(map(len, before)), None)
-    table[eids[own]] = found[own]
+    table[eids[own]] = reverse[own]
     g.barrier()
     return table
 
 
 def _parallel_before(g: DistGraph, relation: Relation, first: int) -> I64:
-    """The edges before an edge that have its destination, and may be parallel to it or to those behind it: int64[n]."""
+    """Return the edges before edge ``first`` with its destination, which may be parallel to it: int64[n]."""
     _, node = g.find_edges([first], relation)
     before = np.arange(max(0, first - int(g.in_degrees(node, relation))), first)
     _, dst = g.find_edges(before, relation)
@@ -222,22 +219,22 @@ def _parallel_before(g: DistGraph, relation: Relation, first: int) -> I64:
 
 @collective("trainers", WHEN_FAR)
 def _matched(g: DistGraph, back: Relation, sources: I64, src: I64, dst: I64, eids: I64) -> I64:
-    """The edges ``dst -> src`` of a relation, int64[n], or -1; ``sources`` are those that occur, ascending."""
+    """Return the edges ``dst -> src`` of a relation, int64[n], or -1; ``sources`` are the ids in ``src``, ascending."""
     fanouts = {relation: -1 if relation == back else 0 for relation in g.canonical_etypes}
     frontier = g.sample_neighbors({back[2]: sources}, fanouts, seed=0)
     ends = frontier.all_edges(etype=back)
-    theirs = frontier.edges[back].data[EID].numpy()
+    back_eids = frontier.edges[back].data[EID].numpy()
     width = max(g.num_nodes(back[0]), 1)
     keys = np.searchsorted(sources, ends[1].numpy()) * width + ends[0].numpy()
-    order = np.lexsort((theirs, keys))
+    order = np.lexsort((back_eids, keys))
     keys = keys[order]
-    wanted = np.searchsorted(sources, src) * width + dst
-    mine = np.lexsort((eids, wanted))
-    sorted_wanted = wanted[mine]
-    rank = np.arange(len(mine)) - np.searchsorted(sorted_wanted, sorted_wanted)  # among parallel edges
+    wanted_keys = np.searchsorted(sources, src) * width + dst
+    by_key = np.lexsort((eids, wanted_keys))
+    sorted_wanted = wanted_keys[by_key]
+    rank = np.arange(len(by_key)) - np.searchsorted(sorted_wanted, sorted_wanted)  # among parallel edges
     place = np.searchsorted(keys, sorted_wanted) + rank
     inside = np.minimum(place, max(len(keys) - 1, 0))
-    exists = (place < len(keys)) & (keys[inside] == sorted_wanted) if len(keys) else np.zeros(len(mine), np.bool_)
-    found = np.full(len(mine), -1, np.int64)
-    found[mine[exists]] = theirs[order][place[exists]]
-    return found
+    exists = (place < len(keys)) & (keys[inside] == sorted_wanted) if len(keys) else np.zeros(len(by_key), np.bool_)
+    reverse = np.full(len(by_key), -1, np.int64)
+    reverse[by_key[exists]] = back_eids[order][place[exists]]
+    return reverse

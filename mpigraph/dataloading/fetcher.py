@@ -1,7 +1,4 @@
-"""The stages in which a loader makes a minibatch, among them fetching rows of features.
-
-All loaders gather here, in :meth:`FeatureFetcher.fetch`.
-"""
+"""The stages of a minibatch, among them the gathering of features, which all loaders do in :meth:`FeatureFetcher.fetch`."""
 
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -28,28 +25,28 @@ Sample = TypeVar("Sample")
 
 
 def _tell_nobody(sample: object, batch: int) -> None:
-    """Nothing that a minibatch reads is known before."""
+    """Announce nothing."""
 
 
 def _as_made(batch: Any) -> Any:
-    """The consumer gets what was made."""
     return batch
 
 
 @dataclass(frozen=True)
 class Stages(Generic[Sample]):
-    """How a loader makes minibatches; none of the stages may know the loader, which can be dropped while they work.
+    """The stages of a loader; they must not refer to the loader, which can be dropped while they work.
 
     Attributes:
-        seeds: what the loader iterates over, ids or type -> ids.
+        seeds: the loader's ids, or type -> ids.
         times: the times of the seeds, in their form, if they have any.
-        placed: whether it matters which of ``seeds`` they are.
-        sample: draws a minibatch for some of them, as :meth:`.Seeds.tensors` gives them. Collective
-            when hosts are far; local when all are near.
-        fetch: makes of it what the loader yields. One-sided.
-        announce: tells ``inputs`` what :attr:`fetch` of this sample will read, with the number of the minibatch. Local.
-        inputs: gather the features of what a minibatch reaches, which may be far.
-        receive: makes what the consumer gets of what :attr:`fetch` returned, in the consumer's thread. Local.
+        placed: the minibatch needs the places of its seeds in ``seeds``.
+        sample: draws a minibatch for some seeds, in the form of :meth:`.Seeds.tensors`. Collective when hosts are far;
+            local when all are near.
+        fetch: turns a sample into the loader's minibatch. One-sided.
+        announce: tells ``inputs`` the rows that :attr:`fetch` of this sample will read, with the number of the
+            minibatch. Local.
+        inputs: gather the features of a minibatch's nodes and edges, which may be remote.
+        receive: turns the result of :attr:`fetch` into the consumer's minibatch, in its thread. Local.
     """
 
     seeds: TypedIds
@@ -63,16 +60,16 @@ class Stages(Generic[Sample]):
 
 
 class FeatureFetcher(Generic[Kind]):
-    """Features by type and name, of which minibatches get rows.
+    """Gathers rows of features, by type and name, for minibatches.
 
     One-sided: :meth:`fetch`.
 
     Attributes:
         tensors: the features by type (of edges: the relation) and name.
-        readers: those of them that are read through a cache.
-        upcoming: what minibatches that were sampled will read, by type of the features with readers, and by the hosts
-            whose rows are free: features of a type are read alike where these are the same.
-        counted: whether to count far rows that are read without a cache, as the inputs of minibatches are.
+        readers: the features that are read through a cache.
+        upcoming: rows that sampled minibatches will read, by type of the features with readers, and by the hosts
+            whose rows are free: features of a type with the same hosts share one.
+        counted: count remote rows that are read without a cache, as for the inputs of minibatches.
     """
 
     def __init__(self, spaces: Spaces[Kind], pin_memory: bool, *names: Names, repeated: bool = False) -> None:
@@ -82,8 +79,7 @@ class FeatureFetcher(Generic[Kind]):
             spaces: ``g.nodes`` or ``g.edges``.
             pin_memory: put the rows into pinned memory.
             names: of features, or type -> names.
-            repeated: whether minibatches have ids several times, as those of disjoint trees do, so that it is worth
-                reading each row once.
+            repeated: minibatches repeat ids, as those of disjoint trees do; read each row once.
 
         Raises:
             FieldNameError: a feature does not exist.
@@ -97,7 +93,7 @@ class FeatureFetcher(Generic[Kind]):
         self._repeated = repeated
 
     def announce(self, ids: Callable[[Kind], torch.Tensor], batch: int) -> None:
-        """Minibatch ``batch`` will fetch the rows ``ids(type)``; every one is announced, in the order of fetching.
+        """Note that minibatch ``batch`` will fetch the rows ``ids(type)``; call it for each, in the order of fetching.
 
         Raises:
             OutOfRangeError: a row does not exist.
@@ -112,7 +108,7 @@ class FeatureFetcher(Generic[Kind]):
                 reader.announce(read, fresh)
 
     def forget(self) -> None:
-        """What was announced will not be fetched."""
+        """Forget all that was announced and not fetched."""
         for upcoming in self.upcoming.values():
             upcoming.clear()
         for reader in self.readers.values():
@@ -137,7 +133,7 @@ class FeatureFetcher(Generic[Kind]):
             upcoming.reads.popleft()
 
     def _once(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The ids, each once if they may be repeated; and where each of the given ones is among them then."""
+        """Return the ids, each once if they may repeat, and then the place of each original id among them."""
         return by_first_appearance(ids) if self._repeated else (ids, None)
 
     def _repeat(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -161,12 +157,12 @@ class FeatureFetcher(Generic[Kind]):
 
 
 class BlockFetcher:
-    """Node features that come with the blocks of a minibatch.
+    """Gathers the node features of a minibatch's blocks.
 
     One-sided: a call.
 
     Attributes:
-        inputs: gathers those of the input nodes.
+        inputs: gathers the features of the input nodes.
     """
 
     def __init__(self, g: DistGraph, needs: Needs, features: Names, labels: Names, pin_memory: bool) -> None:
@@ -175,8 +171,8 @@ class BlockFetcher:
         Args:
             g: the graph.
             needs: of the sampler, which may name more.
-            features: names of what to gather for the input nodes.
-            labels: names of what to gather for the output nodes.
+            features: names of features for the input nodes.
+            labels: names of features for the output nodes.
             pin_memory: put the rows into pinned memory.
 
         Raises:
@@ -187,7 +183,7 @@ class BlockFetcher:
         self._outputs = FeatureFetcher(g.nodes, pin_memory, labels, needs.labels, repeated=needs.disjoint)
 
     def announce(self, input_nodes: NodeTensors, batch: int) -> None:
-        """The sample with these input nodes is minibatch ``batch``. Raises OutOfRangeError if one does not exist."""
+        """Note the input nodes of minibatch ``batch``. Raises OutOfRangeError if one does not exist."""
         self.inputs.announce(lambda t: _of_type(input_nodes, t), batch)
 
     def __call__(self, sample: Blocks) -> Blocks:

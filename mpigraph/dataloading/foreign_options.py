@@ -1,6 +1,6 @@
 """Options of DGL's and PyTorch's loaders, of every version, that ours lack.
 
-Some change nothing here; of the others one error says what to do instead.
+Some change nothing here; the others raise an error that says what to do instead.
 """
 
 from collections.abc import Mapping
@@ -58,8 +58,8 @@ def check_foreign(loader: type, options: Mapping[str, object]) -> None:
     """Check the options of a loader that are not its own.
 
     Args:
-        loader: the loader, whose own options are suggested for names that nobody has.
-        options: name -> value. None is as if it had not been given.
+        loader: the loader, whose own options are suggested for unknown names.
+        options: name -> value; None counts as absent.
 
     Raises:
         InvalidArgumentError: one would change something, or is unknown; says what to do.
@@ -76,5 +76,5 @@ def check_foreign(loader: type, options: Mapping[str, object]) -> None:
 
 
 def without_processes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a loader without those that change nothing on a :class:`DistGraph`."""
+    """Return the options without those that change nothing on a :class:`DistGraph`."""
     return {name: value for name, value in options.items() if name not in _CHANGE_NOTHING}

@@ -1,12 +1,12 @@
 """Loaders: every trainer's seeds, batch by batch, sampled ahead of the model.
 
 ``seeds -> sample -> fetch -> queue -> model``: everything before the queue runs in a thread, ``num_prefetch`` batches
-ahead, on a channel of its own. A trainer that has finished, or left its loop early, goes on
-answering the others in the background until all are done, so that loops need not be in step.
+ahead, on a channel of its own. A trainer that has finished, or left its loop early, answers the others in the
+background until all are done, so that loops need not be in step.
 
-Where MPI lacks ``MPI_THREAD_MULTIPLE`` nothing runs in the background: batches are made when they are asked for, and a
-trainer that has finished or left its loop waits there, answering the others, until all are done. Its trainers must then
-end their loops in the same order.
+Where MPI lacks ``MPI_THREAD_MULTIPLE`` nothing runs in the background: the consumer's thread makes each batch, and a
+trainer that has finished or left its loop waits there, answering the others, until all are done. Trainers must then end
+their loops in the same order.
 """
 
 import threading
@@ -50,8 +50,8 @@ class _Epochs:
 
     Attributes:
         pipeline: makes the minibatches.
-        depth: how many of them a thread is ahead; 0 if there is none.
-        numbers: of the channel and of caches, which are freed with it.
+        depth: how many of them a thread is ahead; 0 without a thread.
+        numbers: numbers of the channel and of the caches, which are freed with it.
     """
 
     @collective("trainers")
@@ -74,7 +74,7 @@ class _Epochs:
             epoch: its number.
             batches: positions of each batch's seeds.
             seeds_at: the seeds at some positions.
-            stages: make a minibatch of them.
+            stages: the loader's stages.
 
         Raises:
             ClosedError: the loader was closed, or the job was ended.
@@ -100,7 +100,7 @@ class _Epochs:
         return self._last
 
     def stop(self, because: str) -> None:
-        """End the epoch in progress, telling its consumer why: wait until every trainer has ended its own."""
+        """End the epoch in progress, telling its consumer why, and wait until every trainer has ended its own."""
         last = self._last
         self._last = None
         if last is not None:
@@ -137,11 +137,10 @@ class DistDataLoader:
 
     Every rank yields its own ids, each once, in the same number of batches (see ``dataloading/seeds.py``). One epoch
     runs at a time: beginning another one ends the one before, whose iterator then raises ClosedError. Order, batches
-    and draws depend on ``seed`` and the number of the epoch alone. So a loader that is made anew in each epoch repeats
-    the first one, of which a job is warned, unless it is told its number (:meth:`set_epoch`) or another ``seed``.
+    and draws depend only on ``seed`` and the number of the epoch. So a loader that is made anew in each epoch repeats
+    the first one, with a warning, unless you set its epoch (:meth:`set_epoch`) or another ``seed``.
 
-    Iterating is collective when hosts
-    are far, but trainers may take different numbers of steps and leave early.
+    Iterating is collective when hosts are far, but trainers may take different numbers of steps and leave early.
     """
 
     @collective("trainers")
@@ -168,12 +167,12 @@ class DistDataLoader:
                 tensor. It may sample and read features.
             drop_last: leave out ids that do not fill a batch.
             queue_size: DGL's name for ``num_prefetch``.
-            num_prefetch: how many batches to be ahead; 0 makes them when they are asked for. The same batches result.
-            seed: of order and draws; the job's by default.
-            foreign: what else DGL's and PyTorch's loaders take, see :mod:`.foreign_options`.
+            num_prefetch: batches to prefetch; 0 makes each when it is asked for. The batches are the same.
+            seed: seed of order and draws; the job's by default.
+            foreign: further options of DGL's and PyTorch's loaders, see :mod:`.foreign_options`.
 
         Raises:
-            InvalidArgumentError: an argument is not what it says above; on every trainer, whichever has it.
+            InvalidArgumentError: an argument is wrong; on every trainer.
             CollectiveError: other trainers are in another call; on every trainer.
         """
         session = current()
@@ -181,7 +180,7 @@ class DistDataLoader:
             check_foreign(type(self), foreign)
             batch_size = check_integer("batch_size", batch_size, 1)
             depth = check_integer("num_prefetch", num_prefetch if queue_size is None else queue_size, 0)
-            given = seed is not None
+            has_own_seed = seed is not None
             seed = session.store.seed if seed is None else check_seed(seed)
             if collate_fn is not None and not callable(collate_fn):
                 raise InvalidArgumentError(f"collate_fn must be callable (got {collate_fn!r})")
@@ -195,7 +194,7 @@ class DistDataLoader:
         self._retire = weakref.finalize(self, self._epochs.retire)
         self._retire.atexit = False
         self._passes = Passes(session.world, session.rank, seeds, batch_size, shuffle, drop_last, seed)
-        if not given and (shuffle or collate_fn is not None):
+        if not has_own_seed and (shuffle or collate_fn is not None):
             self._passes.begun = session.loaders_begun
         self._running: Iterator[Any] | None = None
         self._passes.fingerprint["loader"] = type(self).__name__
@@ -203,7 +202,7 @@ class DistDataLoader:
         session.loaders[session.num_loaders] = self
 
     def __len__(self) -> int:
-        """Number of batches that this rank yields in an epoch; of one that was resumed, fewer are left."""
+        """Number of batches that this rank yields in an epoch; a resumed epoch has fewer left."""
         return len(self._passes.bounds) - 1
 
     def __repr__(self) -> str:
@@ -211,7 +210,7 @@ class DistDataLoader:
 
     @property
     def dataset(self) -> TypedIds:
-        """What the loader iterates over: ids, or type -> ids, of this rank."""
+        """This rank's ids, or type -> ids."""
         return self._stages.seeds
 
     @property
@@ -221,37 +220,36 @@ class DistDataLoader:
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that is in progress, else of the next one: where a resumed script goes on."""
+        """Number of the epoch in progress, else of the next one; a resumed script continues there."""
         return self._passes.epoch
 
     def set_epoch(self, epoch: int) -> None:
         """Number the next epoch, for example when training resumes. Raises InvalidArgumentError if it is no integer.
 
-        If it is the epoch that a loaded state is in, only what is left of it comes.
+        If a loaded state is in this epoch, only the rest of it follows.
         """
         self._passes.set_epoch(check_integer("epoch", epoch, 0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this trainer is: the epoch, what was handed out of it, and what is left.
+        """Return this trainer's position: the epoch, the batches handed out, and the seeds left.
 
-        Handed out is what the loop over the loader has got, whatever was prefetched. So ask between two steps, within
-        the loop or outside: a batch counts as used once the loop has it. An epoch that was left early, by ``break``, is
-        over, as the next pass begins another one.
+        A batch counts as used once the loop over the loader has it; prefetched ones do not count. So call it between
+        two steps. An epoch that was left by ``break`` is over, as the next pass begins another one.
         """
         return self._passes.state_dict()
 
     @collective("trainers")
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state: the next pass yields what is left of its epoch.
+        """Continue from a state: the next pass yields the rest of its epoch.
 
-        On as many trainers as before, with the same seeds on each, batch size and options, batches and draws are those
-        that would have come. Else the trainers share the seeds that were not handed out, each once; the epochs after
-        that are those of a job that began with this number of trainers. Where fewer seeds are left than there are
-        trainers, some have no minibatch of that epoch.
+        With as many trainers as before and the same seeds on each, batch size and options, the same batches and draws
+        follow as without the interruption. Else the trainers share the seeds that are left, each once; later epochs are
+        those of a job that began with this number of trainers. Where fewer seeds are left than there are trainers,
+        some have no minibatch of that epoch.
 
         Raises:
-            InvalidArgumentError: it is of other seeds, another graph or sampler, or another ``seed``; says what
-                differs.
+            InvalidArgumentError: it is of other seeds, another graph or sampler, or another ``seed``; names the
+                difference.
         """
         self._passes.load_state_dict(state_dict)
 
@@ -260,17 +258,17 @@ class DistDataLoader:
         self._passes.check_state_dict(state_dict)
 
     def place(self) -> tuple[int, str]:
-        """Number of the next epoch, and what kind of loader this is."""
+        """Return the number of the next epoch, and the kind of loader."""
         return self._passes.next, f"{type(self).__name__}, {self._passes.fingerprint.get('sampler')}"
 
     def __iter__(self) -> Iterator[Any]:
-        some = self._passes.begin()
-        seeds_at: Callable[[I64], object] = some.seeds.items if self._by_item else some.seeds.tensors
-        made = iter(self._epochs.start(some.epoch, some.batches(), seeds_at, self._stages))
-        return _hold(self, some, map(self._stages.receive, made))
+        plan = self._passes.begin()
+        seeds_at: Callable[[I64], object] = plan.seeds.items if self._by_item else plan.seeds.tensors
+        batches = iter(self._epochs.start(plan.epoch, plan.batches(), seeds_at, self._stages))
+        return _hold(self, plan, map(self._stages.receive, batches))
 
     def __next__(self) -> Any:
-        """The next batch of a pass of the loader's own, as DGL's loaders, which are their own iterators, have it."""
+        """Return the next batch of the loader's own pass: DGL's loaders are their own iterators."""
         if self._running is None:
             self._running = iter(self)
         try:
@@ -280,10 +278,10 @@ class DistDataLoader:
             raise
 
     def stats(self) -> LoaderStats:
-        """What was read, and how long each stage took, on this trainer since the loader was made.
+        """Return this trainer's counts and the seconds of each stage since the loader was made.
 
-        The difference of two is of the time between: ``loader.stats().since(before)``. Where ``MPIGRAPH_LOG_LEVEL`` is
-        ``INFO`` each trainer prints that of an epoch at its end.
+        ``loader.stats().since(before)`` is the difference to an earlier call. With ``MPIGRAPH_LOG_LEVEL=INFO`` each
+        trainer prints that of an epoch at its end.
         """
         return self._epochs.pipeline.stats()
 
@@ -297,7 +295,7 @@ class DistDataLoader:
 @contextmanager
 @collective("trainers", "if the block raises")
 def arguments(session: Session) -> Iterator[None]:
-    """What is wrong with a loader's arguments on some trainers is raised on all, in the first call that all make."""
+    """Raise an error in a loader's arguments on all trainers, in the first call that all make."""
     try:
         yield
     except Exception as error:
@@ -309,7 +307,7 @@ def _same(batch: object) -> object:
     return batch
 
 
-def _hold(loader: DistDataLoader, some: EpochPlan, batches: Iterator[Any]) -> Iterator[Any]:
+def _hold(loader: DistDataLoader, plan: EpochPlan, batches: Iterator[Any]) -> Iterator[Any]:
     """Iterate, keeping the loader alive: ``for batch in DistDataLoader(...)`` has no other reference to it."""
     before, totals = loader.stats(), loader._epochs.pipeline.totals
     try:
@@ -319,12 +317,12 @@ def _hold(loader: DistDataLoader, some: EpochPlan, batches: Iterator[Any]) -> It
                     batch = next(batches)
             except StopIteration:
                 break
-            some.taken += 1
+            plan.taken += 1
             with span("step", totals=totals):
                 yield batch
     finally:
-        loader._passes.end(some)
-    get_logger().info("epoch %d of a loader: %s", some.epoch, loader.stats().since(before))
+        loader._passes.end(plan)
+    get_logger().info("epoch %d of a loader: %s", plan.epoch, loader.stats().since(before))
 
 
 @dataclass(frozen=True)
@@ -426,8 +424,7 @@ class SampledDataLoader(DistDataLoader):
             return
         if not world.all_near and not world.threads_may_communicate:
             return
-        wanted = options.lookahead or options.total or options.named
-        if wanted and any(fetcher.tensors for fetcher in fetchers):
+        if (options.lookahead or options.total or options.named) and any(fetcher.tensors for fetcher in fetchers):
             pipeline = self._epochs.pipeline
             caches = open_caches(session, options, fetchers)
             self._epochs.numbers += [cache.number for cache in caches]

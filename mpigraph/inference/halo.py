@@ -32,22 +32,21 @@ __all__ = ["HaloReader", "far_sources", "open_readers"]
 _FETCHED_TOGETHER = 16 << 20  # bytes
 _EDGES_AT_A_TIME = 1 << 24
 _AHEAD = 1  # minibatches: nothing is ever given up
-_OF_FREE = 0.5  # of a node's free memory, for caches of a size that nobody gave
+_FREE_FRACTION = 0.5  # of a node's free memory, for caches without a given size
 
 
 @collective("trainers")
 def far_sources(g: DistGraph) -> dict[int, I64]:
-    """The far sources that this trainer fetches for its node, by node type id: int64[n], ascending.
+    """Return the remote sources that this trainer fetches for its node, by node type id: int64[n], ascending.
 
-    Each far source of an in-edge of the node's nodes is fetched by one of its trainers.
+    One trainer of the node fetches each remote source of its in-edges.
     """
     world, topology = g.session.world, g.loaded.topology
     schema, hosts = topology.config.schema, topology.hosts
     mates = np.flatnonzero(world.nodes_of_trainers == world.node_index)
-    found = {}
+    shares = {}
     for ntype in range(len(schema.ntypes)):
-        none = np.empty(0, np.int64)
-        mine = none
+        share = np.empty(0, np.int64)
         if not world.all_near:
             offsets = hosts.node_offsets[ntype]
             read = np.zeros(int(offsets[-1]), bool)
@@ -62,35 +61,35 @@ def far_sources(g: DistGraph) -> dict[int, I64]:
                         read[near.indices[first : min(first + _EDGES_AT_A_TIME, end)]] = True
             for host in np.flatnonzero(world.near).tolist():
                 read[offsets[host] : offsets[host + 1]] = False
-            mine = np.flatnonzero(read)
-            order = np.argsort(mine % len(mates), kind="stable")
+            share = np.flatnonzero(read)
+            order = np.argsort(share % len(mates), kind="stable")
             counts = np.zeros(len(world.trainer_ranks), np.int64)
-            counts[mates] = np.bincount(mine % len(mates), minlength=len(mates))
+            counts[mates] = np.bincount(share % len(mates), minlength=len(mates))
             with world.meeting("sharing out far rows"):
-                mine = np.unique(exchange_rows(world.trainers, mine[order, None], counts)[0])
-        found[ntype] = mine
-    return found
+                share = np.unique(exchange_rows(world.trainers, share[order, None], counts)[0])
+        shares[ntype] = share
+    return shares
 
 
 class HaloReader:
-    """Reads rows of one tensor: from the node's cache what it has; else near rows where they lie, and far ones anew.
+    """Reads rows of one tensor: from the node's cache, else local rows in place and remote ones from their hosts.
 
     One-sided: :meth:`fill`, :meth:`read`.
 
     Attributes:
         tensor: the tensor.
-        fetched_rows: how many far rows were fetched.
+        fetched_rows: number of remote rows fetched.
     """
 
     def __init__(self, g: DistGraph, tensor: DistTensor, cache: RowCache | None, share: I64, near_too: bool) -> None:
-        """Begin with an empty cache, or with none where nothing is far, or nothing fits.
+        """Begin with an empty cache, or without one where nothing is remote, or nothing fits.
 
         Args:
             g: the graph.
-            tensor: what is read.
-            cache: of the node's trainers.
-            share: int64[n], far rows that this trainer fetches into it.
-            near_too: the cache has slots for the near rows, too.
+            tensor: the tensor to read.
+            cache: the cache of the node's trainers.
+            share: int64[n], remote rows that this trainer fetches into it.
+            near_too: the cache has slots for the local rows, too.
         """
         self.tensor = tensor
         self._rows = tensor.rows
@@ -109,11 +108,11 @@ class HaloReader:
 
     @property
     def holds_all(self) -> bool:
-        """Whether this trainer's part of all rows that its node reads is in the cache."""
+        """True once this trainer's part of all rows that its node reads is in the cache."""
         return self._near_too and self._cache is not None and self._cache.used == self._near + len(self._share)
 
     def fill(self) -> None:
-        """Fetch this trainer's share. Minibatches that read before the others of the node have filled theirs fetch."""
+        """Fetch this trainer's share; minibatches fetch for themselves what other trainers have not filled yet."""
         cache, window = self._cache, self._rows.window
         if cache is None or not cache.refresh():
             return
@@ -122,13 +121,13 @@ class HaloReader:
         share = self._share[: cache.per_trainer - cache.used]
         step = max(1, _FETCHED_TOGETHER // max(window.row_bytes, 1))
         for begin in range(0, len(share), step):
-            some = share[begin : begin + step]
-            places, words = window.fetch(some, self._pool, nothing)
-            cache.fill(some, places, words)
-            self._count(len(some))
+            piece = share[begin : begin + step]
+            places, words = window.fetch(piece, self._pool, nothing)
+            cache.fill(piece, places, words)
+            self._count(len(piece))
 
     def _copy_near(self, cache: RowCache) -> None:
-        """Copy this trainer's part of the rows of each near host."""
+        """Copy this trainer's part of the rows of each local host."""
         window = self._rows.window
         world = window.world
         for host in np.flatnonzero(world.near).tolist():
@@ -136,24 +135,24 @@ class HaloReader:
             begin, end = (
                 len(rows) * k // world.num_local_trainers for k in (world.local_trainer, world.local_trainer + 1)
             )
-            mine = np.arange(begin, end)
-            cache.fill(mine + window.offsets[host], mine, as_words(rows))
-            self._near += len(mine)
+            own = np.arange(begin, end)
+            cache.fill(own + window.offsets[host], own, as_words(rows))
+            self._near += len(own)
 
     def read(self, ids: I64) -> torch.Tensor:
-        """The rows ``ids`` (int64[n]), as the tensor gives them; rows of one table are not gathered yet."""
+        """Return the rows ``ids`` (int64[n]) in the tensor's dtype; rows of one table are not gathered yet."""
         rows = self._rows
         if self._cache is None:
             return self.tensor.gather(ids) if self._table is None else self._lend(self._table, ids)
         if self._table is not None:
             slots, _ = self._cache.find(ids)
-            if (slots >= 0).all():  # and stay there: no slot is given up
+            if (slots >= 0).all():  # no slot is evicted
                 return self._lend(self._table, slots)
-        found = torch.empty((len(ids), *rows.shape[1:]), dtype=self.tensor.dtype)
-        if found.numel():
-            with rows.staging_buffer(to_storage(found, str(self.tensor.dtype).removeprefix("torch."))) as stored:
+        out = torch.empty((len(ids), *rows.shape[1:]), dtype=self.tensor.dtype)
+        if out.numel():
+            with rows.staging_buffer(to_storage(out, str(self.tensor.dtype).removeprefix("torch."))) as stored:
                 self._read(ids, as_words(stored), self._cache)
-        return found
+        return out
 
     def _lend(self, table: torch.Tensor, rows: Array) -> TableRows:
         lent = TableRows(table, torch.from_numpy(rows))
@@ -180,7 +179,7 @@ class HaloReader:
         self.fetched_rows += fetched
 
     def close(self, g: DistGraph) -> None:
-        """Give the cache up; it is freed at the trainers' next collective call. Who kept rows of it, has them still."""
+        """Close the cache, which the trainers' next collective call frees; rows still in use are copied."""
         for kept in (one() for one in self._lent):
             if kept is not None:
                 kept.gathered()
@@ -194,13 +193,13 @@ class HaloReader:
 def open_readers(
     g: DistGraph, tensors: dict[str, DistTensor], shares: dict[int, I64], size: int | None
 ) -> dict[str, HaloReader]:
-    """Readers of some tensors by node type, with caches for all rows that this node reads, or for the far ones.
+    """Open readers of tensors by node type, with caches for all rows that this node reads, or for the remote ones.
 
     Args:
         g: the graph.
-        tensors: what is read.
-        shares: what this trainer fetches, by node type id.
-        size: most bytes that all caches take on a node; as many as are needed if None, but a part of what is free.
+        tensors: the tensors to read.
+        shares: the rows that this trainer fetches, by node type id.
+        size: most bytes of all caches on a node; if None as many as needed, up to a part of the free memory.
 
     Raises:
         SharedMemoryError: a node's shared memory cannot hold the caches; on every rank.
@@ -213,7 +212,7 @@ def open_readers(
     all_rows = {t: far[t] + _near_of_a_trainer(tensors[t]) if _in_place(tensors[t]) else far[t] for t in far}
     trainers = int(np.bincount(world.nodes_of_trainers).max())
     if size is None:
-        size = world.allreduce_minmax(int(free_for_caches(world) * _OF_FREE), False)
+        size = world.allreduce_minmax(int(free_for_caches(world) * _FREE_FRACTION), False)
 
     def memory(most: dict[str, int]) -> list[tuple[list[int], int]]:
         needed = {
@@ -239,17 +238,17 @@ def open_readers(
 
 
 def _in_place(tensor: DistTensor) -> bool:
-    """Whether sums over neighbours read rows of this tensor in place, if they lie in one table."""
+    """Return whether sums over neighbours can read rows of this tensor in place, once they lie in one table."""
     return tensor.dtype == torch.float32 and tensor.rows.stored == "float32"
 
 
 def _is_one_table(tensor: DistTensor) -> bool:
-    """Whether all rows of a tensor are the memory of one host."""
+    """Return whether one host holds all rows of a tensor, in a form that is read in place."""
     return _in_place(tensor) and len(tensor.rows.window.offsets) == 2
 
 
 def _near_of_a_trainer(tensor: DistTensor) -> int:
-    """Most rows that a trainer copies of those of its node's hosts; 0 where all rows are one table."""
+    """Return the most rows that a trainer copies of its node's hosts; 0 where all rows are one table."""
     window = tensor.rows.window
     if _is_one_table(tensor):
         return 0

@@ -1,4 +1,4 @@
-"""Evaluate a model on all nodes of a graph: one layer at a time, each node and each far row once per layer."""
+"""Evaluate a model on all nodes of a graph: one layer at a time, each node and each remote row once per layer."""
 
 import json
 import sys
@@ -65,46 +65,45 @@ def layerwise(
     cache: int | str | None = "auto",
     progress_bar: bool = False,
 ) -> DistTensor | dict[str, DistTensor]:
-    """What all nodes become by a model, as a tensor over the hosts.
+    """Compute the rows of all nodes by a model, as a tensor over the hosts.
 
-    One layer at a time over all nodes, so that no node is computed twice in a layer. The nodes of each host are
-    computed by the trainers near it. A row of another node (machine) comes once to each node in a layer, into a cache
-    that its trainers share, where that has a place for it; rows of ``x`` that somebody may write meanwhile, through
-    :attr:`.DistTensor.local_partition`, come anew for each block. Besides ``x`` and these caches there are two tensors,
-    what the layer reads and what it writes, whatever the number of layers.
+    Layers run one at a time over all nodes, so that no node is computed twice in a layer. The trainers near a host
+    compute its nodes. In each layer a remote row comes once to a node (machine), into a cache that its trainers share,
+    if it fits; rows of ``x`` that the user may write meanwhile, through :attr:`.DistTensor.local_partition`, come anew
+    for each block. Besides ``x`` and these caches there are two tensors, the input and the output of the layer.
 
-    Where the node's own rows have a place in the cache, too, sums over neighbours read float32 rows in place, which is
-    several times as fast as to gather them for each block. ``h_src`` is a :class:`.TableRows` then, a tensor that is
-    gathered when a layer does something else with it (what ``torch.compile(..., fullgraph=True)`` made takes
-    ``h_src.clone()``); and what the layer before wrote is given up, once it is copied.
+    Where the node's own rows fit the cache, too, sums over neighbours read float32 rows in place, which is several
+    times as fast as to gather them for each block. ``h_src`` is a :class:`.TableRows` then, a tensor that is gathered
+    when a layer does something else with it (give modules of ``torch.compile(..., fullgraph=True)`` ``h_src.clone()``);
+    and the output of the layer before is freed, once it is copied.
 
     Args:
         g: the graph.
-        model_or_layers: what maps rows of one layer to the next:
+        model_or_layers: maps rows of one layer to the next:
 
             * a list of layers, each called as ``layer(block, (h_src, h_dst)) -> h_dst``, such as those of
-              :mod:`mpigraph.nn` and functions of the user's own; nothing is done between them. Both are the layer's
-              to write to in place: neither shares memory with the other, or with ``x``;
+              :mod:`mpigraph.nn` and the user's functions; nothing happens between them. A layer may write to both in
+              place: neither shares memory with the other, or with ``x``;
             * a module with ``layers`` and a method ``forward_layer(i, block, h) -> h_dst``, where ``h`` are the rows of
               the sources, the destinations first. It does what belongs between layers: activation, dropout,
               normalisation; ``forward`` can be a loop over it;
             * a module with ``layers`` and no ``forward`` of its own: as the list of them. With a ``forward`` but
-              without ``forward_layer`` it is refused, as what happens between its layers is not known.
+              without ``forward_layer`` it is refused, as the library cannot know the steps between its layers.
 
-            On typed graphs rows are dicts by node type. Modules are in evaluation mode meanwhile, and nothing is
-            recorded for gradients; a function that uses other modules puts them there itself.
-        x: what nodes enter with, or node type -> that; nodes of types that are left out have no rows in any layer.
-            Floats become those of the parameters of the model, where there are any.
+            On typed graphs rows are dicts by node type. Modules are in evaluation mode meanwhile, without gradients; a
+            function that uses other modules sets their mode itself.
+        x: the input rows, or node type -> rows; nodes of types that are left out have no rows in any layer. Floats are
+            converted to the dtype of the model's parameters, if it has any.
         batch_size: most nodes of a block. Blocks are cut from each part of the graph, wherever its nodes lie.
         device: where to compute.
         fanout: most neighbours of a node in each relation, drawn from the job's seed and the node, whatever the batch;
             -1: all. Or edge type -> most neighbours.
         edge_mask: name of an edge feature of bool or uint8, or edge type -> name; edges where it is 0 are left out.
-        dtype: of the result; what the last layer gives by default.
-        cache: memory on each node for copies of the rows that it reads: a size, such as "2GiB"; None for none; "auto"
-            for all of them, as far as half of the memory that is free holds them. If not all have a place, far rows
-            have it; those that have none are fetched for each block that reads them.
-        progress_bar: show how far trainer 0 is.
+        dtype: of the result; by default that of the last layer's output.
+        cache: memory on each node for copies of the rows that it reads: a size, such as "2GiB"; None for no cache;
+            "auto" for all of them, up to half of the free memory. If not all fit, remote rows go first; blocks fetch
+            those that do not fit.
+        progress_bar: show the progress of trainer 0.
 
     For one ``batch_size`` the results are the same bits on any number of trainers, with or without servers, unless a
     part of the graph lies on several nodes, where blocks end. In other blocks they are, too, where torch's products of
@@ -144,11 +143,11 @@ def layerwise(
 
 @dataclass
 class LayerCounts:
-    """What one layer read on this trainer.
+    """The rows that one layer read on this trainer.
 
     Attributes:
-        halo_rows: far rows that were this trainer's to fetch: each far row of a node is one trainer's.
-        fetched_rows: far rows that it fetched.
+        halo_rows: this trainer's share of the remote rows of its node.
+        fetched_rows: remote rows that it fetched.
         seconds: time of the layer.
     """
 
@@ -222,14 +221,14 @@ class Inference:
             rows = self._checked(x)
         self._agree({"x": {ntype: tensor.rows.number for ntype, tensor in rows.items()}})
         self._g.barrier()  # what was written before counts, and no row of x is unknown to any rank
-        given = list(rows.values())
+        inputs = list(rows.values())
         shares = far_sources(self._g)
         last = len(self._steps) - 1
         with evaluating(self._model):
             for number, step in enumerate(self._steps):
                 out = self._layer(number, step, rows, shares, self._dtype if number == last else None)
                 for tensor in rows.values():
-                    if not any(tensor is one for one in given):
+                    if not any(tensor is one for one in inputs):
                         tensor.close()
                 rows = out
         if self._typed:
@@ -240,8 +239,8 @@ class Inference:
         g = self._g
         if self._typed and not isinstance(x, Mapping):
             raise InvalidArgumentError(f"x must be a dict by node type, since there are {g.ntypes}")
-        found = dict(x) if isinstance(x, Mapping) else {g.ntypes[0]: x}
-        for ntype, tensor in found.items():
+        by_ntype = dict(x) if isinstance(x, Mapping) else {g.ntypes[0]: x}
+        for ntype, tensor in by_ntype.items():
             policy = g.get_node_partition_policy(ntype)
             if not isinstance(tensor, DistTensor):
                 raise InvalidArgumentError(f"x of {ntype!r} must be a DistTensor (got {type(tensor).__name__})")
@@ -250,16 +249,16 @@ class Inference:
                 raise TensorMismatchError(f"x: the rows of tensor {tensor.name!r} are not nodes of type {ntype!r}")
             if len(tensor.shape) < 2:
                 raise InvalidArgumentError(f"x of {ntype!r} must have rows of numbers (got shape {tensor.shape})")
-        if not found:
+        if not by_ntype:
             raise InvalidArgumentError("x is empty: no node type has rows")
-        return {ntype: found[ntype] for ntype in g.ntypes if ntype in found}  # in the same order on every trainer
+        return {ntype: by_ntype[ntype] for ntype in g.ntypes if ntype in by_ntype}  # in the same order on every trainer
 
     @collective("trainers")
     def _agree(self, arguments: dict[str, Any]) -> None:
-        """Check that all trainers mean the same.
+        """Check that all trainers have the same arguments.
 
         Raises:
-            TensorMismatchError: they do not; on every trainer.
+            TensorMismatchError: they have not; on every trainer.
         """
         with self._world.meeting("comparing the arguments of inference"):
             said = allgather_bytes(self._world.trainers, json.dumps(arguments).encode())
@@ -278,7 +277,7 @@ class Inference:
     def _layer(
         self, number: int, step: Step, rows: dict[str, DistTensor], shares: dict[int, I64], dtype: torch.dtype | None
     ) -> dict[str, DistTensor]:
-        """All nodes by one layer."""
+        """Apply one layer to all nodes."""
         world = self._world
         name = f"layer {number + 1} of {len(self._steps)} of inference"
         begin = clock()
@@ -288,7 +287,7 @@ class Inference:
                 for reader in readers.values():
                     reader.fill()
             held = all(reader.holds_all for reader in readers.values())
-            if number and world.allreduce_minmax(held, False):  # what the layer before gave is in the caches
+            if number and world.allreduce_minmax(held, False):  # the input is in the caches
                 for tensor in rows.values():
                     tensor.close()
             first: dict[str, torch.Tensor | None] = {}
@@ -297,14 +296,14 @@ class Inference:
                     if self._batches[ntype]:
                         ids = np.arange(*self._batches[ntype][0])
                     elif self._g.num_nodes(ntype) == 0:
-                        ids = np.empty(0, np.int64)  # nobody has a node: what rows would be like is seen from none
+                        ids = np.empty(0, np.int64)  # no trainer has a node: an empty block shows the shape of rows
                     else:
                         continue
-                    made = self._computed(number, step, readers, ntype, ids)
-                    if made is not None:
-                        dtype_name(made.dtype)
-                        made = made.clone() if len(rows) > 1 else made  # a layer may use its memory for the next type
-                    first[ntype] = made
+                    output = self._computed(number, step, readers, ntype, ids)
+                    if output is not None:
+                        dtype_name(output.dtype)
+                        output = output.clone() if len(rows) > 1 else output  # a layer may reuse its memory
+                    first[ntype] = output
             out = self._create(number, first, dtype)
             with world.together(name), world.forbid_meetings("a layer"):
                 for ntype, tensor in out.items():
@@ -328,45 +327,45 @@ class Inference:
         out: DistTensor,
         first: torch.Tensor | None,
     ) -> None:
-        """Write the rows of all nodes of a type that this trainer computes; those of the first batch are known."""
+        """Compute and write this trainer's rows of a type; those of the first batch are known."""
         total = sum(batch.last - batch.first for batch in self._batches[ntype])
         what = f"layer {number + 1}/{len(self._steps)}" + (f" {ntype}" if self._typed else "")
         seconds = 0.1 if sys.stderr.isatty() else _SECONDS_IN_LOG
         options = {"unit": "node", "unit_scale": True, "mininterval": seconds, "disable": not self._bar}
         with tqdm(total=total, desc=what, **options) as bar:
             for batch in self._batches[ntype]:
-                made = first
-                if made is None:
-                    made = self._computed(number, step, readers, ntype, np.arange(*batch))
+                output = first
+                if output is None:
+                    output = self._computed(number, step, readers, ntype, np.arange(*batch))
                 first = None
-                if made is None or tuple(made.shape[1:]) != out.shape[1:]:
-                    shape = None if made is None else tuple(made.shape[1:])
+                if output is None or tuple(output.shape[1:]) != out.shape[1:]:
+                    shape = None if output is None else tuple(output.shape[1:])
                     raise InvalidArgumentError(f"a layer gives rows of shape {shape} and of {out.shape[1:]}")
-                values = convert(made, out.dtype, f"rows of {ntype!r}").contiguous()
+                values = convert(output, out.dtype, f"rows of {ntype!r}").contiguous()
                 _write(out, batch, to_storage(values, out.rows.dtype))
                 bar.update(len(values))
 
     def _computed(
         self, number: int, step: Step, readers: dict[str, HaloReader], ntype: str, ids: I64
     ) -> torch.Tensor | None:
-        """The new rows of some nodes of a type, on the CPU; None if the layer gives none of this type."""
+        """Return the new rows of nodes of a type, on the CPU; None if the layer returns no rows of this type."""
         block, src_ids = self._neighbourhoods.block({self._g.schema.ntype_id(ntype): ids}, number)
         h_src = {t: self._input(reader.read(src_ids[t])) for t, reader in readers.items()}
         h_dst = {t: _own_rows(h, block.num_dst_nodes(t)) for t, h in h_src.items()}
         block = block.to(self._device)
         if self._typed:
-            made: Any = step(block, (h_src, h_dst))
-            if not isinstance(made, Mapping):
-                raise InvalidArgumentError(f"a layer must return rows by node type (got {type(made).__name__})")
-            made = made.get(ntype)
-            if made is None:
+            output: Any = step(block, (h_src, h_dst))
+            if not isinstance(output, Mapping):
+                raise InvalidArgumentError(f"a layer must return rows by node type (got {type(output).__name__})")
+            output = output.get(ntype)
+            if output is None:
                 return None
         else:
-            made = step(block, (h_src[ntype], h_dst[ntype]))
-        if not isinstance(made, torch.Tensor) or made.dim() < 1 or made.shape[0] != len(ids):
-            got = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
+            output = step(block, (h_src[ntype], h_dst[ntype]))
+        if not isinstance(output, torch.Tensor) or output.dim() < 1 or output.shape[0] != len(ids):
+            got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
             raise InvalidArgumentError(f"a layer must return a row for each of {len(ids)} destinations (got {got})")
-        return made.detach().cpu()
+        return output.detach().cpu()
 
     def _input(self, rows: torch.Tensor) -> torch.Tensor:
         dtype = rows.dtype
@@ -380,18 +379,18 @@ class Inference:
     def _create(
         self, number: int, first: dict[str, torch.Tensor | None], dtype: torch.dtype | None
     ) -> dict[str, DistTensor]:
-        """Tensors for what a layer gives, of the shape that trainers with nodes have seen.
+        """Create tensors for a layer's output, of the shape on the trainers with nodes.
 
         Raises:
-            TensorMismatchError: they have seen different ones; on every trainer.
+            TensorMismatchError: trainers have different shapes; on every trainer.
         """
-        mine = {
+        kinds = {
             ntype: None if rows is None else [list(rows.shape[1:]), dtype_name(rows.dtype)]
             for ntype, rows in first.items()
         }
         with self._world.meeting("agreeing on the rows of a layer"):
-            said = [json.loads(text) for text in allgather_bytes(self._world.trainers, json.dumps(mine).encode())]
-        g, found = self._g, {}
+            said = [json.loads(text) for text in allgather_bytes(self._world.trainers, json.dumps(kinds).encode())]
+        g, outputs = self._g, {}
         for ntype in g.ntypes:
             seen = [(trainer, one[ntype]) for trainer, one in enumerate(said) if ntype in one]
             for trainer, kind in seen:
@@ -407,19 +406,19 @@ class Inference:
                 stored = getattr(torch, name) if dtype is None else dtype
                 policy = g.get_node_partition_policy(ntype)
                 full = (g.num_nodes(ntype), *shape)
-                found[ntype] = DistTensor.filled(full, stored, None, f"layer {number + 1} of inference", policy)
-        if not found:
+                outputs[ntype] = DistTensor.filled(full, stored, None, f"layer {number + 1} of inference", policy)
+        if not outputs:
             raise everywhere(InvalidArgumentError(f"layer {number + 1} of inference gives no rows"))
-        return found
+        return outputs
 
 
 def _own_rows(h: torch.Tensor, n: int) -> torch.Tensor:
-    """Copy the first ``n`` rows: what a layer writes to its sources in place never shows in its destinations."""
+    """Copy the first ``n`` rows, so that a layer that writes to its sources in place leaves its destinations alone."""
     return h.first(n) if isinstance(h, TableRows) else h[:n].clone()
 
 
 def _write(out: DistTensor, batch: _Batch, values: Array) -> None:
-    """Write the rows of a batch to the near hosts that hold them: nobody else writes them, so no lock is taken."""
+    """Write the rows of a batch to the local hosts that hold them; no other trainer writes them: no lock."""
     offsets = out.rows.window.offsets
     first = batch.first
     while first < batch.last:
@@ -431,23 +430,22 @@ def _write(out: DistTensor, batch: _Batch, values: Array) -> None:
 
 
 def _batches_of(world: World, parts: I64, hosts: I64, batch_size: int) -> list[_Batch]:
-    """The batches of the nodes of one type that this trainer computes, ascending on each host.
+    """Return the batches of nodes of one type that this trainer computes, ascending on each host.
 
-    The last bits of a row of a product of matrices may depend on how many rows there are, and where the row is among
-    them. So blocks must be the same on any number of trainers: each part of the graph is cut from its first node on. A
-    block belongs to the trainer that owns its first node, and ends where another node (machine) begins, so that all its
-    nodes are near that trainer. The blocks of a part are about equally large, as products of a few rows round
-    differently.
+    The last bits of a row of a matrix product may depend on the number of rows and on its place among them. So blocks
+    must be the same on any number of trainers: each part of the graph is cut from its first node on. The trainer that
+    owns a block's first node computes it. A block ends where another node (machine) begins, so that all its nodes are
+    local. The blocks of a part are about equally large, as products of a few rows round differently.
 
     Args:
         world: the job.
-        parts: int64[P + 1], where the parts of the graph begin, and the number of nodes.
+        parts: int64[P + 1], the first node of each part, and the number of nodes.
         hosts: int64[H + 1], the same of hosts.
         batch_size: most nodes of a batch.
     """
     elsewhere = np.flatnonzero(np.diff(world.nodes_of_hosts)) + 1
     ends = np.union1d(parts, hosts[elsewhere])
-    found = []
+    batches = []
     for owned in RowOwners(world, hosts).ranges():
         at = owned.first
         while at < owned.last:
@@ -458,20 +456,20 @@ def _batches_of(world: World, parts: I64, hosts: I64, batch_size: int) -> list[_
             number = ((at - begin + 1) * pieces - 1) // (end - begin)
             first = begin + (end - begin) * number // pieces
             last = min(begin + (end - begin) * (number + 1) // pieces, int(ends[piece + 1]))
-            if at in (first, ends[piece]):  # else it is of the trainer that owns its first node
-                found.append(_Batch(at, last))
+            if at in (first, ends[piece]):  # else another trainer owns its first node
+                batches.append(_Batch(at, last))
             at = last
-    return found
+    return batches
 
 
 def steps_of(model: object) -> list[Step]:
-    """The layers of a model, in their order.
+    """Return the layers of a model, in their order.
 
     Args:
         model: as ``model_or_layers`` of :func:`.layerwise`.
 
     Raises:
-        InvalidArgumentError: it is none of these, or has no layer.
+        InvalidArgumentError: it is neither a module with layers nor a list of them, or has no layer.
     """
     model = _bare(model)
     layers: Any = model
@@ -491,14 +489,14 @@ def steps_of(model: object) -> list[Step]:
         return [partial(_by_number, forward, number) for number in range(len(layers))]
     if layers is not model and type(model).forward is not nn.Module.forward:  # type: ignore[attr-defined]
         raise InvalidArgumentError(
-            f"what {type(model).__name__}.forward does between its layers is not known: give the model a method "
+            f"the steps of {type(model).__name__}.forward between its layers are not known: give the model a method "
             "forward_layer(i, block, h), or pass model.layers if there is nothing between them"
         )
     return [_bare(layer) for layer in layers]
 
 
 def _bare(model: Any) -> Any:
-    """A module without what keeps trainers in step, who call it as often as each of them has blocks."""
+    """Return a module without DDP's wrapper: trainers call it as often as each has blocks, so not in step."""
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
@@ -507,7 +505,7 @@ def _by_number(forward: Callable[[int, Block, Rows], Rows], number: int, block: 
 
 
 def input_dtype(model: object) -> torch.dtype | None:
-    """The dtype in which layers take floating rows: that of the first such parameter; None if none is known."""
+    """Return the dtype of the model's first floating parameter, in which layers take rows; None without one."""
     for module in _modules(model):
         for parameter in module.parameters():
             if parameter.dtype.is_floating_point:
@@ -523,7 +521,7 @@ def _modules(model: object) -> list[nn.Module]:
 
 @contextmanager
 def evaluating(model: object) -> Iterator[None]:
-    """Inside, the modules of a model are in evaluation mode and nothing is recorded for gradients."""
+    """Put the modules of a model into evaluation mode, without gradients, while the block runs."""
     before = [(module, module.training) for top in _modules(model) for module in top.modules()]
     for module, _ in before:
         module.training = False

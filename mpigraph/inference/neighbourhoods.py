@@ -1,7 +1,7 @@
-"""Blocks of one layer for the nodes that a trainer owns: drawn from near memory alone, whatever others do.
+"""Blocks of one layer for the nodes that a trainer owns, drawn from local memory; and out-degrees of their sources.
 
-A node and its in-edges lie on one host, near the trainer that owns the node. So blocks are made without a round of all
-ranks, and trainers need not have as many of them as others.
+A node and its in-edges lie on one host, near the trainer that owns the node. So blocks need no round of all ranks, and
+trainers may have different numbers of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,13 +39,13 @@ class Neighbourhoods:
     One-sided: :meth:`block`.
 
     Attributes:
-        fanouts: most neighbours of a node by relation id; relations of which no edge is taken are left out.
+        fanouts: most neighbours of a node by relation id; relations with fanout 0 are left out.
         masks: number of the mask by relation id.
     """
 
     @collective("trainers")
     def __init__(self, g: DistGraph, fanout: Fanout, edge_mask: FeatureName | None) -> None:
-        """Check how neighbours are taken.
+        """Check the arguments.
 
         Args:
             g: the graph.
@@ -53,7 +53,7 @@ class Neighbourhoods:
             edge_mask: name of an edge feature that is a mask, or edge type -> name; edges where it is 0 are left out.
 
         Raises:
-            FieldNameError, EdgeTypeError, InvalidArgumentError: they are not what this says; on every trainer.
+            FieldNameError, EdgeTypeError, InvalidArgumentError: an argument is wrong; on every trainer.
         """
         self._g = g
         with g.session.world.together("inference: fanout and edge_mask"):
@@ -71,7 +71,7 @@ class Neighbourhoods:
 
     @collective("trainers")
     def prepare(self) -> None:
-        """Have the hosts prepare the mask, and count what it leaves."""
+        """Have the hosts prepare the mask, and count the out-edges that it leaves."""
         g = self._g
         if self.masks:
             numbers = sorted(set(self.masks.values()))
@@ -82,11 +82,11 @@ class Neighbourhoods:
                 self._degrees[g.schema.relations[relation]] = OutDegrees(g, relation, read)
 
     def block(self, seeds: Mapping[int, I64], layer: int) -> tuple[Block, dict[str, I64]]:
-        """The block of some destinations, and the ids of its sources.
+        """Return the block of some destinations, and the ids of its sources.
 
         Args:
             seeds: int64[n] by node type id, nodes that this node's hosts hold.
-            layer: number of the layer; fewer neighbours than all are drawn anew in each.
+            layer: number of the layer; each layer has its own draws.
 
         Returns:
             The block, with ``edata[EID]``; and by node type int64[num_src], the destinations first.
@@ -108,32 +108,32 @@ def _rows(tensor: DistTensor, ids: I64) -> I64:
 
 
 class OutDegrees:
-    """Out-degrees of the sources of one relation, which no layer changes: those of far nodes are fetched once.
+    """Out-degrees of the sources of one relation; those of remote nodes are fetched once, as no layer changes them.
 
     One-sided, from any thread.
     """
 
     def __init__(self, g: DistGraph, relation: int, read: Callable[[I64], I64]) -> None:
-        """Know none yet.
+        """Begin without any.
 
         Args:
             g: the graph.
             relation: its id.
-            read: int64[n] ids of sources, near or far -> int64[n] degrees.
+            read: int64[n] ids of sources, local or remote -> int64[n] degrees.
         """
         self._near = g.session.world.near
         self._offsets = g.loaded.topology.hosts.node_offsets[g.schema.ends(relation)[0]]
         self._read = read
         self._far = LocalIds(int(self._offsets[-1]))
-        self._degrees = np.empty(0, np.int64)  # of the first so many of these that are known, and memory for more
+        self._degrees = np.empty(0, np.int64)  # the first ``_known`` entries are valid
         self._known = 0
         self._lock = Lock()
 
     def of(self, ids: I64) -> I64:
-        """The degrees of ``ids`` (int64[n]), int64[n]."""
+        """Return the degrees of ``ids`` (int64[n]), int64[n]."""
         is_far = ~self._near[np.searchsorted(self._offsets, ids, "right") - 1]
-        found = np.empty(len(ids), np.int64)
-        found[~is_far] = self._read(ids[~is_far])
+        degrees = np.empty(len(ids), np.int64)
+        degrees[~is_far] = self._read(ids[~is_far])
         with self._lock:
             places = self._far.insert(ids[is_far])
             count = self._far.count
@@ -142,16 +142,16 @@ class OutDegrees:
                     self._degrees = np.append(self._degrees, np.empty(count, np.int64))
                 self._degrees[self._known : count] = self._read(self._far.ids[self._known :])
                 self._known = count
-            found[is_far] = self._degrees[places]
-        return found
+            degrees[is_far] = self._degrees[places]
+        return degrees
 
 
 @collective("trainers")
 def masked_out_degrees(g: DistGraph, relation: int, mask: int) -> DistTensor:
-    """How many of a node's out-edges a mask leaves: int64[num_src], over the hosts.
+    """Count the out-edges of each node that a mask leaves: int64[num_src], over the hosts.
 
-    Edges lie where their destinations do: each trainer counts those of its nodes by source, and the owners of the
-    sources add up what all have counted.
+    Edges lie with their destinations: each trainer counts the in-edges of its nodes by source, and the owners of the
+    sources add the counts up.
 
     Args:
         g: the graph.
@@ -169,8 +169,8 @@ def masked_out_degrees(g: DistGraph, relation: int, mask: int) -> DistTensor:
             kept = g.session.store.tensors[mask].segment(owned.host)
             begin, end = near.indptr[[owned.rows.start, owned.rows.stop]].tolist()
             for first in range(begin, end, _EDGES_AT_A_TIME):
-                some = slice(first, min(first + _EDGES_AT_A_TIME, end))
-                np.add.at(counts, near.indices[some][kept[some] != 0], 1)
+                piece = slice(first, min(first + _EDGES_AT_A_TIME, end))
+                np.add.at(counts, near.indices[piece][kept[piece] != 0], 1)
         owners = RowOwners(world, hosts[src])
         sources = np.flatnonzero(counts)
         order, going = owners.route(sources)

@@ -30,15 +30,15 @@ def score_pairs(
     score: Score = _dot,
     device: torch.device | str = "cpu",
 ) -> torch.Tensor:
-    """Scores of given pairs of nodes.
+    """Score pairs of nodes.
 
     Args:
-        rows: what nodes are, as :func:`.layerwise` gives it; or a pair, of the sources and of the destinations.
+        rows: rows of the nodes, as of :func:`.layerwise`; or a pair, of the sources and of the destinations.
         src: int[n], sources.
         dst: int[n], destinations.
         batch_size: most pairs at a time.
         score: ``score(u, v) -> float[n]``; the dot product by default, in float32 for narrower rows. A module, such as
-            :class:`.EdgePredictor`, is in whichever mode it is.
+            :class:`.EdgePredictor`, keeps its mode.
         device: where to compute.
 
     Returns:
@@ -46,7 +46,7 @@ def score_pairs(
 
     Raises:
         OutOfRangeError: a node does not exist.
-        InvalidArgumentError: another argument is not what this says.
+        InvalidArgumentError: another argument is wrong.
 
     One-sided; every trainer can call it alone, with pairs of its own.
     """
@@ -59,16 +59,16 @@ def score_pairs(
         raise InvalidArgumentError(f"a pair has two ends (got {len(u)} sources and {len(v)} destinations)")
     _check(u, sources)
     _check(v, destinations)
-    found = [torch.empty(0)] if len(u) == 0 else []
+    scores = [torch.empty(0)] if len(u) == 0 else []
     with torch.no_grad():
         for begin in range(0, len(u), step):
             ends = u[begin : begin + step], v[begin : begin + step]
-            made = score(sources[ends[0]].to(device), destinations[ends[1]].to(device))
-            if not isinstance(made, torch.Tensor) or made.numel() != len(ends[0]):
-                got = tuple(made.shape) if isinstance(made, torch.Tensor) else type(made).__name__
+            batch = score(sources[ends[0]].to(device), destinations[ends[1]].to(device))
+            if not isinstance(batch, torch.Tensor) or batch.numel() != len(ends[0]):
+                got = tuple(batch.shape) if isinstance(batch, torch.Tensor) else type(batch).__name__
                 raise InvalidArgumentError(f"score must give one number for each of {len(ends[0])} pairs (got {got})")
-            found.append(made.reshape(-1).cpu())
-    return torch.cat(found)
+            scores.append(batch.reshape(-1).cpu())
+    return torch.cat(scores)
 
 
 def top_k(
@@ -79,15 +79,15 @@ def top_k(
     batch_size: int,
     device: torch.device | str = "cpu",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The destinations with the largest dot products with each source, best first; of equal ones those of lower id.
+    """Find the destinations with the largest dot products with each source, best first, ties by lower id.
 
-    A product that is NaN comes behind all numbers. Destinations are read some at a time, each once for all sources, and
-    never all products are in memory.
+    NaN comes behind all numbers. Destinations are read in batches, each once for all sources; memory never holds all
+    products.
 
     Args:
-        rows: [num_nodes, width], as :func:`.layerwise` gives it; or a pair, of the sources and of the destinations.
+        rows: [num_nodes, width], as of :func:`.layerwise`; or a pair, of the sources and of the destinations.
         src: int[n], sources.
-        k: how many for each; fewer where there are fewer destinations.
+        k: destinations for each source; fewer where there are fewer.
         batch_size: most destinations at a time.
         device: where to compute.
 
@@ -96,7 +96,7 @@ def top_k(
 
     Raises:
         OutOfRangeError: a node does not exist.
-        InvalidArgumentError: another argument is not what this says.
+        InvalidArgumentError: another argument is wrong.
 
     One-sided; every trainer can call it alone, with sources of its own.
     """
@@ -112,9 +112,9 @@ def top_k(
         best = h.new_empty((len(u), 0))
         ids = torch.empty((len(u), 0), dtype=torch.int64, device=h.device)
         for begin in range(0, len(destinations), step):
-            some = destinations[begin : min(begin + step, len(destinations))].to(h)
-            best = torch.cat([best, h @ some.T], 1)
-            new = torch.arange(begin, begin + len(some), device=h.device).expand(len(u), -1)
+            batch = destinations[begin : min(begin + step, len(destinations))].to(h)
+            best = torch.cat([best, h @ batch.T], 1)
+            new = torch.arange(begin, begin + len(batch), device=h.device).expand(len(u), -1)
             ids = torch.cat([ids, new], 1)
             worth = best.nan_to_num(-torch.inf, torch.inf, -torch.inf)  # else torch puts NaN first
             order = torch.argsort(worth, dim=1, descending=True, stable=True)[:, :k]  # ids ascend among equals
@@ -123,10 +123,10 @@ def top_k(
 
 
 def _two(rows: DistTensor | tuple[DistTensor, DistTensor]) -> tuple[DistTensor, DistTensor]:
-    found = rows if isinstance(rows, tuple) else (rows, rows)
-    if len(found) != 2 or not all(isinstance(one, DistTensor) for one in found):
+    pair = rows if isinstance(rows, tuple) else (rows, rows)
+    if len(pair) != 2 or not all(isinstance(one, DistTensor) for one in pair):
         raise InvalidArgumentError(f"rows must be a DistTensor, or two (got {rows!r})")
-    return found
+    return pair
 
 
 def _wide(rows: torch.Tensor) -> torch.Tensor:
