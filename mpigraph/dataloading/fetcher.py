@@ -1,4 +1,4 @@
-"""The stages of a minibatch, among them the gathering of features, which all loaders do in :meth:`FeatureFetcher.fetch`."""
+"""The stages of a minibatch. All loaders gather features in :meth:`FeatureFetcher.fetch`."""
 
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass

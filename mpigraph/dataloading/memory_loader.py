@@ -1,7 +1,7 @@
-"""DGL's loaders for a graph in memory: what a script uses before it is distributed.
+"""DGL's loaders for a graph in memory, for scripts before they are distributed.
 
 The minibatches are those of :class:`.DistNodeDataLoader` and :class:`.DistEdgeDataLoader` on one trainer with one part,
-for the same seeds and ``seed``. They are made when they are asked for, in the caller's thread.
+for the same seeds and ``seed``. The caller's thread makes each when it is asked for.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -55,14 +55,14 @@ class _Share:
 
     @classmethod
     def of_ddp(cls) -> "_Share":
-        """That of this rank of ``torch.distributed``."""
+        """Return the share of this rank of ``torch.distributed``."""
         distributed = torch.distributed
         if not distributed.is_available() or not distributed.is_initialized():
             raise InvalidArgumentError("use_ddp=True needs torch.distributed.init_process_group() first")
         return cls(distributed.get_rank(), distributed.get_world_size())
 
     def of(self, seeds: Seeds) -> Seeds:
-        """Every ``size``-th seed; as many for each process, the first ones again where they do not come out even."""
+        """Return every ``size``-th seed, equally many for each process; the first seeds repeat to fill up."""
         if self.size == 1 or len(seeds) == 0:
             return seeds
         positions = np.arange(self.rank, -(-len(seeds) // self.size) * self.size, self.size) % len(seeds)
@@ -70,22 +70,21 @@ class _Share:
 
 
 class DataLoader:
-    """Minibatches of a graph in memory: yields what the sampler makes of some ids.
+    """Minibatches of a graph in memory: yields the sampler's output.
 
     With a sampler of blocks ``(input_nodes, output_nodes, blocks)``, with one of edges ``(input_nodes, pair_graph,
     blocks)`` or, with negatives, ``(input_nodes, pair_graph, negative_pair_graph, blocks)``. Where the graph has
-    several node types, nodes are by type. Blocks have the features of the graph's nodes and edges, gathered when they
-    are read.
+    several node types, nodes are by type. Blocks gather the features of the graph's nodes and edges when you read them.
 
-    On a :class:`DistGraph` it makes a :class:`.DistNodeDataLoader` or :class:`.DistEdgeDataLoader`, whose options it
-    takes.
+    On a :class:`DistGraph` it makes a :class:`.DistNodeDataLoader` or :class:`.DistEdgeDataLoader`, and takes their
+    options.
 
     Construction is collective with a DistGraph. With a graph in memory all is local.
     """
 
-    def __new__(cls, *given: object, **options: object) -> Any:
-        """Make the loader of a distributed graph, if it is one."""
-        named = signature(cls.__init__).bind(None, *given, **options).arguments  # type: ignore[misc]
+    def __new__(cls, *arguments: object, **options: object) -> Any:
+        """Make a loader of a distributed graph, if ``graph`` is one."""
+        named = signature(cls.__init__).bind(None, *arguments, **options).arguments  # type: ignore[misc]
         _, graph, ids, sampler = (named.pop(name) for name in list(named)[:4])
         if isinstance(graph, HeteroGraph):
             return super().__new__(cls)
@@ -125,19 +124,19 @@ class DataLoader:
             batch_size: most ids of a minibatch.
             drop_last: leave out ids that do not fill a minibatch.
             shuffle: another order in each epoch.
-            seed: of order and draws; by default the job's if one is running, else 0 (or that of the alias's
+            seed: seed of order and draws; by default the job's if one is running, else 0 (or that of the alias's
                 ``dgl.seed``).
-            collate_fn: makes what is yielded of a minibatch.
+            collate_fn: maps the sampler's output to the minibatch.
             input_time: the time of each node, as in :class:`.DistNodeDataLoader`.
             edge_label_time: the time of each edge, with a sampler of edges, as in :class:`.DistEdgeDataLoader`.
-            foreign: what else DGL's and PyTorch's loaders take, see :mod:`.foreign_options`; ``num_prefetch``,
-                ``pin_memory`` and ``queue_size`` change nothing, as there is no thread that is ahead.
+            foreign: further options of DGL's and PyTorch's loaders, see :mod:`.foreign_options`; ``num_prefetch``,
+                ``pin_memory`` and ``queue_size`` change nothing, as no thread works ahead.
 
         Raises:
-            InvalidArgumentError: an argument is not what it says above.
+            InvalidArgumentError: an argument is wrong.
             NodeTypeError, EdgeTypeError: a type does not exist, or there are several and the ids are not by type.
         """
-        assert isinstance(graph, HeteroGraph)  # of the others __new__ made another loader
+        assert isinstance(graph, HeteroGraph)  # else __new__ made another loader
         if not has_method(graph_sampler, "sample"):
             raise InvalidArgumentError(f"graph_sampler must have sample(g, ids) (got {graph_sampler!r})")
         check_foreign(type(self), {name: value for name, value in foreign.items() if name not in _OF_OTHERS})
@@ -174,19 +173,19 @@ class DataLoader:
         self._passes.set_epoch(check_integer("epoch", epoch, 0))
 
     def __iter__(self) -> Iterator[Any]:
-        some = self._passes.begin()
+        plan = self._passes.begin()
         try:
-            for positions in some.batches():
-                batch = self._minibatch(some, positions)
-                some.taken += 1
+            for positions in plan.batches():
+                batch = self._minibatch(plan, positions)
+                plan.taken += 1
                 yield batch
         finally:
-            self._passes.end(some)
+            self._passes.end(plan)
 
-    def _minibatch(self, some: EpochPlan, positions: I64) -> Any:
+    def _minibatch(self, plan: EpochPlan, positions: I64) -> Any:
         session = self._session
-        with session.sampling_with(session.service, RandomContext(self._seed, some.epoch)):
-            batch = self._sample(some.seeds.tensors(positions))
+        with session.sampling_with(session.service, RandomContext(self._seed, plan.epoch)):
+            batch = self._sample(plan.seeds.tensors(positions))
         if self._device is not None:
             batch = _moved(batch, self._device)
         return batch if self._collate is None else self._collate(batch)
@@ -200,7 +199,7 @@ class DataLoader:
 
 
 _BEGUN: set[int] = set()  # of this process, see Passes.begun
-_OF_OTHERS = frozenset({"num_prefetch", "pin_memory", "queue_size"})  # loaders that have threads
+_OF_OTHERS = frozenset({"num_prefetch", "pin_memory", "queue_size"})  # options of loaders that have threads
 
 
 class NodeDataLoader(DataLoader):
@@ -259,7 +258,7 @@ def _plan(
     input_time: NodeIds | None,
     edge_label_time: EdgeIds | None,
 ) -> tuple[TypedIds, TypedIds | None, Callable[..., Any]]:
-    """What a loader iterates over, their times if they have any, and how it makes a minibatch of some of them.
+    """Return a loader's ids, their times if they have any, and the function that makes a minibatch of some.
 
     Ids are by the canonical names of their types where there are several.
     """
@@ -276,8 +275,8 @@ def _plan(
         return ids, times, lambda chosen: sampler.sample(g, chosen.ids, edge_label_time=chosen.times)
     if not isinstance(sampler, BlockSampler):  # a user's own: ids of anything
         check_input_time(memory, None, {}, input_time)
-        given = as_seed_tensors(indices, "indices")
-        return given, None, partial(sampler.sample, g)
+        own_ids = as_seed_tensors(indices, "indices")
+        return own_ids, None, partial(sampler.sample, g)
     nodes = by_ntype(schema, cast(NodeIds, indices), "indices")
     own = check_input_time(memory, sampler.needs.times, nodes, input_time)
     seeds = unwrap_nodes(schema, nodes)
@@ -287,7 +286,7 @@ def _plan(
 
 
 def _moved(part: Any, device: torch.device) -> Any:
-    """A minibatch on a device, with what it consists of."""
+    """Move a minibatch, and all tensors in it, to a device."""
     if isinstance(part, torch.Tensor | InMemoryGraph):
         return part.to(device)
     if isinstance(part, Mapping):

@@ -1,8 +1,8 @@
 """Sampling on a graph in memory, by the kernels and with the draws of a distributed one.
 
-:func:`sampled` gives a :class:`HeteroGraph` the side of a :class:`DistGraph` that samples: one host holds everything,
-no other rank is needed, and no job. A DistGraph of one part keeps the in-edges of a node by source; so does the copy of
-the structure here, and so both draw the same neighbours for the same seeds.
+:func:`sampled` gives a :class:`HeteroGraph` the sampling methods of a :class:`DistGraph`: one host holds everything,
+without a job or other ranks. A DistGraph of one part sorts the in-edges of a node by source; so does the copy of the
+structure here, so that both draw the same neighbours for the same seeds.
 """
 
 from collections.abc import Mapping
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 __all__ = ["InMemorySampling", "sample_neighbors", "sampled", "take_later"]
 
-_SORTED = "sorted for sampling"  # what a graph keeps of its structure
+_SORTED = "sorted for sampling"  # key of the structure in the graph's cache
 
 
 def sampled(g: DistGraph | HeteroGraph) -> DistGraph:
-    """Return the side of a graph that samples: of a graph in memory an :class:`InMemorySampling`, else itself."""
+    """Return the object that samples a graph: an :class:`InMemorySampling` of a graph in memory, else the graph."""
     return cast(DistGraph, InMemorySampling(g)) if isinstance(g, HeteroGraph) else g
 
 
@@ -72,9 +72,9 @@ def sample_neighbors(
         edge_dir: "in" for edges into the nodes; in memory also "out" for those out of them.
         prob: name of an edge feature with weights or a mask, as in :meth:`.DistGraph.sample_neighbors`.
         replace: draw with replacement.
-        copy_ndata: carry the node features of a graph in memory (the tensors are shared).
-        copy_edata: carry the edge features of a graph in memory, of the sampled edges.
-        exclude_edges: int[k], ids of edges not to be drawn, or a dict of them by edge type.
+        copy_ndata: keep the node features of a graph in memory (the tensors are shared).
+        copy_edata: keep the edge features of a graph in memory, of the sampled edges.
+        exclude_edges: int[k], ids of edges that must not be drawn, or a dict of them by edge type.
         output_device: where to put the graph; the CPU by default.
         seed: makes the draw a function of the arguments alone. By default two calls differ; those on graphs in memory
             take a number from torch's generator, so that ``torch.manual_seed`` repeats them.
@@ -92,7 +92,7 @@ def sample_neighbors(
     turned = edge_dir == "out"
     graph = g
     if turned:  # edges keep their ids when they are turned, and their features
-        fanout, prob, exclude_edges = (_turned_keys(g, some) for some in (fanout, prob, exclude_edges))
+        fanout, prob, exclude_edges = (_turned_keys(g, argument) for argument in (fanout, prob, exclude_edges))
         graph = g.reverse(copy_edata=True)
         graph._once(_SORTED, lambda: g._once((_SORTED, "out"), lambda: _Structure(graph)))
     sampling = InMemorySampling(graph)
@@ -115,7 +115,7 @@ class _MinibatchOptions(SamplingOptions, total=False):
 
 
 class InMemorySampling(SampledGraph):
-    """A graph in memory as samplers see it. What it does not have itself is that of the graph. Everything is local.
+    """A graph in memory as samplers see it. Other attributes are those of the graph. Everything is local.
 
     Attributes:
         graph: the graph.
@@ -179,14 +179,14 @@ class InMemorySampling(SampledGraph):
 
     def sample_subgraph(self, seed_nodes: NodeIds, fanouts: Layers, **options: "Unpack[_MinibatchOptions]") -> Subgraph:
         """As :meth:`SampledGraph.sample_subgraph`."""
-        found = super().sample_subgraph(seed_nodes, fanouts, **options)
-        for number, ids in enumerate(found.eids or []):
+        subgraph = super().sample_subgraph(seed_nodes, fanouts, **options)
+        for number, ids in enumerate(subgraph.eids or []):
             ids[:] = self._structure.eids(self.schema.relations[number], torch.from_numpy(ids)).numpy()
-        return found
+        return subgraph
 
     def times(self, name: str) -> Times:
         """As :meth:`SampledGraph.times`."""
-        found = Times.find(self.schema, self.nodes, self.edges, name)
+        times = Times.find(self.schema, self.nodes, self.edges, name)
         columns: Any = [
             {
                 kind: DistTensor.of_rows(
@@ -194,7 +194,7 @@ class InMemorySampling(SampledGraph):
                 )
                 for kind, values in of.items()
             }
-            for is_node, of in ((True, found.of_nodes), (False, found.of_edges))
+            for is_node, of in ((True, times.of_nodes), (False, times.of_edges))
         ]
         return Times(name, *columns)
 
@@ -204,12 +204,12 @@ class InMemorySampling(SampledGraph):
         self._structure.store.prepare(EdgeTimes, pairs)
 
     def find_edges(self, eid: IdsLike, etype: EdgeType = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Source and destination of edges, on the CPU."""
+        """Return source and destination of edges, on the CPU."""
         src, dst = self.graph.find_edges(eid, etype)
         return src.cpu(), dst.cpu()
 
     def edge_weights(self, prob: FeatureName) -> dict[int, int]:
-        """The number of the edge weights by relation id, as :meth:`SampledGraph.edge_weights`.
+        """Return the number of the edge weights by relation id, as :meth:`SampledGraph.edge_weights`.
 
         Raises:
             GraphDataError: a weight is negative, infinite or NaN.
@@ -234,14 +234,14 @@ class InMemorySampling(SampledGraph):
 
     def excluded(self, edges: EdgeIds | None) -> dict[int, I64]:
         """As :meth:`SampledGraph.excluded`, by their places in the sorted structure."""
-        found = super().excluded(edges)
-        return {r: np.sort(self._structure.places(self.schema.relations[r])[ids]) for r, ids in found.items()}
+        by_relation = super().excluded(edges)
+        return {r: np.sort(self._structure.places(self.schema.relations[r])[ids]) for r, ids in by_relation.items()}
 
 
 class _Structure:
-    """What sampling keeps of a graph: a store of this process, in which the graph's tensors are the sources of rows.
+    """The sampling data of a graph: a store of this process, whose rows come from the graph's tensors.
 
-    It does not know the graph, which may be dropped meanwhile.
+    It does not refer to the graph, which may be dropped meanwhile.
     """
 
     def __init__(self, graph: HeteroGraph) -> None:
@@ -260,15 +260,15 @@ class _Structure:
         self._tensors: dict[tuple[Policy, str], tuple[Contents, RowTensor]] = {}
 
     def eids(self, relation: Relation, places: torch.Tensor) -> torch.Tensor:
-        """The ids in the graph of edges of the sorted structure, int64[n]."""
+        """Return the ids in the graph of edges of the sorted structure, int64[n]."""
         return torch.from_numpy(self._of(relation).order[places.numpy()])
 
     def places(self, relation: Relation) -> I64:
-        """Where each edge of the graph is in the sorted structure, int64[num_edges]."""
+        """Return the place of each edge of the graph in the sorted structure, int64[num_edges]."""
         return self._of(relation).places
 
     def tensor(self, policy: Policy, name: str, values: torch.Tensor) -> RowTensor:
-        """The tensor of a feature, of edges in the sorted order; a new one once the feature was written."""
+        """Return the tensor of a feature, of edges in the sorted order; a new one once the feature was written."""
         contents = contents_of(values)
         before, known = self._tensors.get((policy, name), (None, None))
         if known is not None and before == contents:
@@ -314,22 +314,22 @@ class _Sorted:
 
     @cached_property
     def places(self) -> I64:
-        """Where each edge of the graph is, int64[num_edges]."""
-        found = np.empty_like(self.order)
-        found[self.order] = np.arange(len(found))
-        return found
+        """The place of each edge of the graph, int64[num_edges]."""
+        places = np.empty_like(self.order)
+        places[self.order] = np.arange(len(places))
+        return places
 
 
 def take_later(to: Frame, features: Frame, ids: torch.Tensor) -> None:
-    """Give a frame the rows ``ids`` of all features, gathered when they are read; ids that it has stay."""
+    """Give a frame the rows ``ids`` of all features that it lacks, gathered when they are read."""
     for name in features:
         if name not in to:
             to.set_later(name, lambda name=name: features[name][ids.to(features[name].device)])  # type: ignore[misc]
 
 
-def _turned_keys(g: HeteroGraph, given: object) -> Any:
-    """What is given by edge type, for the graph with turned edges."""
-    if not isinstance(given, Mapping):
-        return given
-    relations = {g.to_canonical_etype(etype): value for etype, value in given.items()}
+def _turned_keys(g: HeteroGraph, values: object) -> Any:
+    """Return a value by edge type for the graph with turned edges; another value as it is."""
+    if not isinstance(values, Mapping):
+        return values
+    relations = {g.to_canonical_etype(etype): value for etype, value in values.items()}
     return {(dst, name, src): value for (src, name, dst), value in relations.items()}

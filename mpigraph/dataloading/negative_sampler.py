@@ -2,8 +2,8 @@
 
 A negative sampler is any callable ``(g, eids) -> (src, dst)``, int64 each; where the graph has several relations,
 ``eids`` and what it returns are keyed by canonical relation. Those here draw by hashes of the loader's seed, the epoch,
-the edge and the number of the negative, so a run can be repeated on any number of ranks. Which new nodes they add to a
-minibatch decides what they cost, since each one's neighbours are sampled and its features read:
+the edge and the number of the negative, so a run can be repeated on any number of ranks. Their cost is the new nodes
+that they add to a minibatch, whose neighbours are sampled and features read:
 
 ==================  ==========================================  ============================
 sampler             destinations                                new nodes of a batch, at most
@@ -100,7 +100,7 @@ class NegativeSampler(ABC):
     Inside a loader an edge's draws depend on the loader's seed, the epoch and the edge alone. Outside they depend on
     the job's seed and the number of calls so far.
 
-    One-sided, except :class:`GlobalUniform`: a call, which looks up the sources of the edges.
+    A call looks up the sources of the edges: one-sided, except in :class:`GlobalUniform`.
     """
 
     def __init__(self, k: int) -> None:
@@ -112,7 +112,7 @@ class NegativeSampler(ABC):
         self.k = check_integer("k", k, 1, 2**31 - 1)
 
     def describe(self) -> str:
-        """What the draws depend on: the options."""
+        """Return the class and options, which the draws depend on."""
         return f"{type(self).__qualname__}({vars(self)})"
 
     def __call__(self, g: DistGraph | HeteroGraph, eids: EdgeIds) -> Negatives:
@@ -152,7 +152,7 @@ class _PerRelation(NegativeSampler):
     """Draws for each relation by itself."""
 
     def _draw(self, g: DistGraph, edges: Mapping[Relation, Edges], keys: Mapping[Relation, np.uint64]) -> _Pairs:
-        return {relation: self._pairs(g, relation, some, keys[relation]) for relation, some in edges.items()}
+        return {relation: self._pairs(g, relation, seeds, keys[relation]) for relation, seeds in edges.items()}
 
     @abstractmethod
     def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
@@ -176,12 +176,11 @@ Uniform = PerSourceUniform
 class GlobalUniform(NegativeSampler):
     """Draws both ends among all nodes of their types, and keeps at most ``k`` pairs for each edge that are allowed.
 
-    Each edge has ``k * redundancy`` candidates, of which the first ``k`` that pass are kept: fewer where too many are
-    refused, which is rare except in small or dense graphs. The hosts are asked whether a pair is an edge, in one round
-    for the whole batch.
+    Each edge has ``k * redundancy`` candidates, and keeps the first ``k`` that pass: fewer where too many are refused,
+    which is rare except in small or dense graphs. One round for the whole batch asks the hosts for existing edges.
 
-    When hosts are far and existing edges are excluded, every trainer makes the same number of calls, if need be for no
-    edges. Else the draw is local.
+    When hosts are far and existing edges are excluded, every trainer must make the same number of calls, if need be for
+    no edges. Else the draw is local.
     """
 
     def __init__(
@@ -201,7 +200,7 @@ class GlobalUniform(NegativeSampler):
             replace: a pair may occur more than once in a batch. Then an edge has the same negatives throughout an
                 epoch, in whatever batch; else a pair goes to the first edge of the batch that draws it.
             exclude_edges: refuse pairs that are edges of the relation.
-            redundancy: candidates of an edge for each negative that is wanted, at least one candidate more than these.
+            redundancy: candidates of an edge for each of its ``k`` negatives; at least ``k + 1`` candidates are drawn.
 
         Raises:
             InvalidArgumentError: ``k`` or ``redundancy`` below 1.
@@ -216,16 +215,16 @@ class GlobalUniform(NegativeSampler):
 
     def _draw(self, g: DistGraph, edges: Mapping[Relation, Edges], keys: Mapping[Relation, np.uint64]) -> _Pairs:
         candidates, tries = {}, {}
-        for relation, some in edges.items():
+        for relation, seeds in edges.items():
             refuses = self._refuses_loops(relation) or self.exclude_edges or not self.replace
             tries[relation] = max(math.ceil(self.k * self.redundancy), self.k + 1) if refuses else self.k
             src, dst = (
-                _nodes(combine(keys[relation], end), some.eids, tries[relation], g.num_nodes(ntype))
+                _nodes(combine(keys[relation], end), seeds.eids, tries[relation], g.num_nodes(ntype))
                 for end, ntype in enumerate(relation[::2])
             )
             candidates[relation] = src, dst
         known: Mapping[Relation, torch.Tensor] = {}
-        if self.exclude_edges:  # a round, also for no edges at all: another trainer's batch may have some
+        if self.exclude_edges:  # a round, also without edges: another trainer's batch may have some
             u, v = ({r: torch.from_numpy(ends[side]) for r, ends in candidates.items()} for side in (0, 1))
             known = cast(dict[Relation, torch.Tensor], g.has_edges_between(u, v))
         pairs = {}
@@ -242,11 +241,11 @@ class GlobalUniform(NegativeSampler):
 
 
 class LocalUniform(_PerRelation):
-    """Keeps the source of each edge and draws ``k`` destinations among the nodes that the trainer hosts.
+    """Keeps the source of each edge and draws ``k`` destinations among the nodes of the trainer's host.
 
-    Or those that a host on its node has, where servers do: one part, or as many as there are for each host. Their
-    neighbours and features are near. By nature the draws depend on the layout of the job. A trainer whose host has no
-    node of the type draws among all nodes. One-sided; the target does nothing.
+    With servers that is one host of the trainer's node. Their neighbours and features are local. By nature the draws
+    depend on the layout of the job. A trainer whose host has no node of the type draws among all nodes. One-sided; the
+    target does nothing.
     """
 
     def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
@@ -281,13 +280,13 @@ class InBatch(_PerRelation):
     def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
         if len(edges.eids) < 2:
             return NO_EDGES.src, NO_EDGES.dst
-        others = np.empty(len(edges.eids) * self.k, np.int64)
-        draw_others(key, edges.eids, self.k, others)
-        return np.repeat(edges.src, self.k), edges.dst[others]
+        partners = np.empty(len(edges.eids) * self.k, np.int64)
+        draw_others(key, edges.eids, self.k, partners)
+        return np.repeat(edges.src, self.k), edges.dst[partners]
 
 
 def draw_negatives(sampler: NegativesOf, g: DistGraph, edges: dict[Relation, Edges]) -> Negatives:
-    """Call any negative sampler; those of this module are spared looking the edges up again.
+    """Call any negative sampler; those of this module need not look the edges up again.
 
     Args:
         sampler: called with the graph and int64[n] (or relation -> int64[n] where there are several relations).
@@ -296,19 +295,19 @@ def draw_negatives(sampler: NegativesOf, g: DistGraph, edges: dict[Relation, Edg
     """
     if isinstance(sampler, NegativeSampler) and type(sampler).__call__ is NegativeSampler.__call__:
         return sampler.draw(g, edges)
-    seeds = {relation: torch.from_numpy(some.eids) for relation, some in edges.items()}
+    seeds = {relation: torch.from_numpy(positives.eids) for relation, positives in edges.items()}
     return sampler(g, unwrap_edges(g.schema, seeds))
 
 
 def _nodes(key: np.uint64, eids: I64, count: int, num: int, first: int = 0) -> I64:
-    """int64[n * count]: ``count`` of the nodes ``first .. first + num - 1`` for each edge."""
+    """Return int64[n * count]: ``count`` of the nodes ``first .. first + num - 1`` for each edge."""
     out = np.empty(len(eids) * count, np.int64)
     draw_nodes(key, eids, count, first, num, out)
     return out
 
 
 def describe_negatives(sampler: object) -> str:
-    """What the draws of a sampler of negatives, or of a user's function, depend on, as far as it is known."""
+    """Return a description of a sampler of negatives, or the name of a user's function."""
     if isinstance(sampler, NegativeSampler):
         return sampler.describe()
     return str(getattr(sampler, "__qualname__", type(sampler).__qualname__))

@@ -1,7 +1,7 @@
-"""One pass over a trainer's seeds: their order, where batches begin, and how many were handed out.
+"""One pass over a trainer's seeds: their order, the bounds of batches, and the number of batches handed out.
 
-A pass is an epoch, or what is left of one that was begun on another number of trainers. The order of such a remainder
-is that of hashes of its seeds: so what is left of it later comes in the same order.
+A pass is an epoch, or the remainder of one that began on another number of trainers. Hashes of its seeds order a
+remainder, so that what is left of it later has the same order.
 """
 
 import json
@@ -36,12 +36,12 @@ class EpochPlan:
     """A pass over seeds.
 
     Attributes:
-        epoch: of which number it is, or is a part.
-        seeds: all seeds of it, except those that were handed out before it was loaded if it is a remainder.
+        epoch: number of the epoch.
+        seeds: its seeds; of a remainder without those handed out before it was loaded.
         steps: the trainers' number of steps, from its beginning on.
-        length: how many seeds it had at its beginning.
+        length: number of seeds at its beginning.
         taken: batches that were handed out.
-        is_remainder: whether it is what other trainers have left.
+        is_remainder: it is the rest of an epoch of other trainers.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class EpochPlan:
             epoch: its number.
             seeds: the seeds.
             order: int64[n], their positions in the order of the pass.
-            bounds: int64[batches + 1], where its batches begin and end, counted from its beginning.
+            bounds: int64[batches + 1], the bounds of its batches, counted from its beginning.
             steps: see above.
             taken: batches that were handed out.
             is_remainder: see above. The first seed in ``order`` is then the first one that was not handed out.
@@ -77,29 +77,29 @@ class EpochPlan:
         self._base = int(bounds[taken]) if is_remainder else 0
 
     def batches(self) -> Iterator[I64]:
-        """Positions of the seeds of each batch that was not handed out."""
+        """Return positions of the seeds of each batch that was not handed out."""
         bounds = (self._bounds[self.taken :] - self._base).tolist()
         return (self._order[begin:end] for begin, end in pairwise(bounds))
 
     def left(self, taken: int) -> I64:
-        """What :meth:`.Seeds.rows` has of the seeds left once so many batches were handed out, in their given order."""
+        """Return the :meth:`.Seeds.rows` of the seeds left after ``taken`` batches, in their original order."""
         out = np.zeros(len(self.seeds), np.bool_)
         out[self._order[int(self._bounds[taken]) - self._base :]] = True
         return self.seeds.rows(np.flatnonzero(out))
 
 
 class Passes:
-    """The passes of a loader over this trainer's seeds: which comes next, and how far the one in progress is.
+    """The passes of a loader over this trainer's seeds: the next one, and the progress of the present one.
 
     Attributes:
         seeds: the seeds.
-        bounds: int64[batches + 1], where the batches of an epoch begin and end.
+        bounds: int64[batches + 1], the bounds of an epoch's batches.
         next: number of the next epoch.
         current: the pass in progress, if any.
-        loaded: the pass to begin with, if a state has told one.
-        fingerprint: what a state must agree with, JSON values by name.
-        begun: hashes of the loaders of this job that began with the first epoch, to warn of one that is made anew in
-            each epoch and repeats it; None for a loader that was given its seed or epoch, or draws nothing.
+        loaded: the pass to begin with, from a loaded state.
+        fingerprint: JSON values by name that a state must agree with.
+        begun: hashes of the job's loaders that began with the first epoch, to warn of a loader that is made anew in
+            each epoch and repeats it; None for a loader with a seed or epoch of its own, or without draws.
     """
 
     @collective("trainers")
@@ -132,14 +132,14 @@ class Passes:
     @collective("trainers")
     def _warn_if_uneven(self) -> None:
         """Warn on one trainer if others have another number of minibatches."""
-        trainers, made = len(self._world.trainer_ranks), len(self.bounds) - 1
-        ends = [self._world.allreduce_minmax(made * trainers + self._rank, largest) for largest in (False, True)]
-        (fewest, some), (most, other) = (divmod(end, trainers) for end in ends)
-        if fewest < most and self._rank == some:
+        trainers, batches = len(self._world.trainer_ranks), len(self.bounds) - 1
+        ends = [self._world.allreduce_minmax(batches * trainers + self._rank, largest) for largest in (False, True)]
+        (fewest, this), (most, other) = (divmod(end, trainers) for end in ends)
+        if fewest < most and self._rank == this:
             get_logger().warning(
                 "trainer %d has %d minibatches in an epoch (%d seeds), trainer %d has %d: DDP needs equal "
                 "numbers. Wrap the epoch in `with model.join():`, or use fewer trainers or other batch sizes",
-                some,
+                this,
                 fewest,
                 len(self.seeds),
                 other,
@@ -159,14 +159,14 @@ class Passes:
         return self.next if known is None else known.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Number the next epoch; what a state has told of it is kept, of another one forgotten."""
+        """Number the next epoch; keep a loaded state only if it is in this epoch."""
         self.next = epoch
         self.begun = None
         if self.loaded is not None and self.loaded.epoch != epoch:
             self.loaded = None
 
     def begin(self) -> EpochPlan:
-        """Begin a pass: the next epoch, or what is left of it."""
+        """Begin a pass: the next epoch, or the rest of it."""
         if self.begun is not None:
             self._check_repetition(self.begun)
         self.begun = None
@@ -186,9 +186,9 @@ class Passes:
             begun.add(_WARNED)
         begun.add(kind)
 
-    def end(self, some: EpochPlan) -> None:
-        """A pass is over, or was left."""
-        if self.current is some:
+    def end(self, plan: EpochPlan) -> None:
+        """Note that a pass is over, or was left."""
+        if self.current is plan:
             self.current = None
 
     def _of_epoch(self, epoch: int, taken: int) -> EpochPlan:
@@ -205,7 +205,7 @@ class Passes:
         return EpochPlan(epoch, seeds, order, bounds, steps, taken=taken, is_remainder=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this trainer is."""
+        """Return this trainer's position."""
         known = self.current or self.loaded
         progress = [self.next, _NO_PASS, 0, 0, 0, self._sequence]
         left = partial(self.seeds.rows, np.empty(0, np.int64))
@@ -242,10 +242,10 @@ class Passes:
             self._share(progress, left)
 
     def check_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state is of a pass that is this trainer's own.
+        """Return whether a state is of a pass of this trainer itself.
 
         Raises:
-            InvalidArgumentError: it is of another loader, or something that no loader gives.
+            InvalidArgumentError: it is of another loader, or not a loader's state.
         """
         try:
             return self._check_state(state)
@@ -253,12 +253,7 @@ class Passes:
             raise InvalidArgumentError(f"the state is not that of a loader: {error}") from error
 
     def _check_state(self, state: Mapping[str, Any]) -> bool:
-        """The same.
-
-        Raises:
-            InvalidArgumentError: it is of another loader, or something that no loader gives.
-            RuntimeError: tensors stand in place of numbers.
-        """
+        """As :meth:`check_state_dict`; raises RuntimeError where tensors stand in place of numbers."""
         check_state("a loader", state, _FORMS)
         there, here = state["fingerprint"], self.fingerprint
         different = [name for name in {**there, **here} if there.get(name) != here.get(name)]
@@ -275,7 +270,7 @@ class Passes:
             what = "epoch, kind of pass, seeds, steps and batches taken"
             raise InvalidArgumentError(f"the state of a loader of {most} seeds: {what} cannot be {numbers.tolist()}")
         if len(left) > most or (self.seeds.types and len(left) and not _are_kinds(left[:, 0], len(self.seeds.types))):
-            raise InvalidArgumentError(f"the state of a loader: what is left are no seeds of it ({len(left)} rows)")
+            raise InvalidArgumentError(f"the state of a loader: the seeds left are not seeds of it ({len(left)} rows)")
         alike = bool(state["trainers"] == len(self._world.trainer_ranks) and state["batches"] == self._batching)
         if not alike or len(progress) != 1:
             return False
@@ -304,14 +299,14 @@ class Passes:
             self.loaded = self._remainder(epoch, left, bounds, steps, taken)
 
     def _share(self, progress: torch.Tensor, left: I64) -> None:
-        """Take a share of what all trainers have left, of which this one was given ``left``."""
+        """Take a share of the seeds that all trainers have left; ``left`` are those of this one."""
         running = bool((progress[:, 1] != _NO_PASS).any())
         last = np.iinfo(np.int64).max
         self.next = self._world.allreduce_minmax(min([last, *progress[:, 0].tolist()]), False)
         if self._world.allreduce_minmax(int(running), True):
             agree = self._world.allreduce_minmax
             steps = agreed_steps(len(left), self._batch_size, self._drop_last, agree)
-            if self._drop_last:  # shares differ by a seed: nobody makes a batch that others cannot make
+            if self._drop_last:  # shares differ by a seed: make no batch that another trainer cannot make
                 steps = agree(min(steps, len(left) // self._batch_size), False)
             bounds = batch_bounds(len(left), self._batch_size, self._drop_last, steps)
             self.loaded = self._remainder(self.next, left, bounds, steps, 0)

@@ -42,10 +42,10 @@ class Prefetch(BackgroundLoop, Generic[T]):
         Args:
             produce: makes the iterator; called in the thread that runs it.
             after: called once the iterator is exhausted, failed or abandoned, in the background.
-            depth: how many items to be ahead.
-            background: whether there may be a thread. Without one (``depth=0``) ``after`` runs in the main thread, when
-                it ends or abandons the iterator, and waits for it. Where the garbage collector abandons it, that is
-                when the main thread next waits for other ranks.
+            depth: number of items to prefetch.
+            background: there may be a thread. Without one (``depth=0``) ``after`` runs in the main thread, when it ends
+                or abandons the iterator, and waits for it; where the garbage collector abandons it, when the main
+                thread next waits for other ranks.
             world: the job that ``after`` and the items communicate in, if any.
         """
         assert background or depth == 0
@@ -91,7 +91,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
             yield item
 
     def _check(self) -> None:
-        """Raise ClosedError if the pass was ended from elsewhere: what is left of it must not be missed in silence."""
+        """Raise ClosedError if the pass was ended from elsewhere: the rest of it must not be lost in silence."""
         if self._stop.is_set():
             raise ClosedError(self._because)
 
@@ -106,18 +106,18 @@ class Prefetch(BackgroundLoop, Generic[T]):
                         return "end", None
 
     def _own(self, what: str) -> AbstractContextManager[None]:
-        """Watch a wait of this trainer's for itself."""
+        """Watch a wait for this trainer's own threads."""
         return nullcontext() if self._world is None else self._world.watchdog.own(what)
 
     @property
     def running(self) -> bool:
-        """Whether the thread is at work."""
+        """True while the thread is at work."""
         return self._thread is not None and self._thread.is_alive()
 
     def abandon(self, because: str = "its consumer has left") -> None:
         """Ask the thread to end, without waiting for it; without a background, run ``after``.
 
-        ``because`` is what a consumer that goes on is told.
+        ``because`` is the message for a consumer that goes on.
         """
         if self._stop.is_set():
             return

@@ -6,14 +6,14 @@ new node. PyG's ``num_neighbors`` would be ``[10, 25]``.
 A minibatch is a ``Data``, or a ``HeteroData`` where types have names, with these attributes. In a ``HeteroData`` each
 is of a node type (down to the first features) or of a relation, for all of them, reached or not::
 
-    n_id               int64[n]     ids in the graph: the seeds first, then hop after hop what was found
+    n_id               int64[n]     ids in the graph: the seeds first, then hop after hop the new nodes
     num_nodes          n
-    num_sampled_nodes  [1 + hops]   how many of them are seeds, and how many each hop found
+    num_sampled_nodes  [1 + hops]   the number of seeds, and of the new nodes of each hop
     <feature>          [n, ...]     rows of all n_id, the times of a sampler with ``time_attr`` among them
-    batch              int64[n]     which tree each node is in, where trees are disjoint
+    batch              int64[n]     the tree of each node, where trees are disjoint
     edge_index         int64[2, e]  positions in n_id, sources above destinations; hop after hop
     e_id               int64[e]     ids in the graph
-    num_sampled_edges  [hops]       how many edges each hop drew
+    num_sampled_edges  [hops]       the number of edges of each hop
     <feature>          [e, ...]     rows of all e_id
 
 Loaders of nodes add to the node types of their seeds::
@@ -146,7 +146,9 @@ def pyg_edge_stages(
     def sample(chosen: Chosen) -> _EdgeSample:
         timed = {} if chosen.times is None else {"edge_label_time": chosen.times}
         pairs = sampler.sample_pairs(g, chosen.ids, **timed)
-        told = (None if some is None else by_relation(schema, some, "seed edges") for some in chosen)
+        told = (
+            None if ids_or_none is None else by_relation(schema, ids_or_none, "seed edges") for ids_or_none in chosen
+        )
         return Chosen(*told), pairs.graphs, pairs.sample_ends(attributes.sampler.sample_subgraph, g)
 
     def fetch(sampled: _EdgeSample) -> object:
@@ -171,7 +173,7 @@ def pyg_edge_stages(
 
 
 class _Fetcher:
-    """What nodes and edges of minibatches have: their numbers, and the features that were asked for."""
+    """Makes the attributes of nodes and edges of minibatches: ids, counts and features."""
 
     def __init__(self, g: DistGraph, sampler: BlockSampler, features: Names, labels: Names, pin_memory: bool) -> None:
         need_pyg()
@@ -196,11 +198,11 @@ class _Fetcher:
 
     @property
     def inputs(self) -> list[FeatureFetcher[Any]]:
-        """What gathers the features."""
+        """The fetchers of features."""
         return [self._nodes, self._edges]
 
     def announce(self, subgraph: Subgraph, batch: int) -> None:
-        """The sample with this subgraph is minibatch ``batch``. Raises OutOfRangeError if a node does not exist."""
+        """Note the subgraph of minibatch ``batch``. Raises OutOfRangeError if a node does not exist."""
         ntypes, relations = self._schema.ntypes, self._schema.relations
         self._nodes.announce(lambda ntype: torch.from_numpy(subgraph.ids[ntypes.index(ntype)]), batch)
         if subgraph.eids is not None:
@@ -208,7 +210,7 @@ class _Fetcher:
             self._edges.announce(lambda relation: torch.from_numpy(eids[relations.index(relation)]), batch)
 
     def of(self, subgraph: Subgraph) -> tuple[dict[str, _Attributes], dict[Relation, _Attributes]]:
-        """Attributes by name, by node type and by relation. One-sided.
+        """Return attributes by name, by node type and by relation. One-sided.
 
         Raises:
             InvalidArgumentError: there are edge features to read, but no edge ids.
@@ -231,22 +233,22 @@ class _Fetcher:
         return nodes, edges
 
     def data(self, nodes: Mapping[str, _Attributes], edges: Mapping[Relation, _Attributes]) -> object:
-        """A ``Data`` or ``HeteroData``."""
+        """Return a ``Data`` or ``HeteroData``."""
         return as_data(self._schema, nodes, edges)
 
 
 def _labels(g: DistGraph, sampler: EdgePredictionSampler, labels: Names, pin_memory: bool) -> FeatureFetcher[Relation]:
-    """The feature that is the label of each relation's edges."""
-    found = FeatureFetcher(g.edges, pin_memory, labels, sampler.needs.edge_labels)
-    if found.tensors and sampler.negative_sampler is not None:
+    """Look up the feature that is the label of each relation's edges."""
+    fetcher = FeatureFetcher(g.edges, pin_memory, labels, sampler.needs.edge_labels)
+    if fetcher.tensors and sampler.negative_sampler is not None:
         raise InvalidArgumentError("labels and negatives: in PyG edge_label says which edges are negatives")
-    if len({relation for relation, _ in found.tensors}) < len(found.tensors):
-        raise InvalidArgumentError(f"labels: PyG has one edge_label for each relation (got {list(found.tensors)})")
-    return found
+    if len({relation for relation, _ in fetcher.tensors}) < len(fetcher.tensors):
+        raise InvalidArgumentError(f"labels: PyG has one edge_label for each relation (got {list(fetcher.tensors)})")
+    return fetcher
 
 
 def _ends(pairs: list[HeteroGraph], relation: Relation) -> _Attributes:
-    """Ends of the edges, and of the negatives if there are any, which are which, and their times if they have any."""
+    """Return the ends of edges and negatives, the labels that tell them apart, and their times."""
     ends = [torch.stack(graph.all_edges(etype=relation)) for graph in pairs]
     attributes = {"edge_label_index": torch.cat(ends, dim=1)}
     node_times = pairs[0].nodes[relation[0]].data

@@ -1,4 +1,4 @@
-"""Samplers: how the blocks of a minibatch are drawn."""
+"""Samplers, which draw the blocks of a minibatch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Needs:
-    """What a sampler needs of the loader that uses it, and what the loader must know of it.
+    """The needs of a sampler, which loaders prepare and gather.
 
     Attributes:
         node_feats: names of node features to gather for the input nodes, or node type -> names.
@@ -49,10 +49,10 @@ class Needs:
             names.
         edge_labels: the same for the seed edges.
         weights: name of the edge weights or masks that hosts prepare, or edge type -> name.
-        times: how edges are filtered by time.
-        disjoint: whether minibatches have ids several times, once in each tree.
-        random: whether two minibatches of the same seeds may differ.
-        description: what the draws depend on, as far as it is known; compared when a loader goes on from a state.
+        times: the filter of edges by time.
+        disjoint: minibatches repeat ids, once in each tree.
+        random: two minibatches of the same seeds may differ.
+        description: the known parameters of the draws; compared when a loader continues from a state.
     """
 
     node_feats: Names = ()
@@ -90,13 +90,13 @@ class Sampler(ABC):
 
     @property
     def needs(self) -> Needs:
-        """What loaders prepare and gather for the sampler."""
+        """The data that loaders prepare and gather for the sampler."""
         prefetched = (self.prefetch_node_feats, self.prefetch_labels, self.prefetch_edge_feats)
         return Needs(*prefetched, description=type(self).__qualname__)
 
 
 def needs_of(sampler: object) -> Needs:
-    """What a sampler needs; of an object that is no :class:`Sampler`, the names that it has as ``prefetch_...``."""
+    """Return the needs of a sampler; of an object of another class, the names in its ``prefetch_...``."""
     if isinstance(sampler, Sampler):
         return sampler.needs
     node_feats, labels, edge_feats = (
@@ -106,12 +106,12 @@ def needs_of(sampler: object) -> Needs:
 
 
 def has_method(sampler: object, name: str) -> bool:
-    """Return whether a sampler, which may be of any class, can be called in this way."""
+    """Return whether a sampler, which may be of any class, has this method."""
     return callable(getattr(sampler, name, None))
 
 
 def session_of(g: object) -> Session:
-    """The job that a loader's graph belongs to.
+    """Return the job of a loader's graph.
 
     Raises:
         InvalidArgumentError: it is no distributed graph.
@@ -136,8 +136,8 @@ class BlockSampler(Sampler):
         Args:
             g: the graph; also one in memory, where it is local.
             seed_nodes: int64[n], or node type -> int64[n].
-            exclude_eids: int[k], ids of excluded edges, removed before sampling, or a dict of them by edge type. Node
-                loaders give none, and a sampler for these alone may lack the parameter.
+            exclude_eids: int[k], ids of excluded edges, removed before sampling, or a dict of them by edge type.
+                Loaders of nodes do not pass it, and a sampler for these alone may lack the parameter.
 
         Returns:
             Input nodes, output nodes (both by node type where the graph has several), and blocks from the input side.
@@ -147,8 +147,8 @@ class BlockSampler(Sampler):
     @collective("trainers", WHEN_FAR)
     def sample(self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
         """The same as :meth:`sample_blocks`, under DGL's other name."""
-        given = () if exclude_eids is None else (exclude_eids,)
-        return self.sample_blocks(g, seed_nodes, *given)
+        excluded = () if exclude_eids is None else (exclude_eids,)
+        return self.sample_blocks(g, seed_nodes, *excluded)
 
 
 class NeighborSampler(BlockSampler):
@@ -158,7 +158,7 @@ class NeighborSampler(BlockSampler):
     The draw is a hash of seed, epoch, the minibatch's seed nodes, hop and node: the same on any number of ranks.
 
     Attributes:
-        arguments: how neighbours are drawn; a subclass that chooses them in another way has another
+        arguments: the arguments of the draw; a subclass that chooses neighbours in another way sets
             :attr:`arguments_type`.
     """
 
@@ -203,23 +203,22 @@ class NeighborSampler(BlockSampler):
             output_device: accepted for DGL's scripts; the loader's ``device`` says where blocks go.
             fused: accepted for DGL's scripts; hops are always fused.
             time_attr: name of a feature with times, an int64 for each node, or each edge, of the types that have it. A
-                minibatch then has a tree for each seed, with a time of its own, and in no hop an edge that is above
-                that time: the edge's own time, or that of its source. What has no times is not filtered. Not together
-                with a ``prob`` that is no mask of bool.
-            temporal_strategy: "uniform", or "last": the newest ones; of equal times the one of higher edge id is newer.
-            temporal_comparison: "<=", or "<" to leave out what has just the seed's time, too.
-            time_window: how much older than the seed's time an edge may be at most: with 0 only what has that time.
-            disjoint: a tree for each seed without times, too. What a tree draws then depends on its root, and not on
-                the minibatch.
-            return_eids: whether blocks carry ``edata[EID]``; without it less is moved.
-            num_threads: threads that draw near neighbours, with the same results; by default what ``initialize`` was
-                told.
-            empty_relations: whether blocks of a typed ``DistGraph`` have the relations of which no edge was drawn, as
-                those of DGL have since 2.3. Without them the blocks of two minibatches may have different relations.
+                minibatch then has a tree for each seed, with a time of its own, and no edge in it is newer: by the
+                edge's own time, or that of its source. Types without times are not filtered. A ``prob`` must then be a
+                mask of bool.
+            temporal_strategy: "uniform", or "last": the newest edges; of equal times the one of higher id is newer.
+            temporal_comparison: "<=", or "<" to leave out edges of exactly the seed's time, too.
+            time_window: most by which an edge may be older than the seed; 0 leaves edges of exactly its time.
+            disjoint: a tree for each seed without times, too. The draws of a tree then depend on its root, not on the
+                minibatch.
+            return_eids: blocks carry ``edata[EID]``; without it less data travels.
+            num_threads: threads that draw local neighbours, with the same results; by default those of ``initialize``.
+            empty_relations: blocks of a typed ``DistGraph`` keep relations without sampled edges, as in DGL since 2.3.
+                Without them the blocks of two minibatches may have different relations.
 
         Raises:
-            InvalidArgumentError: ``prob`` and ``mask`` together, or a fanout that is not an integer >= -1,
-                ``num_threads`` below 1, or an option of times that is none of these.
+            InvalidArgumentError: ``prob`` and ``mask`` together, a fanout that is not an integer >= -1, ``num_threads``
+                below 1, or another value of an option of times.
         """
         if prob is not None and mask is not None:
             raise InvalidArgumentError("give prob or mask, not both")

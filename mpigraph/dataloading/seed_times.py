@@ -1,7 +1,4 @@
-"""The times of seeds.
-
-Of an edge with a time both ends are seeds with that time, and so are those of its negatives.
-"""
+"""The times of seeds. Both ends of an edge, and of its negatives, are seeds with the edge's time."""
 
 from collections.abc import Mapping
 
@@ -43,15 +40,14 @@ _TRIES = 10
 def check_input_time(
     g: DistGraph, time_filter: TimeFilter | None, ids: Mapping[int, I64], input_time: NodeIds | None
 ) -> NodeTensors | None:
-    """The times of a loader's seeds in the form in which it has these; None if none are given.
+    """Check the times of a loader's seeds, and return them in the form of the seeds; None without ``input_time``.
 
     Raises:
-        InvalidArgumentError: there are times that the sampler does not know, or none where it needs them; or they are
-            no integers, or not one for each seed.
+        InvalidArgumentError: the sampler takes no times, or needs them; or they are not one integer for each seed.
     """
     if input_time is None:
-        if time_filter is not None:  # a loader of no seeds of a type needs none of their times
-            g.times(time_filter.attr).check_own(g.schema, [t for t, some in ids.items() if len(some)])
+        if time_filter is not None:  # types without seeds need no times
+            g.times(time_filter.attr).check_own(g.schema, [t for t, of_type in ids.items() if len(of_type)])
         return None
     if time_filter is None:
         raise InvalidArgumentError("input_time needs a sampler with time_attr, like NeighborSampler")
@@ -61,17 +57,16 @@ def check_input_time(
 def check_edge_times(
     g: DistGraph, time_filter: TimeFilter | None, ids: Mapping[Relation, torch.Tensor], edge_label_time: EdgeIds | None
 ) -> dict[Relation, I64] | None:
-    """The times of a loader's seed edges, int64[n] by relation; None if the sampler has none either.
+    """Check the times of a loader's seed edges, and return them, int64[n] by relation; None without a filter.
 
     Args:
         g: the graph.
-        time_filter: how the sampler filters edges by time.
+        time_filter: the sampler's filter by time.
         ids: the seed edges.
-        edge_label_time: what the user gave, in the form of the edges.
+        edge_label_time: the user's times, in the form of the edges.
 
     Raises:
-        InvalidArgumentError: there are times that the sampler does not know, or it needs them and there are none; or
-            they are no integers, or not one for each edge.
+        InvalidArgumentError: the sampler takes no times, or needs them; or they are not one integer for each edge.
     """
     if (time_filter is None) != (edge_label_time is None):
         raise InvalidArgumentError(
@@ -81,26 +76,26 @@ def check_edge_times(
         )
     if edge_label_time is None:
         return None
-    given: dict[Relation, IdsLike] = canonical(g.schema, edge_label_time, "edge_label_time")
+    by_relation: dict[Relation, IdsLike] = canonical(g.schema, edge_label_time, "edge_label_time")
     none = torch.empty(0, dtype=torch.int64)
-    counts = {r: len(ids.get(r, none)) for r in {**ids, **given}}
-    times = {r: check_times(given.get(r, none), count, f"edge_label_time of {r}") for r, count in counts.items()}
+    counts = {r: len(ids.get(r, none)) for r in {**ids, **by_relation}}
+    times = {r: check_times(by_relation.get(r, none), count, f"edge_label_time of {r}") for r, count in counts.items()}
     return {r: times[r] for r in ids}
 
 
 def check_loader_times(
     g: DistGraph, time_filter: TimeFilter | None, ids: Mapping[Relation, torch.Tensor], edge_label_time: EdgeIds | None
 ) -> EdgeTensors | None:
-    """As :func:`check_edge_times`, in the form in which loaders have the edges."""
+    """As :func:`check_edge_times`, in the form of the loader's edges."""
     times = check_edge_times(g, time_filter, ids, edge_label_time)
     return None if times is None else unwrap_edges(g.schema, {r: torch.from_numpy(own) for r, own in times.items()})
 
 
 def negative_times(relation: Relation, edges: Edges, times: I64, src: I64) -> I64:
-    """The times of negatives with sources ``src``: each has that of its edge.
+    """Return the times of negatives with sources ``src``: each has that of its edge.
 
     Raises:
-        InvalidArgumentError: it cannot be told which edge a negative is of.
+        InvalidArgumentError: the sources do not show the edge of each negative.
     """
     k = len(src) // max(len(edges.src), 1)
     if not np.array_equal(np.repeat(edges.src, k), src):
@@ -120,15 +115,15 @@ def redraw_newer(
     times: I64,
     ends: tuple[I64, I64],
 ) -> tuple[tuple[I64, I64], I64]:
-    """Replace the destinations of negatives that are not there yet at their time, where nodes have times.
+    """Replace the destinations of negatives that are newer than their time, where nodes have times.
 
-    They are drawn anew among all nodes, as hashes of the edge and the number of the negative. One that is still too new
-    after some tries is left out.
+    They are drawn again among all nodes, as hashes of the edge and the number of the negative. A negative that is still
+    too new after :data:`_TRIES` draws is left out.
 
     Args:
         g: the graph.
-        how: of the sampler.
-        context: what the draws depend on.
+        how: the sampler's filter.
+        context: user seed and epoch.
         relation: of the edges.
         edges: the edges.
         times: int64[n], the times of their negatives.

@@ -45,12 +45,12 @@ Item: TypeAlias = int | tuple[str | Relation, int]
 
 
 class Chosen(NamedTuple):
-    """Seeds of which more is known than their ids; all in the form of these.
+    """Seeds with times or places, all in the form of the ids.
 
     Attributes:
         ids: the seeds.
         times: their times, or None.
-        places: which of the ids they are that a trainer was first given, or None.
+        places: their places among the ids of the trainer that had them first, or None.
     """
 
     ids: Any
@@ -59,34 +59,34 @@ class Chosen(NamedTuple):
 
 
 class Seeds:
-    """A rank's seeds: ids, or ids of several types, which batches mix; with times and places if wanted."""
+    """A rank's seeds: ids, or ids of several types, which batches mix; optionally with times and places."""
 
-    def __init__(self, given: TypedIds, what: str, times: TypedIds | None = None, *, placed: bool = False) -> None:
+    def __init__(self, ids: TypedIds, what: str, times: TypedIds | None = None, *, placed: bool = False) -> None:
         """Keep the ids.
 
         Args:
-            given: the ids.
-            what: names them in errors.
+            ids: the ids.
+            what: their name in errors.
             times: their times, in the same form.
-            placed: keep for each seed, which may get to another trainer, its place among ``given`` (of its type).
+            placed: keep for each seed, which may move to another trainer, its place among ``ids`` (of its type).
 
         Raises:
             InvalidArgumentError: the values are not integers in one dimension.
         """
         self._types: list[str | Relation] | None = None
-        if isinstance(given, Mapping):
-            self._types = list(given)
-            lists = [id_array(ids, f"{what} of {kind!r}") for kind, ids in given.items()]
+        if isinstance(ids, Mapping):
+            self._types = list(ids)
+            lists = [id_array(of_type, f"{what} of {kind!r}") for kind, of_type in ids.items()]
         else:
-            lists = [id_array(given, what)]
+            lists = [id_array(ids, what)]
         self._ids = _joined(lists)
         self._times = None
         if times is not None:
             of_types = times.values() if isinstance(times, Mapping) else [times]
-            self._times = _joined([id_array(some, f"times of {what}") for some in of_types])
-        self._places = _joined([np.arange(len(ids)) for ids in lists]) if placed else None
+            self._times = _joined([id_array(of_type, f"times of {what}") for of_type in of_types])
+        self._places = _joined([np.arange(len(of_type)) for of_type in lists]) if placed else None
         kinds = np.arange(len(lists), dtype=np.min_scalar_type(len(lists)))
-        self._kinds = kinds if self._types is None else np.repeat(kinds, [len(ids) for ids in lists])
+        self._kinds = kinds if self._types is None else np.repeat(kinds, [len(of_type) for of_type in lists])
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -98,17 +98,17 @@ class Seeds:
 
     @property
     def num_columns(self) -> int:
-        """How many numbers :meth:`rows` has of each seed."""
-        return sum(some is not None for some in (self._types, self._ids, self._times, self._places))
+        """The width of :meth:`rows`."""
+        return sum(column is not None for column in (self._types, self._ids, self._times, self._places))
 
     def rows(self, positions: I64) -> I64:
-        """The seeds at some positions as numbers: int64[b] ids, or int64[b, c] with all that is known of each."""
+        """Return the seeds at ``positions``: int64[b] ids, or int64[b, c] with type, time and place of each."""
         kinds = None if self._types is None else self._kinds
-        columns = [some[positions] for some in (kinds, self._ids, self._times, self._places) if some is not None]
+        columns = [column[positions] for column in (kinds, self._ids, self._times, self._places) if column is not None]
         return columns[0] if len(columns) == 1 else np.stack(columns, axis=1).astype(np.int64, copy=False)
 
     def of_rows(self, rows: I64) -> "Seeds":
-        """Other seeds, of the same types, of what :meth:`rows` has returned."""
+        """Return seeds of the same types from the result of :meth:`rows`."""
         columns = iter([rows] if rows.ndim == 1 else np.ascontiguousarray(rows.T))
         kinds = None if self._types is None else next(columns).astype(self._kinds.dtype)
         seeds = Seeds(next(columns), "seeds")
@@ -119,15 +119,15 @@ class Seeds:
         return seeds
 
     def _identities(self) -> I64:
-        """int64[n]: a number for each seed, of its id and its time. The place does not count: it differs by trainer."""
+        """Return int64[n], a number for each seed by its id and time, not by its place, which differs by trainer."""
         if self._times is None:
             return self._ids
-        found = np.empty(len(self), np.uint64)
-        hash_each(np.uint64(0), self._times, found)
-        return found.view(np.int64) ^ self._ids
+        hashes = np.empty(len(self), np.uint64)
+        hash_each(np.uint64(0), self._times, hashes)
+        return hashes.view(np.int64) ^ self._ids
 
     def digest(self) -> int:
-        """A sum of hashes of the seeds, below 2**48; whatever their order, and whoever has which, sums add up."""
+        """Return a sum of hashes of the seeds, below 2**48: the same in any order and division among trainers."""
         ids = self._identities()
         if self._types is None:
             return int(sum_of_hashes(np.uint64(0), ids)) % 2**48
@@ -135,21 +135,22 @@ class Seeds:
         return sum(map(int, each)) % 2**48
 
     def sequence(self) -> int:
-        """A hash of the seeds in their order, below 2**63."""
+        """Return a hash of the seeds in their order, below 2**63."""
         key = np.uint64(hash_of_sequence(np.uint64(0), self._kinds.astype(np.int64)))
         return int(hash_of_sequence(key, self._identities())) >> 1
 
     def hashes(self, key: np.uint64) -> U64:
-        """uint64[n]: a hash of each seed."""
+        """Return uint64[n], a hash of each seed."""
         ids = self._identities()
-        found = np.empty(len(self), np.uint64)
-        hash_each(key, ids if self._types is None else ids + (self._kinds.astype(np.int64) << 48), found)
-        return found
+        out = np.empty(len(self), np.uint64)
+        hash_each(key, ids if self._types is None else ids + (self._kinds.astype(np.int64) << 48), out)
+        return out
 
     def tensors(self, positions: I64) -> TypedTensors | Chosen:
-        """The seeds at int64[b] positions: ids, or ids by type with the types that occur; more if more is known."""
+        """Return the seeds at int64[b] positions: ids, or type -> ids; a :class:`Chosen` with times or places."""
         ids, times, places = (
-            None if some is None else self._by_type(some, positions) for some in (self._ids, self._times, self._places)
+            None if column is None else self._by_type(column, positions)
+            for column in (self._ids, self._times, self._places)
         )
         assert ids is not None
         return ids if times is None and places is None else Chosen(ids, times, places)
@@ -163,19 +164,19 @@ class Seeds:
         return cast(TypedTensors, by_kind)  # types of nodes or of edges
 
     def items(self, positions: I64) -> list[Item]:
-        """The seeds at int64[b] positions, one by one: ids, or ``(type, id)``."""
+        """Return the seeds at int64[b] positions as a list of ids, or of ``(type, id)``."""
         ids: list[int] = self._ids[positions].tolist()
         if self._types is None:
             return list(ids)
         return [(self._types[kind], one) for kind, one in zip(self._kinds[positions], ids, strict=True)]
 
 
-def as_seed_tensors(given: TypedIds | list[Item], what: str) -> TypedTensors:
-    """Seeds as samplers take them, of ids, of ids by type or of ``(type, id)`` pairs; as :meth:`Seeds.tensors`."""
-    ids = cast(TypedIds, given)
-    if isinstance(given, list) and given and isinstance(given[0], tuple):
+def as_seed_tensors(seeds_or_pairs: TypedIds | list[Item], what: str) -> TypedTensors:
+    """Return seeds in the form of :meth:`Seeds.tensors`, from ids, type -> ids or ``(type, id)`` pairs."""
+    ids = cast(TypedIds, seeds_or_pairs)
+    if isinstance(seeds_or_pairs, list) and seeds_or_pairs and isinstance(seeds_or_pairs[0], tuple):
         by_kind: dict[str | Relation, list[int]] = {}
-        for kind, one in cast(list[tuple[str | Relation, int]], given):
+        for kind, one in cast(list[tuple[str | Relation, int]], seeds_or_pairs):
             by_kind.setdefault(kind, []).append(one)
         ids = by_kind
     seeds = Seeds(ids, what)
@@ -183,16 +184,16 @@ def as_seed_tensors(given: TypedIds | list[Item], what: str) -> TypedTensors:
 
 
 def _joined(lists: list[I64]) -> I64:
-    """One list, without copying where there is one."""
+    """Concatenate; a single list is not copied."""
     return lists[0] if len(lists) == 1 else np.concatenate([np.empty(0, np.int64), *lists])
 
 
 @collective("the ranks of ``allreduce``")
 def agreed_steps(num_seeds: int, batch_size: int, drop_last: bool, allreduce: Callable[[int, bool], int]) -> int:
-    """Return the number of steps of an epoch, which is that of every trainer that can make as many minibatches.
+    """Return the number of steps of an epoch: as many as the trainer with most seeds needs.
 
-    That is as many as the trainer with most seeds needs; one with fewer seeds makes smaller minibatches, down to one
-    seed each. With ``drop_last``, as many as every trainer can fill, except those that cannot fill one.
+    One with fewer seeds makes smaller minibatches, down to one seed each. With ``drop_last``, as many as every trainer
+    can fill, except those that cannot fill one.
 
     Args:
         num_seeds: seeds of this rank.
@@ -208,7 +209,7 @@ def agreed_steps(num_seeds: int, batch_size: int, drop_last: bool, allreduce: Ca
 
 
 def batch_bounds(num_seeds: int, batch_size: int, drop_last: bool, steps: int) -> I64:
-    """int64[batches + 1]: where this rank's batches begin and end."""
+    """Return int64[batches + 1], the bounds of this rank's batches."""
     if drop_last:
         return np.arange(min(steps, num_seeds // batch_size) + 1, dtype=np.int64) * batch_size
     alone = -(-num_seeds // batch_size)
@@ -222,6 +223,6 @@ def batch_bounds(num_seeds: int, batch_size: int, drop_last: bool, steps: int) -
 
 
 def shuffled(num_seeds: int, seed: int, epoch: int, rank: int) -> I64:
-    """A permutation of ``range(num_seeds)`` that depends on the arguments alone."""
+    """Return a permutation of ``range(num_seeds)`` that depends only on the arguments."""
     generator = np.random.Generator(np.random.Philox(key=int(combine(seed, epoch, rank))))
     return generator.permutation(num_seeds)

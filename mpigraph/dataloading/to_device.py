@@ -1,4 +1,4 @@
-"""How minibatches get to a GPU, or into pinned memory: made in one thread, used in another.
+"""Moves minibatches to a GPU, or into pinned memory.
 
 Rows of features are gathered into pinned memory. The structure of a minibatch, dozens of small arrays, is packed into
 one piece of it. Copies run on a stream of their own, so that the model's stream computes meanwhile; it waits for them,
@@ -33,8 +33,8 @@ class _Sent:
 
     Attributes:
         batch: the minibatch.
-        event: is over when the copies are; None if they are already, or there are none.
-        memory: what was made on the copying stream.
+        event: completes with the copies; None if nothing is outstanding.
+        memory: tensors made on the copying stream.
     """
 
     batch: Any
@@ -43,17 +43,17 @@ class _Sent:
 
 
 class ToDevice:
-    """Where the minibatches of one loader are to be, and how they get there.
+    """Moves the minibatches of one loader to their device.
 
     Attributes:
-        pin_memory: whether rows are to be gathered into pinned memory.
+        pin_memory: gather rows into pinned memory.
     """
 
     def __init__(self, device: torch.device | str | None, pin_memory: bool) -> None:
-        """Choose the way, in the consumer's thread: "cuda" is the GPU that is current there.
+        """Set up in the consumer's thread: "cuda" is the GPU that is current there.
 
         Args:
-            device: where minibatches are to be; the CPU if None.
+            device: device of the minibatches; the CPU if None.
             pin_memory: put minibatches that stay on the CPU into pinned memory. Without a GPU this is a warning, as in
                 ``torch.utils.data.DataLoader``.
 
@@ -74,11 +74,11 @@ class ToDevice:
             self._stream = self._accelerator.new_stream(None if self._device == _CPU else self._device)
 
     def of(self, stages: Stages[Any], own_thread: bool) -> Stages[Any]:
-        """The stages with the way to the device behind them; as they are if minibatches stay as they are made.
+        """Return the stages followed by the move to the device, if there is any.
 
         Args:
             stages: make minibatches on the CPU, with rows in pinned memory if :attr:`pin_memory`.
-            own_thread: whether a thread of the library makes them, and not the consumer's.
+            own_thread: a thread of the library makes them, not the consumer's.
         """
         if self._device == _CPU and self._accelerator is None:
             return stages
@@ -95,7 +95,7 @@ class ToDevice:
             return _Sent(batch, accelerator.record(self._stream) if memory else None, memory)
 
     def _begin(self, batch: Any, accelerator: Accelerator) -> tuple[Any, list[torch.Tensor]]:
-        """Begin to copy a minibatch on the current stream; return it as it will be, and the memory that copies fill."""
+        """Begin to copy a minibatch on the current stream; return the new one, and the memory that the copies fill."""
         memory: list[torch.Tensor] = []
 
         def send(tensor: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,7 @@ class ToDevice:
         return _changed(batch, send_alone, lambda tensor: sent[id(tensor)], device), memory
 
     def _receive(self, sent: _Sent) -> Any:
-        """What the consumer gets, in its thread: its stream works on the minibatch once the copies are there."""
+        """Return the minibatch in the consumer's thread, whose stream waits for the copies."""
         accelerator = self._accelerator
         if accelerator is not None and sent.event is not None:
             stream = accelerator.current_stream(self._device)
@@ -135,13 +135,13 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _changed(part: Any, alone: _Change, inside: _Change, device: torch.device | None) -> Any:
-    """A minibatch with other tensors in place of its own; a PyG object is changed itself.
+    """Replace the tensors of a minibatch; a PyG object is changed in place.
 
     Args:
         part: the minibatch, or a part of it.
-        alone: makes the new tensor of one that stands by itself.
-        inside: makes that of one in a graph, or in a PyG object.
-        device: where the new ones are; where those before are if None.
+        alone: returns the replacement of a tensor by itself.
+        inside: returns the replacement of a tensor in a graph, or in a PyG object.
+        device: device of the new tensors; that of the old ones if None.
     """
     if isinstance(part, torch.Tensor):
         return alone(part)
@@ -157,13 +157,13 @@ def _changed(part: Any, alone: _Change, inside: _Change, device: torch.device | 
 
 
 def _to_pin(tensor: torch.Tensor, accelerator: Accelerator) -> bool:
-    """Whether a tensor is to be copied into pinned memory: not if it is there, or more than values."""
+    """Return whether to copy a tensor into pinned memory: not if it is there, or sparse, or needs gradients."""
     plain = tensor.layout == torch.strided and not tensor.requires_grad
     return plain and tensor.device == _CPU and not accelerator.is_pinned(tensor)
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Where tensors begin in memory that they share, and last, its size; in bytes."""
+    """Return the bytes at which tensors begin in shared memory, and last, its size."""
     sizes = (-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors)
     return list(itertools.accumulate(sizes, initial=0))
 
@@ -177,6 +177,6 @@ def _pack(tensors: Sequence[torch.Tensor], accelerator: Accelerator) -> torch.Te
 
 
 def _views(packed: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that were packed, as views of the memory or of its copy."""
+    """Return packed tensors as views of the memory, or of its copy."""
     pieces = zip(_places(tensors), tensors, strict=False)
     return [packed[at : at + like.nbytes].view(like.dtype).view(like.shape) for at, like in pieces]

@@ -1,4 +1,4 @@
-"""The work of an epoch: sample minibatches, some of them ahead, and fetch what each reads, in the epoch's order."""
+"""The work of an epoch: sample minibatches ahead, and fetch the rows of each, in the epoch's order."""
 
 import threading
 from collections import deque
@@ -17,23 +17,23 @@ __all__ = ["Answering", "LoaderStats", "Pipeline"]
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """What a loader did on this trainer.
+    """Counts and times of a loader on this trainer.
 
-    Far rows are those of its ``features`` (and of the sampler's), through a cache or not; labels are not counted.
+    Remote rows are those of its ``features`` (and of the sampler's), with or without a cache; labels are not counted.
 
     Attributes:
-        totals: all spans and counters, which the fields below are drawn from.
-        minibatches: how many were made.
-        far_rows: rows that other nodes hold, each as often as a minibatch reads it.
-        cached_rows: how many of these were in a cache.
-        fetched_rows: how many were fetched from their hosts. The others came with the same row of another minibatch.
+        totals: all spans and counters, from which the other fields are computed.
+        minibatches: minibatches made.
+        far_rows: remote rows, each as often as a minibatch reads it.
+        cached_rows: remote rows found in a cache.
+        fetched_rows: remote rows fetched from their hosts. The rest came with the same row of another minibatch.
         fetched_bytes: their bytes.
-        fetch_seconds: time of gathering rows, near ones too.
+        fetch_seconds: time of gathering rows, local ones too.
         sample_seconds: time of sampling.
-        plan_seconds: of finding out which rows are far and who reads them next.
-        place_seconds: of the rest of making minibatches: copies out of and into the cache, moves to the device.
-        wait_seconds: for which the consumer waited for minibatches.
-        step_seconds: for which the consumer used them.
+        plan_seconds: time of finding the remote rows and their next readers.
+        place_seconds: time of the rest: copies out of and into the cache, moves to the device.
+        wait_seconds: time in which the consumer waited for minibatches.
+        step_seconds: time in which the consumer used them.
     """
 
     totals: Snapshot = field(default_factory=Snapshot)
@@ -51,7 +51,7 @@ class LoaderStats:
 
     @classmethod
     def of(cls, totals: Snapshot) -> "LoaderStats":
-        """Draw the fields from sums of spans and counters."""
+        """Compute the fields from sums of spans and counters."""
         counts = ("minibatches", "far_rows", "cached_rows", "fetched_rows", "fetched_bytes")
         stages = ("fetch", "sample", "plan", "place", "wait", "step")
         seconds = _seconds(totals)
@@ -63,11 +63,11 @@ class LoaderStats:
 
     @property
     def hit_rate(self) -> float:
-        """The fraction of far rows that were not fetched."""
+        """The fraction of remote rows that were not fetched."""
         return 1 - self.fetched_rows / self.far_rows if self.far_rows else 0.0
 
     def since(self, before: "LoaderStats") -> "LoaderStats":
-        """Return what was done since ``before``, of the same loader."""
+        """Return the difference to earlier stats of the same loader."""
         return self.of(self.totals.since(before.totals))
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class LoaderStats:
 
 
 def _seconds(totals: Snapshot) -> dict[str, float]:
-    """Return the seconds of each stage; fetching lies inside placing, and counts as itself alone."""
+    """Return the seconds of each stage, those of "place" without the fetch inside."""
     seconds = {name: stage.seconds for name, stage in totals.stages.items()}
     if "place" in seconds:
         seconds["place"] -= seconds.get("fetch", 0.0)
@@ -91,8 +91,8 @@ class Pipeline:
     """Makes the minibatches of one loader, an epoch at a time.
 
     Attributes:
-        lookahead: how many minibatches are sampled before the first of them is fetched.
-        totals: of all epochs.
+        lookahead: minibatches sampled before the first of them is fetched.
+        totals: sums of all epochs.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Pipeline:
         self._epoch = 0
 
     def stats(self) -> LoaderStats:
-        """Return what was done so far."""
+        """Return the stats so far."""
         return LoaderStats.of(self.totals.snapshot())
 
     def produce(
@@ -114,14 +114,14 @@ class Pipeline:
     ) -> Iterator[Any]:
         """Yield the minibatches of an epoch.
 
-        The first one is fetched as soon as it is sampled; then two are sampled for each that is fetched, until enough
-        are ahead. If sampling fails, those that were sampled before come first.
+        The first one is fetched as soon as it is sampled; then two are sampled for each fetch, until ``lookahead`` are
+        ahead. If sampling fails, the minibatches sampled before come first.
 
         Args:
             batches: positions of each minibatch's seeds.
             sample: draws the minibatch of some positions.
-            stages: what is done with it.
-            all_sampled: called once nothing is left to sample, if minibatches are still to be fetched.
+            stages: the stages after sampling.
+            all_sampled: called after the last sample, if minibatches are still to be fetched.
         """
         ahead: deque[Any] = deque()
         error: Exception | None = None
@@ -131,7 +131,7 @@ class Pipeline:
         try:
             for number, positions in enumerate(batches, 1):
                 try:
-                    with UNINTERRUPTED, self.totals:  # what was announced and what is fetched stay in step
+                    with UNINTERRUPTED, self.totals:  # announcements and fetches stay in step
                         self._batch += 1
                         with span("sample", self._batch):
                             sampled = sample(positions)
@@ -150,7 +150,7 @@ class Pipeline:
             if error is not None:
                 raise error
         finally:
-            if epoch == self._epoch:  # else it was left, and dies late: what is announced now is another one's
+            if epoch == self._epoch:  # else it was left and dies late, while another epoch announces
                 _forget(stages)
 
     def _fetch(self, sample: Any, stages: Stages[Any]) -> Any:
@@ -167,7 +167,7 @@ def _forget(stages: Stages[Any]) -> None:
 
 
 class Answering:
-    """Answers the other trainers' requests from when this one has sampled its last minibatch until all have."""
+    """Answers the other trainers, once this one has sampled its last minibatch, until all have."""
 
     def __init__(self, serve: Callable[[], None], world: World) -> None:
         """``serve()`` answers until all trainers are idle."""
@@ -176,7 +176,7 @@ class Answering:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Begin in a thread: the others may need answers before minibatches that are sampled already are used."""
+        """Begin in a thread: others may need answers before this trainer has used its last minibatches."""
         self._thread = threading.Thread(target=self._run, name="mpigraph-answering", daemon=True)
         self._thread.start()
 
