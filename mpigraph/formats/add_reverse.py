@@ -37,14 +37,14 @@ def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> Graph
     edges: dict[Relation, tuple[RowArray, RowArray]] = {}
     feats: dict[Relation, Mapping[str, Feature]] = {}
     for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
-        given = source.edge_feats.get(relation_key(relation), {})
+        of_relation = source.edge_feats.get(relation_key(relation), {})
         if relation[0] == relation[2] and not own_relations:
             edges[relation] = both_ways(src, dst)
-            feats[relation] = {n: f._replace(values=Concatenated([f.values] * 2)) for n, f in given.items()}
+            feats[relation] = {n: f._replace(values=Concatenated([f.values] * 2)) for n, f in of_relation.items()}
         else:
             reverse = _reverse(relation, source.schema)
             edges |= {relation: (src, dst), reverse: (dst, src)}
-            feats |= {relation: given, reverse: given}
+            feats |= {relation: of_relation, reverse: of_relation}
     relations = sorted(edges)  # the order of relations in every graph, which numbers the matrices of layers
     return replace(
         source,

@@ -42,7 +42,7 @@ _UNITS = ("s", "ms", "us", "ns")
 
 
 class Values(NamedTuple):
-    """What a block of a column of text holds.
+    """The values in a block of a column of text.
 
     Attributes:
         kind: "integer", "float", "bool", "time", "list" or "string"; None if no row has a value.
@@ -190,8 +190,7 @@ def values_of(text: Any, place: Place) -> Values:
     """Return the values in a column of text: integers, else floats, bools, times, lists of numbers, else strings.
 
     Args:
-        text: a string array, none of which is null. Blanks around values do not count; "", NA, NaN and null are
-            missing values.
+        text: a string array without nulls. Blanks around values do not count; "", NA, NaN and null are missing values.
         place: names a row.
 
     Raises:
@@ -313,7 +312,7 @@ def _times(text: Any, place: Place) -> Array:
 
 
 def _seconds(times: Any) -> Array:
-    """Return times, none of which is missing, as int64 seconds since 1970, rounded down."""
+    """Return times without gaps as int64 seconds since 1970, rounded down."""
     return np.asarray(times.to_numpy(zero_copy_only=False).astype("datetime64[s]").astype(np.int64))
 
 

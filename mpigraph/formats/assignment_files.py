@@ -53,18 +53,18 @@ def read_assignment(
             raise GraphDataError(f"{path}: no such file or directory")
         parts = _parts_in(path, sum(num_nodes), len(schema.ntypes) == 1)
         return checked_parts(path, parts, sum(num_nodes), num_parts)
-    found = np.empty(sum(num_nodes), np.int32)
+    whole = np.empty(sum(num_nodes), np.int32)
     done = 0
     for ntype, count in zip(schema.ntypes, num_nodes, strict=True):
         file = _file_of(path, ntype, count)
         if file is not None:
-            found[done : done + count] = checked_parts(file, _parts_in(file, count, True), count, num_parts)
+            whole[done : done + count] = checked_parts(file, _parts_in(file, count, True), count, num_parts)
         done += count
-    return found
+    return whole
 
 
 def _file_of(folder: Path, ntype: str, count: int) -> Path | None:
-    """Return the file of a node type; None if there is none, and there are no nodes."""
+    """Return the file of a node type; None for a type without a file and without nodes."""
     names = [name for name in dict.fromkeys([ntype, dgl_name(ntype)]) if "/" not in name]
     every = [folder / f"{name}{ending}" for name in names for ending in _ENDINGS]
     files = [file for file in every if os.path.lexists(file)]
@@ -78,7 +78,6 @@ def _file_of(folder: Path, ntype: str, count: int) -> Path | None:
 
 
 def _parts_in(path: Path, count: int, one_type: bool) -> RowArray:
-    """Return the parts that a file has, in the order of the nodes."""
     if first_bytes(path, len(_NPY)) == _NPY:
         return mapped_npy(path)
     try:
@@ -101,18 +100,17 @@ def _parts_in(path: Path, count: int, one_type: bool) -> RowArray:
 
 
 def _in_order(path: Path, table: I64, count: int) -> Array:
-    """Return the parts of lines of node and part."""
     nodes, parts = table.T
     bad = np.flatnonzero((nodes < 0) | (nodes >= count))
     if len(bad):
         raise GraphDataError(f"{path}, row {bad[0]}: there is no node {nodes[bad[0]]} among {count}")
-    found = np.full(count, -1, np.int64)
-    found[nodes] = parts
+    in_order = np.full(count, -1, np.int64)
+    in_order[nodes] = parts
     times = np.bincount(nodes, minlength=count)
     wrong = np.flatnonzero(times != 1)
     if len(wrong):
         raise GraphDataError(f"{path} must have every node once (got node {wrong[0]} {times[wrong[0]]} times)")
-    return found
+    return in_order
 
 
 def checked_parts(path: Path, parts: RowArray, count: int, num_parts: int | None) -> I32:

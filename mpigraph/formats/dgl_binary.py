@@ -52,15 +52,7 @@ T = TypeVar("T")
 
 @dataclass
 class PartGraph:
-    """The graph in a part's ``graph.dgl``.
-
-    Attributes:
-        num_nodes: number of nodes.
-        src: int[edges], sources, numbered inside the part.
-        dst: int[edges], destinations.
-        ndata: node data by name, rows as they are stored.
-        edata: edge data by name.
-    """
+    """The graph in a part's ``graph.dgl``: edges int[m] between nodes numbered inside the part, and data by name."""
 
     num_nodes: int
     src: Array
@@ -130,8 +122,8 @@ class _Stream:
     def name(self) -> str:
         return self.bytes(self.count(1)).decode()
 
-    def magic(self, wanted: int, what: str) -> None:
-        if self.number() != wanted:
+    def magic(self, expected: int, what: str) -> None:
+        if self.number() != expected:
             raise self.error(f"holds no {what} of DGL at byte {self.at - 8}")
 
     def array(self) -> Feature:
@@ -155,10 +147,10 @@ class _Stream:
 
     def ids(self) -> Array:
         """Map an array of ids."""
-        found = np.asarray(self.array().values)
-        if found.ndim != 1 or found.dtype.kind != "i":
-            raise self.error(f"has ids that are {found.dtype}{list(found.shape)}")
-        return found
+        ids = np.asarray(self.array().values)
+        if ids.ndim != 1 or ids.dtype.kind != "i":
+            raise self.error(f"has ids that are {ids.dtype}{list(ids.shape)}")
+        return ids
 
     def named_arrays(self) -> dict[str, Feature]:
         return {self.name(): self.array() for _ in range(self.count(8 + 8))}
@@ -188,18 +180,17 @@ def _part_graph(stream: _Stream) -> PartGraph:
     if len(counts) != 1 or any(len(frames) != 1 for frames in data):
         raise stream.error("has a typed graph (the graph of a part has no types)")
     graph = PartGraph(counts[0], src, dst)
-    for frames, found, length, what in zip(
+    for frames, table, length, what in zip(
         data, (graph.ndata, graph.edata), (graph.num_nodes, len(src)), ("nodes", "edges"), strict=True
     ):
         for name, feature in frames[0].items():
             if feature.values.ndim < 1 or len(feature.values) != length:
                 raise stream.error(f"data {name!r} must have a row for each of {length} {what}")
-            found[name] = np.asarray(feature.values)
+            table[name] = np.asarray(feature.values)
     return graph
 
 
 def _skip_immutable(stream: _Stream) -> None:
-    """Go on behind a graph of types."""
     stream.magic(_IMMUTABLE, "graph of types")
     _csr(stream)
 
@@ -208,26 +199,25 @@ def _csr(stream: _Stream) -> tuple[Array, Array, Array]:
     """Return indptr, indices and the edge of each index (none: its position)."""
     stream.magic(_CSR_MATRIX, "CSR matrix")
     stream.skip(8 + 8)  # the numbers of columns and rows
-    found = stream.ids(), stream.ids(), stream.ids()
+    arrays = stream.ids(), stream.ids(), stream.ids()
     stream.skip(1)  # whether it is sorted
-    return found
+    return arrays
 
 
 def _relation(stream: _Stream) -> tuple[Array, Array]:
-    """Return the ends of the edges in their order."""
     stream.magic(_UNIT, "relation")
     stored = stream.number()
     formats = stored & (_FLAGS - 1) if stored >= _FLAGS else _BY_NUMBER.get(stored, 0)
     stream.skip(8)  # the formats that it may have
-    found: tuple[Array, Array] | None = None
+    in_order: tuple[Array, Array] | None = None
     for bit in (_COO, _CSR, _CSC):
         if formats & bit:
             _skip_immutable(stream)
             ends = _coo_ends(stream) if bit == _COO else _csr_ends(stream, by_dst=bit == _CSC)
-            found = found or ends
-    if found is None:
+            in_order = in_order or ends
+    if in_order is None:
         raise stream.error(f"has a relation in no known format ({stored:#x})")
-    return found
+    return in_order
 
 
 def _coo_ends(stream: _Stream) -> tuple[Array, Array]:
@@ -246,9 +236,8 @@ def _csr_ends(stream: _Stream, by_dst: bool) -> tuple[Array, Array]:
     if not rising or len(edges) not in (0, len(indices)):
         raise stream.error("has a CSR matrix that contradicts itself")
     rows = np.repeat(np.arange(len(indptr) - 1, dtype=indices.dtype), np.diff(indptr))
-    of_rows = _in_order(stream, edges, rows)
-    others = _in_order(stream, edges, indices)
-    return (others, of_rows) if by_dst else (of_rows, others)
+    ends = _in_order(stream, edges, rows), _in_order(stream, edges, indices)
+    return ends[::-1] if by_dst else ends
 
 
 def _in_order(stream: _Stream, edges: Array, values: Array) -> Array:
@@ -257,6 +246,6 @@ def _in_order(stream: _Stream, edges: Array, values: Array) -> Array:
         return values
     if not np.array_equal(np.sort(edges), np.arange(len(values))):
         raise stream.error("has edges that are not numbered through")
-    found = np.empty_like(values)
-    found[edges] = values
-    return found
+    in_order = np.empty_like(values)
+    in_order[edges] = values
+    return in_order

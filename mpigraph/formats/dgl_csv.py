@@ -72,26 +72,24 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
 def _entries(
     path: Path, meta: Mapping[str, Any], section: str, defaults: Mapping[str, Any], left_out: list[str]
 ) -> list[dict[str, Any]]:
-    """Return the files of a section with all fields; "file_name" is a path."""
     entries = meta.get(section)
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise GraphDataError(f"{path / _META}: {section} must be a list of mappings with file_name")
-    found = []
-    for given in entries:
-        left_out += [f"{key!r} of {section} in {_META}" for key in given if key not in {"file_name", *defaults}]
-        entry = {**defaults, **{key: value for key, value in given.items() if value is not None}}
+    complete = []
+    for own in entries:
+        left_out += [f"{key!r} of {section} in {_META}" for key in own if key not in {"file_name", *defaults}]
+        entry = {**defaults, **{key: value for key, value in own.items() if value is not None}}
         for key in ("file_name", *(key for key in defaults if key.endswith("_field"))):
             if not isinstance(entry.get(key), str):
                 raise GraphDataError(f"{path / _META}: {section}: {key} must be a name (got {entry.get(key)!r:.60})")
         entry["file_name"] = path / entry["file_name"]
         if not entry["file_name"].is_file():
             raise GraphDataError(f"{path / _META}: {section}: there is no file {entry['file_name']}")
-        found.append(entry)
-    return found
+        complete.append(entry)
+    return complete
 
 
 def _columns(entry: Mapping[str, Any], form: TextForm, graph_ids: set[str], left_out: list[str]) -> dict[str, str]:
-    """Return the columns of a file by the names of features."""
     file = entry["file_name"]
     names = TextFiles([file], form).names
     left_out += [f"column {number} of {file.name}: has no name" for number, name in enumerate(names, 1) if not name]
@@ -102,10 +100,10 @@ def _columns(entry: Mapping[str, Any], form: TextForm, graph_ids: set[str], left
 
 def _type(path: Path, section: str, names: object, length: int) -> Any:
     """Return the names of a node type or a relation; DGL's default is that of this library."""
-    found = tuple([names] if isinstance(names, str) else names) if isinstance(names, str | list) else ()
-    if len(found) != length or not all(isinstance(name, str) for name in found):
+    listed = [names] if isinstance(names, str) else names
+    if not isinstance(listed, list) or len(listed) != length or not all(isinstance(name, str) for name in listed):
         raise GraphDataError(f"{path / _META}: {section}: a type must be {length} name(s) (got {names!r:.60})")
-    return tuple(DEFAULT_NTYPE if name == "_V" else name for name in found)
+    return tuple(DEFAULT_NTYPE if name == "_V" else name for name in listed)
 
 
 def _add(path: Path, tables: dict[Any, Any], key: object, table: object) -> None:
@@ -164,10 +162,8 @@ def _in_order_of_ids(source: GraphSource) -> GraphSource:
 
 
 def _named(features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Return features under the names of their columns."""
     own = {"id": features[_OWN_ID]} if _OWN_ID in features else {}
     return {name: feature for name, feature in features.items() if name != _OWN_ID} | own
 
 
 DGL_CSV = Layout("DGL's CSVDataset", _META, _is_at, _read, takes=("tables",), by_all_ranks=True)
-"""The layout."""

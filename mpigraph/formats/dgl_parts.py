@@ -1,13 +1,13 @@
 """Read a graph that DGL's ``partition_graph`` or its distributed partitioning has cut, without DGL.
 
 A configuration ``<name>.json`` names for each part ``graph.dgl``, ``node_feat.dgl`` and ``edge_feat.dgl``
-(``dgl_binary.py``). The graph of a part has homogeneous ids in ``_ID``, of which the configuration tells the types, and
-copies of nodes and edges of other parts (``inner_node``, ``inner_edge`` are 0), which are left out. In older ones there
-are no types at all, relations by name alone, or only the ends of the parts' ranges.
+(``dgl_binary.py``). The graph of a part has homogeneous ids in ``_ID``, whose types the configuration tells, and copies
+of nodes and edges of other parts (``inner_node``, ``inner_edge`` are 0), which are left out. Older configurations have
+no types, relations by name alone, or only the ends of the parts' ranges.
 
 Nodes and edges keep the type-wise ids that DGL gave them. Original ids are known where a part's graph has ``orig_id``,
-or where ``orig_nids.dgl`` and ``orig_eids.dgl`` lie beside it; else DGL's ids are taken for the original ones, which a
-line of the log tells. Data keep their names and dtypes, except ``train_mask``, ``val_mask`` and ``test_mask``: DGL
+or where ``orig_nids.dgl`` and ``orig_eids.dgl`` lie beside it; else DGL's ids are taken for the original ones, and a
+line of the log says so. Data keep their names and dtypes, except ``train_mask``, ``val_mask`` and ``test_mask``: DGL
 stores them as uint8, and they become bool again. Names of files may lead out of the folder: look at the configuration
 of strangers before you read it. ``fused_csc_sampling_graph.pt`` is not read: it is a pickle, which can
 run code.
@@ -24,21 +24,23 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I64, Array
-from mpigraph.errors import GraphDataError, MPIGraphError, check_text
+from mpigraph.errors import GraphDataError, check_text
 from mpigraph.formats.dgl_binary import PartGraph, read_part_graph, read_tensors
+from mpigraph.formats.edge_lists import CollectedEdges
 from mpigraph.formats.id_maps import typewise
-from mpigraph.formats.input_files import FolderFiles
+from mpigraph.formats.input_files import FolderFiles, reading
 from mpigraph.formats.shards import parts_of
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key, relations_in
-from mpigraph.partition.row_arrays import GrowingFile, MadeRows, RowArray, concatenated
+from mpigraph.partition.row_arrays import MadeRows, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 
 __all__ = ["is_dgl_partition", "read_dgl_partition"]
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
+_ENDS = {"src": "int64", "dst": "int64"}
 _NID = _EID = "_ID"
 _OWN = (_NID, "_TYPE", "inner_node", "inner_edge", "orig_id", "part_id")  # what DGL puts into the graph of a part
 
@@ -64,17 +66,12 @@ def read_dgl_partition(path: Path, scratch: Path | None = None) -> GraphSource:
         GraphDataError: a file is missing or damaged, or they contradict one another; names the file.
         StorageError: a temporary file cannot be written.
     """
-    try:
-        config = _Config(path)
-        return _source(config, scratch)
-    except GraphDataError as error:
-        raise error if str(path.parent) in str(error) else GraphDataError(f"{path}: {error}") from error
-    except (MPIGraphError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise GraphDataError(f"{path}: damaged partition configuration: {error!r}") from error
+    with reading(path, path.parent):
+        return _source(_Config(path), scratch)
 
 
 class _Config:
-    """What the configuration says. Types are in DGL's order."""
+    """The configuration. Types are in DGL's order."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -101,7 +98,7 @@ class _Config:
             )
         if set(table) != set(names):
             raise GraphDataError(f"{what} has the types {sorted(table)}, expected {sorted(names)}")
-        found = np.zeros((len(names), self.num_parts, 2), np.int64)
+        ranges_of = np.zeros((len(names), self.num_parts, 2), np.int64)
         for number, name in enumerate(names):
             rows = table[name]
             if rows and not isinstance(rows[0], list):  # only the ends of the ranges
@@ -109,13 +106,13 @@ class _Config:
             ranges = np.asarray(rows)
             if ranges.shape != (self.num_parts, 2) or ranges.dtype.kind != "i":
                 raise GraphDataError(f"{what} of {name!r} must have {self.num_parts} ranges (got {rows!r:.60})")
-            found[number] = ranges
-        flat = found.transpose(1, 0, 2).reshape(-1, 2)  # part by part, and inside a part type by type
+            ranges_of[number] = ranges
+        flat = ranges_of.transpose(1, 0, 2).reshape(-1, 2)  # part by part, and inside a part type by type
         if flat[0, 0] != 0 or (flat[:, 0] > flat[:, 1]).any() or (flat[1:, 0] != flat[:-1, 1]).any():
             raise GraphDataError(f"the ranges in {what} do not follow each other")
         if flat[-1, 1] != total:
             raise GraphDataError(f"{what} covers {flat[-1, 1]} ids, expected {total}")
-        return found
+        return ranges_of
 
     def file(self, part: int, which: str) -> Path:
         """Return a file of a part."""
@@ -136,9 +133,9 @@ class _Config:
 
     def left_out(self) -> tuple[str, ...]:
         """Name the data and the files of parts that were not read, and in how many parts they are."""
-        found = self.unread_data.copy()
-        found.update(name for folder in self.folders.values() for name in folder.left_out())
-        return tuple(f"{name} of {count} part{'s' if count > 1 else ''}" for name, count in found.items())
+        counts = self.unread_data.copy()
+        counts.update(name for folder in self.folders.values() for name in folder.left_out())
+        return tuple(f"{name} of {count} part{'s' if count > 1 else ''}" for name, count in counts.items())
 
 
 def _by_id(table: Mapping[str, int]) -> list[str]:
@@ -171,53 +168,45 @@ class _TypedIds:
 
 
 @dataclass
-class _OfType:
-    """What is collected of one relation, part after part."""
+class _Collected:
+    """Edges by relation, the types that they join, and original ids by type and part, None where they are not known."""
 
-    src: GrowingFile
-    dst: GrowingFile
-    ends: tuple[int, int] | None = None
+    edges: list[CollectedEdges]
+    joined: list[tuple[int, int] | None]
+    node_ids: list[list[I64 | None]]
+    edge_ids: list[list[I64 | None]]
 
 
 def _source(config: _Config, scratch: Path | None) -> GraphSource:
-    node_ids = [_Originals() for _ in config.ntypes]
-    edge_ids = [_Originals() for _ in config.etypes]
     with ExitStack() as stack:
-        growing = [
-            _OfType(
-                stack.enter_context(GrowingFile(np.int64, (), scratch)),
-                stack.enter_context(GrowingFile(np.int64, (), scratch)),
-            )
-            for _ in config.etypes
-        ]
+        edges = [stack.enter_context(CollectedEdges(_ENDS, scratch)) for _ in config.etypes]
+        collected = _Collected(edges, [None] * len(edges), [[] for _ in config.ntypes], [[] for _ in edges])
         for part in range(config.num_parts):
-            _Part(config, part).collect(growing, node_ids, edge_ids)
-        ends = [(of_type.src.finish(), of_type.dst.finish()) for of_type in growing]
-    relations = [_relation(config, name, of_type.ends) for name, of_type in zip(config.etypes, growing, strict=True)]
+            _Part(config, part).collect(collected)
+        ends = [relation_edges.finish() for relation_edges in edges]
+    relations = [_relation(config, name, joined) for name, joined in zip(config.etypes, collected.joined, strict=True)]
     node_feats, edge_feats = _features(config, relations)
     # in alphabetical order, as from the other readers
-    nodes = sorted(range(len(config.ntypes)), key=config.ntypes.__getitem__)
-    edges = sorted(range(len(relations)), key=relations.__getitem__)
-    schema = Schema(tuple(config.ntypes[t] for t in nodes), tuple(relations[r] for r in edges))
-    book = RangeBook(schema, _offsets(config.nodes, nodes), _offsets(config.edges, edges))
-    counts = tuple(book.num_nodes(t) for t in range(len(nodes)))
+    ntype_order = sorted(range(len(config.ntypes)), key=config.ntypes.__getitem__)
+    order = sorted(range(len(relations)), key=relations.__getitem__)
+    schema = Schema(tuple(config.ntypes[t] for t in ntype_order), tuple(relations[r] for r in order))
+    book = RangeBook(schema, _offsets(config.nodes, ntype_order), _offsets(config.edges, order))
+    counts = tuple(book.num_nodes(t) for t in range(len(ntype_order)))
     return GraphSource(
         schema,
         counts,
-        tuple(ends[r] for r in edges),
+        tuple((ends[r][0], ends[r][1]) for r in order),
         {name: node_feats.get(name, {}) for name in schema.ntypes},
         {relation_key(relation): edge_feats.get(relation, {}) for relation in schema.relations},
         path=str(config.path),
-        node_ids=_known(config, "nodes", [node_ids[t] for t in nodes], counts),
-        edge_ids=_known(config, "edges", [edge_ids[r] for r in edges], [len(ends[r][0]) for r in edges]),
+        node_ids=_known(config, "nodes", [collected.node_ids[t] for t in ntype_order], counts),
+        edge_ids=_known(config, "edges", [collected.edge_ids[r] for r in order], [len(ends[r][0]) for r in order]),
         parts=parts_of(book),
         left_out=config.left_out(),
     )
 
 
 class _Part:
-    """The graph of a part."""
-
     def __init__(self, config: _Config, part: int) -> None:
         self.config = config
         self.part = part
@@ -233,7 +222,7 @@ class _Part:
             raise GraphDataError(f"{self.path}: {what} have no integers {name!r}")
         return data[name]
 
-    def collect(self, edges: Sequence[_OfType], node_ids: "list[_Originals]", edge_ids: "list[_Originals]") -> None:
+    def collect(self, collected: _Collected) -> None:
         """Add the part's own edges to those of each relation, and its original ids."""
         graph, config = self.graph, self.config
         nids = self._data("nodes", _NID)
@@ -245,7 +234,8 @@ class _Part:
         beside = self._beside("orig_nids.dgl", config.ntypes)
         for t, name in enumerate(config.ntypes):
             begin, end = config.nodes[t, self.part].tolist()
-            self._originals(node_ids[t], graph.ndata.get("orig_id"), nids, self.inner, (begin, end), beside.get(name))
+            own = graph.ndata.get("orig_id"), nids, self.inner
+            collected.node_ids[t].append(self._originals(*own, (begin, end), beside.get(name)))
         beside = self._beside("orig_eids.dgl", config.etypes)
         for r, name in enumerate(config.etypes):
             begin, end = config.edges[r, self.part].tolist()
@@ -253,16 +243,16 @@ class _Part:
             types_src, src = self._typed(nids, graph.src[chosen])
             types_dst, dst = self._typed(nids, graph.dst[chosen])
             if len(chosen):
-                self._check_ends(name, edges[r], types_src, types_dst)
-            edges[r].src.append(src)
-            edges[r].dst.append(dst)
-            self._originals(edge_ids[r], graph.edata.get("orig_id"), eids, inner_edges, (begin, end), beside.get(name))
+                joined = collected.joined[r] = collected.joined[r] or (int(types_src[0]), int(types_dst[0]))
+                if (types_src != joined[0]).any() or (types_dst != joined[1]).any():
+                    raise GraphDataError(f"{self.path}: edges of {name!r} join different types of nodes")
+            collected.edges[r].add({"src": src, "dst": dst})
+            own = graph.edata.get("orig_id"), eids, inner_edges
+            collected.edge_ids[r].append(self._originals(*own, (begin, end), beside.get(name)))
 
     def _check_nodes(self, nids: Array) -> None:
-        """Check that the part has all its nodes."""
-        wanted = self.config.nodes[:, self.part]
-        found = np.sort(nids[self.inner])
-        if not np.array_equal(found, np.concatenate([np.arange(*ids) for ids in wanted.tolist()])):
+        ranges = self.config.nodes[:, self.part]
+        if not np.array_equal(np.sort(nids[self.inner]), np.concatenate([np.arange(*ids) for ids in ranges.tolist()])):
             raise GraphDataError(f"{self.path}: its own nodes are not those that {self.config.path.name} says")
 
     def _typed(self, nids: Array, local: Array) -> tuple[I64, I64]:
@@ -279,57 +269,33 @@ class _Part:
             raise GraphDataError(f"{self.path}: its {what} are not the {end - begin} that the configuration says")
         return chosen[order]
 
-    def _check_ends(self, name: str, of_type: _OfType, types_src: I64, types_dst: I64) -> None:
-        ends = int(types_src[0]), int(types_dst[0])
-        of_type.ends = of_type.ends or ends
-        if (types_src != of_type.ends[0]).any() or (types_dst != of_type.ends[1]).any():
-            raise GraphDataError(f"{self.path}: edges of {name!r} join different types of nodes")
-
     def _beside(self, name: str, types: Sequence[str]) -> dict[str, Feature]:
-        """Return the original ids in a file that lies beside the part's graph, if there is one."""
+        """Return the original ids in a file beside the part's graph; nothing without such a file."""
         path = self.path.with_name(name)
-        found = read_tensors(self.config.read(path)) if path.exists() else {}
-        self.config.unread_data.update(f"{key!r} in {name}" for key in found if key not in types)
-        return found
+        ids = read_tensors(self.config.read(path)) if path.exists() else {}
+        self.config.unread_data.update(f"{key!r} in {name}" for key in ids if key not in types)
+        return ids
 
     def _originals(
-        self,
-        found: "_Originals",
-        data: Array | None,
-        ids: Array,
-        inner: Array,
-        bounds: tuple[int, int],
-        beside: Feature | None,
-    ) -> None:
-        """Add the original ids of one type, which are data of the graph, or lie beside it."""
+        self, data: Array | None, ids: Array, inner: Array, bounds: tuple[int, int], beside: Feature | None
+    ) -> I64 | None:
+        """Return the original ids of one type, which are data of the graph or lie beside it; None if not known."""
+        originals: Array = np.zeros(0, np.int64)
         if beside is not None:
-            found.add(np.asarray(beside.values[:]), bounds[1] - bounds[0])
+            originals = np.asarray(beside.values[:])
         elif data is not None:
-            chosen = self._in_range("ids", ids, inner, *bounds)
-            found.add(np.asarray(data[chosen]), bounds[1] - bounds[0])
-        else:
-            found.add(np.zeros(0, np.int64), bounds[1] - bounds[0])
-
-
-class _Originals:
-    """Original ids of a type, part after part."""
-
-    def __init__(self) -> None:
-        self.chunks: list[I64] = []
-        self.are_known = True
-
-    def add(self, ids: Array, count: int) -> None:
-        """Add those of a part, or as many as are known."""
-        self.are_known &= ids.shape == (count,) and ids.dtype.kind in "iu"
-        self.chunks.append(ids.astype(np.int64))
+            originals = np.asarray(data[self._in_range("ids", ids, inner, *bounds)])
+        is_known = originals.shape == (bounds[1] - bounds[0],) and originals.dtype.kind in "iu"
+        return originals.astype(np.int64) if is_known else None
 
 
 def _known(
-    config: _Config, what: str, found: Sequence[_Originals], counts: Sequence[int]
+    config: _Config, what: str, ids: Sequence[Sequence[I64 | None]], counts: Sequence[int]
 ) -> tuple[RowArray, ...] | None:
     """Return the original ids of "nodes" or "edges" by type, None if they are not known."""
-    if all(ids.are_known for ids in found):
-        typed = typewise([np.concatenate(ids.chunks) for ids in found], counts)
+    known = [[chunk for chunk in chunks if chunk is not None] for chunks in ids]
+    if all(len(chunks) == config.num_parts for chunks in known):
+        typed = typewise([np.concatenate(chunks) for chunks in known], counts)
         if typed is not None:
             return tuple(typed)
         raise GraphDataError(f"original ids of {what} are not those of {list(counts)} {what}")
@@ -338,17 +304,17 @@ def _known(
 
 
 def _relation(config: _Config, name: str, ends: tuple[int, int] | None) -> Relation:
-    """Return the triple of an edge type, of which older configurations have only the name."""
+    """Return the triple of an edge type; older configurations have only its name."""
     if ":" in name:
-        found = relations_in(name, config.ntypes)
+        readings = relations_in(name, config.ntypes)
         if ends is not None:
             joined = config.ntypes[ends[0]], config.ntypes[ends[1]]
-            if found and joined not in {relation[::2] for relation in found}:
+            if readings and joined not in {relation[::2] for relation in readings}:
                 raise GraphDataError(f"edges of {name!r} join {joined[0]!r} and {joined[1]!r}")
-            found = [relation for relation in found if relation[::2] == joined]
-        if len(found) != 1:
+            readings = [relation for relation in readings if relation[::2] == joined]
+        if len(readings) != 1:
             raise GraphDataError(f"an edge type is <src>:<rel>:<dst>, with types of {config.ntypes} (got {name!r})")
-        return found[0]
+        return readings[0]
     if ends is None:
         if len(config.ntypes) > 1:
             raise GraphDataError(
@@ -366,7 +332,6 @@ def _offsets(ranges: I64, order: Sequence[int]) -> tuple[I64, ...]:
 def _features(
     config: _Config, relations: Sequence[Relation]
 ) -> tuple[dict[str, dict[str, Feature]], dict[Relation, dict[str, Feature]]]:
-    """Return the features of all node types and relations, part after part."""
     of_nodes = {name: name for name in config.ntypes}
     of_edges: dict[str, Relation] = {}
     for name, relation in zip(config.etypes, relations, strict=True):
@@ -377,7 +342,7 @@ def _features(
 
 
 def _joined(config: _Config, which: str, known: Mapping[str, Any], ranges: Mapping[Any, I64]) -> dict[Any, Any]:
-    """Return the features in the files of all parts, which are "<type>/<name>", or "<name>" of the only type."""
+    """Return the features in the files of all parts. They are called "<type>/<name>", or "<name>" of the only type."""
     chunks: dict[tuple[Any, str], dict[int, Feature]] = {}
     for part in range(config.num_parts):
         path = config.file(part, which)
@@ -387,15 +352,15 @@ def _joined(config: _Config, which: str, known: Mapping[str, Any], ranges: Mappi
             if feature.values.ndim < 1 or len(feature.values) != rows:
                 raise GraphDataError(f"{path}: {key!r} must have {rows} rows (got {list(feature.values.shape)})")
             chunks.setdefault((owner, name), {})[part] = feature
-    found: dict[Any, dict[str, Feature]] = {}
+    joined: dict[Any, dict[str, Feature]] = {}
     for (owner, name), by_part in chunks.items():
         sizes = np.diff(ranges[owner], axis=1)[:, 0]
         missing = [part for part in range(config.num_parts) if part not in by_part and sizes[part]]
         if missing:
             path = config.file(missing[0], which)
             raise GraphDataError(f"{path}: feature {name!r} of {owner!r} is missing, which other parts have")
-        found.setdefault(owner, {})[name] = _feature(name, [by_part[part] for part in sorted(by_part)])
-    return found
+        joined.setdefault(owner, {})[name] = _feature(name, [by_part[part] for part in sorted(by_part)])
+    return joined
 
 
 def _owner(path: Path, key: str, known: Mapping[str, Any]) -> tuple[Any, str]:

@@ -124,7 +124,7 @@ def number_blocks(
     Args:
         path: the file.
         columns: name -> dtype, "int64" or "float64"; every line must have all of them and no more.
-        comment: what comments begin with; b"" if there are none.
+        comment: what comments begin with; b"" without comments.
         skipped: how many of these lines are left out, at the beginning.
         delimiter: between fields; None for any blanks.
 
@@ -162,9 +162,9 @@ def numbers_in(
     columns: Mapping[str, str],
     delimiter: str,
     line_of: Callable[[int], tuple[int, bytes]],
-    wanted: str = "",
+    needs: str = "",
 ) -> dict[str, Array]:
-    """Return the numbers in lines, some of which are not blank, by column.
+    """Return the numbers in lines, not all of them blank, by column.
 
     Args:
         path: the file, for messages.
@@ -172,7 +172,7 @@ def numbers_in(
         columns: as for :func:`number_blocks`.
         delimiter: between fields.
         line_of: returns the number and the text of the line of a row, for messages.
-        wanted: what a line must have, for messages.
+        needs: what a line must have, for messages.
 
     Raises:
         GraphDataError: a line does not have these numbers; names it.
@@ -193,9 +193,9 @@ def numbers_in(
     except pyarrow.ArrowInvalid as error:
         match = _ROW.search(str(error))
         number, line = line_of(int(match[1]) - 1 if match else 0)
-        wanted = wanted or ", ".join(f"{name} ({dtype})" for name, dtype in columns.items())
+        needs = needs or ", ".join(f"{name} ({dtype})" for name, dtype in columns.items())
         got = line[:80].decode("utf-8", "replace")
-        raise GraphDataError(f"{path}, line {number}: must have {wanted} (got {got!r})") from None
+        raise GraphDataError(f"{path}, line {number}: must have {needs} (got {got!r})") from None
     return {name: np.array(table.column(name).to_numpy()) for name in columns}
 
 

@@ -1,4 +1,4 @@
-"""Names that DGL or PyG cannot have: what an export calls them instead, and what they were, for reading them again.
+"""Names that DGL or PyG cannot have: their names in an export, and the original ones, for reading the export again.
 
 An export notes each name that it has changed in its metadata, under :data:`NOTE`::
 
@@ -90,7 +90,7 @@ class ForeignNames:
         return foreign
 
     def note(self, path: Path) -> dict[str, Any]:
-        """Return the changed names for the metadata in ``path``, nothing if there are none, and warn of them."""
+        """Return the changed names, if any, for the metadata in ``path``, and warn of them."""
         ntypes = {new: old for old, new in self.ntypes.items() if new != old}
         edges = {":".join(new): list(old) for old, new in self.relations.items() if new != old}
         tables: dict[str, dict[str, Any]] = dict(zip(_TABLES, (ntypes, edges, self._features), strict=True))
@@ -142,7 +142,7 @@ def _triple(names: Iterable[Any]) -> Relation:
 
 
 def _renamed(table: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    found = {check_name("an original name", names.get(name, name)): values for name, values in table.items()}
-    if len(found) < len(table):
+    renamed = {check_name("an original name", names.get(name, name)): values for name, values in table.items()}
+    if len(renamed) < len(table):
         raise ValueError(f"two features of {list(table)} have one original name")
-    return found
+    return renamed

@@ -131,7 +131,6 @@ class _Entry:
         return entries
 
     def _read(self, ids: Sequence[str]) -> TableColumns:
-        """Read every column that is used."""
         values = [self._name(label, "label_col") for label in self._list("labels") if "label_col" in label]
         names: list[str] = []
         for entry in self._list("features"):
@@ -248,7 +247,6 @@ class _Entry:
 
 
 def _hdf5_columns(files: Sequence[Path], ids: Sequence[str], values: Sequence[str]) -> TableColumns:
-    """Return datasets of HDF5 files one after another."""
     contents = [open_hdf5(file)[0] for file in files]
     columns = {}
     for name in dict.fromkeys([*ids, *values]):

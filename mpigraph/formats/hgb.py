@@ -152,7 +152,6 @@ class _Records(NamedTuple):
 
 
 def _records(path: Path, types: Sequence[int]) -> Iterator[_Records]:
-    """Yield the lines of a file, some at a time."""
     known = {str(number).encode() for number in types}
     for first, text in blocks_of_lines(path):
         numbers = []
@@ -200,7 +199,6 @@ class _Numbers:
 
 
 def _read_nodes(path: Path, names: _Names, scratch: Path | None) -> tuple[_Nodes, dict[int, dict[str, Feature]]]:
-    """Return the nodes, and the features of each type."""
     tables: dict[int, _Numbers] = {}
     blocks = []
     with ExitStack() as stack:
@@ -225,7 +223,6 @@ def _read_nodes(path: Path, names: _Names, scratch: Path | None) -> tuple[_Nodes
 
 
 def _read_links(path: Path, nodes: _Nodes, names: _Names, scratch: Path | None) -> dict[Relation, list[RowArray]]:
-    """Return the columns of each relation's links."""
     with ExitStack() as stack:
         links = {number: stack.enter_context(CollectedEdges(_LINK, scratch)) for number in names.links}
         for block in number_blocks(path, _LINK, delimiter="\t"):
@@ -246,7 +243,6 @@ def _read_links(path: Path, nodes: _Nodes, names: _Names, scratch: Path | None) 
 
 
 def _read_labels(path: Path, nodes: _Nodes) -> dict[int, dict[str, Feature]]:
-    """Return labels and masks of each type that has any."""
     labels = _all_labels(path, nodes)
     classes = 1 + int(labels[:, 1].max(initial=-1))
     is_single = len(np.unique(labels[:, 0])) == len(labels)

@@ -43,7 +43,7 @@ class Distinct:
 
 
 def _distinct(*arrays: Array) -> Array:
-    """As ``np.unique``, whose hash table takes many times as long as sorting."""
+    """Return as ``np.unique``, whose hash table takes many times as long as sorting."""
     ascending = np.sort(np.concatenate(arrays))
     is_first = np.ones(len(ascending), bool)
     is_first[1:] = ascending[1:] != ascending[:-1]
@@ -55,7 +55,7 @@ class NodeIds:
 
     Args:
         what: the node type, for messages.
-        given: ids of a table of nodes, one for each row; None if there is no table.
+        table_ids: ids of a table of nodes, one for each row; None if there is no table.
         ends: ids of the type's nodes that edges have.
         ranks: the ranks that read them.
         count: the number of nodes, whose ids are 0 to count - 1; None to take the ids as they come.
@@ -73,7 +73,7 @@ class NodeIds:
     def __init__(
         self,
         what: str,
-        given: IdColumn | None,
+        table_ids: IdColumn | None,
         ends: Sequence[IdColumn],
         ranks: NodeRanks,
         count: int | None = None,
@@ -81,7 +81,7 @@ class NodeIds:
         self._what = what
         self._ranks = ranks
         self._doing = f"numbering {what}"
-        self.is_text = any(column.is_text for column in (*ends, *([] if given is None else [given])))
+        self.is_text = any(column.is_text for column in (*ends, *([] if table_ids is None else [table_ids])))
         self.original: Array | None = None
         self._keys: Array | None = None
         self._order: I64 | None = None
@@ -90,9 +90,9 @@ class NodeIds:
             if self.is_text:
                 place = next(column.text_place() for column in ends if column.is_text)
                 raise GraphDataError(f"{place}: ids of {what} are strings, so nodes cannot be known by their number")
-        elif given is not None:
-            self.count = len(given)
-            self._take(given)
+        elif table_ids is not None:
+            self.count = len(table_ids)
+            self._take(table_ids)
         else:
             self.count = self._collect(ends)
 
@@ -136,20 +136,19 @@ class NodeIds:
     def _unknown(self, unknown: object) -> str:
         return f"an edge has the id {unknown!s:.80}, which no row of the table of {self._what} has"
 
-    def _take(self, given: IdColumn) -> None:
-        """Take the ids of a table, whose rows are the nodes."""
+    def _take(self, table_ids: IdColumn) -> None:
 
         def sort(grow: Grow) -> tuple[None, list[GrowingFile]]:
             if self.is_text:
-                chunks = [values[positions] for values, positions, _ in given.texts()]
+                chunks = [values[positions] for values, positions, _ in table_ids.texts()]
                 ids = np.concatenate([np.zeros(0, "S1"), *chunks])
             else:
-                ids = np.concatenate([np.zeros(0, np.int64), *_chunks([given.numbers])])
+                ids = np.concatenate([np.zeros(0, np.int64), *_chunks([table_ids.numbers])])
                 if np.array_equal(ids, np.arange(len(ids))):
                     return None, []
             order = np.argsort(ids, kind="stable")
             keys = ids[order]
-            _check_unlike(keys, order, given)
+            _check_unlike(keys, order, table_ids)
             return None, [_kept(values, grow) for values in (ids, keys, order)]
 
         arrays = self._ranks.once(self._doing, sort).arrays
@@ -169,14 +168,14 @@ class NodeIds:
         return len(keys)
 
 
-def _check_unlike(keys: Array, order: I64, given: IdColumn) -> None:
+def _check_unlike(keys: Array, order: I64, table_ids: IdColumn) -> None:
     """Check that ids in ascending order are all different."""
     twice = np.flatnonzero(keys[1:] == keys[:-1])
     if len(twice):
         first, second = order[twice[0]], order[twice[0] + 1]
         name = keys[twice[0]].decode() if keys.dtype.kind == "S" else keys[twice[0]]
         raise GraphDataError(
-            f"{given.place(int(second))}: the id {name!s:.80} is there already: {given.place(int(first))}"
+            f"{table_ids.place(int(second))}: the id {name!s:.80} is there already: {table_ids.place(int(first))}"
         )
 
 
@@ -266,7 +265,6 @@ def _as_int64(ids: Array) -> I64:
 
 
 def _kept(values: Array, grow: Grow) -> GrowingFile:
-    """Return values in a temporary file."""
     file = grow(values.dtype, ())
     file.append(values)
     return file
@@ -283,13 +281,11 @@ def typewise(ids: Sequence[I64], counts: Sequence[int]) -> list[I64] | None:
     Returns:
         For each type int64[count]; None if they are neither.
     """
-    found = []
-    bases = [int(some.min()) if len(some) else 0 for some in ids]
-    for some, base, count in zip(ids, bases, counts, strict=True):
-        shifted = some - base
-        if len(some) != count or not np.array_equal(np.sort(shifted), np.arange(count)):
+    bases = [int(ids_of_type.min()) if len(ids_of_type) else 0 for ids_of_type in ids]
+    typed = [ids_of_type - base for ids_of_type, base in zip(ids, bases, strict=True)]
+    for shifted, count in zip(typed, counts, strict=True):
+        if not np.array_equal(np.sort(shifted), np.arange(count)):
             return None
-        found.append(shifted)
     ranges = sorted((base, base + count) for base, count in zip(bases, counts, strict=True) if count)
     through = all(begin == end for (begin, _), (_, end) in zip(ranges, [(0, 0), *ranges], strict=False))
-    return found if through or not any(bases) else None
+    return typed if through or not any(bases) else None

@@ -8,8 +8,8 @@ numbered in the order of their rows; types and relations get ids in alphabetical
 node feature "id" has them: int64[n] if all are written as integers are, else uint8[n, width], their UTF-8 filled up
 with zeros.
 
-**Properties** become features of the types and relations whose rows have values of them. Where a value is missing,
-integers become float64 and the missing one is NaN; a missing truth value is False.
+**Properties** become features of the types and relations with values of them. If a value is missing, integers become
+float64 and the missing one NaN; a missing truth value is False.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,10 +25,11 @@ from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import Place, arrow, values_as, values_of
 from mpigraph.formats.id_maps import NodeIds
+from mpigraph.formats.input_files import graph_of
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_columns import Block, IdColumn, read_columns
 from mpigraph.formats.table_files import TextFiles
-from mpigraph.metadata.schema import Relation, Schema, relation_key
+from mpigraph.metadata.schema import Relation, relation_key
 from mpigraph.partition.row_arrays import CastRows, MadeRows, NamedRows, Reordered, RowArray, as_labels, concatenated
 from mpigraph.partition.source import Feature, GraphSource
 
@@ -49,7 +50,7 @@ class Property:
             seconds since 1970.
         list_mark: separates the values of one row; "" if each row has one value.
         names: of categories, the code of each name so far, which all tables share; they are numbered in the order of
-            the names, and -1 where there is none.
+            the names, and -1 without a name.
     """
 
     name: str
@@ -62,19 +63,19 @@ class Property:
         compute = arrow().compute
         text = compute.utf8_trim_whitespace(text)
         is_there = compute.not_equal(text, "")
-        given = text.filter(is_there)
+        filled = text.filter(is_there)
         there = is_there.to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(there)
         row_shape: tuple[int, ...] = ()
         if self.list_mark:
-            lists = compute.split_pattern(given, self.list_mark)
+            lists = compute.split_pattern(filled, self.list_mark)
             lengths = compute.list_value_length(lists).to_numpy(zero_copy_only=False)
             unlike = lengths[lengths != lengths[:1].sum()]
             if len(unlike):
                 return [np.zeros((len(there), 0)), ~there, np.array([lengths[0], unlike[0]])]
             row_shape = (int(lengths[:1].sum()),)
-            given, rows = lists.flatten(), np.repeat(rows, lengths)
-        numbers = self._numbers(given, lambda number: place(int(rows[number])))
+            filled, rows = lists.flatten(), np.repeat(rows, lengths)
+        numbers = self._numbers(filled, lambda number: place(int(rows[number])))
         missing = np.nan if numbers.dtype.kind == "f" else 0 if self.names is None else -1
         values = np.full((len(there), *row_shape), missing, numbers.dtype)
         values[there] = numbers.reshape(-1, *row_shape)
@@ -101,8 +102,8 @@ class LabelledTable:
     Attributes:
         tables: the files.
         ids: column and id space of the ids of nodes; of edges those of sources, then those of destinations.
-        label: the column of labels, or of the type of edges; "" if there is none.
-        default: label of the rows that have none.
+        label: the column of labels, or of the type of edges; "" without such a column.
+        default: label of the rows without one.
         properties: the columns that become features.
         left_out: name of each other column -> the reason.
     """
@@ -160,13 +161,12 @@ def read_labelled_tables(
             has_label = np.array([label in of_node[1:] for of_node in labels])
             feats[f"label_{label}"] = Feature.of(MadeRows(has_label.__getitem__, np.bool_, code))
         node_feats[ntype] = feats
-    keys = [relation_key(relation) for relation in relations]
-    return GraphSource(
-        Schema(types, relations),
-        tuple(sum(int(rows.counts[number]) for rows in of_nodes) for number in range(len(types))),
-        tuple(ends),
+    edge_feats = {r: _features(of_edges, number, relation_key(r), left_out) for number, r in enumerate(relations)}
+    return graph_of(
+        {ntype: sum(int(rows.counts[number]) for rows in of_nodes) for number, ntype in enumerate(types)},
+        dict(zip(relations, ends, strict=True)),
         node_feats,
-        {key: _features(of_edges, number, key, left_out) for number, key in enumerate(keys)},
+        edge_feats,
         left_out=tuple(left_out),
     )
 
@@ -176,7 +176,7 @@ def _labels_of(text: str) -> str:
 
 
 class _Rows:
-    """Rows of the files of one header, each of which belongs to an owner, a node type or a relation."""
+    """Rows of the files of one header. Each row belongs to an owner, a node type or a relation."""
 
     def __init__(self, table: LabelledTable, ranks: NodeRanks) -> None:
         self.table = table
@@ -223,15 +223,9 @@ class _Rows:
 
 
 class _Values:
-    """The values of a property in the files of one header.
+    """The values of a property in the files of one header; ``reason`` tells why it is left out, if it is."""
 
-    Attributes:
-        reason: why it is left out, if it is.
-        row_shape: shape of a value; None if no row has one.
-        present: int64[owners], how many rows have a value.
-    """
-
-    present: I64
+    present: I64  # [owners], how many rows have a value
 
     def __init__(self, entry: Property, blocks: Sequence[Block]) -> None:
         self.entry = entry
@@ -262,12 +256,11 @@ class _Spaces:
         self._tables: dict[str, list[_Rows]] = {space: [] for rows in edges for _, space in rows.table.ids}
         for rows in nodes:
             self._tables.setdefault(rows.table.ids[0][1], []).append(rows)
-        given: dict[str, list[IdColumn]] = {s: [rows.ids[0] for rows in of] for s, of in self._tables.items()}
         self._ids = {}
-        for space, columns in given.items():
+        for space, tables in self._tables.items():
             ends = [rows.ids[e] for rows in edges for e, (_, of) in enumerate(rows.table.ids) if of == space]
             what = f"nodes of id space {space!r}" if space else "nodes"
-            stretches = [stretch for column in columns for stretch in column.stretches]
+            stretches = [stretch for rows in tables for stretch in rows.ids[0].stretches]
             self._ids[space] = NodeIds(what, IdColumn(stretches or [np.zeros(0, np.int64)]), ends, ranks)
         done = np.zeros(nodes[0].counts.shape, np.int64)
         of_rows: dict[int, tuple[I64, I64]] = {}
@@ -379,26 +372,26 @@ def _features(tables: Sequence[_Rows], owner: int, title: str, left_out: list[st
     names = dict.fromkeys(name for rows in tables for name, its in rows.properties.items() if its.present[owner])
     features = {}
     for name in names:
-        given = [rows.properties[name] for rows in tables if name in rows.properties]
-        given = [values for values in given if values.present[owner]]
-        reason = next((values.reason for values in given if values.reason), "")
-        shapes = {values.row_shape for values in given}
-        if reason or len(shapes) > 1 or len({values.entry.dtype == "bool" for values in given}) > 1:
+        columns = [rows.properties[name] for rows in tables if name in rows.properties]
+        columns = [values for values in columns if values.present[owner]]
+        reason = next((values.reason for values in columns if values.reason), "")
+        shapes = {values.row_shape for values in columns}
+        if reason or len(shapes) > 1 or len({values.entry.dtype == "bool" for values in columns}) > 1:
             left_out.append(f"property {name!r} of {title}: {reason or 'its files differ in type or length of values'}")
             continue
-        features[name] = _feature(name, tables, given, owner)
+        features[name] = _feature(name, tables, columns, owner)
     return features
 
 
-def _feature(name: str, tables: Sequence[_Rows], given: Sequence[_Values], owner: int) -> Feature:
+def _feature(name: str, tables: Sequence[_Rows], columns: Sequence[_Values], owner: int) -> Feature:
     """Put the values of a property in all tables one after another."""
-    dtype = np.result_type(*(values.rows.dtype for values in given))
-    is_whole = sum(values.present[owner] for values in given) == sum(rows.counts[owner] for rows in tables)
-    names = given[0].entry.names
+    dtype = np.result_type(*(values.rows.dtype for values in columns))
+    is_whole = sum(values.present[owner] for values in columns) == sum(rows.counts[owner] for rows in tables)
+    names = columns[0].entry.names
     if not is_whole and names is None and dtype.kind == "i":
         dtype = np.dtype(np.float64)
     missing = -1 if names is not None else np.nan if dtype.kind == "f" else 0
-    shape = given[0].row_shape
+    shape = columns[0].row_shape
     pieces: list[RowArray] = []
     for rows in tables:
         values = rows.properties.get(name)

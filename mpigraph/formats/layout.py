@@ -1,4 +1,4 @@
-"""What a module of a layout gives to the registry, and what it is told."""
+"""The interface of a module that reads a layout of files: its entry in the registry, and its options."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ class ReadOptions:
         num_nodes: number of nodes, where ids are to be taken as they are; None if the user gave none.
         ranks: the ranks that read it, and where their temporary files lie.
         dataset: name of a known data set, such as "ogbn-products"; None if the user gave none.
-        adds_reverse: whether the user asks for reverse edges, which the caller adds to what a layout reads.
+        adds_reverse: the user asks for reverse edges, which the caller adds.
         nodes: files of nodes beside a file of edges.
-        tables: what the user says of columns of csv and parquet files.
+        tables: options of the user for columns of csv and parquet files.
     """
 
     num_nodes: int | None = None
@@ -47,8 +47,8 @@ class Layout:
         is_at: returns whether a path, a file or a directory, has this layout; looks at names and first lines alone.
         read: reads the graph. Errors are GraphDataErrors that name the file and, in text, the line.
         takes: names of the :class:`ReadOptions` that it uses; the user gets an error for others.
-        by_all_ranks: whether every rank calls ``read``, which only maps files, or divides the work; else one rank of
-            each node calls it for all.
+        by_all_ranks: every rank calls ``read``, which only maps files, or divides the work; else one rank of each node
+            calls it for all.
     """
 
     name: str

@@ -54,7 +54,7 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
         if len(of_nodes) != num_nodes or len(edges) != 2 * num_edges:
             raise GraphDataError(
                 f"{path} has {len(of_nodes)} nodes with {len(edges)} neighbours, but its first line says {num_nodes} "
-                f"nodes and {num_edges} edges, each of which stands at both ends"
+                f"nodes and {num_edges} edges, and every edge must stand at both its ends"
             )
         values = of_nodes.finish()
         rows = edges.finish()

@@ -55,32 +55,17 @@ _HEADER_FILE = re.compile(r"(.*?)[-_. ]?headers?", re.IGNORECASE | re.DOTALL)
 
 
 class _Field(NamedTuple):
-    """A field of a header.
+    """A field of a header."""
 
-    Attributes:
-        role: "id", "from", "to" or "label"; "property"; "" if the header says that it is to be ignored.
-        name: the name in front of the type.
-        type: of a property, in small letters.
-        is_list: whether each row has several values.
-        space: id space.
-    """
-
-    role: str
-    name: str
-    type: str = ""
+    role: str  # "id", "from", "to" or "label"; "property"; "" to ignore the column
+    name: str  # in front of the type
+    type: str = ""  # of a property, in small letters
     is_list: bool = False
-    space: str = ""
+    space: str = ""  # of ids
 
 
 class _Header(NamedTuple):
-    """What the first line of files says, and where it stands.
-
-    Attributes:
-        fields: of a row.
-        delimiter: between them.
-        stem: the name of the files for which it is.
-        is_in_files: whether it is the first line of the files, not in a file of its own.
-    """
+    """The header of files named ``stem``; ``is_in_files`` unless it has a file of its own."""
 
     fields: tuple[_Field, ...]
     delimiter: str
@@ -89,19 +74,12 @@ class _Header(NamedTuple):
 
 
 class _Dialect(NamedTuple):
-    """How headers of one program are read.
+    """The headers of one program."""
 
-    Attributes:
-        marks: what may separate fields.
-        field_of: reads a field.
-        node: label of nodes without one, if they have no id space.
-        edge: type of edges without one; "" for the name of their file.
-    """
-
-    marks: str
+    marks: str  # that may separate fields
     field_of: Callable[[str], _Field]
-    node: str
-    edge: str
+    node: str  # label of nodes without one, if they have no id space
+    edge: str  # type of edges without one; "" for the name of their file
 
 
 def _neo4j_field(text: str) -> _Field:
@@ -122,7 +100,6 @@ _NEPTUNE = _Dialect(",", _neptune_field, "vertex", "edge")
 
 
 def _is_at(dialect: _Dialect, path: Path) -> bool:
-    """Return whether a directory has files with such headers."""
     return path.is_dir() and any(_header_in(dialect, file) is not None for file in _files(path))
 
 
@@ -139,12 +116,12 @@ def _read(dialect: _Dialect, path: Path, options: ReadOptions) -> GraphSource:
     edges: list[LabelledTable] = []
     for header, paths in files.items():
         roles = [field.role for field in header.fields]
-        wanted = ("from", "to") if "from" in roles or "to" in roles else ("id",)
-        for role in {*wanted, "label"}:
-            if roles.count(role) > 1 or (role in wanted and role not in roles):
+        id_roles = ("from", "to") if "from" in roles or "to" in roles else ("id",)
+        for role in {*id_roles, "label"}:
+            if roles.count(role) > 1 or (role in id_roles and role not in roles):
                 raise GraphDataError(f"{paths[0]}: the header needs one column of {role}s (got {roles.count(role)})")
-        table = _table(dialect, header, paths, wanted, options.tables.types, categories)
-        (edges if len(wanted) > 1 else nodes).append(table)
+        table = _table(dialect, header, paths, id_roles, options.tables.types, categories)
+        (edges if len(id_roles) > 1 else nodes).append(table)
     source = read_labelled_tables(nodes, edges, NodeRanks(options.scratch))
     for name, codes in categories.items():
         ordered = sorted(codes, key=str.encode)
@@ -155,7 +132,7 @@ def _read(dialect: _Dialect, path: Path, options: ReadOptions) -> GraphSource:
 def _files_by_header(dialect: _Dialect, path: Path) -> tuple[dict[_Header, list[Path]], list[str]]:
     """Return the files of each header, and what is left out."""
     alone: list[tuple[str, _Header]] = []  # of headers in files of their own: the beginning of names, the header
-    found: dict[_Header, list[Path]] = {}
+    by_header: dict[_Header, list[Path]] = {}
     bare = []
     for file in _files(path):
         header = _header_in(dialect, file)
@@ -163,7 +140,7 @@ def _files_by_header(dialect: _Dialect, path: Path) -> tuple[dict[_Header, list[
         if header is None:
             bare.append(file)
         elif match is None or len(_first_lines(file)) > 1:
-            found.setdefault(header, []).append(file)
+            by_header.setdefault(header, []).append(file)
         else:
             prefix = str(file.parent / match[1]) if match[1] else f"{file.parent}/"
             alone.append((prefix, header._replace(stem=header.stem and match[1], is_in_files=False)))
@@ -171,12 +148,12 @@ def _files_by_header(dialect: _Dialect, path: Path) -> tuple[dict[_Header, list[
     for file in bare:
         heads = [(prefix, header) for prefix, header in alone if str(file).startswith(prefix)]
         if heads:
-            found.setdefault(max(heads)[1], []).append(file)
+            by_header.setdefault(max(heads)[1], []).append(file)
         elif file.stat().st_size and not first_bytes(file, 1):
             raise GraphDataError(f"{file}: cannot be read")
         else:
             left_out.append(f"{file.name}: a file without a header")
-    return found, left_out
+    return by_header, left_out
 
 
 def _table(
@@ -229,7 +206,7 @@ def _first_lines(file: Path) -> list[str]:
 
 
 def _header_in(dialect: _Dialect, file: Path) -> _Header | None:
-    """Return the header in the first line of a file; None if it is none."""
+    """Return the header in the first line of a file; None for any other line."""
     line = (_first_lines(file) or [""])[0]
     delimiter = next((mark for mark in dialect.marks if mark in line), ",")
     fields = tuple(dialect.field_of(text.strip()) for text in fields_of(line, delimiter))
@@ -258,4 +235,3 @@ NEPTUNE = Layout(
     partial(_read, _NEPTUNE),
     takes=("tables",),
 )
-"""The layouts."""

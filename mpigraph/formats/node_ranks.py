@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ _CHUNK_BYTES = 32 << 20
 
 
 class Gathered(NamedTuple):
-    """What a rank gives to the ranks of its node.
+    """The contribution of one rank to the ranks of its node.
 
     Attributes:
         note: what JSON can hold.
@@ -74,7 +75,7 @@ class NodeRanks:
 
     @property
     def are_one(self) -> bool:
-        """Whether there is only one rank in all."""
+        """True for one rank in all."""
         return self._exchange.size == 1
 
     @collective("ranks")
@@ -100,13 +101,13 @@ class NodeRanks:
             own = [file.finish() for file in files]
         places = [(file.fileno(), array.dtype.str, array.shape) for file, array in zip(files, own, strict=True)]
         told = self._exchange.gather_bytes(json.dumps([os.getpid(), note, places]).encode())
-        found = []
+        gathered = []
         with self.together(doing):
             for rank in self._members:
                 pid, its_note, its_places = json.loads(told[rank])
                 mapped = own if rank == self._exchange.rank else [_mapped(pid, *place) for place in its_places]
-                found.append(Gathered(its_note, mapped))
-        return found
+                gathered.append(Gathered(its_note, mapped))
+        return gathered
 
     @collective("ranks")
     def once(self, doing: str, make: Callable[["Grow"], tuple[Any, Sequence[GrowingFile]]]) -> Gathered:
@@ -233,34 +234,20 @@ def _arrays_of(source: GraphSource) -> Iterator[RowArray]:
     yield from source.edge_ids or ()
 
 
-def _described(source: GraphSource, place: Callable[[RowArray], Any]) -> dict[str, Any]:
-    """Return everything in a graph so that JSON holds it, with arrays as ``place`` describes them."""
-    parts = source.parts
-
-    def features(table: Features) -> dict[str, Any]:
-        return {
-            owner: {name: [place(f.values), f.dtype, f.narrow] for name, f in feats.items()}
-            for owner, feats in table.items()
-        }
-
-    return {
-        "ntypes": source.schema.ntypes,
-        "relations": source.schema.relations,
-        "num_nodes": source.num_nodes,
-        "edges": [list(map(place, ends)) for ends in source.edges],
-        "node_feats": features(source.node_feats),
-        "edge_feats": features(source.edge_feats),
-        "path": source.path,
-        "node_ids": None if source.node_ids is None else list(map(place, source.node_ids)),
-        "edge_ids": None if source.edge_ids is None else list(map(place, source.edge_ids)),
-        "parts": None if parts is None else [place(parts.of_nodes), parts.number],
-        "left_out": source.left_out,
-        "has_reverse": source.has_reverse,
-    }
+def _described(value: Any, place: Callable[[RowArray], Any]) -> Any:
+    """Return a graph, or a value in it, so that JSON holds it, with arrays as ``place`` describes them."""
+    if isinstance(value, GraphSource):
+        described = {field.name: _described(getattr(value, field.name), place) for field in fields(value)}
+        return described | {"schema": [value.schema.ntypes, value.schema.relations]}
+    if isinstance(value, Mapping):
+        return {key: _described(entry, place) for key, entry in value.items()}
+    if isinstance(value, tuple):
+        return [_described(entry, place) for entry in value]
+    return place(value) if hasattr(value, "dtype") else value
 
 
 def _place(grow: Grow, files: list[GrowingFile], array: RowArray) -> Any:
-    """Return a list of chunks, a place in a named file, or the number of a temporary file to which the rows go."""
+    """Return a list of chunks, a place in a named file, or the number of a temporary file that gets the rows."""
     if isinstance(array, Concatenated):
         return [_place(grow, files, chunk) for chunk in array.sources]
     place = _place_in_file(array)
@@ -291,7 +278,6 @@ def _place_in_file(array: RowArray) -> dict[str, Any] | None:
 
 
 def _source(note: Mapping[str, Any], files: Sequence[Array]) -> GraphSource:
-    """Return the graph that was described."""
 
     def array(place: Any) -> Any:
         if isinstance(place, list):
@@ -301,25 +287,22 @@ def _source(note: Mapping[str, Any], files: Sequence[Array]) -> GraphSource:
             return np.memmap(place["file"], dtype, "r", place["offset"], shape)
         return files[place]
 
-    def ids(places: Any) -> Any:
-        return None if places is None else tuple(map(array, places))
-
     def features(tables: Any) -> Features:
         return {
             owner: {name: Feature(array(place), dtype, narrow) for name, (place, dtype, narrow) in table.items()}
             for owner, table in tables.items()
         }
 
-    return GraphSource(
-        Schema(tuple(note["ntypes"]), tuple(map(tuple, note["relations"]))),  # type: ignore[arg-type]
-        tuple(note["num_nodes"]),
-        tuple((array(src), array(dst)) for src, dst in note["edges"]),
-        features(note["node_feats"]),
-        features(note["edge_feats"]),
-        note["path"],
-        ids(note["node_ids"]),
-        ids(note["edge_ids"]),
-        None if note["parts"] is None else Parts(array(note["parts"][0]), note["parts"][1]),
-        tuple(note["left_out"]),
-        note["has_reverse"],
-    )
+    ntypes, relations = note["schema"]
+    made_of_arrays: dict[str, Any] = {
+        "schema": Schema(tuple(ntypes), tuple(map(tuple, relations))),  # type: ignore[arg-type]
+        "num_nodes": tuple(note["num_nodes"]),
+        "edges": tuple((array(src), array(dst)) for src, dst in note["edges"]),
+        "node_feats": features(note["node_feats"]),
+        "edge_feats": features(note["edge_feats"]),
+        "left_out": tuple(note["left_out"]),
+        "parts": None if note["parts"] is None else Parts(array(note["parts"][0]), note["parts"][1]),
+    }
+    for name in ("node_ids", "edge_ids"):
+        made_of_arrays[name] = None if note[name] is None else tuple(map(array, note[name]))
+    return GraphSource(**{**note, **made_of_arrays})

@@ -312,7 +312,6 @@ def _ends(edge_index: Array, what: str) -> tuple[Array, Array]:
 
 
 def _label(label: Array) -> Feature:
-    """Return the feature int64[n] or int64[n, k]."""
     return Feature(as_labels(label[:, 0] if label.ndim == 2 and label.shape[1] == 1 else label), "int64")
 
 
@@ -372,7 +371,6 @@ def _read_words(files: FolderFiles, path: Path) -> list[list[str]]:
 
 
 def _chunks(files: FolderFiles, path: Path, dtype: npt.DTypeLike) -> Iterator[Array]:
-    """Yield ``[<= lines, columns]`` blocks."""
     is_narrow = np.dtype(dtype) == np.float32  # numpy would make infinity of a number that is too large
     for number, text in _blocks(files, path):
         try:

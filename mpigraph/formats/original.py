@@ -1,4 +1,4 @@
-"""A partitioned graph by its original ids, part by part and as a whole: what files for other packages are made from."""
+"""A partitioned graph by its original ids, part by part and as a whole, for export to other packages."""
 
 import json
 import os
@@ -28,7 +28,7 @@ __all__ = ["Original", "as_numpy", "as_tensor_rows", "exporting", "renamed"]
 
 @dataclass(eq=False)
 class Original:
-    """A partitioned graph whose rows are found by their original ids.
+    """A partitioned graph by its original ids.
 
     Attributes:
         config: the partitioned graph.
@@ -53,14 +53,13 @@ class Original:
         """
         source = read_partition(part_config)
         assert source.node_ids is not None
-        ids = [
-            _permutation(f"nodes of {t!r}", some) for t, some in zip(source.schema.ntypes, source.node_ids, strict=True)
-        ]
+        by_type = zip(source.schema.ntypes, source.node_ids, strict=True)
+        ids = [_permutation(f"nodes of {ntype!r}", of_type) for ntype, of_type in by_type]
         return cls(PartConfig.read(part_config), source, ids, scratch)
 
     @property
     def book(self) -> RangeBook:
-        """Which part has which rows."""
+        """The id ranges of all parts."""
         return self.config.book
 
     def edge_ids(self, relation_id: int) -> I64:
@@ -83,25 +82,24 @@ class Original:
 
     def ends(self, relation_id: int, begin: int, end: int) -> tuple[I64, I64]:
         """Return the original ids of the ends of edges ``begin`` to ``end - 1``, as they lie in the parts."""
-        found = []
-        for ids, ntype_id in zip(self.source.edges[relation_id], self.source.schema.ends(relation_id), strict=True):
-            found.append(self.node_ids[ntype_id][np.asarray(ids[begin:end], np.int64)])
-        return found[0], found[1]
+        arrays = zip(self.source.edges[relation_id], self.source.schema.ends(relation_id), strict=True)
+        src, dst = (self.node_ids[ntype_id][np.asarray(ids[begin:end], np.int64)] for ids, ntype_id in arrays)
+        return src, dst
 
     def edges(self, relation_id: int) -> Array:
         """Return int64[m, 2], the edges of a relation in their original order, by original ids."""
         ids = self.edge_ids(relation_id)
-        found = self.scratch.empty(2 * len(ids), np.int64).reshape(-1, 2)
+        pairs = self.scratch.empty(2 * len(ids), np.int64).reshape(-1, 2)
         for begin, end in _chunks(len(ids)):
-            found[ids[begin:end]] = np.stack(self.ends(relation_id, begin, end), 1)
-        return found
+            pairs[ids[begin:end]] = np.stack(self.ends(relation_id, begin, end), 1)
+        return pairs
 
     def in_order(self, values: RowArray, ids: I64) -> Array:
         """Return the rows of an array that has the row of ``ids[i]`` at i."""
-        found = self.scratch.empty(int(np.prod(values.shape)), values.dtype).reshape(values.shape)
+        result = self.scratch.empty(int(np.prod(values.shape)), values.dtype).reshape(values.shape)
         for begin, end in _chunks(len(ids)):
-            found[ids[begin:end]] = values[begin:end]
-        return found
+            result[ids[begin:end]] = values[begin:end]
+        return result
 
 
 @contextmanager
@@ -142,7 +140,7 @@ def exporting(
 
 
 def _files_named(path: Path, files_of: Callable[[dict[str, Any]], Iterable[str]]) -> set[str]:
-    """Return the files in the folder of ``path`` that its content names; none if it is not there, or something else."""
+    """Return the files in the folder of ``path`` that its content names; none if it is missing or something else."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         names = set(files_of(json.loads(read_text(path))))
         return {name for name in names if (path.parent / name).resolve().is_relative_to(path.parent.resolve())}
@@ -155,27 +153,25 @@ def renamed(names: Mapping[str, str], features: Mapping[str, Feature]) -> dict[s
     Raises:
         InvalidArgumentError: two would get one name.
     """
-    found = {names.get(name, name): feature for name, feature in features.items()}
-    if len(found) < len(features):
+    feats = {names.get(name, name): feature for name, feature in features.items()}
+    if len(feats) < len(features):
         raise InvalidArgumentError(
             f"two features would get one name (there are {sorted(features)}, renamed by {names})"
         )
-    return found
+    return feats
 
 
 def _permutation(what: str, ids: RowArray) -> I64:
-    found: I64 = np.asarray(ids[:], np.int64)
-    if not np.array_equal(np.sort(found), np.arange(len(found))):
-        raise GraphDataError(
-            f"original ids of {what} are not 0 to {len(found) - 1}, each once: they have no original order"
-        )
-    return found
+    originals: I64 = np.asarray(ids[:], np.int64)
+    if not np.array_equal(np.sort(originals), np.arange(len(originals))):
+        raise GraphDataError(f"original ids of {what} must be 0 to {len(originals) - 1}, each once, to be exported")
+    return originals
 
 
 def _parts(offsets: I64, ids: I64) -> I32:
-    found = np.empty(len(ids), np.int32)
-    found[ids] = np.repeat(np.arange(len(offsets) - 1, dtype=np.int32), np.diff(offsets))
-    return found
+    parts = np.empty(len(ids), np.int32)
+    parts[ids] = np.repeat(np.arange(len(offsets) - 1, dtype=np.int32), np.diff(offsets))
+    return parts
 
 
 def _chunks(count: int) -> Iterator[tuple[int, int]]:
@@ -202,7 +198,6 @@ def as_tensor_rows(feature: Feature, rows: Array) -> torch.Tensor:
 
 
 def _wide(feature: Feature, rows: Array) -> Array:
-    """Return rows that are stored in 16 bits as they were before."""
     if not feature.narrow:
         return rows
     return (_from_bits(rows) if feature.narrow == "bfloat16" else rows).astype(feature.dtype)

@@ -121,7 +121,6 @@ def _named_arrays(files: FolderFiles, folder: Path, prefix: str) -> dict[str, Ar
 
 
 def _mag_features(arrays: dict[str, Array]) -> dict[str, Feature]:
-    """Return the features of a node type, and masks of the years of its labels."""
     feats = {name: Feature.of(values) for name, values in arrays.items() if name not in ("feat", "label")}
     if "feat" in arrays:
         feats["feat"] = Feature.rows(as_floats(arrays["feat"]))

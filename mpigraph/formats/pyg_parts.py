@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.errors import GraphDataError, MPIGraphError
+from mpigraph.errors import GraphDataError
 from mpigraph.formats.assignment_files import checked_parts
 from mpigraph.formats.foreign_names import with_original_names
 from mpigraph.formats.id_maps import typewise
-from mpigraph.formats.input_files import FolderFiles
+from mpigraph.formats.input_files import FolderFiles, graph_of, reading
 from mpigraph.log import get_logger
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
 from mpigraph.partition.row_arrays import Reordered, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts
 from mpigraph.storage.files import open_regular, read_text
@@ -34,7 +34,7 @@ __all__ = ["METADATA", "read_pyg_partition"]
 METADATA = "META.json"
 
 Table: TypeAlias = Mapping[str, Any]
-"""What a file has for one type."""
+"""The content of a file for one type."""
 
 
 def read_pyg_partition(folder: Path) -> GraphSource:
@@ -48,7 +48,7 @@ def read_pyg_partition(folder: Path) -> GraphSource:
             numbered nodes inside the parts; names it.
     """
     path = folder / METADATA
-    try:
+    with reading(path, folder):
         meta = json.loads(read_text(path))
         num_parts = int(meta["num_parts"])
         typed = bool(meta["is_hetero"])
@@ -56,17 +56,13 @@ def read_pyg_partition(folder: Path) -> GraphSource:
         relations: list[Relation] = [(r[0], r[1], r[2]) for r in meta["edge_types"]] if typed else [DEFAULT_ETYPE]
         is_sorted = bool(meta.get("is_sorted"))
         source = with_original_names(_Parts(folder, num_parts, typed, ntypes, relations).source(is_sorted), path, meta)
-    except GraphDataError as error:
-        raise error if str(folder) in str(error) else GraphDataError(f"{path}: {error}") from error
-    except (OSError, MPIGraphError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise GraphDataError(f"{path}: damaged, or not of PyG's Partitioner: {error!r}") from error
     if source.left_out:
         get_logger().warning("%s: left out: %s", folder, "; ".join(source.left_out))
     return source
 
 
 class _Parts:
-    """The files of all parts, and what they say together."""
+    """The files of all parts."""
 
     def __init__(
         self, folder: Path, num_parts: int, typed: bool, ntypes: Sequence[str], relations: Sequence[Relation]
@@ -81,33 +77,25 @@ class _Parts:
         self.relations = relations
 
     def source(self, is_sorted: bool) -> GraphSource:
-        """Return the graph, types in alphabetical order, as from the other readers."""
+        """Return the graph."""
         if not is_sorted:
             raise GraphDataError("is_sorted is not set: an older PyG wrote these parts, which number nodes themselves")
         maps = {ntype: self._node_map(ntype) for ntype in self.ntypes}
         counts = {ntype: len(parts) for ntype, parts in maps.items()}
         graphs = self._tables("graph.pt", self.relations)
         ids = [self._joined(r, [table["edge_id"] for table in graphs[r]]) for r in self.relations]
-        edge_order = self._order("edge_id", self.relations, ids, [len(some) for some in ids])
-        edges = {
-            r: tuple(
-                Reordered(self._joined(r, [table[end] for table in graphs[r]]), edge_order[r]) for end in ("row", "col")
-            )
-            for r in self.relations
-        }
-        nodes = self._tables("node_feats.pt", self.ntypes)
-        node_feats = self._node_features(nodes, counts)
-        edge_feats = self._edge_features(self._tables("edge_feats.pt", self.relations), edge_order)
-        schema = Schema(tuple(sorted(self.ntypes)), tuple(sorted(self.relations)))
-        of_nodes = np.concatenate([maps[ntype] for ntype in schema.ntypes])
-        return GraphSource(
-            schema,
-            tuple(counts[ntype] for ntype in schema.ntypes),
-            tuple((edges[r][0], edges[r][1]) for r in schema.relations),
-            node_feats,
-            {relation_key(r): feats for r, feats in edge_feats.items()},
+        order = self._order("edge_id", self.relations, ids, [len(ids_of_relation) for ids_of_relation in ids])
+
+        def ends(relation: Relation, name: str) -> RowArray:
+            return Reordered(self._joined(relation, [table[name] for table in graphs[relation]]), order[relation])
+
+        return graph_of(
+            counts,
+            {relation: (ends(relation, "row"), ends(relation, "col")) for relation in self.relations},
+            self._node_features(self._tables("node_feats.pt", self.ntypes), counts),
+            self._edge_features(self._tables("edge_feats.pt", self.relations), order),
             path=str(self.folder),
-            parts=Parts(of_nodes, self.num_parts),
+            parts=Parts(np.concatenate([maps[ntype] for ntype in sorted(self.ntypes)]), self.num_parts),
             left_out=self.files.left_out(),
         )
 
@@ -121,8 +109,7 @@ class _Parts:
         return checked_parts(path, parts.numpy(), len(parts), self.num_parts)
 
     def _tables(self, name: str, types: Sequence[Any]) -> dict[Any, list[Table]]:
-        """Return for each type what a file of each part has."""
-        found: dict[Any, list[Table]] = {key: [] for key in types}
+        tables: dict[Any, list[Table]] = {key: [] for key in types}
         for part in range(self.num_parts):
             path = self.folder / f"part_{part}" / name
             content = _load(self.files.read(path))
@@ -130,11 +117,10 @@ class _Parts:
                 table = content.get(key, {}) if self.typed else content
                 if not isinstance(table, Mapping):
                     raise GraphDataError(f"{path} must hold a table for {key!r}")
-                found[key].append(table)
-        return found
+                tables[key].append(table)
+        return tables
 
     def _joined(self, what: object, chunks: Sequence[torch.Tensor]) -> RowArray:
-        """Return ids of all parts, one after another."""
         arrays = [chunk.numpy() for chunk in chunks]
         if any(array.ndim != 1 or array.dtype.kind != "i" for array in arrays):
             raise GraphDataError(f"ids of {what} must be integers")
@@ -142,13 +128,13 @@ class _Parts:
 
     def _order(self, what: str, types: Sequence[Any], ids: Sequence[RowArray], counts: Sequence[int]) -> dict[Any, I64]:
         """Return for each type where its rows stand, in their original order, in the parts one after another."""
-        found = typewise([np.asarray(some[:], np.int64) for some in ids], counts)
-        if found is None:
+        typed = typewise([np.asarray(ids_of_type[:], np.int64) for ids_of_type in ids], counts)
+        if typed is None:
             raise GraphDataError(f"{what}: the parts do not have every id of 0 to n - 1 once (n is {list(counts)})")
         order = {}
-        for key, some in zip(types, found, strict=True):
-            order[key] = np.empty(len(some), np.int64)
-            order[key][some] = np.arange(len(some))
+        for key, ids_of_type in zip(types, typed, strict=True):
+            order[key] = np.empty(len(ids_of_type), np.int64)
+            order[key][ids_of_type] = np.arange(len(ids_of_type))
         return order
 
     def _node_features(
@@ -156,22 +142,22 @@ class _Parts:
     ) -> dict[str, dict[str, Feature]]:
         ids = [self._joined(t, [table["global_id"] for table in nodes[t]]) for t in self.ntypes]
         order = self._order("global_id", self.ntypes, ids, [counts[t] for t in self.ntypes])
-        found = {}
+        feats = {}
         for ntype in self.ntypes:
-            found[ntype] = self._features(ntype, nodes[ntype], order[ntype])
+            feats[ntype] = self._features(ntype, nodes[ntype], order[ntype])
             if "time" in nodes[ntype][0]:  # of all nodes, in every part
-                found[ntype]["time"] = _feature([nodes[ntype][0]["time"]])
-        return found
+                feats[ntype]["time"] = _feature([nodes[ntype][0]["time"]])
+        return feats
 
     def _edge_features(
         self, edges: Mapping[Relation, Sequence[Table]], order: Mapping[Relation, I64]
     ) -> dict[Relation, dict[str, Feature]]:
-        found = {}
+        feats = {}
         for r in self.relations:
-            found[r] = self._features(r, edges[r], order[r])
+            feats[r] = self._features(r, edges[r], order[r])
             if all("edge_time" in table for table in edges[r]):
-                found[r]["time"] = self._reordered(r, [table["edge_time"] for table in edges[r]], order[r])
-        return found
+                feats[r]["time"] = self._reordered(r, [table["edge_time"] for table in edges[r]], order[r])
+        return feats
 
     def _features(self, what: object, tables: Sequence[Table], order: I64) -> dict[str, Feature]:
         """Return the features that every part has."""
@@ -193,7 +179,6 @@ class _Parts:
 
 
 def _load(path: Path) -> Any:
-    """Read a file of tensors, which are mapped."""
     try:
         with open(open_regular(path), "rb"), _few_globals():
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -229,7 +214,6 @@ def _plain_dict(*_: object) -> dict[object, object]:
 
 
 def _feature(chunks: Sequence[torch.Tensor]) -> Feature:
-    """Return a feature of tensors one after another."""
     if any(not isinstance(chunk, torch.Tensor) or chunk.ndim == 0 for chunk in chunks):
         raise GraphDataError("features must be tensors with a row for each node or edge")
     name = str(chunks[0].dtype).removeprefix("torch.")

@@ -1,7 +1,7 @@
 """Partitioned graphs as inputs, to be cut into other parts without the original data. Nothing is read before its time.
 
 Nodes are numbered by the ids that they have in the partition; their original ids go along, and so do those of edges.
-Whatever is read is compared with its checksums, of which each covers a few MiB: read in order, or large ranges.
+All rows are compared with checksums, each of a few MiB: read in order, or large ranges.
 """
 
 import os
@@ -78,14 +78,14 @@ class ShardRows:
         begin, end, step = rows.indices(len(self))
         if step != 1:
             return self._chosen(np.arange(begin, end, step))
-        found = np.empty((max(end - begin, 0), *self.shape[1:]), self.dtype)
-        read_rows(self._files, self._which, self._name, self._offsets, begin, found)
-        return found
+        result = np.empty((max(end - begin, 0), *self.shape[1:]), self.dtype)
+        read_rows(self._files, self._which, self._name, self._offsets, begin, result)
+        return result
 
     def _chosen(self, rows: npt.NDArray[np.integer]) -> Array:
         """Read rows in the order in which they lie in the files, those under one checksum at once."""
         check_ids(rows, len(self), f"row of {self._name!r}")
-        found = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        result = np.empty((len(rows), *self.shape[1:]), self.dtype)
         order = np.argsort(rows, kind="stable")
         rising = rows[order]
         row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
@@ -98,18 +98,13 @@ class ShardRows:
             stop = at + int(np.searchsorted(rising[at:], end))
             low, high = int(rising[at]), int(rising[stop - 1]) + 1
             read = self._files.open(part, self._which).read(self._name, low - base, high - base)
-            found[order[at:stop]] = read[rising[at:stop] - low]
+            result[order[at:stop]] = read[rising[at:stop] - low]
             at = stop
-        return found
+        return result
 
 
 class Destinations:
-    """The destinations of all edges of a relation, int64, of which slices are taken.
-
-    Args:
-        files: of the partitioned graph.
-        relation: whose edges.
-    """
+    """The destinations of all edges of a relation, int64, for reading by slices."""
 
     ndim = 1
     nbytes = 0
@@ -131,14 +126,14 @@ class Destinations:
             ShardFormatError: a file is missing or damaged, or contradicts itself.
         """
         begin, end, step = rows.indices(len(self))
-        found = np.empty(max(end - begin, 0), np.int64)
+        result = np.empty(max(end - begin, 0), np.int64)
         at = 0
         for part, first, last in overlaps(self._files.config.book.edge_offsets[self._relation], begin, end):
             if self._known is None or self._known[0] != part:
                 self._known = (part, InEdges(self._files, self._relation, part))
-            found[at : at + last - first] = self._known[1].destinations(first, last)
+            result[at : at + last - first] = self._known[1].destinations(first, last)
             at += last - first
-        return found[::step]
+        return result[::step]
 
 
 def read_partition(path: str | os.PathLike[str]) -> GraphSource:

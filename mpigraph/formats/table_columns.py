@@ -100,12 +100,12 @@ class IdColumn:
 
     @property
     def is_text(self) -> bool:
-        """Whether not all ids are integers."""
+        """True if an id is not an integer."""
         return any(isinstance(stretch, TextRows) for stretch in self.stretches)
 
     @property
     def numbers(self) -> RowArray:
-        """The ids, all of which are integers."""
+        """The ids of a column of integers alone."""
         return concatenated([stretch for stretch in self.stretches if not isinstance(stretch, TextRows)])
 
     def texts(self, blanks: bool = False, ranks: NodeRanks | None = None) -> Iterator[tuple[Array, I64, Place]]:
@@ -253,7 +253,7 @@ def read_columns(
 
 
 class _Column(NamedTuple):
-    """What to parse: columns of the files side by side, and the dtype that the user has named, or ""."""
+    """Columns of the files to parse side by side; ``dtype`` is "" unless the user has named one."""
 
     columns: Sequence[str]
     is_ids: bool
@@ -267,7 +267,7 @@ class Block(NamedTuple):
     Attributes:
         kind: as in :class:`ValueColumn`, or a dtype that the user has named.
         length: number of rows.
-        missing: the first of them without a value, where its kind cannot say so; -1 if there is none.
+        missing: the first of them without a value, if its kind cannot say so; -1 if all rows have one.
         arrays: the rows; of text its offsets and bytes; nothing if there are no numbers.
         path: the file.
         row: what the first row is called there.
@@ -317,11 +317,13 @@ def _parsed(
 def _parse(tables: Tables, piece: Piece, columns: Mapping[str, _Column], file: GrowingFile, blocks: list[Any]) -> int:
     """Write the columns of a piece to a file and describe each block of them; return the number of rows."""
     done = 0
-    wanted = list(dict.fromkeys(part for column in columns.values() for part in column.columns))
+    names = list(dict.fromkeys(part for column in columns.values() for part in column.columns))
     texts = {name for name, column in columns.items() if column.dtype == "string" and not column.is_ids}
-    for batch in tables.batches(piece, wanted):
+    for batch in tables.batches(piece, names):
         for name, column in columns.items():
-            parts = [(batch.column(part), _PlaceInPiece(tables, piece, done, part)) for part in column.columns]
+            parts = [
+                (batch.column(part), partial(_place_in_piece, tables, piece, done, part)) for part in column.columns
+            ]
             if column.parser is not None:
                 kind, missing, arrays = "", -1, column.parser(*parts[0])
             elif column.is_ids:
@@ -337,18 +339,9 @@ def _parse(tables: Tables, piece: Piece, columns: Mapping[str, _Column], file: G
     return done
 
 
-@dataclass(frozen=True)
-class _PlaceInPiece:
-    """Names a row of a column of a block, which begins at row ``done`` of a piece."""
-
-    tables: Tables
-    piece: Piece
-    done: int
-    column: str
-
-    def __call__(self, row: int) -> str:
-        first = self.tables.first_row(self.piece) + self.done
-        return f"{self.tables.paths[self.piece.file]}, row {first + row}, column {self.column}"
+def _place_in_piece(tables: Tables, piece: Piece, done: int, column: str, row: int) -> str:
+    """Name a row of a block that begins at row ``done`` of a piece."""
+    return f"{tables.paths[piece.file]}, row {tables.first_row(piece) + done + row}, column {column}"
 
 
 def _ids(column: Any, place: Place, dtype: str, trims: bool) -> tuple[str, int, list[Array]]:
@@ -403,7 +396,6 @@ def _id_column(blocks: Sequence[Block]) -> IdColumn:
 
 
 def _value_column(name: str, blocks: Sequence[Block]) -> ValueColumn:
-    """Join blocks in the type that all of them have in common."""
     kind = _common_kind({block.kind for block in blocks})
     if kind in ("none", "string"):
         return ValueColumn(kind, np.zeros(0))
@@ -442,6 +434,6 @@ def _exact_floats(rows: Array) -> Array:
     lost = np.abs(rows.reshape(len(rows), -1)).max(1, initial=0) > EXACT
     if lost.any():
         row = int(lost.argmax())
-        wanted = "which other rows of the column ask for; --types COLUMN=float64 rounds it"
-        raise RowError(row, f"{rows[row]} does not fit float64, {wanted}")
+        reason = "which other rows of the column ask for; --types COLUMN=float64 rounds it"
+        raise RowError(row, f"{rows[row]} does not fit float64, {reason}")
     return rows.astype(np.float64)

@@ -364,7 +364,7 @@ class _LastGroup:
 
 
 class _GroupRows:
-    """A column of one group of rows; nothing but the group that was read last is in memory."""
+    """A column of one group of rows; only the group that was read last is in memory."""
 
     sources = ()
 

@@ -81,8 +81,6 @@ def _files_of(metadata: Mapping[str, Any]) -> list[str]:
 
 
 class _Writer:
-    """Writes the files and notes what they are."""
-
     def __init__(
         self, graph: Original, folder: Path, num_chunks: int, names: Mapping[str, str], progress: Progress
     ) -> None:
@@ -131,7 +129,6 @@ class _Writer:
         }
 
     def _bounds(self, count: int) -> I64:
-        """Return int64[chunks + 1], where each chunk begins."""
         return np.arange(self.num_chunks + 1, dtype=np.int64) * count // self.num_chunks
 
     def _parts(self) -> None:
@@ -154,7 +151,7 @@ class _Writer:
         return {"format": {"name": "csv", "delimiter": " "}, "data": files}
 
     def _data(self, folder: str, features: Mapping[str, Feature], ids: I64) -> dict[str, Any]:
-        found = {}
+        arrays = {}
         files_of: set[str] = set()
         for name, feature in renamed(self.names, features).items():
             foreign = self.foreign.feature(name)
@@ -165,5 +162,5 @@ class _Writer:
             files = [f"{folder}/{stem}-{chunk}.npy" for chunk in range(self.num_chunks)]
             for chunk, file in enumerate(files):
                 np.save(self.folder / file, as_numpy(feature, rows[bounds[chunk] : bounds[chunk + 1]]))
-            found[foreign] = {"format": {"name": "numpy"}, "data": files}
-        return found
+            arrays[foreign] = {"format": {"name": "numpy"}, "data": files}
+        return arrays

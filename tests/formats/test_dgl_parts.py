@@ -154,7 +154,7 @@ def rewrite(path: Path, change) -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda text: text.replace('"num_parts": 2', '"num_parts": 3'), "damaged partition configuration: KeyError"),
+        (lambda text: text.replace('"num_parts": 2', '"num_parts": 3'), "cannot be read: KeyError"),
         (lambda text: text.replace('"num_nodes": 136', '"num_nodes": 137'), "node_map covers 136 ids, expected 137"),
         (
             lambda text: text.replace('"author": [[0, ', '"author": [[1, '),
