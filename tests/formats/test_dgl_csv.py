@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from input_checks import check_all, check_parts, rows
+from input_checks import check_all, check_parts, rows, values_of
 
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.readers import read_source
@@ -46,10 +46,6 @@ def write(folder, files):
     return folder
 
 
-def values(features):
-    return {name: rows(feature.values).tolist() for name, feature in features.items()}
-
-
 def ends(source):
     return [[rows(end).tolist() for end in pair] for pair in source.edges]
 
@@ -60,9 +56,9 @@ def test_one_type(tmp_path):
     assert source.schema.is_homogeneous and source.num_nodes == (3,)
     assert ends(source) == [[[2, 0, 1], [0, 1, 1]]]
     feats = source.node_feats["_N"]
-    assert values(feats) == {"label": [0, 2, 1], "train_mask": [1, 0, 0], "feat": [[1.5, 2], [3, 4], [0.5, 0.25]]}
+    assert values_of(feats) == {"label": [0, 2, 1], "train_mask": [1, 0, 0], "feat": [[1.5, 2], [3, 4], [0.5, 0.25]]}
     assert feats["train_mask"].dtype == "bool" and feats["feat"].dtype == "float32"
-    assert values(source.edge_feats["_N:_E:_N"]) == {"weight": [1.5, 2.5, 3.5], "feat": [[1, 2], [3, 4], [5, 6.5]]}
+    assert values_of(source.edge_feats["_N:_E:_N"]) == {"weight": [1.5, 2.5, 3.5], "feat": [[1, 2], [3, 4], [5, 6.5]]}
     assert any("note" in line for line in source.left_out)
     check_parts(source, tmp_path / "out")
 
@@ -72,10 +68,10 @@ def test_types_and_ids_that_are_numbered(tmp_path):
     assert source.schema.ntypes == ("item", "user") and source.num_nodes == (2, 3)
     assert source.schema.relations == (("user", "follows", "user"), ("user", "likes", "item"))
     assert ends(source) == [[[0, 2], [1, 0]], [[1, 2], [1, 0]]]
-    assert values(source.node_feats["item"]) == {"id": [-3, 7], "x": [1.5, 0.5]}
-    assert values(source.node_feats["user"]) == {"age": [4, 3, 5], "id": [40, 30, 50]}  # a column of this name wins
+    assert values_of(source.node_feats["item"]) == {"id": [-3, 7], "x": [1.5, 0.5]}
+    assert values_of(source.node_feats["user"]) == {"age": [4, 3, 5], "id": [40, 30, 50]}  # a column of this name wins
     days = np.array(["2020-01-01", "2020-01-02"], "M8[s]").astype(np.int64)
-    assert values(source.edge_feats["user:likes:item"]) == {"when": days.tolist()}
+    assert values_of(source.edge_feats["user:likes:item"]) == {"when": days.tolist()}
     check_parts(source, tmp_path / "out")
 
 
@@ -121,7 +117,7 @@ def test_wrong_files_are_named(tmp_path, files, message):
 def test_categories_that_the_user_names(tmp_path):
     path = write(tmp_path / "in", {"meta.yaml": ONE, "nodes.csv": NODES, "edges.csv": EDGES})
     source = read_source(path, tables=TableOptions(categories=("note",)))
-    assert values(source.node_feats["_N"])["note"] == [1, 2, 0] and source.left_out == ()
+    assert values_of(source.node_feats["_N"])["note"] == [1, 2, 0] and source.left_out == ()
     with pytest.raises(GraphDataError, match="features are the columns of the files"):
         read_source(path, tables=TableOptions(columns={"x": ("feat",)}))
     with pytest.raises(GraphDataError, match="files of nodes cannot be given for DGL's CSVDataset"):

@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
-from input_checks import check_all, check_parts, rows
+from input_checks import check_all, check_parts, rows, values_of
 from pyarrow import parquet
 
 from mpigraph.errors import GraphDataError
@@ -87,10 +87,6 @@ def write(folder, content):
     return folder / "conf.json"
 
 
-def values(features):
-    return {name: rows(feature.values).tolist() for name, feature in features.items()}
-
-
 def test_a_configuration(tmp_path, monkeypatch):
     path = write(tmp_path / "in", conf())
     source = read_source(path)
@@ -100,15 +96,15 @@ def test_a_configuration(tmp_path, monkeypatch):
     paper = source.node_feats["paper"]
     ids = [bytes(row).rstrip(b"\0").decode() for row in rows(paper["id"].values)]
     assert ids == PAPERS["id"]
-    found = values(paper)
+    found = values_of(paper)
     assert found["emb"] == PAPERS["emb"] and paper["emb"].dtype == "float32"
     assert found["both"] == [[year, *emb] for year, emb in zip(PAPERS["year"], PAPERS["emb"], strict=True)]
     assert paper["both"].dtype == "float16" and np.allclose(found["scaled"], [[0], [0.5], [0.25], [1]])
     assert found["venue"] == [[0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]] and paper["venue"].dtype == "int8"
     assert found["label"] == [0, 1, -1, 2] and paper["label"].dtype == "int64"
     assert found["train_mask"] == [0, 1, 0, 1] and found["val_mask"] == [0, 0, 1, 0] and not any(found["test_mask"])
-    assert values(source.node_feats["author"]) == {"h": [[1], [2], [3]]}
-    writes = values(source.edge_feats["author:writes:paper"])
+    assert values_of(source.node_feats["author"]) == {"h": [[1], [2], [3]]}
+    writes = values_of(source.edge_feats["author:writes:paper"])
     assert writes.pop("weight") == [[1, 2.5], [3, 4], [5, 6]]
     assert [sum(writes[name]) for name in ("train_mask", "val_mask", "test_mask")] == [1, 1, 0]
     assert not np.any(np.logical_and(writes["train_mask"], writes["val_mask"])) and source.left_out == ()
@@ -135,12 +131,12 @@ def test_a_split_by_shares_is_exact_and_of_labelled_rows(tmp_path):
     label = {"label_col": "y", "task_type": "classification", "split_pct": [0.6, 0.25, 0.1]}
     node = {"node_type": "n", "format": {"name": "csv"}, "files": "n.csv", "labels": [label]}
     (tmp_path / "c.json").write_text(json.dumps({"nodes": [node], "edges": []}))
-    feats = values(read_source(tmp_path / "c.json").node_feats["n"])
+    feats = values_of(read_source(tmp_path / "c.json").node_feats["n"])
     masks = np.array([feats[name] for name in ("train_mask", "val_mask", "test_mask")], bool)
     assert masks.sum(axis=1).tolist() == [480, 200, 80] and masks.sum(axis=0).max() == 1
     assert not masks[:, ::5].any() and feats["y"][0] == -1
     assert 0.4 < masks[0, :500].sum() / 480 < 0.6  # by chance, not by position
-    again = values(read_source(tmp_path / "c.json").node_feats["n"])
+    again = values_of(read_source(tmp_path / "c.json").node_feats["n"])
     assert again == feats
 
 
@@ -157,7 +153,7 @@ def test_given_ranges_and_mappings(tmp_path):
     ]
     node = {"node_type": "n", "format": {"name": "csv"}, "files": "n.csv", "features": features}
     (tmp_path / "c.json").write_text(json.dumps({"nodes": [node], "edges": []}))
-    feats = values(read_source(tmp_path / "c.json").node_feats["n"])
+    feats = values_of(read_source(tmp_path / "c.json").node_feats["n"])
     assert feats == {"a": [[0], [0.5], [1]], "c": [[0], [0], [1]], "b": [[0, 1], [1, 0], [0, 0]]}
 
 

@@ -5,7 +5,7 @@ import json
 import h5py
 import numpy as np
 import pytest
-from input_checks import rows
+from input_checks import typed_values_of
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError
@@ -37,10 +37,6 @@ def as_directory(folder, arrays):
 WAYS = pytest.mark.parametrize("write", [as_npz, as_hdf5, as_directory])
 
 
-def features(table):
-    return {name: (feature.dtype, rows(feature.values).tolist()) for name, feature in table.items()}
-
-
 @WAYS
 def test_arrays_become_features_by_name_or_length(tmp_path, write):
     arrays = {
@@ -56,12 +52,12 @@ def test_arrays_become_features_by_name_or_length(tmp_path, write):
     }
     source = read_source(write(tmp_path, ENDS | arrays))
     assert source.num_nodes == (3,)
-    assert features(source.edge_feats[KEY]) == {
+    assert typed_values_of(source.edge_feats[KEY]) == {
         "weight": ("float64", [0.5, 1, 2, 4]),
         "time": ("int64", [5, 6, 7, 8]),
         "train_mask": ("bool", [1, 0, 1, 0]),
     }
-    assert features(source.node_feats["_N"]) == {
+    assert typed_values_of(source.node_feats["_N"]) == {
         "degree": ("int16", [1, 2, 3]),
         "pos": ("float32", [[0, 1], [2, 3], [4, 5]]),
         "label": ("int64", [0, -1, 1]),
@@ -86,7 +82,7 @@ def test_names_with_the_separator_in_them(tmp_path, write):
     source = read_source(write(tmp_path, arrays))
     assert source.schema.relations == (("u", "has__rated", "big__v"),) and source.left_out == ()
     assert source.edges[0][1][:].tolist() == [2, 1] and source.node_feats["big__v"]["feat"].values.shape == (3, 3)
-    assert features(source.edge_feats["u:has__rated:big__v"]) == {"stars": ("int64", [3, 4])}
+    assert typed_values_of(source.edge_feats["u:has__rated:big__v"]) == {"stars": ("int64", [3, 4])}
 
 
 @pytest.mark.parametrize("write", [as_npz, as_hdf5])
@@ -115,12 +111,12 @@ def test_typed_arrays_become_features(tmp_path, write):
         "when": np.array([1, 2, 3]),
     }
     source = read_source(write(tmp_path, arrays))
-    assert features(source.edge_feats["u:likes:v"]) == {
+    assert typed_values_of(source.edge_feats["u:likes:v"]) == {
         "stars": ("int64", [3, 4, 5]),
         "two__words": ("float64", [[0.5], [1], [2]]),
     }
-    assert features(source.node_feats["u"]) == {"age": ("int64", [30, 40]), "label": ("int64", [1, 0])}
-    assert features(source.node_feats["v"]) == {"feat": ("float32", np.eye(3).tolist())}
+    assert typed_values_of(source.node_feats["u"]) == {"age": ("int64", [30, 40]), "label": ("int64", [1, 0])}
+    assert typed_values_of(source.node_feats["v"]) == {"feat": ("float32", np.eye(3).tolist())}
     assert sorted(source.left_out) == [
         "test__u__likes__v__src: int64[1] is of no type here",
         "v__price: float64[2] has no row for each of 3 nodes of 'v'",
@@ -133,8 +129,8 @@ def test_a_name_decides_where_lengths_are_equal(tmp_path, write):
     ring = {"edge_src": np.array([0, 1, 2]), "edge_dst": np.array([1, 2, 0])}
     named = {"edge_w": np.array([1, 2, 3]), "node_w": np.array([4, 5, 6]), "label": np.array([0, 0, 1])}
     source = read_source(write(tmp_path, ring | named))
-    assert features(source.edge_feats[KEY]) == {"w": ("int64", [1, 2, 3])}
-    assert features(source.node_feats["_N"])["w"] == ("int64", [4, 5, 6])
+    assert typed_values_of(source.edge_feats[KEY]) == {"w": ("int64", [1, 2, 3])}
+    assert typed_values_of(source.node_feats["_N"])["w"] == ("int64", [4, 5, 6])
 
 
 @pytest.mark.parametrize(

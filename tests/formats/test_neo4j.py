@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import pytest
-from input_checks import check_all, check_parts, rows
+from input_checks import check_all, check_parts, rows, texts_of, values_of
 
 from mpigraph.errors import GraphDataError
 from mpigraph.formats import table_files
@@ -52,14 +52,6 @@ def edges_of(source):
     return dict(zip(source.schema.relations, pairs, strict=True))
 
 
-def values_of(features):
-    return {name: rows(feature.values).tolist() for name, feature in features.items()}
-
-
-def ids_of(feature):
-    return [bytes(row).rstrip(b"\0").decode() for row in rows(feature.values)]
-
-
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks of every file."""
@@ -71,7 +63,7 @@ def test_nodes_edges_labels_and_properties(tmp_path):
     assert source.schema.ntypes == ("Movie", "Person") and source.num_nodes == (4, 2)
     assert edges_of(source) == PEOPLE_AND_MOVIES
     movies = source.node_feats["Movie"]
-    assert ids_of(movies["id"]) == ["tt0133093", "tt0234215", "007", "7"]
+    assert texts_of(movies["id"]) == ["tt0133093", "tt0234215", "007", "7"]
     assert rows(movies["label_Sequel"].values).tolist() == [0, 1, 1, 0] and movies["label_Sequel"].dtype == "bool"
     assert np.array_equal(rows(movies["year"].values), [1999, 2003, np.nan, 1995], equal_nan=True)
     assert np.array_equal(rows(movies["score"].values), [8.7, 7.2, np.nan, 8.6], equal_nan=True)
@@ -84,7 +76,7 @@ def test_nodes_edges_labels_and_properties(tmp_path):
     assert set(movies) == {"id", "label_Sequel", "year", "score", "vector", "seen", "released"}
     people = source.node_feats["Person"]
     assert values_of({"born": people["born"]}) == {"born": [1964, 1961]} and people["born"].dtype == "int64"
-    assert ids_of(people["id"]) == ["keanu", "laurence"] and set(people) == {"id", "born"}
+    assert texts_of(people["id"]) == ["keanu", "laurence"] and set(people) == {"id", "born"}
     minutes = {key: values_of(features) for key, features in source.edge_feats.items()}
     assert minutes["Person:ACTED_IN:Movie"] == {"minutes": [100, 90, 101]}
     assert minutes["Movie:FOLLOWS:Movie"] == {"minutes": [1]} and minutes["Person:DIRECTED:Movie"] == {}
@@ -246,7 +238,7 @@ def test_large_ids(tmp_path):
     assert rows(source.node_feats["_N"]["id"].values).tolist() == ids
     assert edges_of(source) == {("_N", "R", "_N"): [(0, 1), (2, 0)]}
     source = read_source(write(tmp_path / "in", nodes=f"{nodes}{2**63}\n"))
-    assert ids_of(source.node_feats["_N"]["id"]) == [str(number) for number in [*ids, 2**63]]
+    assert texts_of(source.node_feats["_N"]["id"]) == [str(number) for number in [*ids, 2**63]]
 
 
 def test_many_files_take_few_open_ones(tmp_path):

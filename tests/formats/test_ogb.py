@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from input_checks import rows
+from input_checks import rows, typed_values_of
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError
@@ -41,18 +41,14 @@ def ends(source, relation_id=0):
     return np.stack([rows(end) for end in source.edges[relation_id]], 1)
 
 
-def features(table):
-    return {name: (feature.dtype, rows(feature.values).tolist()) for name, feature in table.items()}
-
-
 def test_every_file_of_values_is_a_feature(tmp_path):
     source = read_source(write_text(tmp_path / "data"))
     assert np.array_equal(ends(source), EDGES)
-    assert features(source.edge_feats["_N:_E:_N"]) == {
+    assert typed_values_of(source.edge_feats["_N:_E:_N"]) == {
         "feat": ("float32", [[0.5, 1], [2, 3], [4, 5]]),
         "reltype": ("int64", [7, 8, 9]),
     }
-    found = features(source.node_feats["_N"])
+    found = typed_values_of(source.node_feats["_N"])
     assert found["year"] == ("int64", [2001, 2002, 2003, 2004])
     assert found["species"] == ("int64", [3702, 4932, 3702, 9606])
     assert found["pos"] == ("float32", [[0, 1], [2, 3.5], [4, 5], [6, 7]])
@@ -85,12 +81,12 @@ def write_typed(folder):
 def test_typed_files_of_values_are_features(tmp_path):
     source = read_source(write_typed(tmp_path / "mag"))
     assert source.left_out == ()  # also no question about reverse edges
-    assert features(source.edge_feats["author:writes:paper"]) == {"reltype": ("int64", [10, 11])}
-    assert features(source.edge_feats["paper:cites:paper"]) == {
+    assert typed_values_of(source.edge_feats["author:writes:paper"]) == {"reltype": ("int64", [10, 11])}
+    assert typed_values_of(source.edge_feats["paper:cites:paper"]) == {
         "feat": ("float32", [[1, 2], [3, 4], [5, 6]]),
         "reltype": ("int64", [10, 11, 12]),
     }
-    found = features(source.node_feats["paper"])
+    found = typed_values_of(source.node_feats["paper"])
     assert found["year"] == ("int64", [2010, 2011, 2012]) and found["feat"][1] == [[1, 2], [3, 4], [5, 6]]
     assert source.node_feats["author"] == {}
 
@@ -106,8 +102,8 @@ def test_typed_arrays_are_features(tmp_path):
     np.savez(raw / "edge_weight_dict.npz", **{cites: np.array([0.5, 2.0])})
     np.savez(raw / "graph_name.npz", paper=[0])
     source = read_source(raw.parent)
-    assert features(source.node_feats["paper"]) == {"year": ("int64", [2010, 2011, 2012])}
-    assert features(source.edge_feats["paper:cites:paper"]) == {"weight": ("float64", [0.5, 2.0])}
+    assert typed_values_of(source.node_feats["paper"]) == {"year": ("int64", [2010, 2011, 2012])}
+    assert typed_values_of(source.edge_feats["paper:cites:paper"]) == {"weight": ("float64", [0.5, 2.0])}
     assert source.left_out == ("raw/graph_name.npz",)
     np.savez(raw / "node_year.npz", venue=np.array([2010]))
     with pytest.raises(GraphDataError, match="'venue'"):

@@ -13,6 +13,21 @@ def rows(values):
     return np.asarray(values[:])
 
 
+def values_of(features):
+    """Name -> rows, as lists."""
+    return {name: rows(feature.values).tolist() for name, feature in features.items()}
+
+
+def typed_values_of(features):
+    """Name -> dtype and rows, as lists."""
+    return {name: (feature.dtype, rows(feature.values).tolist()) for name, feature in features.items()}
+
+
+def texts_of(feature):
+    """The strings that a feature of bytes holds."""
+    return [bytes(row).rstrip(b"\0").decode() for row in rows(feature.values)]
+
+
 def check_all(source):
     """What one rank checks of a whole graph before it is cut."""
     for relation_id in range(len(source.edges)):
