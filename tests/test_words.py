@@ -33,8 +33,6 @@ IDIOMS = re.compile(r"\b([Ww]hoever|[Nn]obody|[Oo]f which|is none|are none|[Bb]u
 INDIRECT = re.compile(r"(What|Whether|Who|Whose)\b")
 # Data has the name of what it is.
 VAGUE = {"found", "some", "mine", "made", "others", "these"}
-# Rooms that are not in plain English yet; the list may only shrink.
-NOT_YET: set[str] = set()
 # Modules that are the same thing on two floors.
 SAME_ON_TWO_FLOORS = {"__init__.py", "generate.py", "messages.py", "progress.py", "verify.py"}
 SAME_ON_TWO_FLOORS |= {"masked.py", "temporal.py", "weighted.py"}  # a strategy and its kernel
@@ -110,14 +108,8 @@ def indirect(source: str) -> Iterator[tuple[int, str]]:
 
 
 def test_rooms_are_in_plain_english() -> None:
-    places: dict[str, list[str]] = {room(path): [] for path in FILES}
-    for path, source in FILES.items():
-        places[room(path)] += [f"{path}:{line}: {text}" for line, text in indirect(source)]
-    clean = {name for name, texts in places.items() if not texts}
-    assert places.keys() >= NOT_YET
-    assert not NOT_YET & clean, "these rooms are in plain English now: take them out of NOT_YET"
-    listing = "\n".join(text for name in sorted(places.keys() - NOT_YET) for text in places[name])
-    assert not listing, listing
+    places = [f"{path}:{line}: {text}" for path, source in FILES.items() for line, text in indirect(source)]
+    assert not places, "\n".join(places)
 
 
 def test_documents_and_examples_are_in_plain_english() -> None:
