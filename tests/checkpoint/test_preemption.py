@@ -228,7 +228,7 @@ def test_hundreds_of_signals_inside_ddp(tmp_path: Path, backend: str) -> None:
     assert done.status == 0, done.output
     steps = [line for line in done.stdout.splitlines() if line.startswith("stopped")]
     assert len(steps) == 2 and len(set(steps)) == 1 and steps[0].endswith("True"), done.output
-    assert "the job was asked to stop by SIG" in done.stderr
+    assert "the job was asked to stop" in done.stderr  # by a signal, if the first trainer has had one by then
 
 
 REQUEUE = """
