@@ -220,8 +220,6 @@ class NeighborSampler(BlockSampler):
             InvalidArgumentError: ``prob`` and ``mask`` together, a fanout that is not an integer >= -1, ``num_threads``
                 below 1, or another value of an option of times.
         """
-        if prob is not None and mask is not None:
-            raise InvalidArgumentError("give prob or mask, not both")
         time_options = (temporal_strategy, temporal_comparison, time_window)
         checked = TimeFilter("" if time_attr is None else time_attr, *time_options)
         if time_attr is None and time_options != ("uniform", "<=", None):
@@ -239,7 +237,9 @@ class NeighborSampler(BlockSampler):
             disjoint=self.disjoint,
             time_filter=self.time_filter,
         )
-        self.arguments.check_numbers()
+        self.arguments.check_numbers()  # first: in older scripts of DGL, the graph stood where fanouts stand
+        if prob is not None and mask is not None:
+            raise InvalidArgumentError("give prob or mask, not both")
         self.fanouts = self.arguments.fanouts
         self.prefetch_node_feats = prefetch_node_feats or ()
         self.prefetch_labels = prefetch_labels or ()
