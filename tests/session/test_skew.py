@@ -139,8 +139,13 @@ pids = " ".join(map(str, current().world.pids))
 watchdog = current().world.watchdog
 with _watch(watchdog, "a step", 2):
     end = time.monotonic() + 3 * {DEADLINE}
+    inside = {str(tmp_path / "inside")!r}
+    if rank == 1:
+        open(inside, "w").close()
     if rank == 0:  # inside of the step, since it may be stopped before this call returns
         import subprocess
+        while not os.path.exists(inside):  # the other trainer is to be stopped inside of it, too
+            time.sleep(0.001)
         subprocess.Popen(["sh", "-c", f"kill -STOP {{pids}}; sleep {3 * DEADLINE}; kill -CONT {{pids}}"])
     while time.monotonic() < end:
         time.sleep(0.1)
