@@ -8,6 +8,7 @@ Of the processes of a machine that need a kernel one compiles it; the others wai
 
 A process loads a kernel when it first calls it. So that no rank compiles while others wait, a job compiles all kernels
 at its start, unless a note says that they are in the cache (:func:`is_complete`). Other rooms note measurements here.
+A damaged file counts as missing, and a kernel that cannot be saved is used all the same.
 """
 
 import hashlib
@@ -28,12 +29,14 @@ import numba
 from numba import config
 from numba.core import dispatcher, event
 from numba.core.caching import FunctionCache
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 from numba.core.runtime.nrt import rtsys
 
 from mpigraph.compiling import REPORT
 from mpigraph.config import timeout
 from mpigraph.errors import StorageError
+from mpigraph.log import get_logger
 
 __all__ = ["is_complete", "note_complete", "prepare", "read_note", "write_note"]
 
@@ -89,6 +92,7 @@ class _SharedCache:
         self._own: Any = FunctionCache(py_func)  # type: ignore[no-untyped-call]
         self._lock: TextIOWrapper | None = None
         self._missing = False
+        self._damaged = False
         self._name = f"{py_func.__module__}.{py_func.__qualname__}"
 
     def __getattr__(self, name: str) -> Any:
@@ -107,9 +111,23 @@ class _SharedCache:
             loaded = self._load(*what)
             if loaded is not None:
                 self.leave()
+            elif self._damaged:  # numba reads the index again before it saves
+                with suppress(OSError):
+                    self._own.flush()
         return loaded
 
-    def _load(self, signature: Any, target: Any) -> Any:
+    def _load(self, *what: Any) -> Any:
+        """Return a kernel; None if its files are missing or damaged, as after a full disk or a crash of the machine."""
+        self._damaged = False
+        try:
+            return self._load_fast(*what)
+        except OSError:
+            return None
+        except Exception:  # unpickling raises any
+            self._damaged = True
+            return None
+
+    def _load_fast(self, signature: Any, target: Any) -> Any:
         """Load a kernel as numba does, without importing what only compiling needs (its own functions, and scipy).
 
         This calls private methods of numba. Where numba has no such method, its public ``load_overload`` does the work.
@@ -127,9 +145,11 @@ class _SharedCache:
             return load(signature, target)
 
     def save_overload(self, *what: Any) -> None:
-        """Save a kernel that this process has compiled."""
+        """Save a kernel that this process has compiled; go on without that if its folder is full or was removed."""
         try:
             self._own.save_overload(*what)
+        except OSError as error:
+            _warn_not_kept(self._own.cache_path, error.strerror)
         finally:
             self.leave(compiled=True)
 
@@ -142,6 +162,11 @@ class _SharedCache:
             flock(self._lock, LOCK_UN)  # a fork may have it, too
             self._lock.close()
             self._lock = None
+
+
+@cache
+def _warn_not_kept(folder: str, reason: str | None) -> None:
+    get_logger().warning("compiled kernels cannot be kept in %s (%s): each job compiles them", folder, reason)
 
 
 class _Failures(event.Listener):  # type: ignore[misc]
@@ -194,16 +219,27 @@ def _note_of_this_machine() -> str:
 
 
 def is_complete() -> bool:
-    """Return whether all kernels of the usual path were compiled and all their files still exist."""
-    names = read_note(_note_of_this_machine()).splitlines()
-    return bool(names) and not config.DISABLE_JIT and set(names) <= set(os.listdir(_folder()))  # type: ignore[attr-defined]
+    """Return whether all kernels of the usual path were compiled and all their files are as they were then."""
+    files = read_note(_note_of_this_machine()).splitlines()
+    if not files or config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return False
+    with suppress(OSError, RuntimeError):
+        return set(files) <= set(_files())
+    return False
 
 
 def note_complete() -> None:
-    """Note that all kernels of the usual path have been compiled."""
+    """Note that all kernels of the usual path have been compiled, unless they were not, or not kept."""
+    if config.DISABLE_JIT or _warn_not_kept.cache_info().currsize:  # type: ignore[attr-defined]
+        return
     with suppress(OSError, RuntimeError):
-        names = sorted(name for name in os.listdir(_folder()) if name.endswith((".nbi", ".nbc")))
-        write_note(_note_of_this_machine(), "\n".join(names))
+        write_note(_note_of_this_machine(), "\n".join(_files()))
+
+
+def _files() -> list[str]:
+    """Return the size and the name of each file of kernels."""
+    with os.scandir(_folder()) as entries:
+        return sorted(f"{it.stat().st_size} {it.name}" for it in entries if it.name.endswith((".nbi", ".nbc")))
 
 
 def _cache_of(py_func: Any) -> Any:
@@ -216,6 +252,9 @@ def _share() -> None:
     numbas: Any = dispatcher
     numbas.FunctionCache = _cache_of
     event.register("numba:compile", _Failures())  # type: ignore[no-untyped-call]
+    # a process forked while a thread loads a kernel could load none: the lock would stay taken in the child
+    lock: Any = global_compiler_lock
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 def private_folder(path: Path) -> Path:

@@ -92,7 +92,7 @@ def _noted(note: str, count: int) -> list[float]:
     """Return the rates in a note, zeros if it is missing or old."""
     try:
         when, *rates = map(float, json.loads(read_note(note)))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):  # other ranks wait for an answer
         return [0.0] * count
     fresh = 0 <= time.time() - when < _KEPT and len(rates) == count and all(0 < rate < math.inf for rate in rates)
     return rates if fresh else [0.0] * count

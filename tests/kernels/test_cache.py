@@ -1,7 +1,10 @@
 """The folder of compiled kernels, and kernels that are not compiled."""
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from fcntl import LOCK_EX, flock
@@ -10,7 +13,9 @@ from pathlib import Path
 import pytest
 from jobs import cannot_mount, clean_environment, run_job
 from numba import config, njit
+from numba.core import dispatcher
 from numba.core.caching import Cache, FunctionCache
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import TypingError
 from numba.core.runtime.nrt import rtsys
 
@@ -170,6 +175,8 @@ def test_kernels_are_compiled_at_the_start_unless_all_are_there(folder: Path, mo
     assert compiles() and not compiles()
     (folder / "rng.combine-1.py.1.nbc").unlink()
     assert compiles() and not compiles()
+    (folder / "rng.combine-1.py.nbi").write_text("of another size")
+    assert compiles() and not compiles()
     (note,) = folder.glob("kernels-*.txt")
     note.write_text("")  # torn
     assert compiles() and not compiles()
@@ -178,6 +185,87 @@ def test_kernels_are_compiled_at_the_start_unless_all_are_there(folder: Path, mo
     for path in folder.glob("*.nb*"):
         path.unlink()
     assert compiles() and compiles()  # nothing could be kept
+
+
+def test_a_run_without_a_compiler_does_not_note_kernels_as_compiled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "warm_up", lambda: None)
+    monkeypatch.setattr(config, "DISABLE_JIT", 1)
+    kernels.compile_missing()
+    monkeypatch.setattr(config, "DISABLE_JIT", 0)
+    assert not cache.is_complete()
+
+
+def add_one(x: int) -> int:
+    return x + 1
+
+
+@pytest.fixture
+def load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], bool]]:
+    """Calls a kernel first, as in a new process; returns whether that compiled it."""
+    monkeypatch.setattr(dispatcher, "FunctionCache", cache._SharedCache)
+    monkeypatch.setattr(config, "DISABLE_JIT", 0)
+
+    def call() -> bool:
+        kernel = njit(cache=True)(add_one)
+        assert kernel(1) == 2 and kernel._cache._lock is None
+        return bool(kernel.stats.cache_misses)
+
+    yield call
+    cache._warn_not_kept.cache_clear()
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged", b"\x80\x05"])
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_damaged_files_of_a_kernel_are_replaced(
+    load: Callable[[], bool], tmp_path: Path, suffix: str, content: bytes
+) -> None:
+    assert load() and not load()
+    (path,) = tmp_path.rglob(f"*add_one*.{suffix}")
+    path.write_bytes(content)
+    assert load() and not load()
+
+
+def test_a_kernel_that_cannot_be_saved_is_used(
+    load: Callable[[], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the kernels are not noted as complete, so that the next job tries again at its start."""
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Cache, "_save_overload", fail)
+        assert load() and load()
+    (line,) = [record.message for record in caplog.records if "cannot be kept" in record.message]
+    assert str(tmp_path) in line and "No space left on device" in line
+    cache.note_complete()
+    assert not cache.is_complete()
+    cache._warn_not_kept.cache_clear()
+    cache.note_complete()
+    assert cache.is_complete()
+
+
+def test_a_process_that_is_forked_while_a_thread_compiles_can_compile() -> None:
+    taken = threading.Event()
+
+    def compile_slowly() -> None:
+        with global_compiler_lock:
+            taken.set()
+            threading.Event().wait(0.3)
+
+    thread = threading.Thread(target=compile_slowly)
+    thread.start()
+    taken.wait()
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        with global_compiler_lock:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    thread.join()
 
 
 def test_notes_that_cannot_be_written_or_read_are_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

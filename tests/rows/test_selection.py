@@ -39,7 +39,8 @@ def test_nodes_that_were_measured_are_known(comm: MPI.Intracomm, tmp_path: Path,
 
     assert measures() and not measures()
     on_all(comm, len(notes()) == (comm.rank == 0), "rank 0 alone notes")
-    for text in ("", "{}", "[1]", json.dumps([0.0, 1.0, 2.0]), json.dumps([2e11, 1.0, 2.0])):
+    damaged = ["", "{}", "[1]", "[" * 100_000, f"[1, 1{'0' * 400}, 1]"]
+    for text in (*damaged, json.dumps([0.0, 1.0, 2.0]), json.dumps([2e11, 1.0, 2.0])):
         for note in notes():
             note.write_text(text)
         assert measures() and not measures()
