@@ -86,12 +86,17 @@ class _Memory:
 
     def begin(self) -> None:
         """Begin with new memory, as at the start and in a process that was forked."""
+        self.file = -1
         try:
             self.file = os.memfd_create("mpigraph-trace")
             os.ftruncate(self.file, _BYTES)
-        except (AttributeError, OSError):  # not Linux, or forbidden: other processes cannot read
-            self.file = -1
-        self.bytes = memoryview(mmap(self.file, _BYTES))
+            memory = mmap(self.file, _BYTES)
+        except (AttributeError, OSError):  # not Linux, forbidden, or too many files: other processes cannot read
+            if self.file >= 0:
+                os.close(self.file)
+                self.file = -1
+            memory = mmap(-1, _BYTES)
+        self.bytes = memoryview(memory)
         self.mark = int.from_bytes(os.urandom(8), "little") >> 1
         _write_end(self.bytes, 0, self.mark)
         self.numbers: dict[str, int] = {}

@@ -119,6 +119,29 @@ def test_a_fork_leaves_its_parents_ring_alone() -> None:
         assert Trace(address()).last().startswith("in outer")
 
 
+CROWDED = """
+import os, resource
+from mpigraph.trace import Trace, address, span
+with span("outer"):
+    free = os.dup(0)
+    os.close(free)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, before[1]))  # enough for one of the two files
+    child = os.fork()
+    if not child:
+        with span("forked"):
+            os._exit(address()[1] != -1)
+    status = os.waitpid(child, 0)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    print(status, [event.name for event in Trace(address()).events()])
+"""
+
+
+def test_a_fork_without_free_file_descriptors_leaves_its_parents_ring_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", CROWDED], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0 ['outer']\n", "")
+
+
 DIES = """
 import os
 from mpigraph.trace import address, span
