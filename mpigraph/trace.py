@@ -101,7 +101,7 @@ class _Memory:
         _write_end(self.bytes, 0, self.mark)
         self.numbers: dict[str, int] = {}
         self.free_rings = deque(range(_RINGS))
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal handler may have spans, too
 
     def number_of(self, name: str) -> int:
         """Give a name a number, from 1 on; 0 if there are too many names."""
@@ -265,7 +265,7 @@ class Totals:
     """Sums of spans and counters of some threads. In ``with totals:`` this thread adds to them alone."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may read these sums, too
         self._ended = _Sheet()  # of threads that have ended
         self._sheets: dict[int, tuple[weakref.ref[_Thread], _Sheet]] = {}
 
@@ -275,12 +275,9 @@ class Totals:
             return entry[1]
         with self._lock:
             for number, (owner, sheet) in list(self._sheets.items()):
-                if owner() is None:
+                if owner() is None and self._sheets.pop(number, None) is not None:
                     self._ended.add(sheet)
-                    del self._sheets[number]
-            sheet = _Sheet()
-            self._sheets[id(thread)] = weakref.ref(thread), sheet
-        return sheet
+            return self._sheets.setdefault(id(thread), (weakref.ref(thread), _Sheet()))[1]
 
     def __enter__(self) -> "Totals":
         thread = _local.thread
@@ -297,7 +294,7 @@ class Totals:
         total = _Sheet()
         with self._lock:
             total.add(self._ended)
-            for _, sheet in self._sheets.values():
+            for _, sheet in list(self._sheets.values()):
                 total.add(sheet)
         stages = {name: Stage(cell[0] / 1e9, tuple(cell[1:])) for name, cell in total.stages.items()}
         return Snapshot(stages, total.counts)
@@ -379,7 +376,7 @@ def _time(nanoseconds: int) -> str:
 def _begin_anew() -> None:
     """Leave the parent's memory to the parent, in a process that was forked from it."""
     _memory.begin()
-    _process._lock = threading.Lock()
+    _process._lock = threading.RLock()
     _local.thread.take_ring()
 
 

@@ -1,6 +1,7 @@
 """Spans and counters: sums of threads and of loaders, and the rings that other processes read."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from mpi4py import MPI
 
 import mpigraph.distributed as dist
 from mpigraph.mpi.board import Board
-from mpigraph.trace import Totals, Trace, address, count, span
+from mpigraph.trace import Totals, Trace, _Sheet, address, count, span
 
 
 def spans_here(name: str) -> list[str]:
@@ -72,6 +73,34 @@ def test_totals_of_threads_that_come_and_go() -> None:
         assert done.counts == {"rows": 20 * 3 * 500 * number}
         assert sum(done.stages["work"].histogram) == 20 * 3 * 500
         assert len(totals._sheets) <= 9
+
+
+def test_a_signal_handler_may_read_totals_that_its_thread_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    totals = Totals()
+    with totals, span("work"):
+        pass
+    seen: list[int] = []
+
+    def handle(*_: object) -> None:
+        if not totals._lock.acquire(timeout=5):
+            raise TimeoutError
+        totals._lock.release()
+        monkeypatch.undo()
+        seen.append(len(totals.snapshot().stages))
+
+    add = _Sheet.add
+
+    def add_slowly(sheet: _Sheet, other: _Sheet) -> None:
+        signal.raise_signal(signal.SIGUSR2)
+        add(sheet, other)
+
+    before = signal.signal(signal.SIGUSR2, handle)
+    try:
+        monkeypatch.setattr(_Sheet, "add", add_slowly)
+        assert len(totals.snapshot().stages) == 1
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert seen == [1]
 
 
 def test_a_ring_keeps_the_last_events() -> None:
