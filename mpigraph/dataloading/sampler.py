@@ -19,6 +19,7 @@ from mpigraph.distgraph.typed_ids import (
     FeatureName,
     Names,
     NodeIds,
+    check_layers,
 )
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.hetero import HeteroGraph
@@ -158,8 +159,9 @@ class NeighborSampler(BlockSampler):
     The draw is a hash of seed, epoch, the minibatch's seed nodes, hop and node: the same on any number of ranks.
 
     Attributes:
-        arguments: the arguments of the draw; a subclass that chooses neighbours in another way sets
-            :attr:`arguments_type`.
+        fanouts, edge_dir, prob, replace, return_eids, num_threads, disjoint, time_filter: the fields of
+            :attr:`arguments`; new values count from the next draw on.
+        arguments_type: set by a subclass that chooses neighbours in another way.
     """
 
     arguments_type: type[SamplingArguments] = SamplingArguments
@@ -224,32 +226,40 @@ class NeighborSampler(BlockSampler):
         checked = TimeFilter("" if time_attr is None else time_attr, *time_options)
         if time_attr is None and time_options != ("uniform", "<=", None):
             raise InvalidArgumentError("temporal_strategy, temporal_comparison and time_window need time_attr")
-        self.time_filter = None if time_attr is None else checked
-        self.disjoint = bool(disjoint) or time_attr is not None
+        self.fanouts = check_layers(fanouts)
+        self.edge_dir = edge_dir
         self.prob = prob or mask
-        self.arguments = self.arguments_type(
-            fanouts=fanouts,
-            edge_dir=edge_dir,
-            prob=self.prob,
-            replace=replace,
-            return_eids=return_eids,
-            num_threads=num_threads,
-            disjoint=self.disjoint,
-            time_filter=self.time_filter,
-        )
+        self.replace = replace
+        self.return_eids = return_eids
+        self.num_threads = num_threads
+        self.disjoint = bool(disjoint) or time_attr is not None
+        self.time_filter = None if time_attr is None else checked
         self.arguments.check_numbers()  # first: in older scripts of DGL, the graph stood where fanouts stand
         if prob is not None and mask is not None:
             raise InvalidArgumentError("give prob or mask, not both")
-        self.fanouts = self.arguments.fanouts
         self.prefetch_node_feats = prefetch_node_feats or ()
         self.prefetch_labels = prefetch_labels or ()
         self.prefetch_edge_feats = prefetch_edge_feats or ()
         self.empty_relations = bool(empty_relations)
 
     @property
+    def arguments(self) -> SamplingArguments:
+        """The arguments of the next draw."""
+        return self.arguments_type(
+            fanouts=self.fanouts,
+            edge_dir=self.edge_dir,
+            prob=self.prob,
+            replace=self.replace,
+            return_eids=self.return_eids,
+            num_threads=self.num_threads,
+            disjoint=self.disjoint,
+            time_filter=self.time_filter,
+        )
+
+    @property
     def needs(self) -> Needs:
         """See :class:`Sampler`."""
-        how = ", replace" if self.arguments.replace else ""
+        how = ", replace" if self.replace else ""
         if self.disjoint:
             how += f", disjoint, {self.time_filter}"
         layers = (layer.values() if isinstance(layer, Mapping) else [layer] for layer in self.fanouts)

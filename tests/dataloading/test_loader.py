@@ -195,6 +195,26 @@ def test_every_draw_of_a_batch_is_another_one_on_all_ranks_alike(job: SharedJob,
     on_all(job.trainers, body() == job.alone(body))
 
 
+@pytest.mark.parametrize(
+    "given", [{"fanouts": [4, 1]}, {"prob": "weight"}, {"replace": True}, {"disjoint": True}, {"return_eids": False}]
+)
+def test_arguments_of_a_sampler_may_be_set_later(job: SharedJob, oracle, given: dict[str, object]) -> None:
+    """As in DGL; its scripts also read them where they override ``sample_blocks``."""
+    g = job.open(oracle(3))
+    before, changed = NeighborSampler([3]), NeighborSampler([3])
+    for name, value in given.items():
+        setattr(changed, name, value)
+    made = NeighborSampler(**{"fanouts": [3]} | given)
+    drawn = [
+        [digest(sample) for sample in dist.DistNodeDataLoader(g, torch.arange(40), sampler, batch_size=20, seed=1)]
+        for sampler in (before, changed, made)
+    ]
+    on_all(job.trainers, drawn[0] != drawn[1] == drawn[2] and changed.needs == made.needs)
+    changed.fanouts = [-2]
+    with pytest.raises(InvalidArgumentError, match=r"fanout must be an integer >= -1 \(got -2\)"):
+        changed.sample_blocks(g, [1])
+
+
 class OneHop(BlockSampler):
     """A sampler of the user's own, on the public functions."""
 

@@ -1,6 +1,6 @@
 """Another way to choose neighbours is a class of its own: here one that takes the edges of lowest id."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,9 +62,13 @@ class _FirstArguments(SamplingArguments):
 
 
 class FirstSampler(NeighborSampler):
-    """A sampler of the first neighbours."""
+    """A sampler of the first neighbours, but for the first one."""
 
     arguments_type = _FirstArguments
+
+    @property
+    def arguments(self) -> SamplingArguments:
+        return replace(super().arguments, skip=1)
 
 
 def first_edges(g: dist.DistGraph, nodes: torch.Tensor, fanout: int, skip: int, excluded: Any = ()) -> list[list[int]]:
@@ -100,7 +104,7 @@ def test_a_sampler_of_a_test_in_a_loader(job: SharedJob, oracle) -> None:
     right = []
     for _, outputs, blocks in loader:
         drawn = blocks[-1].edata[EID].tolist()
-        right.append(drawn == sum(first_edges(g, outputs, 2, 0), []))
+        right.append(drawn == sum(first_edges(g, outputs, 2, 1), []))
     on_all(job.trainers, all(right), str(right))
     loader.close()
 

@@ -13,6 +13,7 @@ from temporal_graphs import I64, NEWEST, OLDEST, Temporal, in_memory, temporal, 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.memory_sampling import sampled
+from mpigraph.distgraph.sampled_graph import SamplingArguments
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation
@@ -79,7 +80,7 @@ def check_blocks(
 def check_drawn(drawn: list[int], allowed: list[int], fanout: int, sampler: NeighborSampler, timed: bool) -> None:
     newest = timed and sampler.time_filter is not None and sampler.time_filter.strategy == "last"
     pool = allowed[-fanout:] if newest and fanout > 0 else allowed
-    if sampler.arguments.replace and fanout >= 0:
+    if sampler.replace and fanout >= 0:
         assert len(drawn) == (fanout if allowed else 0) and set(drawn) <= set(pool)
         return
     assert len(drawn) == (len(allowed) if fanout < 0 else min(fanout, len(allowed)))
@@ -178,11 +179,16 @@ def trees_of(some: Temporal, g: dist.DistGraph, sampler: NeighborSampler, seeds:
     return drawn
 
 
+class _SeededTrees(NeighborSampler):
+    @property
+    def arguments(self) -> SamplingArguments:
+        return dataclasses.replace(super().arguments, seed=5)
+
+
 @everywhere
 def test_trees_without_times_depend_on_their_roots_alone(job: SharedJob) -> None:
     path, some = job.write(write, 0, True, True), temporal(0, True, True)
-    sampler = NeighborSampler([3, 2, 2], disjoint=True)
-    sampler.arguments = dataclasses.replace(sampler.arguments, seed=5)
+    sampler = _SeededTrees([3, 2, 2], disjoint=True)
     rng = np.random.default_rng(0)
     seeds = {t: rng.integers(0, count, 4) for t, count in some.counts.items()}
     seeds["b"][1:3] = seeds["b"][0]
