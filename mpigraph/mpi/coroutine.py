@@ -82,6 +82,7 @@ class Task(Generic[T]):
             except StopIteration as end:
                 self._value, self.done = end.value, True
             except Exception as error:  # for the thread that asks, which need not be this one
+                UNINTERRUPTED.end_if_fatal(error)
                 self.error, self.done = error, True
             calls = self._after if self.done else []
             self._after = self._after if not self.done else []

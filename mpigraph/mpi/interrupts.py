@@ -4,8 +4,9 @@ Python raises KeyboardInterrupt between any two of its instructions: also betwee
 that would have kept its memory, or between two steps that every rank must take. A script that catches it, to save its
 state, would go on with rows that MPI still writes to. So the code that communicates runs inside of
 :data:`UNINTERRUPTED`, and there the handler only notes the signal. Rows arrive within milliseconds. Where other ranks
-keep this one waiting, the job ends instead (:func:`end_if_overdue`). It also ends on any other exception there that is
-no ``Exception``, such as one of the user's own signal handler.
+keep this one waiting, the job ends instead (:func:`end_if_overdue`). It also ends where one of the user's own signal
+handlers raises there, such as a ``TimeoutError`` after ``signal.alarm``, and on any other exception that is no
+``Exception``.
 """
 
 import signal
@@ -27,7 +28,7 @@ class Uninterrupted:
     """A ``with`` block in which Ctrl-C waits; reentrant, and empty in other threads, which get no signals.
 
     Attributes:
-        identity: names this rank; "" in a job of one rank, where Ctrl-C does not wait.
+        identity: names this rank; "" in a job of one rank, where exceptions pass and Ctrl-C does not wait.
         since: the time of Ctrl-C on the clock of ``time.monotonic``; 0.0 if there was none.
     """
 
@@ -47,30 +48,35 @@ class Uninterrupted:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self.identity and kind is not None and not issubclass(kind, (Exception, GeneratorExit)):
-            sys.excepthook(kind, error, traceback)  # type: ignore[arg-type]
-            abort(1)  # MPI may write to memory that is not ours any more
+        if error is not None:
+            self.end_if_fatal(error)
         if threading.get_ident() == self._home:
             self._depth -= 1
             if self.since and not self._depth:
                 self.since = 0.0
                 raise KeyboardInterrupt
 
+    def end_if_fatal(self, error: BaseException) -> None:
+        """End the job on an error that code inside did not raise itself: MPI may write to memory that is freed."""
+        if self.identity and (not isinstance(error, (Exception, GeneratorExit)) or _of_handler(error.__traceback__)):
+            sys.excepthook(type(error), error, error.__traceback__)
+            abort(1)
+
     def begin(self, identity: str, serves: bool) -> None:
-        """Hold Ctrl-C back from now on, unless the script has a handler of its own.
+        """End the job on fatal errors from now on, and hold Ctrl-C back, unless the script has a handler of its own.
 
         A rank that ``serves`` ignores it: trainers decide whether the job ends, and servers serve them until then.
         """
-        if self.identity:
-            self.identity = identity
-        elif threading.get_ident() == self._home and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self.identity = identity
+        self.identity = identity
+        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if threading.get_ident() == self._home and is_default:
             self._before = signal.signal(signal.SIGINT, signal.SIG_IGN if serves else self._note)
 
     def end(self) -> None:
         """Undo :meth:`begin`."""
-        if self.identity and signal.getsignal(signal.SIGINT) in (self._note, signal.SIG_IGN):
-            signal.signal(signal.SIGINT, self._before)
+        before, self._before = self._before, None
+        if before is not None and signal.getsignal(signal.SIGINT) in (self._note, signal.SIG_IGN):
+            signal.signal(signal.SIGINT, before)
         self.identity = ""
         self.since = 0.0
 
@@ -84,6 +90,18 @@ class Uninterrupted:
 
 UNINTERRUPTED = Uninterrupted()
 """The process's instance: a signal goes to a process."""
+
+
+def _of_handler(traceback: TracebackType | None) -> bool:
+    """Return whether the handler of a signal raised: Python calls it with the frame that it interrupts."""
+    interrupted: FrameType | None = None
+    while traceback is not None:
+        frame = traceback.tb_frame
+        values = list(frame.f_locals.values()) if interrupted is not None else []
+        if any(value is interrupted for value in values + [x for v in values if type(v) is tuple for x in v]):
+            return True
+        interrupted, traceback = frame, traceback.tb_next
+    return False
 
 
 def end_if_overdue() -> None:

@@ -97,7 +97,7 @@ def test_rows_stay_right_after_interrupts(
 
 WAITING = """
 import os, signal, threading, time
-def stop(*_): raise SystemExit(3)
+def stop(*_): raise {error}
 signal.signal(signal.SIGUSR1, stop)
 if g.rank() == 0:
     threading.Timer(1.0, os.kill, (os.getpid(), signal.{number})).start()
@@ -116,6 +116,7 @@ time.sleep(60)
     [
         ("SIGINT", "g.barrier()", "KeyboardInterrupt", "trainer 0/2 (rank 0) was interrupted while it waits"),
         ("SIGUSR1", "g.barrier()", "SystemExit", "uncaught exception on trainer 0/2"),
+        ("SIGUSR1", "g.barrier()", "TimeoutError", "uncaught exception on trainer 0/2"),
     ],
 )
 def test_what_cannot_go_on_ends_the_job_with_a_line(
