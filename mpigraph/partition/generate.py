@@ -12,6 +12,7 @@ the public ids.
 """
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -72,12 +73,11 @@ class Recipe:
     val_fraction: float = 0.05
 
     def __post_init__(self) -> None:
-        for name, least in (("num_nodes", 2), ("num_edges", 0), ("feat_dim", 1), ("num_classes", 1)):
-            if getattr(self, name) < least:
-                raise InvalidArgumentError(f"{name} must be >= {least} (got {getattr(self, name)})")
-        check_integer("seed", self.seed, 0, 2**64 - 1)
-        if self.num_nodes >= 2**31:
-            raise InvalidArgumentError(f"num_nodes must be < 2**31 (got {self.num_nodes})")
+        for name, least, most in (
+            ("num_nodes", 2, 2**31 - 1), ("num_edges", 0, 2**63 - 1), ("feat_dim", 1, 2**31 - 1),
+            ("num_classes", 1, 2**31 - 1), ("block_size", 0, 2**63 - 1), ("seed", 0, 2**64 - 1),
+        ):  # fmt: skip
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), least, most))
         if self.num_classes > self.num_nodes:
             raise InvalidArgumentError(
                 f"num_classes must be <= num_nodes (got {self.num_classes} classes, {self.num_nodes} nodes)"
@@ -91,6 +91,8 @@ class Recipe:
         for name in ("homophily", "block_share", "train_fraction", "val_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InvalidArgumentError(f"{name} must lie in 0 to 1 (got {getattr(self, name)})")
+        if not math.isfinite(self.signal):
+            raise InvalidArgumentError(f"signal must be finite (got {self.signal})")
         if self.train_fraction + self.val_fraction > 1:
             raise InvalidArgumentError("train_fraction + val_fraction must be <= 1")
 

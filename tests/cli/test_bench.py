@@ -58,7 +58,7 @@ def test_the_document_is_complete_where_other_processes_make_the_graph(layout, m
 def test_the_process_that_makes_the_graph_is_no_rank(monkeypatch, tmp_path, name):
     """Although its environment is that of a rank: MPI would take it for one, or find it alone among three."""
     monkeypatch.setenv(name, "3")
-    with pytest.raises(InvalidArgumentError, match=r"^num_nodes must be >= 2 \(got 1\)$"):
+    with pytest.raises(InvalidArgumentError, match=r"^num_nodes must be an integer >= 2 \(got 1\)$"):
         job._command("generate", "--nodes", 1, "--edges", 0, "-o", tmp_path / "x")
 
 

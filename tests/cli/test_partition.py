@@ -278,7 +278,7 @@ def test_usage_errors_end_with_status_2(capsys):
             main(arguments)
         assert stop.value.code == 2
     assert main(["generate", "--nodes", "1", "--edges", "4", "-o", "x"]) == 2
-    assert "num_nodes must be >= 2 (got 1)" in capsys.readouterr().err
+    assert "num_nodes must be an integer >= 2 (got 1)" in capsys.readouterr().err
 
 
 TYPED = typed_source()

@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -252,8 +252,12 @@ def test_each_pair_is_there_once_and_in_both_directions(recipe: Recipe):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"num_nodes": 1}, r"num_nodes must be >= 2 \(got 1\)"),
-        ({"num_edges": -1}, "num_edges must be >= 0"),
+        ({"num_nodes": 1}, r"num_nodes must be an integer >= 2 \(got 1\)"),
+        ({"num_nodes": 2**31}, "num_nodes must be an integer <= 2147483647"),
+        ({"num_edges": -1}, "num_edges must be an integer >= 0"),
+        ({"num_edges": 20.0}, r"num_edges must be an integer >= 0 \(got 20.0\)"),
+        ({"block_size": -1}, "block_size must be an integer >= 0"),
+        ({"signal": float("nan")}, r"signal must be finite \(got nan\)"),
         ({"seed": -1}, r"seed must be an integer >= 0 \(got -1\)"),
         ({"num_edges": 60}, "num_edges must be <= 45, half of all pairs"),
         ({"num_classes": 11}, "11 classes, 10 nodes"),
@@ -264,3 +268,9 @@ def test_each_pair_is_there_once_and_in_both_directions(recipe: Recipe):
 def test_impossible_recipes(arguments, message):
     with pytest.raises(InvalidArgumentError, match=message):
         Recipe(**{"num_nodes": 10, "num_edges": 20, "num_classes": 2, **arguments})
+
+
+def test_a_recipe_takes_numpys_integers():
+    numbers = {"num_nodes": 70_000, "num_edges": 40, "num_classes": 2}
+    recipe = Recipe(**{name: np.int32(number) for name, number in numbers.items()})
+    assert json.dumps(asdict(recipe)) == json.dumps(asdict(Recipe(**numbers)))
