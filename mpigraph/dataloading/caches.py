@@ -113,7 +113,7 @@ def open_caches(session: Session, options: CacheOptions, fetchers: Sequence[Feat
             fetcher.readers[kind, name] = CachedRows(rows, caches[rows.number], upcoming, session.pool)
     for cache in caches.values():
         nbytes = cache.per_trainer * session.world.num_local_trainers * cache.rows.window.row_bytes
-        text = "cache of rows of %r on this node: %.1f MiB, %d minibatches ahead"
+        text = "cache of rows of %r on this node: up to %.1f MiB, %d minibatches ahead"
         get_logger().info(text, cache.rows.name, nbytes / 2**20, options.lookahead)
     return list(caches.values())
 

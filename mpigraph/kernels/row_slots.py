@@ -51,7 +51,7 @@ class Slots(NamedTuple):
 
     Attributes:
         first: int64[1], number of the first slot among the slots of all trainers of the node.
-        next_use: int32[s], the minibatch that reads the row of each slot next, or ``NEVER``.
+        next_use: int32[s], the minibatch that reads the row of each slot next, or ``NEVER``; 0 in slots never used.
         following: int32[s], the next slot on the same list, -1 at its end.
         lists: int32[m], the first slot on the list of minibatch b at ``b % m``, -1 if it is empty. No more than m
             minibatches are ahead.
@@ -75,7 +75,7 @@ def new_slots(first: int, count: int, ahead: int) -> Slots:
     """Return empty slots ``first .. first + count - 1``, for at most ``ahead`` known minibatches."""
     return Slots(
         first=np.array([first], np.int64),
-        next_use=np.full(count, NEVER, np.int32),
+        next_use=np.zeros(count, np.int32),  # untouched, like the others: unused slots take no memory
         following=np.zeros(count, np.int32),
         lists=np.full(ahead + 2, -1, np.int32),
         uses=np.zeros(count, np.uint8),

@@ -47,6 +47,7 @@ _OF_SLOT = 8 + 4  # bytes that a slot takes in the tables besides the row
 _OF_ROW = 4  # bytes that a row of the tensor takes in the tables, kept or not
 _NO_VERSION = -1
 _OF_FREE = 0.25  # of the free memory, for caches whose size was not set
+_MOST_OF_FREE = 0.5  # of the free memory, for more than one slot a row where the size was set
 _MOST = 2**31 - 2  # slots of a node: their numbers are 32 bits
 
 
@@ -66,27 +67,33 @@ def slots_for(
 ) -> list[int]:
     """Return the number of slots that each trainer of this node gets for each tensor.
 
+    A trainer has at most as many slots as there are priced rows, and then never reads one twice: with fewer it depends
+    on the others, who may keep the same rows, or none.
+
     Args:
         world: the job.
         tensors: the tensors; each gets a share of the bytes in proportion to its priced rows.
         nbytes: bytes of all caches together on this node; below 0 a part of the free memory.
         promised: free bytes that other caches may take.
-        near_too: free rows are kept, too; else there are at most as many slots as priced rows.
+        near_too: free rows are kept, too; else a trainer has at most as many slots as there are priced rows.
     """
-    if nbytes < 0:
-        free = np.array([free_for_caches(world) - promised], np.int64)
-        world.node.Allreduce(MPI.IN_PLACE, free, op=MPI.MIN)  # ranks may look at different moments
-        nbytes = max(int(free[0] * _OF_FREE), 0)
-    slot = [tensor.window.row_bytes + _OF_SLOT for tensor in tensors]
     counts = [priced_rows(tensor) for tensor in tensors]
     whole = [
-        count * size + _OF_ROW * tensor.shape[0] for count, size, tensor in zip(counts, slot, tensors, strict=True)
+        cache_memory(tensor.shape[0], count, tensor.window.row_bytes)
+        for tensor, count in zip(tensors, counts, strict=True)
     ]
+    free = np.array([free_for_caches(world) - promised], np.int64)
+    world.node.Allreduce(MPI.IN_PLACE, free, op=MPI.MIN)  # ranks may look at different moments
+    if nbytes < 0:
+        nbytes = max(int(free[0] * _OF_FREE), 0)
+    elif not near_too:
+        nbytes = min(nbytes, max(int(free[0] * _MOST_OF_FREE), sum(whole)))
+    most = _MOST // world.num_local_trainers
     per_trainer = []
-    for tensor, size, count, need in zip(tensors, slot, counts, whole, strict=True):
-        share = nbytes * need // max(sum(whole), 1)
-        in_all = min((share - _OF_ROW * tensor.shape[0]) // size, _MOST if near_too else count, _MOST)
-        per_trainer.append(max(in_all, 0) // world.num_local_trainers if tensor.window.row_bytes else 0)
+    for tensor, count, need in zip(tensors, counts, whole, strict=True):
+        share = nbytes * need // max(sum(whole), 1) - cache_memory(tensor.shape[0], 0, 0)
+        slots = max(share, 0) // (tensor.window.row_bytes + _OF_SLOT) // world.num_local_trainers
+        per_trainer.append(min(slots, most if near_too else min(count, most)) if tensor.window.row_bytes else 0)
     return per_trainer
 
 
@@ -104,8 +111,8 @@ class SlotTable:
 
     Attributes:
         hint: int32[rows], the slot that may have a row.
-        row_of: int64[slots], the row in a slot, or -1.
-        times: int32[slots], the times a slot was given to a row.
+        row_of: int64[slots], the row in a slot, or -1; undefined until a hint names the slot.
+        times: int32[slots], the times a slot was given to a row, plus any number.
         versions: int64[trainers], the version of the tensor in each trainer's slots.
         words: [slots, words of a row], the rows as unsigned integers.
         alone: the node has one trainer.
@@ -128,7 +135,7 @@ class RowCache:
         number: the same on every rank, never used twice in a job.
         rows: the tensor.
         per_trainer: slots of each trainer of this node.
-        nbytes: memory of the node that all slots take once they are full.
+        nbytes: memory of the node that all slots take once they are full; trainers seldom fill them with the same rows.
         slots: those of the node.
     """
 
@@ -182,9 +189,7 @@ class RowCache:
         self._me = world.local_trainer if world.is_trainer else 0
         self._own = new_slots(self._me * per_trainer, per_trainer if world.is_trainer else 0, ahead)
         if allocates:
-            self.slots.hint[:] = 0
-            self.slots.row_of[:] = -1
-            self.slots.times[:] = 0
+            self.slots.hint[:] = 0  # and nothing else: memory of slots that are never used is not touched
             self.slots.versions[:] = _NO_VERSION
         self.slots.fence()
         world.comm.Barrier()
@@ -307,6 +312,9 @@ class RowCache:
 
     def keep_all(self, rows: I64, slots: I32, positions: I64, out: Array) -> None:
         """Keep all of ``rows`` that had no slot, while there are free ones; arguments as of :meth:`keep`."""
+        begin, end = self.used, min(self.used + len(rows), self.per_trainer)
+        self.slots.row_of[self._own.first[0] + begin : self._own.first[0] + end] = -1
+        self.slots.fence()  # before a hint names one of these
         taken = np.empty(len(rows), np.int32)
         which = np.empty(len(rows), np.int64)
         count = take_free(rows, slots, self.slots.hint, self.slots.times, self._own, taken, which)

@@ -1,6 +1,7 @@
 """Rows that cost something to read: cached and read ahead wherever they are, and the same as those in memory."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from batches import digest
 from layouts import ALONE, Job, Layout, own_on_layouts
+from mpi4py import MPI
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -15,9 +17,12 @@ from mpigraph.arrays import I64, Array
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.row_ops import as_words
+from mpigraph.rows.lookahead import CachedRows, UpcomingReads
+from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.rows.sources.row_source import Memory, RowSource
 from mpigraph.rows.window import SourceOf
+from mpigraph.session.control import Operation
 from mpigraph.storage.contents import PartFiles, read_rows
 from mpigraph.storage.format import node_feature_name
 from mpigraph.store.store import Store
@@ -53,12 +58,8 @@ def test_rows_in_any_order(free: bool) -> None:
             source.memory()
 
 
-@own_on_layouts([ALONE, Layout(2, 1, 0), Layout(2, 0, 1), Layout(3, 1, 0), Layout(4, 1, 2), Layout(4, 0, 1)])
-def test_a_source_that_costs_time(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Near and remote, with cache and look-ahead: bit-equal; a trainer reads a row once if its node's cache has it."""
-    path = oracle(3)
-    sources: list[Slow] = []
-    digests: dict[bool, list[str]] = {}
+def slow_sources(sources: list[Slow]) -> Callable[..., SourceOf | None]:
+    """Return what makes features slow, in place of ``Store._sources``, and adds their sources to ``sources``."""
 
     def slow(self: Store, topology: Topology, files: PartFiles, policy: Policy, name: str) -> SourceOf | None:
         if not policy.is_node or name != "feat":
@@ -76,22 +77,28 @@ def test_a_source_that_costs_time(layout: Job, oracle, monkeypatch: pytest.Monke
 
         return source
 
+    return slow
+
+
+@own_on_layouts([ALONE, Layout(2, 1, 0), Layout(2, 0, 1), Layout(3, 1, 0), Layout(4, 1, 2), Layout(4, 0, 1)])
+def test_a_source_that_costs_time(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Near and remote, with cache and look-ahead: bit-equal, and each row is read once while it is cached."""
+    path = oracle(3)
+    sources: list[Slow] = []
+    digests: dict[bool, list[str]] = {}
+
     def body() -> None:
         g = open_graph(path)
         feat = g.ndata["feat"]
         free = not sources
-        shared = g.session.world.num_local_trainers > 1
         options: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 3, "features": ["feat"]}
         seeds = dist.node_split(np.ones(NUM_NODES))
         loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([3, 4]), cache="1MiB", lookahead=3, **options)
         digests[free] = [digest(batch) for _ in range(2) for batch in loader]
         loader.close()
         if not free:
-            stats, most = loader.stats(), max(int(source.reads.max()) for source in sources)
-            if shared:  # slots for half of the rows each, some of them for the same: a row that has none is read again
-                assert sum(int(source.reads.sum()) for source in sources) == stats.fetched_rows < stats.far_rows / 2
-            else:
-                assert most <= g.session.num_trainers and 0 < stats.fetched_rows <= NUM_NODES
+            assert all(source.reads.max() <= g.session.num_trainers for source in sources)
+            assert 0 < loader.stats().fetched_rows <= NUM_NODES
         g.barrier()
         digests[free].append(str(feat[torch.arange(NUM_NODES).flip(0)].sum().item()))
         if not free:
@@ -99,9 +106,52 @@ def test_a_source_that_costs_time(layout: Job, oracle, monkeypatch: pytest.Monke
                 feat[0] = 0
 
     layout.run(body)
-    monkeypatch.setattr(Store, "_sources", slow)
+    monkeypatch.setattr(Store, "_sources", slow_sources(sources))
     layout.run(body)
     if digests:  # a trainer
         assert digests[False] == digests[True]
-    if layout.comm.size != 3:  # by the loader, once by each trainer; by the slice, once more
-        assert all(source.reads.max() <= 2 * layout.comm.size for source in sources)
+    # by the loader, once by each trainer; by the slice, once more
+    assert all(source.reads.max() <= 2 * layout.comm.size for source in sources)
+
+
+@own_on_layouts([Layout(3, 1, 0), Layout(4, 1, 0)])
+def test_trainers_of_a_node_read_a_row_once(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the bytes allow, each of two or three trainers has a slot for every row: none is read by two, or twice."""
+    path = oracle(3)
+    sources: list[Slow] = []
+    monkeypatch.setattr(Store, "_sources", slow_sources(sources))
+
+    def body() -> None:
+        g = open_graph(path)
+        session, rows = g.session, g.ndata["feat"].rows
+        world = session.world
+        trainers, slot, hints = world.num_local_trainers, rows.window.row_bytes + 12, 4 * NUM_NODES
+        values = g.ndata["orig"][torch.arange(NUM_NODES)].numpy()
+        for nbytes, slots in [
+            (hints, 0),
+            (hints + (trainers * NUM_NODES - 1) * slot, NUM_NODES - 1),
+            (hints + trainers * NUM_NODES * slot, NUM_NODES),
+            (1 << 20, NUM_NODES),
+        ]:
+            caches = session.control.call(Operation.OPEN_CACHES, groups=[[[rows.number], nbytes]], ahead=1)
+            cache: RowCache = caches[rows.number]
+            assert cache.per_trainer == slots and cache.nbytes <= nbytes + 1024  # tables begin at multiples of 64
+            if nbytes < 1 << 20:
+                session.control.call(Operation.FREE, numbers=[cache.number])
+        upcoming = UpcomingReads(rows.window)
+        cached = CachedRows(rows, cache, upcoming, session.pool)
+        for reader in range(trainers):
+            for batch, ids in enumerate(np.random.default_rng(reader).integers(0, NUM_NODES, (16, 40))):
+                if reader == world.local_trainer:
+                    out = np.empty((len(ids), *rows.shape[1:]), np.float32)
+                    cached.announce(*upcoming.announce(batch, ids))
+                    cached.read(upcoming.reads[0], out)
+                    upcoming.reads.popleft()
+                    assert (out == values[ids, None]).all()
+            g.barrier()
+        reads = np.concatenate([source.reads for source in sources])
+        world.trainers.Allreduce(MPI.IN_PLACE, reads)
+        assert reads.max() == 1
+        session.control.call(Operation.FREE, numbers=[cache.number])
+
+    layout.run(body)
