@@ -40,17 +40,10 @@ the order of sums by size and layout: the same job gives the same bits again, an
 # (torch overloads each method; it calls these forms)
 
 import math
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import timedelta
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
-import numpy as np
-import torch
 import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
@@ -60,12 +53,12 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, InvalidArgumentError
-from mpigraph.log import get_logger
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.progress_thread import Progress
-from mpigraph.mpi.wait import BLOCKED, PEERS_COMPUTE, Backoff
+from mpigraph.mpi.wait import BLOCKED
 from mpigraph.mpi.watchdog import Meeting
 from mpigraph.process_group.calls import Call, Calls
+from mpigraph.process_group.point_to_point import finish_messages, receive, send
 from mpigraph.process_group.tensors import (
     apart,
     check,
@@ -83,230 +76,19 @@ from mpigraph.process_group.tensors import (
     split,
     words,
 )
+from mpigraph.process_group.work import MPIWork, Operation, Outstanding, untraced
 from mpigraph.session.context import current
-from mpigraph.tracebacks import line_calling
 
-__all__ = ["MPIProcessGroup", "Outstanding"]
+__all__ = ["MPIProcessGroup"]
 
 _NAME = "mpi4py"
 _FOR_ALL = {"barrier", "all_reduce"}
 _RECEIVE, _SEND = "recv from", "send to"
 _REST = "what is outstanding in a process group"
-_ARRIVING = 5.0  # seconds that a message may be on its way when a group is shut down
-_MANY = 4096  # callbacks at once
 _SMALL = 1 << 20  # bytes: when one rank has the result, the others will have it at once, too
 
 
-class Operation(NamedTuple):
-    """An operation that was begun and is not complete.
-
-    Attributes:
-        what: the call, such as "all_reduce" or "recv from 1".
-        since: its begin, on the clock of ``time.monotonic``.
-        line: the line of the user's script that made the call, such as "train.py:12"; "" if unknown.
-    """
-
-    what: str
-    since: float
-    line: str
-
-
-class Outstanding:
-    """Tasks that the caller may not wait for: kept, with the memory that MPI writes to, until they are done.
-
-    The progress thread advances them, if there is one. Otherwise the arrival of new ones does.
-
-    Attributes:
-        operations: the operation of each task, for messages, in the order of their begin.
-    """
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress = progress
-        self._swept = 0
-        self.operations: dict[Task[Any], Operation] = {}
-
-    def keep(self, task: Task[Any]) -> None:
-        """Keep a task until it is done; a second call does nothing."""
-        if task.done or task in self.operations:
-            return
-        if self._progress is None and len(self.operations) > 2 * self._swept:  # so n calls look at O(n) tasks
-            for kept in list(self.operations):
-                kept.advance()
-            self._swept = len(self.operations)
-        self.operations[task] = Operation(task.name, time.monotonic(), line_calling(sys._getframe(1)))
-        task.then(partial(self.operations.pop, task, None))
-        if self._progress is not None:
-            self._progress.add(task)
-
-
-Class = TypeVar("Class", bound=type)
-
-
-def _untraced(cls: Class) -> Class:
-    """Keep dynamo from compiling the methods of a class and their callees.
-
-    Where compiled code, or DDP around it, calls a process group from C++, dynamo compiles the group's code, too, and
-    fails on MPI's objects. ``torch.compiler.disable`` would import all of dynamo, which takes seconds.
-    """
-    try:
-        from torch._C._dynamo import eval_frame
-    except ImportError:
-        return cls
-    if hasattr(eval_frame, "set_code_exec_strategy"):  # not in older torch
-        skip = eval_frame._FrameAction.SKIP
-        for member in vars(cls).values():
-            function = getattr(member, "fget", member)
-            if hasattr(function, "__code__"):
-                eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
-    return cls
-
-
-class _Receive:
-    """A receive whose message may be longer than its tensor: a request, for coroutines.
-
-    Open MPI 5.0 itself ends the job where such a message is too long to be sent at once (some kilobytes).
-    """
-
-    def __init__(self, name: str, nbytes: int, request: MPI.Request) -> None:
-        self._name, self._nbytes, self._request = name, nbytes, request
-
-    def Test(self, status: MPI.Status) -> bool:
-        """Return whether the message is here; raise an InvalidArgumentError if it is too long."""
-        try:
-            return self._request.Test(status)
-        except MPI.Exception as error:
-            if error.Get_error_class() != MPI.ERR_TRUNCATE:
-                raise
-            raise InvalidArgumentError(
-                f"{self._name}: a message has more than the {self._nbytes} bytes of the tensor"
-            ) from None
-
-    def Cancel(self) -> None:
-        self._request.Cancel()
-
-
-def _send(comm: MPI.Comm, tensor: Tensor, to: int, tag: int) -> Coroutine[None]:
-    check("send", tensor)
-    yield comm.Isend(words(flat(tensor)), to, tag)
-
-
-def _receive(name: str, comm: MPI.Comm, tensor: Tensor, source: int, tag: int) -> Coroutine[int]:
-    """Receive the values of a tensor and return the sender."""
-    check("recv", tensor)
-    vector = flat(tensor)
-    array = words(vector)
-    status = yield _Receive(name, array.nbytes, comm.Irecv(array, source, tag))  # type: ignore[misc]
-    sender, nbytes = status.Get_source(), status.Get_count(MPI.BYTE)
-    if nbytes != array.nbytes:
-        raise InvalidArgumentError(f"{name}: rank {sender} sent {nbytes} bytes, the tensor has {array.nbytes}")
-    refill(tensor, vector)
-    return sender
-
-
-def _drop(message: MPI.Message, nbytes: int) -> Coroutine[None]:
-    yield message.Irecv([np.empty(nbytes, np.uint8), MPI.BYTE])
-
-
-@collective("comm")
-def _finish_messages(
-    comm: MPI.Comm, sends: Sequence[Task[Any]], receives: Sequence[Task[Any]], seconds: float, trainers: Sequence[int]
-) -> None:
-    """Complete this rank's ``sends`` and ``receives`` when no rank begins more messages.
-
-    A receive without a message is cancelled after ``seconds``. A message that was never received is received here and
-    dropped, with a warning that names its trainer: else its sender would wait for ever.
-    """
-    status = MPI.Status()
-    tasks, lost = [*sends, *receives], list[str]()
-    end, backoff = time.monotonic() + seconds, Backoff()
-    everyone: MPI.Request | None = None
-    while everyone is None or not everyone.Test():
-        moved = any([task.advance() for task in tasks])
-        if (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
-            nbytes = status.Get_count(MPI.BYTE)
-            tasks.append(Task(_drop(message, nbytes), "a message that is dropped"))
-            lost.append(f"{nbytes} bytes from trainer {trainers[status.Get_source()]} (tag {status.Get_tag()})")
-            moved = True
-        tasks = [task for task in tasks if not task.done]
-        if not tasks and everyone is None:
-            everyone = comm.Ibarrier()
-        elif time.monotonic() > end:
-            end = float("inf")
-            for task in receives:
-                task.cancel()
-        if moved:
-            backoff.reset()
-        else:
-            backoff.pause(PEERS_COMPUTE)
-    if lost:
-        shown = ", ".join(lost[:5]) + (", ..." if len(lost) > 5 else "")
-        get_logger().warning("%d message(s) were never received and are dropped: %s", len(lost), shown)
-
-
-@_untraced
-class MPIWork(dist.Work):
-    """One outstanding operation, as torch waits for it."""
-
-    def __init__(self, group: "MPIProcessGroup", task: Task[Any], outputs: list[Tensor], place: str) -> None:
-        super().__init__()
-        self._group, self._task, self._outputs, self._place = group, task, outputs, place
-        self._future: torch.futures.Future[list[Tensor]] | None = None
-
-    def is_completed(self) -> bool:
-        """Advance the operation, and return whether it is complete."""
-        self._task.advance()
-        return self._task.done
-
-    def is_success(self) -> bool:
-        """Return whether the operation is complete, without errors."""
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> Exception | None:
-        """Return the error, once complete."""
-        return self._task.error
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until the operation is complete, up to ``timeout``, or the group's limit. Blocking.
-
-        Raises:
-            TimeoutError: the time is over; the operation remains outstanding.
-            InvalidArgumentError: a message differs in size from the tensor.
-        """
-        self._group.wait_for(self._task, timeout.total_seconds(), self._place)
-        self._task.result()
-        return True
-
-    synchronize = wait
-
-    def result(self) -> list[Tensor]:
-        """Return the tensors with the results, once complete."""
-        return self._outputs
-
-    def source_rank(self) -> int:
-        """Return the sender of a received message."""
-        return int(self._task.result())
-
-    _source_rank = source_rank
-
-    def get_future(self) -> "torch.futures.Future[list[Tensor]]":
-        """Return a future of :meth:`result`, which completes without a call of :meth:`wait`.
-
-        An error becomes a RuntimeError with its text: only an error of a callback reaches waits in C++, such as those
-        of DDP, which takes the argument of ``set_exception`` for tensors and crashes.
-        """
-        if self._future is None:
-            done: torch.futures.Future[None] = torch.futures.Future()
-            self._future = done.then(self._finished)
-            self._task.then(partial(self._group.call_back, partial(done.set_result, None)))
-            self._group.complete_unattended(self._task)
-        return self._future
-
-    def _finished(self, _: "torch.futures.Future[None]") -> list[Tensor]:
-        self._task.result()
-        return self._outputs
-
-
-@_untraced
+@untraced
 class MPIProcessGroup(dist.ProcessGroup):
     """Carries torch's collectives over a communicator of its own. Users reach it through ``torch.distributed``.
 
@@ -342,13 +124,10 @@ class MPIProcessGroup(dist.ProcessGroup):
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
         self._comm: MPI.Comm = comm
         self._meeting = meeting
-        self._progress = progress
-        self._seconds = seconds
         self._place = place
-        self._outstanding = Outstanding(progress)
+        self._outstanding = Outstanding(progress, meeting, seconds)
         self._trainers = trainers or range(comm.size)
         self._calls = Calls(comm, self._trainers, name, progress is None)
-        self._callbacks = ThreadPoolExecutor(_MANY, "mpigraph-callbacks")
         self._names = {"name": "", "description": ""}
 
     @property
@@ -373,38 +152,7 @@ class MPIProcessGroup(dist.ProcessGroup):
         if getattr(opts, "asyncOp", True):
             self._outstanding.keep(task)
         soon = what in _FOR_ALL and sum(tensor.nbytes for tensor in outputs) <= _SMALL
-        return MPIWork(self, task, outputs, self._place if soon else "")
-
-    def wait_for(self, task: Task[Any], seconds: float = 0.0, place: str = "") -> None:
-        """Wait until a task is done, up to ``seconds``, or the group's limit where these are 0. Blocking.
-
-        All trainers must come to ``place``, if it is not "".
-
-        Raises:
-            TimeoutError: it is not done by then.
-        """
-        limit = seconds if seconds > 0 else self._seconds
-        with self._meeting(task.name, place, limit < math.inf):
-            if not finish([task], BLOCKED, limit):
-                self._outstanding.keep(task)  # with the memory that MPI will write to
-                raise TimeoutError(f"{task.name} is not complete after {limit} s")
-
-    def complete_unattended(self, task: Task[Any]) -> None:
-        """Complete a task without a wait by the user: by the progress thread, or by waiting here."""
-        self._outstanding.keep(task)
-        if self._progress is None:
-            self.wait_for(task)
-
-    def call_back(self, call: Callable[[], None]) -> None:
-        """Make a call that follows an operation, outside of the polling thread: it may wait for other operations.
-
-        Each call begins at once: it may wait for an operation that another call completes.
-        """
-        if self._progress is not None:
-            with suppress(RuntimeError):  # the group or the interpreter was shut down
-                self._callbacks.submit(call)
-                return
-        call()
+        return MPIWork(self._outstanding, task, outputs, self._place if soon else "")
 
     def getBackendName(self) -> str:
         """Return the name of the backend."""
@@ -685,12 +433,12 @@ class MPIProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> MPIWork:
         """``torch.distributed.send``; the receiver must receive."""
-        return self._begin(f"{_SEND} {to}", _send(self.comm, tensors[0], to, tag), [], None)
+        return self._begin(f"{_SEND} {to}", send(self.comm, tensors[0], to, tag), [], None)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MPIWork:
         """``torch.distributed.recv``; the sender must send exactly as many bytes as the tensor has."""
         name = f"{_RECEIVE} {'anyone' if source == MPI.ANY_SOURCE else source}"
-        return self._begin(name, _receive(name, self.comm, tensors[0], source, tag), tensors, None)
+        return self._begin(name, receive(name, self.comm, tensors[0], source, tag), tensors, None)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
         """:meth:`recv` from any rank."""
@@ -712,8 +460,8 @@ class MPIProcessGroup(dist.ProcessGroup):
             sends = [task for task in tasks if task.name.startswith(_SEND)]
             with self._meeting(_REST):
                 finish([task for task in tasks if not task.name.startswith((_RECEIVE, _SEND))], BLOCKED)
-                _finish_messages(self.comm, sends, receives, _ARRIVING, self._trainers)
-            self._callbacks.shutdown(wait=False)
+                finish_messages(self.comm, sends, receives, self._trainers)
+            self._outstanding.close()
             comm, self._comm = self._comm, MPI.COMM_NULL
             self._calls.close()
             if not self._calls.broken:

@@ -29,7 +29,8 @@ from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, 
 from mpigraph.mpi.coroutine import Coroutine, Task
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.world import World
-from mpigraph.process_group.process_group import MPIProcessGroup, Outstanding
+from mpigraph.process_group.process_group import MPIProcessGroup
+from mpigraph.process_group.work import Outstanding
 from mpigraph.session.context import current
 
 DTYPES = [
@@ -743,7 +744,7 @@ def test_memory_of_what_nobody_waits_for_any_more_is_kept(job: SharedJob, monkey
 
 @groups_of_several
 def test_a_receive_that_nothing_is_sent_for_is_given_up(job: SharedJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpigraph.process_group.process_group._ARRIVING", 0.05)
+    monkeypatch.setattr("mpigraph.process_group.point_to_point._ARRIVING", 0.05)
     with started() as (rank, _):
         work = dist.irecv(torch.zeros(1), 1) if rank == 0 else None
         current().world.trainers.Barrier()
