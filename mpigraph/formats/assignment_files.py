@@ -20,7 +20,8 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.foreign_names import dgl_name
 from mpigraph.formats.input_files import first_bytes
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.row_arrays import UNREADABLE, RowArray, mapped_npy
+from mpigraph.partition.mapped_files import UNREADABLE, mapped_npy
+from mpigraph.partition.row_arrays import RowArray
 from mpigraph.storage.files import open_regular
 
 __all__ = ["checked_parts", "read_assignment"]

@@ -36,7 +36,8 @@ from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, read_columns
 from mpigraph.formats.table_files import TextForm, open_tables
 from mpigraph.metadata.schema import Relation, relations_in
-from mpigraph.partition.row_arrays import RowArray, as_labels, concatenated, mapped_npy, side_by_side
+from mpigraph.partition.mapped_files import mapped_npy
+from mpigraph.partition.row_arrays import RowArray, as_labels, concatenated, side_by_side
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 

@@ -38,7 +38,8 @@ from mpigraph.formats.input_files import FolderFiles, first_bytes, graph_of, in_
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
-from mpigraph.partition.row_arrays import CastRows, GrowingFile, RowArray, concatenated
+from mpigraph.partition.mapped_files import GrowingFile
+from mpigraph.partition.row_arrays import CastRows, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource, edge_chunks
 
 __all__ = [

@@ -36,8 +36,9 @@ from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, TableColumns, V
 from mpigraph.formats.table_files import JsonFiles, TextForm, json_values, open_tables
 from mpigraph.formats.typed_tables import graph_of_tables
 from mpigraph.log import get_logger
+from mpigraph.partition.mapped_files import GrowingFile
 from mpigraph.partition.multilevel.dist_csr import hashes
-from mpigraph.partition.row_arrays import GrowingFile, MadeRows, RowArray, as_dtype, as_labels, concatenated
+from mpigraph.partition.row_arrays import MadeRows, RowArray, as_dtype, as_labels, concatenated
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 from mpigraph.storage.files import read_text
 from mpigraph.storage.hdf5_rows import open_hdf5

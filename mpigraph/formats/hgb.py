@@ -33,7 +33,8 @@ from mpigraph.formats.edge_lists import CollectedEdges, blocks_of_lines, number_
 from mpigraph.formats.input_files import FolderFiles, failure, graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.metadata.schema import Relation
-from mpigraph.partition.row_arrays import GrowingFile, Reordered, RowArray
+from mpigraph.partition.mapped_files import GrowingFile
+from mpigraph.partition.row_arrays import Reordered, RowArray
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 

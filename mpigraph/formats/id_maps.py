@@ -15,7 +15,8 @@ from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.node_ranks import Grow, NodeRanks
 from mpigraph.formats.table_columns import IdColumn
-from mpigraph.partition.row_arrays import GrowingFile, MadeRows, RowArray, RowError, place_of, release
+from mpigraph.partition.mapped_files import GrowingFile
+from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, place_of, release
 from mpigraph.partition.source import EDGES_PER_CHUNK
 
 __all__ = ["Distinct", "NodeIds", "distinct_texts", "typewise"]

@@ -11,7 +11,8 @@ from typing import IO, Any, cast
 
 from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.row_arrays import UNREADABLE, RowArray
+from mpigraph.partition.mapped_files import UNREADABLE
+from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import open_regular, read_text
 

@@ -22,15 +22,8 @@ from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.exchange import ALONE, Exchange
-from mpigraph.partition.row_arrays import (
-    Concatenated,
-    GrowingFile,
-    RowArray,
-    concatenated,
-    mapping_of,
-    numpy_under,
-    release,
-)
+from mpigraph.partition.mapped_files import GrowingFile
+from mpigraph.partition.row_arrays import Concatenated, RowArray, concatenated, mapping_of, numpy_under, release
 from mpigraph.partition.source import Feature, Features, GraphSource, Parts
 
 __all__ = ["Gathered", "Grow", "NodeRanks", "read_once", "temporary_bytes"]

@@ -23,7 +23,8 @@ from mpigraph.formats.arrow_values import EXACT, arrow, to_numpy, type_kind
 from mpigraph.formats.input_files import failure, is_packed, opened, reading
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.log import get_logger
-from mpigraph.partition.row_arrays import UNREADABLE, RowArray, concatenated
+from mpigraph.partition.mapped_files import UNREADABLE
+from mpigraph.partition.row_arrays import RowArray, concatenated
 from mpigraph.storage.files import open_regular
 
 __all__ = [

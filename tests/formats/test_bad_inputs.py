@@ -17,7 +17,8 @@ from pyarrow import parquet
 
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.readers import read_source
-from mpigraph.partition.row_arrays import concatenated, mapped_npy, mapped_npz
+from mpigraph.partition.mapped_files import mapped_npy, mapped_npz
+from mpigraph.partition.row_arrays import concatenated
 from mpigraph.partition.source import Feature
 
 ENDS = {"edge_src": np.array([0, 1, 2]), "edge_dst": np.array([1, 2, 0])}

@@ -19,8 +19,9 @@ from mpigraph.formats.readers import read_source
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.exchange import ALONE
+from mpigraph.partition.mapped_files import mapped_npy
 from mpigraph.partition.over_mpi import MPIExchange
-from mpigraph.partition.row_arrays import MadeRows, concatenated, mapped_npy
+from mpigraph.partition.row_arrays import MadeRows, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts, feature_infos
 
 SIZES = [1, 2, 3]

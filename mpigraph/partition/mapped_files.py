@@ -1,0 +1,190 @@
+"""Arrays that lie in files and are mapped into memory: ``.npy``, ``.npz``, and a temporary file that grows."""
+
+import lzma
+import os
+import struct
+import tempfile
+import tokenize
+import zipfile
+import zlib
+from bisect import bisect_right
+from collections.abc import Container
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpigraph.arrays import Array
+from mpigraph.errors import GraphDataError, StorageError
+from mpigraph.storage.files import open_regular
+
+__all__ = ["UNREADABLE", "GrowingFile", "mapped_npy", "mapped_npz"]
+
+_LOCAL_HEADER = 30  # bytes before the names of an entry of a zip file
+_ENCRYPTED = 1
+
+UNREADABLE = (
+    OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError, MemoryError,
+    SyntaxError, tokenize.TokenError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
+)  # fmt: skip
+"""Exceptions that Python and numpy raise for damaged files of their formats."""
+
+
+class GrowingFile:
+    """An array that grows in a temporary file without a name, and is then mapped. A context manager.
+
+    Args:
+        dtype: of the rows.
+        row_shape: all dimensions except the first.
+        folder: where the file takes space; None for the system's folder of temporary files.
+
+    Attributes are the arguments.
+
+    Raises:
+        StorageError: the file cannot be written; by any method.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike, row_shape: tuple[int, ...] = (), folder: Path | None = None) -> None:
+        self.dtype = np.dtype(dtype)
+        self.row_shape = row_shape
+        self._folder = folder or Path(tempfile.gettempdir())
+        self._length = 0
+        try:
+            self._file = tempfile.TemporaryFile(dir=self._folder)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def __enter__(self) -> "GrowingFile":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def fileno(self) -> int:
+        """Return the descriptor of the file."""
+        return self._file.fileno()
+
+    def append(self, rows: Array) -> None:
+        """Append rows, which are cast."""
+        try:
+            np.ascontiguousarray(rows, self.dtype).tofile(self._file)
+        except OSError as error:
+            raise self._failure(error) from error
+        self._length += len(rows)
+
+    def finish(self) -> Array:
+        """Return all rows as a memory map, which outlives the closed file."""
+        shape = (self._length, *self.row_shape)
+        if 0 in shape:
+            return np.zeros(shape, self.dtype)
+        try:
+            self._file.flush()
+            return np.memmap(self._file, dtype=self.dtype, mode="r", shape=shape)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: OSError) -> StorageError:
+        return StorageError(f"{self._folder}: a temporary file cannot be written: {error.strerror or error}")
+
+
+def mapped_npy(path: Path) -> Array:
+    """Map an ``.npy`` file.
+
+    Raises:
+        GraphDataError: it is missing, damaged or too short, or holds Python objects; names it, and the row.
+    """
+    try:
+        with open(open_regular(path), "rb") as file:
+            return _mapped(path, str(path), file, os.fstat(file.fileno()).st_size)
+    except UNREADABLE as error:
+        if isinstance(error, GraphDataError):
+            raise
+        raise GraphDataError(f"{path}: cannot be read: {_reason(error)}") from error
+
+
+def mapped_npz(path: Path, names: Container[str] | None = None) -> dict[str, Array]:
+    """Return the arrays of an ``.npz`` file: mapped where they are not compressed (``np.savez``), else read.
+
+    Args:
+        path: the file.
+        names: the arrays to return; None for all.
+
+    Raises:
+        GraphDataError: it is missing or damaged, or holds Python objects; names the file and the array.
+    """
+    arrays: dict[str, Array] = {}
+    entry = ""
+    try:
+        with open(open_regular(path), "rb") as file, zipfile.ZipFile(file) as archive:
+            begins = sorted([*(info.header_offset for info in archive.infolist()), archive.start_dir])
+            for info in archive.infolist():
+                entry = info.filename
+                name = entry.removesuffix(".npy")
+                if names is not None and name not in names:
+                    continue
+                if name in arrays:
+                    raise GraphDataError(f"{path}: {name} is there twice")
+                with archive.open(info) as stream:  # which checks that the entry is there
+                    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
+                        arrays[name] = _unpacked(f"{path}: {name}", stream, info.file_size)
+                        continue
+                file.seek(info.header_offset + _LOCAL_HEADER - 4)
+                lengths = np.frombuffer(file.read(4), "<u2")
+                begin = file.seek(int(lengths.sum()), os.SEEK_CUR)
+                if begin + info.file_size > begins[bisect_right(begins, info.header_offset)]:
+                    raise GraphDataError(f"{path}: {name} overlaps what follows it")
+                arrays[name] = _mapped(path, f"{path}: {name}", file, begin + info.file_size)
+    except UNREADABLE as error:
+        if isinstance(error, GraphDataError):
+            raise
+        raise GraphDataError(f"{path}{': ' + entry if entry else ''}: cannot be read: {_reason(error)}") from error
+    return arrays
+
+
+def _reason(error: Exception) -> str:
+    return str(error.strerror if isinstance(error, OSError) and error.strerror else error) or type(error).__name__
+
+
+def _unpacked(what: str, stream: IO[bytes], size: int) -> Array:
+    """Read a compressed array of ``size`` bytes; check its header against them before memory is allocated."""
+    shape, _, dtype = _read_header(what, stream)
+    rows = size - stream.tell()
+    if _bytes_of(shape, dtype) > rows:
+        raise GraphDataError(f"{what} is too short: {dtype}{list(shape)} do not fit {rows} bytes")
+    stream.seek(0)
+    array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+    return array
+
+
+def _read_header(what: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = np.lib.format.read_magic(file)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, in_fortran_order, dtype = read_header(file)
+    if dtype.hasobject:
+        raise GraphDataError(f"{what} holds Python objects, which are not read")
+    if not dtype.itemsize or min(shape, default=0) < 0:
+        raise GraphDataError(f"{what} can be no array: {dtype}{list(shape)}")
+    return shape, in_fortran_order, dtype
+
+
+def _bytes_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return int(np.prod(shape, dtype=object)) * dtype.itemsize
+
+
+def _mapped(path: Path, what: str, file: IO[bytes], end: int) -> Array:
+    """Map the array whose ``.npy`` header begins at the file's position, and which ends before ``end``."""
+    shape, in_fortran_order, dtype = _read_header(what, file)
+    begin = file.tell()
+    end = min(end, os.fstat(file.fileno()).st_size)
+    needed = _bytes_of(shape, dtype)
+    if needed == 0:
+        return np.zeros(shape, dtype)
+    if end - begin < needed:
+        rows = shape[0] if shape else 1
+        row = max(0, end - begin) * rows // needed
+        raise GraphDataError(f"{what} is too short: it ends in row {row} of {rows}")
+    return np.memmap(path, dtype=dtype, mode="r", offset=begin, shape=shape, order="F" if in_fortran_order else "C")
