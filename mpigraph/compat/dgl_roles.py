@@ -7,8 +7,9 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE
 from mpigraph.session import context
-from mpigraph.session.context import current, seed_in_memory
+from mpigraph.session.context import current
 from mpigraph.session.control import Operation
+from mpigraph.session.draws import check_seed, seed_in_memory
 
 __all__ = [
     "BACKEND_NAME",
@@ -120,7 +121,7 @@ def seed(val: int) -> None:
     Raises:
         InvalidArgumentError: it is no integer of 64 bits.
     """
-    seed_in_memory(context.check_seed(val))
+    seed_in_memory(check_seed(val))
     if context.is_initialized():
         text = (
             "dgl.seed(%s) seeds graphs in memory: a DistGraph's draws depend on initialize(seed=) and a loader's seed="

@@ -36,8 +36,9 @@ from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.sampling.minibatch import RandomContext
-from mpigraph.session.context import CREATING, Session, check_seed, current
+from mpigraph.session.context import CREATING, Session, current
 from mpigraph.session.control import Operation
+from mpigraph.session.draws import check_seed
 from mpigraph.trace import span
 
 __all__ = ["DistDataLoader", "LoaderOptions", "SampledDataLoader", "arguments"]

@@ -41,7 +41,8 @@ from mpigraph.graphs.fields import EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.in_memory import InMemoryGraph, exact_device
 from mpigraph.sampling.minibatch import RandomContext
-from mpigraph.session.context import check_seed, default_seed, job_seed
+from mpigraph.session.context import job_seed
+from mpigraph.session.draws import check_seed, default_seed
 
 __all__ = ["DataLoader", "EdgeDataLoader", "NodeDataLoader"]
 

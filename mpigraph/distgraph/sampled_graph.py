@@ -48,8 +48,9 @@ from mpigraph.sampling.minibatch import (
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import EdgeQuery
 from mpigraph.sampling.strategies import HopKeys, Masked, Strategy, Temporal, Uniform, Weighted
-from mpigraph.session.context import Session, check_seed
+from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
+from mpigraph.session.draws import check_seed
 from mpigraph.store.derived import EdgeTimes
 from mpigraph.store.store import LoadedGraph
 

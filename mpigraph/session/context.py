@@ -17,12 +17,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from mpi4py import MPI
-from torch.utils.data import get_worker_info
 
 from mpigraph import config as settings
 from mpigraph.collective import Strict, collective
 from mpigraph.config import Config
-from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError, check_integer
+from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError
 from mpigraph.kernels import compile_missing
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
@@ -40,6 +39,7 @@ from mpigraph.sampling.exchanges import open_exchange
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.control import Control, Operation
+from mpigraph.session.draws import check_seed, fork_key, next_in_memory
 from mpigraph.session.server import serve
 from mpigraph.session.torch_waits import TorchWaits
 from mpigraph.store.store import Store
@@ -49,14 +49,11 @@ __all__ = [
     "BackgroundLoop",
     "OfTrainer",
     "Session",
-    "check_seed",
     "current",
-    "default_seed",
     "exit_client",
     "initialize",
     "is_initialized",
     "job_seed",
-    "seed_in_memory",
 ]
 
 _LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
@@ -68,67 +65,7 @@ _NOT_STARTED = (
 _ENDED = "the job was ended by exit_client()"
 CREATING = "creating a loader"
 
-_NUMBERS = 2**63 - 1
-_IN_MEMORY = 0x3E3  # separates draws in memory from those of jobs and of loaders with the same seed
 _CALLS = 0x5EED  # separates draws made outside loaders from the epochs of loaders with the same seed
-
-
-class Process:
-    """The randomness of this process, for draws from graphs in memory, which belong to no job.
-
-    A script may make a new graph in each step. So draws take a number from torch's generator, as torch's own random
-    functions do: two calls differ, ``torch.manual_seed`` repeats them, checkpoints hold its state, and each worker of
-    torch's ``DataLoader`` has another one.
-
-    Attributes:
-        forks: the number of forks of this process so far.
-        path: the number of the fork, of each process from the first to this one.
-        generator: gives the draws from graphs in memory their numbers.
-        seed: the seed of :func:`seed_in_memory`, or None.
-    """
-
-    forks = 0
-    path: tuple[int, ...] = ()
-    generator: torch.Generator = torch.default_generator
-    seed: int | None = None
-
-    @classmethod
-    def before_fork(cls) -> None:
-        cls.forks += 1
-
-    @classmethod
-    def in_child(cls) -> None:
-        cls.path = (*cls.path, cls.forks)
-        cls.forks = 0
-
-
-os.register_at_fork(before=Process.before_fork, after_in_child=Process.in_child)
-
-
-def fork_key() -> int:
-    """Return a number that differs between a process and its forks, so that they do not draw the same.
-
-    In a worker of torch's ``DataLoader`` it is the worker's seed, which is new in each epoch.
-    """
-    worker = get_worker_info()
-    return int(combine(0, *Process.path)) if worker is None else int(worker.seed)
-
-
-def seed_in_memory(value: int) -> None:
-    """Make draws and loaders of graphs in memory depend on a seed in place of torch's generator."""
-    Process.generator = torch.Generator().manual_seed(value)
-    Process.seed = value
-
-
-def default_seed(of_job: int) -> int:
-    """Return the seed of loaders of graphs in memory that are given no seed; ``of_job`` unless there is another."""
-    return of_job if Process.seed is None else Process.seed
-
-
-def next_in_memory(of_job: int) -> RandomContext:
-    """Return the context of the next draw from a graph in memory, outside loaders; ``of_job`` is the job's seed."""
-    number = torch.randint(_NUMBERS, (), generator=Process.generator, device="cpu")
-    return RandomContext(int(combine(default_seed(of_job), _IN_MEMORY, fork_key())), int(number))
 
 
 class BackgroundLoop(ABC):
@@ -368,11 +305,6 @@ class Session:
         self.control.call(Operation.SHUTDOWN, status=exit_status())
         self.store.close()
         self.closing.close()
-
-
-def check_seed(seed: object) -> int:
-    """Return a seed. Raises InvalidArgumentError if it is no integer of 64 bits, signed or not."""
-    return check_integer("seed", seed, -(2**63), 2**64 - 1)
 
 
 def current() -> Session:

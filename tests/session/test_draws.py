@@ -13,8 +13,8 @@ from mpigraph.compat import dgl_roles
 from mpigraph.dataloading import DataLoader, NeighborSampler, as_edge_prediction_sampler, sample_neighbors
 from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.graphs.fields import EID, NID
-from mpigraph.session import context
 from mpigraph.session.context import job_seed
+from mpigraph.session.draws import Randomness
 
 NODES, DEGREE = 40, 20
 
@@ -23,10 +23,10 @@ NODES, DEGREE = 40, 20
 def unseeded() -> Iterator[None]:
     """Begin as a new process does, whatever other tests have seeded, and leave the generators so."""
     before = torch.get_rng_state()
-    context.Process.generator, context.Process.seed = torch.default_generator, None
+    Randomness.generator, Randomness.seed = torch.default_generator, None
     yield
     torch.set_rng_state(before)
-    context.Process.generator, context.Process.seed = torch.default_generator, None
+    Randomness.generator, Randomness.seed = torch.default_generator, None
 
 
 def ring() -> mg.HeteroGraph:
