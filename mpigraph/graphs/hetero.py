@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError, NodeTypeError
+from mpigraph.errors import InvalidArgumentError, NodeTypeError
+from mpigraph.graphs.checked_edges import EdgeList, checked_edges
 from mpigraph.graphs.fields import (
     EID,
     NID,
@@ -31,7 +32,6 @@ from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 
 __all__ = ["HeteroGraph", "graph", "heterograph"]
 
-EdgeList = tuple[IdsLike, IdsLike]
 _Ids = IdsLike | Mapping[str, IdsLike]
 _EdgeIds = IdsLike | Mapping[str | Relation, IdsLike]
 _FORMATS = ("coo", "csr", "csc")
@@ -326,10 +326,7 @@ class HeteroGraph(MessagePassing):
         relation = self.to_canonical_etype(etype)
         src, dst = self._ends(u, v, relation)
         old = self._coo(relation)
-        edges = {r: self._coo(r) for r in self.canonical_etypes}
-        edges[relation] = torch.cat([old[0], src]), torch.cat([old[1], dst])
-        more = self.with_edge_lists(edges, copy_ndata=True)
-        self._copy_edges(more, but=relation)
+        more = self._with_edges_of(relation, torch.cat([old[0], src]), torch.cat([old[1], dst]))
         added = {name: as_tensor(values).to(self.device) for name, values in (data or {}).items()}
         frame = self._edge_frame(relation)
         for name in dict.fromkeys((*frame, *added)):
@@ -346,10 +343,7 @@ class HeteroGraph(MessagePassing):
         kept = torch.ones(self.num_edges(relation), dtype=torch.bool, device=self.device)
         kept[self._ids(eids, len(kept), f"edge of relation {relation}")] = False
         src, dst = self._coo(relation)
-        edges = {r: self._coo(r) for r in self.canonical_etypes}
-        edges[relation] = src[kept], dst[kept]
-        fewer = self.with_edge_lists(edges, copy_ndata=True)
-        self._copy_edges(fewer, but=relation)
+        fewer = self._with_edges_of(relation, src[kept], dst[kept])
         frame = fewer._edge_frame(relation)
         frame.update({name: values[kept] for name, values in self._edge_frame(relation).items()})
         if store_ids:
@@ -490,11 +484,13 @@ class HeteroGraph(MessagePassing):
         for ntype in self.ntypes:
             to._node_frames[ntype].update(self._node_frames[ntype])
 
-    def _copy_edges(self, to: "HeteroGraph", but: Relation) -> None:
-        """Copy the features of all relations but one."""
+    def _with_edges_of(self, changed: Relation, src: torch.Tensor, dst: torch.Tensor) -> "HeteroGraph":
+        """Return the graph with other edges of one relation, which have no features."""
+        graph = self.with_edge_lists({**self._edges, changed: (src, dst)}, copy_ndata=True)
         for relation in self.canonical_etypes:
-            if relation != but:
-                to._edge_frame(relation).update(self._edge_frame(relation))
+            if relation != changed:
+                graph._edge_frame(relation).update(self._edge_frame(relation))
+        return graph
 
     def _ends_of(self, eids: Mapping[Relation, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the nodes that edges have as ends, by type, in the order of first appearance, sources first."""
@@ -562,47 +558,8 @@ def heterograph(data_dict: Mapping[Relation, EdgeList], num_nodes_dict: Mapping[
         InvalidArgumentError: a column is not integers in one dimension.
         EdgeTypeError: a key is not a triple.
     """
-    for relation in data_dict:
-        if not isinstance(relation, tuple) or len(relation) != 3:
-            raise EdgeTypeError(f"an edge type is a triple (src_type, rel, dst_type) (got {relation!r})")
-    edges = {relation: _columns(relation, data_dict[relation]) for relation in sorted(data_dict)}
-    counts = dict(num_nodes_dict or {})
-    for ntype, num in counts.items():
-        if num < 0:
-            raise InvalidArgumentError(f"number of nodes of type {ntype!r} must be >= 0 (got {num})")
-    _check_or_infer(edges, counts)
+    edges, counts = checked_edges(data_dict, num_nodes_dict or {})
     return HeteroGraph(Schema(tuple(sorted(counts)), tuple(edges)), edges, counts)
-
-
-def _columns(relation: Relation, edges: EdgeList) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn one relation's edge list into two int64 tensors of one length."""
-    try:
-        src, dst = edges
-    except (TypeError, ValueError):
-        raise GraphDataError(f"edges of {relation} must be a pair (src, dst)") from None
-    src = as_ids(src, f"sources of {relation}")
-    dst = as_ids(dst, f"destinations of {relation}")
-    if src.shape != dst.shape:
-        raise GraphDataError(f"relation {relation} has {len(src)} sources but {len(dst)} destinations")
-    return src, dst
-
-
-def _check_or_infer(
-    edges: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], counts: MutableMapping[str, int]
-) -> None:
-    """Check endpoints against ``counts``; add the missing counts to it."""
-    fixed = set(counts)
-    for relation, columns in edges.items():
-        for what, ntype, ids in zip(("source", "destination"), relation[::2], columns, strict=True):
-            low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, -1)
-            # without a count only negative endpoints are wrong
-            limit = counts[ntype] if ntype in fixed else max(high + 1, 0)
-            if low < 0 or high >= limit:
-                edge = int(((ids < 0) | (ids >= limit)).nonzero()[0])
-                wrong = f"is not in [0, {limit})" if ntype in fixed else "is negative"
-                raise GraphDataError(f"relation {relation}, edge {edge}: {what} {int(ids[edge])} {wrong}")
-            if ntype not in fixed:
-                counts[ntype] = max(counts.get(ntype, 0), limit)
 
 
 def _numbers(ids: torch.Tensor, count: int) -> torch.Tensor:
