@@ -59,9 +59,9 @@ class _AttentionLayer(nn.Module):
         else:
             self.fc = nn.Linear(self._in_src, self._width, bias=False)
 
-    def _map_of(self, side: int) -> nn.Module:
-        """Return the linear map of the sources (0) or of the destinations (1)."""
-        return (self.fc_src, self.fc_dst)[side] if self._needs_pair else self.fc
+    def _maps(self) -> tuple[nn.Module, nn.Module]:
+        """Return the linear maps of sources and destinations."""
+        return (self.fc_src, self.fc_dst) if self._needs_pair else (self.fc, self.fc)
 
     def _reset(self, *attention: torch.Tensor) -> None:
         """Reinitialise linear maps and attention: Glorot normal with the gain of ReLU; biases are 0."""
@@ -83,6 +83,14 @@ class _AttentionLayer(nn.Module):
         if not self._allow_zero_in_degree:
             check_in_degrees(graph)
         return source_and_destination(graph, feat, self.feat_drop)
+
+    def _mapped(self, graph: MessagePassing, feat: Features) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the mapped features of sources and destinations by head, and those of destinations as they were."""
+        src, dst = self._sides(graph, feat)
+        of_src, of_dst = self._maps()
+        rows = self._by_head(of_src, src)
+        is_known = of_src is of_dst and not isinstance(feat, tuple)  # destinations are the first sources
+        return rows, rows[: graph.num_dst_nodes()] if is_known else self._by_head(of_dst, dst), dst
 
     def _by_head(self, linear: nn.Module, rows: torch.Tensor) -> torch.Tensor:
         """Map [n, ..., in] to [n, ..., num_heads, out]."""
@@ -170,14 +178,11 @@ class GATConv(_AttentionLayer):
             InvalidArgumentError: one tensor is given to a layer of two input widths or for a graph between two types,
                 or ``edge_weight`` does not have a row for each edge.
         """
-        src, dst = self._sides(graph, feat)
-        rows = self._by_head(self._map_of(0), src)
+        rows, of_dst, dst = self._mapped(graph, feat)
         with graph.local_scope():
             # <a, W h_u || W h_v> = <attn_l, W h_u> + <attn_r, W h_v>: one number for each node instead of each edge
             graph.srcdata.update({"ft": rows, "el": (rows * self.attn_l).sum(-1, keepdim=True)})
-            if isinstance(feat, tuple):
-                rows = self._by_head(self._map_of(1), dst)
-            graph.dstdata["er"] = (rows[: graph.num_dst_nodes()] * self.attn_r).sum(-1, keepdim=True)
+            graph.dstdata["er"] = (of_dst * self.attn_r).sum(-1, keepdim=True)
             graph.apply_edges(fn.u_add_v("el", "er", "e"))
             scores = F.leaky_relu(graph.edata["e"], self._negative_slope)
             attention = self.attn_drop(edge_softmax(graph, scores))
@@ -236,14 +241,17 @@ class GATv2Conv(_AttentionLayer):
         """Reinitialise the weights: Glorot normal with the gain of ReLU; biases are 0."""
         self._reset(self.attn)
 
+    def _maps(self) -> tuple[nn.Module, nn.Module]:
+        return self.fc_src, self.fc_dst
+
     def forward(
         self, graph: MessagePassing, feat: Features, get_attention: bool = False
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Apply the layer; arguments, results and errors are those of :meth:`GATConv.forward`."""
-        src, dst = self._sides(graph, feat)
+        rows, of_dst, dst = self._mapped(graph, feat)
         with graph.local_scope():
-            graph.srcdata["el"] = self._by_head(self.fc_src, src)
-            graph.dstdata["er"] = self._by_head(self.fc_dst, dst)
+            graph.srcdata["el"] = rows
+            graph.dstdata["er"] = of_dst
             graph.apply_edges(fn.u_add_v("el", "er", "e"))
             scores = (F.leaky_relu(graph.edata["e"], self._negative_slope) * self.attn).sum(-1, keepdim=True)
             attention = self.attn_drop(edge_softmax(graph, scores))
@@ -309,9 +317,7 @@ class EdgeGATConv(_AttentionLayer):
         Raises:
             GraphDataError: ``edge_feat`` does not have a row for each edge.
         """
-        src, dst = self._sides(graph, feat)
-        rows = self._by_head(self._map_of(0), src)
-        of_dst = self._by_head(self._map_of(1), dst) if isinstance(feat, tuple) else rows[: graph.num_dst_nodes()]
+        rows, of_dst, dst = self._mapped(graph, feat)
         of_edges = self._by_head(self.fc_edge, edge_feat)
         with graph.local_scope():
             graph.srcdata.update({"ft": rows, "el": (rows * self.attn_l).sum(-1, keepdim=True)})

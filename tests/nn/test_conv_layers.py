@@ -79,6 +79,18 @@ def test_gatv2(g, options):
     assert torch.equal(layer(g, feat), out)
 
 
+@pytest.mark.parametrize("share_weights", [True, False])
+def test_gatv2_maps_no_row_twice(g, share_weights):
+    feat, x, y = rows_for(g, 6)
+    layer = mgnn.GATv2Conv(6, 2, 3, share_weights=share_weights).double()
+    mapped = []
+    for linear in {layer.fc_src, layer.fc_dst}:
+        linear.register_forward_hook(lambda _, inputs, __: mapped.append(len(inputs[0])))
+    layer(g, feat)
+    both_sides = isinstance(feat, tuple) or not share_weights
+    assert sorted(mapped) == sorted([len(x), len(y)] if both_sides else [len(x)])
+
+
 def test_gatv2_of_two_widths_and_its_names():
     g, x, y = two_sides(), random(7, 3), random(7, 5)
     layer = mgnn.GATv2Conv((3, 5), 2, 2, residual=True).double()
