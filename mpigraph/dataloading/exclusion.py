@@ -68,11 +68,22 @@ def make_exclusion(
 
 def with_same_ids(reverse_etypes: ByEdgeType[EdgeType], g: DistGraph, seeds: Eids) -> Eids:
     """Return the seeds and the edges with their ids in the reverse relation; for graphs that were not renumbered."""
+    return _and_reverse(reverse_etypes, g, seeds, lambda relation, ids: ids)
+
+
+def _and_reverse(
+    reverse_etypes: ByEdgeType[EdgeType],
+    g: DistGraph,
+    seeds: Eids,
+    reverse_ids: Callable[[Relation, torch.Tensor], torch.Tensor],
+) -> Eids:
+    """Return the seeds and, in the reverse relation, ``reverse_ids(relation, ids)``; of both if both are seeds."""
     reverse: dict[Relation, EdgeType] = canonical(g.schema, reverse_etypes, "reverse_etypes")
     excluded: dict[Relation, list[torch.Tensor]] = {relation: [ids] for relation, ids in seeds.items()}
     for relation, ids in seeds.items():
         if relation in reverse:
-            excluded.setdefault(g.schema.to_canonical(reverse[relation]), []).append(ids)
+            there = reverse_ids(relation, ids)
+            excluded.setdefault(g.schema.to_canonical(reverse[relation]), []).append(there)
     return {relation: torch.cat(parts) for relation, parts in excluded.items()}
 
 
@@ -131,15 +142,10 @@ def _table(table: IdsLike | DistTensor | None) -> _Table:
 def _with_reverse_types(
     reverse_etypes: ByEdgeType[EdgeType], tables: _Table | ByEdgeType[_Table], g: DistGraph, seeds: Eids
 ) -> Eids:
-    """Return the seeds and their reverse edges in the reverse relation; of both if both are seeds."""
-    reverse: dict[Relation, EdgeType] = canonical(g.schema, reverse_etypes, "reverse_etypes")
     by_etype: dict[Relation, _Table] = canonical(g.schema, tables, "reverse_eids")
-    excluded: dict[Relation, list[torch.Tensor]] = {relation: [ids] for relation, ids in seeds.items()}
-    for relation, ids in seeds.items():
-        if relation in reverse:
-            there = _reverse(_table_of(by_etype, relation), ids, g, relation)
-            excluded.setdefault(g.schema.to_canonical(reverse[relation]), []).append(there)
-    return {relation: torch.cat(parts) for relation, parts in excluded.items()}
+    return _and_reverse(
+        reverse_etypes, g, seeds, lambda relation, ids: _reverse(_table_of(by_etype, relation), ids, g, relation)
+    )
 
 
 def _table_of(by_etype: Mapping[Relation, _Table], relation: Relation) -> _Table:

@@ -114,12 +114,7 @@ class Clusters:
     def _move(self, nodes: I32, labels: I32) -> None:
         """Move own nodes to clusters that have admitted them, and tell the ranks that follow them."""
         level = self._level
-        left = self.table.keys[self.labels[nodes]]
-        route = Route(level.exchange, self.mirror.owners(left))
-        gone = route.there(np.concatenate([left[:, None], level.weights[nodes]], axis=1))
-        where = self.mirror.positions(gone[:, 0])
-        add_rows(where, -1, np.ascontiguousarray(gone[:, 1:]), self.loads, self.members)
-        self._changed[where] = True
+        self._changed[self._count_members(-1, self.table.keys[self.labels[nodes]], nodes)] = True
         self.labels[nodes] = labels
         if level.exchange.size == 1:
             return
@@ -132,6 +127,18 @@ class Clusters:
         self._meet(known)
         positions, values = self.mirror.update(self._changed, self.loads[: level.num_own])
         self.loads[positions] = values
+
+    def _count_members(self, sign: int, keys: I64, nodes: I32 | I64) -> I64:
+        """Add own nodes to the clusters with these keys (``sign`` is 1), or take them away (-1).
+
+        The owner of each cluster counts. Return the positions of the clusters of this rank that changed.
+        """
+        level = self._level
+        route = Route(level.exchange, self.mirror.owners(keys))
+        came = route.there(np.concatenate([keys[:, None], level.weights[nodes]], axis=1))
+        clusters = self.mirror.positions(came[:, 0])
+        add_rows(clusters, sign, np.ascontiguousarray(came[:, 1:]), self.loads, self.members)
+        return clusters
 
     def _meet(self, known: int) -> None:
         """Follow the clusters that this rank has met beyond the first ``known``."""
@@ -172,12 +179,8 @@ class Clusters:
         moving = leaders != keys[alone]
         joined = leaders[moving]
         moved = alone[moving]
-        route = Route(level.exchange, self.mirror.owners(joined))
-        came = route.there(np.concatenate([joined[:, None], level.weights[moved]], axis=1))
-        where = self.mirror.positions(came[:, 0])
-        add_rows(where, 1, np.ascontiguousarray(came[:, 1:]), self.loads, self.members)
         self._changed = np.zeros(level.num_own, np.bool_)
-        self._changed[where] = True
+        self._changed[self._count_members(1, joined, moved)] = True
         known = len(self.table.keys)
         labels = self.table.positions(joined)
         self._meet(known)
