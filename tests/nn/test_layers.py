@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import mpigraph.nn.pytorch as dglnn
+from mpigraph import nn as layers
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.aggregate import mean_and_own
 from mpigraph.graphs.block import Block, to_block
@@ -38,6 +39,11 @@ def dense(g, weights=None):
 
 def features(g, width):
     return torch.randn(g.num_src_nodes(), width, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+def test_every_layer_has_its_name_in_dgl():
+    assert set(layers.__all__) - set(dglnn.__all__) == {"Dropout", "dropout", "relu_dropout"}  # torch's, with our draws
+    assert all(getattr(dglnn, name) is getattr(layers, name) for name in dglnn.__all__)
 
 
 @pytest.fixture(params=[whole, part], ids=["graph", "block"])
