@@ -8,16 +8,13 @@ attributes other than one number or one row of numbers for each node or edge are
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.original import as_tensor_rows
-from mpigraph.formats.pyg_parts import METADATA, read_pyg_partition
 from mpigraph.formats.readers import read_source
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.frame import Frame
@@ -86,13 +83,8 @@ def from_files(
         GraphDataError: the path has no graph that can be read; the message names it.
         PartitionError, ShardFormatError: a partitioned graph is damaged.
     """
-    path = Path(path)
-    if (path / METADATA).is_file():
-        source = read_pyg_partition(path)
-        source = add_reverse_edges(source) if undirected else source
-    else:
-        read = partial(read_source, exchange=ALONE)  # not collective: this process alone
-        source = read(path, num_nodes, dataset=dataset, undirected=undirected)
+    read = partial(read_source, exchange=ALONE)  # not collective: this process alone
+    source = read(path, num_nodes, dataset=dataset, undirected=undirected)
     schema = source.schema
     edges = {
         relation: (np.array(src[:], np.int64), np.array(dst[:], np.int64))

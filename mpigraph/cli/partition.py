@@ -16,7 +16,6 @@ from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.assignment_files import read_assignment
 from mpigraph.formats.node_ranks import temporary_bytes
 from mpigraph.formats.readers import LAYOUTS, read_source
@@ -45,7 +44,6 @@ _INPUTS = (
     "(examples/README.md)"
 )
 _METHOD = "metis"
-_OF_PYG = "META.json"
 _ENDINGS = re.compile(r"\.(npz|json|graph|metis|h5|hdf5|pq|parquet|(csv|tsv|txt|mtx)(\.(gz|bz2))?)$", re.IGNORECASE)
 
 
@@ -171,14 +169,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _read(arguments: argparse.Namespace, scratch: str | Path, exchange: Exchange) -> GraphSource:
-    path = Path(arguments.input)
-    undirected = arguments.undirected
-    add_reverse = arguments.add_reverse
-    if not arguments.nodes and arguments.dataset is None and (path / _OF_PYG).is_file():
-        from mpigraph.formats.pyg_parts import read_pyg_partition  # torch takes seconds to load
-
-        source = read_pyg_partition(path)
-        return add_reverse_edges(source, own_relations=add_reverse) if undirected or add_reverse else source
     counts = [text for text in arguments.nodes if text.isdecimal()]
     files = [text for text in arguments.nodes if not text.isdecimal()]
     if len(counts) > 1 or (counts and files):
@@ -190,12 +180,12 @@ def _read(arguments: argparse.Namespace, scratch: str | Path, exchange: Exchange
         tuple(arguments.categories),
     )
     return read_source(
-        path,
+        arguments.input,
         int(counts[0]) if counts else None,
         scratch,
         dataset=arguments.dataset,
-        undirected=undirected,
-        add_reverse=add_reverse,
+        undirected=arguments.undirected,
+        add_reverse=arguments.add_reverse,
         nodes=files,
         tables=tables,
         exchange=exchange,

@@ -18,9 +18,9 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.foreign_names import dgl_name
-from mpigraph.formats.input_files import first_bytes
+from mpigraph.formats.input_files import UNREADABLE, first_bytes
+from mpigraph.formats.mapped_files import mapped_npy
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.mapped_files import UNREADABLE, mapped_npy
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.storage.files import open_regular
 

@@ -32,11 +32,11 @@ from mpigraph.errors import GraphDataError, check_text
 from mpigraph.formats.foreign_names import NOTE, with_original_names
 from mpigraph.formats.input_files import FolderFiles, graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.mapped_files import mapped_npy
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, read_columns
 from mpigraph.formats.table_files import TextForm, open_tables
 from mpigraph.metadata.schema import Relation, relations_in
-from mpigraph.partition.mapped_files import mapped_npy
 from mpigraph.partition.row_arrays import RowArray, as_labels, concatenated, side_by_side
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text

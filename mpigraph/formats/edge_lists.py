@@ -36,9 +36,9 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import arrow
 from mpigraph.formats.input_files import FolderFiles, first_bytes, graph_of, in_natural_order, opened, reading
 from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
-from mpigraph.partition.mapped_files import GrowingFile
 from mpigraph.partition.row_arrays import CastRows, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource, edge_chunks
 

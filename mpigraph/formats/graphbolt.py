@@ -25,8 +25,8 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.edge_lists import CollectedEdges, number_blocks
 from mpigraph.formats.input_files import FolderFiles, graph_of, read_yaml
 from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.mapped_files import mapped_npy
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key
-from mpigraph.partition.mapped_files import mapped_npy
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource, mask_of
 from mpigraph.partition.spill import Scratch

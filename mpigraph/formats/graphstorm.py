@@ -31,12 +31,12 @@ from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.id_maps import Distinct
 from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, TableColumns, ValueColumn, read_columns
 from mpigraph.formats.table_files import JsonFiles, TextForm, json_values, open_tables
 from mpigraph.formats.typed_tables import graph_of_tables
 from mpigraph.log import get_logger
-from mpigraph.partition.mapped_files import GrowingFile
 from mpigraph.partition.multilevel.dist_csr import hashes
 from mpigraph.partition.row_arrays import MadeRows, RowArray, as_dtype, as_labels, concatenated
 from mpigraph.partition.source import Feature, GraphSource, mask_of

@@ -32,8 +32,8 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.edge_lists import CollectedEdges, blocks_of_lines, number_blocks, numbers_in
 from mpigraph.formats.input_files import FolderFiles, failure, graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.metadata.schema import Relation
-from mpigraph.partition.mapped_files import GrowingFile
 from mpigraph.partition.row_arrays import Reordered, RowArray
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text

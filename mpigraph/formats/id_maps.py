@@ -13,9 +13,9 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
+from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.formats.node_ranks import Grow, NodeRanks
 from mpigraph.formats.table_columns import IdColumn
-from mpigraph.partition.mapped_files import GrowingFile
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, place_of, release
 from mpigraph.partition.source import EDGES_PER_CHUNK
 

@@ -2,8 +2,13 @@
 
 import bz2
 import gzip
+import lzma
 import os
 import re
+import struct
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,20 +16,25 @@ from typing import IO, Any, cast
 
 from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.mapped_files import UNREADABLE
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import open_regular, read_text
 
 __all__ = [
-    "FolderFiles", "failure", "first_bytes", "graph_of", "in_natural_order", "is_packed", "opened", "read_yaml",
-    "reading",
+    "UNREADABLE", "FolderFiles", "failure", "first_bytes", "graph_of", "in_natural_order", "is_packed", "opened",
+    "read_yaml", "reading",
 ]  # fmt: skip
 
 _MARKERS = ("_SUCCESS", "_metadata", "_common_metadata")  # of Spark and of parquet
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle")
 _PACKED = {".gz": gzip.open, ".bz2": bz2.open}
 _NUMBER = re.compile(r"([0-9]+)")
+
+UNREADABLE = (
+    OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError, MemoryError,
+    SyntaxError, tokenize.TokenError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
+)  # fmt: skip
+"""Exceptions that Python and numpy raise for damaged files of their formats."""
 
 
 class FolderFiles:
@@ -104,11 +114,11 @@ def first_bytes(path: Path, count: int) -> bytes:
         return b""
 
 
-def failure(path: Path, error: Exception, within: Path | None = None) -> Exception:
+def failure(path: Path | str, error: Exception, within: Path | None = None) -> Exception:
     """Return the error of this library, which names the file, for one of Python, pyarrow or the system.
 
     Args:
-        path: the file.
+        path: the file, or a name that begins with it.
         error: the error. One that names a file in ``within`` stays as it is.
         within: a folder; by default only ``path`` itself.
     """
@@ -123,7 +133,7 @@ def failure(path: Path, error: Exception, within: Path | None = None) -> Excepti
 
 
 @contextmanager
-def reading(path: Path, within: Path | None = None) -> Iterator[None]:
+def reading(path: Path | str, within: Path | None = None) -> Iterator[None]:
     """Make every error in a block a GraphDataError that names the file, as by :func:`failure`."""
     try:
         yield

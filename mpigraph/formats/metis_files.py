@@ -18,8 +18,8 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.edge_lists import blocks_of_lines
 from mpigraph.formats.input_files import graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE
-from mpigraph.partition.mapped_files import GrowingFile
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 
 __all__ = ["METIS"]

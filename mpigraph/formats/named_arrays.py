@@ -35,8 +35,8 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.input_files import FolderFiles, graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.mapped_files import mapped_npy, mapped_npz
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in
-from mpigraph.partition.mapped_files import mapped_npy, mapped_npz
 from mpigraph.partition.row_arrays import NamedRows, RowArray, SparseRows, as_floats, as_labels, as_mask, largest
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text

@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
+from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.exchange import ALONE, Exchange
-from mpigraph.partition.mapped_files import GrowingFile
 from mpigraph.partition.row_arrays import Concatenated, RowArray, concatenated, mapping_of, numpy_under, release
 from mpigraph.partition.source import Feature, Features, GraphSource, Parts
 

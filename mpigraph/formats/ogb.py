@@ -42,8 +42,8 @@ from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.edge_lists import blocks_of_lines
 from mpigraph.formats.input_files import FolderFiles, graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.mapped_files import mapped_npz
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key
-from mpigraph.partition.mapped_files import mapped_npz
 from mpigraph.partition.row_arrays import RowArray, RowError, as_float32, as_floats, as_labels
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 

@@ -47,8 +47,8 @@ from mpigraph.arrays import Array, Mask
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.input_files import FolderFiles, first_bytes, graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.mapped_files import mapped_npy, mapped_npz
 from mpigraph.metadata.schema import Relation
-from mpigraph.partition.mapped_files import mapped_npy, mapped_npz
 from mpigraph.partition.row_arrays import MadeRows, RowArray, as_floats, as_labels, concatenated, largest
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 from mpigraph.storage.files import open_regular

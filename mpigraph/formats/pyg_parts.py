@@ -23,7 +23,6 @@ from mpigraph.formats.assignment_files import checked_parts
 from mpigraph.formats.foreign_names import with_original_names
 from mpigraph.formats.id_maps import typewise
 from mpigraph.formats.input_files import FolderFiles, graph_of, reading
-from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
 from mpigraph.partition.row_arrays import Reordered, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts
@@ -55,10 +54,7 @@ def read_pyg_partition(folder: Path) -> GraphSource:
         ntypes = [str(name) for name in meta["node_types"]] if typed else [DEFAULT_NTYPE]
         relations: list[Relation] = [(r[0], r[1], r[2]) for r in meta["edge_types"]] if typed else [DEFAULT_ETYPE]
         is_sorted = bool(meta.get("is_sorted"))
-        source = with_original_names(_Parts(folder, num_parts, typed, ntypes, relations).source(is_sorted), path, meta)
-    if source.left_out:
-        get_logger().warning("%s: left out: %s", folder, "; ".join(source.left_out))
-    return source
+        return with_original_names(_Parts(folder, num_parts, typed, ntypes, relations).source(is_sorted), path, meta)
 
 
 class _Parts:

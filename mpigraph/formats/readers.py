@@ -43,7 +43,16 @@ LAYOUTS: tuple[Layout, ...] = (
 """Layouts of programs that keep graphs, in the order in which they are tried."""
 
 
+def _read_pyg(path: Path, options: ReadOptions) -> GraphSource:
+    from mpigraph.formats.pyg_parts import read_pyg_partition  # torch takes seconds to load
+
+    return read_pyg_partition(path)
+
+
+_OF_PYG = "META.json"
+_PYG_PARTS = Layout("PyG's parts", _OF_PYG, lambda path: (path / _OF_PYG).is_file(), _read_pyg, by_all_ranks=True)
 _OTHERS = (
+    _PYG_PARTS,
     NPY_DIRECTORY,
     CHUNKED,
     OGB_TEXT,
@@ -79,8 +88,8 @@ def read_source(
 
     Args:
         path: an ``.npz`` or HDF5 file, a csv, parquet or METIS file, the ``.json`` of a partitioned graph, of this
-            library or of DGL; or a directory with ``edge_src.npy``, ``metadata.json`` (DGL), ``raw/`` (OGB),
-            ``processed/`` (MAG240M), or csv or parquet files.
+            library or of DGL; or a directory with ``edge_src.npy``, ``metadata.json`` (DGL), ``META.json`` (PyG),
+            ``raw/`` (OGB), ``processed/`` (MAG240M), or csv or parquet files.
         num_nodes: of an edge list in csv or parquet, if its ids are to be taken as they are.
         scratch: folder of temporary files, which text and DGL's parts need; None for the system's.
         dataset: name of an OGB data set, such as "ogbn-products", if the directory has another name.

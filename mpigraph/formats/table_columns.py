@@ -29,10 +29,10 @@ from mpigraph.formats.arrow_values import (
     values_as,
     values_of,
 )
+from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.table_files import ParquetFiles, Piece, Tables, cut
 from mpigraph.log import get_logger
-from mpigraph.partition.mapped_files import GrowingFile
 from mpigraph.partition.row_arrays import (
     MadeRows,
     NamedRows,

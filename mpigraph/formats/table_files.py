@@ -20,10 +20,9 @@ from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import EXACT, arrow, to_numpy, type_kind
-from mpigraph.formats.input_files import failure, is_packed, opened, reading
+from mpigraph.formats.input_files import UNREADABLE, failure, is_packed, opened, reading
 from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.log import get_logger
-from mpigraph.partition.mapped_files import UNREADABLE
 from mpigraph.partition.row_arrays import RowArray, concatenated
 from mpigraph.storage.files import open_regular
 

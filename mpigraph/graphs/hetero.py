@@ -485,7 +485,7 @@ class HeteroGraph(MessagePassing):
             to._node_frames[ntype].update(self._node_frames[ntype])
 
     def _with_edges_of(self, changed: Relation, src: torch.Tensor, dst: torch.Tensor) -> "HeteroGraph":
-        """Return the graph with other edges of one relation, which have no features."""
+        """Return the graph with these edges, without features, in place of those of one relation."""
         graph = self.with_edge_lists({**self._edges, changed: (src, dst)}, copy_ndata=True)
         for relation in self.canonical_etypes:
             if relation != changed:

@@ -322,7 +322,6 @@ class EdgeGATConv(_AttentionLayer):
         with graph.local_scope():
             graph.srcdata.update({"ft": rows, "el": (rows * self.attn_l).sum(-1, keepdim=True)})
             graph.dstdata["er"] = (of_dst * self.attn_r).sum(-1, keepdim=True)
-            graph.edata["ft"] = of_edges
             graph.apply_edges(fn.u_add_v("el", "er", "e"))
             scores = graph.edata["e"] + (of_edges * self.attn_edge).sum(-1, keepdim=True)
             attention = self.attn_drop(edge_softmax(graph, F.leaky_relu(scores, self._negative_slope)))

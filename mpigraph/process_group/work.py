@@ -45,7 +45,7 @@ class Operation(NamedTuple):
 class Outstanding:
     """Tasks that the caller may not wait for: kept, with the memory that MPI writes to, until they are done.
 
-    The progress thread advances them, if there is one. Otherwise the arrival of new ones does, and waits.
+    The progress thread advances them, if there is one. Otherwise a wait advances its task, and new tasks advance all.
 
     Args:
         progress: the progress thread, if MPI allows one.

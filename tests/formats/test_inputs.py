@@ -11,9 +11,9 @@ from input_checks import check_all, check_parts, rows
 
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.add_reverse import add_reverse_edges
+from mpigraph.formats.mapped_files import mapped_npy, mapped_npz
 from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.mapped_files import mapped_npy, mapped_npz
 from mpigraph.partition.row_arrays import CastRows, Concatenated, concatenated, place_of
 from mpigraph.partition.source import Feature, GraphSource
 

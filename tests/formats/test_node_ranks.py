@@ -14,12 +14,12 @@ from typed_parts import typed_source
 from mpigraph.errors import GraphDataError
 from mpigraph.formats import dgl_parts, metis_files, node_ranks, table_columns, table_files
 from mpigraph.formats.dgl_binary import read_part_graph
+from mpigraph.formats.mapped_files import mapped_npy
 from mpigraph.formats.node_ranks import NodeRanks, read_once, temporary_bytes
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.exchange import ALONE
-from mpigraph.partition.mapped_files import mapped_npy
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.row_arrays import MadeRows, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts, feature_infos

@@ -1,12 +1,8 @@
 """Arrays that lie in files and are mapped into memory: ``.npy``, ``.npz``, and a temporary file that grows."""
 
-import lzma
 import os
-import struct
 import tempfile
-import tokenize
 import zipfile
-import zlib
 from bisect import bisect_right
 from collections.abc import Container
 from pathlib import Path
@@ -17,18 +13,13 @@ import numpy.typing as npt
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError, StorageError
+from mpigraph.formats.input_files import reading
 from mpigraph.storage.files import open_regular
 
-__all__ = ["UNREADABLE", "GrowingFile", "mapped_npy", "mapped_npz"]
+__all__ = ["GrowingFile", "mapped_npy", "mapped_npz"]
 
 _LOCAL_HEADER = 30  # bytes before the names of an entry of a zip file
 _ENCRYPTED = 1
-
-UNREADABLE = (
-    OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, RuntimeError, MemoryError,
-    SyntaxError, tokenize.TokenError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
-)  # fmt: skip
-"""Exceptions that Python and numpy raise for damaged files of their formats."""
 
 
 class GrowingFile:
@@ -97,13 +88,8 @@ def mapped_npy(path: Path) -> Array:
     Raises:
         GraphDataError: it is missing, damaged or too short, or holds Python objects; names it, and the row.
     """
-    try:
-        with open(open_regular(path), "rb") as file:
-            return _mapped(path, str(path), file, os.fstat(file.fileno()).st_size)
-    except UNREADABLE as error:
-        if isinstance(error, GraphDataError):
-            raise
-        raise GraphDataError(f"{path}: cannot be read: {_reason(error)}") from error
+    with reading(path), open(open_regular(path), "rb") as file:
+        return _mapped(path, str(path), file, os.fstat(file.fileno()).st_size)
 
 
 def mapped_npz(path: Path, names: Container[str] | None = None) -> dict[str, Array]:
@@ -117,36 +103,26 @@ def mapped_npz(path: Path, names: Container[str] | None = None) -> dict[str, Arr
         GraphDataError: it is missing or damaged, or holds Python objects; names the file and the array.
     """
     arrays: dict[str, Array] = {}
-    entry = ""
-    try:
-        with open(open_regular(path), "rb") as file, zipfile.ZipFile(file) as archive:
-            begins = sorted([*(info.header_offset for info in archive.infolist()), archive.start_dir])
-            for info in archive.infolist():
-                entry = info.filename
-                name = entry.removesuffix(".npy")
-                if names is not None and name not in names:
+    with reading(path), open(open_regular(path), "rb") as file, zipfile.ZipFile(file) as archive:
+        begins = sorted([*(info.header_offset for info in archive.infolist()), archive.start_dir])
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if names is not None and name not in names:
+                continue
+            what = f"{path}: {name}"
+            if name in arrays:
+                raise GraphDataError(f"{what} is there twice")
+            with reading(what), archive.open(info) as stream:  # which checks that the entry is there
+                if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
+                    arrays[name] = _unpacked(what, stream, info.file_size)
                     continue
-                if name in arrays:
-                    raise GraphDataError(f"{path}: {name} is there twice")
-                with archive.open(info) as stream:  # which checks that the entry is there
-                    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
-                        arrays[name] = _unpacked(f"{path}: {name}", stream, info.file_size)
-                        continue
                 file.seek(info.header_offset + _LOCAL_HEADER - 4)
                 lengths = np.frombuffer(file.read(4), "<u2")
                 begin = file.seek(int(lengths.sum()), os.SEEK_CUR)
                 if begin + info.file_size > begins[bisect_right(begins, info.header_offset)]:
-                    raise GraphDataError(f"{path}: {name} overlaps what follows it")
-                arrays[name] = _mapped(path, f"{path}: {name}", file, begin + info.file_size)
-    except UNREADABLE as error:
-        if isinstance(error, GraphDataError):
-            raise
-        raise GraphDataError(f"{path}{': ' + entry if entry else ''}: cannot be read: {_reason(error)}") from error
+                    raise GraphDataError(f"{what} overlaps what follows it")
+                arrays[name] = _mapped(path, what, file, begin + info.file_size)
     return arrays
-
-
-def _reason(error: Exception) -> str:
-    return str(error.strerror if isinstance(error, OSError) and error.strerror else error) or type(error).__name__
 
 
 def _unpacked(what: str, stream: IO[bytes], size: int) -> Array:
