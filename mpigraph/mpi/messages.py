@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Condition, Lock
+from threading import Condition, Lock, get_ident
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -92,19 +92,22 @@ class Gate:
         """``closed`` is the text of the error once the gate is shut."""
         self._closed = closed
         self._changed = Condition()
-        self._users = 0
+        self._users: dict[int, int] = {}  # by thread, the blocks that it is in
         self._shut = False
 
     def __enter__(self) -> None:
+        thread = get_ident()
         with self._changed:
-            if self._shut:
+            if self._shut and thread not in self._users:
                 raise ClosedError(self._closed)
-            self._users += 1
+            self._users[thread] = self._users.get(thread, 0) + 1
 
     def __exit__(self, *_: object) -> None:
+        thread = get_ident()
         with self._changed:
-            self._users -= 1
-            if self._shut:
+            self._users[thread] -= 1
+            if not self._users[thread]:
+                del self._users[thread]
                 self._changed.notify_all()
 
     def shut(self) -> None:
@@ -116,7 +119,7 @@ class Gate:
         """Refuse new users, and wait for the present ones. Blocking: the caller puts a deadline on it."""
         with self._changed:
             self._shut = True
-            self._changed.wait_for(lambda: self._users == 0)
+            self._changed.wait_for(lambda: not self._users)
 
 
 class Request(NamedTuple):

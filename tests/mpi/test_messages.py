@@ -163,7 +163,8 @@ def test_a_gate_waits_for_the_present_users() -> None:
         with gate, gate:
             inside.set()
             leave.wait(WAIT)
-            left.append("user")
+            with gate:  # in the middle of a transfer, which cannot be left
+                left.append("user")
 
     thread = threading.Thread(target=use)
     thread.start()
