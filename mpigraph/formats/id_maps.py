@@ -16,12 +16,10 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.formats.node_ranks import Grow, NodeRanks
 from mpigraph.formats.table_columns import IdColumn
-from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, place_of, release
+from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_int64, place_of, release
 from mpigraph.partition.source import EDGES_PER_CHUNK
 
 __all__ = ["Distinct", "NodeIds", "distinct_texts", "typewise"]
-
-_LARGEST = np.iinfo(np.int64).max
 
 
 class Distinct:
@@ -118,7 +116,7 @@ class NodeIds:
             yield numbers
 
     def _find(self, ids: Array) -> I64:
-        numbers = self._positions(_as_int64(ids))
+        numbers = self._positions(as_int64(ids))
         if len(numbers) and numbers.min() < 0:
             row = int((numbers < 0).argmax())
             raise RowError(row, self._unknown(ids[row]))
@@ -251,18 +249,11 @@ def _chunks(columns: Sequence[RowArray], ranks: NodeRanks | None = None) -> Iter
     for column, first in places if ranks is None else ranks.share_of(places):
         chunk = column[first : first + EDGES_PER_CHUNK]
         try:
-            yield _as_int64(chunk)
+            yield as_int64(chunk)
         except RowError as error:
             raise GraphDataError(f"{place_of(column, first + error.row)}: {error}") from None
         if first + EDGES_PER_CHUNK >= len(column):
             release(column)
-
-
-def _as_int64(ids: Array) -> I64:
-    if ids.dtype == np.uint64 and len(ids) and ids.max() > _LARGEST:
-        row = int(np.argmax(ids > _LARGEST))
-        raise RowError(row, f"id {ids[row]} is larger than {_LARGEST}")
-    return ids.astype(np.int64)
 
 
 def _kept(values: Array, grow: Grow) -> GrowingFile:

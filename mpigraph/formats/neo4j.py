@@ -197,8 +197,7 @@ def _table(
 def _files(path: Path) -> list[Path]:
     """Return the tables in a directory and in those in it."""
     folders = [path, *in_natural_order(folder for folder in path.iterdir() if folder.is_dir())]
-    files = [file for folder in folders for file in in_natural_order(folder.iterdir())]
-    return [file for file in files if file.is_file() and is_table(file) and not file.name.startswith((".", "_"))]
+    return [file for folder in folders for file in in_natural_order(folder.iterdir()) if is_table(file)]
 
 
 def _first_lines(file: Path) -> list[str]:

@@ -73,9 +73,10 @@ class TextForm:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a file has the name of a csv or parquet file."""
+    """Return whether a path is a csv or parquet file, by its name, and no hidden one."""
     name = path.name.lower()
-    return name.endswith((*_PARQUET, *_TEXT)) or (is_packed(path) and Path(name).stem.endswith(_TEXT))
+    is_named = name.endswith((*_PARQUET, *_TEXT)) or (is_packed(path) and Path(name).stem.endswith(_TEXT))
+    return is_named and not name.startswith((".", "_")) and path.is_file()
 
 
 def open_tables(

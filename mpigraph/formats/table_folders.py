@@ -81,7 +81,7 @@ def _tables_in(path: Path) -> dict[tuple[str, str], list[Path]]:
         match = _NAME.fullmatch(_stem(entry)) if files and path.is_dir() else None
         if match is not None:
             tables.setdefault((match[1].lower(), match[2] or ""), []).extend(files)
-        elif files and entry.is_file():
+        elif is_table(entry):
             unnamed.append(entry)
     if not tables:
         tables[("edges", "")] = unnamed
@@ -93,8 +93,7 @@ def _tables_in(path: Path) -> dict[tuple[str, str], list[Path]]:
 
 def _files_of(path: Path) -> list[Path]:
     """Return a table's files: the file itself, or those in a directory, in their natural order."""
-    files = in_natural_order(path.iterdir()) if path.is_dir() else [path]
-    return [file for file in files if file.is_file() and is_table(file) and not file.name.startswith((".", "_"))]
+    return list(filter(is_table, in_natural_order(path.iterdir()) if path.is_dir() else [path]))
 
 
 def _named_folder(path: Path) -> bool:

@@ -9,16 +9,7 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, check_name, relation_key
-from mpigraph.partition.row_arrays import (
-    CastRows,
-    MadeRows,
-    RowArray,
-    RowError,
-    mapping_of,
-    numpy_under,
-    place_of,
-    release,
-)
+from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, RowError, place_of, release
 from mpigraph.storage.format import logical_dtype, storage_dtype
 from mpigraph.storage.narrow import FeatDtype, RoundingError, narrow_rows, narrowed
 from mpigraph.storage.part_config import FeatureInfo
@@ -163,12 +154,6 @@ class GraphSource:
             yield f"original ids of {ntype!r}", ids
         for relation, ids in zip(self.schema.relations, self.edge_ids or (), strict=False):
             yield f"original ids of {relation}", ids
-
-    def bytes_in_memory(self) -> int:
-        """Return the size of the arrays that are not memory maps."""
-        arrays = [*(end for ends in self.edges for end in ends), *(rows for _, rows in self.tables())]
-        held = {id(source): source for array in arrays for source in numpy_under(array)}
-        return sum(source.nbytes for source in held.values() if mapping_of(source) is None)
 
     def check_edges(self, relation_id: int, first: int, src: I64, dst: I64) -> None:
         """Check that the ends of consecutive edges exist, and that their feature "time", if there is one, is finite.

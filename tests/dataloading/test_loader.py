@@ -258,11 +258,12 @@ def test_an_exception_in_the_thread_is_raised_in_the_loop(job: SharedJob, oracle
     on_all(job.trainers, body())
 
 
-def test_bad_seeds_of_one_trainer(job: SharedJob, oracle) -> None:
+@pytest.mark.parametrize("output", ["dgl", "pyg"])
+def test_bad_seeds_of_one_trainer(job: SharedJob, oracle, output: str) -> None:
     g = job.open(oracle(3))
     far = not current().world.all_near
     seeds = [3, 999] if g.rank() == 0 else [3, 4]
-    loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=2)
+    loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=2, output=output)
     if g.rank() == 0 or far:
         with pytest.raises(IndexError, match="node id of type '_N' 999"):
             list(loader)

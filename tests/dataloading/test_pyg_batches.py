@@ -614,16 +614,3 @@ def test_a_sampler_of_edges_of_the_users_own_is_refused(job: SharedJob, write) -
     with pytest.raises(InvalidArgumentError, match=r"needs a sampler of as_edge_prediction_sampler \(got Own\)"):
         dist.DistEdgeDataLoader(g, [1], Own(), output="pyg")
     g.barrier()
-
-
-def test_bad_seeds_of_one_trainer(job: SharedJob, write) -> None:
-    path = write("plain")
-    g = job.open(path)
-    seeds = [3, 999] if g.rank() == 0 else [3, 4]
-    loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=2, output="pyg")
-    if g.rank() == 0 or not current().world.all_near:
-        with pytest.raises(IndexError, match="node id of type '_N' 999"):
-            list(loader)
-    else:
-        assert len(list(loader)) == 1
-    g.barrier()

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 import h5py
 import numpy as np
 import pytest
+from input_checks import bytes_in_memory
 from typed_parts import TYPED, typed_source
 
 from mpigraph.cli.main import main
@@ -114,7 +115,7 @@ def test_a_graph_that_is_cut_again_is_the_graph(parts: Path, tmp_path: Path, num
 def test_arrays_are_read_as_they_are_asked_for(parts: Path) -> None:
     config = PartConfig.read(parts)
     source = read_source(parts)
-    assert source.bytes_in_memory() == 0 and source.num_nodes == SOURCE.num_nodes
+    assert bytes_in_memory(source) == 0 and source.num_nodes == SOURCE.num_nodes
     rng = np.random.default_rng(0)
     with PartFiles(config) as files:
         for r, key in enumerate(KEYS):

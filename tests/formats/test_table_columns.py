@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pyarrow as pa
 import pytest
-from input_checks import check_all, check_parts, rows
+from input_checks import bytes_in_memory, check_all, check_parts, rows
 from pyarrow import parquet
 
 from mpigraph.errors import GraphDataError, StorageError
@@ -83,7 +83,7 @@ def test_edge_lists(tmp_path, kind):
         chosen = RNG.permutation(100)
         assert np.array_equal(feats[name].values[chosen], values[chosen])
     assert source.node_feats["_N"] == {}  # ids are dense
-    assert source.bytes_in_memory() == 0
+    assert bytes_in_memory(source) == 0
     if kind in ("csv", "parquet files"):
         check_parts(source, tmp_path / "out")
 
@@ -98,16 +98,14 @@ def test_numbers_with_gaps_are_numbered_in_their_order(tmp_path, kind, make):
     assert np.array_equal([rows(end) for end in source.edges[0]], [SRC, DST])
     feature = source.node_feats["_N"]["id"]
     assert feature.dtype == "int64" and np.array_equal(rows(feature.values), originals)
-    assert source.bytes_in_memory() == 0
+    assert bytes_in_memory(source) == 0
 
 
 def test_ids_that_are_too_large(tmp_path):
     src = SRC.astype(np.uint64)
     src[23] += np.uint64(1 << 63)
     path = write_parquet(tmp_path / "g.parquet", src=src)
-    with pytest.raises(
-        GraphDataError, match=rf"g.parquet: src, row 23: id {src[23]} is larger than 9223372036854775807"
-    ):
+    with pytest.raises(GraphDataError, match=rf"g.parquet: src, row 23: {src[23]} is no integer that fits int64"):
         read_source(path)
 
 
@@ -152,7 +150,7 @@ def test_strings_are_numbered_by_their_bytes(tmp_path, kind):
     assert texts == sorted(names.tolist(), key=str.encode) and found.dtype == "uint8"
     for end, wanted in zip(source.edges[0], (src, dst), strict=True):
         assert [texts[i] for i in rows(end)] == wanted.tolist()
-    assert source.bytes_in_memory() == 0
+    assert bytes_in_memory(source) == 0
     if kind == "csv":
         check_parts(source, tmp_path / "out")
     with pytest.raises(
@@ -381,7 +379,7 @@ def test_chunked_graph_of_dgl(tmp_path, kind):
     assert np.array_equal([rows(end) for end in source.edges[0]], [SRC, DST]) and source.num_nodes == (NUM_NODES,)
     assert np.array_equal(rows(source.node_feats["n"]["feat"].values), feat)
     assert np.array_equal(rows(source.node_feats["n"]["label"].values), np.arange(NUM_NODES))
-    assert source.bytes_in_memory() == 0
+    assert bytes_in_memory(source) == 0
     metadata["num_edges_per_chunk"] = [[40, 60]]
     (tmp_path / "metadata.json").write_text(json.dumps(metadata))
     with pytest.raises(GraphDataError, match=rf"e0.{kind} must have 40 rows, as metadata.json says \(got 41\)"):

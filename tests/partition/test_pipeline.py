@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from input_checks import bytes_in_memory
 from typed_parts import COUNTS, EDGES, many_relations, typed_source
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
@@ -282,7 +283,7 @@ def test_bytes_in_memory_leave_out_what_is_mapped(tmp_path):
 
     def size(**feats):
         table = {name: Feature(values, "float32") for name, values in feats.items()}
-        return GraphSource(source.schema, (6,), source.edges, {"_N": table}).bytes_in_memory() - 2 * 3 * 8
+        return bytes_in_memory(GraphSource(source.schema, (6,), source.edges, {"_N": table})) - 2 * 3 * 8
 
     mapped = CastRows(np.load(tmp_path / "half.npy", mmap_mode="r")[:], np.float32)
     assert np.array_equal(mapped[np.arange(2)], np.ones((2, 4), np.float32))

@@ -3,6 +3,7 @@
 import numpy as np
 
 from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.row_arrays import mapping_of, numpy_under
 from mpigraph.partition.source import edge_chunks
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
@@ -26,6 +27,13 @@ def typed_values_of(features):
 def texts_of(feature):
     """The strings that a feature of bytes holds."""
     return [bytes(row).rstrip(b"\0").decode() for row in rows(feature.values)]
+
+
+def bytes_in_memory(source):
+    """The size of the arrays that are not memory maps."""
+    arrays = [*(end for ends in source.edges for end in ends), *(array for _, array in source.tables())]
+    held = {id(under): under for array in arrays for under in numpy_under(array)}
+    return sum(under.nbytes for under in held.values() if mapping_of(under) is None)
 
 
 def check_all(source):
