@@ -8,11 +8,13 @@ Of the processes of a machine that need a kernel one compiles it; the others wai
 
 A process loads a kernel when it first calls it. So that no rank compiles while others wait, a job compiles all kernels
 at its start, unless a note says that they are in the cache (:func:`is_complete`). Other rooms note measurements here.
-A damaged file counts as missing, and a kernel that cannot be saved is used all the same.
+A damaged file counts as missing, and a kernel that cannot be saved is used all the same. A kernel contains those that
+it calls, so it is compiled again when one of them has changed.
 """
 
 import hashlib
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -85,6 +87,17 @@ def _wait_for(lock: TextIOWrapper, seconds: float) -> None:
         time.sleep(_POLL)
 
 
+@cache
+def _hash_of_source(module: str) -> str:
+    """Hash the source of a module of kernels and of the modules of kernels that it imports."""
+    try:
+        text = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    imported = sorted(set(re.findall(r"^from mpigraph\.kernels\.(\w+) import", text, re.MULTILINE)))
+    return hashlib.sha256("\n".join([text, *map(_hash_of_source, imported)]).encode()).hexdigest()
+
+
 class _SharedCache:
     """numba's cache of one kernel; from a miss until the kernel is saved, other processes of the machine wait."""
 
@@ -94,6 +107,8 @@ class _SharedCache:
         self._missing = False
         self._damaged = False
         self._name = f"{py_func.__module__}.{py_func.__qualname__}"
+        file = self._own._cache_file  # numba looks at the source of this kernel alone
+        file._source_stamp = file._source_stamp, _hash_of_source(py_func.__module__.rpartition(".")[2])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
@@ -210,9 +225,7 @@ def write_note(name: str, text: str) -> None:
 
 def _note_of_this_machine() -> str:
     """Name the note on these sources, this compiler and this processor."""
-    sources = sorted(
-        (path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in Path(__file__).parent.glob("*.py")
-    )
+    sources = sorted((path.stem, _hash_of_source(path.stem)) for path in Path(__file__).parent.glob("*.py"))
     target = cpu_target.target_context.codegen().magic_tuple()  # type: ignore[no-untyped-call]
     words = repr([numba.__version__, sys.implementation.cache_tag, target, sources])
     return f"kernels-{hashlib.sha256(words.encode()).hexdigest()[:16]}"

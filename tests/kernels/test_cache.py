@@ -1,6 +1,7 @@
 """The folder of compiled kernels, and kernels that are not compiled."""
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -225,6 +226,40 @@ def test_damaged_files_of_a_kernel_are_replaced(
     (path,) = tmp_path.rglob(f"*add_one*.{suffix}")
     path.write_bytes(content)
     assert load() and not load()
+
+
+CALLS_ANOTHER = """
+from mpigraph.kernels.id_hashes import hash_each  # calls mix64 of rng
+from mpigraph.kernels.cache import _note_of_this_machine
+import numpy as np
+np.seterr(all="ignore")
+hashes = np.empty((2, 3), np.uint64)
+for kernel, out in zip((hash_each, hash_each.py_func), hashes):
+    kernel(np.uint64(5), np.arange(3), out)
+print(bool(hash_each.stats.cache_hits), (hashes[0] == hashes[1]).all(), _note_of_this_machine())
+"""
+
+
+def test_a_kernel_is_compiled_again_when_another_one_that_it_calls_changes(tmp_path: Path) -> None:
+    """As by an upgrade. Otherwise ranks of nodes with older caches draw differently."""
+    package = tmp_path / "mpigraph"
+    shutil.copytree(Path(cache.__file__).parents[1], package, ignore=shutil.ignore_patterns("__pycache__"))
+    env = clean_environment() | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+
+    def call() -> list[str]:
+        done = run_job([sys.executable, "-c", CALLS_ANOTHER], env, cwd=tmp_path)
+        assert done.status == 0, done.output
+        return done.stdout.split()
+
+    compiled, loaded = call(), call()
+    rng = package / "kernels" / "rng.py"
+    text = rng.read_text()
+    assert text.count("0x94D049BB133111EB") == 1
+    rng.write_text(text.replace("0x94D049BB133111EB", "0x94D049BB133111ED"))  # its size stays
+    upgraded = call()
+    assert [hit for hit, _, _ in (compiled, loaded, upgraded)] == ["False", "True", "False"]
+    assert compiled[1] == loaded[1] == upgraded[1] == "True"
+    assert compiled[2] == loaded[2] != upgraded[2]
 
 
 def test_a_kernel_that_cannot_be_saved_is_used(
