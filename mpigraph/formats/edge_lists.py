@@ -48,12 +48,12 @@ __all__ = [
 ]  # fmt: skip
 
 _BLOCK_BYTES = 16 << 20
-_TO_BLANKS = bytes.maketrans(b"\t\r", b"  ")
+_PLUS = re.compile(rb"(?<![^\s,])\+(?=[0-9.])")
 _ROW = re.compile(r"\bRow #(\d+)")
 
 
 def blocks_of_lines(path: Path, longest: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield some lines of a file, and the number of the first of them, from 1.
+    """Yield some lines of a file, and the number of the first of them, from 1. All of them end in a newline alone.
 
     Args:
         path: the file.
@@ -66,7 +66,9 @@ def blocks_of_lines(path: Path, longest: int = 0) -> Iterator[tuple[int, bytes]]
     rest = b""
     with reading(path), opened(path) as file:
         while data := file.read(_BLOCK_BYTES):
-            text = rest + data
+            while data.endswith(b"\r") and (more := file.read(1)):
+                data += more
+            text = rest + (data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data)
             end = text.rfind(b"\n") + 1
             if not end and len(text) > (longest or _BLOCK_BYTES):
                 raise GraphDataError(f"{path}, line {number}: longer than {longest or _BLOCK_BYTES} bytes")
@@ -139,11 +141,14 @@ def number_blocks(
     for first, text in blocks_of_lines(path):
         lines = text
         if delimiter is None:
-            lines = lines.translate(_TO_BLANKS)
+            lines = lines.replace(b"\t", b" ")
             while b"  " in lines:
                 lines = lines.replace(b"  ", b" ")
             lines = lines.replace(b"\n ", b"\n").replace(b" \n", b"\n").strip(b" ")
-        if skipped or (comment and comment in lines):
+        if b"+" in lines:  # which pyarrow does not read
+            lines = _PLUS.sub(b"", lines)
+        has_blanks = lines[:1].isspace() or b"\n " in lines or b"\n\t" in lines
+        if skipped or has_blanks or (comment and comment in lines):
             kept = list(filter(is_kept, lines.split(b"\n")))
             lines = b"\n".join(kept[skipped:])
         done, skipped = skipped, max(0, skipped - len(kept)) if skipped else 0

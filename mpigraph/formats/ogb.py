@@ -373,16 +373,21 @@ def _read_words(files: FolderFiles, path: Path) -> list[list[str]]:
 
 def _chunks(files: FolderFiles, path: Path, dtype: npt.DTypeLike) -> Iterator[Array]:
     is_narrow = np.dtype(dtype) == np.float32  # numpy would make infinity of a number that is too large
+    width = 0
     for number, text in _blocks(files, path):
         try:
             rows = np.loadtxt(
                 io.BytesIO(text), np.float64 if is_narrow else dtype, comments=None, delimiter=",", ndmin=2
             )
-            yield as_float32(rows) if is_narrow else rows
+            rows = as_float32(rows) if is_narrow else rows
         except RowError as error:
             raise GraphDataError(f"{_short(path)}, row {number - 1 + error.row}: {error}") from error
         except ValueError as error:
             raise GraphDataError(f"{_short(path)}, from line {number}: {error}") from error
+        width = width or rows.shape[1]
+        if rows.shape[1] != width:
+            raise GraphDataError(f"{_short(path)}, from line {number}: {rows.shape[1]} columns, {width} before")
+        yield rows
 
 
 def _blocks(files: FolderFiles, path: Path) -> Iterator[tuple[int, bytes]]:

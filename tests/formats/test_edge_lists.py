@@ -224,6 +224,8 @@ def test_nodes_without_edges_are_told(tmp_path, caplog):
         ("out.net", "% asym unweighted\n1 1\n1 1 1\n", "line 3: must have"),
         ("out.net", "% asym unweighted\n1 2 3 4 5\n", "line 2: must have"),
         ("out.net", "% asym unweighted\n1 a\n", "line 2: must have"),
+        ("out.net", "% asym unweighted\n1 2\n1 +-2\n", "line 3: must have"),
+        ("out.net", "% asym unweighted\r1 2\r1\r3\r", "line 3: must have"),
         ("out.net", "% asym weighted\n1 1 1 nan\n", "line 2: time must be a number"),
         ("out.net", "% asym weighted\n1 1 inf\n", "line 2: weight must be a number"),
         ("out.net", "% asym unweighted\n1 99999999999999999999\n", "line 2: must have"),
@@ -237,3 +239,16 @@ def test_wrong_text_is_one_error_with_its_line(tmp_path, monkeypatch, file, text
     (tmp_path / file).write_text(text)
     with pytest.raises(GraphDataError, match=rf"{file}.*{error}"):
         read_source(tmp_path / file)
+
+
+@pytest.mark.parametrize("block", [15, 16, 17, 1000])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_ends_of_lines_and_signs_are_those_of_any_program(tmp_path, monkeypatch, block, end):
+    path = tmp_path / "out.net"
+    text = "% sym signed\n1 2 +1\n\n \t\n% 1 3\n+2\t3 -1\n 3 1 +1e+0"
+    path.write_text(text.replace("\n", end), newline="")
+    monkeypatch.setattr(edge_lists, "_BLOCK_BYTES", block)
+    source = read_source(path)
+    (src, dst), feats = source.edges[0], source.edge_feats["_N:_E:_N"]
+    assert rows(src).tolist() == [0, 1, 2, 1, 2, 0] and rows(dst).tolist() == [1, 2, 0, 0, 1, 2]
+    assert rows(feats["weight"].values).tolist() == [1, -1, 1] * 2

@@ -170,7 +170,8 @@ def test_what_is_no_dataset_is_one_error(tmp_path, changed, error):
 @pytest.mark.parametrize(
     ("text", "error"),
     [("0,1\n0,6\n", "line 2: destination must be"), ("0,1\n-1,0\n", "line 2: source must be"), ("0\n", "line 1: must"),
-     ("src,dst\n0,1\n", "line 1: must have source"), ("0,1,2\n", "line 1: must"), ("0,1.5\n", "line 1: must")],
+     ("src,dst\n0,1\n", "line 1: must have source"), ("0,1,2\n", "line 1: must"), ("0,1.5\n", "line 1: must"),
+     (" \n0,1\n \t\n0,x\n  \n", "line 4: must")],
 )  # fmt: skip
 def test_csv_that_is_no_edges(tmp_path, text, error):
     content = plain(tmp_path)
