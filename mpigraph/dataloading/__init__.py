@@ -22,6 +22,7 @@ from mpigraph.dataloading.negative_sampler import (
     Uniform,
 )
 from mpigraph.dataloading.node_loader import DistNodeDataLoader, NodeCollator
+from mpigraph.dataloading.random_walks import random_walk
 from mpigraph.dataloading.sampler import (
     BlockSampler,
     MultiLayerFullNeighborSampler,
@@ -55,6 +56,7 @@ __all__ = [
     "Uniform",
     "as_edge_prediction_sampler",
     "negative_sampler",
+    "random_walk",
     "reverse_edges",
     "sample_neighbors",
 ]

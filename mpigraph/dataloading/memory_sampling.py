@@ -5,10 +5,10 @@ without a job or other ranks. A DistGraph of one part sorts the in-edges of a no
 structure here, so that both draw the same neighbours for the same seeds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -17,11 +17,11 @@ from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.distgraph.features import EdgeSpaces, Features
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.sampled_graph import Layers, SampledGraph, SamplingArguments, SamplingOptions
+from mpigraph.distgraph.sampled_graph import Layers, OutEdges, SampledGraph, SamplingArguments, SamplingOptions
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.times import Times
 from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, NodeIds
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.fields import EID, NID, Contents, EdgeType, IdsLike, contents_of
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.hetero import HeteroGraph
@@ -91,10 +91,9 @@ def sample_neighbors(
         return g.sample_neighbors(*plain, output_device=output_device, seed=seed)
     turned = edge_dir == "out"
     graph = g
-    if turned:  # edges keep their ids when they are turned, and their features
+    if turned:
         fanout, prob, exclude_edges = (_turned_keys(g, argument) for argument in (fanout, prob, exclude_edges))
-        graph = g.reverse(copy_edata=True)
-        graph._once(_SORTED, lambda: g._once((_SORTED, "out"), lambda: _Structure(graph)))
+        graph = _turned(g)
     sampling = InMemorySampling(graph)
     direction = "in" if turned else edge_dir
     drawn = sampling.sample_neighbors(nodes, fanout, direction, prob, exclude_edges, replace, seed=seed)
@@ -202,6 +201,31 @@ class InMemorySampling(SampledGraph):
         """As :meth:`SampledGraph.prepare_times`."""
         pairs = [(times.rows.number, relation) for relation, times in self.times(name).by_relation(self.schema).items()]
         self._structure.store.prepare(EdgeTimes, pairs)
+
+    def prepare_walks(self, etypes: Sequence[EdgeType] | None = None, prob: FeatureName | None = None) -> None:
+        """Do nothing: the first walk sorts the edges."""
+
+    def out_weights(self, relations: Collection[int], prob: FeatureName | None) -> dict[int, int]:
+        """As :meth:`SampledGraph.out_weights`."""
+        weights = InMemorySampling(_turned(self.graph)).edge_weights(_turned_keys(self.graph, prob)) if prob else {}
+        return {relation: number for relation, number in weights.items() if relation in relations}
+
+    def out_edges(self, relations: Collection[int], weights: Mapping[int, int]) -> OutEdges:
+        """As :meth:`SampledGraph.out_edges`."""
+        turned = InMemorySampling(_turned(self.graph))
+        tensors = turned.session.store.tensors
+        one = SamplingArguments([1])
+        strategies = {r: one.strategy(1, tensors[weights[r]] if r in weights else None, 0) for r in relations}
+
+        def eids(relation: int, places: I64) -> I64:
+            ids: I64 = turned._structure.eids(turned.schema.relations[relation], torch.from_numpy(places)).numpy()
+            return ids
+
+        return OutEdges(turned.session, turned.loaded.number, strategies, eids)
+
+    def refuse_walk(self, error: MPIGraphError) -> NoReturn:
+        """Raise the error."""
+        raise error
 
     def find_edges(self, eid: IdsLike, etype: EdgeType = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return source and destination of edges, on the CPU."""
@@ -318,6 +342,13 @@ class _Sorted:
         places = np.empty_like(self.order)
         places[self.order] = np.arange(len(places))
         return places
+
+
+def _turned(g: HeteroGraph) -> HeteroGraph:
+    """Return the graph with turned edges, which keep their ids and features; it is sorted for sampling once."""
+    graph = g.reverse(copy_edata=True)
+    graph._once(_SORTED, lambda: g._once((_SORTED, "out"), lambda: _Structure(graph)))
+    return graph
 
 
 def take_later(to: Frame, features: Frame, ids: torch.Tensor) -> None:

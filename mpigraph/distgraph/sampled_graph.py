@@ -3,10 +3,11 @@
 All relations of a hop travel in the same messages. It also looks up edges, at the owners of their destinations.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -47,18 +48,29 @@ from mpigraph.sampling.minibatch import (
 )
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import EdgeQuery
-from mpigraph.sampling.strategies import HopKeys, Masked, Strategy, Temporal, Uniform, Weighted
+from mpigraph.sampling.strategies import (
+    HopKeys,
+    Masked,
+    MaskedOut,
+    Strategy,
+    Temporal,
+    Uniform,
+    Weighted,
+    WeightedOut,
+)
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
 from mpigraph.session.draws import check_seed
 from mpigraph.store.derived import EdgeTimes
 from mpigraph.store.store import LoadedGraph
+from mpigraph.store.turned import OutWeights, TurnedTopology
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
     "Layers",
+    "OutEdges",
     "SampledGraph",
     "SamplingArguments",
     "SamplingOptions",
@@ -205,6 +217,23 @@ class SamplingArguments:
         if weights is None:
             return Uniform(fanout, replace)
         return (Masked if mask else Weighted)(fanout, replace, weights.number)
+
+
+@dataclass(frozen=True)
+class OutEdges:
+    """The out-edges of a graph's nodes, as walks follow them.
+
+    Attributes:
+        session: the job whose channels carry the requests.
+        number: the number of the graph of out-edges.
+        strategies: by relation id, what chooses one out-edge.
+        eids: maps a relation id, and int64[n] ids of its edges there, to int64[n] ids in the graph.
+    """
+
+    session: Session
+    number: int
+    strategies: dict[int, Strategy]
+    eids: Callable[[int, I64], I64]
 
 
 Layers: TypeAlias = Sequence[Fanout] | SamplingArguments
@@ -465,6 +494,83 @@ class SampledGraph:
             self.prepare_times(times.name)
         return numbers
 
+    @collective("trainers")
+    def prepare_walks(self, etypes: Sequence[EdgeType] | None = None, prob: FeatureName | None = None) -> None:
+        """Have the hosts hold the out-edges of their nodes, so that loaders can make random walks.
+
+        :func:`.random_walk` does so by itself where the main thread calls it. A relation takes 8 to 16 bytes an edge,
+        its weights up to 20 more. Weights are copied again in the next collective call after they were written.
+
+        Args:
+            etypes: the edge types to follow; None means all.
+            prob: the edge weights or masks to draw by, as in :func:`.random_walk`.
+
+        Raises:
+            EdgeTypeError, FieldNameError, InvalidArgumentError: as there.
+            GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
+            SharedMemoryError: a node's shared memory cannot hold the out-edges; on every rank.
+        """
+        listed = self.schema.relations if etypes is None else etypes
+        relations = {self.schema.relation_id(etype) for etype in listed}
+        self._prepare_walks(relations, self.out_weights(relations, prob))
+
+    @collective("trainers")
+    def _prepare_walks(
+        self, relations: Collection[int], weights: Mapping[int, int], error: MPIGraphError | None = None
+    ) -> None:
+        """Have the hosts prepare walks; or raise the reason why this trainer cannot take part, on every trainer."""
+        self.session.control.call(
+            Operation.PREPARE_WALKS,
+            doing="preparing random walks",
+            error=error,
+            graph=self.loaded.topology.name,
+            relations=sorted(relations),
+            weights=sorted(weights.values()),
+        )
+
+    def out_weights(self, relations: Collection[int], prob: FeatureName | None) -> dict[int, int]:
+        """Return the numbers of the weights of out-edges, by relation id, for those of ``relations`` that have any.
+
+        Raises:
+            EdgeTypeError, FieldNameError, InvalidArgumentError: as :meth:`edge_weights`.
+        """
+        weights = self.edge_weights(prob) if prob else {}
+        return {relation: number for relation, number in weights.items() if relation in relations}
+
+    @collective("trainers", "at the first use of a relation or a weight, else local")
+    def out_edges(self, relations: Collection[int], weights: Mapping[int, int]) -> OutEdges:
+        """Return the out-edges through some relations, by ids; ``weights`` are those of :meth:`out_weights`.
+
+        Raises:
+            InvalidArgumentError: hosts have yet to prepare them, and this is not the main thread.
+            GraphDataError, SharedMemoryError: as :meth:`prepare_walks`.
+        """
+        store, topology = self.session.store, self.loaded.topology
+        turned = topology.turned
+        is_known = isinstance(turned, TurnedTopology) and all(map(turned.is_turned, relations))
+        if not (is_known and all(store.is_prepared(OutWeights, number) for number in weights.values())):
+            if not _is_main_thread():
+                raise InvalidArgumentError(
+                    "the hosts have no out-edges to walk along yet: call g.prepare_walks() before the loop over a "
+                    "loader whose sampler makes random walks"
+                )
+            self._prepare_walks(relations, weights)
+        turned = topology.turned
+        assert isinstance(turned, TurnedTopology)
+        strategies: dict[int, Strategy] = dict.fromkeys(relations, Uniform(1))
+        for relation, number in weights.items():
+            is_mask = store.tensors[number].dtype == "bool"
+            strategies[relation] = (MaskedOut if is_mask else WeightedOut)(1, False, number)
+        return OutEdges(self.session, turned.number, strategies, turned.eids)
+
+    @collective("trainers", WHEN_FAR)
+    def refuse_walk(self, error: MPIGraphError) -> NoReturn:
+        """Raise an error in the arguments of a walk, on every trainer of the call."""
+        if self.loaded.topology.turned is None and _is_main_thread():  # the others have their hosts prepare it
+            self._prepare_walks((), {}, error)
+        with self.session.sampling() as service:
+            service.fail(error)
+
     @contextmanager
     def _raised_everywhere(self, rounds: bool = True) -> Iterator[None]:
         """Raise errors of arguments on every trainer of the round, if the call makes ``rounds``."""
@@ -561,6 +667,10 @@ sample_etype_neighbors = sample_neighbors
 def in_subgraph(g: SampledGraph, nodes: NodeIds) -> HeteroGraph:
     """Return all in-edges of nodes, as :func:`sample_neighbors` returns them."""
     return g.sample_neighbors(nodes, -1)
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def hop_blocks(sampled: SampledHops) -> BlockList:

@@ -29,6 +29,7 @@ from mpigraph.mpi.wait import IN_ROUND, wait
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.store.derived import EdgeTimes, EdgeWeights
 from mpigraph.store.store import Store
+from mpigraph.store.turned import OutWeights
 from mpigraph.tracebacks import line_calling
 
 __all__ = ["Control", "Operation"]
@@ -47,6 +48,7 @@ class Operation(IntEnum):
     SHUTDOWN = 16
     OPEN_CACHES = 17
     PREPARE_TIMES = 18
+    PREPARE_WALKS = 19
 
 
 Arguments = dict[str, Any]
@@ -99,6 +101,11 @@ def _prepare_times(store: Store, args: Arguments) -> Any:
     store.prepare(EdgeTimes, args["pairs"])
 
 
+def _prepare_walks(store: Store, args: Arguments) -> Any:
+    store.turn(args["graph"], args["relations"])
+    store.prepare(OutWeights, ([number] for number in args["weights"]))
+
+
 def _free(store: Store, args: Arguments) -> Any:
     _retire(store, args["numbers"])
     store.free(args["numbers"])
@@ -129,6 +136,7 @@ _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
     Operation.OPEN_CACHES: _open_caches,
     Operation.PREPARE_WEIGHTS: _prepare_weights,
     Operation.PREPARE_TIMES: _prepare_times,
+    Operation.PREPARE_WALKS: _prepare_walks,
     Operation.FREE: _free,
     Operation.BARRIER: _sync,
     Operation.SHUTDOWN: _shut_down,

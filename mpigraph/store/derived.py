@@ -36,6 +36,7 @@ __all__ = [
     "WeightTables",
     "block_bounds",
     "count_masks",
+    "fetch_together",
     "is_mask",
 ]
 
@@ -229,8 +230,10 @@ class EdgeWeights(VersionedTables[WeightTables]):
         return WeightTables(self._dtype, *windows)
 
     def _fill(self, tables: WeightTables, host: int) -> None:
+        self._fill_from(self.values(host), tables, host)
+
+    def _fill_from(self, weights: Array, tables: WeightTables, host: int) -> None:
         near = self._topology.adjacency(self.tensor.policy.type_id, host)
-        weights = self.values(host)
         make = list_allowed if self.is_mask else alias_tables
         bad = make(near.indptr, weights, tables.table(host), tables.num_drawable(host))
         if bad >= 0:
@@ -304,24 +307,12 @@ class EdgeTimes(VersionedTables[SortedEdges]):
 
     @collective("world.comm")
     def _of_sources(self) -> I64:
-        """int64[edges of this host]: the times of their sources, each asked of its host once."""
-        world, window = self.tensor.window.world, self.tensor.window
+        """int64[edges of this host]: the times of their sources."""
+        world = self.tensor.window.world
         sources = np.empty(0, np.int64)
         if world.is_host:
             sources = self._topology.adjacency(self.relation, world.host_index).indices.astype(np.int64)
-        if world.all_near:
-            return window.gather(sources)
-        distinct, place = np.unique(sources, return_inverse=True)
-        counts = np.zeros(world.size, np.int64)
-        np.add.at(counts, world.hosts[np.searchsorted(window.offsets, distinct, side="right") - 1], 1)
-        asked, coming = exchange_rows(world.comm, distinct[:, None], counts)
-        known = np.empty((0, 1), np.int64)
-        if world.is_host:
-            host = world.host_index
-            known = np.ascontiguousarray(window.memory(host)[asked[:, 0] - window.offsets[host]])[:, None]
-        answers, _ = exchange_rows(world.comm, known, coming)
-        times: I64 = answers[:, 0][place]
-        return times
+        return fetch_together(self.tensor.window, sources)
 
 
 class MaskCounts:
@@ -364,6 +355,28 @@ class MaskCounts:
         firsts, lasts = self.bounds[hosts, :-1].ravel(), self.bounds[hosts, 1:].ravel()
         selected = counts > 0
         return firsts[selected], lasts[selected], counts[selected]
+
+
+@collective("world.comm")
+def fetch_together(window: RowWindow, rows: I64) -> Array:
+    """Return the numbers in ``rows`` (int64[n], another one on each rank) of a window with one number a row.
+
+    Each is asked of its host once. For calls in which hosts answer no other messages.
+    """
+    world = window.world
+    if world.all_near:
+        return window.gather(rows)
+    distinct, place = np.unique(rows, return_inverse=True)
+    counts = np.zeros(world.size, np.int64)
+    np.add.at(counts, world.hosts[np.searchsorted(window.offsets, distinct, side="right") - 1], 1)
+    asked, coming = exchange_rows(world.comm, distinct[:, None], counts)
+    known = np.empty((0, 1), window.dtype)
+    if world.is_host:
+        host = world.host_index
+        known = np.ascontiguousarray(window.memory(host)[asked[:, 0] - window.offsets[host]])[:, None]
+    answers, _ = exchange_rows(world.comm, known, coming)
+    fetched: Array = answers[:, 0][place]
+    return fetched
 
 
 def is_mask(tensor: RowTensor) -> bool:

@@ -26,6 +26,7 @@ from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
 from mpigraph.store.host_ranges import check_same
 from mpigraph.store.topology import InMemoryTopology, Topology
+from mpigraph.store.turned import TurnedTopology
 
 __all__ = ["LoadedGraph", "Store"]
 
@@ -169,6 +170,21 @@ class Store:
                     tables.close()
                 raise
             self._derived[(kind, *numbers)] = tables
+
+    @collective("world.comm")
+    def turn(self, name: str, relations: Iterable[int]) -> None:
+        """Give the hosts of a graph the out-edges of their nodes, through some relations.
+
+        Raises:
+            SharedMemoryError: a node's shared memory cannot hold them; on every rank.
+        """
+        topology = self.graphs[name].topology
+        turned = topology.turned
+        if not isinstance(turned, TurnedTopology):
+            turned = topology.turned = TurnedTopology(self.rows, topology, self.new_number())
+            self.graph_of_number[turned.number] = LoadedGraph(turned.number, turned)
+        for relation in sorted(relations):
+            turned.turn(relation)
 
     @collective("world.comm")
     def refresh(self) -> None:

@@ -87,7 +87,10 @@ class Topology:
         config: the partitioned graph on disk; ``config.book`` has the parts.
         name: of the graph.
         hosts: the book whose owners are the hosts.
+        turned: the out-edges of the nodes, once they were asked for.
     """
+
+    turned: "Topology | None" = None
 
     @collective("world.comm")
     def __init__(self, service: RowService, files: PartFiles, kept: PartConfig | None = None) -> None:
@@ -201,6 +204,10 @@ class Topology:
             self.hosts.edge_range(host, relation)[0],
         )
 
+    def count_out_edges(self, relation: int, host: int) -> int:
+        """Return the number of edges out of a near host's nodes."""
+        return int(self._out_degrees.segment(relation, host).sum())
+
     def edge_id(self, edge: int, relation: int) -> int:
         """Return the id by which the user knows an edge."""
         return edge
@@ -263,6 +270,8 @@ class Topology:
     @collective("world.comm")
     def close(self) -> None:
         """Free the memory."""
+        if self.turned is not None:
+            self.turned.close()
         for tables in self._all():
             tables.close()
 

@@ -1,6 +1,7 @@
 """Ways to choose neighbours, each in a file of its own; importing this package makes them known to owners."""
 
 from mpigraph.sampling.strategies.masked import Masked
+from mpigraph.sampling.strategies.out_edges import MaskedOut, WeightedOut
 from mpigraph.sampling.strategies.strategy import Draw, HopKeys, OwnedRows, Strategy
 from mpigraph.sampling.strategies.temporal import Temporal
 from mpigraph.sampling.strategies.uniform import Uniform
@@ -10,9 +11,11 @@ __all__ = [
     "Draw",
     "HopKeys",
     "Masked",
+    "MaskedOut",
     "OwnedRows",
     "Strategy",
     "Temporal",
     "Uniform",
     "Weighted",
+    "WeightedOut",
 ]
