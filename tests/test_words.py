@@ -35,7 +35,7 @@ INDIRECT = re.compile(r"(What|Whether|Who|Whose)\b")
 VAGUE = {"found", "some", "mine", "made", "others", "these"}
 # Modules that are the same thing on two floors.
 SAME_ON_TWO_FLOORS = {"__init__.py", "generate.py", "messages.py", "progress.py", "verify.py"}
-SAME_ON_TWO_FLOORS |= {"masked.py", "temporal.py", "weighted.py"}  # a strategy and its kernel
+SAME_ON_TWO_FLOORS |= {"labor.py", "masked.py", "temporal.py", "weighted.py"}  # a strategy and its kernel
 
 
 def room(path: str) -> str:

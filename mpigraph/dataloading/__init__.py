@@ -9,6 +9,7 @@ from mpigraph.dataloading import negative_sampler
 from mpigraph.dataloading.edge_loader import DistEdgeDataLoader, EdgeCollator
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import reverse_edges
+from mpigraph.dataloading.labor_sampler import LaborSampler, sample_labors
 from mpigraph.dataloading.loader import DistDataLoader
 from mpigraph.dataloading.memory_loader import DataLoader, EdgeDataLoader, NodeDataLoader
 from mpigraph.dataloading.memory_sampling import sample_neighbors
@@ -44,6 +45,7 @@ __all__ = [
     "GlobalUniform",
     "InBatch",
     "JointUniform",
+    "LaborSampler",
     "LocalUniform",
     "MultiLayerFullNeighborSampler",
     "MultiLayerNeighborSampler",
@@ -58,6 +60,7 @@ __all__ = [
     "negative_sampler",
     "random_walk",
     "reverse_edges",
+    "sample_labors",
     "sample_neighbors",
 ]
 

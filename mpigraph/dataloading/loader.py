@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -66,14 +67,11 @@ class _Epochs:
         self._last: Prefetch[Any] | None = None
         self._closed = False
 
-    def start(
-        self, epoch: int, batches: Iterator[I64], seeds_at: Callable[[I64], object], stages: Stages[Any]
-    ) -> Prefetch[Any]:
+    def start(self, plan: EpochPlan, seeds_at: Callable[[I64], object], stages: Stages[Any]) -> Prefetch[Any]:
         """Begin an epoch, once the one before is over on every trainer.
 
         Args:
-            epoch: its number.
-            batches: positions of each batch's seeds.
+            plan: the pass over the seeds.
             seeds_at: the seeds at some positions.
             stages: the loader's stages.
 
@@ -86,16 +84,16 @@ class _Epochs:
             raise ClosedError(_CLOSED)
         self.stop("another pass over this loader was begun: it makes one at a time, so make a loader for each")
         service = self._service
-        service.name_rounds(f"epoch {epoch} of a loader")
-        context = RandomContext(self._seed, epoch)
+        service.name_rounds(f"epoch {plan.epoch} of a loader")
+        steps = count(plan.step)
         answering = Answering(service.serve_until_idle, session.world)
         background = session.world.threads_may_communicate
 
         def sample(positions: I64) -> Any:
-            with session.sampling_with(service, context):
+            with session.sampling_with(service, RandomContext(self._seed, plan.epoch, next(steps))):
                 return stages.sample(seeds_at(positions))
 
-        produce = partial(self.pipeline.produce, batches, sample, stages, answering.begin)
+        produce = partial(self.pipeline.produce, plan.batches(), sample, stages, answering.begin)
         self._last = Prefetch(produce, answering.finish, self.depth, background, session.world)
         session.loops[service.channel_number] = self._last
         return self._last
@@ -265,7 +263,7 @@ class DistDataLoader:
     def __iter__(self) -> Iterator[Any]:
         plan = self._passes.begin()
         seeds_at: Callable[[I64], object] = plan.seeds.items if self._by_item else plan.seeds.tensors
-        batches = iter(self._epochs.start(plan.epoch, plan.batches(), seeds_at, self._stages))
+        batches = iter(self._epochs.start(plan, seeds_at, self._stages))
         return _hold(self, plan, map(self._stages.receive, batches))
 
     def __next__(self) -> Any:

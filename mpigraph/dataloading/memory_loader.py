@@ -185,7 +185,7 @@ class DataLoader:
 
     def _minibatch(self, plan: EpochPlan, positions: I64) -> Any:
         session = self._session
-        with session.sampling_with(session.service, RandomContext(self._seed, plan.epoch)):
+        with session.sampling_with(session.service, RandomContext(self._seed, plan.epoch, plan.step)):
             batch = self._sample(plan.seeds.tensors(positions))
         if self._device is not None:
             batch = _moved(batch, self._device)

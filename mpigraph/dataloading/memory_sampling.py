@@ -6,7 +6,7 @@ structure here, so that both draw the same neighbours for the same seeds.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -38,7 +38,7 @@ from mpigraph.store.topology import Adjacency, InMemoryTopology
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["InMemorySampling", "sample_neighbors", "sampled", "take_later"]
+__all__ = ["InMemorySampling", "sample_by", "sample_neighbors", "sampled", "take_later"]
 
 _SORTED = "sorted for sampling"  # key of the structure in the graph's cache
 
@@ -86,17 +86,32 @@ def sample_neighbors(
     Raises:
         OutOfRangeError, FieldNameError, NodeTypeError, EdgeTypeError, InvalidArgumentError: as there.
     """
+    arguments = SamplingArguments([fanout], edge_dir, prob, replace, seed=seed)
+    return sample_by(arguments, g, nodes, copy_ndata, copy_edata, exclude_edges, output_device)
+
+
+@collective("trainers", "on a DistGraph whose hosts are far; else local")
+def sample_by(
+    arguments: SamplingArguments,
+    g: HeteroGraph | DistGraph,
+    nodes: NodeIds,
+    copy_ndata: bool,
+    copy_edata: bool,
+    exclude_edges: EdgeIds | None,
+    output_device: torch.device | str | None,
+) -> HeteroGraph:
+    """Do the work of :func:`sample_neighbors` by the arguments of one layer."""
     if not isinstance(g, HeteroGraph):
-        plain = (nodes, fanout, edge_dir, prob, exclude_edges, replace)
-        return g.sample_neighbors(*plain, output_device=output_device, seed=seed)
-    turned = edge_dir == "out"
+        return g.sample_neighbors(nodes, arguments, exclude_edges=exclude_edges, output_device=output_device)
+    turned = arguments.edge_dir == "out"
     graph = g
     if turned:
-        fanout, prob, exclude_edges = (_turned_keys(g, argument) for argument in (fanout, prob, exclude_edges))
+        fanout, prob, exclude_edges = (
+            _turned_keys(g, argument) for argument in (arguments.fanouts[0], arguments.prob, exclude_edges)
+        )
+        arguments = replace(arguments, fanouts=[fanout], prob=prob, edge_dir="in")
         graph = _turned(g)
-    sampling = InMemorySampling(graph)
-    direction = "in" if turned else edge_dir
-    drawn = sampling.sample_neighbors(nodes, fanout, direction, prob, exclude_edges, replace, seed=seed)
+    drawn = InMemorySampling(graph).sample_neighbors(nodes, arguments, exclude_edges=exclude_edges)
     if turned:
         drawn = drawn.reverse(copy_edata=True)
     for ntype in g.ntypes if not copy_ndata else ():

@@ -52,6 +52,7 @@ class EpochPlan:
         bounds: I64,
         steps: int,
         *,
+        first_step: int = 0,
         taken: int = 0,
         is_remainder: bool = False,
     ) -> None:
@@ -63,6 +64,7 @@ class EpochPlan:
             order: int64[n], their positions in the order of the pass.
             bounds: int64[batches + 1], the bounds of its batches, counted from its beginning.
             steps: see above.
+            first_step: number of the step of its first batch, counted through all epochs.
             taken: batches that were handed out.
             is_remainder: see above. The first seed in ``order`` is then the first one that was not handed out.
         """
@@ -72,9 +74,15 @@ class EpochPlan:
         self.length = len(order) + (int(bounds[taken]) if is_remainder else 0)
         self.taken = taken
         self.is_remainder = is_remainder
+        self._first_step = first_step
         self._order = order
         self._bounds = bounds
         self._base = int(bounds[taken]) if is_remainder else 0
+
+    @property
+    def step(self) -> int:
+        """Number of the step of the next batch, counted through all epochs; the same on each trainer."""
+        return self._first_step + self.taken
 
     def batches(self) -> Iterator[I64]:
         """Return positions of the seeds of each batch that was not handed out."""
@@ -195,14 +203,16 @@ class Passes:
         order = np.arange(len(self.seeds))
         if self._shuffle:
             order = shuffled(len(self.seeds), self._seed, epoch, self._rank)
-        return EpochPlan(epoch, self.seeds, order, self.bounds, self._steps, taken=taken)
+        first = epoch * self._steps
+        return EpochPlan(epoch, self.seeds, order, self.bounds, self._steps, first_step=first, taken=taken)
 
     def _remainder(self, epoch: int, rows: I64, bounds: I64, steps: int, taken: int) -> EpochPlan:
         seeds = self.seeds.of_rows(rows)
         order = np.arange(len(seeds))
         if self._shuffle:
             order = np.argsort(seeds.hashes(combine(self._seed, epoch)), kind="stable")
-        return EpochPlan(epoch, seeds, order, bounds, steps, taken=taken, is_remainder=True)
+        first = (epoch + 1) * self._steps - steps  # a remainder has the last steps of its epoch
+        return EpochPlan(epoch, seeds, order, bounds, steps, first_step=first, taken=taken, is_remainder=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this trainer's position."""

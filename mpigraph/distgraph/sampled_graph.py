@@ -336,8 +336,9 @@ class SampledGraph:
         if not isinstance(arguments, SamplingArguments):
             arguments = SamplingArguments([arguments], edge_dir, prob, replace, seed=seed)
         plan = self._plan(arguments, seed_nodes, exclude_edges)
-        key = minibatch_key(self.session.next_context(arguments.seed), plan.seeds)
-        requests = hop_requests(plan, 0, self.loaded, plan.seeds, HopKeys.of(key, 0))
+        context = self.session.next_context(arguments.seed)
+        keys = HopKeys.of(minibatch_key(context, plan.seeds), 0, context.every, context.step)
+        requests = hop_requests(plan, 0, self.loaded, plan.seeds, keys)
         relations = self.schema.relations
         edges, eids = dict.fromkeys(relations, (_NONE, _NONE)), dict.fromkeys(relations, _NONE)
         with self.session.sampling() as service:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from mpigraph.dataloading.edge_loader import DistEdgeDataLoader, EdgeCollator
+from mpigraph.dataloading.labor_sampler import sample_labors
 from mpigraph.dataloading.loader import DistDataLoader
 from mpigraph.dataloading.node_loader import DistNodeDataLoader, NodeCollator
 from mpigraph.dataloading.random_walks import random_walk
@@ -54,6 +55,7 @@ __all__ = [
     "partition_graph",
     "random_walk",
     "sample_etype_neighbors",
+    "sample_labors",
     "sample_neighbors",
 ]
 

@@ -14,7 +14,7 @@ draws of a tree depend on its root and the root's time, not on the minibatch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -42,19 +42,37 @@ __all__ = [
 ]
 
 _NONE = np.empty(0, np.int64)
+_EVERY = 0xE7E4  # separates keys without an epoch from those of epochs
 
 
 @dataclass(frozen=True)
 class RandomContext:
     """The inputs of a minibatch's random choices, besides its seeds.
 
+    Trainers that take minibatches at the same rate have the same ``step``, whichever seeds they have: draws that depend
+    on it in place of the minibatch agree between trainers. In a loader a step is the minibatch with one number, counted
+    through all epochs, of each trainer; loaders with one seed share it. Outside of loaders it is a call.
+
     Attributes:
         seed: the user's seed.
         epoch: number of the pass over the data, or of the call.
+        step: number of the step.
+        draw: number of the draw within the minibatch.
     """
 
     seed: int
     epoch: int
+    step: int = 0
+    draw: int = 0
+
+    @property
+    def every(self) -> np.uint64:
+        """A key that all steps and epochs share."""
+        return combine(self.seed, _EVERY, self.draw)
+
+    def of_draw(self, number: int) -> "RandomContext":
+        """Return the context of another draw for the same minibatch; number 0 is the first one."""
+        return replace(self, epoch=int(combine(self.epoch, number)), draw=number) if number else self
 
 
 @dataclass(frozen=True)
@@ -214,11 +232,12 @@ def hop_requests(
     """Return the requests of one hop, one for each relation with a strategy and destinations in the frontier."""
     schema = graph.topology.hosts.schema
     requests = []
-    for relation, strategy in sorted(plan.layers[layer].items()):
+    for relation, how in sorted(plan.layers[layer].items()):
         src, dst = schema.ends(relation)
         ids = frontier.get(dst, _NONE)
         if len(ids) == 0:
             continue
+        strategy = how.at_step(keys.step)
         key: np.uint64 | U64 = strategy.key(keys, relation, src)
         if trees is not None:
             key, strategy = trees.of_roots(dst, key, strategy)
@@ -254,6 +273,7 @@ def sample_hops(
     for ntype, table in enumerate(tables):
         table.reset(plan.seeds.get(ntype, _NONE))
     nodes = tables if trees is None else trees.tables
+    every = context.every
     hops: list[Hop] = []
     sample = service.sample if keys is None else service.sample_near
     first_dst = [0 for _ in nodes]
@@ -263,7 +283,8 @@ def sample_hops(
             frontier = {ntype: table.ids[first_dst[ntype] :] for ntype, table in enumerate(tables)}
         else:
             frontier = trees.frontier(first_dst)
-        requests = hop_requests(plan, layer, graph, frontier, keys or HopKeys.of(key, len(hops)), trees)
+        of_hop = keys or HopKeys.of(key, len(hops), every, context.step)
+        requests = hop_requests(plan, layer, graph, frontier, of_hop, trees)
         edges = {}
         for request, neighbors in zip(requests, sample(requests), strict=True):
             src, dst = schema.ends(request.relation)

@@ -280,7 +280,7 @@ class Session:
         if context is not None:
             number = self._thread.num_draws
             self._thread.num_draws = self._thread.num_draws + 1
-            return RandomContext(context.seed, int(combine(context.epoch, number))) if number else context
+            return context.of_draw(number)
         return self._outside_loaders()
 
     def _outside_loaders(self) -> RandomContext:
@@ -290,7 +290,7 @@ class Session:
             self.num_draws += 1
             number = self.num_draws
         seed = self.store.seed ^ _CALLS
-        return RandomContext(int(combine(seed, fork_key())) if self.world.forked else seed, number)
+        return RandomContext(int(combine(seed, fork_key())) if self.world.forked else seed, number, step=number)
 
     @collective("world.trainers")
     def close(self) -> None:

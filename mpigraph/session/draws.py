@@ -77,4 +77,5 @@ def default_seed(of_job: int) -> int:
 def next_in_memory(of_job: int) -> RandomContext:
     """Return the context of the next draw from a graph in memory, outside loaders; ``of_job`` is the job's seed."""
     number = torch.randint(_NUMBERS, (), generator=Randomness.generator, device="cpu")
-    return RandomContext(int(combine(default_seed(of_job), _IN_MEMORY, fork_key())), int(number))
+    seed = int(combine(default_seed(of_job), _IN_MEMORY, fork_key()))
+    return RandomContext(seed, int(number), step=int(number))

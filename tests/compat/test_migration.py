@@ -50,7 +50,7 @@ def in_memory() -> mg.HeteroGraph:
 
 
 LINES: dict[str, Callable[[At], None]] = {}
-PROCESSES = (1, 14)  # lines whose tests start some
+PROCESSES = (1, 15)  # lines whose tests start some
 
 
 def line(cell: str) -> Callable[[Callable[[At], None]], Callable[[At], None]]:
@@ -206,6 +206,19 @@ def samplers(at: At) -> None:
         assert torch.equal(out, seeds) and (mg.EID in blocks[0].edata) == edges
         assert not edges or torch.equal(blocks[0].srcdata["feat"], at.g.ndata["feat"][nodes])
         loader.close()
+
+
+@line("`LaborSampler`, `sampling.sample_labors`")
+def labor(at: At) -> None:
+    seeds, degrees = torch.arange(20), at.g.in_degrees(torch.arange(NUM_NODES))
+    assert isinstance(at.g, dist.DistGraph)
+    sampler = at.dgl.dataloading.LaborSampler([2, 2], share="step")
+    _, _, blocks = sampler.sample_blocks(at.g, seeds)
+    assert torch.equal(blocks[1].in_degrees(), degrees[seeds].clamp(max=2)) and "edge_weights" not in blocks[1].edata
+    frontier, _ = at.dgl.sampling.sample_labors(at.g, seeds, 2)
+    assert torch.equal(frontier.in_degrees()[seeds], degrees[seeds].clamp(max=2))
+    with pytest.raises(mg.MPIGraphError, match="importance_sampling must be 0"):
+        at.dgl.dataloading.LaborSampler([2], importance_sampling=1)
 
 
 @line("`DistDataLoader`, `DistNodeDataLoader`")

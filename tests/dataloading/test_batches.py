@@ -43,7 +43,7 @@ def test_gathered_rows_come_with_the_blocks(job: SharedJob, oracle, depth: int) 
 
 def test_prepared_weights_draw_alike(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
-    names = ("prob", "prob-replace", "mask")
+    names = ("prob", "prob-replace", "mask", "labor-prob", "labor-mask")
 
     def draw_all() -> list[str]:
         draws = []
@@ -80,7 +80,7 @@ def test_weights_that_are_written_count_from_the_next_barrier_on(job: SharedJob,
         dist.DistNodeDataLoader(g, np.arange(3), NeighborSampler([1], prob="w"))
 
 
-@pytest.mark.parametrize("name", ["uniform", "replace", "prob"])
+@pytest.mark.parametrize("name", ["uniform", "replace", "prob", "labor", "labor-mask"])
 def test_threads_draw_alike(job: SharedJob, oracle, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpigraph.sampling.workers._WORTH_IT", 3)
     sampler = SAMPLERS[name]

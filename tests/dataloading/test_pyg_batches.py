@@ -27,7 +27,7 @@ from torch_geometric.utils import trim_to_layer
 
 import mpigraph.distributed as dist
 from mpigraph.convert import from_pyg
-from mpigraph.dataloading import BlockSampler, NeighborSampler
+from mpigraph.dataloading import BlockSampler, LaborSampler, NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.errors import InvalidArgumentError, NodeTypeError
 from mpigraph.graphs.fields import NID
@@ -60,6 +60,7 @@ SAMPLERS = {
     "prob": NeighborSampler([2, 2], prob="weight"),
     "no-eids": NeighborSampler([3, 3], return_eids=False),
     "no-layer": NeighborSampler([]),
+    "labor": LaborSampler([3, 2]),
 }
 NUM_BATCHES = 4
 ALL_KINDS = pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,7 @@ from oracle import oracle_source
 from typed_oracle import NUM_NODES, RELATIONS, SCHEMA, TYPED_ORACLE, WEIGHTED, edges_of, name_of, write_typed_oracle
 
 import mpigraph.distributed as dist
-from mpigraph.dataloading import NeighborSampler
+from mpigraph.dataloading import LaborSampler, NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.errors import EdgeTypeError, FieldNameError, MPIGraphError, NodeTypeError
 from mpigraph.graphs.block import Block
@@ -41,6 +41,8 @@ TYPED_SAMPLERS = {
     "some weighted": NeighborSampler([3, 2], prob="weight"),
     "one weighted": NeighborSampler([2], prob={"cites": "weight"}),
     "no-eids": NeighborSampler([3, 3], return_eids=False),
+    "labor": LaborSampler([3, FANOUTS]),
+    "labor weighted": LaborSampler([3, 2], prob="weight", layer_dependency=True, batch_dependency=4),
 }
 
 
@@ -119,7 +121,7 @@ def check_sample(name: str, number: int, sample: Sample) -> None:
         assert all(torch.equal(before.dstnodes[t].data[NID], after.srcnodes[t].data[NID]) for t in NUM_NODES)
     if name == "no-eids":
         return
-    weighted = {"some weighted": WEIGHTED, "one weighted": WEIGHTED[1:]}.get(name, ())
+    weighted = {"some weighted": WEIGHTED, "labor weighted": WEIGHTED, "one weighted": WEIGHTED[1:]}.get(name, ())
     for block, fanout in zip(blocks, TYPED_SAMPLERS[name].fanouts, strict=True):
         check_block(block, fanout, left_out(number) or {}, weighted, name == "replace")
 

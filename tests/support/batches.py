@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from oracle import NUM_NODES
 
-from mpigraph.dataloading import NeighborSampler
+from mpigraph.dataloading import LaborSampler, NeighborSampler
 from mpigraph.graphs.fields import EID, NID
 
 NUM_BATCHES = 6
@@ -18,6 +18,10 @@ SAMPLERS = {
     "prob-replace": NeighborSampler([3, 2], prob="weight", replace=True),
     "mask": NeighborSampler([2, 2], mask="even"),
     "no-eids": NeighborSampler([3, 3], return_eids=False),
+    "labor": LaborSampler([3, 4]),
+    "labor-prob": LaborSampler([3, 2], prob="weight", layer_dependency=True),
+    "labor-mask": LaborSampler([2, 2], mask="even", batch_dependency=3),
+    "labor-step": LaborSampler([2, 3], share="step", return_eids=False),
 }
 
 

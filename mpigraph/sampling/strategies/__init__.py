@@ -1,5 +1,6 @@
 """Ways to choose neighbours, each in a file of its own; importing this package makes them known to owners."""
 
+from mpigraph.sampling.strategies.labor import Labor
 from mpigraph.sampling.strategies.masked import Masked
 from mpigraph.sampling.strategies.out_edges import MaskedOut, WeightedOut
 from mpigraph.sampling.strategies.strategy import Draw, HopKeys, OwnedRows, Strategy
@@ -10,6 +11,7 @@ from mpigraph.sampling.strategies.weighted import Weighted
 __all__ = [
     "Draw",
     "HopKeys",
+    "Labor",
     "Masked",
     "MaskedOut",
     "OwnedRows",

@@ -24,6 +24,7 @@ __all__ = ["MAX_WORDS", "Draw", "HopKeys", "OwnedRows", "Strategy"]
 
 MAX_WORDS = 8
 """How many numbers a strategy may have on the wire."""
+_NO_KEY = np.uint64(0)
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,20 @@ class HopKeys:
             tree has a key of its own, which is then mixed into that of the request.
         hop: another one in each hop.
         number: number of the hop; 0 is that of the seeds.
+        every: the same in all minibatches of all trainers: a hash of the seed.
+        step: number of the step, the same for all trainers' minibatches of a step, see :class:`.RandomContext`.
     """
 
     minibatch: np.uint64
     hop: np.uint64
     number: int
+    every: np.uint64
+    step: int
 
     @classmethod
-    def of(cls, minibatch: np.uint64, number: int) -> "HopKeys":
+    def of(cls, minibatch: np.uint64, number: int, every: np.uint64 = _NO_KEY, step: int = 0) -> "HopKeys":
         """Return the keys of hop ``number``."""
-        return cls(minibatch, combine(minibatch, number), number)
+        return cls(minibatch, combine(minibatch, number), number, every, step)
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,11 @@ class OwnedRows:
     def destinations(self, fanout: int, replace: bool) -> Destinations:
         """Return the destinations as kernels take them."""
         return Destinations(self.ids, fanout, replace, self.keys)
+
+    def split(self, positions: I64) -> tuple[I64, I64]:
+        """Return the positions of the rows without excluded edges, and of those that were shortened."""
+        shortened = self.scratch.num_excluded[positions] > 0
+        return positions[~shortened], positions[shortened]
 
 
 class Draw(Protocol):
@@ -138,6 +148,10 @@ class Strategy(ABC):
     def key(self, keys: HopKeys, relation: int, src_type: int) -> np.uint64:
         """Return the key of a relation's draws in a hop; destination and number of the draw are mixed in later."""
         return combine(keys.hop, relation)
+
+    def at_step(self, step: int) -> "Strategy":
+        """Return the strategy for draws of a step; :meth:`key` has the step in its ``keys``."""
+        return self
 
     def with_root_times(self, times: I64) -> "Strategy":
         """Return the strategy for destinations whose roots have these times, int64[n]."""

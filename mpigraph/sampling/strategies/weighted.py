@@ -58,7 +58,7 @@ class _WeightedDraw:
             raise GraphDataError(self._weights.complaint(near.first_edge + bad, weights[bad]))
         if len(rows.excluded):
             shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
-            _, shortened = _split(rows, positions)
+            _, shortened = rows.split(positions)
             recount_weighted(dst, weights, rows.excluded, shortened, rows.scratch, counts)
 
     def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
@@ -68,16 +68,10 @@ class _WeightedDraw:
         weights = self._weights.values(rows.host)
         table = self._tables.table(rows.host)
         if len(rows.excluded):  # shortened rows are drawn from a copy of their weights, for which no table was made
-            positions, shortened = _split(rows, positions)
+            positions, shortened = rows.split(positions)
             starts = np.empty(len(rows.ids), np.int64)
             kept = np.empty(int(scratch.degrees[shortened].sum()), weights.dtype)
             copy_kept(weights, rows.excluded, shortened, scratch, starts, kept)
             self._how.kernel(dst, kept, table[:0], shortened, scratch._replace(begins=starts), offsets, picks)
             step_over(rows.excluded, shortened, starts, scratch, offsets, picks)
         self._how.kernel(dst, weights, table, positions, scratch, offsets, picks)
-
-
-def _split(rows: OwnedRows, positions: I64) -> tuple[I64, I64]:
-    """The positions of the rows that are whole, and of those that were shortened."""
-    shortened = rows.scratch.num_excluded[positions] > 0
-    return positions[~shortened], positions[shortened]

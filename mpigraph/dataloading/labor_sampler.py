@@ -1,0 +1,214 @@
+"""LABOR: a sampler whose destinations agree on whom to take, so that a minibatch has fewer distinct input nodes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mpigraph.collective import collective
+from mpigraph.dataloading.memory_sampling import sample_by
+from mpigraph.dataloading.sampler import Needs, NeighborSampler
+from mpigraph.distgraph.graph import DistGraph
+from mpigraph.distgraph.sampled_graph import SamplingArguments
+from mpigraph.distgraph.typed_ids import EdgeIds, Fanout, FeatureName, Names, NodeIds
+from mpigraph.errors import InvalidArgumentError, check_integer
+from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.rows.row_tensor import RowTensor
+from mpigraph.sampling.strategies import Labor, Strategy
+
+__all__ = ["LaborSampler", "sample_labors"]
+
+_MOST_STEPS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class _LaborArguments(SamplingArguments):
+    """The arguments of :class:`LaborSampler`.
+
+    Raises:
+        InvalidArgumentError: an argument that LABOR cannot have.
+    """
+
+    layer_dependency: bool = False
+    batch_dependency: int = 1
+    share: str = "minibatch"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.replace:
+            raise InvalidArgumentError(
+                "replace must be False: LABOR takes the sources with the smallest numbers, each once; "
+                "NeighborSampler can draw with replacement"
+            )
+        if self.disjoint or self.time_filter is not None:
+            raise InvalidArgumentError(
+                "disjoint and time_attr: LABOR saves rows where destinations share sources, and disjoint trees share "
+                "none; use NeighborSampler"
+            )
+        check_integer("batch_dependency", self.batch_dependency, 1, _MOST_STEPS)
+        if self.share not in ("minibatch", "step"):
+            raise InvalidArgumentError(f"share must be 'minibatch' or 'step' (got {self.share!r})")
+
+    def strategy(self, fanout: int, weights: RowTensor | None, times: int) -> Strategy:
+        """See :class:`.SamplingArguments`."""
+        period = self.batch_dependency if self.batch_dependency > 1 or self.share == "step" else 0
+        return Labor(fanout, 0 if weights is None else weights.number, bool(self.layer_dependency), period)
+
+
+class LaborSampler(NeighborSampler):
+    """Samples as many in-neighbours as :class:`NeighborSampler`, and fewer distinct ones (Balin, Catalyurek:
+    "Layer-Neighbor Sampling - Defusing Neighborhood Explosion in GNNs", NeurIPS 2023).
+
+    In each hop every source has one random number, and each destination takes the ``fanout`` sources with the smallest
+    numbers among its in-neighbours. A destination alone draws uniformly (or in proportion to ``prob``), but
+    destinations with common in-neighbours take the same ones. The more edges a graph has for each node, the fewer rows
+    a minibatch reads; on sparse graphs it reads as many. All relations with one source type share its numbers.
+
+    This is GraphBolt's form, with exactly min(fanout, d) of d in-neighbours. DGL's ``LaborSampler`` draws each of them
+    independently with probability fanout/d, so its counts vary. Here each in-neighbour is as likely to be taken as in
+    uniform sampling, thus blocks have no ``edge_weights``, and models need none.
+
+    The numbers are hashes of seed, minibatch or step, hop and source: the same on any number of ranks.
+
+    Attributes:
+        layer_dependency, batch_dependency, share: as given; new values count from the next draw on.
+    """
+
+    arguments_type = _LaborArguments
+
+    def __init__(
+        self,
+        fanouts: Sequence[Fanout],
+        edge_dir: str = "in",
+        prob: FeatureName | None = None,
+        importance_sampling: int = 0,
+        layer_dependency: bool = False,
+        batch_dependency: int = 1,
+        prefetch_node_feats: Names = (),
+        prefetch_labels: Names = (),
+        prefetch_edge_feats: Names = (),
+        output_device: torch.device | str | None = None,
+        *,
+        share: str = "minibatch",
+        mask: FeatureName | None = None,
+        **options: Any,
+    ) -> None:
+        """Describe the draw.
+
+        Args:
+            fanouts: as in :class:`NeighborSampler`.
+            edge_dir: only "in".
+            prob: as in :class:`NeighborSampler`.
+            importance_sampling: only 0: LABOR-i and LABOR-* need all in-neighbours of a hop's destinations in one
+                place, and in a distributed graph they are on several hosts.
+            layer_dependency: all hops of a minibatch share the numbers: fewer rows still, and draws that are less
+                independent.
+            batch_dependency: steps that a number lives. A source renews its number every ``batch_dependency`` steps,
+                one source in as many at each step, so that consecutive minibatches read many rows again and caches
+                serve more of them. (DGL interpolates between numbers instead.) Above 1, all trainers share the
+                numbers, as with ``share="step"``.
+            prefetch_node_feats: as in :class:`NeighborSampler`, like the next three.
+            prefetch_labels: names of node features for the output nodes.
+            prefetch_edge_feats: names of edge features.
+            output_device: accepted for DGL's scripts.
+            share: "minibatch" for numbers of each minibatch; "step" for numbers that all minibatches of a step share,
+                so that trainers of a node read the same rows. Step s of a loader consists of the minibatches with
+                number s, counted through all its epochs, of each trainer; a resumed loader continues to count. Loaders
+                with one seed share the numbers of equal steps. Outside of loaders each call is a step.
+            mask: as in :class:`NeighborSampler`.
+            options: other options of :class:`NeighborSampler`, except ``replace``, ``disjoint`` and those of times.
+
+        Raises:
+            InvalidArgumentError: ``importance_sampling`` is not 0, ``batch_dependency`` is not an integer from 1 on,
+                ``share`` has another value, an option that LABOR cannot have, or as :class:`NeighborSampler`.
+        """
+        _check_importance(importance_sampling)
+        names: dict[str, Any] = {
+            "prefetch_node_feats": prefetch_node_feats,
+            "prefetch_labels": prefetch_labels,
+            "prefetch_edge_feats": prefetch_edge_feats,
+            "output_device": output_device,
+        }
+        self.layer_dependency = layer_dependency
+        self.batch_dependency = batch_dependency
+        self.share = share
+        super().__init__(fanouts, edge_dir, prob, mask, **names, **options)
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("layer_dependency", "batch_dependency", "share")}
+
+    @property
+    def arguments(self) -> SamplingArguments:
+        """See :class:`.NeighborSampler`."""
+        return replace(super().arguments, **self._own)
+
+    @property
+    def needs(self) -> Needs:
+        """See :class:`.Sampler`."""
+        needs = super().needs
+        return replace(needs, description=f"{needs.description}, {self._own}")
+
+
+@collective("trainers", "on a DistGraph whose hosts are far; else local")
+def sample_labors(
+    g: HeteroGraph | DistGraph,
+    nodes: NodeIds,
+    fanout: Fanout,
+    edge_dir: str = "in",
+    prob: FeatureName | None = None,
+    importance_sampling: int = 0,
+    random_seed: int | torch.Tensor | None = None,
+    seed2_contribution: float = 0,
+    copy_ndata: bool = True,
+    copy_edata: bool = True,
+    exclude_edges: EdgeIds | None = None,
+    output_device: torch.device | str | None = None,
+) -> tuple[HeteroGraph, list[torch.Tensor]]:
+    """Sample in-neighbours of nodes as :class:`LaborSampler` does in one hop.
+
+    Args:
+        g: the graph, distributed or in memory.
+        nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need.
+        fanout: most neighbours of a node in each relation; -1 means all. Or edge type -> most neighbours.
+        edge_dir: "in" for edges into the nodes; in memory also "out" for those out of them.
+        prob: name of an edge feature with weights or a mask, as in :meth:`.DistGraph.sample_neighbors`.
+        importance_sampling: only 0, see :class:`LaborSampler`.
+        random_seed: an integer, also as a tensor of one: calls with the same one, on any trainer and for any nodes,
+            share the numbers of sources. By default the calls with the same number of each trainer share them.
+        seed2_contribution: only 0; ``LaborSampler(batch_dependency=...)`` makes consecutive minibatches alike.
+        copy_ndata: keep the node features of a graph in memory (the tensors are shared).
+        copy_edata: keep the edge features of a graph in memory, of the sampled edges.
+        exclude_edges: int[k], ids of edges that must not be drawn, or a dict of them by edge type.
+        output_device: where to put the graph; the CPU by default.
+
+    Returns:
+        A graph as that of :meth:`.DistGraph.sample_neighbors`; and an empty tensor for each relation, as DGL returns
+        where edges need no weights.
+
+    Raises:
+        OutOfRangeError, FieldNameError, NodeTypeError, EdgeTypeError, InvalidArgumentError: as there.
+    """
+    _check_importance(importance_sampling)
+    if seed2_contribution:
+        raise InvalidArgumentError(
+            f"seed2_contribution must be 0 (got {seed2_contribution!r}): LaborSampler(batch_dependency=...) makes "
+            "consecutive minibatches alike"
+        )
+    seed = random_seed
+    if isinstance(seed, torch.Tensor):
+        if seed.numel() != 1:
+            raise InvalidArgumentError(f"random_seed must be one integer (got a tensor of shape {tuple(seed.shape)})")
+        seed = seed.item()  # type: ignore[assignment]
+    arguments = _LaborArguments([fanout], edge_dir, prob, seed=seed, share="step")  # type: ignore[arg-type]
+    frontier = sample_by(arguments, g, nodes, copy_ndata, copy_edata, exclude_edges, output_device)
+    return frontier, [torch.empty(0) for _ in frontier.canonical_etypes]
+
+
+def _check_importance(importance_sampling: int) -> None:
+    if importance_sampling != 0:
+        raise InvalidArgumentError(
+            f"importance_sampling must be 0 (got {importance_sampling!r}): LABOR-i and LABOR-* need all in-neighbours "
+            "of a hop's destinations in one place, and in a distributed graph they are on several hosts"
+        )

@@ -1,0 +1,254 @@
+"""Choose in-neighbours by numbers of the sources that all destinations share; see ``kernels/sample.py`` for the passes.
+
+Balin, Catalyurek: "Layer-Neighbor Sampling - Defusing Neighborhood Explosion in GNNs", NeurIPS 2023, in the form with
+exact fanouts (sequential Poisson sampling, GraphBolt's ``LayerNeighborSampler``). Each source has a number, a hash of
+the key and its id, and each destination takes the sources with the smallest ones. Destinations with common neighbours
+agree on whom to take, so the union is smaller.
+
+A number has 32 bits: the mixer is one to one below 2**32 (Wellons: "Prospecting for hash functions", 2018, lowbias32,
+with half of the key before and half of it between the multiplications), and its loop compiles to vector instructions.
+Edges from one source have one number; the earlier edge comes first.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from mpigraph.arrays import I64, U32, U64, Array
+from mpigraph.kernels.prefetch_hint import prefetch
+from mpigraph.kernels.rng import LOW32, S32, mix64
+from mpigraph.kernels.sample import Candidates, Destinations
+
+__all__ = ["choose_labor", "choose_labor_weighted", "source_numbers"]
+
+_M1, _M2 = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
+_S15, _S16 = np.uint32(15), np.uint32(16)
+_PHASE_LOW, _PHASE_HIGH = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B)  # the key of the nodes' phases
+_AHEAD = 16  # nodes between the prefetch of a list and its use
+_LINES = 3  # cache lines of a list that are prefetched
+_CHUNK = 2048  # sources whose numbers are computed at once: they stay in the first cache
+_FEW = 24  # candidates too many, above which half of the range is dropped at once
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _mix32(x: Any, between: Any) -> Any:
+    x = np.uint32(x ^ (x >> _S16))
+    x = np.uint32(x * _M1)
+    x = np.uint32(x ^ (x >> _S15) ^ between)
+    x = np.uint32(x * _M2)
+    return np.uint32(x ^ (x >> _S16))
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _number(source: Any, wide: Any, low: Any, high: Any) -> Any:
+    """Return the number of a source; ids from 2**32 on (only if ``wide``) fold their upper half into the key."""
+    x = np.uint32(np.uint32(source & LOW32) ^ low)
+    if wide:
+        upper = np.uint32(np.uint32(source >> S32) * np.uint32(high | np.uint32(1)))
+        x = np.uint32(x ^ _mix32(upper, np.uint32(0)))
+    return _mix32(x, high)
+
+
+@njit(nogil=True, cache=True)
+def source_numbers(sources: Array, key: np.uint64, period: int, phase: int, numbers: U32) -> None:
+    """Compute the numbers of some sources.
+
+    With a ``period`` above 1 a number lives for so many steps, and each source renews its own at its own phase, so that
+    one source in ``period`` is renewed at each step.
+
+    Args:
+        sources: int32 or int64 [n], ids.
+        key: the key of the numbers; ``key + 1`` is that of renewed ones.
+        period: steps that a number lives.
+        phase: the step within the period, below it.
+        numbers: uint32[n], filled.
+    """
+    wide = sources.itemsize > 4
+    first, second = mix64(key), mix64(key + np.uint64(1))
+    low, high = np.uint32(first & LOW32), np.uint32(first >> S32)
+    if period <= 1:
+        for j in range(len(sources)):
+            numbers[j] = _number(np.uint64(sources[j]), wide, low, high)
+        return
+    next_low, next_high = np.uint32(second & LOW32), np.uint32(second >> S32)
+    for j in range(len(sources)):
+        source = np.uint64(sources[j])
+        of_phase = np.uint64(_number(source, wide, _PHASE_LOW, _PHASE_HIGH))
+        renewed = np.int64((of_phase * np.uint64(period)) >> S32) + phase >= period
+        numbers[j] = _number(source, wide, next_low if renewed else low, next_high if renewed else high)
+
+
+@njit(nogil=True, cache=True)
+def _below(row: Array, key: np.uint64, period: int, phase: int, limit: np.uint64, numbers: U32, candidates: U64) -> int:
+    """List the sources whose number is below ``limit``: the number in the upper half of a word, the place below it."""
+    count = 0
+    for begin in range(0, len(row), _CHUNK):
+        chunk = row[begin : begin + _CHUNK]
+        source_numbers(chunk, key, period, phase, numbers[: len(chunk)])
+        for j in range(len(chunk)):  # without branches: a place that is not counted is written over
+            number = np.uint64(numbers[j])
+            candidates[count] = (number << S32) | np.uint64(begin + j)
+            count += int(number < limit)
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _narrow(candidates: U64, count: int, k: int) -> int:
+    """Drop candidates that are not among the ``k`` smallest of ``count`` until few too many are left; return how many.
+
+    Halves the range that the largest of the ``k`` is in.
+    """
+    low, high = np.uint64(0), np.uint64(2**64 - 1)
+    while count - k > _FEW:
+        middle = low + ((high - low) >> np.uint64(1))
+        below = 0
+        for c in range(count):
+            below += candidates[c] < middle
+        if below < k:
+            low = middle
+            continue
+        high = middle
+        below = 0
+        for c in range(count):
+            word = candidates[c]
+            candidates[below] = word
+            below += word < middle
+        count = below
+    return count
+
+
+@njit(nogil=True, cache=True)
+def choose_labor(
+    dst: Destinations,
+    indices: Array,
+    period: int,
+    phase: int,
+    positions: I64,
+    rows: Candidates,
+    offsets: I64,
+    picks: I64,
+) -> None:
+    """Choose the edges of each node whose sources have the smallest numbers.
+
+    A limit a little above k/d selects candidates; the largest are dropped. Where it selects too few, it is doubled.
+
+    Args:
+        dst: the frontier, without replacement; its keys are those of the sources' numbers.
+        indices: int32 or int64 [nnz], global source ids.
+        period: as in :func:`source_numbers`.
+        phase: as there.
+        positions: int64[m].
+        rows: as :func:`count_uniform` filled it.
+        offsets: as in :func:`choose_uniform`.
+        picks: as in :func:`choose_uniform`.
+    """
+    numbers, candidates = np.empty(_CHUNK, np.uint32), np.empty(_CHUNK, np.uint64)
+    step = 64 // indices.itemsize
+    for i in range(len(positions)):
+        if i + _AHEAD < len(positions):
+            later = positions[i + _AHEAD]
+            begin = rows.begins[later]
+            for e in range(begin, begin + min(rows.degrees[later], _LINES * step), step):
+                prefetch(indices, e)
+        p = positions[i]
+        begin, degree = rows.begins[p], rows.degrees[p]
+        out = offsets[p]
+        k = offsets[p + 1] - out
+        if k == degree:
+            for j in range(k):
+                picks[out + j] = begin + j
+            continue
+        if k == 0:
+            continue
+        if degree >= len(candidates):
+            candidates = np.empty(2 * degree, np.uint64)
+        key = dst.keys[p] if len(dst.keys) > 1 else dst.keys[0]
+        share = (k + np.sqrt(k * (1.0 - k / degree)) + 1.0) / degree
+        count = 0
+        while count < k:
+            limit = np.uint64(min(share, 1.0) * 4294967296.0)
+            count = _below(indices[begin : begin + degree], key, period, phase, limit, numbers, candidates)
+            share *= 2.0
+        if count - k > _FEW:
+            count = _narrow(candidates, count, k)
+        while count > k:
+            largest, place = candidates[0], 0
+            for c in range(1, count):
+                if candidates[c] > largest:
+                    largest, place = candidates[c], c
+            count -= 1
+            candidates[place] = candidates[count]
+        for j in range(k):
+            picks[out + j] = begin + np.int64(candidates[j] & LOW32)
+
+
+@njit(nogil=True, cache=True)
+def choose_labor_weighted(
+    dst: Destinations,
+    indices: Array,
+    weights: Array,
+    period: int,
+    phase: int,
+    positions: I64,
+    rows: Candidates,
+    offsets: I64,
+    picks: I64,
+) -> None:
+    """Choose the edges of each node that arrive first, at exponential times by the sources' numbers.
+
+    An edge's rate is its weight, so that the choice of a node is one without replacement in proportion to weights
+    (Efraimidis, Spirakis: "Weighted random sampling with a reservoir", IPL 2006). With equal weights it is that of
+    :func:`choose_labor`.
+
+    Args:
+        dst: as in :func:`choose_labor`.
+        indices: as there, one for each of ``weights``.
+        weights: float or bool [nnz], checked by :func:`count_weighted`. A write may have changed them since the edges
+            were counted: the choice then is undefined, but only ever among the edges of the node.
+        period: as in :func:`source_numbers`.
+        phase: as there.
+        positions: int64[m].
+        rows: as :func:`count_weighted` filled it.
+        offsets: as in :func:`choose_uniform`.
+        picks: as in :func:`choose_uniform`.
+    """
+    numbers = np.empty(_CHUNK, np.uint32)
+    arrivals = np.empty(_CHUNK, np.float64)
+    for i in range(len(positions)):
+        p = positions[i]
+        first, degree = rows.begins[p], rows.degrees[p]
+        chosen = picks[offsets[p] : offsets[p + 1]]
+        k = len(chosen)
+        if k == 0:
+            continue
+        chosen[:] = first
+        if k > len(arrivals):
+            arrivals = np.empty(2 * k, np.float64)
+        key = dst.keys[p] if len(dst.keys) > 1 else dst.keys[0]
+        everything = k == rows.num_candidates[p]
+        count = 0
+        for begin in range(0, degree, _CHUNK):
+            chunk = indices[first + begin : first + min(begin + _CHUNK, degree)]
+            if not everything:
+                source_numbers(chunk, key, period, phase, numbers[: len(chunk)])
+            for t in range(len(chunk)):
+                edge = first + begin + t
+                if not weights[edge] > 0:
+                    continue
+                if everything:
+                    if count < k:
+                        chosen[count] = edge
+                        count += 1
+                    continue
+                arrival = -np.log1p(-(numbers[t] + 0.5) / 4294967296.0) / np.float64(weights[edge])
+                if count == k and not arrival < arrivals[k - 1]:
+                    continue
+                j = count if count < k else k - 1  # the place of the new arrival, or of the last one, pushed out
+                count += count < k
+                while j > 0 and arrivals[j - 1] > arrival:
+                    arrivals[j] = arrivals[j - 1]
+                    chosen[j] = chosen[j - 1]
+                    j -= 1
+                arrivals[j] = arrival
+                chosen[j] = edge

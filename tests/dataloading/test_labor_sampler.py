@@ -1,0 +1,278 @@
+"""LABOR: exact counts, numbers that destinations, hops, relations, trainers and steps share, and fewer rows.
+
+That its draws are the same in every layout, with weights, masks, types and excluded edges, is in the tests that have
+all samplers (``support/batches.py``); its kernels and their distributions are in ``kernels/test_labor_draws.py``.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from batches import digest
+from layouts import SharedJob, on_all
+from oracle import NUM_NODES
+from scipy.special import bdtrc
+
+import mpigraph as mg
+import mpigraph.distributed as dist
+from mpigraph.dataloading import DataLoader, LaborSampler, NeighborSampler, as_edge_prediction_sampler, sample_labors
+from mpigraph.dataloading.negative_sampler import Uniform
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.block import Block
+from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.hetero import HeteroGraph
+
+
+def dense_graph(num_nodes: int = 1500, num_edges: int = 40_000, seed: int = 0) -> HeteroGraph:
+    """Skewed degrees, about 27 in-neighbours of a node."""
+    rng = np.random.default_rng(seed)
+    src = (num_nodes * rng.random(num_edges) ** 2).astype(np.int64)
+    ends = np.unique(np.stack([rng.integers(0, num_nodes, num_edges), src]), axis=1)
+    return mg.graph((torch.from_numpy(ends[1]), torch.from_numpy(ends[0])), num_nodes=num_nodes)
+
+
+def drawn(block: Block) -> dict[int, tuple[int, ...]]:
+    """The drawn sources of each destination of a block, ascending."""
+    src, dst = block.edges()
+    sources, nodes = block.srcdata[NID][src].tolist(), block.dstdata[NID].tolist()
+    taken: dict[int, list[int]] = {node: [] for node in nodes}
+    for source, at in zip(sources, dst.tolist(), strict=True):
+        taken[nodes[at]].append(source)
+    return {node: tuple(sorted(of_node)) for node, of_node in taken.items()}
+
+
+def agreement(one: dict[int, tuple[int, ...]], other: dict[int, tuple[int, ...]]) -> float:
+    """The share of equal draws among nodes that both have, of nodes that had a choice."""
+    common = [node for node in one.keys() & other.keys() if len(one[node]) == 3]
+    assert common
+    return sum(one[node] == other[node] for node in common) / len(common)
+
+
+def test_counts_are_exact_and_rows_are_fewer() -> None:
+    """The mean of distinct sources is within 2 % of the expected value.
+
+    A destination of degree d takes a source with number r if fewer than k of its other d - 1 sources have smaller ones.
+    """
+    torch.manual_seed(0)
+    g, k, rng = dense_graph(3000, 80_000), 10, np.random.default_rng(1)
+    degrees = g.in_degrees()
+    counts: dict[str, list[int]] = {"labor": [], "uniform": []}
+    expected, steps = [], (np.arange(100) + 0.5) / 100
+    for _ in range(20):
+        seeds = torch.from_numpy(rng.permutation(g.num_nodes())[:100])
+        for name, sampler in (("labor", LaborSampler([k])), ("uniform", NeighborSampler([k]))):
+            _, _, (block,) = sampler.sample_blocks(g, seeds)
+            assert torch.equal(block.in_degrees(), degrees[seeds].clamp(max=k))
+            counts[name].append(len(block.edges()[0].unique()))
+        src, dst = g.in_edges(seeds)
+        missed = np.ones((g.num_nodes(), len(steps)))
+        others = degrees[dst].numpy()[:, None] - 1
+        np.multiply.at(missed, src.numpy(), np.where(others < k, 0, bdtrc(k - 1, np.maximum(others, k), steps)))
+        expected.append((1 - missed.mean(axis=1)).sum())
+    labor, uniform = (float(np.mean(counts[name])) for name in ("labor", "uniform"))
+    assert abs(labor / np.mean(expected) - 1) < 0.02
+    assert labor < 0.85 * uniform
+
+
+def test_all_relations_of_a_source_type_share_numbers() -> None:
+    src, dst = dense_graph(300, 6000).edges()
+    types = [("a", "x", "b"), ("a", "y", "b"), ("c", "z", "b")]
+    g = mg.heterograph(dict.fromkeys(types, (src, dst)), {"a": 300, "b": 300, "c": 300})
+    seeds = torch.arange(300)
+    for _ in range(3):
+        _, _, (block,) = LaborSampler([3]).sample_blocks(g, {"b": seeds})
+        x, y, z = (block.edges[r].data[EID].tolist() for r in types)  # equal edges have equal ids
+        assert x == y
+        assert x != z
+    _, _, (block,) = NeighborSampler([3]).sample_blocks(g, {"b": seeds})
+    assert block.edges[types[0]].data[EID].tolist() != block.edges[types[1]].data[EID].tolist()
+
+
+def test_hops_share_numbers_with_layer_dependency_alone() -> None:
+    g, seeds = dense_graph(), torch.arange(0, 1500, 50)
+    rows = {}
+    for dependent in (False, True):
+        sampler = LaborSampler([3, 3], layer_dependency=dependent)
+        inputs, _, (outer, inner) = sampler.sample_blocks(g, seeds)
+        same = agreement(drawn(outer), drawn(inner))
+        assert same == 1 if dependent else same < 0.2
+        rows[dependent] = np.mean([len(sampler.sample_blocks(g, seeds)[0]) for _ in range(20)])
+        assert len(inputs) > len(seeds)
+    assert rows[True] < rows[False]
+
+
+def epochs_of(loader: object, number: int = 2) -> list[dict[int, tuple[int, ...]]]:
+    """What the innermost hop of each minibatch draws, for some epochs."""
+    return [drawn(blocks[0]) for _ in range(number) for _, _, blocks in loader]
+
+
+@pytest.mark.parametrize("period", [1, 4, 1000])
+def test_numbers_live_for_a_period_of_steps(period: int) -> None:
+    """In each step one node in ``period`` renews its number, also at the end of an epoch."""
+    g = dense_graph()
+    loader = DataLoader(
+        g, torch.arange(1500), LaborSampler([3, 3], batch_dependency=period), batch_size=100, shuffle=True
+    )
+    steps = epochs_of(loader)
+    assert len(steps) == 30
+    same = float(np.mean([agreement(one, other) for one, other in pairwise(steps)]))
+    far = float(np.mean([agreement(one, other) for one, other in zip(steps, steps[4:], strict=False)]))
+    if period == 1:
+        assert same < 0.1
+    elif period == 4:  # a draw stays if its three sources keep their numbers, and no other one gets a smaller one
+        assert 0.15 < same < 0.55
+        assert far < 0.1
+    else:
+        assert same > 0.97 and 0.9 < far < same
+
+
+def test_trainers_share_the_numbers_of_a_step(job: SharedJob, oracle) -> None:
+    """Each trainer has other seeds; where two draw for one node in one step, they draw the same."""
+    g = job.open(oracle(3))
+    nodes = torch.randperm(NUM_NODES, generator=torch.Generator().manual_seed(g.rank()))
+    for sampler in (
+        LaborSampler([3, 3], share="step"),
+        LaborSampler([3, 3], batch_dependency=2),
+        LaborSampler([3, 3], share="step", layer_dependency=True),
+    ):
+        loader = dist.DistNodeDataLoader(g, nodes, sampler, batch_size=30)
+        steps = epochs_of(loader, 1)
+        alike = [
+            agreement(one, other) == 1
+            for all_of_step in zip(*job.trainers.allgather(steps), strict=True)
+            for one, other in pairwise(all_of_step)
+        ]
+        on_all(job.trainers, all(alike), f"{sampler.needs.description}: {alike}")
+        loader.close()
+    loader = dist.DistNodeDataLoader(g, nodes, LaborSampler([3, 3]), batch_size=30)
+    of_trainers = job.trainers.allgather(epochs_of(loader, 1)[0])
+    on_all(job.trainers, all(agreement(one, other) < 0.5 for one, other in pairwise(of_trainers)), "one minibatch each")
+    loader.close()
+
+
+def test_a_resumed_loader_continues_with_the_step(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(2))
+    nodes = torch.arange(g.rank(), NUM_NODES, 3)
+    options = {"batch_size": 9, "shuffle": True, "seed": 5}
+    sampler = LaborSampler([2, 3], batch_dependency=3)
+    loader = dist.DistNodeDataLoader(g, nodes, sampler, **options)
+    state, whole = None, []
+    for epoch in range(2):
+        for number, sample in enumerate(loader):
+            whole.append(digest(sample))
+            if (epoch, number) == (1, 1):
+                state = loader.state_dict()
+    resumed = dist.DistNodeDataLoader(g, nodes, sampler, **options)
+    resumed.load_state_dict(state)
+    rest = [digest(sample) for sample in resumed]
+    on_all(job.trainers, rest == whole[-len(rest) :] and len(rest) == len(loader) - 2, str(len(rest)))
+    smaller = dist.DistNodeDataLoader(g, nodes, sampler, **options | {"batch_size": 4})  # the rest in other minibatches
+    smaller.load_state_dict(state)
+    last = smaller._passes.loaded
+    on_all(job.trainers, last.is_remainder and last.step == 2 * len(smaller) - last.steps, f"{last.step}, {last.steps}")
+    for one in (loader, resumed, smaller):
+        one.close()
+
+
+def test_single_hops_share_numbers_by_seed(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    nodes, few = torch.arange(NUM_NODES), torch.arange(5, 60, 2)
+
+    def edges(of: torch.Tensor, **options: object) -> list[int]:
+        frontier, weights = dist.sample_labors(g, of, 3, **options)
+        assert [len(w) for w in weights] == [0]
+        return frontier.in_edges(few, form="eid").tolist(), frontier.edata[EID]
+
+    (own, ids), (again, others) = edges(nodes, random_seed=4), edges(few, random_seed=torch.tensor([4]))
+    assert ids[own].tolist() == others[again].tolist()
+    later, its_ids = edges(nodes)
+    assert its_ids[later].tolist() != edges(nodes)[1].tolist()
+    degrees = g.in_degrees(nodes).clamp(max=3)
+    assert torch.equal(dist.sample_labors(g, nodes, 3)[0].in_degrees(), degrees)
+
+
+def test_single_hops_in_memory() -> None:
+    g = dense_graph(200, 4000)
+    g.ndata["x"], g.edata["w"] = torch.arange(200), torch.arange(g.num_edges()).float()
+    for direction, degrees in (("in", "in_degrees"), ("out", "out_degrees")):
+        frontier, weights = sample_labors(g, torch.arange(200), 4, direction, prob="w")
+        assert torch.equal(getattr(frontier, degrees)(), getattr(g, degrees)().clamp(max=4))
+        assert torch.equal(frontier.ndata["x"], g.ndata["x"]) and torch.equal(
+            frontier.edata["w"], frontier.edata[EID].float()
+        )
+        assert [len(one) for one in weights] == [0]
+    bare, _ = sample_labors(g, [3], {"_E": 2}, copy_ndata=False, copy_edata=False, exclude_edges=[0])
+    assert "x" not in bare.ndata and list(bare.edata) == [EID]
+
+
+@pytest.mark.parametrize("output", ["dgl", "pyg"])
+def test_edges_and_negatives_are_drawn_around(job: SharedJob, oracle, output: str) -> None:
+    """The seed edges are left out in each hop, so that a destination has min(k, d) of the others."""
+    g = job.open(oracle(3))
+    sampler = as_edge_prediction_sampler(LaborSampler([-1, 3]), exclude="self", negative_sampler=Uniform(1))
+    if output == "pyg":
+        pytest.importorskip("torch_geometric")
+    eids = torch.arange(g.rank(), g.num_edges(), 7)
+    degrees = g.in_degrees(torch.arange(NUM_NODES))
+    dst = g.find_edges(torch.arange(g.num_edges()))[1]
+    loader = dist.DistEdgeDataLoader(g, eids, sampler, batch_size=20, output=output, seed=1)
+    for sample in loader:
+        if output == "pyg":
+            assert sample.num_edges and not torch.isin(sample.e_id, eids[sample.input_id]).any()
+            continue
+        _, positive, _, blocks = sample
+        seeds = positive.edata[EID]
+        left = degrees - torch.bincount(dst[seeds], minlength=NUM_NODES)
+        for block, fanout in zip(blocks, (100, 3), strict=True):
+            assert not torch.isin(block.edata[EID], seeds).any()
+            assert torch.equal(block.in_degrees(), left[block.dstdata[NID]].clamp(max=fanout))
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"importance_sampling": 1},
+            "importance_sampling must be 0 .*all in-neighbours of a hop's destinations in one",
+        ),
+        ({"replace": True}, "replace must be False.*NeighborSampler can draw with replacement"),
+        ({"disjoint": True}, "disjoint trees share none; use NeighborSampler"),
+        ({"time_attr": "time"}, "disjoint trees share none; use NeighborSampler"),
+        ({"share": "epoch"}, "share must be 'minibatch' or 'step' .got 'epoch'"),
+        ({"batch_dependency": 0}, "batch_dependency must be an integer >= 1 .got 0"),
+        ({"batch_dependency": 2.5}, "batch_dependency must be an integer >= 1 .got 2.5"),
+        ({"prob": "p", "mask": "m"}, "give prob or mask"),
+        ({"edge_dir": "out"}, "edge_dir must be 'in'"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, object], says: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=says):
+        LaborSampler([2], **options).sample_blocks(dense_graph(20, 100), torch.arange(3))
+
+
+def test_wrong_arguments_of_single_hops() -> None:
+    g = dense_graph(20, 100)
+    for options, says in (
+        ({"importance_sampling": -1}, "importance_sampling must be 0"),
+        ({"seed2_contribution": 0.5}, "seed2_contribution must be 0.*batch_dependency"),
+        ({"random_seed": torch.arange(2)}, "random_seed must be one integer"),
+        ({"random_seed": "a"}, "seed must be an integer"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=says):
+            sample_labors(g, [1], 2, **options)
+
+
+def test_a_state_is_not_that_of_another_sampler() -> None:
+    descriptions = {
+        sampler.needs.description
+        for sampler in (
+            NeighborSampler([2]),
+            LaborSampler([2]),
+            LaborSampler([2], share="step"),
+            LaborSampler([2], batch_dependency=2),
+            LaborSampler([2], layer_dependency=True),
+        )
+    }
+    assert len(descriptions) == 5
