@@ -31,6 +31,7 @@ from mpigraph.dataloading.sampler import (
     NeighborSampler,
     Sampler,
 )
+from mpigraph.dataloading.walk_samplers import PinSAGESampler, RandomWalkNeighborSampler
 from mpigraph.namespaces import missing
 
 __all__ = [
@@ -54,6 +55,8 @@ __all__ = [
     "NodeCollator",
     "NodeDataLoader",
     "PerSourceUniform",
+    "PinSAGESampler",
+    "RandomWalkNeighborSampler",
     "Sampler",
     "Uniform",
     "as_edge_prediction_sampler",

@@ -507,13 +507,18 @@ class SampledGraph:
             prob: the edge weights or masks to draw by, as in :func:`.random_walk`.
 
         Raises:
-            EdgeTypeError, FieldNameError, InvalidArgumentError: as there.
+            EdgeTypeError, FieldNameError, InvalidArgumentError: as there; on every trainer.
             GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
             SharedMemoryError: a node's shared memory cannot hold the out-edges; on every rank.
         """
-        listed = self.schema.relations if etypes is None else etypes
-        relations = {self.schema.relation_id(etype) for etype in listed}
-        self._prepare_walks(relations, self.out_weights(relations, prob))
+        try:
+            listed = self.schema.relations if etypes is None else etypes
+            relations = {self.schema.relation_id(etype) for etype in listed}
+            weights = self.out_weights(relations, prob)
+        except MPIGraphError as error:
+            self._prepare_walks((), {}, error)
+            raise
+        self._prepare_walks(relations, weights)
 
     @collective("trainers")
     def _prepare_walks(

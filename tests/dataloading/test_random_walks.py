@@ -9,15 +9,14 @@ import pytest
 import torch
 import typed_oracle as typed
 from layouts import SharedJob, everywhere, on_all, rotated, several
-from oracle import NAME, NUM_NODES, oracle_source
+from oracle import NAME, NUM_NODES, in_memory
 from scipy.stats import chisquare
-from typed_oracle import write_typed_oracle
+from typed_oracle import typed_in_memory, write_typed_oracle
 
 import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph.dataloading import BlockSampler, random_walk
 from mpigraph.errors import EdgeTypeError, FieldNameError, InvalidArgumentError, MPIGraphError, OutOfRangeError
-from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import DEFAULT_ETYPE
 
 SAMPLING_WAYS = ("alltoallv", "sparse")
@@ -29,22 +28,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mask": {"prob": "even"},
     "restarts": {"restart_prob": [0.0, 0.1, 0.5, 0.0, 0.2, 0.9]},
 }
-
-
-def in_memory() -> HeteroGraph:
-    """The oracle with its edges in the order of their ids."""
-    ((src, dst),) = oracle_source().edges
-    order = np.lexsort((src, dst))
-    src, dst = (torch.from_numpy(column[order]) for column in (src, dst))
-    g = mg.graph((src, dst), num_nodes=NUM_NODES)
-    g.edata["weight"] = ((src + dst) % 4).float()
-    g.edata["even"] = src % 2 == 0
-    return g
-
-
-def typed_in_memory() -> HeteroGraph:
-    edges = {relation: typed.edges_of(number) for number, relation in enumerate(typed.RELATIONS)}
-    return mg.heterograph(edges, num_nodes_dict=typed.NUM_NODES)
 
 
 def roots(rank: int, trainers: int) -> torch.Tensor:

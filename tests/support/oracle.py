@@ -7,8 +7,11 @@ feature of node v is v, its label v mod 7; the feature of an edge is ``1000 * ds
 from pathlib import Path
 
 import numpy as np
+import torch
 
+import mpigraph as mg
 import mpigraph.distributed as dist
+from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
@@ -46,6 +49,18 @@ def oracle_source(num_nodes: int = NUM_NODES, max_degree: int = MAX_DEGREE) -> G
             }
         },
     )
+
+
+def in_memory() -> HeteroGraph:
+    """The graph in this process, with its edges in the order of the ids that nodes in ranges give them."""
+    ((src, dst),) = oracle_source().edges
+    order = np.lexsort((src, dst))
+    src, dst = (torch.from_numpy(column[order]) for column in (src, dst))
+    g = mg.graph((src, dst), num_nodes=NUM_NODES)
+    g.ndata["label"] = torch.arange(NUM_NODES) % 7
+    g.edata["weight"] = ((src + dst) % 4).float()
+    g.edata["even"] = src % 2 == 0
+    return g
 
 
 def write_oracle(
