@@ -31,6 +31,7 @@ from mpigraph.dataloading.sampler import (
     NeighborSampler,
     Sampler,
 )
+from mpigraph.dataloading.shadow import ShaDowKHopSampler
 from mpigraph.dataloading.walk_samplers import PinSAGESampler, RandomWalkNeighborSampler
 from mpigraph.namespaces import missing
 
@@ -58,6 +59,7 @@ __all__ = [
     "PinSAGESampler",
     "RandomWalkNeighborSampler",
     "Sampler",
+    "ShaDowKHopSampler",
     "Uniform",
     "as_edge_prediction_sampler",
     "negative_sampler",

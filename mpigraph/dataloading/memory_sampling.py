@@ -20,7 +20,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import Layers, OutEdges, SampledGraph, SamplingArguments, SamplingOptions
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.times import Times
-from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, NodeIds
+from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, NodeIds, NodeTensors
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.fields import EID, NID, Contents, EdgeType, IdsLike, contents_of
 from mpigraph.graphs.frame import Frame
@@ -197,6 +197,20 @@ class InMemorySampling(SampledGraph):
         for number, ids in enumerate(subgraph.eids or []):
             ids[:] = self._structure.eids(self.schema.relations[number], torch.from_numpy(ids)).numpy()
         return subgraph
+
+    def sample_induced(
+        self, seed_nodes: NodeIds, arguments: SamplingArguments, exclude_edges: EdgeIds | None = None
+    ) -> tuple[NodeTensors, NodeTensors, HeteroGraph]:
+        """As :meth:`SampledGraph.sample_induced`; the subgraph has the features of the graph, gathered when used."""
+        nodes, seeds, subgraph = super().sample_induced(seed_nodes, arguments, exclude_edges)
+        for relation in self.schema.relations:
+            frame = subgraph.edges[relation].data
+            frame[EID] = self._structure.eids(relation, frame[EID])
+            take_later(frame, self.graph.edges[relation].data, frame[EID])
+        for ntype in self.schema.ntypes:
+            frame = subgraph.nodes[ntype].data
+            take_later(frame, self.graph.nodes[ntype].data, frame[NID])
+        return nodes, seeds, subgraph
 
     def times(self, name: str) -> Times:
         """As :meth:`SampledGraph.times`."""

@@ -22,6 +22,7 @@ from mpigraph.distgraph.typed_ids import (
     Fanout,
     FeatureName,
     NodeIds,
+    NodeTensors,
     by_ntype,
     by_relation,
     canonical,
@@ -32,11 +33,12 @@ from mpigraph.distgraph.typed_ids import (
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, check_integer
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.block import Blocks as BlockList
-from mpigraph.graphs.fields import EID, SEED_TIME, TREE, EdgeType
+from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE, EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import RowTensor
+from mpigraph.sampling.induced import induced_edges
 from mpigraph.sampling.minibatch import (
     SampledHops,
     SamplingPlan,
@@ -416,6 +418,38 @@ class SampledGraph:
         context = self.session.next_context(arguments.seed)
         with self.session.sampling(arguments.num_threads) as service:
             return sample_hops(service, self.loaded, plan, context, expand_once=True).subgraph()
+
+    @collective("trainers", WHEN_FAR)
+    def sample_induced(
+        self, seed_nodes: NodeIds, arguments: SamplingArguments, exclude_edges: EdgeIds | None = None
+    ) -> tuple[NodeTensors, NodeTensors, HeteroGraph]:
+        """Sample the nodes of a minibatch, and take all edges among them; for :class:`.ShaDowKHopSampler`.
+
+        Errors are those of :meth:`sample_blocks`, and InvalidArgumentError for a seed that is given twice.
+        """
+        with self._raised_everywhere():
+            plan = arguments.check(self, seed_nodes, exclude_edges)
+            for ntype, ids in plan.seeds.items():
+                if len(np.unique(ids)) < len(ids):
+                    raise InvalidArgumentError(
+                        f"seed nodes of type {self.schema.ntypes[ntype]!r} must be given once each"
+                    )
+        context = self.session.next_context(arguments.seed)
+        with self.session.sampling(arguments.num_threads) as service:
+            nodes = dict(enumerate(sample_hops(service, self.loaded, plan, context).ids))
+            edges = induced_edges(service, self.loaded, nodes, plan.excluded)
+        none = (_NONE, _NONE, _NONE)
+        columns = {
+            relation: [torch.from_numpy(column) for column in edges.get(number, none)]
+            for number, relation in enumerate(self.schema.relations)
+        }
+        ends = {relation: (src, dst) for relation, (src, dst, _) in columns.items()}
+        graph = HeteroGraph(self.schema, ends, {ntype: len(nodes[t]) for t, ntype in enumerate(self.schema.ntypes)})
+        for t, ids in nodes.items():
+            graph.nodes[self.schema.ntypes[t]].data[NID] = torch.from_numpy(ids)
+        for relation, (_, _, eids) in columns.items():
+            graph.edges[relation].data[EID] = eids
+        return unwrap_nodes(self.schema, nodes), unwrap_nodes(self.schema, plan.seeds), graph
 
     @collective("trainers", WHEN_FAR)
     def has_edges_between(

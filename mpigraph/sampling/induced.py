@@ -1,0 +1,46 @@
+"""The edges among some nodes, asked of the owners of their destinations: one request a relation for all in-edges."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mpigraph.arrays import I64
+from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
+from mpigraph.sampling.neighbor_service import NeighborService
+from mpigraph.sampling.strategies import HopKeys, Uniform
+from mpigraph.store.store import LoadedGraph
+
+__all__ = ["InducedEdges", "induced_edges"]
+
+InducedEdges = dict[int, tuple[I64, I64, I64]]
+"""By relation id: int64[n] each, places of sources and of destinations among the nodes, and ids of the edges."""
+
+
+@collective("the channel's trainers", WHEN_FAR)
+def induced_edges(
+    service: NeighborService, graph: LoadedGraph, nodes: Mapping[int, I64], excluded: Mapping[int, I64]
+) -> InducedEdges:
+    """Return the edges whose two ends are among some nodes, by the place of their destination.
+
+    Args:
+        service: asks the owners.
+        graph: the graph.
+        nodes: int64[n] by node type id, each once.
+        excluded: as :attr:`.SamplingPlan.excluded`.
+    """
+    schema = graph.topology.hosts.schema
+    counts = [len(nodes.get(ntype, ())) for ntype in range(len(schema.ntypes))]
+    relations = [r for r in range(len(schema.relations)) if all(counts[end] for end in schema.ends(r))]
+    plan = SamplingPlan([dict.fromkeys(relations, Uniform(-1))], nodes, excluded=excluded)
+    requests = hop_requests(plan, 0, graph, nodes, HopKeys.of(np.uint64(0), 0))
+    tables = service.local_ids(graph)
+    edges = {}
+    for request, neighbors in zip(requests, service.sample(requests), strict=True):
+        src = schema.ends(request.relation)[0]
+        tables[src].reset(nodes[src])
+        places = tables[src].insert(neighbors.src)
+        within = places < counts[src]
+        dst = np.repeat(np.arange(len(request.ids)), np.diff(neighbors.offsets))
+        edges[request.relation] = places[within].astype(np.int64), dst[within], neighbors.eids[within]
+    return edges
