@@ -160,9 +160,9 @@ class RandomWalkNeighborSampler(BlockSampler):
             return id_array(seed_nodes, "seed_nodes")
         schema = sampled(self.G).schema
         by_type = by_ntype(schema, seed_nodes, "seed_nodes")
-        others = [schema.ntypes[t] for t, ids in by_type.items() if len(ids) and schema.ntypes[t] != self.ntype]
-        if others:
-            raise InvalidArgumentError(f"seed_nodes must be of type {self.ntype!r} (got some of {others})")
+        strange = [schema.ntypes[t] for t, ids in by_type.items() if len(ids) and schema.ntypes[t] != self.ntype]
+        if strange:
+            raise InvalidArgumentError(f"seed_nodes must be of type {self.ntype!r} (got some of {strange})")
         return by_type.get(schema.ntype_id(self.ntype), np.empty(0, np.int64))
 
     def _frontier(self, g: HeteroGraph | DistGraph, seeds: I64, ntypes: Sequence[str]) -> HeteroGraph:
@@ -230,7 +230,7 @@ def most_visited(visits: I64, count: int) -> tuple[I64, I64, I64]:
     """Return the nodes visited most often, of equally many those of higher id.
 
     Args:
-        visits: int64[n, visits], nodes that the walks from n places visit; -1 is none.
+        visits: int64[n, visits], nodes that the walks from n places visit; -1 where a walk had ended.
         count: most nodes of a place.
 
     Returns:
