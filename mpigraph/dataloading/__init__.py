@@ -23,7 +23,7 @@ from mpigraph.dataloading.negative_sampler import (
     Uniform,
 )
 from mpigraph.dataloading.node_loader import DistNodeDataLoader, NodeCollator
-from mpigraph.dataloading.random_walks import random_walk
+from mpigraph.dataloading.random_walks import pack_traces, random_walk
 from mpigraph.dataloading.sampler import (
     BlockSampler,
     MultiLayerFullNeighborSampler,
@@ -63,6 +63,7 @@ __all__ = [
     "Uniform",
     "as_edge_prediction_sampler",
     "negative_sampler",
+    "pack_traces",
     "random_walk",
     "reverse_edges",
     "sample_labors",

@@ -17,7 +17,7 @@ from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Schema
 from mpigraph.sampling.walks import WalkPlan, walk
 
-__all__ = ["random_walk"]
+__all__ = ["pack_traces", "random_walk"]
 
 _MOST_STEPS = 2**20
 
@@ -94,6 +94,24 @@ def random_walk(
         walked_on = picks[:, step] >= 0
         picks[walked_on, step] = edges.eids(relation, picks[walked_on, step])
     return walked[0], torch.from_numpy(picks), walked[1]
+
+
+def pack_traces(
+    traces: torch.Tensor, types: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Lay walks one after the other, without -1.
+
+    Args:
+        traces: int64[n, steps + 1], as :func:`random_walk` returns them.
+        types: int64[steps + 1], likewise.
+
+    Returns:
+        The nodes of all walks and the types of these nodes, int64[nodes] each; the number of nodes of each walk, and
+        the place of its first one, int64[n] each.
+    """
+    reached = traces >= 0
+    lengths = reached.sum(1)
+    return traces[reached], types.expand(traces.shape)[reached], lengths, lengths.cumsum(0) - lengths
 
 
 def _relations(schema: Schema, metapath: Sequence[EdgeType] | None, length: int | None) -> list[int]:

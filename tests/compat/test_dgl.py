@@ -33,7 +33,7 @@ dgl.data: register_data_args load_data
 dgl.data.utils: load_graphs save_graphs load_tensors save_tensors Subset makedirs split_dataset generate_mask_tensor
 dgl.dataloading: NeighborSampler MultiLayerNeighborSampler MultiLayerFullNeighborSampler BlockSampler NodeCollator
 dgl.dataloading: EdgeCollator DistNodeDataLoader DistEdgeDataLoader DistDataLoader NodeDataLoader EdgeDataLoader
-dgl.dataloading: DataLoader
+dgl.dataloading: DataLoader ShaDowKHopSampler
 dgl.dataloading: as_edge_prediction_sampler negative_sampler
 dgl.dataloading.negative_sampler: Uniform GlobalUniform PerSourceUniform
 dgl.dataloading.pytorch: NodeDataLoader EdgeDataLoader
@@ -61,6 +61,7 @@ dgl.nn.pytorch: SAGEConv RelGraphConv HGTConv
 dgl.nn.pytorch.conv: SAGEConv
 dgl.ops: edge_softmax
 dgl.sampling: sample_neighbors MultiLayerNeighborSampler NodeDataLoader
+dgl.sampling: random_walk pack_traces PinSAGESampler RandomWalkNeighborSampler
 dgl.transforms: to_block to_bidirected
 dgl.utils: expand_as_pair
 """

@@ -15,7 +15,7 @@ from typed_oracle import typed_in_memory, write_typed_oracle
 
 import mpigraph as mg
 import mpigraph.distributed as dist
-from mpigraph.dataloading import BlockSampler, random_walk
+from mpigraph.dataloading import BlockSampler, pack_traces, random_walk
 from mpigraph.errors import EdgeTypeError, FieldNameError, InvalidArgumentError, MPIGraphError, OutOfRangeError
 from mpigraph.metadata.schema import DEFAULT_ETYPE
 
@@ -134,6 +134,13 @@ def test_two_calls_differ_and_a_seed_repeats_them() -> None:
     seeded = [random_walk(g, torch.arange(NUM_NODES), length=5, seed=8)[0] for _ in range(2)]
     assert torch.equal(*seeded)
     assert random_walk(g, [], length=2)[0].shape == (0, 3) and random_walk(g, [5], length=0)[0].tolist() == [[5]]
+
+
+def test_traces_are_packed_as_in_dgl() -> None:
+    """The example of DGL's documentation."""
+    traces, types = torch.tensor([[0, 1, -1, -1], [0, 1, 1, 3]]), torch.tensor([0, 0, 1, 0])
+    packed = [column.tolist() for column in pack_traces(traces, types)]
+    assert packed == [[0, 1, 0, 1, 1, 3], [0, 0, 0, 0, 1, 0], [2, 4], [0, 2]]
 
 
 WRONG: list[tuple[type[MPIGraphError], str, dict[str, Any]]] = [
