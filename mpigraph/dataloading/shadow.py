@@ -35,8 +35,8 @@ class ShaDowKHopSampler(Sampler):
     """Samples neighbours hop by hop, and gives the subgraph of all nodes that it reaches (Zeng et al., "Decoupling the
     Depth and Scope of Graph Neural Networks", NeurIPS 2021): the depth of a model is then independent of the hops.
 
-    The edges among the nodes come from the owners of their destinations, in one more round than the hops have. These
-    send all in-edges of the nodes, so nodes of very high degree cost.
+    The owners of the nodes get the list of all of them, in one more round than there are hops, and send the edges
+    among them alone.
 
     Attributes:
         neighbors: samples the hops.

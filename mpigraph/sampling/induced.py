@@ -1,4 +1,4 @@
-"""The edges among some nodes, asked of the owners of their destinations: one request a relation for all in-edges."""
+"""The edges among some nodes, asked of the owners of their destinations: one request a relation."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
 from mpigraph.sampling.neighbor_service import NeighborService
-from mpigraph.sampling.strategies import HopKeys, Uniform
+from mpigraph.sampling.strategies import HopKeys, Within
 from mpigraph.store.store import LoadedGraph
 
 __all__ = ["InducedEdges", "induced_edges"]
@@ -32,15 +32,16 @@ def induced_edges(
     schema = graph.topology.hosts.schema
     counts = [len(nodes.get(ntype, ())) for ntype in range(len(schema.ntypes))]
     relations = [r for r in range(len(schema.relations)) if all(counts[end] for end in schema.ends(r))]
-    plan = SamplingPlan([dict.fromkeys(relations, Uniform(-1))], nodes, excluded=excluded)
+    ascending = {ntype: np.sort(ids) for ntype, ids in nodes.items()}
+    within = {r: Within(-1, ascending[schema.ends(r)[0]]) for r in relations}
+    plan = SamplingPlan([within], nodes, excluded=excluded)
     requests = hop_requests(plan, 0, graph, nodes, HopKeys.of(np.uint64(0), 0))
     tables = service.local_ids(graph)
     edges = {}
     for request, neighbors in zip(requests, service.sample(requests), strict=True):
         src = schema.ends(request.relation)[0]
         tables[src].reset(nodes[src])
-        places = tables[src].insert(neighbors.src)
-        within = places < counts[src]
+        places = tables[src].insert(neighbors.src).astype(np.int64)
         dst = np.repeat(np.arange(len(request.ids)), np.diff(neighbors.offsets))
-        edges[request.relation] = places[within].astype(np.int64), dst[within], neighbors.eids[within]
+        edges[request.relation] = places, dst, neighbors.eids
     return edges

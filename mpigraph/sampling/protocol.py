@@ -4,7 +4,8 @@ Requests are int64 words, answers are bytes; no pickle, no code. One rank sends 
 round, one after the other. A request is a header (:func:`_header`) and two lists of ids, the destinations first.
 A list of n ids is ``2 n + narrow, id 0 .. id n-1``, narrow being 1 with two ids in a word, where they fit 32 bits, else
 0. Destinations that request k of the same message has already are the word ``-1 - k``. The second list is the excluded
-edges; before them are the keys of the destinations, where each has its own, and the columns of the strategy.
+edges; before them are the keys of the destinations, where each has its own, the columns of the strategy, and its shared
+arrays, each after its length.
 
 The answer is, request by request, a few arrays, each padded to eight bytes: those of :func:`neighbor_arrays`, or bool
 [n] for edges.
@@ -119,6 +120,9 @@ def pack_request(
     header = _header(strategy.tag, request.graph, request.relation, request.want_eids, by_root, strategy.words(), key)
     own = [request.key[positions].view(np.int64)] if isinstance(request.key, np.ndarray) else []
     own += [getattr(strategy, name)[positions] for name in strategy.columns]
+    for name in strategy.shared:
+        array = getattr(strategy, name)
+        own += [np.array([len(array)]), array]
     if not own:
         return _pack(header, ids, _pack_ids(excluded))
     second_list = np.concatenate([*own, excluded])
@@ -223,11 +227,14 @@ def _join(words: I64, numbers: I64, headers: I64) -> Joined:
     key: np.uint64 | U64 = keys[0] if len(keys) == 1 else np.repeat(keys, np.diff(bounds))
     of_each = by_root + len(kind.columns)  # requests with such lists are joined with no other
     count = len(destinations)
-    columns = [second_list[k * count : (k + 1) * count] for k in range(of_each)]
+    arrays = [second_list[k * count : (k + 1) * count] for k in range(of_each)]
     excluded = second_list[of_each * count :]
     if by_root:
-        key = columns.pop(0).view(np.uint64)
-    strategy = kind.from_words(parameters, columns)
+        key = arrays.pop(0).view(np.uint64)
+    for _ in kind.shared:
+        arrays.append(excluded[1 : 1 + excluded[0]])
+        excluded = excluded[1 + excluded[0] :]
+    strategy = kind.from_words(parameters, arrays)
     return Joined(
         RelationRequest(graph, relation, destinations, strategy, bool(want_eids), key, excluded), numbers, bounds
     )

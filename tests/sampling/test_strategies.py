@@ -19,7 +19,7 @@ from mpigraph.kernels.exclude import shorten_rows, step_over
 from mpigraph.kernels.sample import count_uniform
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.protocol import RelationRequest, pack_request, unpack_requests
-from mpigraph.sampling.strategies import Draw, HopKeys, OwnedRows, Strategy, Temporal, Uniform
+from mpigraph.sampling.strategies import Draw, HopKeys, OwnedRows, Strategy, Temporal, Uniform, Within
 from mpigraph.store.store import Store
 
 SAMPLING_WAYS = ("alltoallv", "sparse")
@@ -112,7 +112,12 @@ def test_a_sampler_of_a_test_in_a_loader(job: SharedJob, oracle) -> None:
 @pytest.mark.parametrize("by_root", [False, True])
 @pytest.mark.parametrize(
     "strategy",
-    [Uniform(-1, True), First(4, 2), Temporal(3, False, 7, 8, True, False, -1, np.arange(5) - 2)],
+    [
+        Uniform(-1, True),
+        First(4, 2),
+        Temporal(3, False, 7, 8, True, False, -1, np.arange(5) - 2),
+        Within(-1, 3 * np.arange(8)),
+    ],
 )
 def test_a_strategy_travels_with_its_parameters_and_columns(strategy: Strategy, by_root: bool) -> None:
     ids, at = np.array([9, 7, 5, 3, 1]) + 2**33, np.array([0, 2, 3])
@@ -125,6 +130,8 @@ def test_a_strategy_travels_with_its_parameters_and_columns(strategy: Strategy, 
     assert got.strategy.words() == strategy.words() and got.want_eids
     for name in strategy.columns:
         assert np.array_equal(getattr(got.strategy, name), getattr(strategy, name)[at])
+    for name in strategy.shared:
+        assert np.array_equal(getattr(got.strategy, name), getattr(strategy, name))
     assert np.array_equal(got.key, key[at] if by_root else key) and got.excluded.tolist() == [4, 8]
 
 

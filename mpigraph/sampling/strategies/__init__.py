@@ -7,6 +7,7 @@ from mpigraph.sampling.strategies.strategy import Draw, HopKeys, OwnedRows, Stra
 from mpigraph.sampling.strategies.temporal import Temporal
 from mpigraph.sampling.strategies.uniform import Uniform
 from mpigraph.sampling.strategies.weighted import Weighted
+from mpigraph.sampling.strategies.within import Within
 
 __all__ = [
     "Draw",
@@ -20,4 +21,5 @@ __all__ = [
     "Uniform",
     "Weighted",
     "WeightedOut",
+    "Within",
 ]

@@ -100,7 +100,7 @@ class Strategy(ABC):
     """A way to choose in-neighbours of nodes through one relation.
 
     Fields are ints and bools, which travel as words: owners answer requests with equal strategies in one pass. Those
-    that :attr:`columns` names are int64[n], a number for each destination.
+    that :attr:`columns` names are int64[n], a number for each destination; those that :attr:`shared` names int64[m].
 
     Attributes:
         fanout: most neighbours of a destination; -1 means all.
@@ -110,6 +110,8 @@ class Strategy(ABC):
     """The strategy's number on the wire, from 1 on; another one for each."""
     columns: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that have a number for each destination."""
+    shared: ClassVar[tuple[str, ...]] = ()
+    """Names of the fields that are arrays which every owner gets whole."""
     _by_tag: ClassVar[dict[int, type["Strategy"]]] = {}
 
     fanout: int
@@ -139,9 +141,9 @@ class Strategy(ABC):
         return [int(getattr(self, name)) for name, _ in _parameters(type(self))]
 
     @classmethod
-    def from_words(cls, words: Sequence[int], columns: Sequence[I64]) -> "Strategy":
-        """Return the strategy with these parameters; ``words`` may be longer."""
-        values: dict[str, Any] = dict(zip(cls.columns, columns, strict=True))
+    def from_words(cls, words: Sequence[int], arrays: Sequence[I64]) -> "Strategy":
+        """Return the strategy with these parameters, ``arrays`` beginning with the columns; ``words`` may be longer."""
+        values: dict[str, Any] = dict(zip(cls.columns + cls.shared, arrays, strict=True))
         values |= {name: kind(word) for (name, kind), word in zip(_parameters(cls), words, strict=False)}
         return cls(**values)
 
@@ -171,4 +173,6 @@ class Strategy(ABC):
 @cache
 def _parameters(strategy: type[Strategy]) -> list[tuple[str, Any]]:
     """Return names and types of the fields that are words."""
-    return [(field.name, field.type) for field in fields(strategy) if field.name not in strategy.columns]
+    return [
+        (field.name, field.type) for field in fields(strategy) if field.name not in strategy.columns + strategy.shared
+    ]
