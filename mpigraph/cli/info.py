@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I64
+from mpigraph.cli.bench.settings import Settings
+from mpigraph.cli.expected_rows import Minibatch, expected_rows
 from mpigraph.cli.pipes import printable
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import read_config, working_ranks
 from mpigraph.cli.verify import bytes_on_disk, in_units
 from mpigraph.collective import collective
+from mpigraph.errors import check_integer
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.progress import silent
 from mpigraph.storage.audit import far_sources
@@ -33,52 +36,76 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Show types and features of a partitioned graph, the edge cut and the balance, and for each part "
         "the nodes, the edges, the edges from other parts and their sources (the halo), the bytes on disk, and the "
         "memory that a host of this part needs for topology and features. Reads all edges; under srun or mpiexec the "
-        "ranks divide the parts.",
+        "ranks divide the parts. With --fanouts also the input rows that a minibatch is expected to read, by uniform "
+        "sampling and by LABOR (LaborSampler), and those of them that other parts own; this reads all edges for each "
+        "part and layer.",
     )
     parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
     parser.add_argument("--json", action="store_true", help="the same for scripts, as JSON")
-    parser.set_defaults(run=lambda arguments: run(arguments.part_config, arguments.json))
+    parser.add_argument("--fanouts", metavar="K,...", help="neighbours in each layer, outermost hop first")
+    parser.add_argument("--batch-size", type=int, default=1000, metavar="N", help="seeds of a minibatch (1000)")
+    parser.add_argument("--seeds", metavar="TYPE", help="node type of the seeds, if there are several")
+    parser.set_defaults(
+        run=lambda arguments: run(
+            arguments.part_config, arguments.json, arguments.fanouts, arguments.batch_size, arguments.seeds
+        )
+    )
 
 
 @collective("comm")
-def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
+def run(
+    part_config: str,
+    as_json: bool = False,
+    fanouts: str | None = None,
+    batch_size: int = 1000,
+    seeds: str | None = None,
+    comm: Any = None,
+) -> int:
     """Print a description of a partitioned graph.
 
     Args:
         part_config: the configuration.
         as_json: print JSON instead of tables.
+        fanouts: numbers with commas between; what a minibatch with these is expected to read is printed, too.
+        batch_size: its seeds.
+        seeds: their node type.
         comm: the ranks that take part; by default those that a launcher started with this process.
 
     Returns:
         The exit status.
 
     Raises:
-        MPIGraphError: a file is missing, damaged or of another graph; on every rank.
+        MPIGraphError: a file is missing, damaged or of another graph, or an argument is wrong; on every rank.
     """
     with working_ranks("info", comm) as exchange:
-        content = _collect(exchange, part_config)
+        config = read_config(exchange, part_config)
+        with exchange.together("checking the options"):
+            minibatch = None
+            if fanouts is not None:
+                layers = Settings(fanouts=fanouts).layers()
+                minibatch = Minibatch.of(config, layers, check_integer("--batch-size", batch_size, 1), seeds)
+        content = _collect(exchange, config, minibatch)
         if exchange.rank == 0:
             print(json.dumps(content, indent=2) if as_json else _as_text(content), flush=True)
     return 0
 
 
 @collective("ranks")
-def _collect(exchange: Exchange, part_config: str) -> dict[str, Any]:
-    config = read_config(exchange, part_config)
+def _collect(exchange: Exchange, config: PartConfig, minibatch: Minibatch | None) -> dict[str, Any]:
     parts = []
     with exchange.together(f"reading the parts of {config.path}"):
         own_parts = range(exchange.rank, config.num_parts, exchange.size)
         with PartFiles(config) as files, ProgressBar() if exchange.rank == 0 else nullcontext(silent) as show:
             for done, part in enumerate(own_parts):
                 show("read parts", done, len(own_parts))
-                parts.append(_part(files, part))
+                parts.append(_part(files, part, minibatch))
             show("read parts", len(own_parts), len(own_parts))
     gathered = exchange.gather_bytes(json.dumps(parts).encode())
     all_parts = sorted((part for text in gathered for part in json.loads(text)), key=lambda part: int(part["part"]))
     return _graph(config) | _quality(config, sum(part["cut_edges"] for part in all_parts)) | {"parts": all_parts}
 
 
-def _part(files: PartFiles, part: int) -> dict[str, Any]:
+def _part(files: PartFiles, part: int, minibatch: Minibatch | None) -> dict[str, Any]:
     """Describe one part; read its edges."""
     config = files.config
     book = config.book
@@ -97,7 +124,7 @@ def _part(files: PartFiles, part: int) -> dict[str, Any]:
         "halo": halo,
         "bytes_on_disk": bytes_on_disk(config, part),
         "host_memory": int(host_memory(config, book)[part]),
-    }
+    } | ({} if minibatch is None else {"expected_rows": expected_rows(files, part, minibatch)})
 
 
 def _graph(config: PartConfig) -> dict[str, Any]:
@@ -163,7 +190,18 @@ def _as_text(content: Mapping[str, Any]) -> str:
         sizes = [in_units(part["bytes_on_disk"]), in_units(part["host_memory"])]
         rows.append([*map(str, (part["part"], nodes, edges, part["cut_edges"], halo)), *sizes])
     names = ["part", "nodes", "edges", "edges cut", "halo nodes", "on disk", "memory of a host"]
+    expected = {part["part"]: part["expected_rows"] for part in content["parts"] if "expected_rows" in part}
+    if expected:
+        lines += [*_table(names, rows), "", "input rows that a minibatch with seeds of a part is expected to read:"]
+        names = ["part", "uniform", "of other parts", "LABOR", "of other parts", "LABOR / uniform"]
+        rows = [_rows_of(part, **of_draws) for part, of_draws in expected.items()]
     return "\n".join([*lines, *_table(names, rows)])
+
+
+def _rows_of(part: int, uniform: Mapping[str, float], labor: Mapping[str, float]) -> list[str]:
+    """Return the cells of a part's line, from the results of :func:`.expected_rows`."""
+    ratio = labor["inputs"] / max(uniform["inputs"], 1.0)
+    return [str(part), *(f"{draws[of]:.0f}" for draws in (uniform, labor) for of in ("inputs", "far")), f"{ratio:.2f}"]
 
 
 def _in_words(features: Mapping[str, Any]) -> str:
