@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mpigraph.collective import collective
-from mpigraph.dataloading.memory_sampling import sample_by
+from mpigraph.dataloading.memory_sampling import sample_by, sampled
 from mpigraph.dataloading.sampler import Needs, NeighborSampler
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SamplingArguments
@@ -190,18 +190,20 @@ def sample_labors(
     Raises:
         OutOfRangeError, FieldNameError, NodeTypeError, EdgeTypeError, InvalidArgumentError: as there.
     """
-    _check_importance(importance_sampling)
-    if seed2_contribution:
-        raise InvalidArgumentError(
-            f"seed2_contribution must be 0 (got {seed2_contribution!r}): LaborSampler(batch_dependency=...) makes "
-            "consecutive minibatches alike"
-        )
-    seed = random_seed
-    if isinstance(seed, torch.Tensor):
-        if seed.numel() != 1:
-            raise InvalidArgumentError(f"random_seed must be one integer (got a tensor of shape {tuple(seed.shape)})")
-        seed = seed.item()  # type: ignore[assignment]
-    arguments = _LaborArguments([fanout], edge_dir, prob, seed=seed, share="step")  # type: ignore[arg-type]
+    with sampled(g).raised_everywhere():
+        _check_importance(importance_sampling)
+        if seed2_contribution:
+            raise InvalidArgumentError(
+                f"seed2_contribution must be 0 (got {seed2_contribution!r}): LaborSampler(batch_dependency=...) makes "
+                "consecutive minibatches alike"
+            )
+        if isinstance(random_seed, torch.Tensor):
+            if random_seed.numel() != 1:
+                raise InvalidArgumentError(
+                    f"random_seed must be one integer (got a tensor of shape {tuple(random_seed.shape)})"
+                )
+            random_seed = int(random_seed)
+        arguments = _LaborArguments([fanout], edge_dir, prob, seed=random_seed, share="step")
     frontier = sample_by(arguments, g, nodes, copy_ndata, copy_edata, exclude_edges, output_device)
     return frontier, [torch.empty(0) for _ in frontier.canonical_etypes]
 

@@ -427,7 +427,7 @@ class SampledGraph:
 
         Errors are those of :meth:`sample_blocks`, and InvalidArgumentError for a seed that is given twice.
         """
-        with self._raised_everywhere():
+        with self.raised_everywhere():
             plan = arguments.check(self, seed_nodes, exclude_edges)
             for ntype, ids in plan.seeds.items():
                 if len(np.unique(ids)) < len(ids):
@@ -471,7 +471,7 @@ class SampledGraph:
             InvalidArgumentError: ids that are not integers, ``u`` and ``v`` of different lengths, two edge types that
                 are the same relation, or ``etype`` together with dicts.
         """
-        with self._raised_everywhere():
+        with self.raised_everywhere():
             queries = self._edge_queries(u, v, etype)
         with self.session.sampling() as service:
             answers = [torch.from_numpy(exist) for exist in service.has_edges(queries)]
@@ -612,7 +612,8 @@ class SampledGraph:
             service.fail(error)
 
     @contextmanager
-    def _raised_everywhere(self, rounds: bool = True) -> Iterator[None]:
+    @collective("trainers", "if the block raises and hosts are far")
+    def raised_everywhere(self, rounds: bool = True) -> Iterator[None]:
         """Raise errors of arguments on every trainer of the round, if the call makes ``rounds``."""
         try:
             yield
@@ -629,7 +630,7 @@ class SampledGraph:
         exclude_edges: EdgeIds | None,
         seed_times: NodeIds | None = None,
     ) -> SamplingPlan:
-        with self._raised_everywhere(rounds=bool(arguments.fanouts)):
+        with self.raised_everywhere(rounds=bool(arguments.fanouts)):
             return arguments.check(self, nodes, exclude_edges, seed_times)
 
     def excluded(self, edges: EdgeIds | None) -> dict[int, I64]:

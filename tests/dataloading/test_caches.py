@@ -10,7 +10,7 @@ from layouts import FAR, Layout, SharedJob, on_layouts
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
-from mpigraph.dataloading import NeighborSampler
+from mpigraph.dataloading import LaborSampler, NeighborSampler
 from mpigraph.dataloading.caches import Sizes
 from mpigraph.errors import CollectiveError, FieldNameError, InvalidArgumentError, OutOfRangeError, SharedMemoryError
 from mpigraph.rows.row_cache import RowCache
@@ -36,25 +36,27 @@ CACHES: list[dict[str, Any]] = [
     {"cache": {"node": {"feat": "1MiB"}}},
     {"cache": 0, "lookahead": 2},
 ]
+UNIFORM = NeighborSampler([3, 4])
 
 
-def loader_of(g: dist.DistGraph, **options: Any) -> dist.DistNodeDataLoader:
+def loader_of(g: dist.DistGraph, sampler: NeighborSampler = UNIFORM, **options: Any) -> dist.DistNodeDataLoader:
     seeds = dist.node_split(np.ones(NUM_NODES))
     common: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 3, "features": ["feat"]}
-    return dist.DistNodeDataLoader(g, seeds, NeighborSampler([3, 4]), **common | options)
+    return dist.DistNodeDataLoader(g, seeds, sampler, **common | options)
 
 
 @on_layouts(FAR)
-def test_minibatches_are_the_same_with_every_cache(job: SharedJob, oracle) -> None:
+@pytest.mark.parametrize("sampler", [UNIFORM, LaborSampler([3, 4], batch_dependency=4)])
+def test_minibatches_are_the_same_with_every_cache(job: SharedJob, oracle, sampler: NeighborSampler) -> None:
     g = job.open(oracle(3))
     feat = g.ndata["feat"][torch.arange(NUM_NODES)]
-    plain = loader_of(g, **CACHES[0])
+    plain = loader_of(g, sampler, **CACHES[0])
     expected = [digest(batch) for _ in range(2) for batch in plain]
     without = plain.stats()
     assert without.fetched_rows == without.far_rows and without.cached_rows == 0
     asked = {without.far_rows}
     for number, options in enumerate(CACHES[1:]):
-        loader = loader_of(g, num_prefetch=number % 3, **options)
+        loader = loader_of(g, sampler, num_prefetch=number % 3, **options)
         found = []
         for _ in range(2):
             for batch in loader:

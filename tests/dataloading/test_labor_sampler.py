@@ -264,6 +264,19 @@ def test_wrong_arguments_of_single_hops() -> None:
             sample_labors(g, [1], 2, **options)
 
 
+def test_a_wrong_argument_of_one_trainer_is_raised_on_all(job: SharedJob, oracle) -> None:
+    """Where trainers sample in rounds; else on this one alone."""
+    g = job.open(oracle(3))
+    wrong = {"importance_sampling": 1} if g.rank() == 0 else {}
+    rounds = any(not near for near in g.session.world.near) and g.session.world.config.sampling == "alltoallv"
+    if wrong or rounds:
+        with pytest.raises(InvalidArgumentError, match="importance_sampling must be 0"):
+            dist.sample_labors(g, torch.arange(9), 2, **wrong)
+    else:
+        dist.sample_labors(g, torch.arange(9), 2)
+    assert dist.sample_labors(g, torch.arange(9), 2)[0].num_edges() > 0
+
+
 def test_a_state_is_not_that_of_another_sampler() -> None:
     descriptions = {
         sampler.needs.description
