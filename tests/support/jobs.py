@@ -124,7 +124,7 @@ def clean_environment() -> dict[str, str]:
         r"PMI|HYD|MPI_|MPIR|MPIGRAPH_SELF_TEST|MPIGRAPH_STRICT|OMPI(?!_MCA_(osc|pml|btl)$)|OPAL|PRTE|RANK|WORLD|MASTER|LOCAL_RANK"
     )
     kept = {key: value for key, value in os.environ.items() if not ours.match(key)}
-    return kept | OPEN_MPI | {"OMP_NUM_THREADS": "1"}
+    return kept | OPEN_MPI | {"OMP_NUM_THREADS": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 
 
 @contextmanager
