@@ -29,6 +29,7 @@ from mpigraph.storage.part_config import PartConfig
 __all__ = ["Minibatch", "expected_rows"]
 
 _LIMITS = np.concatenate([[0.0], np.geomspace(1e-5, 1, 40)])  # of the bins of r: finer where hubs decide
+_ROWS = 2**16  # nodes whose probabilities are computed at once
 _WITHIN = 4  # values of r that stand for a bin
 
 
@@ -96,7 +97,9 @@ def _reached(
         for owner in range(book.num_parts):
             _add_part(files, owner, reached, partial(chances, fanout), misses)
         for t in ntypes:
-            reached[t] = 1 - (1 - reached[t]) * (np.exp(misses[t]) @ weights)
+            for begin in range(0, len(misses[t]), _ROWS):  # temporaries are larger than the table
+                rows = slice(begin, begin + _ROWS)
+                reached[t][rows] = 1 - (1 - reached[t][rows]) * (np.exp(misses[t][rows]) @ weights)
     return reached
 
 

@@ -42,7 +42,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
     parser.add_argument("--json", action="store_true", help="the same for scripts, as JSON")
-    parser.add_argument("--fanouts", metavar="K,...", help="neighbours in each layer, outermost hop first")
+    parser.add_argument(
+        "--fanouts", metavar="K,...", help="neighbours in each layer, outermost hop first; all are -1: --fanouts=-1,5"
+    )
     parser.add_argument("--batch-size", type=int, default=1000, metavar="N", help="seeds of a minibatch (1000)")
     parser.add_argument("--seeds", metavar="TYPE", help="node type of the seeds, if there are several")
     parser.set_defaults(

@@ -52,7 +52,7 @@ class _LaborArguments(SamplingArguments):
 
     def strategy(self, fanout: int, weights: RowTensor | None, times: int) -> Strategy:
         """See :class:`.SamplingArguments`."""
-        period = self.batch_dependency if self.batch_dependency > 1 or self.share == "step" else 0
+        period = int(self.batch_dependency) if self.batch_dependency > 1 or self.share == "step" else 0
         return Labor(fanout, 0 if weights is None else weights.number, bool(self.layer_dependency), period)
 
 
@@ -115,7 +115,8 @@ class LaborSampler(NeighborSampler):
             share: "minibatch" for numbers of each minibatch; "step" for numbers that all minibatches of a step share,
                 so that trainers of a node read the same rows. Step s of a loader consists of the minibatches with
                 number s, counted through all its epochs, of each trainer; a resumed loader continues to count. Loaders
-                with one seed share the numbers of equal steps. Outside of loaders each call is a step.
+                with one seed share the numbers of equal steps. Outside of loaders each call is a step; those on graphs
+                in memory have random numbers, so that none follows another.
             mask: as in :class:`NeighborSampler`.
             options: other options of :class:`NeighborSampler`, except ``replace``, ``disjoint`` and those of times.
 

@@ -28,6 +28,7 @@ _PHASE_LOW, _PHASE_HIGH = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B)  # the ke
 _AHEAD = 16  # nodes between the prefetch of a list and its use
 _LINES = 3  # cache lines of a list that are prefetched
 _CHUNK = 2048  # sources whose numbers are computed at once: they stay in the first cache
+_FINE = 2.0**-55  # a unit of arrivals in which all are finite, however small the weights
 _FEW = 24  # candidates too many, above which half of the range is dropped at once
 
 
@@ -227,28 +228,31 @@ def choose_labor_weighted(
             arrivals = np.empty(2 * k, np.float64)
         key = dst.keys[p] if len(dst.keys) > 1 else dst.keys[0]
         everything = k == rows.num_candidates[p]
-        count = 0
-        for begin in range(0, degree, _CHUNK):
-            chunk = indices[first + begin : first + min(begin + _CHUNK, degree)]
-            if not everything:
-                source_numbers(chunk, key, period, phase, numbers[: len(chunk)])
-            for t in range(len(chunk)):
-                edge = first + begin + t
-                if not weights[edge] > 0:
-                    continue
-                if everything:
-                    if count < k:
-                        chosen[count] = edge
-                        count += 1
-                    continue
-                arrival = -np.log1p(-(numbers[t] + 0.5) / 4294967296.0) / np.float64(weights[edge])
-                if count == k and not arrival < arrivals[k - 1]:
-                    continue
-                j = count if count < k else k - 1  # the place of the new arrival, or of the last one, pushed out
-                count += count < k
-                while j > 0 and arrivals[j - 1] > arrival:
-                    arrivals[j] = arrivals[j - 1]
-                    chosen[j] = chosen[j - 1]
-                    j -= 1
-                arrivals[j] = arrival
-                chosen[j] = edge
+        for unit in (1.0, _FINE):  # again where weights are so small that arrivals chosen are infinite, thus equal
+            count = 0
+            for begin in range(0, degree, _CHUNK):
+                chunk = indices[first + begin : first + min(begin + _CHUNK, degree)]
+                if not everything:
+                    source_numbers(chunk, key, period, phase, numbers[: len(chunk)])
+                for t in range(len(chunk)):
+                    edge = first + begin + t
+                    if not weights[edge] > 0:
+                        continue
+                    if everything:
+                        if count < k:
+                            chosen[count] = edge
+                            count += 1
+                        continue
+                    arrival = -np.log1p(-(numbers[t] + 0.5) / 4294967296.0) * unit / np.float64(weights[edge])
+                    if count == k and not arrival < arrivals[k - 1]:
+                        continue
+                    j = count if count < k else k - 1  # the place of the new arrival, or of the last one, pushed out
+                    count += count < k
+                    while j > 0 and arrivals[j - 1] > arrival:
+                        arrivals[j] = arrivals[j - 1]
+                        chosen[j] = chosen[j - 1]
+                        j -= 1
+                    arrivals[j] = arrival
+                    chosen[j] = edge
+            if everything or count == 0 or arrivals[count - 1] < np.inf:
+                break

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,23 @@ def test_info_prints_them(typed_oracle: str, oracle: Callable[..., str], run_on:
     assert all(re.fullmatch(rf" *{part}( +\d+){{4}} +[01]\.\d\d", line) for part, line in enumerate(lines))
     status, out, _ = run_on(run_command, typed_oracle, True, "2", 5, "paper")
     assert status == 0 and all(part["expected_rows"]["labor"]["inputs"] >= 5 for part in json.loads(out)["parts"])
+
+
+def test_memory_is_that_of_one_table(tmp_path: Path) -> None:
+    """40 numbers of 4 bytes for each node; what is computed from them is computed in pieces."""
+    nodes = 300_000
+    ends = np.arange(1, 100), np.zeros(99, np.int64)
+    source = GraphSource(Schema.homogeneous(), (nodes,), (ends,), {}, {})
+    result = partition_source(source, "star", 1, tmp_path, "given", assignment=np.zeros(nodes, np.int64))
+    tracemalloc.start()
+    try:
+        with PartFiles(PartConfig.read(str(result.config_path))) as files:
+            rows = expected_rows(files, 0, Minibatch([3], nodes, 0))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert rows["labor"]["inputs"] == nodes
+    assert peak < 2 * nodes * 160
 
 
 @pytest.mark.parametrize("comm", [2], indirect=True)

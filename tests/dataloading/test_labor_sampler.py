@@ -4,7 +4,9 @@ That its draws are the same in every layout, with weights, masks, types and excl
 all samplers (``support/batches.py``); its kernels and their distributions are in ``kernels/test_labor_draws.py``.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +127,16 @@ def test_numbers_live_for_a_period_of_steps(period: int) -> None:
         assert far < 0.1
     else:
         assert same > 0.97 and 0.9 < far < same
+
+
+@pytest.mark.parametrize("kind", [np.int64, torch.tensor])
+def test_a_period_is_an_integer_of_any_kind(kind: Callable[[int], Any]) -> None:
+    g = dense_graph(200, 4000)
+    ours, plain = (
+        epochs_of(DataLoader(g, torch.arange(200), LaborSampler([3, 3], batch_dependency=period), batch_size=50), 1)
+        for period in (kind(4), 4)
+    )
+    assert ours == plain
 
 
 def test_trainers_share_the_numbers_of_a_step(job: SharedJob, oracle) -> None:

@@ -194,6 +194,18 @@ def test_weighted_draws_are_proportional_to_weights() -> None:
     assert p_value(4 * taken[:, 0] + taken[:, 1], chances) > SUSPICIOUS
 
 
+@pytest.mark.parametrize("heaviest", [1e-300, 1e-310, 5e-324, 1.0])
+def test_tiny_weights_are_drawn_in_proportion(heaviest: float) -> None:
+    """Where arrivals are too late for a float64, position does not decide; also of those after a heavy one."""
+    weights = np.full(6, min(heaviest, 1e-310))
+    weights[2] = heaviest
+    keys = np.array([combine(26, i) for i in range(KEYS // 4)])
+    taken = np.array(choose([np.arange(6)] * len(keys), 2, keys, np.tile(weights, len(keys))))
+    subsets = {int(bits(np.array(subset))): float(2 in subset) for subset in combinations(range(6), 2)}
+    chances = {subset: has / 5 for subset, has in subsets.items() if has} if heaviest > 1e-309 else equal([*subsets])
+    assert p_value(bits(taken), chances) > SUSPICIOUS
+
+
 def test_rows_agree_on_whom_to_take() -> None:
     """The distinct sources of many rows are as many as expected.
 
