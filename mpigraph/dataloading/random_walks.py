@@ -74,14 +74,17 @@ def random_walk(
     graph = sampled(g)
     try:
         relations = _relations(graph.schema, metapath, length)
-        ends = _probabilities(restart_prob, len(relations))
-        ntype = graph.schema.ends(relations[0])[0] if relations else 0
-        roots = id_array(nodes, "nodes")
-        graph.check_nodes(roots, ntype)
         weights = graph.out_weights(set(relations), prob)
     except MPIGraphError as error:
         graph.refuse_walk(error)
     edges = graph.out_edges(set(relations), weights)
+    ntype = graph.schema.ends(relations[0])[0] if relations else 0
+    try:  # behind what all trainers prepare: they have other nodes each
+        ends = _probabilities(restart_prob, len(relations))
+        roots = id_array(nodes, "nodes")
+        graph.check_nodes(roots, ntype)
+    except MPIGraphError as error:
+        graph.refuse_walk(error)
     plan = WalkPlan(edges.number, relations, edges.strategies, roots, ntype, ends, bool(return_eids))
     context = graph.session.next_context(seed)
     with edges.session.sampling() as service:

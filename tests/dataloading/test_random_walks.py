@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,13 @@ def test_walks_end_with_their_probability_before_each_step() -> None:
     assert random_walk(ring, [0, 1], length=2, restart_prob=1.0)[0].tolist() == [[0, -1, -1], [1, -1, -1]]
 
 
+def test_weights_of_no_edges() -> None:
+    """Their tensor has a stride of 0, as numpy's empty arrays may have."""
+    g = mg.graph(([], []), num_nodes=2)
+    g.edata["weight"] = torch.empty(0).as_strided((0,), (0,))
+    assert random_walk(g, [1], length=1, prob="weight")[0].tolist() == [[1, -1]]
+
+
 def test_two_calls_differ_and_a_seed_repeats_them() -> None:
     g = in_memory()
     calls = [random_walk(g, torch.arange(NUM_NODES), length=5)[0] for _ in range(2)]
@@ -178,17 +186,17 @@ def test_wrong_arguments_are_named(job: SharedJob, oracle) -> None:
 
 @several
 def test_a_wrong_argument_of_one_trainer_hangs_no_other(job: SharedJob, oracle) -> None:
-    """Before the hosts have out-edges, and with them."""
-    for _ in range(2):
+    """Before the hosts have out-edges, with them, and when the others first ask for weights in that order."""
+    for prob in (None, None, "weight"):
         g = job.open(oracle(3))
-        nodes = [NUM_NODES + 1] if job.rank == 0 else [1]
+        walk = partial(random_walk, g, length=1, prob=prob)
         try:
-            random_walk(g, nodes, length=1)
+            walk([NUM_NODES + 1] if job.rank == 0 else [1])
             failed = False
         except MPIGraphError as error:
             failed = "out of range" in str(error)
         on_all(job.trainers, failed or job.rank > 0)
-        on_all(job.trainers, random_walk(g, [1], length=1)[0].shape == (1, 2))
+        on_all(job.trainers, walk([1])[0].shape == (1, 2))
 
 
 def test_weights_that_are_written_count_after_the_next_barrier(job: SharedJob, oracle) -> None:
