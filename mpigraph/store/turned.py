@@ -69,7 +69,8 @@ class TurnedTopology(Topology):
             return
         world, nodes = self.world, self.hosts.node_offsets[self.hosts.schema.ends(relation)[1]]
         edges = self.hosts.edge_offsets[relation]
-        doing = f"turning relation {self._forward.hosts.schema.relations[relation]}"
+        what = f"the out-edges of relation {self._forward.hosts.schema.relations[relation]}"
+        doing = f"making {what}"
         columns = (
             (nodes + np.arange(len(nodes)), np.dtype(np.int64)),
             (edges, self.index_dtype(relation)),
@@ -78,7 +79,7 @@ class TurnedTopology(Topology):
         windows: list[RowWindow] = []
         try:
             for offsets, dtype in columns:
-                windows.append(RowWindow(self._service, offsets, (), dtype))
+                windows.append(RowWindow(self._service, offsets, (), dtype, what))
         except MPIGraphError:  # on every rank
             for window in windows:
                 window.close()

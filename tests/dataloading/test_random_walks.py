@@ -17,8 +17,16 @@ from typed_oracle import typed_in_memory, write_typed_oracle
 import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph.dataloading import BlockSampler, pack_traces, random_walk
-from mpigraph.errors import EdgeTypeError, FieldNameError, InvalidArgumentError, MPIGraphError, OutOfRangeError
+from mpigraph.errors import (
+    EdgeTypeError,
+    FieldNameError,
+    InvalidArgumentError,
+    MPIGraphError,
+    OutOfRangeError,
+    SharedMemoryError,
+)
 from mpigraph.metadata.schema import DEFAULT_ETYPE
+from mpigraph.rows import shm_check
 
 SAMPLING_WAYS = ("alltoallv", "sparse")
 METAPATH = ["writes", "cites", "written_by", "reads", "in"]
@@ -253,3 +261,17 @@ def test_another_thread_is_told_to_prepare(oracle) -> None:
         return said
 
     assert "call g.prepare_walks()" in alone(body)[0]
+
+
+def test_out_edges_that_do_not_fit_are_named(oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    from layouts import alone
+
+    def body() -> None:
+        g = dist.DistGraph(NAME, part_config=oracle(3))
+        with monkeypatch.context() as full:
+            full.setattr(shm_check, "unheld_on_node", lambda: (0, 1 << 20))
+            with pytest.raises(SharedMemoryError, match="not enough memory for the out-edges of relation .*_E"):
+                random_walk(g, [1], length=1)
+        assert random_walk(g, [1], length=1)[0].shape == (1, 2)
+
+    alone(body)
