@@ -6,7 +6,8 @@
 
 Without --part_config it generates a graph whose labels need both features and neighbours, and also trains an MLP on
 the features alone, to show what the neighbours are worth. The last evaluation is by minibatches of the test nodes and
-all their neighbours, or with --eval layerwise of all nodes of the graph, one layer at a time.
+all their neighbours, or with --eval layerwise of all nodes of the graph, one layer at a time. With --sampler labor a
+minibatch reads fewer rows of a dense graph.
 """
 
 import sys
@@ -27,7 +28,7 @@ def train(g, name, fanouts, args, device):
     loader = mg.distributed.DistNodeDataLoader(
         g,
         nodes["train"],
-        mg.dataloading.NeighborSampler(fanouts, return_eids=False),
+        make_sampler(fanouts, args),
         device,
         batch_size=common.per_trainer(args.batch_size),
         shuffle=True,
@@ -57,6 +58,15 @@ def train(g, name, fanouts, args, device):
     if fanouts and args.eval == "layerwise":
         return evaluate_layerwise(g, model, nodes["test"], args, device)
     return evaluate(g, model, nodes["test"], len(fanouts), args, device)
+
+
+def make_sampler(fanouts, args):
+    """The sampler of training."""
+    if args.sampler == "labor":
+        names = ("layer_dependency", "batch_dependency", "share")
+        options = {name: getattr(args, name) for name in names}
+        return mg.dataloading.LaborSampler(fanouts, return_eids=False, **options)
+    return mg.dataloading.NeighborSampler(fanouts, return_eids=False)
 
 
 class Model(nn.Module):
@@ -121,6 +131,10 @@ SETTINGS = common.CHECKPOINTS | {
     "num_epochs": (30, "passes over the training nodes"),
     "eval_every": (1, "evaluate after every so many epochs"),
     "fan_out": ("10,10", "neighbours per layer, outermost hop first"),
+    "sampler": ("neighbor", "of training: neighbor, or labor"),
+    "layer_dependency": (False, "with labor: all hops of a minibatch draw alike"),
+    "batch_dependency": (1, "with labor: steps that draw alike"),
+    "share": ("minibatch", "with labor: step for trainers that draw alike"),
     "eval_fan_out": (-1, "neighbours in each layer in evaluation; -1: all"),
     "eval": ("minibatch", "how the last evaluation is done: minibatch, or layerwise"),
     "num_eval": (10**9, "evaluate on about so many nodes of each trainer"),

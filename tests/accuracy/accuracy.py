@@ -84,9 +84,10 @@ def main():
     report([STARTS[start] for start in args.starts], rows, settings, failures, args.method)
 
 
-def arguments(doc, graphs, starts, methods=PART_METHODS):
-    """Parse the command line of a script of this folder."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(doc, graphs, starts, methods=PART_METHODS, more=()):
+    """Parse the command line of a script of this folder; ``more`` are parsers with options of its own."""
+    how = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=how, parents=more)
     default = os.environ.get("MPIGRAPH_TEST_DATA")
     parser.add_argument("data", type=Path, metavar="DIR", nargs="?" if default else None, default=default)
     parser.add_argument("--graphs", nargs="+", choices=graphs, default=list(graphs))
@@ -157,14 +158,18 @@ def repeat(what, seeds, run):
 def train(directory, name, start, seed):
     """Train the example once; return the test accuracy that it prints."""
     s = GRAPHS[name].settings
-    flags = (
-        f"--graph_name {name} --norm {NORM} --seed {seed} --num_hidden {s.hidden} "
-        f"--fan_out {','.join(map(str, s.fanouts))} --feat_drop {s.feat_drop} --dropout {s.dropout} --lr {s.lr} "
-        f"--weight_decay {s.weight_decay} --batch_size {s.batch_size} --num_epochs {s.epochs} "
-        f"--eval_every {s.epochs + 1}"  # only after the last epoch
+    flags = f"{flags_of(directory, name, s, seed)} --eval_every {s.epochs + 1}"  # only after the last epoch
+    return {"test": accuracy_in(launched(start, EXAMPLE, flags))}
+
+
+def flags_of(directory, name, s, seed):
+    """The settings as flags of the example."""
+    return (
+        f"--part_config {directory}/{name}.json --graph_name {name} --norm {NORM} --seed {seed} "
+        f"--num_hidden {s.hidden} --fan_out {','.join(map(str, s.fanouts))} --feat_drop {s.feat_drop} "
+        f"--dropout {s.dropout} --lr {s.lr} --weight_decay {s.weight_decay} --batch_size {s.batch_size} "
+        f"--num_epochs {s.epochs}"
     )
-    printed = launched(start, EXAMPLE, f"--part_config {directory}/{name}.json {flags}")
-    return {"test": accuracy_in(printed)}
 
 
 def accuracy_in(printed):

@@ -47,7 +47,7 @@ def proportional_sizes(pid):
 
 
 def run(hosts, system, what, base, graph, limit=400.0, memory=False, **options):
-    """Run a job on all hosts with one server and one trainer of one thread on each.
+    """Run a job on all hosts with one server and one trainer of one thread on each, or as many as the options say.
 
     Args:
         hosts: :class:`namespaces.Hosts`.
@@ -102,26 +102,32 @@ def alternate(args, what, peers, summary, ours=None, rehearse=True, **options):
     Returns:
         What :func:`common.alternate` returns.
     """
+    sides = {common.OURS: (common.OURS, options | (ours or {}))}
+    sides |= {peer: (peer, options) for peer in (peers if common.dgl_python() else ())}
+    return in_turn(args, what, sides, summary, rehearse)
+
+
+def in_turn(args, what, sides, summary, rehearse=True):
+    """As :func:`alternate`, with jobs of any kind: ``sides`` is name -> system and its options of :func:`run`."""
     if namespaces.missing():
         sys.exit(f"two hosts are needed: {namespaces.missing()}")
-    systems = [common.OURS, *(peers if common.dgl_python() else [])]
     with namespaces.Hosts(2) as hosts:
 
-        def job(system):
-            more = (ours or {}) if system == common.OURS else {}
-            return summary(system, *run(hosts, system, what, args.dir / args.graph, args.graph, **options, **more))
+        def job(name):
+            system, options = sides[name]
+            return summary(name, *run(hosts, system, what, args.dir / args.graph, args.graph, **options))
 
-        sides = {system: partial(job, system) for system in systems}
-        for side in sides.values() if rehearse else ():
-            side()
-        return common.alternate(sides, args.rounds, args.quiet)
+        jobs = {name: partial(job, name) for name in sides}
+        for start in jobs.values() if rehearse else ():
+            start()
+        return common.alternate(jobs, args.rounds, args.quiet)
 
 
 def _start_ours(hosts, script, base, graph, directory, _):
     flags = ["--system", "mpigraph", "--config", str(base / "parts-2" / f"{graph}.json")]
-    servers = [flag for flag in script if flag.startswith("--num_servers=")]
-    ranks = 1 + int(servers[0].partition("=")[2]) if servers else 2
-    command = [*hosts.mpiexec(ranks), sys.executable, *script, *flags]
+    counts = {"--num_servers": 1, "--trainers": 1}
+    counts |= {name: int(value) for name, _, value in (flag.partition("=") for flag in script) if name in counts}
+    command = [*hosts.mpiexec(sum(counts.values())), sys.executable, *script, *flags]
     with open(directory / "ours.log", "w") as log:
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         return [subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=directory)]

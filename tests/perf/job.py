@@ -67,6 +67,8 @@ def main():
     p.add_argument("--negatives", type=int, default=10, help="of each edge")
     p.add_argument("--gather", type=int, default=0, help="1: read the papers' features")
     p.add_argument("--cache", default="default", help="of far rows: none, default or a size; mpigraph only")
+    p.add_argument("--labor", type=json.loads, help="options of LaborSampler, which then samples; mpigraph only")
+    p.add_argument("--trainers", type=int, default=1, help="on each host; mpigraph only")
     p.add_argument("--reverse", help="the reverse edge of each edge, an npy file")
     args = p.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -87,7 +89,8 @@ def main():
 
 def make_loader(lib, g, args):
     """The loader, and whether gathered rows come with its blocks."""
-    sampler = lib.dataloading.NeighborSampler([int(fanout) for fanout in args.fanouts.split(",")])
+    draw = lib.dataloading.NeighborSampler if args.labor is None else lib.dataloading.LaborSampler
+    sampler = draw([int(fanout) for fanout in args.fanouts.split(",")], **(args.labor or {}))
     seeds = lib.distributed.node_split(g.ndata["train_mask"], g.get_partition_book(), force_even=True)
     make = (lib.dataloading if args.system == "dgl" else lib.distributed).DistNodeDataLoader
     parameters = inspect.signature(make.__init__).parameters
@@ -110,6 +113,7 @@ def train(lib, g, args):
     torch.manual_seed(1 + torch.distributed.get_rank())
     names = ("step", "sample", "gather", "compute", "cpu", "accuracy", "edges", "inputs")
     found = {name: [] for name in names} | {"first_minibatch_at": 0.0, "gathers": gathers}
+    before = stats_of(loader)
     with model.join():
         start, cpu = time.perf_counter(), time.process_time()
         for step, (inputs, seeds, blocks) in enumerate(endless(loader, args.warm + args.steps)):
@@ -132,8 +136,24 @@ def train(lib, g, args):
             if step >= args.warm:
                 for name, value in zip(names, row, strict=True):
                     found[name].append(value)
+            if step == args.warm - 1:
+                before = stats_of(loader)
             start, cpu = time.perf_counter(), time.process_time()
-    return found
+    return found | far_rows(loader, before)
+
+
+def far_rows(loader, before):
+    """Rows of other hosts that a minibatch of ours read since, and those of them that were fetched; {} for DGL."""
+    if before is None:
+        return {}
+    stats = loader.stats().since(before)
+    minibatches = max(1, stats.minibatches)
+    return {"far": [stats.far_rows / minibatches], "fetched": [stats.fetched_rows / minibatches]}
+
+
+def stats_of(loader):
+    """The counts of our loader so far."""
+    return loader.stats() if hasattr(loader, "stats") else None
 
 
 def endless(loader, steps):
@@ -160,14 +180,14 @@ def loader(lib, g, args):
             found["edges"].append(sum(block.num_edges() for block in blocks))
             found["inputs"].append(len(inputs))
         if step == args.warm - 1:
-            before = host_totals()
+            before, stats = host_totals(), stats_of(made)
             begin = time.perf_counter()
         start = time.perf_counter()
     torch.distributed.barrier()  # what one trainer asks of the other's host counts until both are done
     found["mean"] = [(time.perf_counter() - begin) / args.steps]
     for name, now in host_totals().items():
         found[name] = [(now - before[name]) / args.steps]
-    return found
+    return found | far_rows(made, stats)
 
 
 def host_totals():

@@ -1,11 +1,13 @@
 """The measuring scripts still run: the shared parts, and what needs no second host on a toy. No time is judged."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
 
 import common
 import device
+import labor
 import mag
 import numpy as np
 import pytest
@@ -45,6 +47,8 @@ def test_alternating_and_ratios() -> None:
     assert more.ratio == 0.4
     table = common.markdown([row, more, common.alone("work", "s", {common.OURS: [1.0]})])
     assert "| >= 2 | reached |" in table and "| >= 2 | not reached |" in table
+    beside = common.side_by_side([common.alone("rows", "k", {"NS": [8.0], "LABOR": [6.0]})])
+    assert beside == "| work | NS | LABOR |\n|---|---|---|\n| rows | 8 k | 6 (0.75) |"
 
 
 def test_worker_answers_and_ends() -> None:
@@ -89,6 +93,16 @@ def test_a_script_on_a_toy(name: str, toy: Path, tmp_path: Path) -> None:
     assert done.stdout.startswith("| work | values |")
     if name in ("sampling", "partition"):
         assert "DGL is left out: DGL_PYTHON is not set" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_share_of_the_far_rows_is_a_size(toy: Path) -> None:
+    args = argparse.Namespace(dir=toy, graph="S")
+    nodes = json.loads((toy / "S" / "parts-2" / "S.json").read_text())["node_map"]["_N"]
+    far = max(end - begin for begin, end in nodes)
+    assert labor.cache_size(args, 0.0) == "none"
+    bigger, smaller = labor.cache_size(args, 1.0), labor.cache_size(args, 0.5)
+    assert bigger - smaller == (far - round(far / 2)) * (100 * 4 + 12)  # the features, and what a slot takes besides
 
 
 @pytest.mark.slow
