@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from layouts import API, WAIT, WORLD, Layout, on_all, own_on_layouts
@@ -24,10 +26,12 @@ FAR = {
 BEGINNINGS = [
     "starting the ranks", "generating a graph of 400 nodes and 4000 edges", "partitioning it into", "loading the graph",
     "making a loader", "measuring memory and rows", "measuring rounds", "measuring the training step, stage by stage",
-    "measuring the training step with prefetching",
+    "measuring the training step with prefetching", "measuring one trainer with all threads",
+    "expecting rows by uniform sampling and by LABOR",
 ]  # fmt: skip
 LARGER = [*API[1:], Layout(2, 1, 0)]
 BETWEEN_TRAINERS = {"round_latency", "rounds_per_s", "round_rate"}
+ONE_OR_ALL = {"step_trainers", "step_one", "threads_one"}
 LINUX = {"start_python", "start_total", "memory_trainer", "memory_server", "memory_node"}
 
 
@@ -86,6 +90,7 @@ def check_run(layout, monkeypatch, tmp_path, capsys):
     for figure in result["figures"].values():
         assert figure["unit"] == CATALOGUE_UNITS[figure["meaning"]] and len(figure["trainers"]) == size["trainers"]
     check_traffic(result)
+    check_expected_rows(result)
 
 
 CATALOGUE_UNITS = {entry.text: entry.unit for entry in CATALOGUE.values()}
@@ -95,7 +100,17 @@ def expected_missing(size, packed):
     missing = set() if size["nodes"] > 1 else FAR | {"far_packed"}
     if size["nodes"] > 1 and packed is None:
         missing |= {"far_packed"}
+    missing |= ONE_OR_ALL if size["trainers"] == 1 or size["nodes"] > 1 else set()
     return missing | (BETWEEN_TRAINERS if size["trainers"] == 1 else set())
+
+
+def check_expected_rows(result):
+    expected = {name: figure["value"] for name, figure in result["figures"].items() if name.startswith("expected")}
+    for draw in ("uniform", "labor"):  # 20 seeds, of each at most 2 x 3 neighbours
+        assert 20 < expected[f"expected_{draw}"] <= 20 * (1 + 2) * (1 + 3)
+        assert (expected[f"expected_{draw}_far"] > 0) == (result["layout"]["hosts"] > 1)
+        assert expected[f"expected_{draw}_far"] < expected[f"expected_{draw}"]
+    assert expected["expected_labor"] < expected["expected_uniform"]
 
 
 def check_traffic(result):
@@ -140,9 +155,24 @@ def test_one_rank_speaks_before_mpi_starts(monkeypatch, capsys, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("comm", [1], indirect=True)
-def test_a_user_s_graph(comm, oracle, capsys):
-    assert job.run(Settings(**(SMALL | {"part_config": oracle(2), "batch_size": 5})), 1.0, comm) == 0
+def test_a_user_s_graph(comm, oracle, tmp_path, capsys):
+    path, out = oracle(2), tmp_path / "bench.json"
+    assert job.run(Settings(**(SMALL | {"part_config": path, "batch_size": 5, "out": str(out)})), 1.0, comm) == 0
     assert "gather near rows" in capsys.readouterr().out
+    figures = {name: figure["value"] for name, figure in json.loads(out.read_text())["figures"].items()}
+    assert main(["info", str(path), "--json", "--fanouts", SMALL["fanouts"], "--batch-size", "5"]) == 0
+    of_info = json.loads(capsys.readouterr().out)["parts"][0]["expected_rows"]
+    for draw, rows in of_info.items():
+        assert rows == {"inputs": figures[f"expected_{draw}"], "far": figures[f"expected_{draw}_far"]}
+
+
+def test_rows_are_not_expected_where_files_are_missing(oracle, tmp_path, capsys):
+    folder = shutil.copytree(Path(oracle(2)).parent, tmp_path / "staged")
+    path = folder / Path(oracle(2)).name
+    assert len(job._expected_rows(str(path), Settings(fanouts="2,3", batch_size=5))) == 4
+    shutil.rmtree(folder / "part1")
+    assert job._expected_rows(str(path), Settings(fanouts="2,3", batch_size=5)) == {}
+    assert "bench: expected rows are unknown: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("comm", [WORLD.size], indirect=True)
@@ -199,7 +229,7 @@ def invented():
     figures = {name: {"value": 2.0, "unit": entry.unit, "trainers": [1.0, 3.0]} for name, entry in CATALOGUE.items()}
     figures["step_far"] = figures["step_far"] | {"value": None, "trainers": [None, None]}
     layout = {"ranks": 3, "nodes": 1, "trainers": 2, "hosts": 1, "servers_per_node": 1, "ranks_per_node": 0}
-    machine = {"processor": "p", "cores": 2, "memory_GiB": 4.0}
+    machine = {"processor": "p", "cores": 2, "memory_GiB": 4.0, "torch_threads": 1}
     return {"machine": machine, "mpi": {"library": "m"}, "layout": layout, "figures": figures}
 
 
@@ -225,6 +255,28 @@ def test_every_row_says_whose_value_it_is():
         "        2 MB    largest of 2 nodes       all ranks, shared pages counted once, at the end (each node: 1 to 3)",
     ):
         assert row in rows, "\n".join(rows)
+
+
+@pytest.mark.parametrize(("one", "advice"), [
+    (1.0, "faster here: 1 trainer with 2 thread(s), 2.00 times as fast as 2 trainers with 1 thread(s) each"),
+    (3.0, "faster here: 2 trainers with 1 thread(s) each, 1.50 times as fast as 1 trainer with 2 thread(s)"),
+    (2.01, "1 trainer with 2 thread(s) and 2 trainers with 1 thread(s) each are as fast here"),
+])  # fmt: skip
+def test_the_table_says_whether_one_trainer_is_faster(one, advice):
+    result = invented()
+    result["figures"]["step_one"] |= {"value": one}
+    assert report.table(result).splitlines()[-1].startswith(f"trainers: {advice}")
+
+
+@pytest.mark.parametrize(("layout", "reason"), [
+    ({"trainers": 1}, "the job has one trainer"), ({"nodes": 2}, "the job has several nodes"),
+    ({}, "each trainer has cores of its own"),
+])  # fmt: skip
+def test_the_table_says_why_one_trainer_was_not_compared(layout, reason):
+    result = invented()
+    result["layout"] |= layout
+    result["figures"]["step_one"] |= {"value": None, "trainers": [None, None]}
+    assert report.table(result).splitlines()[-1].endswith(f"was not compared, as {reason}")
 
 
 @pytest.mark.parametrize("name", ["missing/bench.json", "directory", "/dev/full"])

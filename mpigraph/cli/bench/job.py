@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpigraph.cli.bench.micro import measure_copy, measure_rounds, measure_rows
+from mpigraph.cli.bench.micro import measure_copy, measure_rounds, measure_rows, meet
 from mpigraph.cli.bench.report import check_file_writable, document, table
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.bench.step import TrainingStep
+from mpigraph.cli.expected_rows import Minibatch, expected_rows
 from mpigraph.collective import collective
 from mpigraph.config import alone, launcher_rank
 from mpigraph.distgraph.graph import DistGraph
@@ -29,6 +30,7 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.world import World
 from mpigraph.session.context import Session, current, exit_client, initialize
+from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.trace import span
 
@@ -36,10 +38,11 @@ __all__ = ["process_age", "run"]
 
 # fractions of Settings.seconds
 _COPY = 0.1
-_ROWS = 0.3
+_ROWS = 0.2
 _ROUNDS = 0.1
-_STAGES = 0.25
-_PREFETCHING = 0.25
+_STAGES = 0.2
+_PREFETCHING = 0.2
+_TRAINERS = 0.2
 _NAME = "bench"  # of the generated graph
 
 
@@ -85,7 +88,7 @@ def _measure_and_report(session: Session, settings: Settings, start: dict[str, f
     with together(world.trainers, "checking --out"):
         if session.rank == 0 and settings.out:
             check_file_writable(settings.out)
-    report = document(world, settings, _machine(), start | _measure(session, settings, start))
+    report = document(world, settings, _machine(), _measure(session, settings, start))
     with world.together("writing the report"):
         if session.rank == 0:
             print(table(report), flush=True)
@@ -95,18 +98,30 @@ def _measure_and_report(session: Session, settings: Settings, start: dict[str, f
 
 @collective("trainers")
 def _measure(session: Session, settings: Settings, start: dict[str, float | None]) -> dict[str, float | None]:
-    """Return every figure of this trainer except those of the start."""
-    world = session.world
-    seconds = settings.seconds
-    with _files_of_graph(world, settings) as (name, config):
+    """Return every figure of this trainer with those of the start."""
+    with _files_of_graph(session.world, settings) as (name, config):
         _say("loading the graph", session.rank)
         with span("load") as timed:
             g = DistGraph(name, part_config=config)
+        figures = _measure_loaded(session, settings, g, start | {"start_load": timed.seconds})
+        _say("expecting rows by uniform sampling and by LABOR", session.rank)
+        if session.rank == 0:
+            figures |= _expected_rows(config, settings)
+        meet(session.world, "expecting rows")
+    return figures
+
+
+@collective("trainers")
+def _measure_loaded(
+    session: Session, settings: Settings, g: DistGraph, start: dict[str, float | None]
+) -> dict[str, float | None]:
+    world = session.world
+    seconds = settings.seconds
     _say("making a loader and the first minibatch", session.rank)
     feature = _feature_of(g)
     training = TrainingStep(session, g, feature, settings)
-    figures: dict[str, float | None] = {"start_load": timed.seconds, "start_first": training.measure_first()}
-    stages = [*start.values(), *figures.values()]
+    figures: dict[str, float | None] = start | {"start_first": training.measure_first()}
+    stages = list(figures.values())
     figures["start_total"] = None if None in stages else sum(stage for stage in stages if stage is not None)
     _say("measuring memory and rows", session.rank)
     figures |= measure_copy(world, _COPY * seconds)
@@ -117,7 +132,23 @@ def _measure(session: Session, settings: Settings, start: dict[str, float | None
     figures |= training.measure_stages(_STAGES * seconds)
     _say("measuring the training step with prefetching", session.rank)
     figures |= training.measure_prefetching(_PREFETCHING * seconds, figures["step_total"] or 1.0)
-    return figures | _memory(world)
+    figures |= _memory(world)  # before minibatches that are larger than asked for
+    _say("measuring one trainer with all threads", session.rank)
+    return figures | training.measure_trainers(_TRAINERS * seconds)
+
+
+def _expected_rows(path: str, settings: Settings) -> dict[str, float | None]:
+    """Return the expected rows of a minibatch of part 0, nothing where this node lacks files of the graph."""
+    config = PartConfig.read(path)
+    minibatch = Minibatch.of(config, settings.layers(), settings.batch_size, None)
+    figures: dict[str, float | None] = {}
+    try:
+        with PartFiles(config) as files:
+            for draw, rows in expected_rows(files, 0, minibatch).items():
+                figures |= {f"expected_{draw}": rows["inputs"], f"expected_{draw}_far": rows["far"]}
+    except MPIGraphError as error:
+        _say(f"expected rows are unknown: {error}", 0)
+    return figures
 
 
 @contextmanager

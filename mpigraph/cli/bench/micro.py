@@ -23,7 +23,7 @@ from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
 
-__all__ = ["is_far", "measure_copy", "measure_rounds", "measure_rows", "open_service"]
+__all__ = ["is_far", "measure_copy", "measure_rounds", "measure_rows", "meet", "open_service"]
 
 _COPY_BYTES = 32 << 20
 _NUM_ROWS = 100_000
@@ -64,7 +64,7 @@ def measure_rows(world: World, feature: DistTensor, seconds: float) -> dict[str,
     figures = {name: _rate(buffer.nbytes, each) for name, each in spent.items()}
     if not world.all_near:
         figures |= _measure_far_rows(window, seconds)
-        _meet(world, "measuring far rows")
+        meet(world, "measuring far rows")
     return figures
 
 
@@ -201,14 +201,14 @@ def _alone_then_at_once(world: World, works: Sequence[Work], seconds: float) -> 
     alone: list[float | None] = [None] * len(works)
     if world.local_trainer == 0:
         alone = [min(times) for times in _time_local(works, seconds / 2)]
-    _meet(world, "measuring one trainer of each node")
+    meet(world, "measuring one trainer of each node")
     at_once = [median(times) for times in _time_local(works, seconds / 2)]
-    _meet(world, "measuring all trainers")
+    meet(world, "measuring all trainers")
     return alone, at_once
 
 
 @collective("world.trainers")
-def _meet(world: World, what: str) -> None:
+def meet(world: World, what: str) -> None:
     """Sleep until all trainers are here; others may be measuring meanwhile."""
     with world.meeting(what):
         wait(world.trainers.Ibarrier(), PEERS_COMPUTE)

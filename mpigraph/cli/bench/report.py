@@ -42,6 +42,9 @@ class Entry(NamedTuple):
     combine: str = "median"
 
 
+_DRAWS = {"uniform": "uniform sampling", "labor": "LABOR (LaborSampler)"}  # names of the results of ``expected_rows``
+_SAME = 1.05  # smaller ratios of two times are noise
+
 CATALOGUE: dict[str, Entry] = {
     "memcpy_one": Entry("machine", "GB/s", "copy of memory, one trainer alone on its node"),
     "memcpy_all": Entry("machine", "GB/s", "copy of memory, all at once", combine="node sum"),
@@ -57,6 +60,14 @@ CATALOGUE: dict[str, Entry] = {
     "rounds_per_s": Entry("rounds", "1/s", "empty rounds between the trainers", combine="min"),
     "round_rate": Entry("rounds", "GB/s", "rounds of 256 KiB of requests and of answers for each peer", combine="min"),
     "service_latency": Entry("rounds", "ms", "empty sampling round, servers included", combine="max"),
+    **{
+        f"expected_{draw}": Entry("expected", "rows", f"input rows of a minibatch of part 0 by {name}, without drawing")
+        for draw, name in _DRAWS.items()
+    },
+    **{
+        f"expected_{draw}_far": Entry("expected", "rows", f"of these rows by {name}, rows of other parts")
+        for draw, name in _DRAWS.items()
+    },
     "edges_per_s": Entry("sampling", "M/s", "sampled edges", combine="sum"),
     "step_sample": Entry("step", "ms", "sample and renumber"),
     "step_exchange": Entry("step", "ms", "rounds: transfer and waiting for others"),
@@ -67,6 +78,11 @@ CATALOGUE: dict[str, Entry] = {
     "step_prefetch": Entry("step", "ms", "with num_prefetch=2: sampling and gathering are ahead"),
     "step_wait": Entry("step", "ms", "of that, waiting for the prefetched minibatch"),
     "batches_per_s": Entry("step", "1/s", "minibatches with num_prefetch=2", combine="sum"),
+    "step_trainers": Entry(
+        "trainers", "ms", "fastest step of all trainers, gradients averaged (num_prefetch=0)", combine="max"
+    ),
+    "step_one": Entry("trainers", "ms", "fastest with as many seeds on one trainer, the others asleep"),
+    "threads_one": Entry("trainers", "", "threads of that trainer"),
     "loader_sample": Entry("loader", "ms", "a minibatch with num_prefetch=2: sample and renumber, rounds included"),
     "loader_plan": Entry("loader", "ms", "find out which rows are far, and which minibatch reads them next"),
     "loader_fetch": Entry("loader", "ms", "fetch far rows, and load near ones meanwhile"),
@@ -166,7 +182,25 @@ def table(report: Mapping[str, Any]) -> str:
         known = [value for value in figure["trainers"] if value is not None]
         row = f"{heading:<9} {number:>9} {entry.unit:<5} {_whose(entry, len(known)):<24} {entry.text}"
         lines.append(row + _spread(entry, known))
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _advice(report)])
+
+
+def _advice(report: Mapping[str, Any]) -> str:
+    """Return a line: is one trainer with all threads faster, or why that is unknown."""
+    layout, figures = report["layout"], report["figures"]
+    all_trainers, one, threads = (figures[name]["value"] for name in ("step_trainers", "step_one", "threads_one"))
+    if None in (all_trainers, one, threads):
+        reason = "each trainer has cores of its own"
+        if layout["trainers"] == 1 or layout["nodes"] > 1:
+            reason = "the job has one trainer" if layout["trainers"] == 1 else "the job has several nodes"
+        return f"trainers: one trainer with all threads was not compared, as {reason}"
+    single = f"1 trainer with {threads:.0f} thread(s)"
+    several = f"{layout['trainers']} trainers with {report['machine']['torch_threads']} thread(s) each"
+    faster, slower = (single, several) if one < all_trainers else (several, single)
+    ratio = max(one, all_trainers) / min(one, all_trainers)
+    if ratio < _SAME:
+        return f"trainers: {single} and {several} are as fast here, with as many seeds a step"
+    return f"trainers: faster here: {faster}, {ratio:.2f} times as fast as {slower} with as many seeds a step"
 
 
 def check_file_writable(path: str) -> None:

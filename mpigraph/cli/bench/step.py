@@ -1,5 +1,6 @@
-"""A training step stage by stage, and the same step behind a loader that samples ahead."""
+"""A training step stage by stage, behind a loader that samples ahead, and on one trainer instead of all."""
 
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 from statistics import median
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mpigraph.arrays import I64
-from mpigraph.cli.bench.micro import is_far, open_service
+from mpigraph.cli.bench.micro import is_far, meet, open_service
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.collective import collective
 from mpigraph.dataloading.node_loader import DistNodeDataLoader
@@ -21,6 +22,8 @@ from mpigraph.distgraph.split import node_split
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import NID
+from mpigraph.mpi.agree import allgather_bytes
+from mpigraph.mpi.wait import BLOCKED, wait
 from mpigraph.nn.sageconv import SAGEConv
 from mpigraph.sampling.channel import Channel
 from mpigraph.sampling.minibatch import RandomContext
@@ -116,6 +119,56 @@ class TrainingStep:
         wait = stats.since(warm_up).wait_seconds / steps
         return figures | {"step_prefetch": step * 1e3, "step_wait": wait * 1e3, "batches_per_s": 1 / step}
 
+    @collective("trainers")
+    def measure_trainers(self, seconds: float) -> dict[str, float | None]:
+        """Time steps of all trainers, then as many seeds a step on one trainer with all threads while the others sleep.
+
+        Both without sampling ahead, so that as many threads work. The trainers average gradients. Nothing is measured
+        with one trainer, on several nodes, and where the trainers do not share their cores. The fastest step counts, so
+        that the load of other processes does not.
+        """
+        world, num_trainers = self._session.world, self._session.num_trainers
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        with world.meeting("comparing the trainers' cores"):
+            is_shared = len(set(allgather_bytes(world.trainers, repr(cores).encode()))) == 1
+        if num_trainers == 1 or not world.all_near or not is_shared:
+            return {}
+        threads = torch.get_num_threads()
+        sampler = NeighborSampler(self._sampler.fanouts, return_eids=False, num_threads=threads)
+        warm_up = [self._timed_step(sampler, seeds, num_trainers) for seeds in self._batches(_WARM_UP_STEPS)]
+        steps = self._agree_on_steps(seconds / 2, warm_up[-1])
+        figures: dict[str, float | None] = {
+            "step_trainers": min(self._timed_step(sampler, seeds, num_trainers) for seeds in self._batches(steps))
+        }
+        batch_size = world.allreduce_sum(self._batch_size)
+        if self._session.rank == 0:
+            all_threads = min(num_trainers * threads, len(cores) or num_trainers * threads)
+            torch.set_num_threads(all_threads)
+            try:
+                step = self._one_trainer_step(all_threads, batch_size, seconds / 2)
+            finally:
+                torch.set_num_threads(threads)
+            figures |= {"step_one": step, "threads_one": all_threads}
+        meet(world, "measuring one trainer with all threads")
+        return figures
+
+    def _one_trainer_step(self, threads: int, batch_size: int, seconds: float) -> float:
+        """Return the milliseconds of the fastest step of this trainer, with random seeds of the whole graph."""
+        sampler = NeighborSampler(self._sampler.fanouts, return_eids=False, num_threads=threads)
+        draw = np.random.default_rng(0)
+        spent: list[float] = []
+        while len(spent) < _WARM_UP_STEPS + _MIN_STEPS or sum(spent) < seconds * 1e3:
+            seeds = draw.choice(self._g.num_nodes(), batch_size, replace=False)
+            spent.append(self._timed_step(sampler, torch.from_numpy(seeds), 1))
+        return min(spent[_WARM_UP_STEPS:])
+
+    def _timed_step(self, sampler: NeighborSampler, seeds: torch.Tensor, num_trainers: int) -> float:
+        """Return the milliseconds of a step of trainers that average gradients."""
+        with span("step") as timed:
+            _, _, blocks = sampler.sample_blocks(self._g, seeds)
+            self._compute(blocks, self._gather(blocks[0].srcdata[NID].numpy()), num_trainers)
+        return timed.seconds * 1e3
+
     def _measure_stages(self, channel: Channel, seconds: float) -> dict[str, float | None]:
         warm_up = [self._one_step(seeds) for seeds in self._batches(_WARM_UP_STEPS)]
         num_steps = self._agree_on_steps(seconds, warm_up[-1]["step_total"])
@@ -191,13 +244,29 @@ class TrainingStep:
             self._buffer = np.empty((len(ids) * 5 // 4, *self._buffer.shape[1:]), self._buffer.dtype)
         return to_torch(self._feature.rows.gather(ids, self._buffer[: len(ids)]), self._feature.rows.dtype)
 
-    def _compute(self, blocks: list[Block], rows: torch.Tensor) -> None:
+    def _compute(self, blocks: list[Block], rows: torch.Tensor, num_trainers: int = 1) -> None:
         """Make one step of the model; its time does not depend on the labels."""
         scores = self._model(blocks, rows.float())
         loss = F.cross_entropy(scores, torch.zeros(len(scores), dtype=torch.int64))
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        if num_trainers > 1:
+            self._average_gradients()
         self._optimizer.step()
+
+    @collective("trainers")
+    def _average_gradients(self) -> None:
+        world = self._session.world
+        gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
+        own = torch.cat([gradient.flatten() for gradient in gradients])
+        total = torch.empty_like(own)
+        with world.meeting("averaging gradients"):
+            wait(world.trainers.Iallreduce(own.numpy(), total.numpy()), BLOCKED)
+        total /= self._session.num_trainers
+        for gradient, mean in zip(
+            gradients, torch.split(total, [gradient.numel() for gradient in gradients]), strict=True
+        ):
+            gradient.copy_(mean.view_as(gradient))
 
     def _traffic(self, channel: Channel) -> dict[str, float]:
         """Return the messages and bytes of sampling and gathering so far."""
