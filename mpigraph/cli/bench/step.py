@@ -124,8 +124,8 @@ class TrainingStep:
         """Time steps of all trainers, then as many seeds a step on one trainer with all threads while the others sleep.
 
         Both without sampling ahead, so that as many threads work. The trainers average gradients. Nothing is measured
-        with one trainer, on several nodes, and where the trainers do not share their cores. The fastest step counts, so
-        that the load of other processes does not.
+        with one trainer, on several nodes, and where the trainers do not share their cores. The fastest step counts,
+        yet on a busy machine one trainer looks slower than it is: its threads wait for each other in every operation.
         """
         world, num_trainers = self._session.world, self._session.num_trainers
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
