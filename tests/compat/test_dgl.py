@@ -185,6 +185,7 @@ def test_functions_on_homogeneous_ids(dgl: ModuleType, job: SharedJob, typed_ora
     g.barrier()
 
 
+@pytest.mark.usefixtures("unseeded")
 def test_what_differs_is_as_the_table_of_the_readme_says(
     dgl: ModuleType, job: SharedJob, typed_oracle: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -44,6 +44,7 @@ def test_most_visited_nodes(seed: int) -> None:
     assert list(zip(src.tolist(), place.tolist(), times.tolist(), strict=True)) == expected
 
 
+@pytest.mark.usefixtures("unseeded")
 def test_neighbours_are_those_of_the_walks() -> None:
     g, seeds = in_memory(), [3, 50, 12]
     for number, (traversals, end, walks) in enumerate(((1, 0.0, 5), (4, 0.5, 30))):
@@ -57,6 +58,7 @@ def test_neighbours_are_those_of_the_walks() -> None:
         assert graph.num_nodes() == g.num_nodes() and graph.canonical_etypes == [("_N", "_E", "_N")]
 
 
+@pytest.mark.usefixtures("unseeded")
 def test_neighbours_of_a_metapath_are_those_of_the_walks() -> None:
     g = typed_in_memory()
     seeds = [7, *g.all_edges(etype=PATH[0])[0].unique()[:2].tolist()]

@@ -1,7 +1,7 @@
 """Nothing is drawn twice: two calls differ on whatever graph, in whatever process, and seeds repeat them."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,19 +14,11 @@ from mpigraph.dataloading import DataLoader, NeighborSampler, as_edge_prediction
 from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.session.context import job_seed
-from mpigraph.session.draws import Randomness
 
 NODES, DEGREE = 40, 20
 
 
-@pytest.fixture(autouse=True)
-def unseeded() -> Iterator[None]:
-    """Begin as a new process does, whatever other tests have seeded, and leave the generators so."""
-    before = torch.get_rng_state()
-    Randomness.generator, Randomness.seed = torch.default_generator, None
-    yield
-    torch.set_rng_state(before)
-    Randomness.generator, Randomness.seed = torch.default_generator, None
+pytestmark = pytest.mark.usefixtures("unseeded")
 
 
 def ring() -> mg.HeteroGraph:
