@@ -6,6 +6,7 @@ place; everything below this folder gets it as an argument.
 
 import atexit
 import os
+import signal
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -424,6 +425,7 @@ def initialize(
         serve(store, control)
         UNINTERRUPTED.end()
         unguard()
+        atexit.register(_ignore_sigterm)
         sys.exit(0)
     if config.keep_memory:
         keep_freed_memory()
@@ -486,6 +488,11 @@ def _start_session(session: Session) -> None:
     atexit.register(_exit_at_exit)
 
 
+def _ignore_sigterm() -> None:
+    """Let this process leave with its own status: srun sends SIGTERM to all others when one has left with a status."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def _exit_at_exit() -> None:
     """End the job at exit. atexit only prints the traceback of an exception, and the servers would serve on.
 
@@ -507,6 +514,8 @@ def _exit_at_exit() -> None:
         if status:
             threading.Thread(target=hurry, name="mpigraph-exit", daemon=True).start()
         exit_client()
+        if status:
+            _ignore_sigterm()
         left.set()
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
