@@ -10,7 +10,7 @@ from mpigraph.collective import collective
 from mpigraph.dataloading.memory_sampling import sample_by, sampled
 from mpigraph.dataloading.sampler import Needs, NeighborSampler
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.sampled_graph import SamplingArguments
+from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.distgraph.typed_ids import EdgeIds, Fanout, FeatureName, Names, NodeIds
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.graphs.hetero import HeteroGraph

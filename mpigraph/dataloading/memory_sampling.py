@@ -17,7 +17,8 @@ from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.distgraph.features import EdgeSpaces, Features
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.sampled_graph import Layers, OutEdges, SampledGraph, SamplingArguments, SamplingOptions
+from mpigraph.distgraph.sampled_graph import OutEdges, SampledGraph
+from mpigraph.distgraph.sampling_arguments import Layers, SamplingArguments, SamplingOptions
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.times import Times
 from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, NodeIds, NodeTensors

@@ -10,7 +10,8 @@ import torch
 from mpigraph.collective import WHEN_FAR, collective
 from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.sampled_graph import SampledGraph, SamplingArguments
+from mpigraph.distgraph.sampled_graph import SampledGraph
+from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.distgraph.times import TimeFilter
 from mpigraph.distgraph.typed_ids import (
     Blocks,

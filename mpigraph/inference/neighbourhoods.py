@@ -15,7 +15,8 @@ import torch
 from mpigraph.arrays import I32, I64
 from mpigraph.collective import collective
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.sampled_graph import SamplingArguments, hop_blocks
+from mpigraph.distgraph.sampled_graph import hop_blocks
+from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError

@@ -15,7 +15,7 @@ from typed_oracle import typed_in_memory, write_typed_oracle
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import DataLoader, NeighborSampler, ShaDowKHopSampler
-from mpigraph.distgraph.sampled_graph import SamplingArguments
+from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, OutOfRangeError
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.metadata.schema import DEFAULT_ETYPE

@@ -12,7 +12,7 @@ from oracle import NUM_NODES
 import mpigraph.distributed as dist
 from mpigraph.arrays import I64
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.distgraph.sampled_graph import SamplingArguments
+from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.errors import CollectiveError
 from mpigraph.graphs.fields import EID
 from mpigraph.kernels.exclude import shorten_rows, step_over

@@ -13,7 +13,7 @@ from temporal_graphs import I64, NEWEST, OLDEST, Temporal, in_memory, temporal, 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.memory_sampling import sampled
-from mpigraph.distgraph.sampled_graph import SamplingArguments
+from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation

@@ -1,0 +1,193 @@
+"""The arguments of sampling that all minibatches of a sampler share: checked in one place, into one plan."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, TypedDict
+
+from mpigraph.arrays import I64
+from mpigraph.collective import collective
+from mpigraph.distgraph.times import TimeFilter, Times
+from mpigraph.distgraph.typed_ids import (
+    EdgeIds,
+    Fanout,
+    FeatureName,
+    NodeIds,
+    by_ntype,
+    canonical,
+    check_fanout,
+    check_layers,
+)
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, check_integer
+from mpigraph.metadata.schema import Relation, Schema
+from mpigraph.rows.row_tensor import RowTensor
+from mpigraph.sampling.minibatch import SamplingPlan
+from mpigraph.sampling.strategies import Masked, Strategy, Temporal, Uniform, Weighted
+from mpigraph.session.context import Session
+from mpigraph.session.draws import check_seed
+
+__all__ = ["Layers", "SamplingArguments", "SamplingOptions"]
+
+
+class Checks(Protocol):
+    """Part of a graph, distributed or in memory, that checks arguments; see :class:`.SampledGraph`."""
+
+    session: Session
+    schema: Schema
+
+    def times(self, name: str) -> Times: ...
+    def times_by_relation(self, times: Times) -> dict[int, int]: ...
+    def edge_weights(self, prob: FeatureName) -> dict[int, int]: ...
+    def check_nodes(self, ids: I64, ntype: int) -> None: ...
+    def excluded(self, edges: EdgeIds | None) -> dict[int, I64]: ...
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of :class:`SamplingArguments` except ``fanouts``, as keyword arguments."""
+
+    edge_dir: str
+    prob: FeatureName | None
+    replace: bool
+    return_eids: bool
+    seed: int | None
+    num_threads: int | None
+    disjoint: bool
+    time_filter: TimeFilter | None
+
+
+@dataclass(frozen=True)
+class SamplingArguments:
+    """The arguments of sampling that all minibatches share.
+
+    A subclass with another :meth:`strategy` chooses neighbours in another way.
+
+    Attributes:
+        fanouts: the fanout of each layer, outermost hop first: most neighbours in each relation, -1 means all;
+            or edge type -> most neighbours, with every edge type.
+        edge_dir: only "in": parts hold the in-edges of their nodes.
+        prob: name of an edge feature with a weight for each edge, or a mask, as in
+            :meth:`.SampledGraph.sample_neighbors`; or edge type -> name.
+        replace: draw with replacement.
+        return_eids: return edge ids; without them less data travels.
+        seed: makes the draw a function of the arguments alone.
+        num_threads: threads that draw local neighbours; by default those of ``initialize``.
+        disjoint: each seed is the root of a tree of its own, in which a node occurs once.
+        time_filter: filters edges by the times of roots; makes trees disjoint.
+
+    Raises:
+        InvalidArgumentError: ``fanouts`` is not a sequence.
+    """
+
+    fanouts: Sequence[Fanout]
+    edge_dir: str = "in"
+    prob: FeatureName | None = None
+    replace: bool = False
+    return_eids: bool = True
+    seed: int | None = None
+    num_threads: int | None = None
+    disjoint: bool = False
+    time_filter: TimeFilter | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fanouts", check_layers(self.fanouts))
+
+    @staticmethod
+    def of(fanouts: "Sequence[Fanout] | SamplingArguments", options: "SamplingOptions") -> "SamplingArguments":
+        """Return arguments as they are; else those of fanouts and options."""
+        return fanouts if isinstance(fanouts, SamplingArguments) else SamplingArguments(fanouts, **options)
+
+    def check_numbers(self) -> None:
+        """Raise InvalidArgumentError for a number that no graph takes: of fanouts, threads or the seed."""
+        for layer in self.fanouts:
+            for fanout in layer.values() if isinstance(layer, Mapping) else [layer]:
+                check_fanout(fanout)
+        if self.num_threads is not None:
+            check_integer("num_threads", self.num_threads, 1, 2**31 - 1)
+        if self.seed is not None:
+            check_seed(self.seed)
+
+    @collective("trainers", "at the first use of a time, else local")
+    def check(
+        self,
+        g: Checks,
+        nodes: NodeIds,
+        exclude_edges: EdgeIds | None = None,
+        seed_times: NodeIds | None = None,
+    ) -> SamplingPlan:
+        """Check the arguments for a graph, and those of one minibatch; replace names by numbers.
+
+        Args:
+            g: the graph.
+            nodes: the seeds, as in :meth:`.SampledGraph.sample_blocks`, like the next two.
+            exclude_edges: edges that must not be drawn.
+            seed_times: the times of the seeds.
+
+        Raises:
+            OutOfRangeError, FieldNameError, NodeTypeError, EdgeTypeError, InvalidArgumentError: as
+                :meth:`.SampledGraph.sample_neighbors`, here alone.
+        """
+        if seed_times is not None and self.time_filter is None:
+            raise InvalidArgumentError("the times of seeds are given, but the sampler has no time_attr")
+        known = None if self.time_filter is None else g.times(self.time_filter.attr)
+        sorted_edges = {} if known is None else g.times_by_relation(known)
+        self.check_numbers()
+        if self.edge_dir != "in":
+            raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {self.edge_dir!r})")
+        tensors = g.session.store.tensors
+        weights = {r: tensors[number] for r, number in g.edge_weights(self.prob).items()} if self.prob else {}
+        layers = [
+            {
+                r: self.strategy(number, weights.get(r), sorted_edges.get(r, 0))
+                for r, number in _by_relation(g.schema, layer).items()
+                if number
+            }
+            for layer in self.fanouts
+        ]
+        seeds = by_ntype(g.schema, nodes)
+        for ntype, ids in seeds.items():
+            g.check_nodes(ids, ntype)
+        times = None if known is None else known.of_seeds(g.schema, seeds, seed_times)
+        disjoint = self.disjoint or times is not None
+        return SamplingPlan(layers, seeds, self.return_eids, g.excluded(exclude_edges), disjoint, times)
+
+    def strategy(self, fanout: int, weights: RowTensor | None, times: int) -> Strategy:
+        """Return the strategy of one relation.
+
+        Args:
+            fanout: most neighbours of a node, not 0.
+            weights: the relation's weights or mask, if it has any.
+            times: number of the tensor of times that sorts its edges; 0 without a filter by time.
+
+        Raises:
+            InvalidArgumentError: weights and times do not go together.
+        """
+        replace = bool(self.replace)
+        mask = weights is not None and weights.dtype == "bool"
+        if times and self.time_filter is not None:
+            if weights is not None and not mask:
+                raise InvalidArgumentError(
+                    f"prob {weights.name!r} and times: edges that are filtered by time are drawn uniformly, or where a "
+                    "mask is set; give a mask of bool"
+                )
+            how = self.time_filter
+            window = -1 if how.window is None else how.window
+            of_mask = weights.number if weights is not None else 0
+            return Temporal(fanout, replace, of_mask, times, how.comparison == "<", how.strategy == "last", window)
+        if weights is None:
+            return Uniform(fanout, replace)
+        return (Masked if mask else Weighted)(fanout, replace, weights.number)
+
+
+Layers: TypeAlias = Sequence[Fanout] | SamplingArguments
+"""The fanout of each layer, or the arguments of a sampler."""
+
+
+def _by_relation(schema: Schema, layer: Fanout) -> dict[int, int]:
+    """Return the fanouts of one layer by relation id."""
+    if not isinstance(layer, Mapping):
+        return dict.fromkeys(range(len(schema.relations)), check_fanout(layer))
+    by_relation: dict[Relation, int] = canonical(schema, layer, "fanouts")
+    fanouts = {schema.relation_id(relation): check_fanout(number) for relation, number in by_relation.items()}
+    missing = [relation for relation in schema.relations if relation not in by_relation]
+    if missing:
+        raise EdgeTypeError(f"a dict of fanouts needs every edge type (0 leaves one out): no fanout of {missing}")
+    return fanouts
