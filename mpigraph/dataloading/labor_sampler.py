@@ -8,7 +8,7 @@ import torch
 
 from mpigraph.collective import collective
 from mpigraph.dataloading.memory_sampling import sample_by, sampled
-from mpigraph.dataloading.sampler import Needs, NeighborSampler
+from mpigraph.dataloading.sampler import Needs, NeighborSampler, plain
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.distgraph.typed_ids import EdgeIds, Fanout, FeatureName, Names, NodeIds
@@ -131,7 +131,7 @@ class LaborSampler(NeighborSampler):
             "prefetch_edge_feats": prefetch_edge_feats,
             "output_device": output_device,
         }
-        self.layer_dependency = layer_dependency
+        self.layer_dependency = bool(layer_dependency)
         self.batch_dependency = batch_dependency
         self.share = share
         super().__init__(fanouts, edge_dir, prob, mask, **names, **options)
@@ -149,7 +149,7 @@ class LaborSampler(NeighborSampler):
     def needs(self) -> Needs:
         """See :class:`.Sampler`."""
         needs = super().needs
-        return replace(needs, description=f"{needs.description}, {self._own}")
+        return replace(needs, description=f"{needs.description}, {plain(self._own)}")
 
 
 @collective("trainers", "on a DistGraph whose hosts are far; else local")

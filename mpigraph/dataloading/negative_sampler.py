@@ -27,6 +27,7 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.dataloading.memory_sampling import sampled
+from mpigraph.dataloading.sampler import plain
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.partition_book import local_nodes
 from mpigraph.distgraph.typed_ids import EdgeIds, EdgeTensors, by_relation, unwrap_edges
@@ -113,7 +114,7 @@ class NegativeSampler(ABC):
 
     def describe(self) -> str:
         """Return the class and options, which the draws depend on."""
-        return f"{type(self).__qualname__}({vars(self)})"
+        return f"{type(self).__qualname__}({plain(vars(self))})"
 
     def __call__(self, g: DistGraph | HeteroGraph, eids: EdgeIds) -> Negatives:
         """Draw negatives.

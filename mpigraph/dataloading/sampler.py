@@ -36,6 +36,7 @@ __all__ = [
     "Sampler",
     "has_method",
     "needs_of",
+    "plain",
     "session_of",
 ]
 
@@ -105,6 +106,18 @@ def needs_of(sampler: object) -> Needs:
         getattr(sampler, f"prefetch_{kind}", ()) for kind in ("node_feats", "labels", "edge_feats")
     )
     return Needs(node_feats, labels, edge_feats, description=type(sampler).__qualname__)
+
+
+def plain(value: Any) -> Any:
+    """Return an option as descriptions have it: numbers of numpy or torch, also inside of lists and dicts, as Python's.
+
+    Their repr differs, and a loader may continue from the state of one whose sampler was given the same numbers.
+    """
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def has_method(sampler: object, name: str) -> bool:
@@ -270,7 +283,7 @@ class NeighborSampler(BlockSampler):
             times=self.time_filter,
             disjoint=self.disjoint,
             random=any(set(layer) - {-1, 0} for layer in layers),
-            description=f"{type(self).__qualname__}({self.fanouts}, prob={self.prob}{how})",
+            description=f"{type(self).__qualname__}({plain(self.fanouts)}, prob={self.prob}{how})",
         )
 
     @collective("trainers", WHEN_FAR)

@@ -43,7 +43,7 @@ class TimeFilter:
             if value not in choices:
                 raise InvalidArgumentError(f"{name} must be {choices[0]!r} or {choices[1]!r} (got {value!r})")
         if self.window is not None:
-            check_integer("time_window", self.window, 0)
+            object.__setattr__(self, "window", check_integer("time_window", self.window, 0))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ place; everything below this folder gets it as an argument.
 """
 
 import atexit
+import ctypes
 import os
 import signal
 import sys
@@ -425,7 +426,7 @@ def initialize(
         serve(store, control)
         UNINTERRUPTED.end()
         unguard()
-        atexit.register(_ignore_sigterm)
+        atexit.register(_outlive_sigterm)
         sys.exit(0)
     if config.keep_memory:
         keep_freed_memory()
@@ -488,9 +489,16 @@ def _start_session(session: Session) -> None:
     atexit.register(_exit_at_exit)
 
 
-def _ignore_sigterm() -> None:
-    """Let this process leave with its own status: srun sends SIGTERM to all others when one has left with a status."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _outlive_sigterm() -> None:
+    """Let this process leave with its own status: srun sends SIGTERM to all others when one has left with a status.
+
+    A process that hangs ends some seconds after SIGTERM, also where Python runs no handlers any more: the handler is
+    C's alarm(), whose argument, seconds, is the number of the signal, 15.
+    """
+    libc = ctypes.CDLL(None)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(int(signal.SIGTERM), libc.alarm)
 
 
 def _exit_at_exit() -> None:
@@ -515,7 +523,7 @@ def _exit_at_exit() -> None:
             threading.Thread(target=hurry, name="mpigraph-exit", daemon=True).start()
         exit_client()
         if status:
-            _ignore_sigterm()
+            _outlive_sigterm()
         left.set()
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)

@@ -296,7 +296,7 @@ class EdgeTimes(VersionedTables[SortedEdges]):
             elif world.is_host:
                 self._of_edges = self.tensor.window.memory(world.host_index)
         super().prepare()
-        self._of_edges = self._of_edges[:0]
+        self._of_edges = np.empty(0, np.int64)  # a slice would keep them
 
     def _access(self, *windows: RowWindow) -> SortedEdges:
         return SortedEdges(*windows)

@@ -198,7 +198,7 @@ class OutWeights(EdgeWeights):
         with world.watch(f"{self.doing} {self.tensor.name!r}"):
             self._copies = fetch_together(self.tensor.window, edges)
         super().prepare()
-        self._copies = self._copies[:0]
+        self._copies = np.empty(0, self._copies.dtype)  # a slice would keep them
 
     def _access(self, *windows: RowWindow) -> OutTables:
         return OutTables(self._dtype, *windows)

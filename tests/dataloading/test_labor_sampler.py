@@ -18,8 +18,15 @@ from scipy.special import bdtrc
 
 import mpigraph as mg
 import mpigraph.distributed as dist
-from mpigraph.dataloading import DataLoader, LaborSampler, NeighborSampler, as_edge_prediction_sampler, sample_labors
-from mpigraph.dataloading.negative_sampler import Uniform
+from mpigraph.dataloading import (
+    DataLoader,
+    LaborSampler,
+    NeighborSampler,
+    ShaDowKHopSampler,
+    as_edge_prediction_sampler,
+    sample_labors,
+)
+from mpigraph.dataloading.negative_sampler import GlobalUniform, Uniform
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID
@@ -301,3 +308,18 @@ def test_a_state_is_not_that_of_another_sampler() -> None:
         )
     }
     assert len(descriptions) == 5
+
+
+@pytest.mark.parametrize("number", [int, np.int64, torch.tensor])
+def test_a_state_is_that_of_a_sampler_with_numbers_of_another_kind(number: Callable[[int], Any]) -> None:
+    samplers = (
+        NeighborSampler([number(3), {"a": number(2)}]),
+        NeighborSampler([3], time_attr="t", time_window=number(5)),
+        ShaDowKHopSampler([number(3)]),
+        LaborSampler([3], batch_dependency=number(4), layer_dependency=number(1)),
+        as_edge_prediction_sampler(
+            NeighborSampler([3]), negative_sampler=GlobalUniform(number(3), redundancy=number(2))
+        ),
+    )
+    for sampler in samplers:
+        assert "int64" not in sampler.needs.description and "tensor" not in sampler.needs.description

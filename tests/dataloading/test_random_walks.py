@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -27,6 +28,8 @@ from mpigraph.errors import (
 )
 from mpigraph.metadata.schema import DEFAULT_ETYPE
 from mpigraph.rows import shm_check
+from mpigraph.store import turned
+from mpigraph.store.derived import fetch_together
 
 SAMPLING_WAYS = ("alltoallv", "sparse")
 METAPATH = ["writes", "cites", "written_by", "reads", "in"]
@@ -221,6 +224,25 @@ def test_weights_that_are_written_count_after_the_next_barrier(job: SharedJob, o
     if job.rank == 0:
         g.edata["weight"][torch.arange(g.num_edges())] = old
     g.barrier()
+
+
+def test_copies_of_weights_are_freed_once_hosts_have_tables(oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    from layouts import alone
+
+    copies: list[ref[Any]] = []
+
+    def noting(*what: Any) -> Any:
+        rows = fetch_together(*what)
+        copies.append(ref(rows))
+        return rows
+
+    def body() -> None:
+        g = dist.DistGraph(NAME, part_config=oracle(3))
+        random_walk(g, [1], length=1, prob="weight")
+        assert len(copies) == 1 and copies[0]() is None
+
+    monkeypatch.setattr(turned, "fetch_together", noting)
+    alone(body)
 
 
 class Walker(BlockSampler):

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import PRELUDE, SOON, clean_environment, mpiexec, run_script, started, wait_for
+from jobs import PRELUDE, SOON, clean_environment, mpiexec, run_job, run_script, started, wait_for
 from mpi4py import MPI
 
 INTERRUPTED = """
@@ -160,3 +160,19 @@ def test_ctrl_c_ends_the_job_with_a_line(tmp_path: Path, oracle, phase: str) -> 
         assert job.wait(SOON) != 0
     text = output.read_text()
     assert text.count("[mpigraph] ") == 1 and "Traceback" not in text, text
+
+
+LEAVES = """
+import os, signal, time
+from mpigraph.session.context import _outlive_sigterm
+_outlive_sigterm()
+os.kill(os.getpid(), signal.SIGTERM)
+print("alive", 0 < signal.alarm(1) <= 15, flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def test_a_rank_that_leaves_outlives_sigterm_for_some_seconds() -> None:
+    done = run_job([sys.executable, "-c", LEAVES], clean_environment())
+    assert (done.status, done.stdout) == (-signal.SIGALRM, "alive True\n"), done.output
