@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from inspect import CO_VARARGS
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -96,8 +97,9 @@ def _of_handler(traceback: TracebackType | None) -> bool:
     """Return whether the handler of a signal raised: Python calls it with the frame that it interrupts."""
     interrupted: FrameType | None = None
     while traceback is not None:
-        frame = traceback.tb_frame
-        values = list(frame.f_locals.values()) if interrupted is not None else []
+        frame, code = traceback.tb_frame, traceback.tb_frame.f_code
+        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)
+        values = [frame.f_locals.get(name) for name in code.co_varnames[:count]] if interrupted is not None else []
         if any(value is interrupted for value in values + [x for v in values if type(v) is tuple for x in v]):
             return True
         interrupted, traceback = frame, traceback.tb_next
