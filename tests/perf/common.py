@@ -52,6 +52,16 @@ def parser(doc, graphs=("S", "products")):
     return p
 
 
+def add_labor(p):
+    """Give the parser ``--labor``, which selects this library's sampler; the peers' sides stay as they are."""
+    p.add_argument("--labor", nargs="?", const="{}", metavar="JSON", help="ours: LaborSampler, with these options")
+
+
+def labor_of(args):
+    """The option of ``job.py`` for it."""
+    return {} if args.labor is None else {"labor": args.labor}
+
+
 def dgl_python():
     """The Python that has DGL, or None after saying that DGL is left out."""
     path = os.environ.get("DGL_PYTHON", "")

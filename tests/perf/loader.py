@@ -2,11 +2,13 @@
 
     DGL_PYTHON=... python tests/perf/loader.py DIR --graph S          # as root
     DGL_PYTHON=... python tests/perf/loader.py DIR --graph products --cache none
+    DGL_PYTHON=... python tests/perf/loader.py DIR --graph products --labor '{"layer_dependency": true}'
 
 Two hosts (``namespaces.py``) with one server and one trainer of one thread each, every byte between them over TCP, the
 same parts, seeds and script for both systems (``job.py``). Whole jobs alternate: this library, DGL, and DGL with
 GraphBolt. Beside the time of a minibatch, the CPU seconds of all processes on both hosts are compared, servers among
 them, and the bytes between the hosts. ``--cache`` is of this library's loader: what it has by default, none, or a size.
+``--labor``: this library draws by ``LaborSampler``, DGL uniformly as before, with the same fanouts.
 
 A minibatch's time is the mean over a job, since one that was made ahead costs nothing when it is asked for; the median
 is shown, too. An epoch of S has 8 minibatches on each trainer, so that every eighth is the first of an epoch.
@@ -33,11 +35,12 @@ def main():
     p.add_argument("--num_servers", type=int, choices=(0, 1), default=1, help="ours on each host; 0: trainers host")
     p.add_argument("--cache", default="default", help="of far rows, ours: none, default, or a size such as 64MiB")
     p.add_argument("--peers", nargs="*", choices=tuple(MUST), default=tuple(MUST), help="(default: both)")
+    common.add_labor(p)
     args = p.parse_args()
     options = {"fanouts": args.fanouts, "batch_size": args.batch_size, "steps": args.steps or STEPS[args.graph]}
-    ours = {"num_servers": args.num_servers, "cache": args.cache}
+    ours = {"num_servers": args.num_servers, "cache": args.cache} | common.labor_of(args)
     found, loads = host_jobs.alternate(args, "loader", args.peers, summary, ours, warm=WARM, **options)
-    common.report(args, rows_of(args, found), others=loads, cache=args.cache, **options)
+    common.report(args, rows_of(args, found), others=loads, cache=args.cache, labor=args.labor, **options)
 
 
 def summary(system, trainers, _):
@@ -50,7 +53,7 @@ def summary(system, trainers, _):
 
 def rows_of(args, found):
     """Time and CPU time beside each of DGL's; then what a minibatch consists of."""
-    what = f"minibatch, fanouts {args.fanouts}, cache {args.cache}"
+    what = f"minibatch, fanouts {args.fanouts}, cache {args.cache}{', ours by LABOR' if args.labor else ''}"
     means, cpu = common.pick(found, "mean", 1e3), common.pick(found, "cpu", 1e3)
     medians = common.pick(found, "batch", 1e3)
     rows = []

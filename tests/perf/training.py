@@ -2,11 +2,13 @@
 
     DGL_PYTHON=... python tests/perf/training.py DIR --graph S --fanouts 10,25          # as root
     DGL_PYTHON=... python tests/perf/training.py DIR --graph products --memory
+    DGL_PYTHON=... python tests/perf/training.py DIR --graph products --labor
 
 Two hosts (``namespaces.py``) with one server (``--num_servers 0``: ours with none) and one trainer of one thread each,
 every byte between them over TCP, the same parts and the same script for both systems (``job.py``). Whole jobs
 alternate: ours, DGL, DGL with GraphBolt. With ``--memory`` the memory of all processes on the hosts, launchers
-included, is polled (``host_jobs.Usage``), and times are not reported because polling costs time.
+included, is polled (``host_jobs.Usage``), and times are not reported because polling costs time. ``--labor``: this
+library draws by ``LaborSampler``, DGL uniformly as before, with the same fanouts.
 """
 
 import statistics
@@ -15,7 +17,7 @@ import common
 import host_jobs
 
 MUST = {("S", 2): 2.0, ("products", 2): 2.5, ("S", 3): 1.5, ("products", 3): 1.5}
-MUST_START, MUST_MEMORY = 2.0, 1 / 0.6
+MUST_LABOR, MUST_START, MUST_MEMORY = 2.2, 2.0, 1 / 0.6
 STEPS = {("S", 2): 40, ("products", 2): 30, ("S", 3): 12, ("products", 3): 8}
 PARTS = ("sample", "gather", "compute", "cpu")
 MEMORY = ("memory", "mapped memory")  # with all of /dev/shm, and only what processes have mapped
@@ -27,15 +29,17 @@ def main():
     p.add_argument("--steps", type=int, help="timed steps of a job (default: by graph and fanouts)")
     p.add_argument("--num_servers", type=int, choices=(0, 1), default=1, help="ours on each host; 0: trainers host")
     p.add_argument("--memory", action="store_true", help="measure memory in place of time")
+    common.add_labor(p)
     args = p.parse_args()
     layers = len(args.fanouts.split(","))
     steps = args.steps or STEPS[args.graph, layers]
     options = {"fanouts": args.fanouts, "steps": steps, "memory": args.memory}
-    ours = {"num_servers": args.num_servers}
+    ours = {"num_servers": args.num_servers} | common.labor_of(args)
     peers = ["dgl", "graphbolt"]
     found, loads = host_jobs.alternate(args, "train", peers, summary, ours, rehearse=not args.memory, **options)
     make = memory_rows if args.memory else time_rows
-    common.report(args, make(args, layers, found), fanouts=args.fanouts, steps=steps, others=loads)
+    more = {"fanouts": args.fanouts, "steps": steps, "labor": args.labor, "others": loads}
+    common.report(args, make(args, layers, found), **more)
 
 
 def summary(_, trainers, memory):
@@ -63,8 +67,9 @@ def time_rows(args, layers, found):
     rows = []
     if peers:
         best = min(peers, key=lambda name: statistics.median(steps[name]))
-        must = MUST[args.graph, layers]
-        rows.append(common.compare(f"training step, fanouts {args.fanouts}", "ms", steps, best, must=must))
+        must = MUST_LABOR if args.labor else MUST[args.graph, layers]
+        what = f"training step, fanouts {args.fanouts}{', ours by LABOR' if args.labor else ''}"
+        rows.append(common.compare(what, "ms", steps, best, must=must))
         rows += [common.compare(f"training step beside {name}", "ms", steps, name) for name in peers if name != best]
         cpu = common.pick(found, "cpu", 1e3)
         rows += [common.compare(f"CPU time of a trainer's step beside {name}", "ms", cpu, name) for name in peers]
