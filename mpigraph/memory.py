@@ -15,6 +15,7 @@ __all__ = [
     "free_memory",
     "give_back",
     "held_memory",
+    "in_units",
     "keep_freed_memory",
     "unheld_on_node",
 ]
@@ -30,6 +31,14 @@ def as_bytes(text: str) -> int:
     if size is None or size[2] not in units:
         raise ValueError(f"expected a size such as 8GiB or 500MB (got {text!r})")
     return int(Fraction(size[1]) * units[size[2]])
+
+
+def in_units(nbytes: int) -> str:
+    """Return a size as text, such as "1.5 GiB"."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes / 1024:.1f} KiB"
 
 
 def free_memory() -> int | None:

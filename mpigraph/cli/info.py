@@ -15,9 +15,10 @@ from mpigraph.cli.expected_rows import Minibatch, expected_rows
 from mpigraph.cli.pipes import printable
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import read_config, working_ranks
-from mpigraph.cli.verify import bytes_on_disk, in_units
+from mpigraph.cli.verify import bytes_on_disk
 from mpigraph.collective import collective
 from mpigraph.errors import check_integer
+from mpigraph.memory import in_units
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.progress import silent
 from mpigraph.storage.audit import far_sources

@@ -11,13 +11,14 @@ import numpy as np
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import read_config, working_ranks
 from mpigraph.collective import collective
+from mpigraph.memory import in_units
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.progress import silent
 from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["add_parser", "bytes_on_disk", "in_units", "run"]
+__all__ = ["add_parser", "bytes_on_disk", "run"]
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -101,11 +102,3 @@ def bytes_on_disk(config: PartConfig, part: int) -> int:
     """Return the size of a part's files that exist."""
     paths = [config.directory / path for path in config.files[part].values()]
     return sum(path.stat().st_size for path in paths if path.is_file())
-
-
-def in_units(nbytes: int) -> str:
-    """Return a size as text, such as "1.5 GiB"."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes / 1024:.1f} KiB"

@@ -38,4 +38,4 @@ def test_no_report_is_there_twice() -> None:
 
 def test_every_test_of_this_folder_is_in_the_table() -> None:
     named = {row[-1].strip("`").partition("::")[2] for row in rows()}
-    assert names_in("tests/reports/test_reports.py") <= named
+    assert names_in("tests/user_reports/test_reports.py") <= named

@@ -1,0 +1,370 @@
+"""``summary.json``: everything that a report shows, as dataclasses.
+
+Times are seconds and sizes bytes, unless the name says otherwise. None, or an empty list, means that a value is not
+known. A file is not trusted: :func:`decode` checks it and names the field that is wrong.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from mpigraph.errors import StorageError
+
+__all__ = ["Rank", "Summary", "decode", "encode", "read", "write", "write_file"]
+
+FORMAT, VERSION = "mpigraph report", 1
+FILE = "summary.json"
+_SIGNED = {"begin", "end", "rest"}  # a clock's error can make these negative
+_LARGEST = 1 << 63
+
+T = TypeVar("T")
+
+
+@dataclass
+class Window:
+    """The steps that were recorded: from ``first_step`` to ``last_step``, which is not among them."""
+
+    first_step: int = 0
+    last_step: int = 0
+
+
+@dataclass
+class GraphSize:
+    """A graph that the job opened."""
+
+    name: str = ""
+    nodes: int = 0
+    edges: int = 0
+
+
+@dataclass
+class Job:
+    """The command, its settings, and versions."""
+
+    began: str = ""
+    seconds: float = 0.0
+    window: Window | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    transport: str = ""
+    exchange: str = ""
+    process_group: str = ""
+    arguments: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    graphs: list[GraphSize] = field(default_factory=list)
+    command: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Node:
+    """A machine, and the least memory that was available on it."""
+
+    name: str = ""
+    memory: int | None = None
+    available_least: int | None = None
+
+
+@dataclass
+class Stage:
+    """The spans of one name: ``seconds`` with the spans inside them, ``own`` without; bins as in ``trace.Stage``."""
+
+    seconds: float = 0.0
+    own: float = 0.0
+    count: int = 0
+    histogram: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Thread:
+    """A thread that had spans, and the time that it spent in no span."""
+
+    name: str = ""
+    stages: dict[str, Stage] = field(default_factory=dict)
+    rest: float | None = None
+
+
+@dataclass
+class Cpu:
+    """Processor time; time in which the rank could run and did not; time in which the node lacked memory (PSI)."""
+
+    seconds: float | None = None
+    run_delay: float | None = None
+    major_faults: int | None = None
+    memory_pressure: float | None = None
+
+
+@dataclass
+class Memory:
+    """The most memory that a rank had at once, alone and shared with others of its node."""
+
+    private_peak: int | None = None
+    shared_peak: int | None = None
+
+
+class ToHost(NamedTuple):
+    """Traffic with a host, by its rank; ``waited_seconds`` is the sum over requests, each until its last answer."""
+
+    host_rank: int
+    messages_sent: int
+    bytes_sent: int
+    bytes_received: int
+    requests: int
+    waited_seconds: float
+
+
+class WaitedFor(NamedTuple):
+    """Time in which a rank waited for a trainer, by its number."""
+
+    trainer_number: int
+    seconds: float
+
+
+@dataclass
+class CacheEpoch:
+    """Rows of other nodes that an epoch read, those of them in the cache, and those that were transferred."""
+
+    far: int = 0
+    cached: int = 0
+    fetched: int = 0
+    fetched_bytes: int = 0
+
+
+class HitsBySize(NamedTuple):
+    """The share of far rows that a cache of this many bytes would hold."""
+
+    bytes: int
+    share: float
+
+
+@dataclass
+class Cache:
+    """A rank's part of the cache of far rows."""
+
+    bytes: int | None = None
+    rows: int | None = None
+    epochs: list[CacheEpoch] = field(default_factory=list)
+    hits_by_size: list[HitsBySize] = field(default_factory=list)
+
+
+@dataclass
+class Steps:
+    """A number for each step of the window: duration, waits for the minibatch and for other trainers, and sizes."""
+
+    begin: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    wait: list[float] = field(default_factory=list)
+    meet: list[float] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Rank:
+    """One process. ``number`` counts within the role, ``hosts`` is set if it holds rows of the graph."""
+
+    rank: int = 0
+    role: str = "trainer"
+    number: int = 0
+    node: int = 0
+    hosts: bool = False
+    pid: int = 0
+    seconds: float = 0.0
+    threads: list[Thread] = field(default_factory=list)
+    cpu: Cpu = field(default_factory=Cpu)
+    memory: Memory = field(default_factory=Memory)
+    to_hosts: list[ToHost] = field(default_factory=list)
+    waited_for: list[WaitedFor] = field(default_factory=list)
+    cache: Cache = field(default_factory=Cache)
+    steps: Steps = field(default_factory=Steps)
+    last_spans: str = ""
+
+    @property
+    def name(self) -> str:
+        """The rank in words, such as "trainer 5"."""
+        return f"{self.role} {self.number}"
+
+
+class TimelineEvent(NamedTuple):
+    """A span of the step that the page draws; seconds since the window's begin."""
+
+    rank: int
+    thread: str
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass
+class Timeline:
+    """One step on all ranks."""
+
+    step: int = 0
+    begin: float = 0.0
+    end: float = 0.0
+    events: list[TimelineEvent] = field(default_factory=list)
+
+
+@dataclass
+class Summary:
+    """A report's contents. If the job died, it is not ``complete``, and ``ended`` has the reason."""
+
+    complete: bool = True
+    ended: str = ""
+    job: Job = field(default_factory=Job)
+    clock_error: float | None = None
+    nodes: list[Node] = field(default_factory=list)
+    ranks: list[Rank] = field(default_factory=list)
+    timeline: Timeline | None = None
+
+    @property
+    def trainers(self) -> list[Rank]:
+        """The ranks that run the user's script, by number."""
+        return sorted((rank for rank in self.ranks if rank.role == "trainer"), key=lambda rank: rank.number)
+
+    def node_of(self, rank: Rank) -> str:
+        """Return the name of a rank's node."""
+        return self.nodes[rank.node].name if rank.node < len(self.nodes) else f"node {rank.node}"
+
+
+def encode(value: object) -> bytes:
+    """Return a dataclass of this module as JSON, which :func:`decode` reads."""
+    content = dataclasses.asdict(value)  # type: ignore[call-overload]
+    if isinstance(value, Summary):
+        content = {"format": FORMAT, "version": VERSION} | content
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
+def decode(form: type[T], data: bytes, name: str) -> T:
+    """Read and check a value that :func:`encode` wrote. Unknown fields are ignored.
+
+    Args:
+        form: its dataclass.
+        data: the JSON.
+        name: the data's name in messages, such as the path of a file.
+
+    Returns:
+        The value.
+
+    Raises:
+        StorageError: the data is damaged, contradictory, or of another program or version; names the field.
+    """
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{name} is not JSON ({type(error).__name__}: {error})") from None
+    if form is Summary:
+        head = (content.get("format"), content.get("version")) if isinstance(content, dict) else None
+        if head != (FORMAT, VERSION):
+            raise StorageError(
+                f"{name} must have the fields format: {FORMAT!r} and version: {VERSION} (got {_short(head)}); "
+                "another version of mpigraph may have written it: use that one"
+            )
+    try:
+        value = _read(form, content, "")
+        problem = next(_contradictions(value), None) if isinstance(value, Summary) else None
+    except _WrongError as error:
+        problem = str(error)
+    if problem:
+        raise StorageError(f"{name}: {problem}; make the report again")
+    return value  # type: ignore[no-any-return]
+
+
+def write(folder: Path, summary: Summary) -> None:
+    """Write ``summary.json`` to a folder. Raises StorageError."""
+    write_file(folder / FILE, encode(summary))
+
+
+def read(folder: Path) -> Summary:
+    """Read the summary of a report's folder. Raises StorageError."""
+    path = folder / FILE
+    try:
+        data = path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read ({error})") from None
+    if data is None:
+        raise StorageError(f"{path} is not a file; give the folder of a report")
+    return decode(Summary, data, str(path))
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a file as a whole, so that readers see the old one or the new one. Raises StorageError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise StorageError(f"{path} cannot be written ({error})") from None
+
+
+class _WrongError(Exception):
+    """A field has a value that it cannot have."""
+
+
+_hints = cache(get_type_hints)
+
+
+def _read(form: Any, value: object, where: str) -> Any:
+    """Return a value of JSON as a value of the type ``form``; ``where`` is its path in the file."""
+    arguments = get_args(form)
+    form = get_origin(form) or form
+    if form is UnionType:
+        return None if value is None else _read(arguments[0], value, where)
+    if form is float:
+        return float(_number(value, where, (int, float)))
+    if form is int:
+        return _number(value, where, (int,))
+    if form is bool and isinstance(value, bool):
+        return value
+    if form is str and isinstance(value, str):
+        return value.encode(errors="replace").decode()  # without surrogates, which no file can hold
+    if form is list and isinstance(value, list):
+        return [_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if form is dict and isinstance(value, dict):
+        return {_read(str, key, where): _read(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if hasattr(form, "__dataclass_fields__") and isinstance(value, dict):
+        hints = _hints(form)
+        names = [name for name in hints if name in value]
+        return form(**{name: _read(hints[name], value[name], f"{where}.{name}") for name in names})
+    fields = getattr(form, "_fields", ())
+    if fields and isinstance(value, list) and len(value) == len(fields):
+        return form(*(_read(_hints(form)[name], value[i], f"{where}.{name}") for i, name in enumerate(fields)))
+    kind = {bool: "true or false", str: "a string", list: "a list"}.get(form, "an object")
+    kind = f"a list of {', '.join(fields)}" if fields else kind
+    raise _WrongError(f"{where[1:] or 'the content'} must be {kind} (got {_short(value)})")
+
+
+def _number(value: object, where: str, kinds: tuple[type, ...]) -> Any:
+    least = -_LARGEST if where.rpartition(".")[2].partition("[")[0] in _SIGNED else 0
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < _LARGEST:  # type: ignore[operator]
+        kind = "an integer" if kinds == (int,) else "a number"
+        raise _WrongError(f"{where[1:]} must be {kind} from {'-2**63' if least else 0} to 2**63 (got {_short(value)})")
+    return value
+
+
+def _contradictions(summary: Summary) -> Iterator[str]:
+    """Yield sentences about fields that do not fit together."""
+    numbers = [rank.rank for rank in summary.ranks]
+    if len(set(numbers)) < len(numbers):
+        yield "ranks have the same rank twice"
+    for i, rank in enumerate(summary.ranks):
+        if rank.role not in ("trainer", "server"):
+            yield f"ranks[{i}].role must be 'trainer' or 'server' (got {_short(rank.role)})"
+        if rank.node >= len(summary.nodes):
+            yield f"ranks[{i}].node must be below {len(summary.nodes)}, the length of nodes (got {rank.node})"
+        for name, numbers_of in vars(rank.steps).items():
+            if numbers_of and len(numbers_of) != len(rank.steps.seconds):
+                yield f"ranks[{i}].steps.{name} must be as long as its seconds (got {len(numbers_of)} numbers)"
+
+
+def _short(value: object) -> str:
+    text = repr(value) if isinstance(value, str | int | float | tuple | None) else type(value).__name__
+    return text if len(text) < 60 else f"{text[:57]}..."
