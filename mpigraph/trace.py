@@ -18,27 +18,52 @@ meet     wait for other ranks
 own      wait for another thread of this rank
 ======== ===============================================================================
 
-The last spans of each thread, finished or not, also lie in memory that other processes of the node can map
+A span's *own* time is the part that lies in no span inside it. So the own times of a thread's spans and the time
+outside of all spans make up its wall time.
+
+The sums, and the last spans of each thread, finished or not, lie in memory that other processes of the node can map
 (:func:`address`, :class:`Trace`): it outlives the process, so the watchdog and the witness can say what a rank did
-last. No other file of the library is imported here, so that the witness starts fast.
+last. A :class:`Recording` keeps all spans. Nothing is allocated for a span, once its thread has had one of its stage.
+No other file of the library is imported here, so that the witness starts fast.
 """
 
 import os
+import re
 import struct
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from mmap import MAP_SHARED, PROT_READ, mmap
 from time import perf_counter, perf_counter_ns
 from types import MappingProxyType, TracebackType
 from typing import NamedTuple
 
-__all__ = ["Event", "Snapshot", "Stage", "Totals", "Trace", "address", "clock", "count", "span"]
+__all__ = [
+    "STEP_FIELDS",
+    "Event",
+    "Recording",
+    "Snapshot",
+    "Stage",
+    "Totals",
+    "Trace",
+    "Track",
+    "address",
+    "at_each_step",
+    "clock",
+    "count",
+    "met",
+    "span",
+    "step",
+    "sums",
+]
 
 clock = perf_counter
 """Seconds on the clock of spans, for the few durations that are no span."""
+
+STEP_FIELDS = ("begin", "end", "wait", "meet", "seeds", "inputs")
+"""What a recording keeps of a step: two times, two durations (ns), and two numbers of rows (-1: unknown)."""
 
 _BINS = 48  # of a histogram: bin k holds spans of less than 2**k times 1.024 us
 _EVENT = 128  # bytes: number of the name, begin, end, minibatch (int64 each), and text
@@ -46,18 +71,28 @@ _FIRST_TEXT = 32
 _TEXT = _EVENT - _FIRST_TEXT
 _RING = 64 * _EVENT  # bytes: the events of a thread
 _RINGS = 32  # threads with a ring that other processes can read
-_NAMES = 128  # names that other processes can read
+_NAMES = 256  # names of stages, counters and threads that other processes can read; the last means any other
 _NAME = 32  # bytes
 _HEAD = 64  # bytes: a random number, by which a reader knows that it has the right memory
 _FIRST_RING = _HEAD + _NAMES * _NAME
-_BYTES = _FIRST_RING + _RINGS * _RING
+_FIRST_SUM = _FIRST_RING + _RINGS * _RING
+_TOTAL, _OWN, _HISTOGRAM = 1, 2, 3  # words of a stage's cell; the first one has the numbers of thread and stage
+_HOST, _VALUE = 1, 2  # words of a counter's cell; a host of -1 means no host
+_CELL, _COUNTER = _HISTOGRAM + _BINS, 3  # words
+_CELLS, _COUNTERS = 1024, 8192  # that other processes can read
+_ARENA = 8 * (_CELLS * _CELL + _COUNTERS * _COUNTER)  # bytes: all cells of stages, then those of counters
+_BYTES = _FIRST_SUM + _ARENA
 _OPEN_SHOWN, _DONE_SHOWN = 3, 4  # events in a message
 
 
 _write_event = struct.Struct("5q").pack_into  # the text is empty, unless it is written after that
+_write_span = struct.Struct("4q").pack_into
 _write_end = struct.Struct("q").pack_into
 _read_begin = struct.Struct("8xq").unpack_from
 _read_event = struct.Struct("4q").unpack_from
+
+Key = str | tuple[str, int]
+"""A counter's name, or name and host."""
 
 
 class Event(NamedTuple):
@@ -79,7 +114,7 @@ class Event(NamedTuple):
 
 
 class _Memory:
-    """The rings of this process's threads."""
+    """The rings of this process's threads, and all cells of sums."""
 
     def __init__(self) -> None:
         self.begin()
@@ -102,44 +137,114 @@ class _Memory:
         self.numbers: dict[str, int] = {}
         self.free_rings = deque(range(_RINGS))
         self.lock = threading.RLock()  # a signal handler may have spans, too
+        self.arenas: list[memoryview] = []
+        self._free: dict[int, deque[memoryview]] = {_CELL: deque(), _COUNTER: deque()}
+        self._add_arena(self.bytes[_FIRST_SUM:].cast("q"))
 
     def number_of(self, name: str) -> int:
-        """Give a name a number, from 1 on; 0 if there are too many names."""
+        """Give a name a number, from 1 on."""
         with self.lock:
             number = self.numbers.get(name, len(self.numbers) + 1)
-            if number >= _NAMES:
-                return 0
+            if number >= _NAMES - 1:
+                number = _NAMES - 1
+                name = "others"
             begin = _HEAD + number * _NAME
             text = name.encode()[:_NAME]
             self.bytes[begin : begin + len(text)] = text
-            self.numbers[name] = number
+            self.numbers.setdefault(name, number)
             return number
+
+    def take(self, length: int, thread: str, name: str, host: int = -1) -> memoryview:
+        """Return a new cell for sums; its length says of what."""
+        with self.lock:
+            if self._free[length]:
+                cell = self._free[length].pop()
+            else:
+                at = next(self._fresh[length], None)
+                if at is None:  # the rest is for this process alone
+                    self._add_arena(memoryview(mmap(-1, _ARENA)).cast("q"))
+                    at = next(self._fresh[length])
+                cell = self.arenas[-1][at : at + length]
+            if length == _COUNTER:
+                cell[_HOST] = host
+            cell[0] = self.number_of(thread) << 32 | self.number_of(name)
+            return cell
+
+    def give_back(self, cells: Iterable[memoryview]) -> None:
+        """Free cells."""
+        for cell in cells:
+            for at in range(len(cell)):
+                cell[at] = 0
+            self._free[len(cell)].append(cell)
+
+    def _add_arena(self, words: memoryview) -> None:
+        self.arenas.append(words)
+        bound = _CELLS * _CELL
+        self._fresh = {_CELL: iter(range(0, bound, _CELL)), _COUNTER: iter(range(bound, len(words), _COUNTER))}
 
 
 class _Sheet:
-    """Sums of one thread: ``stages`` by name [nanoseconds, then how many spans in each bin], and counters."""
+    """Sums of one thread: a cell for each stage by name, and for each counter."""
 
-    __slots__ = ("counts", "stages")
+    __slots__ = ("counts", "stages", "thread")
 
-    def __init__(self) -> None:
-        self.stages: dict[str, list[int]] = {}
-        self.counts: dict[str | tuple[str, int], int] = {}
+    def __init__(self, thread: str) -> None:
+        self.thread = thread
+        self.stages: dict[str, memoryview] = {}
+        self.counts: dict[Key, memoryview] = {}
 
-    def add(self, other: "_Sheet") -> None:
-        for name, cell in list(other.stages.items()):
-            own = self.stages.setdefault(name, [0] * (_BINS + 1))
-            self.stages[name] = [a + b for a, b in zip(own, cell, strict=True)]
-        for key, value in list(other.counts.items()):
-            self.counts[key] = self.counts.get(key, 0) + value
+    def stage(self, name: str) -> memoryview:
+        """Return the cell of a stage, which may be new."""
+        cell = self.stages.get(name)
+        if cell is None:
+            cell = self.stages[name] = _memory.take(_CELL, self.thread, name)
+        return cell
+
+    def counter(self, key: Key) -> memoryview:
+        """Return the cell of a counter, which may be new."""
+        cell = self.counts.get(key)
+        if cell is None:
+            name_and_host = (key, -1) if isinstance(key, str) else key
+            cell = self.counts[key] = _memory.take(_COUNTER, self.thread, *name_and_host)
+        return cell
+
+    def take_over(self, other: "_Sheet") -> None:
+        """Add the sums of a sheet that no thread adds to any more, and free its cells."""
+        for name, cell in other.stages.items():
+            own = self.stage(name)
+            for at in range(_TOTAL, _CELL):
+                own[at] += cell[at]
+        for key, cell in other.counts.items():
+            self.counter(key)[_VALUE] += cell[_VALUE]
+        _memory.give_back([*other.stages.values(), *other.counts.values()])
+        other.stages = {}
+        other.counts = {}
+
+    def move(self) -> None:
+        """Copy all cells to the memory of this process, in one that was forked."""
+        for name, cell in [*self.stages.items()]:
+            del self.stages[name]
+            self.stage(name)[_TOTAL:] = cell[_TOTAL:]
+        for key, cell in [*self.counts.items()]:
+            del self.counts[key]
+            self.counter(key)[_VALUE] = cell[_VALUE]
 
 
 class _Thread:
-    """One thread's ring and sheet."""
+    """One thread's ring, sheet, and innermost span.
 
-    __slots__ = ("__weakref__", "at", "numbers", "outer", "ring", "sheet")
+    Attributes:
+        name: without the number of a pool's thread.
+        log: what a recording keeps of it.
+    """
+
+    __slots__ = ("__weakref__", "at", "inner", "log", "name", "numbers", "outer", "ring", "sheet")
 
     def __init__(self) -> None:
         self.take_ring()
+        self.name = re.sub(r"[-_]\d.*", "", threading.current_thread().name)
+        self.inner: span | None = None
+        self.log: _Log | None = None
         self.outer: list[_Sheet] = []
         self.sheet = _process._sheet_of(self)
 
@@ -158,6 +263,18 @@ class _Thread:
         self.ring[:] = bytes(_RING)
         weakref.finalize(self, free.append, number).atexit = False
 
+    def leave(self, ended: "span") -> None:
+        """End a span that is not the innermost, such as a generator's: its own time ended as the one inside began."""
+        inner = self.inner
+        while inner is not None and inner._outer is not ended:
+            inner = inner._outer
+        if inner is not None:
+            inner._outer = ended._outer
+            both = ended._begin + ended._took - inner._begin
+            ended._inside += both
+            if ended._outer is not None:
+                ended._outer._inside -= both
+
 
 class span:
     """Time the ``with`` block as a span of a stage.
@@ -170,7 +287,19 @@ class span:
         totals: the sums that the span is added to; default: those of the thread.
     """
 
-    __slots__ = ("_at", "_batch", "_begin", "_detail", "_name", "_thread", "_took", "_totals", "_whom")
+    __slots__ = (
+        "_at",
+        "_batch",
+        "_begin",
+        "_detail",
+        "_inside",
+        "_name",
+        "_outer",
+        "_thread",
+        "_took",
+        "_totals",
+        "_whom",
+    )
 
     def __init__(
         self, name: str, batch: int = 0, detail: str = "", whom: Sequence[int] = (), totals: "Totals | None" = None
@@ -186,6 +315,9 @@ class span:
         self._at = at = thread.at
         thread.at = (at + _EVENT) % _RING
         number = thread.numbers.get(self._name) or _memory.number_of(self._name)
+        self._outer = thread.inner
+        self._inside = 0
+        thread.inner = self
         self._begin = begin = perf_counter_ns()
         _write_event(thread.ring, at, number, begin, 0, self._batch, 0)
         if self._detail:
@@ -199,17 +331,30 @@ class span:
         self._took = took = end - begin
         if _read_begin(thread.ring, at)[0] == begin:  # else the ring has gone round
             _write_end(thread.ring, at + 16, end)
+        if thread.inner is self:
+            thread.inner = self._outer
+        else:
+            thread.leave(self)
+        if _recordings:
+            for recording in _recordings:
+                recording.log_of(thread).add(self, end)
+        outer = self._outer
         if kind is not None:
+            if outer is not None:
+                outer._inside += self._inside
             return
+        if outer is not None:
+            outer._inside += took
         sheet = thread.sheet if self._totals is None else self._totals._sheet_of(thread)
         try:
             cell = sheet.stages[self._name]
         except KeyError:
-            cell = sheet.stages[self._name] = [0] * (_BINS + 1)
-        cell[0] += took
-        cell[(took >> 10).bit_length() + 1] += 1
+            cell = sheet.stage(self._name)
+        cell[_TOTAL] += took
+        cell[_OWN] += took - self._inside
+        cell[(took >> 10).bit_length() + _HISTOGRAM] += 1
         for rank in self._whom:
-            sheet.counts["waited_ns", rank] = sheet.counts.get(("waited_ns", rank), 0) + took
+            sheet.counter(("waited_ns", rank))[_VALUE] += took
 
     @property
     def seconds(self) -> float:
@@ -219,9 +364,13 @@ class span:
 
 def count(name: str, number: int, host: int | None = None) -> None:
     """Add to a counter, or to that of one host."""
-    counts = _local.thread.sheet.counts
+    sheet = _local.thread.sheet
     key = name if host is None else (name, host)
-    counts[key] = counts.get(key, 0) + int(number)
+    try:
+        cell = sheet.counts[key]
+    except KeyError:
+        cell = sheet.counter(key)
+    cell[_VALUE] += int(number)
 
 
 class Stage(NamedTuple):
@@ -230,10 +379,12 @@ class Stage(NamedTuple):
     Attributes:
         seconds: their sum.
         histogram: counts of spans below 1.024 us times 1, 2, 4, ..., each without those of the bin before.
+        own: seconds, without those of spans inside.
     """
 
     seconds: float = 0.0
     histogram: tuple[int, ...] = (0,) * _BINS
+    own: float = 0.0
 
 
 class Snapshot(NamedTuple):
@@ -245,7 +396,7 @@ class Snapshot(NamedTuple):
     """
 
     stages: Mapping[str, Stage] = MappingProxyType({})
-    counts: Mapping[str | tuple[str, int], int] = MappingProxyType({})
+    counts: Mapping[Key, int] = MappingProxyType({})
 
     def seconds(self, name: str) -> float:
         """The sum of a stage's spans; 0 if it has none."""
@@ -257,8 +408,41 @@ class Snapshot(NamedTuple):
         for name, stage in self.stages.items():
             old = before.stages.get(name, Stage())
             bins = tuple(a - b for a, b in zip(stage.histogram, old.histogram, strict=True))
-            stages[name] = Stage(stage.seconds - old.seconds, bins)
+            stages[name] = Stage(stage.seconds - old.seconds, bins, stage.own - old.own)
         return Snapshot(stages, {key: value - before.counts.get(key, 0) for key, value in self.counts.items()})
+
+
+class _Sum:
+    """Adds cells up."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, list[int]] = {}
+        self._counts: dict[Key, int] = {}
+
+    def add_stage(self, name: str, cell: Sequence[int] | memoryview) -> None:
+        """Add total, own and histogram: a cell without its first word, or a begin of that."""
+        sums = self._stages.setdefault(name, [0] * (_CELL - 1))
+        for at, value in enumerate(cell):
+            sums[at] += value
+
+    def add_count(self, key: Key, value: int) -> None:
+        """Add to a counter."""
+        self._counts[key] = self._counts.get(key, 0) + value
+
+    def add(self, sheet: _Sheet) -> None:
+        """Add a sheet."""
+        for name, cell in list(sheet.stages.items()):
+            self.add_stage(name, cell[_TOTAL:])
+        for key, cell in list(sheet.counts.items()):
+            self.add_count(key, cell[_VALUE])
+
+    def snapshot(self) -> Snapshot:
+        """Return the sums."""
+        stages = {
+            name: Stage(total / 1e9, tuple(histogram), own / 1e9)
+            for name, (total, own, *histogram) in self._stages.items()
+        }
+        return Snapshot(stages, self._counts)
 
 
 class Totals:
@@ -266,8 +450,10 @@ class Totals:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may read these sums, too
-        self._ended = _Sheet()  # of threads that have ended
+        self._ended: dict[str, _Sheet] = {}  # of threads that have ended, by name
         self._sheets: dict[int, tuple[weakref.ref[_Thread], _Sheet]] = {}
+        _all_totals.add(self)
+        weakref.finalize(self, _dropped.append, (self._ended, self._sheets)).atexit = False
 
     def _sheet_of(self, thread: _Thread) -> _Sheet:
         entry = self._sheets.get(id(thread))
@@ -276,8 +462,14 @@ class Totals:
         with self._lock:
             for number, (owner, sheet) in list(self._sheets.items()):
                 if owner() is None and self._sheets.pop(number, None) is not None:
-                    self._ended.add(sheet)
-            return self._sheets.setdefault(id(thread), (weakref.ref(thread), _Sheet()))[1]
+                    self._bury(sheet)
+            return self._sheets.setdefault(id(thread), (weakref.ref(thread), _Sheet(thread.name)))[1]
+
+    def _bury(self, sheet: _Sheet) -> None:
+        self._ended.setdefault(sheet.thread, _Sheet(sheet.thread)).take_over(sheet)
+
+    def _all(self) -> list[_Sheet]:
+        return [*self._ended.values(), *(sheet for _, sheet in list(self._sheets.values()))]
 
     def __enter__(self) -> "Totals":
         thread = _local.thread
@@ -291,18 +483,229 @@ class Totals:
 
     def snapshot(self) -> Snapshot:
         """Return the sums so far, of all threads."""
-        total = _Sheet()
+        total = _Sum()
         with self._lock:
-            total.add(self._ended)
-            for _, sheet in list(self._sheets.values()):
+            for sheet in self._all():
                 total.add(sheet)
-        stages = {name: Stage(cell[0] / 1e9, tuple(cell[1:])) for name, cell in total.stages.items()}
-        return Snapshot(stages, total.counts)
+        return total.snapshot()
 
 
 class _Local(threading.local):
     def __init__(self) -> None:
         self.thread = _Thread()
+
+
+def sums() -> dict[str, Snapshot]:
+    """Return all sums of this process by thread, with the part of the spans that have not ended yet.
+
+    Threads of one name are one, and a name has no number: all of a pool are one.
+    """
+    with _process._lock:
+        while _dropped:
+            ended, sheets = _dropped.popleft()
+            for sheet in (*ended.values(), *(sheet for _, sheet in sheets.values())):
+                _past._bury(sheet)
+        total: dict[str, _Sum] = {}
+        for arena in _memory.arenas:
+            _add_up(arena, _memory.bytes, total)
+        now = perf_counter_ns()
+        for owner, sheet in list(_process._sheets.values()):
+            end = now
+            thread = owner()
+            part = thread.inner if thread is not None else None
+            while part is not None:
+                took = (now - part._begin, end - part._begin - part._inside)
+                total.setdefault(sheet.thread, _Sum()).add_stage(part._name, took)
+                end = part._begin
+                part = part._outer
+    return {name: each.snapshot() for name, each in total.items()}
+
+
+def _add_up(arena: memoryview, names: memoryview, total: dict[str, _Sum]) -> None:
+    """Add the cells of an arena to the sums of threads."""
+    bound = _CELLS * _CELL
+    for at in (*range(0, bound, _CELL), *range(bound, len(arena), _COUNTER)):
+        if key := arena[at]:
+            name = _name_at(names, key & 0xFFFFFFFF)
+            each = total.setdefault(_name_at(names, key >> 32), _Sum())
+            if at < bound:
+                each.add_stage(name, arena[at + _TOTAL : at + _CELL])
+            else:
+                host = arena[at + _HOST]
+                each.add_count(name if host < 0 else (name, host), arena[at + _VALUE])
+
+
+def _name_at(memory: memoryview, number: int) -> str:
+    return _text(memory, _HEAD + number * _NAME, _NAME)
+
+
+def _text(memory: memoryview, at: int, length: int) -> str:
+    return bytes(memory[at : at + length]).partition(b"\0")[0].decode(errors="replace")
+
+
+class Track(NamedTuple):
+    """The spans of a thread in a recording, in the order of their ends; those that had not ended come last.
+
+    Attributes:
+        thread: its name.
+        names: of stages.
+        spans: int64[4 n], for each span the index of its name, the minibatch (0: none), begin, and end: ns on the clock
+            of spans. A span may have begun before the recording.
+        details: [n], the words of each.
+        lost: spans before these, which were too many.
+    """
+
+    thread: str
+    names: Sequence[str]
+    spans: memoryview
+    details: Sequence[str]
+    lost: int
+
+
+class _Log:
+    """The last spans of a thread."""
+
+    def __init__(self, thread: _Thread, recording: "Recording") -> None:
+        self.recording = recording
+        self.name = thread.name
+        self.owner = weakref.ref(thread)
+        self._most = recording.most_spans
+        self._bytes = memoryview(mmap(-1, 32 * self._most))
+        self._details = [""] * self._most
+        self._count = 0
+
+    def add(self, ended: span, end: int) -> None:
+        """Keep a span."""
+        number = self._count
+        self._count = number + 1
+        number %= self._most
+        name = _memory.numbers.get(ended._name, _NAMES - 1)
+        _write_span(self._bytes, 32 * number, name, ended._batch, ended._begin, end)
+        self._details[number] = ended._detail
+
+    def track(self, end: int) -> Track:
+        """Return what was kept; the recording ends at ``end``."""
+        thread = self.owner()
+        part = thread.inner if thread is not None else None
+        while part is not None:
+            self.add(part, end)
+            part = part._outer
+        kept = min(self._count, self._most)
+        first = self._count % self._most if self._count > self._most else 0
+        spans = bytes(self._bytes[32 * first : 32 * kept]) + bytes(self._bytes[: 32 * first])
+        details = self._details[first:kept] + self._details[:first]
+        names = [_name_at(_memory.bytes, number) for number in range(_NAMES)]
+        return Track(self.name, names, memoryview(spans).cast("q"), details, self._count - kept)
+
+
+class Recording:
+    """Keeps the spans of all threads, from construction until :meth:`stop`; there is one at a time in a process.
+
+    Attributes:
+        begin: of the recording, and ``end``: ns on the clock of spans; 0 until it has ended.
+        before: the sums by thread at its begin, and ``after`` at its end.
+        most_spans: of a thread that are kept, the last ones.
+        steps: int64[6 n], :data:`STEP_FIELDS` of each step, once it has ended.
+        lost_steps: steps after these, which were too many.
+        tracks: the spans, once it has ended.
+    """
+
+    def __init__(self, most_spans: int = 1 << 16, most_steps: int = 1 << 16) -> None:
+        """Begin. Raises RuntimeError if there is a recording."""
+        self.most_spans = most_spans
+        self.end = self.lost_steps = 0
+        self.tracks: list[Track] = []
+        self.steps = memoryview(b"").cast("q")
+        self._steps = memoryview(mmap(-1, 48 * most_steps)).cast("q")
+        self._num_steps = 0
+        self._logs: list[_Log] = []
+        self.after: dict[str, Snapshot] = {}
+        with _process._lock:
+            if _recordings:
+                raise RuntimeError("spans are already being recorded: there is one recording at a time")
+            self.before = sums()
+            self.begin = perf_counter_ns()
+            _recordings.append(self)
+            for owner, _ in list(_process._sheets.values()):
+                if (thread := owner()) is not None:
+                    self.log_of(thread)
+
+    def stop(self) -> None:
+        """End; a second call does nothing."""
+        with _process._lock:
+            if self.end:
+                return
+            self.end = perf_counter_ns()
+            _recordings.remove(self)
+            self.after = sums()
+            self.tracks = [log.track(self.end) for log in self._logs]
+            kept = min(self._num_steps, len(self._steps) // 6)
+            self.lost_steps = self._num_steps - kept
+            self.steps = self._steps[: 6 * kept]
+            for log in self._logs:
+                if (thread := log.owner()) is not None:
+                    thread.log = None
+
+    def log_of(self, thread: _Thread) -> _Log:
+        """Return a thread's log: that of an ended thread with its name, or a new one, if it has none."""
+        log = thread.log
+        if log is not None and log.recording is self:
+            return log
+        with _process._lock:
+            for log in self._logs:
+                if log.name == thread.name and log.owner() is None:
+                    log.owner = weakref.ref(thread)
+                    break
+            else:
+                log = _Log(thread, self)
+                self._logs.append(log)
+        thread.log = log
+        return log
+
+    def add_step(self, *fields: int) -> None:
+        """Keep :data:`STEP_FIELDS`."""
+        at = 6 * self._num_steps
+        self._num_steps += 1
+        if at < len(self._steps):
+            for offset, value in enumerate(fields):
+                self._steps[at + offset] = value
+
+
+class _Steps:
+    """The number of steps so far, and what follows each."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.call: Callable[[int], None] | None = None
+
+
+def met() -> int:
+    """Return the ns that this thread has waited for other ranks, outside of loaders' stages."""
+    cell = _local.thread.sheet.stages.get("meet")
+    return 0 if cell is None else cell[_OWN]
+
+
+def step(wait: span, use: span, met_before: int, seeds: int, inputs: Callable[[], int]) -> None:
+    """Note that this thread has done a step of the script, which waited for a minibatch and used it.
+
+    Args:
+        wait: the span of its wait for the minibatch.
+        use: the span of the use of it.
+        met_before: :func:`met` before the wait.
+        seeds: their number.
+        inputs: return the number of input rows, -1 if unknown.
+    """
+    _steps.done += 1
+    for recording in _recordings:
+        recording.add_step(wait._begin, use._begin + use._took, wait._took, met() - met_before, seeds, inputs())
+    if _steps.call is not None:
+        _steps.call(_steps.done)
+
+
+def at_each_step(call: Callable[[int], None] | None) -> int:
+    """Have a function called after each step, in its thread, with the number of steps so far; return that number."""
+    _steps.call = call
+    return _steps.done
 
 
 Address = tuple[int, int, int]
@@ -343,15 +746,19 @@ class Trace:
         if not self._bytes:
             return []
         events = []
-        for at in range(_FIRST_RING, _BYTES, _EVENT):
+        for at in range(_FIRST_RING, _FIRST_SUM, _EVENT):
             number, begin, end, batch = _read_event(self._bytes, at)
             if 0 < number < _NAMES:
-                name = self._text(_HEAD + number * _NAME, _NAME)
-                events.append(Event(name, batch, begin, end, self._text(at + _FIRST_TEXT, _TEXT)))
+                text = _text(self._bytes, at + _FIRST_TEXT, _TEXT)
+                events.append(Event(_name_at(self._bytes, number), batch, begin, end, text))
         return sorted(events, key=lambda event: event.begin)
 
-    def _text(self, at: int, length: int) -> str:
-        return bytes(self._bytes[at : at + length]).partition(b"\0")[0].decode(errors="replace")
+    def sums(self) -> dict[str, Snapshot]:
+        """Return all sums by thread, as :func:`sums` does, without spans that have not ended."""
+        total: dict[str, _Sum] = {}
+        if self._bytes:
+            _add_up(self._bytes[_FIRST_SUM:].cast("q"), self._bytes, total)
+        return {name: each.snapshot() for name, each in total.items()}
 
     def last(self) -> str:
         """Describe the spans that have not ended and the last ones that have; "" without spans."""
@@ -375,12 +782,22 @@ def _time(nanoseconds: int) -> str:
 
 def _begin_anew() -> None:
     """Leave the parent's memory to the parent, in a process that was forked from it."""
+    _recordings.clear()
     _memory.begin()
-    _process._lock = threading.RLock()
+    for totals in list(_all_totals):
+        totals._lock = threading.RLock()
+        for sheet in totals._all():
+            sheet.move()
+    _dropped.clear()
     _local.thread.take_ring()
 
 
+_all_totals: "weakref.WeakSet[Totals]" = weakref.WeakSet()
+_dropped: "deque[tuple[dict[str, _Sheet], dict[int, tuple[weakref.ref[_Thread], _Sheet]]]]" = deque()
+_recordings: list[Recording] = []  # one at most
+_steps = _Steps()
 _memory = _Memory()
 _process = Totals()
+_past = Totals()
 _local = _Local()
 os.register_at_fork(after_in_child=_begin_anew)

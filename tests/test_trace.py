@@ -1,11 +1,13 @@
 """Spans and counters: sums of threads and of loaders, and the rings that other processes read."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,7 +16,22 @@ from mpi4py import MPI
 
 import mpigraph.distributed as dist
 from mpigraph.mpi.board import Board
-from mpigraph.trace import Totals, Trace, _Sheet, address, count, span
+from mpigraph.trace import (
+    _COUNTERS,
+    STEP_FIELDS,
+    Recording,
+    Snapshot,
+    Totals,
+    Trace,
+    _Sheet,
+    _Sum,
+    address,
+    at_each_step,
+    clock,
+    count,
+    span,
+    sums,
+)
 
 
 def spans_here(name: str) -> list[str]:
@@ -88,15 +105,15 @@ def test_a_signal_handler_may_read_totals_that_its_thread_reads(monkeypatch: pyt
         monkeypatch.undo()
         seen.append(len(totals.snapshot().stages))
 
-    add = _Sheet.add
+    add = _Sum.add
 
-    def add_slowly(sheet: _Sheet, other: _Sheet) -> None:
+    def add_slowly(total: _Sum, sheet: _Sheet) -> None:
         signal.raise_signal(signal.SIGUSR2)
-        add(sheet, other)
+        add(total, sheet)
 
     before = signal.signal(signal.SIGUSR2, handle)
     try:
-        monkeypatch.setattr(_Sheet, "add", add_slowly)
+        monkeypatch.setattr(_Sum, "add", add_slowly)
         assert len(totals.snapshot().stages) == 1
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -173,10 +190,10 @@ def test_a_fork_without_free_file_descriptors_leaves_its_parents_ring_alone() ->
 
 DIES = """
 import os
-from mpigraph.trace import address, span
+from mpigraph.trace import address, count, span
 print(*address(), flush=True)
 with span("fetch", 7):
-    pass
+    count("sent_bytes", 11, host=4)
 with span("meet", detail="what rank 3 answers"):
     input()
     os.kill(os.getpid(), 9)
@@ -192,6 +209,9 @@ def test_the_last_spans_of_a_dead_process() -> None:
     assert process.returncode == -9
     last = trace.last()
     assert last.startswith("in meet (what rank 3 answers) for ") and "; before: fetch (minibatch 7) " in last
+    kept = trace.sums()["MainThread"]
+    assert sum(kept.stages["fetch"].histogram) == 1 and kept.counts == {("sent_bytes", 4): 11}
+    assert Trace((pid, -1, mark)).sums() == {}
 
 
 @on_layouts([Layout(1, 0, 0)])
@@ -227,3 +247,154 @@ def test_what_a_span_costs() -> None:
         return (time.thread_time() - begin) / 20_000
 
     assert min(spend() for _ in range(5)) < 10e-6
+
+
+def own_and_rest(recording: Recording, thread: str) -> tuple[dict[str, float], float]:
+    done = recording.after[thread].since(recording.before.get(thread, Snapshot()))
+    own = {name: stage.own for name, stage in done.stages.items() if stage.own}
+    return own, (recording.end - recording.begin) / 1e9 - sum(own.values())
+
+
+def test_own_times_and_the_rest_are_the_wall_time() -> None:
+    """Of spans that begin before, inside and after a recording, that are interleaved, and that fail."""
+
+    def step() -> Iterator[None]:
+        with span("step"):
+            yield
+
+    def sleep() -> float:
+        begin = clock()
+        time.sleep(0.01)
+        return clock() - begin
+
+    with span("outer"):
+        sleep()
+        recording = Recording()
+        alone = sleep()
+        first, second = step(), step()
+        next(first)
+        once = sleep()
+        next(second)
+        twice = sleep()
+        assert list(first) == []
+        once += sleep()
+        assert list(second) == []
+        with span("fetch"), pytest.raises(KeyError), span("sample"), span("meet"):
+            inside = sleep()
+            raise KeyError
+        with span("plan"):
+            planned = sleep()
+            recording.stop()
+            sleep()
+    rest = sleep()
+    own, outside = own_and_rest(recording, "MainThread")
+    expected = {"outer": alone, "step": once + twice, "fetch": inside, "plan": planned}
+    assert own.keys() == expected.keys() and outside < 0.002 < rest
+    for name, seconds in expected.items():
+        assert seconds <= own[name] < seconds + 0.002
+
+
+def test_a_recording_keeps_the_spans_of_all_threads() -> None:
+    def work(number: int) -> None:
+        with span("batch", number, f"number {number}"):
+            with span("inner"):
+                pass
+
+    ready, done = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with span("wait"):
+            ready.set()
+            done.wait()
+
+    waiting = threading.Thread(target=wait, name="waits")
+    waiting.start()
+    ready.wait()
+    recording = Recording(most_spans=8)
+    with pytest.raises(RuntimeError, match="already"):
+        Recording()
+    for number in range(6):
+        thread = threading.Thread(target=work, args=(number,), name=f"mpigraph-worker_{number}")
+        thread.start()
+        thread.join()
+    recording.stop()
+    recording.stop()
+    with span("after"):
+        done.set()
+    waiting.join()
+    tracks = {track.thread: track for track in recording.tracks}
+    worker = tracks["mpigraph-worker"]  # one for all: they came one after another
+    spans = np.asarray(worker.spans).reshape(-1, 4)
+    assert worker.lost == 4 and spans[:, 1].tolist() == [0, 2, 0, 3, 0, 4, 0, 5]
+    assert [worker.names[number] for number in spans[:, 0]] == ["inner", "batch"] * 4
+    assert worker.details == [text for number in range(2, 6) for text in ("", f"number {number}")]
+    assert (spans[1::2, 2] <= spans[::2, 2]).all() and (spans[::2, 3] <= spans[1::2, 3]).all()
+    name, _, begin, end = np.asarray(tracks["waits"].spans).tolist()
+    assert tracks["waits"].names[name] == "wait" and begin < recording.begin and end == recording.end
+    assert not np.asarray(tracks["MainThread"].spans).size
+    assert own_and_rest(recording, "waits")[1] < 1e-3
+
+
+def test_sums_of_threads_and_loaders_that_are_gone() -> None:
+    before = sums()
+
+    def work() -> None:
+        with Totals(), span("vanishes"):
+            count("sent_bytes", 5, host=3)
+
+    for _ in range(10):
+        thread = threading.Thread(target=work, name="passing_1")
+        thread.start()
+        thread.join()
+    gc.collect()
+    for _ in range(2):
+        done = sums()["passing"].since(before.get("passing", Snapshot()))
+        assert sum(done.stages["vanishes"].histogram) == 10 and done.counts == {("sent_bytes", 3): 50}
+
+
+def test_sums_in_more_memory_than_others_can_read() -> None:
+    child = os.fork()
+    if not child:
+        try:
+            for number in range(2 * _COUNTERS):
+                count("many", number, host=number)
+            known, readable = [
+                [value for key, value in read()["MainThread"].counts.items() if key[0] == "many"]
+                for read in (sums, Trace(address()).sums)
+            ]
+            os._exit(known != list(range(2 * _COUNTERS)) or not _COUNTERS * 0.9 < len(readable) <= _COUNTERS)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_fork_leaves_its_parents_sums_alone() -> None:
+    with Totals() as totals:
+        count("rows", 1)
+        child = os.fork()
+        if not child:
+            try:
+                count("rows", 1)
+                os._exit(totals.snapshot().counts != {"rows": 2} or Trace(address()).sums() != sums())
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert totals.snapshot().counts == {"rows": 1}
+
+
+@on_layouts([Layout(1, 0, 0)])
+def test_steps_of_a_loader(job: SharedJob) -> None:
+    seen: list[int] = []
+    first = at_each_step(seen.append)
+    loader = dist.DistDataLoader(np.arange(10), 4, num_prefetch=0)
+    recording = Recording()
+    for _ in loader:
+        with span("meet"):
+            time.sleep(0.002)
+    recording.stop()
+    at_each_step(None)
+    assert seen == [first + 1, first + 2, first + 3]
+    begin, end, wait, meet, seeds, inputs = np.asarray(recording.steps).reshape(-1, len(STEP_FIELDS)).T
+    assert (recording.begin <= begin).all() and (end[:-1] <= begin[1:]).all() and (end <= recording.end).all()
+    assert (wait > 0).all() and (meet >= 2e6).all() and (wait + meet <= end - begin).all()
+    assert seeds.tolist() == [4, 4, 2] and inputs.tolist() == [-1] * 3

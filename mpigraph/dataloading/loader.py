@@ -40,7 +40,7 @@ from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import CREATING, Session, current
 from mpigraph.session.control import Operation
 from mpigraph.session.draws import check_seed
-from mpigraph.trace import span
+from mpigraph.trace import met, span, step
 
 __all__ = ["DistDataLoader", "LoaderOptions", "SampledDataLoader", "arguments"]
 
@@ -312,16 +312,29 @@ def _hold(loader: DistDataLoader, plan: EpochPlan, batches: Iterator[Any]) -> It
     try:
         while True:
             try:
-                with span("wait", totals=totals):
+                met_before = met()
+                with span("wait", totals=totals) as waiting:
                     batch = next(batches)
             except StopIteration:
                 break
+            num_seeds = plan.next_size
             plan.taken += 1
-            with span("step", totals=totals):
+            with span("step", totals=totals) as using:
                 yield batch
+            step(waiting, using, met_before, num_seeds, partial(_num_inputs, batch))
     finally:
         loader._passes.end(plan)
     get_logger().info("epoch %d of a loader: %s", plan.epoch, loader.stats().since(before))
+
+
+def _num_inputs(batch: Any) -> int:
+    """Return the number of input nodes of a minibatch in one of the library's forms, else -1."""
+    nodes = batch[0] if isinstance(batch, tuple) and batch else getattr(batch, "num_nodes", None)
+    if isinstance(nodes, dict):
+        return sum(map(len, nodes.values()))
+    if isinstance(nodes, int):
+        return nodes
+    return len(nodes) if isinstance(nodes, torch.Tensor) and nodes.ndim else -1
 
 
 @dataclass(frozen=True)

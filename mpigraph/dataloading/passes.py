@@ -84,6 +84,11 @@ class EpochPlan:
         """Number of the step of the next batch, counted through all epochs; the same on each trainer."""
         return self._first_step + self.taken
 
+    @property
+    def next_size(self) -> int:
+        """Number of seeds of the next batch."""
+        return int(self._bounds[self.taken + 1] - self._bounds[self.taken])
+
     def batches(self) -> Iterator[I64]:
         """Return positions of the seeds of each batch that was not handed out."""
         bounds = (self._bounds[self.taken :] - self._base).tolist()
