@@ -8,7 +8,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hint
 
 from mpigraph.errors import StorageError
 
-__all__ = ["Rank", "Summary", "decode", "encode", "read", "write", "write_file"]
+__all__ = ["Rank", "Summary", "decode", "encode", "read", "replacing", "write"]
 
-FORMAT, VERSION = "mpigraph report", 1
+FORMAT = "mpigraph report"
+VERSION = 1
 FILE = "summary.json"
 _SIGNED = {"begin", "end", "rest"}  # a clock's error can make these negative
 _LARGEST = 1 << 63
@@ -277,32 +278,56 @@ def decode(form: type[T], data: bytes, name: str) -> T:
 
 def write(folder: Path, summary: Summary) -> None:
     """Write ``summary.json`` to a folder. Raises StorageError."""
-    write_file(folder / FILE, encode(summary))
+    with replacing(folder / FILE) as temporary:
+        temporary.write_bytes(encode(summary))
 
 
 def read(folder: Path) -> Summary:
-    """Read the summary of a report's folder. Raises StorageError."""
-    path = folder / FILE
-    try:
-        data = path.read_bytes() if path.is_file() else None
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read ({error})") from None
-    if data is None:
-        raise StorageError(f"{path} is not a file; give the folder of a report")
-    return decode(Summary, data, str(path))
+    """Read the summary of a report's folder, or join those that the witnesses of several nodes wrote.
+
+    Raises:
+        StorageError: the folder has no report, or a file is damaged; names file and field.
+    """
+    summaries = []
+    for path in (folder / FILE, *sorted(folder.glob("summary-*.json"))):
+        try:
+            data = path.read_bytes() if path.is_file() else None
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read ({error})") from None
+        if data is not None:
+            summaries.append(decode(Summary, data, str(path)))
+    if not summaries:
+        raise StorageError(f"{folder / FILE} is not a file; give the folder of a report")
+    summaries.sort(key=lambda summary: summary.job.seconds)  # the first witness to write saw the cause
+    joined = summaries[0]
+    for other in summaries[1:]:
+        known = {rank.rank for rank in joined.ranks}
+        joined.ranks += [rank for rank in other.ranks if rank.rank not in known]
+        joined.nodes = max(joined.nodes, other.nodes, key=len)
+        joined.ended = "\n".join(filter(None, (joined.ended, other.ended)))
+        joined.timeline = joined.timeline or other.timeline
+    joined.ranks.sort(key=lambda rank: rank.rank)
+    joined.complete = joined.complete and len(summaries) == 1
+    return joined
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a file as a whole, so that readers see the old one or the new one. Raises StorageError."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give the path of a temporary file that replaces ``path`` at the end: readers see the old file or the new one.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
+        yield temporary
         os.replace(temporary, path)
     except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error})") from None
+    finally:
         with suppress(OSError):
             temporary.unlink()
-        raise StorageError(f"{path} cannot be written ({error})") from None
 
 
 class _WrongError(Exception):

@@ -1,0 +1,444 @@
+"""Which rank makes a job slow, and why, in one to three sentences.
+
+A trainer is judged by its steps without the time in which it waited for others: comparing whole steps, or phases,
+blames the ranks that wait. It is slow if such a step takes 1.25 times the trainers' median in most steps, or in some
+steps much longer than before. The difference must matter for the step and exceed the noise of the steps. A host is slow
+if requests to it wait longer than requests to hosts of other nodes, by the request and by the byte.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpigraph.memory import in_units
+from mpigraph.reports.summary import Rank, Summary, Thread
+
+__all__ = ["FEWEST_STEPS", "SLOW", "StepTable", "Verdict", "cache_hits", "cache_size_for", "duration", "judge"]
+
+F64 = NDArray[np.float64]
+
+SLOW = 1.25
+"""A clean step is slow from this multiple of the median on."""
+FEWEST_STEPS = 8
+"""No rank is named after fewer steps than this."""
+_MATTERS = 0.05  # of a step: a smaller difference is no reason
+_CERTAIN = 1.1  # the ratio that remains after three standard errors, and in each quarter of the steps
+_SLOW_HOST = 2.0
+_DELAYED = 0.2  # of the time in which a rank could run and does not
+_FAULTS = 50  # major page faults a second
+_GOOD_HITS = 0.8
+_PRODUCING = ("sample", "answer", "plan", "fetch", "place")
+_WORDS = {
+    "rest": "code outside of the library's spans",
+    "step": "use of minibatches",
+    "sample": "sampling",
+    "answer": "answering other ranks",
+    "plan": "planning of reads",
+    "fetch": "fetching rows",
+    "place": "making minibatches",
+    "meet": "waiting for other trainers",
+}
+
+
+class Verdict(NamedTuple):
+    """The answer.
+
+    Attributes:
+        kind: "trainer", "host", "balanced", or "unknown" if there were too few steps.
+        ranks: the slow ranks, worst first.
+        reason: "stage", "sudden", "seeds", "memory", "processor", "cache", "wait", "network", "requests" or "".
+        stages: those that take too long, or that bound a balanced job.
+        text: sentences.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    reason: str
+    stages: tuple[str, ...]
+    text: str
+
+
+_Blame = tuple[float, Verdict]  # the seconds that it costs in each step
+
+
+class StepTable:
+    """The steps that all trainers made, as arrays of seconds [trainers, steps].
+
+    Attributes:
+        trainers: by number, without those that ended early.
+        seconds: whole steps.
+        wait: for the minibatch.
+        meet: for other trainers.
+        compute: steps without waits.
+        clean: ``compute``, and the share of ``wait`` in which the minibatch did not itself wait for other ranks.
+        step: the median of ``seconds``.
+    """
+
+    def __init__(self, summary: Summary) -> None:
+        longest = max((len(rank.steps.seconds) for rank in summary.trainers), default=0)
+        self.trainers = [rank for rank in summary.trainers if 2 * len(rank.steps.seconds) > longest]
+        self.count = min((len(rank.steps.seconds) for rank in self.trainers), default=0)
+        self.seconds = self.column("seconds")
+        self.wait = np.minimum(self.column("wait"), self.seconds)
+        self.meet = np.minimum(self.column("meet"), self.seconds - self.wait)
+        self.compute = self.seconds - self.wait - self.meet
+        own = [1 - _share_of_waits(rank, met) for rank, met in zip(self.trainers, self.meet.sum(axis=1), strict=True)]
+        self.clean = self.compute + self.wait * np.reshape(own, (-1, 1))
+        self.step = float(np.median(self.seconds)) if self.seconds.size else 0.0
+
+    def column(self, name: str) -> F64:
+        """Return a number of each step, 0 where it is not known: float64 [trainers, steps]."""
+        rows = [getattr(rank.steps, name)[: self.count] or [0] * self.count for rank in self.trainers]
+        return np.array(rows, np.float64).reshape(len(self.trainers), self.count)
+
+    def slow(self) -> Any:
+        """Return the clean steps that took too long: bool [trainers, steps]."""
+        usual = _median(self.clean)
+        return (self.clean >= SLOW * usual) & (self.clean - usual >= _MATTERS * self.step)
+
+    def chronic(self, values: F64) -> list[tuple[int, float, float]]:
+        """Return the trainers that are slow in most steps as (index, ratio, seconds lost a step), worst first."""
+        usual = np.maximum(_median(values), 1e-9)
+        ratios = np.log(np.maximum(values, 1e-9) / usual)
+        middle = np.median(ratios, axis=1)
+        error = 1.86 * np.median(np.abs(ratios - middle[:, None]), axis=1) / np.sqrt(self.count)  # of a median
+        quarters = [np.median(part, axis=1) for part in np.array_split(ratios, 4, axis=1)]
+        certain = np.minimum(middle - 3 * error, np.min(quarters, axis=0)) >= np.log(_CERTAIN)
+        lost = np.median(values - usual, axis=1)
+        slow = certain & (middle >= np.log(SLOW)) & (lost >= _MATTERS * self.step)
+        return [(int(i), float(np.exp(middle[i])), float(lost[i])) for i in np.argsort(-lost) if slow[i]]
+
+    def sudden(self, values: F64) -> tuple[int, NDArray[np.int64], float] | None:
+        """Return the trainer that is slow in some steps, these steps, and seconds lost a step on average."""
+        usual = np.maximum(_median(values), np.median(values, axis=1)[:, None])
+        over = values - usual
+        slow = (values >= SLOW * usual) & (over >= 2 * _MATTERS * self.step)
+        delay = np.array([_delay(rank) * rank.seconds for rank in self.trainers])
+        lost = (over * slow).sum(axis=1) - np.maximum(delay - _median(delay), 0)  # without what other programs took
+        worst, second = np.argsort(-lost)[:2]
+        times = (np.diff(slow, axis=1, prepend=False) & slow).sum(axis=1)  # slow steps in a row are one disturbance
+        alone = lost[worst] >= 3 * lost[second] and times[worst] > 2 + 2 * times[second]
+        if not alone or lost[worst] < _MATTERS * self.seconds.mean() * self.count:
+            return None
+        return int(worst), np.flatnonzero(slow[worst]), float(lost[worst] / self.count)
+
+
+def judge(summary: Summary) -> Verdict:
+    """Name the ranks that make a job slow and the reason, or what a balanced job is bound by."""
+    table = StepTable(summary)
+    blames: list[_Blame] = []
+    if table.count >= FEWEST_STEPS and len(table.trainers) > 1:
+        blames = [*_slow_trainers(summary, table), *_slow_hosts(summary, table)]
+    if blames:
+        verdict = max(blames, key=lambda blame: blame[0])[1]
+    elif table.count >= FEWEST_STEPS:
+        verdict = _balanced(table)
+    else:
+        text = f"Too few steps to judge: {table.count}, and {FEWEST_STEPS} are needed."
+        verdict = Verdict("unknown", (), "", (), text)
+    ended = [f"The job ended early: {line}" for line in summary.ended.strip().splitlines()[:1]]
+    return verdict._replace(text=" ".join(filter(None, [*ended, verdict.text, _far_rows(summary)])))
+
+
+def cache_hits(ranks: Iterable[Rank], epochs: slice = slice(None)) -> float | None:
+    """Return the share of far rows that were in caches, None without far rows."""
+    chosen = [epoch for rank in ranks for epoch in rank.cache.epochs[epochs]]
+    far = sum(epoch.far for epoch in chosen)
+    return min(sum(epoch.cached for epoch in chosen) / far, 1.0) if far else None
+
+
+def cache_size_for(ranks: Iterable[Rank], share: float) -> float | None:
+    """Return the bytes of cache with which each of these ranks would hold a share of its far rows, None if unknown."""
+    total = 0.0
+    for rank in ranks:
+        points = sorted(rank.cache.hits_by_size)
+        if not points or max(point.share for point in points) < share:
+            return None
+        total += float(np.interp(share, np.maximum.accumulate([p.share for p in points]), [p.bytes for p in points]))
+    return total or None
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as text, such as "0.21 s"."""
+    if seconds >= 10:
+        return f"{seconds:,.0f} s"
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _median(values: F64) -> F64:
+    """Return the median over the first axis, of two the lower one: half of the trainers may be slow, or one of two."""
+    return np.sort(values, axis=0)[(len(values) - 1) // 2]  # type: ignore[no-any-return]
+
+
+def _middle(values: Iterable[float]) -> float:
+    numbers = np.array(list(values), np.float64)
+    return float(_median(numbers)) if len(numbers) else 0.0
+
+
+def _main_thread(rank: Rank) -> Thread:
+    training = [thread for thread in rank.threads if "wait" in thread.stages or "step" in thread.stages]
+    return (training or rank.threads or [Thread()])[0]
+
+
+def _producer(rank: Rank) -> Thread:
+    """Return the thread that makes minibatches; without prefetching it is the main thread."""
+    main = _main_thread(rank)
+    producing = [thread for thread in rank.threads if not set(_PRODUCING).isdisjoint(thread.stages)]
+    return next((thread for thread in producing if thread is not main), main)
+
+
+def _stages(rank: Rank, producing: bool) -> dict[str, float]:
+    """Return the seconds of each stage that makes minibatches, or that uses them, without waits."""
+    thread = _producer(rank) if producing else _main_thread(rank)
+    seconds = {name: stage.own for name, stage in thread.stages.items() if (name in _PRODUCING) == producing}
+    own = {name: value for name, value in seconds.items() if name not in ("wait", "meet", "own")}
+    return own if producing else own | {"rest": thread.rest or 0.0}
+
+
+def _share_of_waits(rank: Rank, met: float) -> float:
+    """Return the share of minibatches' making in which they wait for other ranks; ``met``: such waits in steps."""
+    producer = _producer(rank)
+    own = {name: stage.own for name, stage in producer.stages.items() if name in (*_PRODUCING, "meet")}
+    if producer is _main_thread(rank):
+        own["meet"] = max(own.get("meet", 0.0) - met, 0.0)
+    return own.get("meet", 0.0) / (sum(own.values()) or 1.0)
+
+
+def _slow_trainers(summary: Summary, table: StepTable) -> Iterator[_Blame]:
+    for values, certainty, producing in (
+        (table.compute, 2.0, False),  # a slow host is seldom as sure, and may be slow since it trains
+        (table.clean, 1.0, True),
+        (table.compute + table.wait, 0.5, True),
+    ):
+        slow = table.chronic(values)
+        if slow:
+            index, ratio, lost = slow[0]
+            trainers = [table.trainers[i] for i, _, _ in slow]
+            reason, stages, why = _why(table, index, ratio, lost, producing)
+            text = f"{_names(summary, trainers)} the slowest: {why}{_waits_for(table, index)}."
+            certainty = 2.0 if reason in ("seeds", "memory", "cache") else certainty
+            yield lost * certainty, Verdict("trainer", _numbers(trainers), reason, stages, text)
+            return
+    sudden = table.sudden(table.clean)
+    if sudden is None:
+        return
+    index, steps, lost = sudden
+    usual = np.median(table.compute[index])
+    producing = bool((table.compute[index, steps] - usual).sum() < 0.5 * lost * table.count)
+    _, stages, why = _why(table, index, 1 + lost / table.step, lost, producing)
+    first = summary.job.window.first_step if summary.job.window else 0
+    text = (
+        f"{_names(summary, [table.trainers[index]])} slow in {len(steps)} of {table.count} steps "
+        f"({_listed([f'{first + step}' for step in steps.tolist()])}), by {duration(lost * table.count / len(steps))} "
+        f"each: {why}{_waits_for(table, index)}."
+    )
+    yield 2 * lost, Verdict("trainer", _numbers([table.trainers[index]]), "sudden", stages, text)
+
+
+def _why(table: StepTable, index: int, ratio: float, lost: float, producing: bool) -> tuple[str, tuple[str, ...], str]:
+    """Return the reason why a trainer loses seconds in each step, its stages, and words."""
+    trainer = table.trainers[index]
+    peers = [rank for rank in table.trainers if rank is not trainer]
+    seconds = _stages(trainer, producing)
+    usual = [_stages(rank, producing) for rank in peers]
+    excess = {name: value - _middle(peer.get(name, 0.0) for peer in usual) for name, value in seconds.items()}
+    worst = sorted(excess, key=lambda name: -excess[name])[:2]
+    stages = tuple(name for name in worst if excess[name] > 0.4 * max(excess[worst[0]], 0.0))
+    pressed = _lacks_memory(trainer, peers)
+    if pressed:
+        return "memory", stages, pressed
+    for name, what in (("inputs", "input nodes"), ("seeds", "seeds")):
+        sizes = np.median(table.column(name), axis=1)
+        larger = sizes[index] / max(_middle(np.delete(sizes, index)), 1.0)
+        if larger - 1 >= max(0.15, 0.4 * (ratio - 1)):
+            return "seeds", stages, f"its minibatches have {larger:.1f}x the median's {what} ({sizes[index]:,.0f})"
+    if (_delay(trainer) - _middle(map(_delay, peers))) * trainer.seconds >= 0.5 * lost * table.count:
+        return "processor", stages, f"it waits for a processor {_percent(_delay(trainer))} of the time"
+    hits = [share for share in (cache_hits([rank]) for rank in (trainer, *peers)) if share is not None]
+    if producing and len(hits) == len(peers) + 1 and hits[0] <= _middle(hits[1:]) - 0.1:
+        text = f"its cache has {_percent(hits[0])} of its far rows, the median trainer's {_percent(_middle(hits[1:]))}"
+        return "cache", ("fetch",), text
+    if producing and sum(excess[name] for name in stages) < 0.3 * lost * table.count:
+        return "wait", ("fetch",), f"its minibatches take {ratio:.1f}x the median, in which they wait for other ranks"
+    own = sum(seconds[name] for name in stages)
+    times = own / max(_middle(sum(peer.get(name, 0.0) for name in stages) for peer in usual), 1e-9) if own else ratio
+    takes = "take" if len(stages) > 1 or not stages else "takes"
+    often = f"{times:.1f}x the median" if times < 100 else f"{duration(own / table.count)} of each step"
+    return "stage", stages, f"its {_in_words(stages) or 'steps'} {takes} {often}"
+
+
+def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
+    """Compare the waits for each host with those between other nodes."""
+    ranks = {rank.rank: rank for rank in summary.ranks}
+    pairs = [
+        (i, rank.node, to.host_rank, ranks[to.host_rank].node, to.requests, to.bytes_received, to.waited_seconds)
+        for i, rank in enumerate(table.trainers)
+        for to in rank.to_hosts
+        if to.requests and to.host_rank in ranks and ranks[to.host_rank].node != rank.node
+    ]
+    if not pairs:
+        return
+    reader, reader_node, host, host_node, requests, received, waited = np.array(pairs, np.float64).T
+    rates = np.stack([waited / requests, waited / np.maximum(received, 1)])
+
+    def times(pairs: Any, usual: Any) -> float:
+        """Compare waits by the request and by the byte; return the smaller ratio."""
+        return min(_middle(rate[pairs]) / max(_middle(rate[usual]), 1e-12) for rate in rates)
+
+    slow: list[Rank] = []
+    far = np.zeros(len(host), bool)
+    slowest = sorted(np.unique(host[np.argsort(-rates[0])][:32]).tolist(), key=lambda h: -_middle(rates[0, host == h]))
+    for rank in [ranks[int(h)] for h in slowest]:
+        into = host == rank.rank
+        apart = (reader_node != rank.node) & (host_node != rank.node)
+        usual = apart if apart.any() else (host_node == rank.node) & ~into if len(set(host[~into])) > 1 else ~into
+        larger = times(into, usual) if usual.any() else 0.0
+        if larger < _SLOW_HOST * (1 if apart.any() else 1.25) or requests[into].sum() < FEWEST_STEPS:
+            continue
+        if not slow:
+            ratio, compared = larger, usual
+        slow.append(rank)
+        out = reader_node == rank.node
+        far |= into | (out if apart.any() and out.any() and times(out, apart) >= _SLOW_HOST else False)
+    if not slow:
+        return
+    extra = np.where(far, waited - requests * _middle(rates[0, compared]), 0.0)
+    by_trainer = np.bincount(reader.astype(int), extra, len(table.trainers)) / table.count
+    cost = float(np.minimum(by_trainer, np.median(table.wait, axis=1)).max())
+    if cost < _MATTERS * table.step:
+        return
+    worst = slow[0]
+    peers = [rank for rank in summary.ranks if rank.hosts and rank not in slow]
+    links = (far & (reader_node == worst.node)).any() or (
+        len(slow) > 1 and {rank.node for rank in slow} == {worst.node}
+    )
+    why = _lacks_memory(worst, peers)
+    reason = "memory" if why else "network" if links else "requests"
+    if _delay(worst) >= max(_DELAYED, 2 * _middle(map(_delay, peers))):
+        reason = "processor"
+        why = f"it waits for a processor {_percent(_delay(worst))} of the time"
+    who = f"The network of node {summary.node_of(worst)} is slow"
+    if reason != "network":
+        who = f"{_names(summary, slow)} slow to answer{why and f': {why}'}"
+    text = (
+        f"{who}; a request waits {duration(_middle(rates[0, host == worst.rank]))}, {ratio:.1f}x as long as to others. "
+        f"Trainers wait up to {_of_step(float(np.median(table.wait, axis=1).max()), table)} for minibatches."
+    )
+    yield cost, Verdict("host", _numbers(slow), reason, ("fetch",), text)
+
+
+def _balanced(table: StepTable) -> Verdict:
+    wait = float(np.median(table.wait))
+    meet = float(np.median(table.meet))
+    produces = wait >= max(0.3 * table.step, meet)
+    seconds: dict[str, float] = {}
+    for rank in table.trainers:
+        whole = {name: stage.seconds for name, stage in _producer(rank).stages.items() if name in _PRODUCING}
+        whole.pop("place", None)  # fetches lie inside
+        for name, value in (whole if produces else _stages(rank, False)).items():
+            seconds[name] = seconds.get(name, 0.0) + value / table.count / len(table.trainers)
+    longest = sorted(seconds, key=lambda name: -seconds[name])[: 1 if produces else 2]
+    stages = tuple(name for name in longest if seconds[name] >= 0.3 * seconds[longest[0]] > 0)
+    text = _of_step(sum(seconds[name] for name in stages), table)
+    if produces:
+        text = f"trainers wait {_of_step(wait, table)} for minibatches"
+    elif meet >= 0.3 * table.step:
+        stages = ("meet",)
+        text = f"trainers wait {_of_step(meet, table)} for one another, as for gradients"
+    head = "Balanced" if len(table.trainers) > 1 else "One trainer"
+    text = f"{head}; bound by {_in_words(stages) or 'the script'}: {text}."
+    delay = _middle(map(_delay, table.trainers))
+    if delay >= _DELAYED:
+        text += f" Ranks wait for a processor {_percent(delay)} of the time: their node has too few for their threads."
+    return Verdict("balanced", (), "", stages, text)
+
+
+def _far_rows(summary: Summary) -> str:
+    """Describe where far rows come from, and what the cache does about them."""
+    trainers = summary.trainers
+    node_of = {rank.rank: rank.node for rank in summary.ranks}
+    received: dict[int, int] = {}
+    for rank in trainers:
+        for to in rank.to_hosts:
+            node = node_of.get(to.host_rank, rank.node)
+            if node != rank.node:
+                received[node] = received.get(node, 0) + to.bytes_received
+    parts = []
+    total = sum(received.values())
+    if total and len(received) > 1:
+        most = max(received, key=lambda node: received[node])
+        parts.append(f"{_percent(received[most] / total)} from {summary.nodes[most].name}")
+    hits, first = cache_hits(trainers), cache_hits(trainers, slice(1))
+    if hits is not None and first is not None:
+        cold = f" ({_percent(first)} in the first epoch)" if first < hits - 0.1 else ""
+        parts.append(f"cache hits {_percent(hits)}{cold}")
+        by_node: dict[int, list[Rank]] = {}
+        for rank in trainers:
+            by_node.setdefault(rank.node, []).append(rank)
+        sizes = [cache_size_for(group, _GOOD_HITS) for group in by_node.values()]
+        if hits < _GOOD_HITS - 0.05 and None not in sizes:
+            a_node = " on each node" if len(sizes) > 1 else ""
+            parts.append(
+                f"{in_units(int(max(size or 0 for size in sizes)))}{a_node} would reach {_percent(_GOOD_HITS)}"
+            )
+    return f"Far rows: {', '.join(parts)}." if parts else ""
+
+
+def _lacks_memory(rank: Rank, peers: Sequence[Rank]) -> str:
+    """Describe a rank's lack of memory, "" if it is not worse than that of its peers."""
+
+    def faults(rank: Rank) -> float:
+        return (rank.cpu.major_faults or 0) / max(rank.seconds, 1e-3)
+
+    def pressure(rank: Rank) -> float:
+        return (rank.cpu.memory_pressure or 0.0) / max(rank.seconds, 1e-3)
+
+    if faults(rank) >= max(_FAULTS, 4 * _middle(map(faults, peers))):
+        return f"it lacks memory ({faults(rank):,.0f} major page faults a second)"
+    if pressure(rank) >= max(0.1, 2 * _middle(map(pressure, peers))):
+        return f"its node lacks memory ({_percent(pressure(rank))} of the time)"
+    return ""
+
+
+def _delay(rank: Rank) -> float:
+    return (rank.cpu.run_delay or 0.0) / max(rank.seconds, 1e-3)
+
+
+def _waits_for(table: StepTable, index: int) -> str:
+    """Say how long the other trainers wait for one."""
+    means = table.meet.mean(axis=1)
+    waited = _middle(np.delete(means, index)) - float(means[index])
+    return f"; the others wait {_of_step(waited, table)} for it" if waited >= 0.02 * table.step else ""
+
+
+def _of_step(seconds: float, table: StepTable) -> str:
+    return f"{duration(seconds)} of each {duration(float(table.seconds.mean()))} step"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _listed(words: Sequence[str]) -> str:
+    words = words if len(words) <= 4 else [*words[:3], f"{len(words) - 3} more"]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _in_words(stages: Sequence[str]) -> str:
+    return _listed([_WORDS.get(name, name) for name in stages])
+
+
+def _names(summary: Summary, ranks: Sequence[Rank]) -> str:
+    """Return ranks as the subject of a sentence, such as "Trainer 5 on node n3 is"."""
+    nodes = {summary.node_of(rank) for rank in ranks}
+    numbers = _listed([str(rank.number) for rank in ranks])
+    role = ranks[0].role.capitalize()
+    if len(ranks) == 1:
+        return f"{role} {numbers} on node {nodes.pop()} is"
+    return f"{role}s {numbers} on {'node' if len(nodes) == 1 else 'nodes'} {_listed(sorted(nodes))} are"
+
+
+def _numbers(ranks: Sequence[Rank]) -> tuple[int, ...]:
+    return tuple(rank.rank for rank in ranks)
