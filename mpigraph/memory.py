@@ -17,6 +17,7 @@ __all__ = [
     "held_memory",
     "in_units",
     "keep_freed_memory",
+    "process_figures",
     "unheld_on_node",
 ]
 
@@ -59,6 +60,31 @@ def held_memory() -> int:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * resource.getpagesize()
     return 200 << 20
+
+
+def process_figures(proc: str = "/proc") -> dict[str, float | None]:
+    """Return what this process has used so far; None for what the kernel does not tell.
+
+    ``cpu_seconds``; ``run_delay_seconds``, in which its threads could run and no processor was free; ``major_faults``,
+    pages that came from a disk; ``memory_pressure_seconds``, in which some process of the node waited for memory; and
+    ``private_peak`` and ``shared_peak``, bytes: its memory at its highest, without the shared memory that it holds now,
+    and that.
+    """
+    figures: dict[str, float | None] = dict.fromkeys(("run_delay_seconds", "memory_pressure_seconds"))
+    figures |= dict.fromkeys(("private_peak", "shared_peak"))
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    figures |= {"cpu_seconds": usage.ru_utime + usage.ru_stime, "major_faults": usage.ru_majflt}
+    with suppress(OSError, ValueError, IndexError):
+        threads = [path.read_text(encoding="ascii").split() for path in Path(proc, "self/task").glob("*/schedstat")]
+        figures["run_delay_seconds"] = sum(int(delay) for _, delay, _ in threads) / 1e9 if threads else None
+    with suppress(OSError, TypeError):
+        text = Path(proc, "pressure/memory").read_text(encoding="ascii")
+        figures["memory_pressure_seconds"] = int(re.search(r"some .*total=(\d+)", text)[1]) / 1e6  # type: ignore[index]
+    with suppress(OSError, KeyError, ValueError):
+        text = Path(proc, "self/status").read_text(encoding="ascii")
+        has = {name: 1024 * int(size) for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+        figures |= {"private_peak": has["VmHWM"] - has["RssShmem"], "shared_peak": has["RssShmem"]}
+    return figures
 
 
 def give_back() -> None:

@@ -18,6 +18,7 @@ from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.wait import PEERS_COMPUTE
+from mpigraph.trace import count
 from mpigraph.tracebacks import line_of
 
 __all__ = [
@@ -43,6 +44,7 @@ def allgather_bytes(comm: MPI.Comm, data: bytes) -> list[bytes]:
 def _gather_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[list[bytes]]:
     length, lengths = np.array([len(data)], np.int64), np.empty(comm.size, np.int64)
     yield comm.Iallgather(length, lengths)
+    count("collective_bytes", len(data) * (comm.size - 1))
     total = np.empty(int(lengths.sum()), np.uint8)
     yield comm.Iallgatherv(np.frombuffer(data, np.uint8), [total, lengths])
     everything = total.tobytes()

@@ -40,7 +40,8 @@ from mpigraph.mpi.agree import describe, no_way_back
 from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.wait import BULK, IN_ROUND, TRANSFER, Backoff, Policy, wait
-from mpigraph.mpi.world import World
+from mpigraph.mpi.world import Trainers, World
+from mpigraph.trace import clock, count
 
 __all__ = [
     "FAILED",
@@ -60,11 +61,14 @@ __all__ = [
     "RequestServer",
     "Requester",
     "alltoall",
+    "answered",
     "answering",
     "exchange_answers",
     "exchange_rows",
     "exchange_words",
     "in_rank_order",
+    "received",
+    "sent",
     "sum_over_ranks",
 ]
 
@@ -128,6 +132,11 @@ class Request(NamedTuple):
     asker: int
     tag: int
     words: I64
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the message."""
+        return 8 + self.words.nbytes
 
 
 class RequestServer:
@@ -256,6 +265,23 @@ Answer = Callable[[Sequence[I64]], Sequence[I64]]
 """Makes the answers to the words of requests, each behind ``HEAD`` free words. An error means one request is wrong."""
 
 
+def sent(to: int, nbytes: int) -> None:
+    """Count a message to a rank of the job."""
+    count("sent_messages", 1, to)
+    count("sent_bytes", nbytes, to)
+
+
+def received(source: int, nbytes: int) -> None:
+    """Count bytes from a rank of the job."""
+    count("received_bytes", nbytes, source)
+
+
+def answered(by: int, begin: float) -> None:
+    """Count a request that a rank of the job has answered, and the time since ``begin``, on the clock of spans."""
+    count("requests", 1, by)
+    count("answered_ns", int(1e9 * (clock() - begin)), by)
+
+
 def _request(asker: int, words: I64) -> Request | None:
     """Return the request in a message; None if it has no tag for a reply."""
     tag = int(words[0]) if len(words) else -1
@@ -290,9 +316,11 @@ def answering(answer: Answer) -> Handler:
         server.held += nbytes
         sends = []
         for request, words in zip(requests, answers, strict=True):
+            received(request.asker, request.nbytes)
             words[:HEAD] = status, len(words) - HEAD
             for part in (words[: HEAD + FIRST // 8], words[HEAD + FIRST // 8 :]):
                 if len(part):
+                    sent(request.asker, part.nbytes)
                     sends.append(server.comm.Isend([part, MPI.INT64_T], request.asker, request.tag))
         if not MPI.Request.Testall(sends):
             for send in sends:
@@ -357,6 +385,8 @@ class Requester:
         message = np.empty(1 + len(words), np.int64)
         message[0] = tag
         message[1:] = words
+        begin = clock()
+        sent(rank, message.nbytes)
         sending = self.comm.Isend([message, MPI.INT64_T], rank, REQUEST)
         yield receiving
         status, length = reply[:HEAD].tolist()
@@ -366,6 +396,8 @@ class Requester:
             rest = self.comm.Irecv([answer[len(first) :], MPI.INT64_T], rank, tag)
             answer[: len(first)] = first
             yield rest
+        answered(rank, begin)
+        received(rank, 8 * (HEAD + length))
         yield sending
         if status != OK:
             name, _, text = answer.tobytes().decode().rstrip().partition(":")
@@ -403,9 +435,19 @@ def alltoall(comm: MPI.Comm, rows: Array, going: I64, coming: I64, out: Array | 
     """
     if out is None:
         out = np.empty((int(coming.sum()), *rows.shape[1:]), rows.dtype)
-    with _row_type(rows.dtype.itemsize * math.prod(rows.shape[1:])) as row:
+    row_bytes = rows.dtype.itemsize * math.prod(rows.shape[1:])
+    _count_rows(comm, going, coming, row_bytes)
+    with _row_type(row_bytes) as row:
         yield comm.Ialltoallv([rows, going, row], [out, coming, row])
     return out
+
+
+def _count_rows(comm: MPI.Comm, going: I64, coming: I64, row_bytes: int) -> None:
+    ranks = comm.ranks if isinstance(comm, Trainers) else range(comm.size)
+    for counts, add in ((going, sent), (coming, received)):
+        for index in np.flatnonzero(counts).tolist():
+            if index != comm.rank:
+                add(int(ranks[index]), int(counts[index]) * row_bytes)
 
 
 @collective("comm")
@@ -450,9 +492,10 @@ class Header:
         self._sent[:, 0] = operation
         self._sent[:, 1] = status
         self._sent[:, 2] = counts
-        received = np.empty_like(self._sent)
-        self.request = comm.Ialltoall(self._sent, received)
-        self.operations, self.statuses, self.counts = received.T
+        came = np.empty_like(self._sent)
+        count("collective_bytes", self._sent.nbytes)
+        self.request = comm.Ialltoall(self._sent, came)
+        self.operations, self.statuses, self.counts = came.T
 
 
 @dataclass(frozen=True)
@@ -509,6 +552,7 @@ def exchange_answers(
     if answers is None:
         sizes[:] = -1
     incoming = np.empty(comm.size, np.int64)
+    count("collective_bytes", sizes.nbytes)
     request = comm.Ialltoall(sizes, incoming)
     if meanwhile is not None:
         meanwhile()

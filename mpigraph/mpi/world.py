@@ -44,13 +44,23 @@ from mpigraph.mpi.watchdog import Watchdog
 from mpigraph.mpi.witness import Witness, pid_namespace
 from mpigraph.trace import address
 
-__all__ = ["TRAINERS", "World", "choose_servers", "job_comm", "memory_domain", "open_world"]
+__all__ = ["TRAINERS", "Trainers", "World", "choose_servers", "job_comm", "memory_domain", "open_world"]
 
 _DOMAINS = Path("/sys/devices/system/node")
 _SPARE = 8  # communicators that are to be left
 
 TRAINERS = "what trainers agree on"
 """The place at which trainers wait for one another on their communicator; see :meth:`World.meeting`."""
+
+
+class Trainers(MPI.Intracomm):
+    """The communicator of the trainers.
+
+    Attributes:
+        ranks: of the trainers in the job.
+    """
+
+    ranks: list[int]
 
 
 class World:
@@ -98,7 +108,8 @@ class World:
         except InvalidArgumentError:  # on every rank
             self._made.close()
             raise
-        self.trainers = cast(MPI.Intracomm, self.comm.Split(0 if self.is_trainer else MPI.UNDEFINED, self.rank))
+        self.trainers = Trainers(self.comm.Split(0 if self.is_trainer else MPI.UNDEFINED, self.rank))
+        self.trainers.ranks = self.trainer_ranks.tolist()
         if self.is_trainer:
             self._own(self.trainers)
         self.watchdog = self._watch_all()

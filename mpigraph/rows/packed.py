@@ -25,7 +25,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import first_alike, gather_rows, place_rows, scatter_rows
 from mpigraph.mpi.coroutine import Coroutine
-from mpigraph.mpi.messages import REQUEST, Request, Requester, RequestServer
+from mpigraph.mpi.messages import REQUEST, Request, Requester, RequestServer, answered
 from mpigraph.mpi.wait import TRANSFER
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
@@ -37,6 +37,7 @@ from mpigraph.rows.transport import (
     nothing,
     split_requests,
 )
+from mpigraph.trace import clock
 
 __all__ = ["CHUNK", "PackedTransport"]
 
@@ -189,7 +190,8 @@ class PackedTransport(Transport):
         for _ in range(most):
             post()
         message = _message(window.number, distinct.rows, tag)
-        self.traffic.sent(message.nbytes)
+        begin = clock()
+        self.traffic.sent(remote.rank, message.nbytes)
         sending = self._comm.Isend(message, remote.rank, REQUEST)
         while receives:
             request, begin, chunk, in_place = receives.popleft()
@@ -200,10 +202,11 @@ class PackedTransport(Transport):
                     request.Wait()
                 yield sending
                 return False
-            self.traffic.received(chunk.nbytes)
+            self.traffic.received(remote.rank, chunk.nbytes)
             post()  # before this chunk is placed, so that the next ones travel
             if not in_place:
                 place_rows(chunk, distinct.places[begin : begin + len(chunk)], out)
+        answered(remote.rank, begin)
         yield sending
         if len(distinct.repeats):
             gather_rows(out, distinct.originals, distinct.repeats, out)
@@ -227,6 +230,7 @@ class PackedTransport(Transport):
         step = max(1, CHUNK // window.row_bytes)
         outstanding: deque[tuple[MPI.Request, MPI.Request]] = deque()
         stored = True
+        asked = clock()
         for begin in range(0, len(rows), step):
             if len(outstanding) == _OF_ONE:
                 stored &= yield from _answered(*outstanding.popleft())
@@ -234,10 +238,11 @@ class PackedTransport(Transport):
             leaving_rows = np.ascontiguousarray(values[positions[begin : begin + step]])
             message = _message(window.number, rows[begin : begin + step], tag, _as_bytes(leaving_rows))
             answer = self._comm.Irecv(np.empty(1, np.uint8), leaving.rank, tag)
-            self.traffic.sent(message.nbytes)
+            self.traffic.sent(leaving.rank, message.nbytes)
             outstanding.append((answer, self._comm.Isend(message, leaving.rank, REQUEST)))
         while outstanding:
             stored &= yield from _answered(*outstanding.popleft())
+        answered(leaving.rank, asked)
         return stored
 
     def progress(self) -> bool:
@@ -257,7 +262,7 @@ class PackedTransport(Transport):
         """Send the rows of a request, as many chunks at a time as the other replies allow, or store them."""
         (request,) = requests
         words = request.words
-        self.traffic.received(words.nbytes)
+        self.traffic.received(request.asker, request.nbytes)
         rows, values = self._rows_of(words)
         if rows is None:
             yield self._send(_NO_BYTES, request)
@@ -302,7 +307,7 @@ class PackedTransport(Transport):
         return window.words if window is not None else None
 
     def _send(self, chunk: Array, request: Request) -> MPI.Request:
-        self.traffic.sent(chunk.nbytes)
+        self.traffic.sent(request.asker, chunk.nbytes)
         return self._comm.Isend([_as_bytes(chunk), MPI.BYTE], request.asker, request.tag)
 
     def _rows_of(self, words: I64) -> tuple[Array | None, U8]:

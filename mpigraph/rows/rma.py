@@ -13,7 +13,9 @@ from mpi4py import MPI
 from mpigraph.arrays import I64, Array
 from mpigraph.kernels.row_ops import find_runs, gather_rows
 from mpigraph.mpi.agree import no_way_back
+from mpigraph.mpi.messages import answered
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, last_of_equal, nothing, split_requests
+from mpigraph.trace import clock
 
 __all__ = ["RmaTransport"]
 
@@ -63,12 +65,14 @@ class RmaTransport(Transport):
             what = f"one-sided reads of rows of rank(s) {', '.join(str(rows.rank) for rows in requests)}"
             with no_way_back(self.world.comm, MPI.Exception):  # MPI is about to write to their memory
                 with self.world.watch(what):
+                    begin = clock()
                     gets = [_Get(window, rows, out) for rows in requests]
                 meanwhile()
                 with self.world.watch(what):
-                    for get in gets:
-                        self.traffic.sent(0)
-                        self.traffic.received(get.finish())
+                    for get, rows in zip(gets, requests, strict=True):
+                        self.traffic.sent(rows.rank, 0)
+                        self.traffic.received(rows.rank, get.finish())
+                        answered(rows.rank, begin)
             meanwhile = nothing
 
     def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
@@ -90,3 +94,4 @@ class RmaTransport(Transport):
             ):
                 window.win.Put([going.view(np.uint8), len(going), window.row], leaving.rank, target=[0, 1, runs])
                 window.win.Flush(leaving.rank)
+                self.traffic.sent(leaving.rank, going.nbytes)

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, Array
 from mpigraph.kernels.row_ops import gather_rows
+from mpigraph.mpi.messages import received, sent
 from mpigraph.mpi.world import World
 from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.sources.row_source import RowSource
@@ -111,14 +112,16 @@ class Traffic:
         self._lock = Lock()
         self.messages = self.bytes_sent = self.bytes_received = 0
 
-    def sent(self, nbytes: int) -> None:
-        """Count one message that leaves."""
+    def sent(self, to: int, nbytes: int) -> None:
+        """Count one message to a rank."""
+        sent(to, nbytes)
         with self._lock:
             self.messages += 1
             self.bytes_sent += nbytes
 
-    def received(self, nbytes: int) -> None:
-        """Count bytes that arrived."""
+    def received(self, source: int, nbytes: int) -> None:
+        """Count bytes that came from a rank."""
+        received(source, nbytes)
         with self._lock:
             self.bytes_received += nbytes
 

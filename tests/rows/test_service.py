@@ -49,9 +49,9 @@ class RowByRow(Transport):
             for row, position in zip(rows.rows.tolist(), rows.positions.tolist(), strict=True):
                 place = [out[position].view(np.uint8), size, MPI.BYTE]
                 window.win.Get(place, rows.rank, target=[row * size, size, MPI.BYTE])
-                self.traffic.sent(0)
+                self.traffic.sent(rows.rank, 0)
             window.win.Flush(rows.rank)
-            self.traffic.received(len(rows.rows) * size)
+            self.traffic.received(rows.rank, len(rows.rows) * size)
 
     def progress(self) -> bool:
         self.polls += 1

@@ -4,6 +4,7 @@ import time
 from threading import Thread
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from jobs import run_script
 from layouts import FAR, WAIT, Job, api, own_on_layouts
@@ -13,6 +14,9 @@ from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.transport import Transport
 from mpigraph.rows.window import RowWindow
+from mpigraph.trace import sums
+
+Counts = npt.NDArray[np.int64]
 
 
 @own_on_layouts(FAR)
@@ -74,6 +78,41 @@ def test_traffic_is_counted(layout: Job) -> None:
                 assert way.traffic.messages - before[0] >= len(far)
                 assert way.traffic.bytes_received - before[1] >= len(ids) * 400
         meet(world, service.progress)
+        window.close()
+
+
+def counted(name: str, size: int) -> Counts:
+    """A counter of this process, by rank."""
+    totals = np.zeros(size, np.int64)
+    for snapshot in sums().values():
+        for key, value in snapshot.counts.items():
+            if key[0] == name:
+                totals[int(key[1])] += value
+    return totals
+
+
+@own_on_layouts(FAR)
+def test_what_a_rank_sends_another_receives(layout: Job) -> None:
+    names = ("sent_bytes", "received_bytes", "sent_messages", "requests", "answered_ns")
+    with rows_of(layout) as service:
+        world = service.world
+        window = filled_window(service, (100,), "f4")
+        before = [counted(name, world.size) for name in names]
+        world.comm.Barrier()
+        far = np.flatnonzero(~world.near)
+        if world.is_trainer:
+            for _ in range(2):
+                window.gather((far[:, None] * HELD + np.arange(50)).ravel(), transport=by_packing(service))
+        meet(world, service.progress)
+        done = [counted(name, world.size) - old for name, old in zip(names, before, strict=True)]
+        sent, received, messages, requests, seconds = np.array(world.comm.allgather(done)).swapaxes(0, 1)
+        assert np.array_equal(sent, received.T)
+        asks = np.zeros((world.size, world.size), np.bool_)
+        for trainer in world.trainer_ranks:
+            asks[trainer, world.hosts] = world.node_of[world.hosts] != world.node_of[trainer]
+        assert np.array_equal(requests, 2 * asks) and np.array_equal(seconds > 0, asks)
+        assert (received[asks] >= 2 * 50 * 400).all() and not received[~(asks | asks.T)].any()
+        assert np.array_equal(messages, 2 * asks + 2 * asks.T)
         window.close()
 
 
