@@ -15,6 +15,7 @@ __all__ = ["main"]
 _COMMANDS = {  # and their modules, each imported when needed, since some load libraries for seconds
     **{name: name for name in ("generate", "partition", "info", "verify", "run", "launch", "copy", "stage", "bench")},
     "export": "export_graph",
+    "report": "show_report",
 }
 
 

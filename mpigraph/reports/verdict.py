@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 from mpigraph.memory import in_units
 from mpigraph.reports.summary import Rank, Summary, Thread
 
-__all__ = ["FEWEST_STEPS", "SLOW", "StepTable", "Verdict", "cache_hits", "cache_size_for", "duration", "judge"]
+__all__ = [
+    "FEWEST_STEPS",
+    "SLOW",
+    "StepTable",
+    "Verdict",
+    "cache_hits",
+    "cache_size_for",
+    "duration",
+    "judge",
+    "main_thread",
+]
 
 F64 = NDArray[np.float64]
 
@@ -177,21 +187,22 @@ def _middle(values: Iterable[float]) -> float:
     return float(_median(numbers)) if len(numbers) else 0.0
 
 
-def _main_thread(rank: Rank) -> Thread:
+def main_thread(rank: Rank) -> Thread:
+    """Return the thread that trains; of a server its only one."""
     training = [thread for thread in rank.threads if "wait" in thread.stages or "step" in thread.stages]
     return (training or rank.threads or [Thread()])[0]
 
 
 def _producer(rank: Rank) -> Thread:
     """Return the thread that makes minibatches; without prefetching it is the main thread."""
-    main = _main_thread(rank)
+    main = main_thread(rank)
     producing = [thread for thread in rank.threads if not set(_PRODUCING).isdisjoint(thread.stages)]
     return next((thread for thread in producing if thread is not main), main)
 
 
 def _stages(rank: Rank, producing: bool) -> dict[str, float]:
     """Return the seconds of each stage that makes minibatches, or that uses them, without waits."""
-    thread = _producer(rank) if producing else _main_thread(rank)
+    thread = _producer(rank) if producing else main_thread(rank)
     seconds = {name: stage.own for name, stage in thread.stages.items() if (name in _PRODUCING) == producing}
     own = {name: value for name, value in seconds.items() if name not in ("wait", "meet", "own")}
     return own if producing else own | {"rest": thread.rest or 0.0}
@@ -201,7 +212,7 @@ def _share_of_waits(rank: Rank, met: float) -> float:
     """Return the share of minibatches' making in which they wait for other ranks; ``met``: such waits in steps."""
     producer = _producer(rank)
     own = {name: stage.own for name, stage in producer.stages.items() if name in (*_PRODUCING, "meet")}
-    if producer is _main_thread(rank):
+    if producer is main_thread(rank):
         own["meet"] = max(own.get("meet", 0.0) - met, 0.0)
     return own.get("meet", 0.0) / (sum(own.values()) or 1.0)
 
