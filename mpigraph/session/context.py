@@ -42,6 +42,7 @@ from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.control import Control, Operation
 from mpigraph.session.draws import check_seed, fork_key, next_in_memory
+from mpigraph.session.gradient_waits import watch_gradients
 from mpigraph.session.server import serve
 from mpigraph.session.torch_waits import TorchWaits
 from mpigraph.store.store import Store
@@ -484,6 +485,7 @@ def _start_session(session: Session) -> None:
         address, port = world.rendezvous()
     variables = settings.set_rendezvous(session.rank, session.num_trainers, world.local_trainer, address, port)
     session.closing.callback(settings.unset, variables)
+    session.closing.callback(watch_gradients().remove)
     get_logger().info("%d trainers, %d hosts, %d nodes", session.num_trainers, len(world.hosts), world.num_nodes)
     Session.running = session
     atexit.register(_exit_at_exit)
