@@ -145,12 +145,13 @@ SETTINGS = common.CHECKPOINTS | {
     "norm": (0, "divide each feature row by this norm; 0: do not"),
     "lr": (0.005, "learning rate"),
     "weight_decay": (0.0, "of all parameters"),
+    "report": ("", "folder for a report of what makes the job slow: report.html (default: MPIGRAPH_REPORT, else none)"),
 }
 
 
 def main():
     args = common.parse_arguments(__doc__, SETTINGS)
-    mg.distributed.initialize(num_servers=args.num_servers, seed=args.seed)
+    mg.distributed.initialize(num_servers=args.num_servers, seed=args.seed, report=args.report or None)
     device = common.start_torch(args.backend)
     with graphs.graph_files(write_graph, args.part_config) as part_config:
         g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         to_homogeneous,
         to_simple,
     )
+    from mpigraph.session.report_block import report
 
 __version__ = "0.1.0"
 
@@ -81,6 +82,7 @@ __all__ = [
     "rand_graph",
     "remove_edges",
     "remove_self_loop",
+    "report",
     "reverse",
     "to_bidirected",
     "to_block",
@@ -95,6 +97,7 @@ _HOMES = {
     "mpigraph.graphs.block": ("Block", "to_block"),
     "mpigraph.errors": ("MPIGraphError",),
     "mpigraph.graphs.hetero": ("HeteroGraph", "graph", "heterograph"),
+    "mpigraph.session.report_block": ("report",),
     "mpigraph.graphs.transforms": (
         "add_edges",
         "add_reverse_edges",

@@ -32,6 +32,7 @@ __all__ = [
     "strict",
     "unset",
     "tell_num_servers",
+    "variables",
 ]
 
 _PREFIX = "MPIGRAPH_"
@@ -59,6 +60,7 @@ class Config:
         num_worker_threads: threads that a rank samples with.
         requeue: how ``checkpoint.requeue()`` has the job started again: "auto" asks Slurm, "exit" leaves it to the
             caller that sees the exit status.
+        report: the folder of a report of the whole job; "" for none.
     """
 
     ranks_per_node: int = 0
@@ -73,6 +75,7 @@ class Config:
     num_servers: int = 1
     num_worker_threads: int = 1
     requeue: str = "auto"
+    report: str = ""
 
     @property
     def threads_chosen(self) -> bool:
@@ -115,6 +118,11 @@ class Config:
                     f"{_PREFIX}{field.name.upper()} must be a {type(field.default).__name__} (got {text!r})"
                 ) from None
         return cls(**values)
+
+
+def variables() -> dict[str, str]:
+    """Return the library's variables that are set."""
+    return {name: text for name, text in sorted(os.environ.items()) if name.startswith(_PREFIX)}
 
 
 class Allocation(NamedTuple):

@@ -17,7 +17,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.coroutine import Coroutine, run
-from mpigraph.mpi.wait import PEERS_COMPUTE
+from mpigraph.mpi.wait import BULK, PEERS_COMPUTE
 from mpigraph.trace import count
 from mpigraph.tracebacks import line_of
 
@@ -27,6 +27,7 @@ __all__ = [
     "describe",
     "everywhere",
     "first_choice",
+    "gather_bytes",
     "no_way_back",
     "raise_jointly",
     "together",
@@ -39,6 +40,23 @@ Error = TypeVar("Error", bound=MPIGraphError)
 def allgather_bytes(comm: MPI.Comm, data: bytes) -> list[bytes]:
     """Give every rank the bytes of every rank, in rank order."""
     return run(_gather_bytes(comm, data))
+
+
+@collective("comm")
+def gather_bytes(comm: MPI.Comm, data: bytes, root: int) -> list[bytes]:
+    """Give one rank, ``root``, the bytes of every rank, in rank order; the others get none."""
+    return run(_gather_at(comm, data, root), BULK)
+
+
+def _gather_at(comm: MPI.Comm, data: bytes, root: int) -> Coroutine[list[bytes]]:
+    lengths = np.empty(comm.size, np.int64)
+    yield comm.Iallgather(np.array([len(data)], np.int64), lengths)
+    if comm.rank != root:
+        yield comm.Igatherv(np.frombuffer(data, np.uint8), None, root)
+        return []
+    total = np.empty(int(lengths.sum()), np.uint8)
+    yield comm.Igatherv(np.frombuffer(data, np.uint8), [total, lengths], root)
+    return [piece.tobytes() for piece in np.split(total, np.cumsum(lengths)[:-1])]
 
 
 def _gather_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[list[bytes]]:

@@ -31,9 +31,12 @@ from mpigraph.trace import Trace, address
 __all__ = ["Board", "Group", "Record", "Reports", "Summary", "spans"]
 
 _SLOT = 1024  # bytes a rank has on the board
-_HEAD = 56  # the first bytes of a slot: times it was written, checksum, length, whether the rank speaks, and stopping
+_HEAD = (
+    64  # the first bytes of a slot: times it was written, checksum, length, whether the rank speaks, stopping, steps
+)
 _SPEAKS = 3  # word of the head: the rank speaks for its node
 _STOPPING = slice(4, 7)
+_STEPS = slice(7, 8)
 _TEXT = 300  # characters of a record's text
 _PLACES = 8  # of a trainer's threads, in a record
 _GROUPS = 16  # in a summary
@@ -205,7 +208,12 @@ def _range(shortest: float, longest: float) -> str:
 
 
 class Board:
-    """The slots of a node's ranks. Each rank writes its own and may read all."""
+    """The slots of a node's ranks. Each rank writes its own and may read all.
+
+    Attributes:
+        stopping: of each rank, its words of :mod:`.stopping`.
+        steps: of each rank int64[1], the steps that it has done while a report is made.
+    """
 
     @collective("node")
     def __init__(self, node: MPI.Intracomm) -> None:
@@ -220,6 +228,7 @@ class Board:
         self._slots: list[U8] = [as_array(self._win.Shared_query(r)[0], np.uint8) for r in range(node.size)]
         self._heads = [slot[:_HEAD].view(np.int64) for slot in self._slots]
         self.stopping: list[I64] = [head[_STOPPING] for head in self._heads]
+        self.steps: list[I64] = [head[_STEPS] for head in self._heads]
         self._slots[node.rank][:] = 0
         self._win.Lock_all(MPI.MODE_NOCHECK)
         self._last = [Record(f"rank {r} of the node", -1, False) for r in range(node.size)]
@@ -315,6 +324,7 @@ class Board:
             self._slots.clear()
             self._heads.clear()
             self.stopping.clear()
+            self.steps.clear()
             win.Unlock_all()
             win.Free()
 

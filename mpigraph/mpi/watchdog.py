@@ -77,6 +77,7 @@ class Watchdog:
 
     Attributes:
         stopping: this rank's part in the agreement of trainers to stop.
+        steps: see :attr:`.Board.steps`.
         now: the seconds that have passed, without those in which the process was stopped.
     """
 
@@ -131,6 +132,7 @@ class Watchdog:
         self._board = Board(node)
         self._alone = node.size == 1 and leaders is None
         self.stopping = Stopping(self._board.stopping, node.rank, leader, self._board.fence, trains, self._alone)
+        self.steps = self._board.steps
         self._node = Node(self._board.stopping, leader, self._board.fence)
         self._decider = Decider()
         self._done = threading.Event()

@@ -8,6 +8,9 @@ the earliest time names the cause.
 A rank that ends the job because of an error says goodbye first. Its error may come of the death of another rank, whose
 sockets the kernel closes before others hear of the end: the witness names those that are ending by then.
 
+While a report is being made, the witness has what is known of the ranks (:meth:`Witness.expect`). If the job dies, it
+writes that with their sums and last spans, from memory that outlives them.
+
 This file is also the program that the process runs: it imports nothing else of the library but :mod:`mpigraph.trace`,
 by its path, and only what starts fast.
 """
@@ -27,7 +30,8 @@ __all__ = ["Witness", "pid_namespace", "say_goodbye"]
 
 _addresses: list[str] = []  # of the witnesses that look at this process
 _SPEAKING_TIME = 5.0  # seconds that the witness has to speak
-_FAILED = b"!"
+_LEAVES, _FAILED, _REPORT = b"-", b"!", b"r"  # the first byte of what it hears
+_TO_HOST = ("sent_messages", "sent_bytes", "received_bytes", "requests", "answered_ns")  # counters, by host
 _EXITING = 4  # PF_EXITING of Linux's include/linux/sched.h: set before a process gives back what it has
 
 
@@ -40,17 +44,25 @@ def pid_namespace() -> str:
         return ""
 
 
-def say_goodbye(failed: bool) -> None:
+def say_goodbye(failed: bool, text: str = "") -> None:
     """Tell the witness that this process ends and has said why; wait until the witness has spoken, too.
 
-    ``failed``: it ends because of an error, whose cause may be another rank's death.
+    Args:
+        failed: it ends because of an error, whose cause may be another rank's death.
+        text: what it has said.
     """
     while _addresses:
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as out:
-            out.settimeout(_SPEAKING_TIME)
-            out.connect(_addresses.pop())
-            out.sendall(_FAILED if failed else b"-")
-            out.recv(1)  # fails when the witness has ended
+        _tell(_addresses.pop(), (_FAILED if failed else _LEAVES) + text.encode(errors="replace"))
+
+
+def _tell(address: str, message: bytes) -> None:
+    """Send the witness a message, and wait until it has been acted upon, or the witness has ended."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as out:
+        out.settimeout(_SPEAKING_TIME)
+        out.connect(address)
+        out.sendall(message)
+        out.shutdown(socket.SHUT_WR)
+        out.recv(1)
 
 
 class Witness:
@@ -65,7 +77,8 @@ class Witness:
             traces: :func:`mpigraph.trace.address` of each of the node's ranks; it begins with the process id.
             names: of the same ranks, for the message.
         """
-        _addresses.append(f"\0{address}")
+        self._address = f"\0{address}"
+        _addresses.append(self._address)
         if first:
             import subprocess  # the witness itself does not need it
 
@@ -82,6 +95,15 @@ class Witness:
                     start_new_session=True,
                 )
 
+    def expect(self, path: str = "", summary: Mapping[str, Any] | None = None) -> None:
+        """Have the witness write a file if the job dies from now on; "": none.
+
+        Args:
+            path: of the file; its folder is made.
+            summary: what is known of a report now (``reports/summary.py``), with the ranks of this node in their order.
+        """
+        _tell(self._address, _REPORT + json.dumps([path, summary]).encode())
+
     def close(self) -> None:
         """End the process, unless another rank has done so."""
         say_goodbye(failed=False)
@@ -90,13 +112,14 @@ class Witness:
 
 
 def _look(addresses: list[list[int]], names: list[str], inbox: socket.socket) -> None:
-    """Wait for a goodbye, or for the first rank that dies without one, and print which rank died."""
+    """Wait for a goodbye, or for the first rank that dies without one; print which rank died, and write the report."""
     traces = _traces(addresses)
     pids = [pid for pid, *_ in addresses]
     poll = select.poll()
     poll.register(inbox, select.POLLIN)
     ranks: dict[int, int] = {}
     dead = set[int]()
+    report = _Report(traces)
     for rank, pid in enumerate(pids):
         try:
             handle = os.pidfd_open(pid)
@@ -105,15 +128,99 @@ def _look(addresses: list[list[int]], names: list[str], inbox: socket.socket) ->
             continue
         ranks[handle] = rank
         poll.register(handle, select.POLLIN)
-    ready = set() if dead else {handle for handle, _ in poll.poll()}
-    ready |= {handle for handle, _ in poll.poll(0)}  # a goodbye comes before the end
-    dead |= {rank for handle, rank in ranks.items() if handle in ready}
-    if inbox.fileno() in ready:
+    while True:
+        ready = set() if dead else {handle for handle, _ in poll.poll()}
+        ready |= {handle for handle, _ in poll.poll(0)}  # a goodbye comes before the end
+        if inbox.fileno() not in ready:
+            dead |= {rank for handle, rank in ranks.items() if handle in ready}
+            report.write(_print_obituary({names[rank]: traces[rank].last() for rank in dead}))
+            return
         with inbox.accept()[0] as connection:  # the other end waits until it is closed
-            if connection.recv(1) == _FAILED:
-                _print_obituary({names[rank]: traces[rank].last() for rank, pid in enumerate(pids) if _ends(pid)})
-        return
-    _print_obituary({names[rank]: traces[rank].last() for rank in dead})
+            message = _hear(connection)
+            if message[:1] == _REPORT:
+                report.expect(message[1:])
+                continue
+            if message[:1] == _FAILED:
+                ending = {names[rank]: traces[rank].last() for rank, pid in enumerate(pids) if _ends(pid)}
+                report.write(message[1:].decode() + _print_obituary(ending))
+            return
+
+
+def _hear(connection: socket.socket) -> bytes:
+    message = bytearray()
+    with suppress(OSError):  # who sends may be stopped in the middle
+        connection.settimeout(_SPEAKING_TIME / 5)
+        while piece := connection.recv(1 << 16):
+            message += piece
+    return bytes(message)
+
+
+class _Report:
+    """The report that is being made, if there is one."""
+
+    def __init__(self, traces: Sequence[Any]) -> None:
+        self._traces = traces
+        self._path = ""
+
+    def expect(self, message: bytes) -> None:
+        """Note what to write if the job dies from now on."""
+        self._path, self._summary = json.loads(message)
+        self._began = time.monotonic()
+        self._before = [trace.sums() for trace in self._traces]
+
+    def write(self, ended: str) -> None:
+        """Write what is known."""
+        if not self._path:
+            return
+        seconds = time.monotonic() - self._began
+        self._summary |= {"complete": False, "ended": ended}
+        self._summary["job"]["seconds"] = seconds
+        for rank, trace, before in zip(self._summary["ranks"], self._traces, self._before, strict=True):
+            rank |= fields_of_rank(before, trace.sums(), seconds)
+            rank |= {"seconds": seconds, "last_spans": trace.last()}
+        with suppress(OSError):
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            part = f"{self._path}.{os.getpid()}"
+            with open(part, "w") as file:
+                json.dump(self._summary, file)
+            os.replace(part, self._path)
+
+
+def fields_of_rank(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Return the fields of a rank (``reports/summary.py``) that come from sums.
+
+    Args:
+        before: the sums by thread (:func:`mpigraph.trace.sums`) some seconds ago.
+        after: now.
+        seconds: between both.
+    """
+    threads, counts = [], dict[Any, int]()
+    for name, now in after.items():
+        passed = now.since(before[name]) if name in before else now
+        stages = {}
+        for stage, (total, histogram, own) in passed.stages.items():
+            if not total:
+                continue
+            last = max((place for place, number in enumerate(histogram, 1) if number), default=0)
+            stages[stage] = {
+                "seconds": max(total, 0.0), "own": max(own, 0.0), "count": sum(histogram), "histogram": histogram[:last]
+            }  # fmt: skip
+        if stages:
+            threads.append({"name": name, "stages": stages, "rest": seconds - sum(s["own"] for s in stages.values())})
+        for key, number in passed.counts.items():
+            counts[key] = counts.get(key, 0) + number
+    of_ranks: dict[str, dict[int, int]] = {}
+    for key, number in counts.items():
+        if isinstance(key, tuple) and number > 0:
+            of_ranks.setdefault(key[0], {})[key[1]] = number
+    of_hosts = [of_ranks.get(name, {}) for name in _TO_HOST]
+    to_hosts = [[host, *(numbers.get(host, 0) for numbers in of_hosts)] for host in sorted(set().union(*of_hosts))]
+    waited = of_ranks.get("waited_for_ns", {})
+    return {
+        "threads": threads,
+        "to_hosts": [[*numbers, waited / 1e9] for *numbers, waited in to_hosts],
+        "waited_for": [[trainer, waited[trainer] / 1e9] for trainer in sorted(waited)],
+    }
 
 
 def _traces(addresses: list[list[int]]) -> list[Any]:
@@ -130,9 +237,10 @@ def _ends(pid: int) -> bool:
         return True
 
 
-def _print_obituary(last: Mapping[str, str]) -> None:
+def _print_obituary(last: Mapping[str, str]) -> str:
+    """Print who died, with the last spans of each, and return it."""
     if not last:
-        return
+        return ""
     now = time.time()
     at = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
     names = sorted(last)
@@ -140,6 +248,7 @@ def _print_obituary(last: Mapping[str, str]) -> None:
     text += "".join(f"[mpigraph] last spans of {name}: {last[name]}\n" for name in names if last[name])
     with suppress(OSError):
         os.write(2, text.encode())
+    return text
 
 
 if __name__ == "__main__":

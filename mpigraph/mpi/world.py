@@ -80,6 +80,7 @@ class World:
         node_index: this rank's node.
         watchdog: gives every wait its deadline.
         progress: on trainers, the progress thread; None if MPI allows no calls from threads.
+        witness: the process of this node that says which rank died, if there is one.
     """
 
     @collective("comm")
@@ -114,6 +115,7 @@ class World:
             self._own(self.trainers)
         self.watchdog = self._watch_all()
         self._made.callback(self.watchdog.close)
+        self.witness: Witness | None = None
         self.progress: Progress | None = None
         if self.is_trainer and self.threads_may_communicate:
             self.progress = Progress()
@@ -145,6 +147,7 @@ class World:
         world = cls.__new__(cls)
         world._made = ExitStack()
         world.is_alone = world.is_trainer = True
+        world.witness = None
         world.closed = False
         world.config = config
         world.size = world.num_nodes = world.num_local_trainers = 1
@@ -414,8 +417,8 @@ class World:
         traces = np.empty((self.node.size, 3), np.int64)
         self.node.Allgather(np.array(address(), np.int64), traces)
         socket_name = f"mpigraph-{spaces[0].decode()}-{traces[0, 0]}"  # containers may have the same names of sockets
-        witness = Witness(self.node.rank == 0, socket_name, traces.tolist(), names)
-        self._made.callback(witness.close)
+        self.witness = Witness(self.node.rank == 0, socket_name, traces.tolist(), names)
+        self._made.callback(self.witness.close)
 
     def at_close(self, call: Callable[[], None]) -> None:
         """Make a call when the world is closed, before anything made earlier is closed."""

@@ -29,7 +29,7 @@ from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
 from mpigraph.memory import keep_freed_memory
 from mpigraph.mpi.abort import abort, exit_status, guard, unguard
-from mpigraph.mpi.agree import everywhere, together
+from mpigraph.mpi.agree import allgather_bytes, everywhere, together
 from mpigraph.mpi.compat import library_version, may_lose_messages
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.start import WORKER, is_worker
@@ -355,6 +355,7 @@ def initialize(
     net_type: str | None = None,
     num_worker_threads: int | None = None,
     use_graphbolt: bool = False,
+    report: str | os.PathLike[str] | None = None,
 ) -> None:
     """Split the ranks into servers and trainers; on a server, serve until the trainers are done.
 
@@ -381,21 +382,25 @@ def initialize(
         num_worker_threads: threads with which a rank samples, unless a sampler says otherwise (default:
             ``MPIGRAPH_NUM_WORKER_THREADS``, else 1).
         use_graphbolt: accepted for DGL's scripts.
+        report: folder for a report of the whole job, see :data:`mpigraph.report` (default: ``MPIGRAPH_REPORT``, else
+            none). It has the sums of everything, the last 4,096 spans of each thread and the last 1,000 steps.
 
     Raises:
         InvalidArgumentError: called again with other arguments, an argument or its variable out of range, ``RANK`` or
-            ``WORLD_SIZE`` set to something else than the job's, or a node would have no trainer; on every rank. Or a
-            launcher started several processes that MPI does not connect; on the first of them.
+            ``WORLD_SIZE`` set to something else than the job's, a node would have no trainer, or the report's folder
+            cannot be written to; on every rank. Or a launcher started several processes that MPI does not connect; on
+            the first of them.
         SystemExit: on a server, when the job is over; on processes that MPI does not connect, except the first.
 
     While the job runs, a call with the same arguments does nothing, as when a cell of a notebook is run again. After an
     error that every rank catches, it may be called again.
     """
-    config_arguments: dict[str, float | None] = {
+    config_arguments: dict[str, float | str | None] = {
         "ranks_per_node": ranks_per_node,
         "timeout": timeout,
         "num_servers": num_servers,
         "num_worker_threads": num_worker_threads,
+        "report": None if report is None else os.fspath(report),
     }
     arguments: dict[str, object] = {"comm": comm, "seed": seed, **config_arguments}
     if is_initialized():
@@ -423,6 +428,8 @@ def initialize(
         torch.set_num_threads(cores)
     store = Store(world, seed, lambda store: open_exchange(world, lambda: Answers(store).answer))
     control = Control(store)
+    control.reporting.arguments = arguments
+    _begin_report(control, store)
     if not world.is_trainer:
         serve(store, control)
         UNINTERRUPTED.end()
@@ -466,6 +473,25 @@ def _prepare_process(world: World, all_ranks: bool) -> None:
     except InvalidArgumentError:
         world.close()
         raise
+
+
+@collective("store.world.comm")
+def _begin_report(control: Control, store: Store) -> None:
+    """Begin the report of the whole job, if trainer 0 has a folder for it.
+
+    Raises:
+        InvalidArgumentError: it cannot be written to; on every rank. The world is closed.
+    """
+    world = store.world
+    with world.watch("beginning the report"):
+        folder = allgather_bytes(world.comm, os.fsencode(world.config.report))[int(world.trainer_ranks[0])]
+        if not folder:
+            return
+        try:
+            control.reporting.begin(os.fsdecode(folder))
+        except InvalidArgumentError:
+            store.close()
+            raise
 
 
 def _check_same(before: Mapping[str, object], now: Mapping[str, object]) -> None:

@@ -27,6 +27,7 @@ from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import FAILED, OK, Header
 from mpigraph.mpi.wait import IN_ROUND, wait
 from mpigraph.rows.row_tensor import Policy
+from mpigraph.session.reporting import Reporting
 from mpigraph.store.derived import EdgeTimes, EdgeWeights
 from mpigraph.store.store import Store
 from mpigraph.store.turned import OutWeights
@@ -49,6 +50,8 @@ class Operation(IntEnum):
     OPEN_CACHES = 17
     PREPARE_TIMES = 18
     PREPARE_WALKS = 19
+    BEGIN_REPORT = 20
+    END_REPORT = 21
 
 
 Arguments = dict[str, Any]
@@ -144,14 +147,19 @@ _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
 
 
 class Control:
-    """The control calls of one rank. Runs on ``world.comm``, on the main thread."""
+    """The control calls of one rank. Runs on ``world.comm``, on the main thread.
 
-    __slots__ = ("_calls", "_dropped", "_no_counts", "_pending", "_store", "_world")
+    Attributes:
+        reporting: this rank's part in reports.
+    """
+
+    __slots__ = ("_calls", "_dropped", "_no_counts", "_pending", "_store", "_world", "reporting")
 
     @collective("store.world.comm")
     def __init__(self, store: Store) -> None:
         self._store = store
         self._world = store.world
+        self.reporting = Reporting(store)
         self._dropped: set[int] = set()
         self._pending: Header | None = None
         self._no_counts = np.zeros(store.world.size, np.int64)
@@ -260,6 +268,12 @@ class Control:
                 self._store.refresh()
         held = {message.have for message in messages.values()}
         with self._world.watch(name, _PATIENCE):
+            if operation is Operation.BEGIN_REPORT:
+                return self.reporting.begin(**args)
+            if operation is Operation.END_REPORT:
+                return self.reporting.end(**args)
+            if operation is Operation.SHUTDOWN:
+                self.reporting.finish()
             return _HANDLERS[operation](self._store, args | {"have": held.pop() if len(held) == 1 else None})
 
     def _common_operation(self, header: Header) -> Operation:

@@ -27,6 +27,7 @@ def serve(store: Store, control: Control) -> None:
     while True:
         operation = control.poll(rounds.answered_meanwhile)
         moved = rounds.poll() or operation is not None
+        control.reporting.follow()
         if store.world.watchdog.needs_exchange:
             store.world.watchdog.exchange()
         if operation is Operation.SHUTDOWN:

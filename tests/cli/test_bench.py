@@ -14,6 +14,7 @@ from mpigraph.cli.bench.report import CATALOGUE, in_digits
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.main import main
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.reports.summary import read
 
 SMALL = {
     "nodes": 400, "edges": 4000, "feat_dim": 8, "batch_size": 20, "fanouts": "2,3", "hidden": 8, "seconds": 0.1,
@@ -68,9 +69,14 @@ def test_the_process_that_makes_the_graph_is_no_rank(monkeypatch, tmp_path, name
 
 def check_run(layout, monkeypatch, tmp_path, capsys):
     out = layout.share(str(tmp_path / "bench.json"))
-    status = run(layout, monkeypatch, out=out)
+    folder = layout.share(str(tmp_path / "report"))
+    status = run(layout, monkeypatch, out=out, report=folder)
     told = capsys.readouterr()
     on_all(layout.comm, status in (0, None), f"status {status}")
+    summary = read(Path(folder))
+    window = summary.job.window
+    assert window is not None and window.first_step == 2 < window.last_step
+    assert {len(rank.steps.seconds) for rank in summary.trainers} == {window.last_step - window.first_step}
     tables = layout.comm.allgather(told.out.count("copy of memory, one trainer"))
     assert tables == [1] + [0] * (layout.comm.size - 1)
     said = [line.removeprefix("bench: ") for line in told.err.splitlines() if line.startswith("bench: ")]

@@ -8,7 +8,7 @@ from layouts import on_all
 from mpi4py import MPI
 
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError, NodeTypeError, PartitionError
-from mpigraph.mpi.agree import agree, allgather_bytes, together
+from mpigraph.mpi.agree import agree, allgather_bytes, gather_bytes, together
 from mpigraph.mpi.coroutine import run
 
 
@@ -60,3 +60,10 @@ def test_foreign_errors_become_collective_errors(comm: MPI.Intracomm) -> None:
     run(agree(comm, "opening", None))
     texts = [b"x" * rank for rank in range(comm.size)]
     assert allgather_bytes(comm, texts[comm.rank]) == texts  # nothing from rank 0
+
+
+def test_bytes_of_all_ranks_reach_one(comm: MPI.Intracomm) -> None:
+    for root in range(comm.size):
+        gathered = gather_bytes(comm, bytes([comm.rank]) * (comm.rank + root) * 1000, root)
+        expected = [bytes([rank]) * (rank + root) * 1000 for rank in range(comm.size)]
+        on_all(comm, gathered == (expected if comm.rank == root else []))

@@ -30,6 +30,7 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.world import World
 from mpigraph.session.context import Session, current, exit_client, initialize
+from mpigraph.session.reporting import prepare_folder
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.trace import span
@@ -85,9 +86,11 @@ def run(settings: Settings, age: float | None, comm: Any = None) -> int:
 
 def _measure_and_report(session: Session, settings: Settings, start: dict[str, float | None]) -> None:
     world = session.world
-    with together(world.trainers, "checking --out"):
+    with together(world.trainers, "checking --out and --report"):
         if session.rank == 0 and settings.out:
             check_file_writable(settings.out)
+        if session.rank == 0 and settings.report:
+            prepare_folder(settings.report)
     report = document(world, settings, _machine(), _measure(session, settings, start))
     with world.together("writing the report"):
         if session.rank == 0:
@@ -131,7 +134,7 @@ def _measure_loaded(
     _say("measuring the training step, stage by stage", session.rank)
     figures |= training.measure_stages(_STAGES * seconds)
     _say("measuring the training step with prefetching", session.rank)
-    figures |= training.measure_prefetching(_PREFETCHING * seconds, figures["step_total"] or 1.0)
+    figures |= training.measure_prefetching(_PREFETCHING * seconds, figures["step_total"] or 1.0, settings.report)
     figures |= _memory(world)  # before minibatches that are larger than asked for
     _say("measuring one trainer with all threads", session.rank)
     return figures | training.measure_trainers(_TRAINERS * seconds)

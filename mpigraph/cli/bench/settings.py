@@ -31,6 +31,7 @@ class Settings:
     hidden: int = _option(256, "width of the hidden layers", 1)
     seconds: float = _option(20.0, "about how long to measure in all, after the start", 0.01)
     num_servers: int | None = _option(None, "servers on each node (MPIGRAPH_NUM_SERVERS, else 1)", 0, int)
+    report: str = _option("", "write a report of the steps with prefetching to this folder")
     out: str = ""
 
     @classmethod

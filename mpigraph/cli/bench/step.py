@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from statistics import median
 
@@ -28,6 +29,7 @@ from mpigraph.nn.sageconv import SAGEConv
 from mpigraph.sampling.channel import Channel
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import Session
+from mpigraph.session.report_block import report
 from mpigraph.storage.format import storage_dtype
 from mpigraph.trace import Snapshot, Totals, clock, span
 
@@ -92,16 +94,23 @@ class TrainingStep:
             self._session.control.drop(channel.number)
 
     @collective("trainers")
-    def measure_prefetching(self, seconds: float, step_ms: float) -> dict[str, float | None]:
-        """Time steps behind a loader that samples and gathers two minibatches ahead."""
+    def measure_prefetching(self, seconds: float, step_ms: float, folder: str) -> dict[str, float | None]:
+        """Time steps behind a loader that samples and gathers two minibatches ahead.
+
+        Args:
+            seconds: about how long.
+            step_ms: milliseconds of a step without that.
+            folder: of a report of these steps, or "".
+        """
         steps = self._agree_on_steps(seconds, step_ms)
         loader = self._loader(steps + _WARM_UP_STEPS)
         warm_up, begin = loader.stats(), clock()
-        for number, (_, _, blocks) in enumerate(loader, 1):
-            self._compute(blocks, blocks[0].srcdata[self._feature.name])
-            if number == _WARM_UP_STEPS:
-                warm_up, begin = loader.stats(), clock()
-        step = (clock() - begin) / steps
+        with report(folder, steps=(_WARM_UP_STEPS, _WARM_UP_STEPS + steps)) if folder else nullcontext():
+            for number, (_, _, blocks) in enumerate(loader, 1):
+                self._compute(blocks, blocks[0].srcdata[self._feature.name])
+                if number == _WARM_UP_STEPS:
+                    warm_up, begin = loader.stats(), clock()
+            step = (clock() - begin) / steps
         stats = loader.stats()
         count = max(1, stats.minibatches)
         figures: dict[str, float | None] = {

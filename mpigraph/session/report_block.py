@@ -1,0 +1,112 @@
+"""``mg.report``: what a script asks for."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from mpigraph import trace
+from mpigraph.collective import collective
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, check_integer
+from mpigraph.mpi.agree import describe
+from mpigraph.session.context import Session, current
+from mpigraph.session.control import Operation
+
+__all__ = ["report"]
+
+
+class _Report:
+    """Callable, so that ``with mg.report(folder):`` reads well beside ``mg.report.scalars()``."""
+
+    def __init__(self) -> None:
+        self._before = (trace.clock(), dict[str, trace.Snapshot]())
+
+    @contextmanager
+    @collective("trainers", "at the begin and the end of the block")
+    def __call__(self, folder: str | os.PathLike[str], steps: tuple[int, int] | None = None) -> Iterator[None]:
+        """Record what all ranks do in the block, and write a report of it: why the job is as slow as it is.
+
+        ``folder`` gets ``report.html``, ``summary.json`` and ``trace.json.gz`` (Chrome's format, for Perfetto); an
+        earlier report there is removed at the begin. Servers take part. There is one report at a time; that of a whole
+        job is asked for by ``initialize(report=folder)`` or ``MPIGRAPH_REPORT=folder``.
+
+        If the block raises an error that all trainers raise, the report of what was done until then is written. After
+        another error the other trainers may not come: if it ends the job, each node writes what it knows
+        (``summary.json``, and ``summary-NODE.json`` of the others), else the report ends with the job.
+
+        Args:
+            folder: where trainer 0 writes. The same on every trainer.
+            steps: record from the step with the first of these numbers until that with the second, which is not
+                recorded: minibatches of this trainer's loaders, counted from 0 at the begin of the block. Servers go
+                along with the first trainer of their node. By default everything is counted; of spans the last 4,096 of
+                each thread are kept, and of steps the last 1,000.
+
+        Raises:
+            NotInitializedError: ``initialize()`` was not called.
+            InvalidArgumentError: ``steps`` are not two rising numbers, another report is being made, or the folder
+                cannot be written to; on every trainer, before the block.
+            StorageError: the report cannot be written; on every trainer, after the block.
+        """
+        session = current()
+        wrong = None
+        try:
+            _check(session, steps)
+        except InvalidArgumentError as error:
+            wrong = error
+        session.control.call(
+            Operation.BEGIN_REPORT, doing="beginning a report", error=wrong, folder=os.fspath(folder), window=steps
+        )
+        try:
+            yield
+        except Exception as error:
+            if session.world.size == 1 or getattr(error, "everywhere", False):
+                with suppress(MPIGraphError):
+                    _end(session, describe(error))
+            raise
+        _end(session)
+
+    def scalars(self) -> dict[str, float]:
+        """Return numbers for a chart, as of TensorBoard or W&B, of this rank since the call before or the start.
+
+        Local, and takes about a millisecond.
+
+        Returns:
+            "seconds" that have passed; "seconds/<thread>/<stage>" in each stage, without the stages inside it; each
+            counter by its name, such as "fetched_bytes", those of hosts together; and "cache_hits", the share of remote
+            rows that were not fetched.
+        """
+        now, before = (trace.clock(), trace.sums()), self._before
+        self._before = now
+        numbers = {"seconds": now[0] - before[0]}
+        for thread, sums in now[1].items():
+            passed = sums.since(before[1].get(thread, trace.Snapshot()))
+            numbers |= {f"seconds/{thread}/{name}": max(stage.own, 0.0) for name, stage in passed.stages.items()}
+            for key, number in passed.counts.items():
+                name = key if isinstance(key, str) else key[0]
+                numbers[name] = numbers.get(name, 0.0) + number
+        far = numbers.get("far_rows", 0.0)
+        numbers["cache_hits"] = 1 - numbers.get("fetched_rows", 0.0) / far if far else 0.0
+        return numbers
+
+
+def _check(session: Session, steps: tuple[int, int] | None) -> None:
+    folder = session.control.reporting.folder
+    if folder:
+        raise InvalidArgumentError(
+            f"one report is made at a time, and one in {folder!r} is being made: end its `with` block before, or start "
+            "the job without MPIGRAPH_REPORT and initialize(report=)"
+        )
+    if steps is None:
+        return
+    rises = isinstance(steps, (tuple, list)) and len(steps) == 2
+    if not rises or not check_integer("steps", steps[0], 0) < check_integer("steps", steps[1], 0):
+        raise InvalidArgumentError(f"steps must be two integers, the first one below the second (got {steps!r})")
+
+
+def _end(session: Session, because: str = "") -> None:
+    """End the report, unless the job's end has."""
+    if session.control.reporting.folder and not session.world.closed:
+        session.control.call(Operation.END_REPORT, because=because)
+
+
+report = _Report()
+"""Makes reports; see :meth:`_Report.__call__`."""

@@ -1,0 +1,425 @@
+"""A rank's part in reports: all ranks begin and end one together, and trainer 0 gathers and writes it.
+
+Until a report has ended, the witness of each node has what is known of the node's ranks, and writes that if the job
+dies: on trainer 0's node as ``summary.json``, on the others as ``summary-NODE.json``.
+"""
+
+import json
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from mpigraph import config, trace
+from mpigraph.arrays import I64
+from mpigraph.collective import collective
+from mpigraph.errors import InvalidArgumentError, MPIGraphError
+from mpigraph.log import get_logger
+from mpigraph.memory import free_memory, process_figures
+from mpigraph.mpi.agree import allgather_bytes, describe, gather_bytes
+from mpigraph.mpi.clocks import Ahead, Drift, compare_clocks
+from mpigraph.mpi.compat import library_version
+from mpigraph.mpi.witness import fields_of_rank
+from mpigraph.reports.chrome_trace import TraceWriter
+from mpigraph.reports.page import write_page
+from mpigraph.reports.summary import (
+    Cpu,
+    GraphSize,
+    Job,
+    Memory,
+    Node,
+    Rank,
+    Stage,
+    Steps,
+    Summary,
+    Thread,
+    Timeline,
+    TimelineEvent,
+    ToHost,
+    WaitedFor,
+    Window,
+    decode,
+    encode,
+    write,
+)
+from mpigraph.store.store import Store
+from mpigraph.trace import STEP_FIELDS, Recording, Track
+
+__all__ = ["MOST_SPANS", "MOST_STEPS", "Reporting", "prepare_folder"]
+
+MOST_SPANS = 4096
+"""Spans of a thread that a report without a window of steps has: the last ones."""
+
+MOST_STEPS = 1000
+"""Steps of a trainer that a report has: the last ones."""
+
+_ROOM = 1 << 16  # spans of a thread in a window of steps
+_ALL_SPANS = 4_000_000  # of all ranks together
+_LEAST_SPANS = 10_000  # of a rank, whatever their number
+_ON_PAGE = 20_000  # spans of one step on the page
+_USED = ("cpu_seconds", "run_delay_seconds", "major_faults", "memory_pressure_seconds")
+_FILES = ("summary.json", "trace.json.gz", "report.html")
+_SPAN = np.dtype([("name", "u2"), ("detail", "u4"), ("batch", "i8"), ("begin", "i8"), ("end", "i8")])
+
+
+class Span(NamedTuple):
+    """A span, in seconds since the report's begin on trainer 0's clock."""
+
+    name: str
+    begin: float
+    end: float
+    detail: str
+    minibatch: int
+
+
+class Reporting:
+    """Makes the reports of a job, one at a time, on this rank.
+
+    Attributes:
+        folder: of the report that is being made, as the user gave it; "" without one.
+        arguments: those of ``initialize()``.
+    """
+
+    def __init__(self, store: Store) -> None:
+        world = store.world
+        self._store = store
+        self._world = world
+        self._root = int(world.trainer_ranks[0])
+        followed = world.trainer_ranks[world.nodes_of_trainers == world.node_index][0]
+        self._followed = int((world.node_of[:followed] == world.node_index).sum())  # its rank in the node
+        self._firsts = np.unique(world.node_of, return_index=True)[1].tolist()  # of each node, the first rank
+        self._node = int(world.nodes_of_trainers[0])
+        self.folder = ""
+        self.arguments: Mapping[str, object] = {}
+
+    @collective("world.comm")
+    def begin(self, folder: str, window: tuple[int, int] | None = None) -> None:
+        """Begin a report.
+
+        Args:
+            folder: where to write it.
+            window: the first step to record, and the first one after those.
+
+        Raises:
+            InvalidArgumentError: the folder cannot be written to; on every rank.
+        """
+        world = self._world
+        self._steps = self._own_steps()[0] = 0
+        with world.on_all_ranks("making the folder of the report"):
+            if world.rank == self._root:
+                prepare_folder(folder)
+        told = json.dumps([os.path.abspath(folder), socket.gethostname(), _memory_of_node()]).encode()
+        everyone = [json.loads(data) for data in allgather_bytes(world.comm, told)]
+        self._path = Path(everyone[self._root][0])
+        names = [everyone[rank][1] for rank in self._firsts]
+        alike = len(set(names)) < len(names)  # simulated nodes
+        self._nodes = [
+            Node(f"{name}.{node}" if alike else name, everyone[rank][2])
+            for node, (name, rank) in enumerate(zip(names, self._firsts, strict=True))
+        ]
+        self._began = time.time()
+        self._clocks = [self._compare_clocks()]
+        self._window = window
+        self.folder = folder
+        self._in_window = False
+        self._record(MOST_SPANS)
+        if window and world.is_trainer:
+            self._base = trace.at_each_step(self._at_step)
+            self._at_step(self._base)
+        self._tell_witness()
+
+    @collective("world.comm")
+    def end(self, because: str = "") -> None:
+        """End the report, and write it on trainer 0.
+
+        Args:
+            because: the error for which it ends early.
+
+        Raises:
+            StorageError: it cannot be written; on every rank.
+        """
+        world = self._world
+        trace.at_each_step(None)
+        self._stop()
+        self._clocks.append(self._compare_clocks())
+        ranks = gather_bytes(world.comm, encode(self._rank()), self._root)
+        tracks = gather_bytes(world.comm, self._tracks(), self._root)
+        folder, self.folder = self.folder, ""
+        with world.on_all_ranks(f"writing the report {folder}"):
+            if world.rank == self._root:
+                self._write(ranks, tracks, because)
+        self._tell_witness()
+
+    @collective("world.comm")
+    def finish(self) -> None:
+        """End the report, if there is one, as the job ends; if it cannot be written, only warn."""
+        if self.folder:
+            try:
+                self.end()
+            except MPIGraphError as error:
+                if self._world.rank == self._root:
+                    get_logger().warning("the report is lost: %s", describe(error))
+
+    def _compare_clocks(self) -> dict[int, Ahead]:
+        """Return on trainer 0 by node how far the clocks of other nodes are ahead."""
+        first = {node: rank for node, rank in enumerate(self._firsts) if node != self._node}
+        return dict(zip(first, compare_clocks(self._world.comm, self._root, list(first.values())), strict=False))
+
+    def _record(self, most_spans: int) -> None:
+        self._before = process_figures()
+        self._recording = Recording(most_spans)
+
+    def _stop(self) -> None:
+        """End the recording, unless it has ended."""
+        if not self._recording.end:
+            self._recording.stop()
+            self._after = process_figures()
+
+    def _at_step(self, done: int) -> None:
+        """Record anew and stop where the window does; this trainer has done some steps."""
+        self._own_steps()[0] = done - self._base
+        self._reach(done - self._base)
+
+    def follow(self) -> None:
+        """On a server: go along with the first trainer of the node, whose loop this one cannot see."""
+        if self.folder and self._window and not self._recording.end:
+            self._reach(int(self._world.watchdog.steps[self._followed][0]))
+
+    def _reach(self, steps: int) -> None:
+        assert self._window is not None
+        first, last = self._window
+        self._steps = steps
+        if steps >= first and not self._in_window:
+            self._stop()
+            self._record(_ROOM)
+            self._in_window = True
+        if steps >= last:
+            self._stop()
+
+    def _own_steps(self) -> I64:
+        return self._world.watchdog.steps[self._world.node.rank]
+
+    # ---- what this rank tells ----------------------------------------------------------------------------------------
+
+    def _known(self, rank: int) -> Rank:
+        """Return what every rank knows of a rank."""
+        world = self._world
+        trains = bool((world.trainer_ranks == rank).any())
+        peers = world.trainer_ranks if trains else np.setdiff1d(world.hosts, world.trainer_ranks)
+        return Rank(
+            rank=rank,
+            role="trainer" if trains else "server",
+            number=int(np.searchsorted(peers, rank)),
+            node=int(world.node_of[rank]),
+            hosts=bool((world.hosts == rank).any()),
+            pid=int(world.pids[rank]),
+        )
+
+    def _rank(self) -> Rank:
+        """Return what this rank tells of itself; times of steps on its own clock."""
+        recording = self._recording
+        rank = self._known(self._world.rank)
+        rank.seconds = (recording.end - recording.begin) / 1e9
+        rank.cpu = Cpu(*(self._used(name) for name in _USED))
+        peaks: list[Any] = [self._after[name] for name in ("private_peak", "shared_peak")]
+        rank.memory = Memory(*peaks)
+        told = fields_of_rank(recording.before, recording.after, rank.seconds)
+        rank.threads = [
+            Thread(thread["name"], {name: Stage(**stage) for name, stage in thread["stages"].items()}, thread["rest"])
+            for thread in told["threads"]
+        ]
+        rank.to_hosts = [ToHost(*numbers) for numbers in told["to_hosts"]]
+        rank.waited_for = [WaitedFor(*numbers) for numbers in told["waited_for"]]
+        steps = np.frombuffer(recording.steps, np.int64).reshape(-1, len(STEP_FIELDS))[-MOST_STEPS:]
+        begin, end, wait, meet, seeds, inputs = steps.T
+        times = ((column / 1e9).round(7).tolist() for column in (begin, end - begin, wait, meet))
+        rank.steps = Steps(*times, *(np.maximum(column, 0).tolist() for column in (seeds, inputs)))
+        return rank
+
+    def _used(self, name: str) -> Any:
+        """Return what came to a figure of this process; threads that have ended take theirs away."""
+        before, after = self._before[name], self._after[name]
+        return None if before is None or after is None else max(after - before, 0)
+
+    def _tracks(self) -> bytes:
+        """Return the spans of this rank: a line of JSON, then :data:`_SPAN` of all threads."""
+        most = max(_LEAST_SPANS, _ALL_SPANS // self._world.size)
+        tracks = self._recording.tracks
+        packed = [_pack(track, most // max(1, len(tracks))) for track in tracks]
+        heads = [head for head, _ in packed]
+        return json.dumps([free_memory(), heads]).encode() + b"\n" + b"".join(spans.tobytes() for _, spans in packed)
+
+    def _job(self) -> Job:
+        store = self._store
+        transport = store.rows.transport
+        given = torch.distributed.is_available() and torch.distributed.is_initialized()
+        seconds = time.time() - self._began
+        return Job(
+            began=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._began)),
+            seconds=max(seconds, 0.0),
+            versions={
+                "mpigraph": sys.modules["mpigraph"].__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+                "mpi": library_version(),
+            },
+            transport=transport.name if transport else "",
+            exchange=store.exchange.name if store.exchange else "",
+            process_group=str(torch.distributed.get_backend()) if given else "",
+            arguments={name: str(value) for name, value in self.arguments.items() if value is not None},
+            settings=config.variables(),
+            graphs=[
+                GraphSize(
+                    name,
+                    sum(int(offsets[-1]) for offsets in graph.topology.hosts.node_offsets),
+                    sum(int(offsets[-1]) for offsets in graph.topology.hosts.edge_offsets),
+                )
+                for name, graph in store.graphs.items()
+            ],
+            command=sys.argv,
+        )
+
+    def _tell_witness(self) -> None:
+        """Tell the witness of this node what to write if the job dies."""
+        world = self._world
+        if world.witness is None or world.node.rank:
+            return
+        if not self.folder:
+            world.witness.expect()
+            return
+        ranks = [self._known(rank) for rank in np.flatnonzero(world.node_of == world.node_index).tolist()]
+        summary = Summary(complete=False, job=self._job(), nodes=self._nodes, ranks=ranks)
+        name = _FILES[0] if world.node_index == self._node else f"summary-{world.node_index}.json"
+        world.witness.expect(str(self._path / name), json.loads(encode(summary)))
+
+    # ---- what trainer 0 makes of it ----------------------------------------------------------------------------------
+
+    def _write(self, messages: list[bytes], tracks: list[bytes], ended: str) -> None:
+        """Write the files."""
+        ranks = [decode(Rank, data, f"what rank {rank} told") for rank, data in enumerate(messages)]
+        recordings = [_Recorded(data) for data in tracks]
+        zero = self._recording.begin / 1e9
+        drifts = [Drift(*(clocks.get(rank.node, Ahead()) for clocks in self._clocks)) for rank in ranks]
+        for rank, drift in zip(ranks, drifts, strict=True):
+            rank.steps.begin = [round(drift.own_time(begin) - zero, 7) for begin in rank.steps.begin]
+        for rank, recorded in zip(ranks, recordings, strict=True):
+            node = self._nodes[rank.node]
+            known = [number for number in (node.available_least, recorded.available) if number is not None]
+            node.available_least = min(known, default=None)
+        summary = Summary(
+            complete=not ended,
+            ended=ended,
+            job=self._job(),
+            clock_error=max((drift.error for drift in drifts), default=0.0),
+            nodes=self._nodes,
+            ranks=ranks,
+        )
+        first = ranks[self._root].steps
+        if self._window is not None and self._steps > self._window[0]:
+            last = min(self._steps, self._window[1])
+            summary.job.window = Window(last - len(first.seconds), last)
+        typical = _typical(first)
+        if typical is not None:
+            at = first.begin[typical]
+            number = typical + (summary.job.window.first_step if summary.job.window else 0)
+            summary.timeline = Timeline(number, at, at + first.seconds[typical])
+        self._path.mkdir(parents=True, exist_ok=True)
+        with TraceWriter(self._path / _FILES[1], summary) as writer:
+            for rank, recorded, drift in zip(ranks, recordings, drifts, strict=True):
+                for thread, spans in recorded.threads(drift, zero):
+                    writer.thread(rank.rank, thread, spans)
+                    if summary.timeline is not None:
+                        _put_into(summary.timeline, rank.rank, thread, spans)
+        if summary.timeline is not None:
+            events = summary.timeline.events
+            events.sort(key=lambda event: event.begin - event.end)
+            del events[_ON_PAGE:]
+        write(self._path, summary)
+        write_page(self._path, summary)
+
+
+class _Recorded:
+    """The spans of a rank, as :meth:`Reporting._tracks` tells them."""
+
+    def __init__(self, data: bytes) -> None:
+        head, _, spans = data.partition(b"\n")
+        self.available, self._heads = json.loads(head)
+        self._spans = np.frombuffer(spans, _SPAN)
+
+    def threads(self, drift: Drift, zero: float) -> Iterator[tuple[str, list[Span]]]:
+        """Yield each thread's name and spans."""
+        at = 0
+        for name, names, details, number in self._heads:
+            rows = self._spans[at : at + number].tolist()
+            at += number
+            yield (
+                name,
+                [
+                    Span(
+                        names[row[0]],
+                        drift.own_time(row[3] / 1e9) - zero,
+                        drift.own_time(row[4] / 1e9) - zero,
+                        details[row[1]],
+                        row[2],
+                    )
+                    for row in rows
+                ],
+            )
+
+
+def _pack(track: Track, most: int) -> tuple[list[Any], np.ndarray[Any, Any]]:
+    """Return the name of a thread, names, details, and number of its last spans; and these as :data:`_SPAN`."""
+    numbers = np.frombuffer(track.spans, np.int64).reshape(-1, 4)[-most:]
+    details = track.details[len(track.details) - len(numbers) :]
+    places = {detail: place for place, detail in enumerate(dict.fromkeys(details))}
+    spans = np.empty(len(numbers), _SPAN)
+    for name, column in zip(("name", "batch", "begin", "end"), numbers.T, strict=True):
+        spans[name] = column
+    spans["detail"] = [places[detail] for detail in details]
+    return [track.thread, list(track.names), list(places), len(spans)], spans
+
+
+def _typical(steps: Steps) -> int | None:
+    """Return the place of the step of median duration, None without steps."""
+    order = sorted(range(len(steps.seconds)), key=steps.seconds.__getitem__)
+    return order[len(order) // 2] if order else None
+
+
+def _put_into(timeline: Timeline, rank: int, thread: str, spans: list[Span]) -> None:
+    """Add the parts of a thread's spans that lie in the step."""
+    for span in spans:
+        begin, end = max(span.begin, timeline.begin), min(span.end, timeline.end)
+        if begin < end:
+            timeline.events.append(TimelineEvent(rank, thread, span.name, begin, end))
+
+
+def prepare_folder(name: str) -> None:
+    """Make the folder of a report, check that it can be written to, and remove the report that is in it.
+
+    Raises:
+        InvalidArgumentError: it cannot.
+    """
+    folder = Path(name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trial = folder / f".{_FILES[0]}.{os.getpid()}"
+        trial.write_bytes(b"{}")
+        trial.unlink()
+        for path in (*(folder / name for name in _FILES), *folder.glob("summary-[0-9]*.json")):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"the folder of a report must be one that trainer 0 can write to (got {name!r}: {error.strerror or error})"
+        ) from error
+
+
+def _memory_of_node() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,261 @@
+"""Reports: begun and ended by all ranks, in files of trainer 0, and what is left of them when a job dies."""
+
+import gzip
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from jobs import SOON, run_script
+from layouts import ALONE, API, Job, SharedJob, on_all, on_layouts, own_on_layouts
+from oracle import open_graph
+
+import mpigraph as mg
+import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.errors import InvalidArgumentError, MPIGraphError, StorageError
+from mpigraph.reports.summary import Rank, Summary, read
+from mpigraph.session.context import Session, current
+from mpigraph.trace import Recording
+
+FILES = {"summary.json", "trace.json.gz", "report.html"}
+ON_SEVERAL = on_layouts([layout for layout in API if layout != ALONE])
+
+
+def loader_of(g: dist.DistGraph, batches: int) -> dist.DistNodeDataLoader:
+    seeds = torch.arange(4 * batches) % g.num_nodes()
+    return dist.DistNodeDataLoader(g, seeds, NeighborSampler([2, 2]), batch_size=4, features=["feat"])
+
+
+def not_recording() -> bool:
+    """Whether spans could be recorded: there is one recording at a time."""
+    Recording().stop()
+    return True
+
+
+def thread_sums(rank: Rank) -> Iterator[tuple[str, float]]:
+    """Yield for each thread its name and the sum of its own times and the rest."""
+    for thread in rank.threads:
+        assert thread.rest is not None
+        yield thread.name, sum(stage.own for stage in thread.stages.values()) + thread.rest
+
+
+def check_everywhere(summary: Summary, job: SharedJob) -> None:
+    """Check what every complete report of a job has."""
+    world = job.session.world
+    assert summary.complete and not summary.ended
+    assert [rank.rank for rank in summary.ranks] == list(range(world.size))
+    assert [rank.rank for rank in summary.trainers] == world.trainer_ranks.tolist()
+    assert [rank.rank for rank in summary.ranks if rank.hosts] == world.hosts.tolist()
+    assert [rank.node for rank in summary.ranks] == world.node_of.tolist()
+    assert len(summary.nodes) == len({node.name for node in summary.nodes}) == world.num_nodes
+    for rank in summary.ranks:
+        assert 0 < rank.seconds <= summary.job.seconds + 0.5
+        for name, total in thread_sums(rank):
+            assert total == pytest.approx(rank.seconds, rel=0.02), (rank.name, name)
+        assert rank.cpu.seconds is not None and rank.memory.private_peak
+    assert summary.clock_error is not None and (summary.clock_error > 0) == (world.num_nodes > 1)
+
+
+@on_layouts(API)
+def test_a_report_of_some_steps(job: SharedJob, oracle, tmp_path: Path) -> None:
+    g = job.open(oracle(3))
+    folder = Path(job.one_has(lambda: str(tmp_path / "made" / "report")))
+    loader = loader_of(g, 12)
+    with mg.report(folder, steps=(3, 8)):
+        list(loader)
+    if job.rank == 0:
+        assert {path.name for path in folder.iterdir()} == FILES
+        summary = read(folder)
+        check_everywhere(summary, job)
+        window = summary.job.window
+        assert window is not None and (window.first_step, window.last_step) == (3, 8)
+        assert [graph.nodes for graph in summary.job.graphs] == [g.num_nodes()]
+        assert [graph.edges for graph in summary.job.graphs] == [g.num_edges()]
+        for rank in summary.trainers:
+            assert rank.steps.seeds == [4] * 5 and len(rank.steps.begin) == 5
+            assert rank.steps.begin == sorted(rank.steps.begin)
+            main = next(thread for thread in rank.threads if thread.name == "MainThread")
+            assert main.stages["step"].count == main.stages["wait"].count == 5
+            assert main.stages["step"].seconds + main.stages["wait"].seconds <= rank.seconds
+        assert summary.timeline is not None and 3 <= summary.timeline.step < 8
+        for event in summary.timeline.events:
+            assert summary.timeline.begin <= event.begin < event.end <= summary.timeline.end
+        assert {event.rank for event in summary.timeline.events} >= {summary.trainers[0].rank}
+        assert json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
+    on_all(job.trainers, not_recording())
+
+
+@on_layouts(API)
+def test_reports_one_after_another_replace_each_other(job: SharedJob, oracle, tmp_path: Path) -> None:
+    """The window may also end before it has begun, or not end; without one, the block counts."""
+    g = job.open(oracle(3))
+    folder = Path(job.one_has(lambda: str(tmp_path)))
+    loader = loader_of(g, 4)
+    for steps, window, kept in [((2, 50), (2, 4), 2), ((7, 9), None, 4), (None, None, 4), ((0, 2), (0, 2), 2)]:
+        if job.rank == 0:
+            (folder / "summary-1.json").write_text("left by a job that died")
+        with mg.report(folder, steps=steps):
+            list(loader)
+        if job.rank == 0:
+            summary = read(folder)
+            check_everywhere(summary, job)
+            found = summary.job.window and (summary.job.window.first_step, summary.job.window.last_step)
+            assert found == window, steps
+            assert [len(rank.steps.seconds) for rank in summary.trainers] == [kept] * job.trainers.size, steps
+            assert {path.name for path in folder.iterdir()} == FILES
+
+
+@on_layouts(API)
+def test_what_cannot_be_is_an_error_on_every_trainer_before_the_block(job: SharedJob, tmp_path: Path) -> None:
+    def fails(words: str, *args: object, **kwargs: object) -> None:
+        with pytest.raises(InvalidArgumentError, match=words), mg.report(*args, **kwargs):  # type: ignore[arg-type]
+            raise AssertionError("the block runs")
+
+    folder = Path(job.one_has(lambda: str(tmp_path)))
+    (folder / "file").write_text("")
+    fails("the folder of a report must be one that trainer 0 can write to", folder / "file")
+    fails("the folder of a report must be one that trainer 0 can write to", "/proc/nothing/here")
+    for steps in [(3, 3), (5, 1), (1,), 7, (-1, 2), (0, 1.5)]:
+        fails("steps must be", folder / "new", steps=steps)
+    assert not (folder / "new").exists()
+    with mg.report(folder / "one"):
+        fails(r"one report is made at a time, and one in '.*one' is being made", folder / "other")
+    assert (folder / "one" / "summary.json").exists() and not (folder / "other").exists()
+    assert not_recording() and not current().control.reporting.folder
+
+
+@on_layouts(API)
+def test_the_report_of_a_block_that_raises_on_all_trainers(job: SharedJob, oracle, tmp_path: Path) -> None:
+    g = job.open(oracle(3))
+    folder = Path(job.one_has(lambda: str(tmp_path)))
+    with pytest.raises(MPIGraphError, match="no node type"), mg.report(folder):
+        list(loader_of(g, 2))
+        with job.session.world.together("looking"):
+            raise MPIGraphError("no node type")
+    if job.rank == 0:
+        summary = read(folder)
+        assert not summary.complete and "no node type" in summary.ended
+        assert {len(rank.steps.seconds) for rank in summary.trainers} == {2}
+
+
+@ON_SEVERAL
+def test_a_report_that_cannot_be_written_is_an_error_on_every_trainer(
+    job: SharedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("no space left")
+
+    folder = Path(job.one_has(lambda: str(tmp_path)))
+    monkeypatch.setattr("mpigraph.session.reporting.write", full)
+    with (
+        pytest.raises(StorageError, match=r"writing the report .* failed on rank \d: no space left"),
+        mg.report(folder),
+    ):
+        pass
+    monkeypatch.undo()
+    with mg.report(folder):
+        pass
+    assert job.one_has(lambda: read(folder).complete)
+
+
+@own_on_layouts(API)
+def test_the_report_of_a_whole_job(layout: Job, oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for by a variable that trainer 0 has, or an argument; a job without a report comes between."""
+    path, folder = oracle(3), Path(layout.share(str(tmp_path)))
+    first = 0 if layout.comm.rank == 0 else 1  # rank 0 trains in these layouts
+
+    def body() -> None:
+        g = open_graph(path)
+        list(loader_of(g, 3))
+        if Session.running is not None and current().control.reporting.folder:
+            with pytest.raises(InvalidArgumentError, match="MPIGRAPH_REPORT"), mg.report(folder / "another"):
+                pass
+
+    monkeypatch.setenv("MPIGRAPH_REPORT", "" if first else str(folder / "by variable"))
+    layout.run(body)
+    monkeypatch.delenv("MPIGRAPH_REPORT")
+    layout.run(body)
+    layout.run(body, report=folder / "by argument")
+    layout.comm.Barrier()
+    assert {entry.name for entry in folder.iterdir()} == {"by variable", "by argument"}
+    for name in ("by variable", "by argument"):
+        summary = read(folder / name)
+        assert summary.complete and summary.job.window is None and len(summary.ranks) == layout.comm.size
+        assert [rank.steps.seeds for rank in summary.trainers] == [[4] * 3] * len(summary.trainers)
+        assert {path.name for path in (folder / name).iterdir()} == FILES
+    assert summary.job.arguments["report"] == str(folder / "by argument")
+    assert not_recording()
+
+
+@own_on_layouts(API)
+def test_a_folder_for_a_whole_job_is_checked_before_training(layout: Job, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = layout.share(str(tmp_path / "file"))
+    with pytest.raises(InvalidArgumentError, match="the folder of a report must be"):
+        layout.run(lambda: None, report=path)
+    layout.run(lambda: None)  # all ranks can go on
+
+
+def test_numbers_for_a_chart(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+    mg.report.scalars()
+    list(loader_of(g, 5))
+    first, second = mg.report.scalars(), mg.report.scalars()
+    assert all(isinstance(value, float) and math.isfinite(value) for value in first.values())
+    assert first["minibatches"] == 5.0 and second["minibatches"] == 0.0
+    assert 0 < first["seconds/MainThread/wait"] + first["seconds/MainThread/step"] <= first["seconds"]
+    assert first.keys() == second.keys()
+
+
+DIES = """
+import mpigraph as mg
+seeds = torch.arange(g.num_nodes())
+loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([3, 3]), batch_size=4, features=["feat"])
+from mpigraph.trace import span
+with mg.report({folder!r}, steps=(2, 10**6)):
+    for step in range(10**6):
+        for number, _ in enumerate(loader):
+            with span("forward", detail=f"of number {{number}}"):
+                if step == 3 and number == 1 and rank == {who}:
+                    {how}
+"""
+
+
+def last_words(folder: Path, output: str) -> dict[str, str]:
+    """The last spans of each rank, by its name, in the summaries."""
+    summaries = [json.loads(path.read_bytes()) for path in sorted(folder.glob("summary*.json"))]
+    assert not any(summary["complete"] for summary in summaries)
+    return {
+        f"{rank['role']} {rank['number']}": rank["last_spans"] for summary in summaries for rank in summary["ranks"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("who", "how", "says"),
+    [
+        (1, "os.kill(os.getpid(), 9)", "trainer 1/2 (rank 2) on host"),
+        pytest.param(0, "raise ValueError('my own')", "ValueError: my own", marks=pytest.mark.slow),
+        pytest.param(0, "os._exit(3)", "trainer 0/2 (rank 0) on host", marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_left_of_a_job_that_dies(tmp_path: Path, oracle, who: int, how: str, says: str) -> None:
+    """Each node's witness writes what it knows, also of the ranks that the launcher ends a moment later."""
+    folder = tmp_path / "report"
+    body = DIES.format(folder=str(folder), who=who, how=how)
+    status, output, seconds = run_script(tmp_path, oracle(3), body, ranks=4, MPIGRAPH_RANKS_PER_NODE="2")
+    assert status != 0 and seconds < SOON, output
+    assert {path.name for path in folder.iterdir()} == {"summary.json", "summary-1.json"}, output
+    last = last_words(folder, output)
+    assert last.keys() == {"trainer 0", "trainer 1", "server 0", "server 1"}
+    assert "forward (of number 1)" in last[f"trainer {who}"], last
+    ended = [json.loads((folder / name).read_bytes())["ended"] for name in ("summary.json", "summary-1.json")]
+    assert says in ended[who], ended
+    summary = read(folder)
+    for rank in summary.trainers:
+        main = next(thread for thread in rank.threads if thread.name == "MainThread")
+        assert main.stages["forward"].count
+        for name, total in thread_sums(rank):
+            assert total == pytest.approx(rank.seconds), name
