@@ -34,7 +34,7 @@ SLOW = 1.25
 FEWEST_STEPS = 8
 """No rank is named after fewer steps than this."""
 _MATTERS = 0.05  # of a step: a smaller difference is no reason
-_CERTAIN = 1.1  # the ratio that remains after three standard errors, and in each quarter of the steps
+_CERTAIN = 1.1  # the ratio that remains after some standard errors, and in each quarter of the steps
 _SLOW_HOST = 2.0
 _DELAYED = 0.2  # of the time in which a rank could run and does not
 _FAULTS = 50  # major page faults a second
@@ -108,31 +108,41 @@ class StepTable:
         usual = _median(self.clean)
         return (self.clean >= SLOW * usual) & (self.clean - usual >= _MATTERS * self.step)
 
-    def chronic(self, values: F64) -> list[tuple[int, float, float]]:
+    def chronic(self, values: F64, least: float = _CERTAIN) -> list[tuple[int, float, float]]:
         """Return the trainers that are slow in most steps as (index, ratio, seconds lost a step), worst first."""
         usual = np.maximum(_median(values), 1e-9)
         ratios = np.log(np.maximum(values, 1e-9) / usual)
         middle = np.median(ratios, axis=1)
         error = 1.86 * np.median(np.abs(ratios - middle[:, None]), axis=1) / np.sqrt(self.count)  # of a median
         quarters = [np.median(part, axis=1) for part in np.array_split(ratios, 4, axis=1)]
-        certain = np.minimum(middle - 3 * error, np.min(quarters, axis=0)) >= np.log(_CERTAIN)
+        certain = np.minimum(middle - (3 + 40 / self.count) * error, np.min(quarters, axis=0)) >= np.log(least)
         lost = np.median(values - usual, axis=1)
         slow = certain & (middle >= np.log(SLOW)) & (lost >= _MATTERS * self.step)
         return [(int(i), float(np.exp(middle[i])), float(lost[i])) for i in np.argsort(-lost) if slow[i]]
 
     def sudden(self, values: F64) -> tuple[int, NDArray[np.int64], float] | None:
         """Return the trainer that is slow in some steps, these steps, and seconds lost a step on average."""
-        usual = np.maximum(_median(values), np.median(values, axis=1)[:, None])
+        own = np.maximum(np.median(values, axis=1)[:, None], 1e-9)
+        usual = np.maximum(_median(values), own)
+        noise = 1.48 * np.median(np.abs(np.log(np.maximum(values, 1e-9) / own)))  # of one step
         over = values - usual
-        slow = (values >= SLOW * usual) & (over >= 2 * _MATTERS * self.step)
-        delay = np.array([_delay(rank) * rank.seconds for rank in self.trainers])
-        lost = (over * slow).sum(axis=1) - np.maximum(delay - _median(delay), 0)  # without what other programs took
-        worst, second = np.argsort(-lost)[:2]
+        slow = (values >= np.exp(max(np.log(SLOW), 2.5 * noise)) * usual) & (over >= 2 * _MATTERS * self.step)
+        worst = int(np.argmax((over * slow).sum(axis=1)))
+        if not slow[worst].any():
+            return None
+        slow &= over >= 0.5 * np.median(over[worst, slow[worst]])  # smaller disturbances are another matter
+        lost = (over * slow).sum(axis=1) - self.delays() * self.count
         times = (np.diff(slow, axis=1, prepend=False) & slow).sum(axis=1)  # slow steps in a row are one disturbance
-        alone = lost[worst] >= 3 * lost[second] and times[worst] > 2 + 2 * times[second]
+        peers = np.arange(len(values)) != worst
+        alone = lost[worst] >= 3 * lost[peers].max() and times[worst] > 2 + 2 * times[peers].max()
         if not alone or lost[worst] < _MATTERS * self.seconds.mean() * self.count:
             return None
-        return int(worst), np.flatnonzero(slow[worst]), float(lost[worst] / self.count)
+        return worst, np.flatnonzero(slow[worst]), float(lost[worst] / self.count)
+
+    def delays(self) -> F64:
+        """Return the seconds of a step in which other programs had a trainer's processor, beyond the median."""
+        delays = np.array([_delay(rank) * rank.seconds for rank in self.trainers])
+        return np.maximum(delays - _median(delays), 0) / self.count
 
 
 def judge(summary: Summary) -> Verdict:
@@ -148,7 +158,7 @@ def judge(summary: Summary) -> Verdict:
     else:
         text = f"Too few steps to judge: {table.count}, and {FEWEST_STEPS} are needed."
         verdict = Verdict("unknown", (), "", (), text)
-    ended = [f"The job ended early: {line}" for line in summary.ended.strip().splitlines()[:1]]
+    ended = [f"The job ended early: {line.rstrip('.')}." for line in summary.ended.strip().splitlines()[:1]]
     return verdict._replace(text=" ".join(filter(None, [*ended, verdict.text, _far_rows(summary)])))
 
 
@@ -223,15 +233,18 @@ def _slow_trainers(summary: Summary, table: StepTable) -> Iterator[_Blame]:
         (table.clean, 1.0, True),
         (table.compute + table.wait, 0.5, True),
     ):
-        slow = table.chronic(values)
+        sure = {index for index, _, _ in table.chronic(values - table.delays()[:, None])}
+        slow = [row for row in table.chronic(values) if row[0] in sure]
         if slow:
             index, ratio, lost = slow[0]
-            trainers = [table.trainers[i] for i, _, _ in slow]
             reason, stages, why = _why(table, index, ratio, lost, producing)
-            text = f"{_names(summary, trainers)} the slowest: {why}{_waits_for(table, index)}."
             certainty = 2.0 if reason in ("seeds", "memory", "cache") else certainty
-            yield lost * certainty, Verdict("trainer", _numbers(trainers), reason, stages, text)
+            yield lost * certainty, _slowest(summary, table, slow, reason, stages, why)
             return
+    slow = [row for row in table.chronic(table.clean, SLOW) if _delay(table.trainers[row[0]]) >= _DELAYED]
+    if slow and table.count >= 3 * FEWEST_STEPS:  # other programs come and go
+        why = f"it waits for a processor {_percent(_delay(table.trainers[slow[0][0]]))} of the time"
+        yield slow[0][2], _slowest(summary, table, slow, "processor", (), why)
     sudden = table.sudden(table.clean)
     if sudden is None:
         return
@@ -246,6 +259,20 @@ def _slow_trainers(summary: Summary, table: StepTable) -> Iterator[_Blame]:
         f"each: {why}{_waits_for(table, index)}."
     )
     yield 2 * lost, Verdict("trainer", _numbers([table.trainers[index]]), "sudden", stages, text)
+
+
+def _slowest(
+    summary: Summary,
+    table: StepTable,
+    slow: list[tuple[int, float, float]],
+    reason: str,
+    stages: tuple[str, ...],
+    why: str,
+) -> Verdict:
+    trainers = [table.trainers[index] for index, _, _ in slow]
+    worst = f" (numbers of {trainers[0].name})" if len(trainers) > 1 else ""
+    text = f"{_names(summary, trainers)} the slowest{worst}: {why}{_waits_for(table, slow[0][0])}."
+    return Verdict("trainer", _numbers(trainers), reason, stages, text)
 
 
 def _why(table: StepTable, index: int, ratio: float, lost: float, producing: bool) -> tuple[str, tuple[str, ...], str]:
@@ -265,8 +292,6 @@ def _why(table: StepTable, index: int, ratio: float, lost: float, producing: boo
         larger = sizes[index] / max(_middle(np.delete(sizes, index)), 1.0)
         if larger - 1 >= max(0.15, 0.4 * (ratio - 1)):
             return "seeds", stages, f"its minibatches have {larger:.1f}x the median's {what} ({sizes[index]:,.0f})"
-    if (_delay(trainer) - _middle(map(_delay, peers))) * trainer.seconds >= 0.5 * lost * table.count:
-        return "processor", stages, f"it waits for a processor {_percent(_delay(trainer))} of the time"
     hits = [share for share in (cache_hits([rank]) for rank in (trainer, *peers)) if share is not None]
     if producing and len(hits) == len(peers) + 1 and hits[0] <= _middle(hits[1:]) - 0.1:
         text = f"its cache has {_percent(hits[0])} of its far rows, the median trainer's {_percent(_middle(hits[1:]))}"
@@ -327,7 +352,7 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
     )
     why = _lacks_memory(worst, peers)
     reason = "memory" if why else "network" if links else "requests"
-    if _delay(worst) >= max(_DELAYED, 2 * _middle(map(_delay, peers))):
+    if _delay(worst) >= max(_DELAYED, 1.3 * _middle(map(_delay, peers))):
         reason = "processor"
         why = f"it waits for a processor {_percent(_delay(worst))} of the time"
     who = f"The network of node {summary.node_of(worst)} is slow"
@@ -343,7 +368,7 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
 def _balanced(table: StepTable) -> Verdict:
     wait = float(np.median(table.wait))
     meet = float(np.median(table.meet))
-    produces = wait >= max(0.3 * table.step, meet)
+    produces = wait >= max(0.25 * table.step, meet)
     seconds: dict[str, float] = {}
     for rank in table.trainers:
         whole = {name: stage.seconds for name, stage in _producer(rank).stages.items() if name in _PRODUCING}

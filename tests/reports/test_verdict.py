@@ -1,0 +1,199 @@
+"""Verdicts by construction: made-up jobs with one fault each, and balanced ones on noisy machines."""
+
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from made_summaries import Fault, Setup, made
+
+from mpigraph.reports.summary import Steps, Summary, ToHost
+from mpigraph.reports.verdict import StepTable, Verdict, cache_size_for, judge
+
+SHAPES = [(2, 2), (3, 3), (4, 4), (4, 2), (8, 4)]
+NOISES = {
+    "quiet": {"noise": 0.05},
+    "noisy": {"noise": 0.2},
+    "spiky": {"noise": 0.1, "spikes": 0.03},
+    "bursty": {"noise": 0.1, "bursts": 0.2},
+    "oversubscribed": {"noise": 0.2, "spikes": 0.02, "oversubscribed": 0.4},
+}
+LOADS = [{}, {"model": 0.05, "sample": 0.08}, {"model": 0.02, "sample": 0.005}, {"all_reduce": 0.2}, {"steps": 12}]
+
+
+def jobs(noises: list[str], **settings) -> Iterator[tuple[int, Setup]]:
+    """Jobs of all shapes, with and without servers and prefetching; a seed for each."""
+    ways = itertools.product(SHAPES, (False, True), (False, True), noises)
+    for seed, ((trainers, nodes), servers, prefetch, noise) in enumerate(ways):
+        shape = {"trainers": trainers, "nodes": nodes, "servers": servers, "prefetch": prefetch}
+        yield seed, Setup(**(shape | NOISES[noise] | settings))
+
+
+@pytest.mark.parametrize("load", LOADS, ids=str)
+def test_no_rank_of_a_balanced_job_is_named(load: dict[str, float]) -> None:
+    wrong = [verdict.text for seed, setup in jobs(list(NOISES), **load) if (verdict := judge(made(seed, setup))).ranks]
+    assert wrong == []
+
+
+def misnamed(kind: str, size: float, noises: list[str], right, **settings) -> list[str]:
+    """Return the texts of the verdicts that are wrong."""
+    wrong = []
+    for seed, setup in jobs(noises, **settings):
+        fault = Fault(kind, (seed + 1) % setup.nodes, size)
+        summary = made(seed, setup, fault)
+        verdict = judge(summary)
+        if not right(verdict, fault.at, summary):
+            wrong.append(f"{setup} {fault}: {verdict.text}")
+    return wrong
+
+
+def names_trainer(*reasons: str):
+    def right(verdict: Verdict, at: int, _: Summary) -> bool:
+        return verdict.kind == "trainer" and verdict.ranks == (at,) and verdict.reason in reasons
+
+    return right
+
+
+def names_host(*reasons: str):
+    def right(verdict: Verdict, at: int, summary: Summary) -> bool:
+        nodes = {summary.ranks[rank].node for rank in verdict.ranks}
+        return verdict.kind == "host" and nodes == {at} and verdict.reason in reasons
+
+    return right
+
+
+CALM = ["quiet", "noisy", "spiky"]
+
+
+@pytest.mark.parametrize("size", [1.6, 4])
+def test_a_trainer_with_a_slow_model_is_named(size: float) -> None:
+    assert misnamed("model", size, CALM, names_trainer("stage")) == []
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_trainer_that_sometimes_sleeps_is_named(size: float) -> None:
+    assert misnamed("sudden", size, ["quiet"], names_trainer("sudden")) == []
+
+
+def test_skewed_seeds_are_named() -> None:
+    assert misnamed("seeds", 1.7, CALM, names_trainer("seeds")) == []
+
+
+def test_a_trainer_without_memory_is_named() -> None:
+    assert misnamed("memory", 1.7, CALM, names_trainer("memory")) == []
+
+
+def test_a_trainer_with_a_small_cache_is_named() -> None:
+    slow_rows = {"bandwidth": 3e7, "model": 0.05, "hits": 0.8}
+    assert misnamed("cache", 1, CALM, names_trainer("cache"), **slow_rows) == []
+
+
+@pytest.mark.parametrize(("kind", "size"), [("delay", 300), ("bandwidth", 100)])
+def test_the_network_of_a_node_is_named(kind: str, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two nodes both are at the ends of the link: a comparison needs a third."""
+    monkeypatch.setattr(sys.modules[__name__], "SHAPES", [(3, 3), (4, 4), (8, 4)])
+    assert misnamed(kind, size, CALM, names_host("network")) == []
+
+
+@pytest.mark.parametrize(("kind", "reason"), [("starved", "processor"), ("slow_memory_server", "memory")])
+def test_a_slow_server_is_named(kind: str, reason: str) -> None:
+    def right(verdict: Verdict, at: int, summary: Summary) -> bool:
+        with_servers = any(rank.role == "server" for rank in summary.ranks)
+        return not with_servers or names_host(reason)(verdict, at, summary)
+
+    assert misnamed(kind, 100, CALM, right) == []
+
+
+def test_a_small_cache_on_all_nodes_is_what_a_job_is_bound_by() -> None:
+    def right(verdict: Verdict, at: int, _: Summary) -> bool:
+        advice = "cache hits 10 %" in verdict.text and re.search(
+            r"[\d.]+ [GM]iB on each node would reach 80 %", verdict.text
+        )
+        return verdict.kind == "balanced" and verdict.stages == ("fetch",) and bool(advice)
+
+    assert misnamed("small_cache", 1, CALM, right, bandwidth=1e7) == []
+
+
+def test_a_cold_cache_is_told() -> None:
+    text = judge(made(0, Setup(bandwidth=2e7), Fault("cold"))).text
+    assert re.search(r"cache hits \d+ % \(3 % in the first epoch\)", text), text
+
+
+def test_sentences() -> None:
+    text = judge(made(1, Setup(trainers=8, nodes=4), Fault("model", 5, 1.6))).text
+    assert re.fullmatch(
+        r"Trainer 5 on node n2 is the slowest: its backward and forward take 1\.\dx the median; the others wait "
+        r"[\d.]+ (ms|s) of each [\d.]+ s step for it\. Far rows: \d+ % from n\d, cache hits 60 %, [\d.]+ [MG]iB on each "
+        r"node would reach 80 %\.",
+        text,
+    )
+    text = judge(made(1, Setup(noise=0.05), Fault("sudden", 3, 3))).text
+    assert re.match(
+        r"Trainer 3 on node n3 is slow in 5 of 50 steps \(\d+, \d+, \d+ and 2 more\), by 0\.\d+ s each: ", text
+    )
+    assert judge(made(1, Setup())).text.startswith("Balanced; bound by backward and forward: ")
+    assert judge(made(1, Setup(trainers=1))).text.startswith("One trainer; bound by ")
+
+
+def test_half_of_the_trainers_may_be_slow() -> None:
+    summary = made(3, Setup(trainers=4, nodes=2))
+    for rank in summary.ranks[2:]:
+        rank.steps.seconds = (2 * np.array(rank.steps.seconds) - np.array(rank.steps.meet)).tolist()
+    verdict = judge(summary)
+    assert sorted(verdict.ranks) == [2, 3] and "on node n1 are the slowest" in verdict.text
+
+
+def test_a_large_ratio_of_small_numbers_is_no_reason() -> None:
+    """Steps of half a second in which all wait for a server; a trainer uses 2 ms of its own, the others 1 ms."""
+    summary = made(3, Setup())
+    for rank in summary.ranks:
+        own = 0.002 if rank.rank == 1 else 0.001
+        rank.steps = Steps([0.0] * 50, [0.5] * 50, [0.001] * 50, [0.499 - own] * 50, [], [])
+    verdict = judge(summary)
+    assert verdict.kind == "balanced" and verdict.stages == ("meet",)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7])
+def test_few_steps_name_no_rank(steps: int) -> None:
+    summary = made(1, Setup(), Fault("model", 2, 5))
+    for rank in summary.ranks:
+        rank.steps = Steps(*(values[:steps] for values in vars(rank.steps).values()))
+    verdict = judge(summary)
+    assert verdict.kind == "unknown" and verdict.text.startswith(f"Too few steps to judge: {steps}, and 8 are needed.")
+    assert judge(Summary()).kind == "unknown"
+
+
+def test_values_that_are_not_known_change_nothing_else() -> None:
+    """Without threads, counters and waits the slow trainer is still named."""
+    summary = made(1, Setup(), Fault("model", 2, 2))
+    for rank in summary.ranks:
+        rank.threads = []
+        rank.to_hosts = [ToHost(77, 1, 1, 1, 1, 0.0)]
+        rank.cpu.run_delay = rank.cpu.major_faults = rank.cpu.memory_pressure = None
+        rank.steps.seeds = rank.steps.inputs = rank.steps.begin = []
+        rank.cache.epochs = []
+    assert judge(summary).ranks == (2,)
+    assert len(StepTable(summary).trainers) == 4
+
+
+def test_a_trainer_that_died_early_hides_no_slow_one() -> None:
+    summary = made(1, Setup(), Fault("model", 2, 2))
+    dead = summary.ranks[0]
+    dead.steps = Steps(*(values[:3] for values in vars(dead.steps).values()))
+    summary.ended = "trainer 0 died\nmore"
+    verdict = judge(summary)
+    assert verdict.ranks == (2,) and verdict.text.startswith(
+        "The job ended early: trainer 0 died. Trainer 2 on node n2"
+    )
+
+
+def test_the_size_of_a_cache_is_interpolated() -> None:
+    rank = made(1).ranks[0]
+    rank.cache.hits_by_size = [
+        rank.cache.hits_by_size[0]._replace(bytes=b, share=s) for b, s in ((100, 0.5), (300, 0.9))
+    ]
+    assert cache_size_for([rank], 0.7) == pytest.approx(200)
+    assert cache_size_for([rank, rank], 0.9) == pytest.approx(600)
+    assert cache_size_for([rank], 0.95) is None
