@@ -114,9 +114,9 @@ class LaborSampler(NeighborSampler):
             output_device: accepted for DGL's scripts.
             share: "minibatch" for numbers of each minibatch; "step" for numbers that all minibatches of a step share,
                 so that trainers of a node read the same rows. Step s of a loader consists of the minibatches with
-                number s, counted through all its epochs, of each trainer; a resumed loader continues to count. Loaders
-                with one seed share the numbers of equal steps. Outside of loaders each call is a step; those on graphs
-                in memory have random numbers, so that none follows another.
+                number s, counted through all its epochs, of each trainer; a resumed loader continues to count, on any
+                number of trainers. Loaders with one seed share the numbers of equal steps. Outside of loaders each
+                call is a step; those on graphs in memory have random numbers, so that none follows another.
             mask: as in :class:`NeighborSampler`.
             options: other options of :class:`NeighborSampler`, except ``replace``, ``disjoint`` and those of times.
 

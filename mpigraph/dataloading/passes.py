@@ -29,6 +29,7 @@ _FORMS = {"fingerprint": dict, "trainers": int, "batches": list, "progress": OfT
 _NO_PASS = 0
 _EPOCH = 1
 _REMAINDER = 2
+_COLUMNS = 7  # of progress
 _WARNED = -1  # no hash of Python's
 
 
@@ -131,6 +132,7 @@ class Passes:
         self.bounds = batch_bounds(len(seeds), batch_size, drop_last, self._steps)
         self._warn_if_uneven()
         self.next = 0
+        self._first_step = 0, 0  # an epoch, and the number of its first step
         self.current: EpochPlan | None = None
         self.loaded: EpochPlan | None = None
         self.begun: set[int] | None = None
@@ -208,25 +210,30 @@ class Passes:
         order = np.arange(len(self.seeds))
         if self._shuffle:
             order = shuffled(len(self.seeds), self._seed, epoch, self._rank)
-        first = epoch * self._steps
+        first = self._first_of(epoch)
         return EpochPlan(epoch, self.seeds, order, self.bounds, self._steps, first_step=first, taken=taken)
+
+    def _first_of(self, epoch: int) -> int:
+        """Return the number of an epoch's first step."""
+        known, step = self._first_step
+        return step + (epoch - known) * self._steps
 
     def _remainder(self, epoch: int, rows: I64, bounds: I64, steps: int, taken: int) -> EpochPlan:
         seeds = self.seeds.of_rows(rows)
         order = np.arange(len(seeds))
         if self._shuffle:
             order = np.argsort(seeds.hashes(combine(self._seed, epoch)), kind="stable")
-        first = (epoch + 1) * self._steps - steps  # a remainder has the last steps of its epoch
+        first = self._first_of(epoch + 1) - steps
         return EpochPlan(epoch, seeds, order, bounds, steps, first_step=first, taken=taken, is_remainder=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this trainer's position."""
         known = self.current or self.loaded
-        progress = [self.next, _NO_PASS, 0, 0, 0, self._sequence]
+        progress = [self.next, _NO_PASS, 0, 0, 0, self._sequence, self._first_of(self.next)]
         left = partial(self.seeds.rows, np.empty(0, np.int64))
         if known is not None:
             kind = _REMAINDER if known.is_remainder else _EPOCH
-            progress = [known.epoch, kind, known.length, known.steps, known.taken, self._sequence]
+            progress = [known.epoch, kind, known.length, known.steps, known.taken, self._sequence, known.step]
             left = partial(known.left, known.taken)
         return {
             "fingerprint": self.fingerprint,
@@ -252,7 +259,7 @@ class Passes:
         progress, left = state["progress"].rows, state["left"].rows.numpy()
         self.current = self.loaded = self.begun = None
         if self._world.allreduce_minmax(int(alike), False):
-            self._go_on(progress[0, :6].tolist(), left)
+            self._go_on(progress[0, :_COLUMNS].tolist(), left)
         else:
             self._share(progress, left)
 
@@ -278,7 +285,7 @@ class Passes:
             )
             raise InvalidArgumentError(f"the state is of another loader: {said}")
         progress, left, most = state["progress"].rows, state["left"].rows, here["number of seeds"]
-        _check_rows("progress", progress, 6)
+        _check_rows("progress", progress, _COLUMNS)
         _check_rows("left", left, self.seeds.num_columns)
         numbers, limits = progress[:, :5], torch.tensor([2**62, _REMAINDER, most, most, most])
         if bool(((numbers < 0) | (numbers > limits)).any()):
@@ -294,7 +301,9 @@ class Passes:
 
     def _go_on(self, progress: list[int], left: I64) -> None:
         """Go on with this trainer's own pass."""
-        epoch, kind, length, steps, taken, _ = progress
+        epoch, kind, length, steps, taken, _, step = progress
+        rest = steps - taken if kind == _REMAINDER else -taken
+        first_step = epoch + (kind == _REMAINDER), step + rest
         last = np.iinfo(np.int64).max
         running = self._world.allreduce_minmax(last if kind == _NO_PASS else epoch, False)
         if kind == _NO_PASS and epoch == running + 1:  # this trainer was through, and the others were not
@@ -307,7 +316,7 @@ class Passes:
                 raise InvalidArgumentError(f"{taken} batches of {len(bounds) - 1} were taken in the state of a loader")
             if kind == _REMAINDER and len(left) != length - int(bounds[taken]):
                 raise InvalidArgumentError(f"{len(left)} seeds are left of {length} in the state of a loader")
-        self.next = epoch
+        self.next, self._first_step = epoch, first_step
         if kind == _EPOCH:
             self.loaded = self._of_epoch(epoch, taken)
         elif kind == _REMAINDER:
@@ -318,12 +327,15 @@ class Passes:
         running = bool((progress[:, 1] != _NO_PASS).any())
         last = np.iinfo(np.int64).max
         self.next = self._world.allreduce_minmax(min([last, *progress[:, 0].tolist()]), False)
+        step = self._world.allreduce_minmax(max([0, *progress[:, 6].tolist()]), True)  # drawn by none of them
+        self._first_step = self.next, step
         if self._world.allreduce_minmax(int(running), True):
             agree = self._world.allreduce_minmax
             steps = agreed_steps(len(left), self._batch_size, self._drop_last, agree)
             if self._drop_last:  # shares differ by a seed: make no batch that another trainer cannot make
                 steps = agree(min(steps, len(left) // self._batch_size), False)
             bounds = batch_bounds(len(left), self._batch_size, self._drop_last, steps)
+            self._first_step = self.next + 1, step + steps
             self.loaded = self._remainder(self.next, left, bounds, steps, 0)
 
 

@@ -431,6 +431,9 @@ class SampledGraph:
                     "the hosts have no out-edges to walk along yet: call g.prepare_walks() before the loop over a "
                     "loader whose sampler makes random walks"
                 )
+            if turned is not None:  # a trainer with wrong arguments cannot know that the others prepare
+                with self.session.sampling() as service:
+                    service.sample([])
             self._prepare_walks(relations, weights)
         turned = topology.turned
         assert isinstance(turned, TurnedTopology)

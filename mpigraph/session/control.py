@@ -116,11 +116,13 @@ def _free(store: Store, args: Arguments) -> Any:
 
 def _shut_down(store: Store, args: Arguments) -> Any:
     store.exchange.retire()
+    for graph in store.graph_of_number.values():
+        graph.topology.retire()
     _retire(store, store.tensors)
 
 
 def _retire(store: Store, numbers: Iterable[int]) -> None:
-    """Wait for the threads of all trainers that read or write tensors, while hosts answer them, and refuse others."""
+    """Wait for the threads of all trainers that read or write rows, while hosts answer them, and refuse others."""
     for number in numbers:
         if number in store.tensors:
             store.tensors[number].window.retire()

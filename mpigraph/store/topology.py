@@ -74,6 +74,10 @@ class _TableWindow:
         """Order the plain stores and loads of this process with those of the others."""
         self._window.sync()
 
+    def retire(self) -> None:
+        """See :meth:`.RowWindow.retire`."""
+        self._window.retire()
+
     @collective("world.comm")
     def close(self) -> None:
         """Free the memory; a second call does nothing."""
@@ -266,6 +270,11 @@ class Topology:
 
     def _all(self) -> list[_TableWindow]:
         return [self._indptr, self._out_degrees, *self._indices.values()]
+
+    def retire(self) -> None:
+        """Refuse reads from now on, and wait for those of other threads; while hosts answer."""
+        for tables in self._all():
+            tables.retire()
 
     @collective("world.comm")
     def close(self) -> None:

@@ -5,6 +5,7 @@ each holds the out-edges of its nodes, sorted by edge id. The copy has the form 
 that requests, strategies and answers are the same for both. A relation is turned once, when it is first needed.
 """
 
+from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -145,13 +146,16 @@ class TurnedTopology(Topology):
         """Return the id by which the user knows an edge."""
         return int(self.eids(relation, np.array([edge]))[0])
 
+    def retire(self) -> None:
+        """See :meth:`.Topology.retire`."""
+        for window in chain(*self._windows.values()):
+            window.retire()
+
     @collective("world.comm")
     def close(self) -> None:
         """Free the memory."""
-        for windows in self._windows.values():
-            for window in windows:
-                window.close()
-        self._windows = {}
+        for window in chain(*self._windows.values()):
+            window.close()
 
 
 class OutTables(WeightTables):

@@ -289,8 +289,8 @@ def forged(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for number in (-1, 2**62 + 1):
             yield state | {"progress": OfTrainer(progress.index_fill(1, torch.tensor([column]), number))}
     for kind in (1, 2):  # more batches than there are, and other seeds than are left
-        yield state | {"progress": OfTrainer(torch.tensor([[0, kind, 80, 80, 80, progress[0, 5]]]))}
-    for rows in (progress[:, :5], progress.double()):
+        yield state | {"progress": OfTrainer(torch.tensor([[0, kind, 80, 80, 80, *progress[0, 5:]]]))}
+    for rows in (progress[:, :6], progress.double()):
         yield state | {"progress": OfTrainer(rows)}
     for rows in (left[:, :1], left.float(), left.repeat(50, 1), left + torch.tensor([2, 0])):
         yield state | {"left": OfTrainer(rows)}

@@ -188,8 +188,18 @@ def test_a_resumed_loader_continues_with_the_step(job: SharedJob, oracle) -> Non
     on_all(job.trainers, rest == whole[-len(rest) :] and len(rest) == len(loader) - 2, str(len(rest)))
     smaller = dist.DistNodeDataLoader(g, nodes, sampler, **options | {"batch_size": 4})  # the rest in other minibatches
     smaller.load_state_dict(state)
-    last = smaller._passes.loaded
-    on_all(job.trainers, last.is_remainder and last.step == 2 * len(smaller) - last.steps, f"{last.step}, {last.steps}")
+    last, taken = smaller._passes.loaded, len(loader) + 2
+    on_all(job.trainers, last.is_remainder and last.step == taken, f"{last.step}, {taken}")
+    batches = iter(smaller)
+    next(batches)
+    resumed.load_state_dict(smaller.state_dict())  # once more in others
+    again = resumed._passes.loaded
+    on_all(job.trainers, again.is_remainder and again.step == taken + 1)
+    smaller.load_state_dict(smaller.state_dict())
+    on_all(job.trainers, smaller._passes.loaded.step == taken + 1)
+    for _ in smaller:
+        pass
+    on_all(job.trainers, smaller._passes.begin().step == taken + last.steps)
     for one in (loader, resumed, smaller):
         one.close()
 

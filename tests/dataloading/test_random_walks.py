@@ -19,6 +19,7 @@ import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph.dataloading import BlockSampler, pack_traces, random_walk
 from mpigraph.errors import (
+    ClosedError,
     EdgeTypeError,
     FieldNameError,
     InvalidArgumentError,
@@ -28,6 +29,7 @@ from mpigraph.errors import (
 )
 from mpigraph.metadata.schema import DEFAULT_ETYPE
 from mpigraph.rows import shm_check
+from mpigraph.rows.window import RowWindow
 from mpigraph.store import turned
 from mpigraph.store.derived import fetch_together
 
@@ -208,6 +210,53 @@ def test_a_wrong_argument_of_one_trainer_hangs_no_other(job: SharedJob, oracle) 
             failed = "out of range" in str(error)
         on_all(job.trainers, failed or job.rank > 0)
         on_all(job.trainers, walk([1])[0].shape == (1, 2))
+
+
+@several
+def test_a_wrong_path_or_feature_of_one_trainer_is_raised_on_all_that_prepare(job: SharedJob, monkeypatch) -> None:
+    """It cannot know that the others have yet to prepare theirs. Where trainers do not sample in rounds, it raises."""
+    g = job.open(job.write(write_typed_oracle, 2))
+    g.prepare_walks(["cites"])
+    rounds = g.session.world.config.sampling == "alltoallv" and not g.session.world.all_near
+    for wrong in ({"metapath": ["writes", "nope"]}, {"metapath": ["writes"], "prob": "nope"}):
+        if job.rank > 0 and not rounds:
+            continue
+        with pytest.raises(MPIGraphError, match="nope"):
+            random_walk(g, [1], **(wrong if job.rank == 0 else {"metapath": ["writes"]}))
+    on_all(job.trainers, random_walk(g, [1], metapath=["writes"])[0].shape == (1, 2))
+
+
+@pytest.mark.parametrize("of", ["graph", "out-edges"])
+def test_the_structure_is_read_to_the_end_when_the_job_ends(oracle, monkeypatch: pytest.MonkeyPatch, of: str) -> None:
+    """By another thread; later reads are refused."""
+    from layouts import alone
+
+    reading, leaving, found = threading.Event(), threading.Event(), list[Any]()
+    at_once = RowWindow._read
+
+    def slowly(*what: Any) -> None:
+        reading.set()
+        leaving.wait()
+        at_once(*what)
+
+    def body() -> tuple[Any, Any, threading.Thread]:
+        g = dist.DistGraph(NAME, part_config=oracle(3))
+        g.prepare_walks()
+        topology, ids = g.loaded.topology, np.arange(NUM_NODES)
+        read = topology.out_degrees if of == "graph" else lambda edges, relation: topology.turned.eids(relation, edges)
+        expected = read(ids, 0)
+        monkeypatch.setattr(RowWindow, "_read", slowly)
+        thread = threading.Thread(target=lambda: found.append(read(ids, 0)))
+        thread.start()
+        reading.wait()
+        threading.Timer(0.2, leaving.set).start()
+        return read, expected, thread
+
+    read, expected, thread = alone(body)
+    thread.join()
+    assert len(found) == 1 and np.array_equal(found[0], expected)
+    with pytest.raises(ClosedError):
+        read(np.arange(3), 0)
 
 
 def test_weights_that_are_written_count_after_the_next_barrier(job: SharedJob, oracle) -> None:
