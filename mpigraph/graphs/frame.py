@@ -79,6 +79,9 @@ class Frame(MutableMapping[str, torch.Tensor]):
         known = self._columns.items()
         return repr({name: (tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else ... for name, t in known})
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_columns": dict(self)}  # other processes cannot make features later
+
     def _missing(self, name: str) -> str:
         return f"no feature {name!r} on {self.owner} (have {list(self)}){self.hint.format(name=name)}"
 

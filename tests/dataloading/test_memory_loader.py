@@ -1,5 +1,7 @@
 """Loaders on graphs in memory: what they yield, and that it is what a distributed graph gives for the same seeds."""
 
+import pickle
+
 import pytest
 import torch
 from batches import SAMPLERS, batch
@@ -15,10 +17,13 @@ from mpigraph.dataloading import (
     DistNodeDataLoader,
     EdgeDataLoader,
     EdgePredictionSampler,
+    LaborSampler,
     MultiLayerFullNeighborSampler,
     NeighborSampler,
     NodeDataLoader,
+    RandomWalkNeighborSampler,
     Sampler,
+    ShaDowKHopSampler,
     as_edge_prediction_sampler,
     sample_neighbors,
 )
@@ -361,3 +366,25 @@ def test_two_calls_outside_a_loader_differ():
     g = plain()
     first, second = (NeighborSampler([2]).sample(g, batch(0)) for _ in range(2))
     assert torch.equal(first[1], second[1]) and not torch.equal(first[0], second[0])
+
+
+@pytest.mark.parametrize("kind", ["labor", "walks", "subgraphs"])
+def test_other_processes_may_sample(kind: str) -> None:
+    """As workers of torch's loader do: graphs and samplers reach them, and minibatches with features come back."""
+    src, dst = torch.randint(0, 50, (2, 600), generator=torch.Generator().manual_seed(0))
+    g = mg.graph((src, dst), num_nodes=50)
+    g.ndata["x"], g.edata["w"] = torch.arange(50), torch.ones(600)
+    sampler = {
+        "labor": lambda: LaborSampler([3, 3], prob="w"),
+        "walks": lambda: RandomWalkNeighborSampler(g, 2, 0.3, 4, 5),
+        "subgraphs": lambda: ShaDowKHopSampler([3, 3]),
+    }[kind]()
+    for _ in range(2):  # before the graph is sorted for sampling, and after
+        there, other = pickle.loads(pickle.dumps((g, sampler)))
+        samples = []
+        for graph, how in ((g, sampler), (there, other)):
+            torch.manual_seed(3)
+            samples.append(how.sample(graph, torch.arange(9)))
+        for nodes, _, drawn in (samples[1], pickle.loads(pickle.dumps(samples[0]))):
+            x = drawn.ndata["x"] if kind == "subgraphs" else drawn[0].srcdata["x"]
+            assert torch.equal(nodes, samples[0][0]) and torch.equal(x, nodes)

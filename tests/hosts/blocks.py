@@ -19,9 +19,13 @@ from batches import NUM_BATCHES, SAMPLERS, batch, digest
 from oracle import NAME
 
 import mpigraph.distributed as dist
+from mpigraph.dataloading import NeighborSampler, random_walk
+from mpigraph.graphs.fields import EID
 from mpigraph.session.context import current
 
 TRANSPORTS = ("rma", "packed")
+KINDS = (*SAMPLERS, "walk", "subgraph")
+INDUCED = dataclasses.replace(NeighborSampler([3, 2]).arguments, seed=7)
 
 
 def main():
@@ -40,7 +44,9 @@ def main():
 
 
 def sample_all(graph, rank, num_trainers):
-    """This trainer's minibatches: blocks as the test of equal blocks has them, and the rows of their input nodes."""
+    """This trainer's minibatches: blocks as the test of equal blocks has them, and the rows of their input nodes; walks
+    and induced subgraphs.
+    """
     result = {}
     for name, sampler in SAMPLERS.items():
         for number in range(NUM_BATCHES):
@@ -49,9 +55,20 @@ def sample_all(graph, rank, num_trainers):
             sample = graph.sample_blocks(seeds, dataclasses.replace(sampler.arguments, seed=7))
             if own:
                 rows = graph.ndata["feat"][sample[0]], graph.ndata["label"][seeds]
-                state = hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in rows))
-                result[f"{name} {number}"] = digest(sample) + state.hexdigest()
+                result[f"{name} {number}"] = digest(sample) + hash_of(rows)
+    for number in range(NUM_BATCHES):
+        own = number % num_trainers == rank
+        seeds = batch(number).unique() if own else torch.empty(0, dtype=torch.int64)
+        walk = random_walk(graph, seeds, length=4, return_eids=True, seed=7)
+        nodes, _, subgraph = graph.sample_induced(seeds, INDUCED)
+        if own:
+            result[f"walk {number}"] = hash_of(walk)
+            result[f"subgraph {number}"] = hash_of([nodes, *subgraph.edges(), subgraph.edata[EID]])
     return result
+
+
+def hash_of(tensors):
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 if __name__ == "__main__":

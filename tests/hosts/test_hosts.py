@@ -17,8 +17,8 @@ from pathlib import Path
 
 import namespaces
 import pytest
-from batches import NUM_BATCHES, SAMPLERS
-from blocks import TRANSPORTS
+from batches import NUM_BATCHES
+from blocks import KINDS, TRANSPORTS
 from jobs import EXAMPLES, PRELUDE, clean_environment, needs
 from oracle import NAME, write_oracle
 
@@ -107,7 +107,7 @@ def fingerprints(hosts: namespaces.Hosts, launcher: list[str], config: str, out:
 def expected(hosts: namespaces.Hosts, oracle_config: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the hashes of one process alone."""
     result = fingerprints(hosts, [], oracle_config, tmp_path_factory.mktemp("alone") / "out", 0)
-    assert len(result) == len(SAMPLERS) * NUM_BATCHES
+    assert len(result) == len(KINDS) * NUM_BATCHES
     return result
 
 
