@@ -36,7 +36,7 @@ FEWEST_STEPS = 8
 _MATTERS = 0.05  # of a step: a smaller difference is no reason
 _CERTAIN = 1.1  # the ratio that remains after some standard errors, and in each quarter of the steps
 _SLOW_HOST = 2.0
-_DELAYED = 0.2  # of the time in which a rank could run and does not
+_DELAYED = 0.2  # of the time in which a rank could run
 _FAULTS = 50  # major page faults a second
 _GOOD_HITS = 0.8
 _PRODUCING = ("sample", "answer", "plan", "fetch", "place")
@@ -141,7 +141,7 @@ class StepTable:
 
     def delays(self) -> F64:
         """Return the seconds of a step in which other programs had a trainer's processor, beyond the median."""
-        delays = np.array([_delay(rank) * rank.seconds for rank in self.trainers])
+        delays = np.array([rank.cpu.run_delay or 0.0 for rank in self.trainers])
         return np.maximum(delays - _median(delays), 0) / self.count
 
 
@@ -243,7 +243,7 @@ def _slow_trainers(summary: Summary, table: StepTable) -> Iterator[_Blame]:
             return
     slow = [row for row in table.chronic(table.clean, SLOW) if _delay(table.trainers[row[0]]) >= _DELAYED]
     if slow and table.count >= 3 * FEWEST_STEPS:  # other programs come and go
-        why = f"it waits for a processor {_percent(_delay(table.trainers[slow[0][0]]))} of the time"
+        why = f"it waits for a processor {_percent(_delay(table.trainers[slow[0][0]]))} of the time that it could run"
         yield slow[0][2], _slowest(summary, table, slow, "processor", (), why)
     sudden = table.sudden(table.clean)
     if sudden is None:
@@ -354,7 +354,7 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
     reason = "memory" if why else "network" if links else "requests"
     if _delay(worst) >= max(_DELAYED, 1.3 * _middle(map(_delay, peers))):
         reason = "processor"
-        why = f"it waits for a processor {_percent(_delay(worst))} of the time"
+        why = f"it waits for a processor {_percent(_delay(worst))} of the time that it could run"
     who = f"The network of node {summary.node_of(worst)} is slow"
     if reason != "network":
         who = f"{_names(summary, slow)} slow to answer{why and f': {why}'}"
@@ -387,7 +387,7 @@ def _balanced(table: StepTable) -> Verdict:
     text = f"{head}; bound by {_in_words(stages) or 'the script'}: {text}."
     delay = _middle(map(_delay, table.trainers))
     if delay >= _DELAYED:
-        text += f" Ranks wait for a processor {_percent(delay)} of the time: their node has too few for their threads."
+        text += f" Threads that could run wait {_percent(delay)} of that time for a processor: the nodes have too few."
     return Verdict("balanced", (), "", stages, text)
 
 
@@ -439,7 +439,9 @@ def _lacks_memory(rank: Rank, peers: Sequence[Rank]) -> str:
 
 
 def _delay(rank: Rank) -> float:
-    return (rank.cpu.run_delay or 0.0) / max(rank.seconds, 1e-3)
+    """Return the share of the time in which a rank's threads could run and had no processor."""
+    delay = rank.cpu.run_delay or 0.0
+    return delay / max(delay + (rank.cpu.seconds or rank.seconds), 1e-3)
 
 
 def _waits_for(table: StepTable, index: int) -> str:

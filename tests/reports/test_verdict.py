@@ -125,8 +125,8 @@ def test_sentences() -> None:
     text = judge(made(1, Setup(trainers=8, nodes=4), Fault("model", 5, 1.6))).text
     assert re.fullmatch(
         r"Trainer 5 on node n2 is the slowest: its backward and forward take 1\.\dx the median; the others wait "
-        r"[\d.]+ (ms|s) of each [\d.]+ s step for it\. Far rows: \d+ % from n\d, cache hits 60 %, [\d.]+ [MG]iB on each "
-        r"node would reach 80 %\.",
+        r"[\d.]+ (ms|s) of each [\d.]+ s step for it\. "
+        r"Far rows: \d+ % from n\d, cache hits 60 %, [\d.]+ [MG]iB on each node would reach 80 %\.",
         text,
     )
     text = judge(made(1, Setup(noise=0.05), Fault("sudden", 3, 3))).text
