@@ -22,7 +22,8 @@ from mpigraph.memory import in_units
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.progress import silent
 from mpigraph.storage.audit import far_sources
-from mpigraph.storage.contents import PartFiles
+from mpigraph.storage.contents import PartFiles, read_rows
+from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.store.host_ranges import host_memory
 
@@ -36,10 +37,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="show counts, edge cut, balance, halo and memory of a partitioned graph",
         description="Show types and features of a partitioned graph, the edge cut and the balance, and for each part "
         "the nodes, the edges, the edges from other parts and their sources (the halo), the bytes on disk, and the "
-        "memory that a host of this part needs for topology and features. Reads all edges; under srun or mpiexec the "
-        "ranks divide the parts. With --fanouts also the input rows that a minibatch is expected to read, by uniform "
-        "sampling and by LABOR (LaborSampler), and those of them that other parts own; this reads all edges for each "
-        "part and layer.",
+        "memory that a host of this part needs for topology and features, and for random walks (without weights) "
+        "besides. Reads all edges; under srun or mpiexec the ranks divide the parts. With --fanouts also the input "
+        "rows that a minibatch is expected to read, by uniform sampling and by LABOR (LaborSampler), and those of them that "
+        "other parts own; this reads all edges for each part and layer.",
     )
     parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
     parser.add_argument("--json", action="store_true", help="the same for scripts, as JSON")
@@ -127,7 +128,23 @@ def _part(files: PartFiles, part: int, minibatch: Minibatch | None) -> dict[str,
         "halo": halo,
         "bytes_on_disk": bytes_on_disk(config, part),
         "host_memory": int(host_memory(config, book)[part]),
+        "walk_memory": _walk_memory(files, part),
     } | ({} if minibatch is None else {"expected_rows": expected_rows(files, part, minibatch)})
+
+
+def _walk_memory(files: PartFiles, part: int) -> int:
+    """Return the bytes of the out-edges of a part's nodes, which random walks have hosts hold (``store/turned.py``)."""
+    book, schema = files.config.book, files.config.schema
+    total = 0
+    for r in range(len(schema.relations)):
+        src, dst = schema.ends(r)
+        first, last = book.node_range(part, src)
+        degrees = np.empty(last - first, np.int64)
+        name = relation_dataset_name(schema.relation_key(r), "out_degrees")
+        read_rows(files, "part_graph", name, book.node_offsets[src], first, degrees)
+        columns = index_dtype(book.num_nodes(dst)), index_dtype(book.num_edges(r))
+        total += 8 * (len(degrees) + 1) + int(degrees.sum()) * sum(dtype.itemsize for dtype in columns)
+    return total
 
 
 def _graph(config: PartConfig) -> dict[str, Any]:
@@ -190,9 +207,9 @@ def _as_text(content: Mapping[str, Any]) -> str:
     rows = []
     for part in content["parts"]:
         nodes, edges, halo = (sum(part[name].values()) for name in ("nodes", "edges", "halo"))
-        sizes = [in_units(part["bytes_on_disk"]), in_units(part["host_memory"])]
+        sizes = [in_units(part[name]) for name in ("bytes_on_disk", "host_memory", "walk_memory")]
         rows.append([*map(str, (part["part"], nodes, edges, part["cut_edges"], halo)), *sizes])
-    names = ["part", "nodes", "edges", "edges cut", "halo nodes", "on disk", "memory of a host"]
+    names = ["part", "nodes", "edges", "edges cut", "halo nodes", "on disk", "memory of a host", "for walks"]
     expected = {part["part"]: part["expected_rows"] for part in content["parts"] if "expected_rows" in part}
     if expected:
         lines += [*_table(names, rows), "", "input rows that a minibatch with seeds of a part is expected to read:"]

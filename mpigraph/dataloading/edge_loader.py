@@ -18,6 +18,7 @@ from mpigraph.dataloading.pyg_batches import pyg_edge_stages
 from mpigraph.dataloading.sampler import BlockSampler, Sampler, has_method, needs_of, session_of
 from mpigraph.dataloading.seed_times import check_loader_times
 from mpigraph.dataloading.seeds import Item, TypedIds, as_seed_tensors
+from mpigraph.dataloading.shadow import ShaDowKHopSampler
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, EdgeTensors, Names, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError
@@ -90,9 +91,10 @@ class DistEdgeDataLoader(SampledDataLoader):
         with arguments(session_of(g)):
             if not isinstance(graph_sampler, EdgePredictionSampler) and has_method(graph_sampler, "sample_blocks"):
                 graph_sampler = as_edge_prediction_sampler(graph_sampler, *how)
-            elif not has_method(graph_sampler, "sample"):
+            elif not has_method(graph_sampler, "sample") or isinstance(graph_sampler, ShaDowKHopSampler):
                 raise InvalidArgumentError(
-                    f"graph_sampler must have sample_blocks, or be a sampler of edges (got {graph_sampler!r})"
+                    f"graph_sampler must have sample_blocks, or be a sampler of edges (got {graph_sampler!r}): "
+                    "NeighborSampler and LaborSampler sample around edges"
                 )
             elif any(option is not None for option in how):
                 raise InvalidArgumentError(

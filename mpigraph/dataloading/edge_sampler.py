@@ -101,7 +101,10 @@ class EdgePredictionSampler(Sampler):
     ) -> None:
         """The arguments are those of :func:`as_edge_prediction_sampler`."""
         if not has_method(sampler, "sample_blocks"):
-            raise InvalidArgumentError(f"sampler must have sample_blocks(g, seeds) (got {type(sampler).__name__})")
+            raise InvalidArgumentError(
+                f"sampler must have sample_blocks(g, seeds) (got {type(sampler).__name__}): NeighborSampler and "
+                "LaborSampler have it"
+            )
         if negative_sampler is not None and not callable(negative_sampler):
             raise InvalidArgumentError(
                 f"negative_sampler must be callable with (g, eids) (got {type(negative_sampler).__name__})"

@@ -112,7 +112,10 @@ class DistNodeDataLoader(SampledDataLoader):
     ) -> Stages[Any]:
         if isinstance(sampler, ShaDowKHopSampler):
             if options.output == "pyg":
-                raise InvalidArgumentError("output must be 'dgl' with a ShaDowKHopSampler (got 'pyg')")
+                raise InvalidArgumentError(
+                    "output must be 'dgl' with a ShaDowKHopSampler (got 'pyg'): PyG's layers take "
+                    "torch.stack(subgraph.edges()) and subgraph.ndata of its minibatches"
+                )
             return shadow_stages(g, cast(NodeIds, ids), sampler, options, pin_memory)
         if not has_method(sampler, "sample_blocks"):
             raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {sampler!r})")

@@ -29,6 +29,7 @@ _AHEAD = 16  # nodes between the prefetch of a list and its use
 _LINES = 3  # cache lines of a list that are prefetched
 _CHUNK = 2048  # sources whose numbers are computed at once: they stay in the first cache
 _FINE = 2.0**-55  # a unit of arrivals in which all are finite, however small the weights
+_MANY = 128  # arrivals to keep, above which all are sorted once
 _FEW = 24  # candidates too many, above which half of the range is dropped at once
 
 
@@ -215,7 +216,7 @@ def choose_labor_weighted(
         picks: as in :func:`choose_uniform`.
     """
     numbers = np.empty(_CHUNK, np.uint32)
-    arrivals = np.empty(_CHUNK, np.float64)
+    arrivals, edges = np.empty(_CHUNK, np.float64), np.empty(_CHUNK, np.int64)
     for i in range(len(positions)):
         p = positions[i]
         first, degree = rows.begins[p], rows.degrees[p]
@@ -224,8 +225,9 @@ def choose_labor_weighted(
         if k == 0:
             continue
         chosen[:] = first
-        if k > len(arrivals):
-            arrivals = np.empty(2 * k, np.float64)
+        sorting = k > _MANY
+        if sorting and degree > len(arrivals):
+            arrivals, edges = np.empty(2 * degree, np.float64), np.empty(2 * degree, np.int64)
         key = dst.keys[p] if len(dst.keys) > 1 else dst.keys[0]
         everything = k == rows.num_candidates[p]
         for unit in (1.0, _FINE):  # again where weights are so small that arrivals chosen are infinite, thus equal
@@ -244,6 +246,11 @@ def choose_labor_weighted(
                             count += 1
                         continue
                     arrival = -np.log1p(-(numbers[t] + 0.5) / 4294967296.0) * unit / np.float64(weights[edge])
+                    if sorting:
+                        arrivals[count] = arrival
+                        edges[count] = edge
+                        count += 1
+                        continue
                     if count == k and not arrival < arrivals[k - 1]:
                         continue
                     j = count if count < k else k - 1  # the place of the new arrival, or of the last one, pushed out
@@ -254,5 +261,12 @@ def choose_labor_weighted(
                         j -= 1
                     arrivals[j] = arrival
                     chosen[j] = edge
-            if everything or count == 0 or arrivals[count - 1] < np.inf:
+            if everything or count == 0:
+                break
+            last = arrivals[count - 1]
+            if sorting:
+                order = np.argsort(arrivals[:count], kind="mergesort")[:k]  # stable
+                chosen[: len(order)] = edges[order]
+                last = arrivals[order[-1]]
+            if last < np.inf:
                 break

@@ -14,7 +14,7 @@ from oracle import NUM_NODES, in_memory
 from typed_oracle import typed_in_memory, write_typed_oracle
 
 import mpigraph.distributed as dist
-from mpigraph.dataloading import DataLoader, NeighborSampler, ShaDowKHopSampler
+from mpigraph.dataloading import DataLoader, NeighborSampler, ShaDowKHopSampler, as_edge_prediction_sampler
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, OutOfRangeError
 from mpigraph.graphs.fields import EID, NID
@@ -149,7 +149,10 @@ def test_wrong_arguments_are_named_and_hang_no_other(job: SharedJob, oracle) -> 
     draw = partial(sampler.sample, g, [3, 3] if job.rank == 0 else [3])
     on_all(job.trainers, refuses(MPIGraphError, "once each", draw) or job.rank > 0)
     on_all(job.trainers, len(sampler.sample(g, [3])[1]) == 1)
-    for options, text in (({"output": "pyg"}, "output must be 'dgl'"), ({"features": ["nope"]}, "nope")):
+    for options, text in (({"output": "pyg"}, "torch.stack(subgraph.edges())"), ({"features": ["nope"]}, "nope")):
         make = partial(dist.DistNodeDataLoader, g, [1], sampler, **options)
         on_all(job.trainers, refuses(MPIGraphError, text, make), text)
+    make = partial(dist.DistEdgeDataLoader, g, [1], sampler)
+    on_all(job.trainers, refuses(InvalidArgumentError, "sample around edges", make))
+    assert refuses(InvalidArgumentError, "LaborSampler have it", lambda: as_edge_prediction_sampler(sampler))
     assert refuses(InvalidArgumentError, "", lambda: ShaDowKHopSampler([-2]))

@@ -123,7 +123,7 @@ def test_rows_may_have_keys_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "bool", "uint8"])
-@pytest.mark.parametrize("k", [1, 4, 100])
+@pytest.mark.parametrize("k", [1, 4, 100, 1000])
 def test_each_weighted_row_takes_the_first_arrivals(k: int, kind: str) -> None:
     rng = np.random.default_rng(k)
     lists = [2**35 + rng.integers(0, 9000, d) for d in (0, 1, 4, 9, 300, 5000)]
