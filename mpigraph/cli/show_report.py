@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from mpigraph.reports.comparison import compare
-from mpigraph.reports.page import write_page
-from mpigraph.reports.summary import read
+from mpigraph.reports.page import picture, write_page
+from mpigraph.reports.summary import read, replacing
 from mpigraph.reports.verdict import judge
 
 __all__ = ["add_parser", "run"]
@@ -21,15 +21,17 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.add_argument("folder", metavar="DIR", help="the folder of a report (MPIGRAPH_REPORT, mg.report)")
     parser.add_argument("other", metavar="OTHER", nargs="?", help="the folder of another run's report, to compare with")
-    parser.set_defaults(run=lambda arguments: run(arguments.folder, arguments.other))
+    parser.add_argument("--picture", metavar="FILE.svg", help="also draw verdict, steps and stages for a document")
+    parser.set_defaults(run=lambda arguments: run(arguments.folder, arguments.other, arguments.picture))
 
 
-def run(folder: str, other: str | None = None) -> int:
+def run(folder: str, other: str | None = None, drawing: str | None = None) -> int:
     """Print the verdict of a report and write its page, or compare two reports.
 
     Args:
         folder: of the report.
         other: of the report to compare with.
+        drawing: a file for a picture of the first report.
 
     Returns:
         The exit status.
@@ -39,6 +41,9 @@ def run(folder: str, other: str | None = None) -> int:
     """
     summary = read(Path(folder))
     print(judge(summary).text)
+    if drawing is not None:
+        with replacing(Path(drawing)) as temporary:
+            temporary.write_text(picture(summary), encoding="utf-8")
     if other is None:
         write_page(Path(folder), summary)
         print(Path(folder) / "report.html")

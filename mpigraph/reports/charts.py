@@ -54,7 +54,7 @@ def rows(title: str, about: str, names: Sequence[tuple[str, bool]], height: floa
     for i, (name, strong) in sorted(enumerate(names), key=lambda row: not row[1][1]):
         y = (i + 0.5) * height + 4
         if (strong or i % often == 0) and all(abs(y - other) >= 13 for other in texts):
-            texts[y] = f'<text y="{y:.1f}"{" class=slow" if strong else ""}>{short(name)}</text>'
+            texts[y] = f'<text class="{"slow" if strong else ""}" y="{y:.1f}">{short(name)}</text>'
     size = f'height="{height * len(names) + 2:.0f}"'
     drawn = _svg(f'class="plot" {size}', title, about, plot)
     return (

@@ -11,7 +11,7 @@ from mpigraph.reports.charts import MOST_ROWS, Bar, bars, curves, legend, matrix
 from mpigraph.reports.summary import Rank, Summary, Timeline, TimelineEvent, replacing
 from mpigraph.reports.verdict import SLOW, StepTable, Verdict, cache_hits, cache_size_for, duration, judge, main_thread
 
-__all__ = ["render", "write_page"]
+__all__ = ["picture", "render", "write_page"]
 
 _MOST_EVENTS = 12_000
 _HEAD = (
@@ -42,7 +42,7 @@ def render(summary: Summary) -> str:
         f'<p class="soft">{escape(" · ".join(filter(None, facts)))}</p>',
         f'<section class="verdict {named}" aria-label="Verdict"><p>{escape(verdict.text)}</p></section>',
         _steps(summary, table, verdict),
-        f'<div class="two">{_waits(summary)}{_bytes(summary)}</div>',
+        f'<div class="two">{_waits(summary, table)}{_bytes(summary)}</div>',
         _stages(summary, verdict),
         f'<div class="two">{_cache(summary)}{_memory(summary)}</div>',
         _timeline(summary, verdict),
@@ -50,6 +50,23 @@ def render(summary: Summary) -> str:
         "</main></html>",
     ]
     return "\n".join(filter(None, parts))
+
+
+def picture(summary: Summary) -> str:
+    """Return the verdict, the steps and the stages of a report as an SVG file of its own, for a document."""
+    table = StepTable(summary)
+    verdict = judge(summary)
+    steps = _section("Steps of all trainers", "", _strip(summary, table, verdict, 16)) if table.count else ""
+    busiest = sorted((rank for rank in summary.ranks if rank.threads), key=_busy)[:8]
+    names = [name for rank in busiest for name in main_thread(rank).stages]
+    stages = _section("Stages by rank", "", legend([*names, "rest"]), _stage_rows(summary, busiest, verdict))
+    height = 300 + 34 * min(len(table.trainers), 16) + 30 * len(busiest)
+    drawn = f"{steps}{stages}".replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{height}"><style>{_style()}</style>'
+        '<foreignObject width="100%" height="100%"><main xmlns="http://www.w3.org/1999/xhtml">'
+        f'<section class="verdict named"><p>{escape(verdict.text)}</p></section>{drawn}</main></foreignObject></svg>'
+    )
 
 
 def _style() -> str:
@@ -124,15 +141,15 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]], numbers: bool = 
     return f"<table><tr>{top}{body}</table>" if head else f"<table>{body}</table>"
 
 
-def _waits(summary: Summary) -> str:
-    trainers = summary.trainers
+def _waits(summary: Summary, table: StepTable) -> str:
+    trainers = summary.trainers if len(summary.trainers) != len(table.trainers) else table.trainers
     place = {trainer.number: i for i, trainer in enumerate(trainers)}
     entries = [
         (i, place[number], seconds)
         for i, trainer in enumerate(trainers)
         for number, seconds in trainer.waited_for
         if number in place
-    ]
+    ] or _waits_by_step(table)
     title = "Which trainer waits for which"
     if not entries:
         return _section(title, "No trainer waited for another.")
@@ -144,6 +161,20 @@ def _waits(summary: Summary) -> str:
     names = [name for name, _ in _names(summary, trainers)]
     chart = matrix(title, worst, names, [str(t.number) for t in trainers], entries, duration)
     return _section(title, f"A row waits for the column. Most waited for: {escape(worst)}.", chart)
+
+
+def _waits_by_step(table: StepTable) -> list[tuple[int, int, float]]:
+    """Return who waited for the trainer that came last in each step, where the ranks counted no waits themselves."""
+    if len(table.trainers) < 2 or not table.count or not table.meet.any():
+        return []
+    last = table.meet.argmin(axis=0)
+    waited = table.meet - table.meet.min(axis=0)
+    return [
+        (row, int(column), float(waited[row, last == column].sum()))
+        for row in range(len(waited))
+        for column in np.unique(last)
+        if waited[row, last == column].any()
+    ]
 
 
 def _bytes(summary: Summary) -> str:
@@ -194,12 +225,16 @@ def _stage_rows(summary: Summary, ranks: Sequence[Rank], verdict: Verdict | None
     return rows("Stages by rank", about, _names(summary, ranks, verdict), height, "".join(plot))
 
 
-def _stages(summary: Summary, verdict: Verdict) -> str:
-    def busy(rank: Rank) -> float:
-        stages = main_thread(rank).stages
-        return sum(stage.own for name, stage in stages.items() if name not in ("wait", "meet", "own"))
+def _busy(rank: Rank) -> tuple[bool, float]:
+    """Order ranks: trainers first, by the time without waits."""
+    stages = main_thread(rank).stages
+    return rank.role == "server", -sum(
+        stage.own for name, stage in stages.items() if name not in ("wait", "meet", "own")
+    )
 
-    ranks = sorted((rank for rank in summary.ranks if rank.threads), key=lambda r: (r.role == "server", -busy(r)))
+
+def _stages(summary: Summary, verdict: Verdict) -> str:
+    ranks = sorted((rank for rank in summary.ranks if rank.threads), key=_busy)
     if not ranks:
         return _section("Stages by rank", "No spans were recorded.")
     how = (

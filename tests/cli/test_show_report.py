@@ -1,6 +1,7 @@
 """``python -m mpigraph report``."""
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 from made_summaries import Fault, Setup, made
 
@@ -10,7 +11,9 @@ from mpigraph.reports.summary import write
 
 def test_the_page_is_made_again_and_the_verdict_printed(tmp_path: Path, capsys) -> None:
     write(tmp_path, made(1, Setup(), Fault("model", 3)))
-    assert main(["report", str(tmp_path)]) == 0
+    assert main(["report", str(tmp_path), "--picture", str(tmp_path / "picture.svg")]) == 0
+    drawn = ElementTree.parse(tmp_path / "picture.svg").getroot()
+    assert "Trainer 3 on node n3 is the slowest: " in "".join(drawn.itertext())
     printed = capsys.readouterr().out
     assert printed.startswith("Trainer 3 on node n3 is the slowest: ") and printed.endswith("report.html\n")
     assert "Trainer 3 on node n3 is the slowest: " in (tmp_path / "report.html").read_text()

@@ -131,3 +131,10 @@ def test_ranks_that_no_chart_can_show_are_cut() -> None:
     summary.ranks[3].rank = 1 << 60
     summary.ranks[3].number = 1 << 60
     assert len(render(summary)) <= 5_000_000
+
+
+def test_waits_that_were_not_counted_come_from_the_steps() -> None:
+    summary = made(1, Setup(), Fault("model", 2, 2))
+    for rank in summary.ranks:
+        rank.waited_for = []
+    assert "Most waited for: trainer 2 (n2)" in render(summary)
