@@ -39,8 +39,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "the nodes, the edges, the edges from other parts and their sources (the halo), the bytes on disk, and the "
         "memory that a host of this part needs for topology and features, and for random walks (without weights) "
         "besides. Reads all edges; under srun or mpiexec the ranks divide the parts. With --fanouts also the input "
-        "rows that a minibatch is expected to read, by uniform sampling and by LABOR (LaborSampler), and those of them that "
-        "other parts own; this reads all edges for each part and layer.",
+        "rows that a minibatch is expected to read, by uniform sampling and by LABOR (LaborSampler), and those of them "
+        "that other parts own; this reads all edges for each part and layer.",
     )
     parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
     parser.add_argument("--json", action="store_true", help="the same for scripts, as JSON")
