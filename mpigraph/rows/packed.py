@@ -190,7 +190,7 @@ class PackedTransport(Transport):
         for _ in range(most):
             post()
         message = _message(window.number, distinct.rows, tag)
-        begin = clock()
+        asked = clock()
         self.traffic.sent(remote.rank, message.nbytes)
         sending = self._comm.Isend(message, remote.rank, REQUEST)
         while receives:
@@ -206,7 +206,7 @@ class PackedTransport(Transport):
             post()  # before this chunk is placed, so that the next ones travel
             if not in_place:
                 place_rows(chunk, distinct.places[begin : begin + len(chunk)], out)
-        answered(remote.rank, begin)
+        answered(remote.rank, asked)
         yield sending
         if len(distinct.repeats):
             gather_rows(out, distinct.originals, distinct.repeats, out)

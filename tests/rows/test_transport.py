@@ -14,7 +14,7 @@ from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.transport import Transport
 from mpigraph.rows.window import RowWindow
-from mpigraph.trace import sums
+from mpigraph.trace import clock, sums
 
 Counts = npt.NDArray[np.int64]
 
@@ -98,6 +98,7 @@ def test_what_a_rank_sends_another_receives(layout: Job) -> None:
         world = service.world
         window = filled_window(service, (100,), "f4")
         before = [counted(name, world.size) for name in names]
+        begin = clock()
         world.comm.Barrier()
         far = np.flatnonzero(~world.near)
         if world.is_trainer:
@@ -107,6 +108,8 @@ def test_what_a_rank_sends_another_receives(layout: Job) -> None:
         done = [counted(name, world.size) - old for name, old in zip(names, before, strict=True)]
         sent, received, messages, requests, seconds = np.array(world.comm.allgather(done)).swapaxes(0, 1)
         assert np.array_equal(sent, received.T)
+        took = 1e9 * max(world.comm.allgather(clock() - begin))
+        assert (seconds <= took * requests).all()  # no request takes longer than all of them
         asks = np.zeros((world.size, world.size), np.bool_)
         for trainer in world.trainer_ranks:
             asks[trainer, world.hosts] = world.node_of[world.hosts] != world.node_of[trainer]
