@@ -60,7 +60,7 @@ def picture(summary: Summary) -> str:
     busiest = sorted((rank for rank in summary.ranks if rank.threads), key=_busy)[:8]
     names = [name for rank in busiest for name in main_thread(rank).stages]
     stages = _section("Stages by rank", "", legend([*names, "rest"]), _stage_rows(summary, busiest, verdict))
-    height = 300 + 34 * min(len(table.trainers), 16) + 30 * len(busiest)
+    height = 360 + 34 * min(len(table.trainers), 16) + 30 * len(busiest)
     drawn = f"{steps}{stages}".replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{height}"><style>{_style()}</style>'
