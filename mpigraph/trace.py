@@ -76,7 +76,7 @@ _NAME = 32  # bytes
 _HEAD = 64  # bytes: a random number, by which a reader knows that it has the right memory
 _FIRST_RING = _HEAD + _NAMES * _NAME
 _FIRST_SUM = _FIRST_RING + _RINGS * _RING
-_TOTAL, _OWN, _HISTOGRAM = 1, 2, 3  # words of a stage's cell; the first one has the numbers of thread and stage
+_TOTAL, _INSIDE, _HISTOGRAM = 1, 2, 3  # words of a stage's cell; the first one has the numbers of thread and stage
 _HOST, _VALUE = 1, 2  # words of a counter's cell; a host of -1 means no host
 _CELL, _COUNTER = _HISTOGRAM + _BINS, 3  # words
 _CELLS, _COUNTERS = 1024, 8192  # that other processes can read
@@ -88,7 +88,6 @@ _OPEN_SHOWN, _DONE_SHOWN = 3, 4  # events in a message
 _write_event = struct.Struct("5q").pack_into  # the text is empty, unless it is written after that
 _write_span = struct.Struct("4q").pack_into
 _write_end = struct.Struct("q").pack_into
-_read_begin = struct.Struct("8xq").unpack_from
 _read_event = struct.Struct("4q").unpack_from
 
 Key = str | tuple[str, int]
@@ -234,13 +233,16 @@ class _Thread:
     """One thread's ring, sheet, and innermost span.
 
     Attributes:
+        at: the place of its next event, as if the ring had no end.
+        words: the ring as int64.
         name: without the number of a pool's thread.
         log: what a recording keeps of it.
     """
 
-    __slots__ = ("__weakref__", "at", "inner", "log", "name", "numbers", "outer", "ring", "sheet")
+    __slots__ = ("__weakref__", "at", "inner", "log", "name", "numbers", "outer", "ring", "sheet", "words")
 
     def __init__(self) -> None:
+        self.at = 0
         self.take_ring()
         self.name = re.sub(r"[-_]\d.*", "", threading.current_thread().name)
         self.inner: span | None = None
@@ -252,15 +254,16 @@ class _Thread:
         """Write to a ring that no other thread has, until the thread ends."""
         free = _memory.free_rings
         self.numbers = _memory.numbers
-        self.at = 0
         try:
             number = free.popleft()
         except IndexError:  # more threads than rings: other processes cannot read this one
             self.ring = memoryview(bytearray(_RING))
+            self.words = self.ring.cast("q")
             return
         begin = _FIRST_RING + number * _RING
         self.ring = _memory.bytes[begin : begin + _RING]
         self.ring[:] = bytes(_RING)
+        self.words = self.ring.cast("q")
         weakref.finalize(self, free.append, number).atexit = False
 
     def leave(self, ended: "span") -> None:
@@ -313,12 +316,13 @@ class span:
     def __enter__(self) -> "span":
         self._thread = thread = _local.thread
         self._at = at = thread.at
-        thread.at = (at + _EVENT) % _RING
+        thread.at = at + _EVENT
         number = thread.numbers.get(self._name) or _memory.number_of(self._name)
         self._outer = thread.inner
         self._inside = 0
         thread.inner = self
         self._begin = begin = perf_counter_ns()
+        at %= _RING
         _write_event(thread.ring, at, number, begin, 0, self._batch, 0)
         if self._detail:
             text = self._detail.encode(errors="replace")[:_TEXT].ljust(_TEXT, b"\0")
@@ -327,18 +331,18 @@ class span:
 
     def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
         end = perf_counter_ns()
-        thread, at, begin = self._thread, self._at, self._begin
-        self._took = took = end - begin
-        if _read_begin(thread.ring, at)[0] == begin:  # else the ring has gone round
-            _write_end(thread.ring, at + 16, end)
+        thread, at = self._thread, self._at
+        self._took = took = end - self._begin
+        if thread.at - at <= _RING:  # else the ring has gone round
+            thread.words[(at % _RING >> 3) + 2] = end
+        outer = self._outer
         if thread.inner is self:
-            thread.inner = self._outer
+            thread.inner = outer
         else:
             thread.leave(self)
         if _recordings:
             for recording in _recordings:
                 recording.log_of(thread).add(self, end)
-        outer = self._outer
         if kind is not None:
             if outer is not None:
                 outer._inside += self._inside
@@ -351,10 +355,12 @@ class span:
         except KeyError:
             cell = sheet.stage(self._name)
         cell[_TOTAL] += took
-        cell[_OWN] += took - self._inside
+        if self._inside:
+            cell[_INSIDE] += self._inside
         cell[(took >> 10).bit_length() + _HISTOGRAM] += 1
-        for rank in self._whom:
-            sheet.counter(("waited_ns", rank))[_VALUE] += took
+        if self._whom:
+            for rank in self._whom:
+                sheet.counter(("waited_ns", rank))[_VALUE] += took
 
     @property
     def seconds(self) -> float:
@@ -420,7 +426,7 @@ class _Sum:
         self._counts: dict[Key, int] = {}
 
     def add_stage(self, name: str, cell: Sequence[int] | memoryview) -> None:
-        """Add total, own and histogram: a cell without its first word, or a begin of that."""
+        """Add total, time in spans inside, and histogram: a cell without its first word, or a begin of that."""
         sums = self._stages.setdefault(name, [0] * (_CELL - 1))
         for at, value in enumerate(cell):
             sums[at] += value
@@ -439,8 +445,8 @@ class _Sum:
     def snapshot(self) -> Snapshot:
         """Return the sums."""
         stages = {
-            name: Stage(total / 1e9, tuple(histogram), own / 1e9)
-            for name, (total, own, *histogram) in self._stages.items()
+            name: Stage(total / 1e9, tuple(histogram), (total - inside) / 1e9)
+            for name, (total, inside, *histogram) in self._stages.items()
         }
         return Snapshot(stages, self._counts)
 
@@ -514,7 +520,7 @@ def sums() -> dict[str, Snapshot]:
             thread = owner()
             part = thread.inner if thread is not None else None
             while part is not None:
-                took = (now - part._begin, end - part._begin - part._inside)
+                took = (now - part._begin, now - end + part._inside)
                 total.setdefault(sheet.thread, _Sum()).add_stage(part._name, took)
                 end = part._begin
                 part = part._outer
@@ -682,7 +688,7 @@ class _Steps:
 def met() -> int:
     """Return the ns that this thread has waited for other ranks, outside of loaders' stages."""
     cell = _local.thread.sheet.stages.get("meet")
-    return 0 if cell is None else cell[_OWN]
+    return 0 if cell is None else cell[_TOTAL] - cell[_INSIDE]
 
 
 def step(wait: span, use: span, met_before: int, seeds: int, inputs: Callable[[], int]) -> None:
