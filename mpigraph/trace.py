@@ -35,10 +35,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from mmap import MAP_SHARED, PROT_READ, mmap
 from time import perf_counter, perf_counter_ns
 from types import MappingProxyType, TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 __all__ = [
     "STEP_FIELDS",
@@ -54,9 +55,12 @@ __all__ = [
     "clock",
     "count",
     "met",
+    "past_span",
+    "show_spans",
     "span",
     "step",
     "sums",
+    "this_thread",
 ]
 
 clock = perf_counter
@@ -321,6 +325,8 @@ class span:
         self._outer = thread.inner
         self._inside = 0
         thread.inner = self
+        if _profiler.state._is_profiler_enabled:
+            _profiler.enter(self)
         self._begin = begin = perf_counter_ns()
         at %= _RING
         _write_event(thread.ring, at, number, begin, 0, self._batch, 0)
@@ -343,6 +349,8 @@ class span:
         if _recordings:
             for recording in _recordings:
                 recording.log_of(thread).add(self, end)
+        if _profiler.shown:
+            _profiler.exit(self)
         if kind is not None:
             if outer is not None:
                 outer._inside += self._inside
@@ -366,6 +374,60 @@ class span:
     def seconds(self) -> float:
         """The duration of the block, once it has ended."""
         return self._took / 1e9
+
+
+def past_span(thread: "_Thread", name: str, begin: float, detail: str = "") -> None:
+    """Add a span that ends now to a thread that has waited in foreign code since ``begin``, on the clock of spans."""
+    end = perf_counter_ns()
+    past = span(name, 0, detail)
+    past._begin = int(1e9 * begin)
+    past._inside = 0
+    took = end - past._begin
+    if thread.inner is not None:
+        thread.inner._inside += took
+    for recording in _recordings:
+        recording.log_of(thread).add(past, end)
+    cell = thread.sheet.stage(name)
+    cell[_TOTAL] += took
+    cell[(took >> 10).bit_length() + _HISTOGRAM] += 1
+
+
+def this_thread() -> "_Thread":
+    """Return what :func:`past_span` knows this thread by."""
+    return _local.thread
+
+
+class _Profiler:
+    """Shows spans to another profiler while that is on.
+
+    Attributes:
+        state: has ``_is_profiler_enabled``.
+        shown: by id of a span, what is to be left at its end.
+    """
+
+    _is_profiler_enabled = False
+
+    def __init__(self) -> None:
+        self.state: Any = self
+        self.show: Callable[[str], AbstractContextManager[Any]] = nullcontext
+        self.shown: dict[int, AbstractContextManager[Any]] = {}
+
+    def enter(self, begun: span) -> None:
+        """Show that a span has begun."""
+        self.shown[id(begun)] = shown = self.show(begun._name)
+        shown.__enter__()
+
+    def exit(self, ended: span) -> None:
+        """Show that a span has ended, if its begin was shown."""
+        shown = self.shown.pop(id(ended), None)
+        if shown is not None:
+            shown.__exit__(None, None, None)
+
+
+def show_spans(state: Any, show: Callable[[str], AbstractContextManager[Any]]) -> None:
+    """Enter ``show(name)`` for each span that begins while ``state._is_profiler_enabled`` is true."""
+    _profiler.state = state
+    _profiler.show = show
 
 
 def count(name: str, number: int, host: int | None = None) -> None:
@@ -802,6 +864,7 @@ _all_totals: "weakref.WeakSet[Totals]" = weakref.WeakSet()
 _dropped: "deque[tuple[dict[str, _Sheet], dict[int, tuple[weakref.ref[_Thread], _Sheet]]]]" = deque()
 _recordings: list[Recording] = []  # one at most
 _steps = _Steps()
+_profiler = _Profiler()
 _memory = _Memory()
 _process = Totals()
 _past = Totals()
