@@ -55,12 +55,10 @@ __all__ = [
     "clock",
     "count",
     "met",
-    "past_span",
     "show_spans",
     "span",
     "step",
     "sums",
-    "this_thread",
 ]
 
 clock = perf_counter
@@ -374,27 +372,6 @@ class span:
     def seconds(self) -> float:
         """The duration of the block, once it has ended."""
         return self._took / 1e9
-
-
-def past_span(thread: "_Thread", name: str, begin: float, detail: str = "") -> None:
-    """Add a span that ends now to a thread that has waited in foreign code since ``begin``, on the clock of spans."""
-    end = perf_counter_ns()
-    past = span(name, 0, detail)
-    past._begin = int(1e9 * begin)
-    past._inside = 0
-    took = end - past._begin
-    if thread.inner is not None:
-        thread.inner._inside += took
-    for recording in _recordings:
-        recording.log_of(thread).add(past, end)
-    cell = thread.sheet.stage(name)
-    cell[_TOTAL] += took
-    cell[(took >> 10).bit_length() + _HISTOGRAM] += 1
-
-
-def this_thread() -> "_Thread":
-    """Return what :func:`past_span` knows this thread by."""
-    return _local.thread
 
 
 class _Profiler:

@@ -44,7 +44,7 @@ from mpigraph.session.control import Control, Operation
 from mpigraph.session.draws import check_seed, fork_key, next_in_memory
 from mpigraph.session.gradient_waits import watch_gradients
 from mpigraph.session.server import serve
-from mpigraph.session.torch_spans import show_spans_to_profiler
+from mpigraph.session.shown_spans import show_spans_to_profiler
 from mpigraph.session.torch_waits import TorchWaits
 from mpigraph.store.store import Store
 
