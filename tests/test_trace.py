@@ -286,12 +286,12 @@ def test_own_times_and_the_rest_are_the_wall_time() -> None:
             planned = sleep()
             recording.stop()
             sleep()
-    rest = sleep()
-    own, outside = own_and_rest(recording, "MainThread")
-    expected = {"outer": alone, "step": once + twice, "fetch": inside, "plan": planned}
-    assert own.keys() == expected.keys() and outside < 0.002 < rest
-    for name, seconds in expected.items():
-        assert seconds <= own[name] < seconds + 0.002
+    own, rest = own_and_rest(recording, "MainThread")
+    slept = {"outer": alone, "step": once + twice, "fetch": inside, "plan": planned}
+    spare = (recording.end - recording.begin) / 1e9 - sum(slept.values())
+    assert own.keys() == slept.keys() and -1e-6 < rest <= spare
+    for name, seconds in slept.items():
+        assert seconds <= own[name] <= seconds + spare
 
 
 def test_a_recording_keeps_the_spans_of_all_threads() -> None:
@@ -332,7 +332,6 @@ def test_a_recording_keeps_the_spans_of_all_threads() -> None:
     name, _, begin, end = np.asarray(tracks["waits"].spans).tolist()
     assert tracks["waits"].names[name] == "wait" and begin < recording.begin and end == recording.end
     assert not np.asarray(tracks["MainThread"].spans).size
-    assert own_and_rest(recording, "waits")[1] < 1e-3
 
 
 def test_sums_of_threads_and_loaders_that_are_gone() -> None:
