@@ -545,6 +545,11 @@ def sums() -> dict[str, Snapshot]:
 
     Threads of one name are one, and a name has no number: all of a pool are one.
     """
+    return _sums()[1]
+
+
+def _sums() -> tuple[int, dict[str, Snapshot]]:
+    """Return the time up to which spans that have not ended are counted, and all sums."""
     with _process._lock:
         while _dropped:
             ended, sheets = _dropped.popleft()
@@ -563,7 +568,7 @@ def sums() -> dict[str, Snapshot]:
                 total.setdefault(sheet.thread, _Sum()).add_stage(part._name, took)
                 end = part._begin
                 part = part._outer
-    return {name: each.snapshot() for name, each in total.items()}
+    return now, {name: each.snapshot() for name, each in total.items()}
 
 
 def _add_up(arena: memoryview, names: memoryview, total: dict[str, _Sum]) -> None:
@@ -668,8 +673,7 @@ class Recording:
         with _process._lock:
             if _recordings:
                 raise RuntimeError("spans are already being recorded: there is one recording at a time")
-            self.before = sums()
-            self.begin = perf_counter_ns()
+            self.begin, self.before = _sums()
             _recordings.append(self)
             for owner, _ in list(_process._sheets.values()):
                 if (thread := owner()) is not None:
@@ -680,9 +684,8 @@ class Recording:
         with _process._lock:
             if self.end:
                 return
-            self.end = perf_counter_ns()
             _recordings.remove(self)
-            self.after = sums()
+            self.end, self.after = _sums()
             self.tracks = [log.track(self.end) for log in self._logs]
             kept = min(self._num_steps, len(self._steps) // 6)
             self.lost_steps = self._num_steps - kept
