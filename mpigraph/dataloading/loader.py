@@ -51,6 +51,7 @@ class _Epochs:
     """Runs a loader's epochs on a channel of its own; does not know the loader, so the loader can be dropped.
 
     Attributes:
+        session: the job.
         pipeline: makes the minibatches.
         depth: how many of them a thread is ahead; 0 without a thread.
         numbers: numbers of the channel and of the caches, which are freed with it.
@@ -58,7 +59,7 @@ class _Epochs:
 
     @collective("trainers")
     def __init__(self, session: Session, seed: int, depth: int) -> None:
-        self._session = session
+        self.session = session
         self._seed = seed
         self.depth = depth
         self._service = session.open_service()
@@ -78,7 +79,7 @@ class _Epochs:
         Raises:
             ClosedError: the loader was closed, or the job was ended.
         """
-        session = self._session
+        session = self.session
         session.check_open()
         if self._closed:
             raise ClosedError(_CLOSED)
@@ -104,7 +105,7 @@ class _Epochs:
         self._last = None
         if last is not None:
             last.abandon(because)
-            with self._session.world.watchdog.own("the end of a loader's epoch on every trainer"):
+            with self.session.world.watchdog.own("the end of a loader's epoch on every trainer"):
                 last.stop(because)
 
     def close(self) -> None:
@@ -128,7 +129,7 @@ class _Epochs:
 
     def _drop(self) -> None:
         for number in self.numbers:
-            self._session.control.drop(number)
+            self.session.control.drop(number)
 
 
 class DistDataLoader:
@@ -324,6 +325,7 @@ def _hold(loader: DistDataLoader, plan: EpochPlan, batches: Iterator[Any]) -> It
             step(waiting, using, met_before, num_seeds, partial(_num_inputs, batch))
     finally:
         loader._passes.end(plan)
+    loader._epochs.session.control.reporting.end_epoch()
     get_logger().info("epoch %d of a loader: %s", plan.epoch, loader.stats().since(before))
 
 

@@ -31,7 +31,8 @@ class _Report:
 
         If the block raises an error that all trainers raise, the report of what was done until then is written. After
         another error the other trainers may not come: if it ends the job, each node writes what it knows
-        (``summary.json``, and ``summary-NODE.json`` of the others), else the report ends with the job.
+        (``summary.json``, and ``summary-NODE.json`` of the others), else the report ends with the job, or as the next
+        one begins.
 
         Args:
             folder: where trainer 0 writes. The same on every trainer.
@@ -47,6 +48,7 @@ class _Report:
             StorageError: the report cannot be written; on every trainer, after the block.
         """
         session = current()
+        reporting = session.control.reporting
         wrong = None
         try:
             _check(session, steps)
@@ -57,10 +59,11 @@ class _Report:
         )
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             if session.world.size == 1 or getattr(error, "everywhere", False):
                 with suppress(MPIGraphError):
                     _end(session, describe(error))
+            reporting.left = True
             raise
         _end(session)
 
@@ -89,11 +92,11 @@ class _Report:
 
 
 def _check(session: Session, steps: tuple[int, int] | None) -> None:
-    folder = session.control.reporting.folder
-    if folder:
+    reporting = session.control.reporting
+    if reporting.folder and not reporting.left:
         raise InvalidArgumentError(
-            f"one report is made at a time, and one in {folder!r} is being made: end its `with` block before, or start "
-            "the job without MPIGRAPH_REPORT and initialize(report=)"
+            f"one report is made at a time, and one in {reporting.folder!r} is being made: end its block before, or "
+            "start the job without MPIGRAPH_REPORT and initialize(report=)"
         )
     if steps is None:
         return

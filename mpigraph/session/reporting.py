@@ -10,6 +10,7 @@ import platform
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.log import get_logger
-from mpigraph.memory import free_memory, process_figures
+from mpigraph.memory import free_memory, held_memory, process_figures
 from mpigraph.mpi.agree import allgather_bytes, describe, gather_bytes
 from mpigraph.mpi.clocks import Ahead, Drift, compare_clocks
 from mpigraph.mpi.compat import library_version
@@ -30,6 +31,8 @@ from mpigraph.mpi.witness import fields_of_rank
 from mpigraph.reports.chrome_trace import TraceWriter
 from mpigraph.reports.page import write_page
 from mpigraph.reports.summary import (
+    Cache,
+    CacheEpoch,
     Cpu,
     GraphSize,
     Job,
@@ -50,7 +53,7 @@ from mpigraph.reports.summary import (
     write,
 )
 from mpigraph.store.store import Store
-from mpigraph.trace import STEP_FIELDS, Recording, Track
+from mpigraph.trace import STEP_FIELDS, Recording, Snapshot, Track
 
 __all__ = ["MOST_SPANS", "MOST_STEPS", "Reporting", "prepare_folder"]
 
@@ -60,10 +63,13 @@ MOST_SPANS = 4096
 MOST_STEPS = 1000
 """Steps of a trainer that a report has: the last ones."""
 
+_EPOCHS = 100  # that have numbers of the cache; the first of them has those of earlier ones, too
+_APART = 0.01  # seconds between two looks at the memory that this process holds
 _ROOM = 1 << 16  # spans of a thread in a window of steps
 _ALL_SPANS = 4_000_000  # of all ranks together
 _LEAST_SPANS = 10_000  # of a rank, whatever their number
 _ON_PAGE = 20_000  # spans of one step on the page
+_OF_CACHE = ("far_rows", "cached_rows", "fetched_rows", "fetched_bytes")
 _USED = ("cpu_seconds", "run_delay_seconds", "major_faults", "memory_pressure_seconds")
 _FILES = ("summary.json", "trace.json.gz", "report.html")
 _SPAN = np.dtype([("name", "u2"), ("detail", "u4"), ("batch", "i8"), ("begin", "i8"), ("end", "i8")])
@@ -84,6 +90,8 @@ class Reporting:
 
     Attributes:
         folder: of the report that is being made, as the user gave it; "" without one.
+        left: its block was left by an error that other trainers need not have; it ends with the job, or as the next one
+            begins.
         arguments: those of ``initialize()``.
     """
 
@@ -97,6 +105,7 @@ class Reporting:
         self._firsts = np.unique(world.node_of, return_index=True)[1].tolist()  # of each node, the first rank
         self._node = int(world.nodes_of_trainers[0])
         self.folder = ""
+        self.left = False
         self.arguments: Mapping[str, object] = {}
 
     @collective("world.comm")
@@ -110,6 +119,7 @@ class Reporting:
         Raises:
             InvalidArgumentError: the folder cannot be written to; on every rank.
         """
+        self.finish()
         world = self._world
         self._steps = self._own_steps()[0] = 0
         with world.on_all_ranks("making the folder of the report"):
@@ -127,10 +137,10 @@ class Reporting:
         self._began = time.time()
         self._clocks = [self._compare_clocks()]
         self._window = window
-        self.folder = folder
+        self.folder, self.left = folder, False
         self._in_window = False
         self._record(MOST_SPANS)
-        if window and world.is_trainer:
+        if world.is_trainer:
             self._base = trace.at_each_step(self._at_step)
             self._at_step(self._base)
         self._tell_witness()
@@ -174,6 +184,8 @@ class Reporting:
 
     def _record(self, most_spans: int) -> None:
         self._before = process_figures()
+        self._epochs: deque[list[int]] = deque(maxlen=_EPOCHS)
+        self._memory: deque[tuple[float, int]] = deque(maxlen=MOST_STEPS)
         self._recording = Recording(most_spans)
 
     def _stop(self) -> None:
@@ -185,17 +197,27 @@ class Reporting:
     def _at_step(self, done: int) -> None:
         """Record anew and stop where the window does; this trainer has done some steps."""
         self._own_steps()[0] = done - self._base
-        self._reach(done - self._base)
+        if not self._recording.end:
+            self._reach(done - self._base)
+
+    def end_epoch(self) -> None:
+        """Note that a loader's epoch is over."""
+        if self.folder and not self._recording.end:
+            self._epochs.append(_cache_counts(trace.sums()))
 
     def follow(self) -> None:
         """On a server: go along with the first trainer of the node, whose loop this one cannot see."""
-        if self.folder and self._window and not self._recording.end:
+        if self.folder and not self._recording.end:
             self._reach(int(self._world.watchdog.steps[self._followed][0]))
 
     def _reach(self, steps: int) -> None:
-        assert self._window is not None
-        first, last = self._window
+        now = trace.clock()
+        if not self._memory or now - self._memory[-1][0] > _APART:
+            self._memory.append((now, held_memory()))
         self._steps = steps
+        if self._window is None:
+            return
+        first, last = self._window
         if steps >= first and not self._in_window:
             self._stop()
             self._record(_ROOM)
@@ -237,6 +259,11 @@ class Reporting:
         ]
         rank.to_hosts = [ToHost(*numbers) for numbers in told["to_hosts"]]
         rank.waited_for = [WaitedFor(*numbers) for numbers in told["waited_for"]]
+        counts = [_cache_counts(recording.before), *self._epochs, _cache_counts(recording.after)]
+        epochs = [CacheEpoch(*counts) for counts in np.maximum(np.diff(counts, axis=0), 0).tolist() if counts[0]]
+        caches = self._store.caches.values()
+        slots = [(cache.per_trainer, cache.per_trainer * cache.rows.window.row_bytes) for cache in caches]
+        rank.cache = Cache(sum(size for _, size in slots), sum(rows for rows, _ in slots), epochs)
         steps = np.frombuffer(recording.steps, np.int64).reshape(-1, len(STEP_FIELDS))[-MOST_STEPS:]
         begin, end, wait, meet, seeds, inputs = steps.T
         times = ((column / 1e9).round(7).tolist() for column in (begin, end - begin, wait, meet))
@@ -254,7 +281,11 @@ class Reporting:
         tracks = self._recording.tracks
         packed = [_pack(track, most // max(1, len(tracks))) for track in tracks]
         heads = [head for head, _ in packed]
-        return json.dumps([free_memory(), heads]).encode() + b"\n" + b"".join(spans.tobytes() for _, spans in packed)
+        return (
+            json.dumps([free_memory(), list(self._memory), heads]).encode()
+            + b"\n"
+            + b"".join(spans.tobytes() for _, spans in packed)
+        )
 
     def _job(self) -> Job:
         store = self._store
@@ -334,6 +365,9 @@ class Reporting:
         self._path.mkdir(parents=True, exist_ok=True)
         with TraceWriter(self._path / _FILES[1], summary) as writer:
             for rank, recorded, drift in zip(ranks, recordings, drifts, strict=True):
+                points = ((drift.own_time(seconds) - zero, size) for seconds, size in recorded.memory)
+                writer.counter(rank.rank, "memory", points)
+                writer.counter(rank.rank, "input nodes", zip(rank.steps.begin, rank.steps.inputs, strict=True))
                 for thread, spans in recorded.threads(drift, zero):
                     writer.thread(rank.rank, thread, spans)
                     if summary.timeline is not None:
@@ -351,7 +385,7 @@ class _Recorded:
 
     def __init__(self, data: bytes) -> None:
         head, _, spans = data.partition(b"\n")
-        self.available, self._heads = json.loads(head)
+        self.available, self.memory, self._heads = json.loads(head)
         self._spans = np.frombuffer(spans, _SPAN)
 
     def threads(self, drift: Drift, zero: float) -> Iterator[tuple[str, list[Span]]]:
@@ -373,6 +407,11 @@ class _Recorded:
                     for row in rows
                 ],
             )
+
+
+def _cache_counts(sums: Mapping[str, Snapshot]) -> list[int]:
+    """Return the counters that a :class:`CacheEpoch` has, of all threads."""
+    return [sum(each.counts.get(name, 0) for each in sums.values()) for name in _OF_CACHE]
 
 
 def _pack(track: Track, most: int) -> tuple[list[Any], np.ndarray[Any, Any]]:

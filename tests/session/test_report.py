@@ -3,13 +3,14 @@
 import gzip
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from jobs import SOON, run_script
-from layouts import ALONE, API, Job, SharedJob, on_all, on_layouts, own_on_layouts
+from jobs import SOON, run_script, wait_for
+from layouts import ALONE, API, Job, Layout, SharedJob, on_all, on_layouts, own_on_layouts
 from oracle import open_graph
 
 import mpigraph as mg
@@ -142,6 +143,49 @@ def test_the_report_of_a_block_that_raises_on_all_trainers(job: SharedJob, oracl
 
 
 @ON_SEVERAL
+def test_a_block_that_is_left_by_an_error_of_its_own_ends_as_the_next_one_begins(
+    job: SharedJob, oracle, tmp_path: Path
+) -> None:
+    g = job.open(oracle(3))
+    folder = Path(job.one_has(lambda: str(tmp_path)))
+    with pytest.raises(ValueError, match="mine"), mg.report(folder / "one"):
+        list(loader_of(g, 2))
+        raise ValueError("mine")
+    assert not job.one_has(lambda: (folder / "one" / "summary.json").exists())
+    with mg.report(folder / "two"):
+        list(loader_of(g, 3))
+    if job.rank == 0:
+        for name, steps in (("one", 2), ("two", 3)):
+            assert {len(rank.steps.seconds) for rank in read(folder / name).trainers} == {steps}
+
+
+@own_on_layouts([Layout(4, 1, 2)])
+def test_what_caches_did_by_epoch(layout: Job, oracle, tmp_path: Path) -> None:
+    """Each seed is read in each epoch, with a cache that has room for all: from the second on nothing is fetched."""
+    path, folder = oracle(3), Path(layout.share(str(tmp_path)))
+
+    def body() -> None:
+        g = open_graph(path)
+        sampler, options = NeighborSampler([-1]), {"features": ["feat"], "cache": "1MB"}
+        loader = dist.DistNodeDataLoader(g, torch.arange(g.num_nodes()), sampler, batch_size=8, **options)
+        with mg.report(folder):
+            for _ in range(3):
+                list(loader)
+        stats = loader.stats()
+        if current().rank == 0:
+            cache = read(folder).trainers[0].cache
+            assert cache.bytes and cache.rows and len(cache.epochs) == 3
+            assert sum(epoch.far for epoch in cache.epochs) == stats.far_rows
+            assert sum(epoch.fetched_bytes for epoch in cache.epochs) == stats.fetched_bytes
+            assert cache.epochs[0].fetched and [epoch.fetched for epoch in cache.epochs[1:]] == [0, 0]
+        events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
+        counters = {event["name"] for event in events if event["ph"] == "C" and event["pid"] == 0}
+        assert counters == {"memory", "input nodes"}
+
+    layout.run(body)
+
+
+@ON_SEVERAL
 def test_a_report_that_cannot_be_written_is_an_error_on_every_trainer(
     job: SharedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,10 +291,11 @@ def test_what_is_left_of_a_job_that_dies(tmp_path: Path, oracle, who: int, how: 
     body = DIES.format(folder=str(folder), who=who, how=how)
     status, output, seconds = run_script(tmp_path, oracle(3), body, ranks=4, MPIGRAPH_RANKS_PER_NODE="2")
     assert status != 0 and seconds < SOON, output
-    assert {path.name for path in folder.iterdir()} == {"summary.json", "summary-1.json"}, output
+    assert wait_for([folder / "summary.json", folder / "summary-1.json"]), output  # witnesses outlive the job
     last = last_words(folder, output)
     assert last.keys() == {"trainer 0", "trainer 1", "server 0", "server 1"}
-    assert "forward (of number 1)" in last[f"trainer {who}"], last
+    assert all(last.values()), last
+    assert "Error" in how or last[f"trainer {who}"].count("in forward (of number 1)") == 1, last
     ended = [json.loads((folder / name).read_bytes())["ended"] for name in ("summary.json", "summary-1.json")]
     assert says in ended[who], ended
     summary = read(folder)
@@ -259,3 +304,87 @@ def test_what_is_left_of_a_job_that_dies(tmp_path: Path, oracle, who: int, how: 
         assert main.stages["forward"].count
         for name, total in thread_sums(rank):
             assert total == pytest.approx(rank.seconds), name
+
+
+SERIALIZED = "import mpi4py\nmpi4py.rc.thread_level = 'serialized'\n"
+TIED = """
+import mpigraph as mg
+loader = dist.DistNodeDataLoader(g, torch.arange(g.num_nodes()), NeighborSampler([3]), batch_size=8, features=["feat"])
+with mg.report({folder!r}, steps=(1, 3)):
+    list(loader)
+"""
+
+
+@pytest.mark.slow
+def test_reports_where_only_the_main_thread_may_communicate(tmp_path: Path, oracle) -> None:
+    body = TIED.format(folder=str(tmp_path / "report"))
+    options = {"ranks": 4, "before": SERIALIZED, "MPIGRAPH_RANKS_PER_NODE": "2"}
+    status, output, _ = run_script(tmp_path, oracle(3), body, **options)
+    assert status == 0, output
+    summary = read(tmp_path / "report")
+    assert summary.complete and [len(rank.steps.seconds) for rank in summary.trainers] == [2, 2]
+
+
+KILLED = """
+import os
+from mpigraph import trace
+from mpigraph.session.reporting import Reporting
+enter, tell = trace.span.__enter__, Reporting._tell_witness
+left = [{count}]
+
+def told(reporting):
+    tell(reporting)
+    if int(os.environ["PMI_RANK"]) == {victim} and reporting.folder:
+        trace.span.__enter__ = counted
+
+def counted(span):
+    result = enter(span)
+    left[0] -= span._name == {stage!r}
+    if not left[0]:
+        os.kill(os.getpid(), 9)
+    return result
+
+Reporting._tell_witness = told
+"""
+WORKS = """
+from mpigraph import checkpoint
+from mpigraph.trace import span
+seeds = torch.arange(g.num_nodes())
+loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([3, 3]), batch_size=4, features=["feat"])
+emb = dist.DistEmbedding(g.num_nodes(), 4, "emb")
+optimizer = dist.optim.SparseAdagrad([emb], lr=0.1)
+for step in range(100):
+    for _ in loader:
+        with span("forward"):
+            loss = emb(seeds).sum()
+        with span("backward"):
+            loss.backward()
+        optimizer.step()
+        dist.sample_neighbors(g, seeds, 2)
+    checkpoint.save({"emb": emb}, checkpoint_id=os.path.join(os.environ["MPIGRAPH_REPORT"], f"state{step}"))
+"""
+PLACES = [  # the rank that is killed (1 and 3 serve), in which stage, and how often it has begun
+    (0, "wait", 2), (0, "forward", 1), (2, "place", 4), (1, "answer", 3),
+    (0, "sample", 1), (0, "sample", 30), (2, "sample", 7), (0, "plan", 2), (2, "plan", 20), (0, "fetch", 1),
+    (2, "fetch", 2), (0, "place", 9), (2, "wait", 40), (0, "step", 5), (2, "step", 33), (2, "backward", 6),
+    (0, "meet", 1), (2, "meet", 60), (0, "own", 3), (3, "answer", 50), (1, "meet", 2), (3, "meet", 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("victim", "stage", "count"),
+    [*PLACES[:1], *(pytest.param(*place, marks=pytest.mark.study) for place in PLACES[1:])],
+)
+def test_the_last_span_of_a_killed_rank_is_known(tmp_path: Path, oracle, victim: int, stage: str, count: int) -> None:
+    """It is killed just after the span has begun, wherever that is."""
+    folder = tmp_path / "report"
+    before = KILLED.format(victim=victim, stage=stage, count=count)
+    env = {"MPIGRAPH_RANKS_PER_NODE": "2", "MPIGRAPH_REPORT": str(folder)}
+    status, output, seconds = run_script(tmp_path, oracle(3), WORKS, ranks=4, before=before, **env)
+    assert status != 0 and seconds < SOON, output
+    role = f"{'server' if victim % 2 else 'trainer'} {victim // 2}"
+    assert wait_for([folder / ("summary.json" if victim < 2 else "summary-1.json")]), output
+    said = last_words(folder, output)[role]
+    assert said.startswith("in ") and re.search(rf"\bin {stage}\b", said.partition("; before: ")[0]), said
+    spoken = [line for line in output.splitlines() if "last spans of" in line and f"(rank {victim})" in line]
+    assert spoken and re.search(rf"\bin {stage}\b", spoken[0]), output
