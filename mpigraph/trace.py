@@ -54,6 +54,7 @@ __all__ = [
     "at_each_step",
     "clock",
     "count",
+    "delayed",
     "met",
     "show_spans",
     "span",
@@ -64,8 +65,9 @@ __all__ = [
 clock = perf_counter
 """Seconds on the clock of spans, for the few durations that are no span."""
 
-STEP_FIELDS = ("begin", "end", "wait", "meet", "seeds", "inputs")
-"""What a recording keeps of a step: two times, two durations (ns), and two numbers of rows (-1: unknown)."""
+STEP_FIELDS = ("begin", "end", "wait", "meet", "seeds", "inputs", "delay")
+"""What a recording keeps of a step: two times, two durations, two numbers of rows (-1: unknown), and the duration for
+which the thread could run and had no processor; ns."""
 
 _BINS = 48  # of a histogram: bin k holds spans of less than 2**k times 1.024 us
 _EVENT = 128  # bytes: number of the name, begin, end, minibatch (int64 each), and text
@@ -655,7 +657,7 @@ class Recording:
         begin: of the recording, and ``end``: ns on the clock of spans; 0 until it has ended.
         before: the sums by thread at its begin, and ``after`` at its end.
         most_spans: of a thread that are kept, the last ones.
-        steps: int64[6 n], :data:`STEP_FIELDS` of each step, once it has ended.
+        steps: int64[7 n], :data:`STEP_FIELDS` of each step, once it has ended.
         lost_steps: steps after these, which were too many.
         tracks: the spans, once it has ended.
     """
@@ -666,7 +668,7 @@ class Recording:
         self.end = self.lost_steps = 0
         self.tracks: list[Track] = []
         self.steps = memoryview(b"").cast("q")
-        self._steps = memoryview(mmap(-1, 48 * most_steps)).cast("q")
+        self._steps = memoryview(mmap(-1, 8 * len(STEP_FIELDS) * most_steps)).cast("q")
         self._num_steps = 0
         self._logs: list[_Log] = []
         self.after: dict[str, Snapshot] = {}
@@ -687,9 +689,9 @@ class Recording:
             _recordings.remove(self)
             self.end, self.after = _sums()
             self.tracks = [log.track(self.end) for log in self._logs]
-            kept = min(self._num_steps, len(self._steps) // 6)
+            kept = min(self._num_steps, len(self._steps) // len(STEP_FIELDS))
             self.lost_steps = self._num_steps - kept
-            self.steps = self._steps[: 6 * kept]
+            self.steps = self._steps[: len(STEP_FIELDS) * kept]
             for log in self._logs:
                 if (thread := log.owner()) is not None:
                     thread.log = None
@@ -712,7 +714,7 @@ class Recording:
 
     def add_step(self, *fields: int) -> None:
         """Keep :data:`STEP_FIELDS`."""
-        at = 6 * self._num_steps
+        at = len(STEP_FIELDS) * self._num_steps
         self._num_steps += 1
         if at < len(self._steps):
             for offset, value in enumerate(fields):
@@ -733,7 +735,23 @@ def met() -> int:
     return 0 if cell is None else cell[_TOTAL] - cell[_INSIDE]
 
 
-def step(wait: span, use: span, met_before: int, seeds: int, inputs: Callable[[], int]) -> None:
+def delayed() -> int:
+    """Return the ns for which this thread could run and had no processor; 0 if not known, and while nothing records."""
+    if not _recordings:
+        return 0
+    try:
+        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        try:
+            return int(os.read(file, 100).split()[1])
+        finally:
+            os.close(file)
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def step(
+    wait: span, use: span, met_before: int, seeds: int, inputs: Callable[[], int], delayed_before: int = 0
+) -> None:
     """Note that this thread has done a step of the script, which waited for a minibatch and used it.
 
     Args:
@@ -742,10 +760,13 @@ def step(wait: span, use: span, met_before: int, seeds: int, inputs: Callable[[]
         met_before: :func:`met` before the wait.
         seeds: their number.
         inputs: return the number of input rows, -1 if unknown.
+        delayed_before: :func:`delayed` before the wait.
     """
     _steps.done += 1
     for recording in _recordings:
-        recording.add_step(wait._begin, use._begin + use._took, wait._took, met() - met_before, seeds, inputs())
+        delay = delayed() - delayed_before if delayed_before else 0  # else the recording has begun within the step
+        numbers = met() - met_before, seeds, inputs(), delay
+        recording.add_step(wait._begin, use._begin + use._took, wait._took, *numbers)
     if _steps.call is not None:
         _steps.call(_steps.done)
 

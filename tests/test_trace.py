@@ -393,7 +393,7 @@ def test_steps_of_a_loader(job: SharedJob) -> None:
     recording.stop()
     at_each_step(None)
     assert seen == [first + 1, first + 2, first + 3]
-    begin, end, wait, meet, seeds, inputs = np.asarray(recording.steps).reshape(-1, len(STEP_FIELDS)).T
+    begin, end, wait, meet, seeds, inputs, _ = np.asarray(recording.steps).reshape(-1, len(STEP_FIELDS)).T
     assert (recording.begin <= begin).all() and (end[:-1] <= begin[1:]).all() and (end <= recording.end).all()
     assert (wait > 0).all() and (meet >= 2e6).all() and (wait + meet <= end - begin).all()
     assert seeds.tolist() == [4, 4, 2] and inputs.tolist() == [-1] * 3

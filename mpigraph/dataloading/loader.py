@@ -40,7 +40,7 @@ from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import CREATING, Session, current
 from mpigraph.session.control import Operation
 from mpigraph.session.draws import check_seed
-from mpigraph.trace import met, span, step
+from mpigraph.trace import delayed, met, span, step
 
 __all__ = ["DistDataLoader", "LoaderOptions", "SampledDataLoader", "arguments"]
 
@@ -314,6 +314,7 @@ def _hold(loader: DistDataLoader, plan: EpochPlan, batches: Iterator[Any]) -> It
         while True:
             try:
                 met_before = met()
+                delayed_before = delayed()
                 with span("wait", totals=totals) as waiting:
                     batch = next(batches)
             except StopIteration:
@@ -322,7 +323,7 @@ def _hold(loader: DistDataLoader, plan: EpochPlan, batches: Iterator[Any]) -> It
             plan.taken += 1
             with span("step", totals=totals) as using:
                 yield batch
-            step(waiting, using, met_before, num_seeds, partial(_num_inputs, batch))
+            step(waiting, using, met_before, num_seeds, partial(_num_inputs, batch), delayed_before)
     finally:
         loader._passes.end(plan)
     loader._epochs.session.control.reporting.end_epoch()

@@ -155,7 +155,10 @@ class Cache:
 
 @dataclass
 class Steps:
-    """A number for each step of the window: duration, waits for the minibatch and for other trainers, and sizes."""
+    """A number for each step of the window: duration, waits for the minibatch, for other trainers, sizes, and delay.
+
+    ``delay`` is the time in which the script's thread could run, waits included, and had no processor.
+    """
 
     begin: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -163,6 +166,7 @@ class Steps:
     meet: list[float] = field(default_factory=list)
     seeds: list[int] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
+    delay: list[float] = field(default_factory=list)
 
 
 @dataclass

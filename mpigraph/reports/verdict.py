@@ -81,7 +81,8 @@ class StepTable:
         seconds: whole steps.
         wait: for the minibatch.
         meet: for other trainers.
-        compute: steps without waits.
+        delay: without a processor, 0 if not known.
+        compute: steps without waits and delays.
         clean: ``compute``, and the share of ``wait`` in which the minibatch did not itself wait for other ranks.
         step: the median of ``seconds``.
     """
@@ -93,7 +94,8 @@ class StepTable:
         self.seconds = self.column("seconds")
         self.wait = np.minimum(self.column("wait"), self.seconds)
         self.meet = np.minimum(self.column("meet"), self.seconds - self.wait)
-        self.compute = self.seconds - self.wait - self.meet
+        self.delay = np.minimum(self.column("delay"), self.seconds - self.wait - self.meet)
+        self.compute = self.seconds - self.wait - self.meet - self.delay
         own = [1 - _share_of_waits(rank, met) for rank, met in zip(self.trainers, self.meet.sum(axis=1), strict=True)]
         self.clean = self.compute + self.wait * np.reshape(own, (-1, 1))
         self.step = float(np.median(self.seconds)) if self.seconds.size else 0.0
@@ -140,8 +142,12 @@ class StepTable:
         return worst, np.flatnonzero(slow[worst]), float(lost[worst] / self.count)
 
     def delays(self) -> F64:
-        """Return the seconds of a step in which other programs had a trainer's processor, beyond the median."""
-        delays = np.array([rank.cpu.run_delay or 0.0 for rank in self.trainers])
+        """Return the seconds of a step in which other programs had a trainer's processor, beyond the median.
+
+        They are those of the whole process and window, so they are only of use where those of the steps are not known.
+        """
+        known = all(rank.steps.delay for rank in self.trainers)
+        delays = np.array([0.0 if known else rank.cpu.run_delay or 0.0 for rank in self.trainers])
         return np.maximum(delays - _median(delays), 0) / self.count
 
 
@@ -215,7 +221,7 @@ def _stages(rank: Rank, producing: bool) -> dict[str, float]:
     thread = _producer(rank) if producing else main_thread(rank)
     seconds = {name: stage.own for name, stage in thread.stages.items() if (name in _PRODUCING) == producing}
     own = {name: value for name, value in seconds.items() if name not in ("wait", "meet", "own")}
-    return own if producing else own | {"rest": thread.rest or 0.0}
+    return own if producing or "step" in own else own | {"rest": thread.rest or 0.0}
 
 
 def _share_of_waits(rank: Rank, met: float) -> float:
@@ -241,7 +247,7 @@ def _slow_trainers(summary: Summary, table: StepTable) -> Iterator[_Blame]:
             certainty = 2.0 if reason in ("seeds", "memory", "cache") else certainty
             yield lost * certainty, _slowest(summary, table, slow, reason, stages, why)
             return
-    slow = [row for row in table.chronic(table.clean, SLOW) if _delay(table.trainers[row[0]]) >= _DELAYED]
+    slow = [row for row in table.chronic(table.clean + table.delay, SLOW) if _delay(table.trainers[row[0]]) >= _DELAYED]
     if slow and table.count >= 3 * FEWEST_STEPS:  # other programs come and go
         why = f"it waits for a processor {_percent(_delay(table.trainers[slow[0][0]]))} of the time that it could run"
         yield slow[0][2], _slowest(summary, table, slow, "processor", (), why)
@@ -340,16 +346,18 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
         far |= into | (out if apart.any() and out.any() and times(out, apart) >= _SLOW_HOST else False)
     if not slow:
         return
-    extra = np.where(far, waited - requests * _middle(rates[0, compared]), 0.0)
-    by_trainer = np.bincount(reader.astype(int), extra, len(table.trainers)) / table.count
-    cost = float(np.minimum(by_trainer, np.median(table.wait, axis=1)).max())
-    if cost < _MATTERS * table.step:
-        return
     worst = slow[0]
     peers = [rank for rank in summary.ranks if rank.hosts and rank not in slow]
     links = (far & (reader_node == worst.node)).any() or (
         len(slow) > 1 and {rank.node for rank in slow} == {worst.node}
     )
+    extra = np.where(far, waited - requests * _middle(rates[0, compared]), 0.0)
+    by_trainer = np.bincount(reader.astype(int), extra, len(table.trainers)) / table.count
+    wait = np.median(table.wait, axis=1)
+    meet = float(np.median(table.meet, axis=1).min()) if links else 0.0  # of the last trainer: for the network alone
+    cost = float(np.minimum(by_trainer, wait + meet).max())
+    if cost < _MATTERS * table.step:
+        return
     why = _lacks_memory(worst, peers)
     reason = "memory" if why else "network" if links else "requests"
     if _delay(worst) >= max(_DELAYED, 1.3 * _middle(map(_delay, peers))):
@@ -360,7 +368,8 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
         who = f"{_names(summary, slow)} slow to answer{why and f': {why}'}"
     text = (
         f"{who}; a request waits {duration(_middle(rates[0, host == worst.rank]))}, {ratio:.1f}x as long as to others. "
-        f"Trainers wait up to {_of_step(float(np.median(table.wait, axis=1).max()), table)} for minibatches."
+        f"Trainers wait up to {_of_step(float(wait.max()), table)} for minibatches"
+        f"{f', and {duration(meet)} for gradients' if meet > wait.max() else ''}."
     )
     yield cost, Verdict("host", _numbers(slow), reason, ("fetch",), text)
 
