@@ -65,9 +65,8 @@ __all__ = [
 clock = perf_counter
 """Seconds on the clock of spans, for the few durations that are no span."""
 
-STEP_FIELDS = ("begin", "end", "wait", "meet", "seeds", "inputs", "delay")
-"""What a recording keeps of a step: two times, two durations, two numbers of rows (-1: unknown), and the duration for
-which the thread could run and had no processor; ns."""
+STEP_FIELDS = ("begin", "end", "wait", "meet", "delay", "seeds", "inputs")
+"""What a recording keeps of a step: two times and three durations (ns), and two numbers of rows; -1: not known."""
 
 _BINS = 48  # of a histogram: bin k holds spans of less than 2**k times 1.024 us
 _EVENT = 128  # bytes: number of the name, begin, end, minibatch (int64 each), and text
@@ -736,9 +735,12 @@ def met() -> int:
 
 
 def delayed() -> int:
-    """Return the ns for which this thread could run and had no processor; 0 if not known, and while nothing records."""
+    """Return the ns for which this thread could run and had no processor; -1 if not known, and while nothing records.
+
+    A thread that trains has others beside it, such as those of torch, whose delays are not among these.
+    """
     if not _recordings:
-        return 0
+        return -1
     try:
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         try:
@@ -746,26 +748,24 @@ def delayed() -> int:
         finally:
             os.close(file)
     except (OSError, IndexError, ValueError):
-        return 0
+        return -1
 
 
-def step(
-    wait: span, use: span, met_before: int, seeds: int, inputs: Callable[[], int], delayed_before: int = 0
-) -> None:
+def step(wait: span, use: span, met_before: int, delayed_before: int, seeds: int, inputs: Callable[[], int]) -> None:
     """Note that this thread has done a step of the script, which waited for a minibatch and used it.
 
     Args:
         wait: the span of its wait for the minibatch.
         use: the span of the use of it.
         met_before: :func:`met` before the wait.
+        delayed_before: :func:`delayed` after the wait: what it lacked in there is a part of the wait.
         seeds: their number.
         inputs: return the number of input rows, -1 if unknown.
-        delayed_before: :func:`delayed` before the wait.
     """
     _steps.done += 1
     for recording in _recordings:
-        delay = delayed() - delayed_before if delayed_before else 0  # else the recording has begun within the step
-        numbers = met() - met_before, seeds, inputs(), delay
+        delay = -1 if delayed_before < 0 else delayed() - delayed_before
+        numbers = met() - met_before, delay, seeds, inputs()
         recording.add_step(wait._begin, use._begin + use._took, wait._took, *numbers)
     if _steps.call is not None:
         _steps.call(_steps.done)

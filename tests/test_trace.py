@@ -29,6 +29,7 @@ from mpigraph.trace import (
     at_each_step,
     clock,
     count,
+    delayed,
     span,
     sums,
 )
@@ -393,7 +394,34 @@ def test_steps_of_a_loader(job: SharedJob) -> None:
     recording.stop()
     at_each_step(None)
     assert seen == [first + 1, first + 2, first + 3]
-    begin, end, wait, meet, seeds, inputs, _ = np.asarray(recording.steps).reshape(-1, len(STEP_FIELDS)).T
+    begin, end, wait, meet, delay, seeds, inputs = np.asarray(recording.steps).reshape(-1, len(STEP_FIELDS)).T
     assert (recording.begin <= begin).all() and (end[:-1] <= begin[1:]).all() and (end <= recording.end).all()
     assert (wait > 0).all() and (meet >= 2e6).all() and (wait + meet <= end - begin).all()
     assert seeds.tolist() == [4, 4, 2] and inputs.tolist() == [-1] * 3
+    assert (delay >= 0).all() == os.path.exists("/proc/thread-self/schedstat")
+
+
+@on_layouts([Layout(1, 0, 0)])
+def test_the_delay_of_a_step_is_unknown_if_its_recording_began_within(job: SharedJob) -> None:
+    for _ in dist.DistDataLoader(np.arange(4), 4, num_prefetch=0):
+        recording = Recording()
+    recording.stop()
+    assert dict(zip(STEP_FIELDS, recording.steps, strict=True))["delay"] == -1 == delayed()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/thread-self/schedstat"), reason="the kernel does not tell delays")
+def test_a_thread_that_shares_its_processor_is_delayed() -> None:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    recording = Recording()
+    try:
+        before, end = delayed(), clock() + 60
+        while (delay := delayed() - before) < 5e6 and clock() < end:
+            pass
+    finally:
+        recording.stop()
+        other.kill()
+        other.wait()
+        os.sched_setaffinity(0, allowed)
+    assert delay >= 5e6

@@ -314,16 +314,16 @@ def _hold(loader: DistDataLoader, plan: EpochPlan, batches: Iterator[Any]) -> It
         while True:
             try:
                 met_before = met()
-                delayed_before = delayed()
                 with span("wait", totals=totals) as waiting:
                     batch = next(batches)
             except StopIteration:
                 break
             num_seeds = plan.next_size
             plan.taken += 1
+            delayed_before = delayed()
             with span("step", totals=totals) as using:
                 yield batch
-            step(waiting, using, met_before, num_seeds, partial(_num_inputs, batch), delayed_before)
+            step(waiting, using, met_before, delayed_before, num_seeds, partial(_num_inputs, batch))
     finally:
         loader._passes.end(plan)
     loader._epochs.session.control.reporting.end_epoch()

@@ -155,9 +155,9 @@ class Cache:
 
 @dataclass
 class Steps:
-    """A number for each step of the window: duration, waits for the minibatch, for other trainers, sizes, and delay.
+    """A number for each step of the window: duration, waits for the minibatch and for other trainers, and sizes.
 
-    ``delay`` is the time in which the script's thread could run, waits included, and had no processor.
+    ``delay``: time outside of the wait for the minibatch in which the script's thread could run and had no processor.
     """
 
     begin: list[float] = field(default_factory=list)

@@ -265,10 +265,11 @@ class Reporting:
         slots = [(cache.per_trainer, cache.per_trainer * cache.rows.window.row_bytes) for cache in caches]
         rank.cache = Cache(sum(size for _, size in slots), sum(rows for rows, _ in slots), epochs)
         steps = np.frombuffer(recording.steps, np.int64).reshape(-1, len(STEP_FIELDS))[-MOST_STEPS:]
-        begin, end, wait, meet, seeds, inputs, delay = steps.T
+        begin, end, wait, meet, delay, seeds, inputs = steps.T
         times = ((column / 1e9).round(7).tolist() for column in (begin, end - begin, wait, meet))
         rank.steps = Steps(*times, *(np.maximum(column, 0).tolist() for column in (seeds, inputs)))
-        rank.steps.delay = (delay / 1e9).round(7).tolist()
+        if (delay >= 0).any():  # not in a step in which the recording has begun
+            rank.steps.delay = (np.maximum(delay, 0) / 1e9).round(7).tolist()
         return rank
 
     def _used(self, name: str) -> Any:
