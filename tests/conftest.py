@@ -67,6 +67,7 @@ JOBS = {
     "optim",
     "perf",
     "process_group",
+    "reports",
     "rows",
     "session",
 }  # rooms whose tests start processes

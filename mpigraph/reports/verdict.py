@@ -305,6 +305,8 @@ def _why(table: StepTable, index: int, ratio: float, lost: float, producing: boo
     if producing and sum(excess[name] for name in stages) < 0.3 * lost * table.count:
         return "wait", ("fetch",), f"its minibatches take {ratio:.1f}x the median, in which they wait for other ranks"
     own = sum(seconds[name] for name in stages)
+    if not stages and not producing:
+        stages = ("step",)  # disturbances have left no difference between the sums
     times = own / max(_middle(sum(peer.get(name, 0.0) for name in stages) for peer in usual), 1e-9) if own else ratio
     takes = "take" if len(stages) > 1 or not stages else "takes"
     often = f"{times:.1f}x the median" if times < 100 else f"{duration(own / table.count)} of each step"
@@ -353,7 +355,8 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
     )
     extra = np.where(far, waited - requests * _middle(rates[0, compared]), 0.0)
     by_trainer = np.bincount(reader.astype(int), extra, len(table.trainers)) / table.count
-    wait = np.median(table.wait, axis=1)
+    usual_waits = np.sort(table.wait, axis=1)[:, : -(-9 * table.count // 10)]  # without those of an epoch's first steps
+    wait = usual_waits.mean(axis=1)  # prefetching may hide it in most steps
     meet = float(np.median(table.meet, axis=1).min()) if links else 0.0  # of the last trainer: for the network alone
     cost = float(np.minimum(by_trainer, wait + meet).max())
     if cost < _MATTERS * table.step:

@@ -197,3 +197,16 @@ def test_the_size_of_a_cache_is_interpolated() -> None:
     assert cache_size_for([rank], 0.7) == pytest.approx(200)
     assert cache_size_for([rank, rank], 0.9) == pytest.approx(600)
     assert cache_size_for([rank], 0.95) is None
+
+
+def test_what_other_programs_take_is_no_fault_and_hides_none() -> None:
+    """A trainer's thread has no processor in some steps, as its ``delay`` tells."""
+    for seed, setup in jobs(["quiet"], steps=60):
+        for fault in (None, Fault("model", 0, 1.6)):
+            summary = made(seed, setup, fault)
+            for i, rank in enumerate(summary.trainers):
+                steps = rank.steps
+                steps.delay = [0.5 * setup.model * (i == 1 and step % 3 < 2) for step in range(60)]
+                steps.seconds = [seconds + delay for seconds, delay in zip(steps.seconds, steps.delay, strict=True)]
+            verdict = judge(summary)
+            assert verdict.ranks == (0,) * (fault is not None), (setup, verdict.text)
