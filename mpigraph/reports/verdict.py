@@ -257,7 +257,9 @@ def _slow_trainers(summary: Summary, table: StepTable) -> Iterator[_Blame]:
     index, steps, lost = sudden
     usual = np.median(table.compute[index])
     producing = bool((table.compute[index, steps] - usual).sum() < 0.5 * lost * table.count)
-    _, stages, why = _why(table, index, 1 + lost / table.step, lost, producing)
+    reason, stages, why = _why(table, index, 1 + lost / table.step, lost, producing)
+    if reason == "wait":  # an accident of messages: the others waited as much in other steps
+        return
     first = summary.job.window.first_step if summary.job.window else 0
     text = (
         f"{_names(summary, [table.trainers[index]])} slow in {len(steps)} of {table.count} steps "
@@ -378,8 +380,9 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
 
 
 def _balanced(table: StepTable) -> Verdict:
-    wait = float(np.median(table.wait))
-    meet = float(np.median(table.meet))
+    last = (table.wait + table.compute + table.delay)[:, 1:].argmax(axis=0)  # the trainer that the others wait for
+    wait = float(np.take_along_axis(table.wait[:, 1:], last[None], axis=0).mean())
+    meet = float(table.meet[:, 1:].min(axis=0).mean())
     produces = wait >= max(0.25 * table.step, meet)
     seconds: dict[str, float] = {}
     for rank in table.trainers:

@@ -21,7 +21,8 @@ class Model(torch.nn.Module):
         self.layer = mg.nn.SAGEConv(3, 2, "mean")
     def forward(self, block, rows):
         return {{"scores": [self.layer(block, rows)], "more": 1}}
-torch.distributed.init_process_group("gloo")
+backend = os.environ["BACKEND"]
+torch.distributed.init_process_group(backend, init_method="mpi4py://" if backend == "mpi4py" else None)
 model = torch.nn.parallel.DistributedDataParallel(Model())
 loader = dist.DistNodeDataLoader(g, torch.arange({STEPS}), NeighborSampler([3]), batch_size=1, features=["feat"])
 before = met()
@@ -33,8 +34,9 @@ print(f"{{rank}} waited {{(met() - before) / 1e9}}\\n", end="", flush=True)
 """
 
 
-def test_waits_for_gradients_are_spans(oracle: Callable[[int], str], tmp_path: Path) -> None:
-    status, output, _ = run_script(tmp_path, oracle(2), SCRIPT, ranks=2, servers=0)
+@pytest.mark.parametrize("backend", ["gloo", "mpi4py"])
+def test_waits_for_gradients_are_spans(oracle: Callable[[int], str], tmp_path: Path, backend: str) -> None:
+    status, output, _ = run_script(tmp_path, oracle(2), SCRIPT, ranks=2, servers=0, BACKEND=backend)
     assert status == 0, output
     waited = {int(line.split()[0]): float(line.split()[2]) for line in output.splitlines() if " waited " in line}
     assert waited[0] >= 0.4 * SECONDS * STEPS, output

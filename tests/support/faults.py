@@ -38,7 +38,8 @@ class Fault:
     Attributes:
         name: of the case.
         kind: model, matmul, sudden, seeds, degrees, memory: on a trainer; delay, bandwidth: of the cable of a host;
-            stopped, limited: a server; small_cache, cold_cache: of all; "" for none.
+            stopped, limited: a server; small_cache, cold_cache: of all, on slow cables; warm_cache: the same without a
+            fault; "" for none.
         at: the trainer, the host or the server.
         nodes: of the job; 1 is this machine, without namespaces.
         apart: nodes are network namespaces, else they are simulated.
@@ -104,6 +105,7 @@ BALANCED = [
     for i in range(5)
     for name, layout in (("near", {}), ("simulated", SIMULATED), ("far", FAR), ("far-servers", FAR_SERVERS))
 ]
+BALANCED += [Fault("balanced-far-cached", "warm_cache", expected=("balanced", "", ""), **FAR)]
 
 
 class Outcome(NamedTuple):
@@ -170,7 +172,7 @@ def train():
 
 def seconds_of_step(kind, own, size, step, num_seeds, num_inputs):
     """How long the accelerator takes."""
-    if kind in ("small_cache", "cold_cache"):
+    if kind.endswith("_cache"):
         return 0.002
     if kind == "degrees":
         return num_inputs * 2e-5
@@ -285,7 +287,7 @@ def missing(fault):
 
     if fault.apart and (why := namespaces.missing()):
         return why
-    if fault.kind in ("delay", "bandwidth", "small_cache", "cold_cache"):
+    if fault.kind in ("delay", "bandwidth") or fault.kind.endswith("_cache"):
         return namespaces.missing_delay()
     group = {"memory": MEMORY if MEMORY.is_dir() else MEMORY.parent, "limited": CPU}.get(fault.kind)
     return f"{group} is not writable" if group and not os.access(group, os.W_OK) else ""
@@ -315,10 +317,9 @@ def hosts_of(fault):
     slow = {
         "delay": {"delay": 0.02, "rate": 1e10, "slow": fault.at},
         "bandwidth": {"delay": 1e-4, "rate": 2e7, "slow": fault.at},
-        "small_cache": {"delay": 2e-3, "rate": 3e7},
-        "cold_cache": {"delay": 2e-3, "rate": 3e7},
     }
-    return namespaces.Hosts(fault.nodes, shm="512m", **slow.get(fault.kind, {}))
+    cables = {"delay": 2e-3, "rate": 3e7} if fault.kind.endswith("_cache") else slow.get(fault.kind, {})
+    return namespaces.Hosts(fault.nodes, shm="512m", **cables)
 
 
 def run(fault, graph, folder, python=None):
