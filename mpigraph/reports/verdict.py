@@ -360,6 +360,7 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
     usual_waits = np.sort(table.wait, axis=1)[:, : -(-9 * table.count // 10)]  # without those of an epoch's first steps
     wait = usual_waits.mean(axis=1)  # prefetching may hide it in most steps
     meet = float(np.median(table.meet, axis=1).min()) if links else 0.0  # of the last trainer: for the network alone
+    most, what = max((float(wait.max()), "minibatches"), (meet, "gradients"))
     cost = float(np.minimum(by_trainer, wait + meet).max())
     if cost < _MATTERS * table.step:
         return
@@ -373,8 +374,7 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
         who = f"{_names(summary, slow)} slow to answer{why and f': {why}'}"
     text = (
         f"{who}; a request waits {duration(_middle(rates[0, host == worst.rank]))}, {ratio:.1f}x as long as to others. "
-        f"Trainers wait up to {_of_step(float(wait.max()), table)} for minibatches"
-        f"{f', and {duration(meet)} for gradients' if meet > wait.max() else ''}."
+        f"Trainers wait up to {_of_step(most, table)} for {what}."
     )
     yield cost, Verdict("host", _numbers(slow), reason, ("fetch",), text)
 

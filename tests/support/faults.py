@@ -134,7 +134,7 @@ def train():
     g = mg.distributed.DistGraph("S", part_config=config)
     own = fault.kind if g.rank() == fault.at else ""
     size = 100 * (int(fault.size or 3) if own == "seeds" else 1)
-    steps = {"cold_cache": 20, "stopped": 30, "limited": 30, "delay": 40, "bandwidth": 40}.get(fault.kind, 60)
+    steps = {"cold_cache": 20, "small_cache": 40, "stopped": 30, "limited": 30, "delay": 40, "bandwidth": 40}.get(fault.kind, 60)
     every = torch.arange(g.num_nodes()).reshape(-1, 4)[:, g.rank()]
     if fault.kind == "degrees":
         every = every[torch.argsort(g.in_degrees(every), descending=bool(own))]
@@ -318,7 +318,7 @@ def hosts_of(fault):
         "delay": {"delay": 0.02, "rate": 1e10, "slow": fault.at},
         "bandwidth": {"delay": 1e-4, "rate": 2e7, "slow": fault.at},
     }
-    cables = {"delay": 2e-3, "rate": 3e7} if fault.kind.endswith("_cache") else slow.get(fault.kind, {})
+    cables = {"delay": 2e-4, "rate": 1.5e7} if fault.kind.endswith("_cache") else slow.get(fault.kind, {})
     return namespaces.Hosts(fault.nodes, shm="512m", **cables)
 
 
