@@ -29,6 +29,7 @@ CPU = Path("/sys/fs/cgroup/cpu")
 LIMIT = 32 << 20  # bytes of a rank under memory pressure, beside those it has
 FILE = 256 << 20  # bytes that it reads at random
 PATIENCE = 120
+STEPS = {"cold_cache": 20, "small_cache": 40, "stopped": 30, "limited": 30, "delay": 40, "bandwidth": 40}
 
 
 @dataclass
@@ -134,7 +135,7 @@ def train():
     g = mg.distributed.DistGraph("S", part_config=config)
     own = fault.kind if g.rank() == fault.at else ""
     size = 100 * (int(fault.size or 3) if own == "seeds" else 1)
-    steps = {"cold_cache": 20, "small_cache": 40, "stopped": 30, "limited": 30, "delay": 40, "bandwidth": 40}.get(fault.kind, 60)
+    steps = STEPS.get(fault.kind, 60)
     every = torch.arange(g.num_nodes()).reshape(-1, 4)[:, g.rank()]
     if fault.kind == "degrees":
         every = every[torch.argsort(g.in_degrees(every), descending=bool(own))]
