@@ -390,8 +390,9 @@ def _balanced(table: StepTable) -> Verdict:
         whole.pop("place", None)  # fetches lie inside
         for name, value in (whole if produces else _stages(rank, False)).items():
             seconds[name] = seconds.get(name, 0.0) + value / table.count / len(table.trainers)
-    longest = sorted(seconds, key=lambda name: -seconds[name])[: 1 if produces else 2]
-    stages = tuple(name for name in longest if seconds[name] >= 0.3 * seconds[longest[0]] > 0)
+    longest = sorted(seconds, key=lambda name: -seconds[name])[:2]
+    least = (0.75 if produces else 0.3) * seconds[longest[0]] if longest else 0.0
+    stages = tuple(name for name in longest if seconds[name] >= least > 0)
     text = _of_step(sum(seconds[name] for name in stages), table)
     if produces:
         text = f"trainers wait {_of_step(wait, table)} for minibatches"
