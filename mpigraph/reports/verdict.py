@@ -35,6 +35,7 @@ FEWEST_STEPS = 8
 """No rank is named after fewer steps than this."""
 _MATTERS = 0.05  # of a step: a smaller difference is no reason
 _CERTAIN = 1.1  # the ratio that remains after some standard errors, and in each quarter of the steps
+_CERTAIN_DELAY = 1.5  # the same of steps with delays
 _SLOW_HOST = 2.0
 _DELAYED = 0.2  # of the time in which a rank could run
 _FAULTS = 50  # major page faults a second
@@ -81,8 +82,8 @@ class StepTable:
         seconds: whole steps.
         wait: for the minibatch.
         meet: for other trainers.
-        delay: without a processor, 0 if not known.
-        compute: steps without waits and delays.
+        delay: the script's thread could run and had no processor; 0 if not known.
+        compute: steps without waits and delay.
         clean: ``compute``, and the share of ``wait`` in which the minibatch did not itself wait for other ranks.
         step: the median of ``seconds``.
     """
@@ -122,8 +123,13 @@ class StepTable:
         slow = certain & (middle >= np.log(SLOW)) & (lost >= _MATTERS * self.step)
         return [(int(i), float(np.exp(middle[i])), float(lost[i])) for i in np.argsort(-lost) if slow[i]]
 
-    def sudden(self, values: F64) -> tuple[int, NDArray[np.int64], float] | None:
-        """Return the trainer that is slow in some steps, these steps, and seconds lost a step on average."""
+    def sudden(self, values: F64, excused: F64) -> tuple[int, NDArray[np.int64], float] | None:
+        """Return the trainer that is slow in some steps, these steps, and seconds lost a step on average.
+
+        Args:
+            values: seconds [trainers, steps].
+            excused: seconds a step that are no fault [trainers, 1].
+        """
         own = np.maximum(np.median(values, axis=1)[:, None], 1e-9)
         usual = np.maximum(_median(values), own)
         noise = 1.48 * np.median(np.abs(np.log(np.maximum(values, 1e-9) / own)))  # of one step
@@ -133,7 +139,7 @@ class StepTable:
         if not slow[worst].any():
             return None
         slow &= over >= 0.5 * np.median(over[worst, slow[worst]])  # smaller disturbances are another matter
-        lost = (over * slow).sum(axis=1) - self.delays() * self.count
+        lost = ((over * slow).mean(axis=1) - excused[:, 0]) * self.count
         times = (np.diff(slow, axis=1, prepend=False) & slow).sum(axis=1)  # slow steps in a row are one disturbance
         peers = np.arange(len(values)) != worst
         alone = lost[worst] >= 3 * lost[peers].max() and times[worst] > 2 + 2 * times[peers].max()
@@ -141,14 +147,22 @@ class StepTable:
             return None
         return worst, np.flatnonzero(slow[worst]), float(lost[worst] / self.count)
 
-    def delays(self) -> F64:
-        """Return the seconds of a step in which other programs had a trainer's processor, beyond the median.
+    def delay_of_others(self) -> F64:
+        """Return the seconds a step in which other threads of a trainer had no processor, beyond the median: [n, 1].
 
-        They are those of the whole process and window, so they are only of use where those of the steps are not known.
+        They may make its minibatches late. When they had none is not known.
         """
-        known = all(rank.steps.delay for rank in self.trainers)
-        delays = np.array([0.0 if known else rank.cpu.run_delay or 0.0 for rank in self.trainers])
-        return np.maximum(delays - _median(delays), 0) / self.count
+        delay: F64 = np.array([[rank.cpu.run_delay or 0.0] for rank in self.trainers])
+        delay -= self.delay.sum(axis=1, keepdims=True)
+        return np.maximum(delay - _median(delay), 0.0) / self.count  # type: ignore[no-any-return]
+
+    def longest(self) -> dict[str, float]:
+        """Return what the trainer that is the last in a step does in it: seconds a step, the first one left out.
+
+        Others wait for it, so what they do in that time costs nothing.
+        """
+        last = np.argmax(self.seconds - self.meet, axis=0), np.arange(self.count)
+        return {name: float(getattr(self, name)[last][1:].mean()) for name in ("compute", "wait", "meet", "delay")}
 
 
 def judge(summary: Summary) -> Verdict:
@@ -234,24 +248,25 @@ def _share_of_waits(rank: Rank, met: float) -> float:
 
 
 def _slow_trainers(summary: Summary, table: StepTable) -> Iterator[_Blame]:
+    excused = table.delay_of_others()
     for values, certainty, producing in (
         (table.compute, 2.0, False),  # a slow host is seldom as sure, and may be slow since it trains
         (table.clean, 1.0, True),
         (table.compute + table.wait, 0.5, True),
     ):
-        sure = {index for index, _, _ in table.chronic(values - table.delays()[:, None])}
-        slow = [row for row in table.chronic(values) if row[0] in sure]
-        if slow:
+        sure = {index for index, _, _ in table.chronic(values - excused * producing)}
+        if slow := [row for row in table.chronic(values) if row[0] in sure]:
             index, ratio, lost = slow[0]
             reason, stages, why = _why(table, index, ratio, lost, producing)
             certainty = 2.0 if reason in ("seeds", "memory", "cache") else certainty
             yield lost * certainty, _slowest(summary, table, slow, reason, stages, why)
             return
-    slow = [row for row in table.chronic(table.clean + table.delay, SLOW) if _delay(table.trainers[row[0]]) >= _DELAYED]
+    slow = table.chronic(table.clean + table.delay, _CERTAIN_DELAY)
     if slow and table.count >= 3 * FEWEST_STEPS:  # other programs come and go
-        why = f"it waits for a processor {_percent(_delay(table.trainers[slow[0][0]]))} of the time that it could run"
-        yield slow[0][2], _slowest(summary, table, slow, "processor", (), why)
-    sudden = table.sudden(table.clean)
+        index, ratio, lost = slow[0]
+        why = f"it has no processor {_of_step(float(np.median(table.delay[index])), table)}"
+        yield lost, _slowest(summary, table, slow, "processor", (), why)
+    sudden = table.sudden(table.compute, 0 * excused) or table.sudden(table.clean, excused)
     if sudden is None:
         return
     index, steps, lost = sudden
@@ -304,15 +319,17 @@ def _why(table: StepTable, index: int, ratio: float, lost: float, producing: boo
     if producing and len(hits) == len(peers) + 1 and hits[0] <= _middle(hits[1:]) - 0.1:
         text = f"its cache has {_percent(hits[0])} of its far rows, the median trainer's {_percent(_middle(hits[1:]))}"
         return "cache", ("fetch",), text
-    if producing and sum(excess[name] for name in stages) < 0.3 * lost * table.count:
-        return "wait", ("fetch",), f"its minibatches take {ratio:.1f}x the median, in which they wait for other ranks"
     own = sum(seconds[name] for name in stages)
-    if not stages and not producing:
-        stages = ("step",)  # disturbances have left no difference between the sums
     times = own / max(_middle(sum(peer.get(name, 0.0) for name in stages) for peer in usual), 1e-9) if own else ratio
-    takes = "take" if len(stages) > 1 or not stages else "takes"
+    if sum(excess[name] for name in stages) < 0.3 * lost * table.count:
+        if producing:
+            text = f"its minibatches take {ratio:.1f}x the median, in which they wait for other ranks"
+            return "wait", ("fetch",), text
+        stages = ("step",)  # delays, which are no fault, hide the difference
+        times = ratio
+    takes = "take" if len(stages) > 1 else "takes"
     often = f"{times:.1f}x the median" if times < 100 else f"{duration(own / table.count)} of each step"
-    return "stage", stages, f"its {_in_words(stages) or 'steps'} {takes} {often}"
+    return "stage", stages, f"its {_in_words(stages)} {takes} {often}"
 
 
 def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
@@ -357,8 +374,7 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
     )
     extra = np.where(far, waited - requests * _middle(rates[0, compared]), 0.0)
     by_trainer = np.bincount(reader.astype(int), extra, len(table.trainers)) / table.count
-    usual_waits = np.sort(table.wait, axis=1)[:, : -(-9 * table.count // 10)]  # without those of an epoch's first steps
-    wait = usual_waits.mean(axis=1)  # prefetching may hide it in most steps
+    wait = np.sort(table.wait, axis=1)[:, : 9 * table.count // 10].mean(axis=1)  # prefetching gathers it in some steps
     meet = float(np.median(table.meet, axis=1).min()) if links else 0.0  # of the last trainer: for the network alone
     most, what = max((float(wait.max()), "minibatches"), (meet, "gradients"))
     cost = float(np.minimum(by_trainer, wait + meet).max())
@@ -380,31 +396,34 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
 
 
 def _balanced(table: StepTable) -> Verdict:
-    last = (table.wait + table.compute + table.delay)[:, 1:].argmax(axis=0)  # the trainer that the others wait for
-    wait = float(np.take_along_axis(table.wait[:, 1:], last[None], axis=0).mean())
-    meet = float(table.meet[:, 1:].min(axis=0).mean())
-    produces = wait >= max(0.25 * table.step, meet)
+    parts = table.longest()
+    bound = max(parts, key=lambda name: parts[name] * (1 + (name == "wait")))  # the part that can be mended best
     seconds: dict[str, float] = {}
     for rank in table.trainers:
         whole = {name: stage.seconds for name, stage in _producer(rank).stages.items() if name in _PRODUCING}
         whole.pop("place", None)  # fetches lie inside
-        for name, value in (whole if produces else _stages(rank, False)).items():
+        for name, value in (whole if bound == "wait" else _stages(rank, False)).items():
             seconds[name] = seconds.get(name, 0.0) + value / table.count / len(table.trainers)
-    longest = sorted(seconds, key=lambda name: -seconds[name])[:2]
-    least = (0.75 if produces else 0.3) * seconds[longest[0]] if longest else 0.0
-    stages = tuple(name for name in longest if seconds[name] >= least > 0)
+    least = (0.75 if bound == "wait" else 0.3) * max(seconds.values(), default=0.0)
+    largest = sorted(seconds, key=lambda name: -seconds[name])[:2]
+    stages = tuple(name for name in largest if seconds[name] >= least > 0)
+    what = _in_words(stages) or "the script"
+    time = _of_step(parts[bound], table)
     text = _of_step(sum(seconds[name] for name in stages), table)
-    if produces:
-        text = f"trainers wait {_of_step(wait, table)} for minibatches"
-    elif meet >= 0.3 * table.step:
-        stages = ("meet",)
-        text = f"trainers wait {_of_step(meet, table)} for one another, as for gradients"
+    if bound == "wait":
+        text = f"trainers wait {time} for minibatches"
+    elif bound == "meet":
+        what, stages = _WORDS["meet"], ("meet",)
+        text = f"trainers wait {time} for one another, as for gradients"
+    elif bound == "delay":
+        what, stages = "processors", ()
+        text = f"trainers could run and had none {time}"
     head = "Balanced" if len(table.trainers) > 1 else "One trainer"
-    text = f"{head}; bound by {_in_words(stages) or 'the script'}: {text}."
+    text = f"{head}; bound by {what}: {text}."
     delay = _middle(map(_delay, table.trainers))
-    if delay >= _DELAYED:
+    if delay >= _DELAYED and bound != "delay":
         text += f" Threads that could run wait {_percent(delay)} of that time for a processor: the nodes have too few."
-    return Verdict("balanced", (), "", stages, text)
+    return Verdict("balanced", (), "processor" if bound == "delay" else "", stages, text)
 
 
 def _far_rows(summary: Summary) -> str:

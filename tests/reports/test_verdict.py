@@ -199,14 +199,50 @@ def test_the_size_of_a_cache_is_interpolated() -> None:
     assert cache_size_for([rank], 0.95) is None
 
 
-def test_what_other_programs_take_is_no_fault_and_hides_none() -> None:
-    """A trainer's thread has no processor in some steps, as its ``delay`` tells."""
+@pytest.mark.parametrize("at", [None, 0])
+def test_the_time_that_other_programs_take_is_no_fault_and_hides_none(at: int | None) -> None:
+    """Trainer 1 has no processor in two of three steps."""
     for seed, setup in jobs(["quiet"], steps=60):
-        for fault in (None, Fault("model", 0, 1.6)):
-            summary = made(seed, setup, fault)
-            for i, rank in enumerate(summary.trainers):
-                steps = rank.steps
-                steps.delay = [0.5 * setup.model * (i == 1 and step % 3 < 2) for step in range(60)]
-                steps.seconds = [seconds + delay for seconds, delay in zip(steps.seconds, steps.delay, strict=True)]
-            verdict = judge(summary)
-            assert verdict.ranks == (0,) * (fault is not None), (setup, verdict.text)
+        summary = made(seed, setup, None if at is None else Fault("model", at, 1.6))
+        steps = summary.trainers[1].steps
+        steps.delay = [0.5 * setup.model * (step % 3 < 2) for step in range(60)]
+        steps.seconds = [seconds + delay for seconds, delay in zip(steps.seconds, steps.delay, strict=True)]
+        verdict = judge(summary)
+        assert verdict.ranks == (() if at is None else (at,)), (setup, verdict.text)
+
+
+def test_a_much_slower_model_is_named_on_machines_with_too_few_processors() -> None:
+    assert misnamed("model", 3, ["oversubscribed"], names_trainer("stage")) == []
+
+
+def test_a_lack_of_processors_everywhere_is_what_a_job_is_bound_by() -> None:
+    for seed, setup in jobs(["quiet"], oversubscribed=0.7):
+        verdict = judge(made(seed, setup))
+        assert (verdict.kind, verdict.reason) == ("balanced", "processor")
+        assert re.match(
+            r"Balanced; bound by processors: trainers could run and had none [\d.]+ m?s of each [\d.]+ s step\.",
+            verdict.text,
+        )
+
+
+def test_a_trainer_whose_processor_is_taken_all_the_time_is_named() -> None:
+    summary = made(0, Setup(noise=0.05))
+    steps = summary.ranks[2].steps
+    steps.delay = [0.2] * 50
+    steps.seconds = [seconds + 0.2 for seconds in steps.seconds]
+    verdict = judge(summary)
+    assert (verdict.ranks, verdict.reason) == ((2,), "processor")
+    assert "Trainer 2 on node n2 is the slowest: it has no processor 0.20 s of each 0." in verdict.text
+
+
+def test_a_wait_for_many_minibatches_at_once_counts() -> None:
+    """Prefetching gathers the waits of four steps in one."""
+    summary = made(0, Setup(steps=48), Fault("delay", 1, 300))
+    for rank in summary.ranks:
+        waits = np.array(rank.steps.wait)
+        gathered = np.zeros(48)
+        gathered[::4] = waits.reshape(-1, 4).sum(axis=1)
+        rank.steps.seconds = (np.array(rank.steps.seconds) - waits + gathered).tolist()
+        rank.steps.wait = gathered.tolist()
+    verdict = judge(summary)
+    assert (verdict.kind, verdict.ranks, verdict.reason) == ("host", (1,), "network"), verdict.text

@@ -86,14 +86,19 @@ class _Model:
         one = np.ones(s.trainers)
         one[fault.at] = fault.size
         self.one = one[:, None]
-        self.stolen = np.zeros(s.trainers)
         self.bursts = np.stack([self.burst() for _ in range(s.nodes)])[self.node]
         self.seeds = np.full(self.shape, 1000.0) * (self.one if self.is_("seeds") else 1)
         self.inputs = s.inputs * rng.lognormal(0, 0.03, self.shape) * (self.one if self.is_("seeds") else 1)
-        self.compute = s.model * self.noisy(s.model) * (self.one if self.is_("model", "seeds", "memory") else 1)
+        own, delay = self.noisy()
+        share = s.oversubscribed / (1 - s.oversubscribed)
+        self.delay = s.model * (delay + share * rng.exponential(rng.uniform(0.8, 1.2, (s.trainers, 1)), self.shape))
+        self.compute = s.model * own * (self.one if self.is_("model", "seeds", "memory") else 1)
         if self.is_("sudden"):
             self.compute[fault.at] += s.model * slow_steps
-        self.sample = s.sample * self.noisy(s.sample) * (self.one if self.is_("seeds") else 1)
+        self.compute += self.delay
+        own, delay = self.noisy()
+        self.sample = s.sample * (own + delay) * (self.one if self.is_("seeds") else 1)
+        self.delays = (self.delay + s.sample * delay).sum(axis=1)  # of all threads
         self.traffic()
         producing = self.sample + self.fetch
         before = np.roll(self.compute, 1, axis=1)
@@ -115,14 +120,13 @@ class _Model:
             at += int(busy) + 1
         return factors
 
-    def noisy(self, seconds: float) -> Any:
-        """Return factors of durations; other programs take the time of bursts, and of most of the spikes."""
+    def noisy(self) -> tuple[Any, Any]:
+        """Return factors of durations, and of the time in them that other programs take: bursts and most of a spike."""
         s, rng = self.setup, self.rng
-        spikes = np.where(rng.random(self.shape) < s.spikes, 1 + rng.exponential(1.0, self.shape), 1.0)
+        spikes = np.where(rng.random(self.shape) < s.spikes, rng.exponential(1.0, self.shape), 0.0)
         steady = rng.uniform(1 - s.unequal, 1 + s.unequal, (s.trainers, 1))
         factors = steady * rng.lognormal(0, s.noise, self.shape)
-        self.stolen += seconds * (factors * (0.7 * (spikes - 1) + self.bursts - 1)).sum(axis=1)
-        return factors * (spikes + self.bursts - 1)
+        return factors * (1 + 0.3 * spikes), factors * (0.7 * spikes + self.bursts - 1)
 
     def traffic(self) -> None:
         s, rng, fault = self.setup, self.rng, self.fault
@@ -171,8 +175,7 @@ class _Model:
         nodes = [Node(f"n{n}", 64 << 30, (20 + n % 7) << 30) for n in range(s.nodes)]
         return Summary(True, "", job, 4e-5, nodes, ranks, self.timeline())
 
-    def cpu(self, seconds: float, at: bool, stolen: float = 0.0) -> Cpu:
-        delay = stolen + seconds * self.setup.oversubscribed * float(self.rng.uniform(0.8, 1.2))
+    def cpu(self, seconds: float, at: bool, delay: float = 0.0) -> Cpu:
         faults = int(self.rng.integers(0, 40))
         if at and self.is_("starved"):
             delay = 0.6 * seconds
@@ -232,7 +235,7 @@ class _Model:
             pid=1000 + i,
             seconds=seconds,
             threads=threads,
-            cpu=self.cpu(seconds, self.is_("memory") and i == self.fault.at, float(self.stolen[i])),
+            cpu=self.cpu(seconds, self.is_("memory") and i == self.fault.at, float(self.delays[i])),
             memory=Memory(int(rng.integers(2, 4)) << 30, int(rng.integers(1, 3)) << 30),
             to_hosts=to_hosts,
             waited_for=[w for w in waited_for if w.trainer_number != i and w.seconds > 0],
@@ -244,6 +247,7 @@ class _Model:
                 self.meet[i].tolist(),
                 self.seeds[i].astype(int).tolist(),
                 self.inputs[i].astype(int).tolist(),
+                self.delay[i].tolist(),
             ),
         )
 
