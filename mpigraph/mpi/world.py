@@ -62,6 +62,13 @@ class Trainers(MPI.Intracomm):
 
     ranks: list[int]
 
+    @collective("self")
+    def Dup(self, info: MPI.Info | None = None) -> "Trainers":
+        """Return a duplicate, whose ranks are the same."""
+        copy = super().Dup(info)
+        copy.ranks = self.ranks
+        return copy
+
 
 class World:
     """The ranks of one job and their roles.

@@ -51,6 +51,9 @@ def test_roles(layout: Job) -> None:
             assert world.allreduce_minmax(world.rank, largest=True) == max(trainers)
             assert world.allreduce_minmax(world.rank, largest=False) == min(trainers)
             address, port = world.rendezvous()
+            copy = world.trainers.Dup()
+            assert copy.ranks == world.trainers.ranks == trainers
+            copy.Free()
             assert set(world.trainers.allgather((address, port))) == {(address, port)}
             assert 0 < port < 65536
         else:
