@@ -24,7 +24,7 @@ _HEAD = (
 def write_page(folder: Path, summary: Summary) -> None:
     """Write ``report.html`` to a folder. Raises StorageError."""
     with replacing(folder / "report.html") as temporary:
-        temporary.write_text(render(summary), encoding="utf-8")
+        temporary.write_text(render(summary), encoding="utf-8", errors="replace")
 
 
 def render(summary: Summary) -> str:

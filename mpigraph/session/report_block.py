@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from mpigraph import trace
 from mpigraph.collective import collective
@@ -43,20 +44,19 @@ class _Report:
 
         Raises:
             NotInitializedError: ``initialize()`` was not called.
-            InvalidArgumentError: ``steps`` are not two rising numbers, another report is being made, or the folder
-                cannot be written to; on every trainer, before the block.
+            InvalidArgumentError: ``steps`` are not two rising numbers, another report is being made, or the folder is
+                no path or cannot be written to; on every trainer, before the block.
             StorageError: the report cannot be written; on every trainer, after the block.
         """
         session = current()
         reporting = session.control.reporting
+        arguments: dict[str, Any] = {}
         wrong = None
         try:
-            _check(session, steps)
+            arguments = _check(session, folder, steps)
         except InvalidArgumentError as error:
             wrong = error
-        session.control.call(
-            Operation.BEGIN_REPORT, doing="beginning a report", error=wrong, folder=os.fspath(folder), window=steps
-        )
+        session.control.call(Operation.BEGIN_REPORT, doing="beginning a report", error=wrong, **arguments)
         try:
             yield
         except BaseException as error:
@@ -91,18 +91,23 @@ class _Report:
         return numbers
 
 
-def _check(session: Session, steps: tuple[int, int] | None) -> None:
+def _check(session: Session, folder: object, steps: object) -> dict[str, Any]:
+    """Return the arguments of the call that begins a report, or raise InvalidArgumentError."""
     reporting = session.control.reporting
     if reporting.folder and not reporting.left:
         raise InvalidArgumentError(
             f"one report is made at a time, and one in {reporting.folder!r} is being made: end its block before, or "
             "start the job without MPIGRAPH_REPORT and initialize(report=)"
         )
-    if steps is None:
-        return
-    rises = isinstance(steps, (tuple, list)) and len(steps) == 2
-    if not rises or not check_integer("steps", steps[0], 0) < check_integer("steps", steps[1], 0):
-        raise InvalidArgumentError(f"steps must be two integers, the first one below the second (got {steps!r})")
+    if not isinstance(folder, (str, bytes, os.PathLike)) or not os.fsdecode(folder):
+        raise InvalidArgumentError(f"the folder of a report must be a path (got {folder!r})")
+    window = None
+    if steps is not None:
+        pair = isinstance(steps, (tuple, list)) and len(steps) == 2
+        window = [check_integer("steps", number, 0) for number in steps] if pair else []  # type: ignore[attr-defined]
+        if not pair or window[0] >= window[1]:
+            raise InvalidArgumentError(f"steps must be two integers, the first one below the second (got {steps!r})")
+    return {"folder": os.fsdecode(folder), "window": window}
 
 
 def _end(session: Session, because: str = "") -> None:

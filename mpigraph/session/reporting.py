@@ -196,6 +196,8 @@ class Reporting:
 
     def _at_step(self, done: int) -> None:
         """Record anew and stop where the window does; this trainer has done some steps."""
+        if self._world.forked:  # the recording, and the number on the node's board, are the trainer's
+            return
         self._own_steps()[0] = done - self._base
         if not self._recording.end:
             self._reach(done - self._base)
@@ -364,7 +366,6 @@ class Reporting:
             at = first.begin[typical]
             number = typical + (summary.job.window.first_step if summary.job.window else 0)
             summary.timeline = Timeline(number, at, at + first.seconds[typical])
-        self._path.mkdir(parents=True, exist_ok=True)
         with TraceWriter(self._path / _FILES[1], summary) as writer:
             for rank, recorded, drift in zip(ranks, recordings, drifts, strict=True):
                 points = ((drift.own_time(seconds) - zero, size) for seconds, size in recorded.memory)
@@ -456,9 +457,10 @@ def prepare_folder(name: str) -> None:
         trial.unlink()
         for path in (*(folder / name for name in _FILES), *folder.glob("summary-[0-9]*.json")):
             path.unlink(missing_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the latter for names that no file can have
+        why = getattr(error, "strerror", None) or error
         raise InvalidArgumentError(
-            f"the folder of a report must be one that trainer 0 can write to (got {name!r}: {error.strerror or error})"
+            f"the folder of a report must be one that trainer 0 can write to (got {name!r}: {why})"
         ) from error
 
 

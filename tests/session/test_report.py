@@ -3,10 +3,12 @@
 import gzip
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from jobs import SOON, run_script, wait_for
@@ -19,7 +21,7 @@ from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, StorageError
 from mpigraph.reports.summary import Rank, Summary, read
 from mpigraph.session.context import Session, current
-from mpigraph.trace import Recording
+from mpigraph.trace import Recording, span, step
 
 FILES = {"summary.json", "trace.json.gz", "report.html"}
 ON_SEVERAL = on_layouts([layout for layout in API if layout != ALONE])
@@ -110,6 +112,51 @@ def test_reports_one_after_another_replace_each_other(job: SharedJob, oracle, tm
 
 
 @on_layouts(API)
+def test_numbers_and_paths_of_other_classes(
+    job: SharedJob, oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a command whose words are no text, as of a file with an odd name."""
+    g = job.open(oracle(3))
+    folder = Path(job.one_has(lambda: str(tmp_path)))
+    monkeypatch.setattr("sys.argv", ["train.py", "\udcff"])
+    with mg.report(os.fsencode(folder), steps=(np.int64(1), torch.tensor(3))):  # type: ignore[arg-type]
+        list(loader_of(g, 4))
+    if job.rank == 0:
+        summary = read(folder)
+        check_everywhere(summary, job)
+        assert summary.job.window is not None and (summary.job.window.first_step, summary.job.window.last_step) == (
+            1,
+            3,
+        )
+        assert {path.name for path in folder.iterdir()} == FILES
+
+
+@on_layouts(API)
+def test_a_fork_of_a_trainer_leaves_the_report_alone(job: SharedJob, oracle, tmp_path: Path) -> None:
+    g = job.open(oracle(3))
+    folder = Path(job.one_has(lambda: str(tmp_path)))
+    board = job.session.world.watchdog.steps[job.session.world.node.rank]
+    with mg.report(folder, steps=(1, 3)):
+        batches = iter(loader_of(g, 4))
+        next(batches)
+        if (child := os.fork()) == 0:
+            status = 1
+            try:
+                for _ in range(9):
+                    with span("wait") as wait, span("step") as use:
+                        pass
+                    step(wait, use, 0, 0, 1, lambda: 1)
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert board[0] == 0
+        list(batches)
+    if job.rank == 0:
+        assert [len(rank.steps.seconds) for rank in read(folder).trainers] == [2] * job.trainers.size
+
+
+@on_layouts(API)
 def test_what_cannot_be_is_an_error_on_every_trainer_before_the_block(job: SharedJob, tmp_path: Path) -> None:
     def fails(words: str, *args: object, **kwargs: object) -> None:
         with pytest.raises(InvalidArgumentError, match=words), mg.report(*args, **kwargs):  # type: ignore[arg-type]
@@ -119,6 +166,10 @@ def test_what_cannot_be_is_an_error_on_every_trainer_before_the_block(job: Share
     (folder / "file").write_text("")
     fails("the folder of a report must be one that trainer 0 can write to", folder / "file")
     fails("the folder of a report must be one that trainer 0 can write to", "/proc/nothing/here")
+    for path in ("", None, 7, b""):
+        fails("the folder of a report must be a path", path)
+    fails("the folder of a report must be", None if job.rank == 0 else folder / "new")
+    fails("the folder of a report must be one that trainer 0 can write to", str(folder / "a\0b"))
     for steps in [(3, 3), (5, 1), (1,), 7, (-1, 2), (0, 1.5)]:
         fails("steps must be", folder / "new", steps=steps)
     assert not (folder / "new").exists()
@@ -200,6 +251,10 @@ def test_a_report_that_cannot_be_written_is_an_error_on_every_trainer(
     ):
         pass
     monkeypatch.undo()
+    with pytest.raises(StorageError, match=r"writing the report .* cannot be written"), mg.report(folder / "gone"):
+        if job.rank == 0:
+            (folder / "gone").rmdir()
+            (folder / "gone").write_text("")
     with mg.report(folder):
         pass
     assert job.one_has(lambda: read(folder).complete)
