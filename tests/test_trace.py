@@ -16,23 +16,9 @@ from mpi4py import MPI
 
 import mpigraph.distributed as dist
 from mpigraph.mpi.board import Board
-from mpigraph.trace import (
-    _COUNTERS,
-    STEP_FIELDS,
-    Recording,
-    Snapshot,
-    Totals,
-    Trace,
-    _Sheet,
-    _Sum,
-    address,
-    at_each_step,
-    clock,
-    count,
-    delayed,
-    span,
-    sums,
-)
+from mpigraph.recording import STEP_FIELDS, Recording, at_each_step, delayed
+from mpigraph.trace import Totals, _Sheet, address, clock, count, span, sums
+from mpigraph.trace_memory import COUNTERS, Snapshot, Sum, Trace
 
 
 def spans_here(name: str) -> list[str]:
@@ -100,21 +86,21 @@ def test_a_signal_handler_may_read_totals_that_its_thread_reads(monkeypatch: pyt
     seen: list[int] = []
 
     def handle(*_: object) -> None:
-        if not totals._lock.acquire(timeout=5):
+        if not totals.lock.acquire(timeout=5):
             raise TimeoutError
-        totals._lock.release()
+        totals.lock.release()
         monkeypatch.undo()
         seen.append(len(totals.snapshot().stages))
 
-    add = _Sum.add
+    add = _Sheet.add_to
 
-    def add_slowly(total: _Sum, sheet: _Sheet) -> None:
+    def add_slowly(sheet: _Sheet, total: Sum) -> None:
         signal.raise_signal(signal.SIGUSR2)
-        add(total, sheet)
+        add(sheet, total)
 
     before = signal.signal(signal.SIGUSR2, handle)
     try:
-        monkeypatch.setattr(_Sum, "add", add_slowly)
+        monkeypatch.setattr(_Sheet, "add_to", add_slowly)
         assert len(totals.snapshot().stages) == 1
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -168,7 +154,8 @@ def test_a_fork_leaves_its_parents_ring_alone() -> None:
 
 CROWDED = """
 import os, resource
-from mpigraph.trace import Trace, address, span
+from mpigraph.trace import address, span
+from mpigraph.trace_memory import Trace
 with span("outer"):
     free = os.dup(0)
     os.close(free)
@@ -356,13 +343,13 @@ def test_sums_in_more_memory_than_others_can_read() -> None:
     child = os.fork()
     if not child:
         try:
-            for number in range(2 * _COUNTERS):
+            for number in range(2 * COUNTERS):
                 count("many", number, host=number)
             known, readable = [
                 [value for key, value in read()["MainThread"].counts.items() if key[0] == "many"]
                 for read in (sums, Trace(address()).sums)
             ]
-            os._exit(known != list(range(2 * _COUNTERS)) or not _COUNTERS * 0.9 < len(readable) <= _COUNTERS)
+            os._exit(known != list(range(2 * COUNTERS)) or not COUNTERS * 0.9 < len(readable) <= COUNTERS)
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

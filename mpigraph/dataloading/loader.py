@@ -36,11 +36,12 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
+from mpigraph.recording import delayed, step
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import CREATING, Session, current
 from mpigraph.session.control import Operation
 from mpigraph.session.draws import check_seed
-from mpigraph.trace import delayed, met, span, step
+from mpigraph.trace import met, span
 
 __all__ = ["DistDataLoader", "LoaderOptions", "SampledDataLoader", "arguments"]
 

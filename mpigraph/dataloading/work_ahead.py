@@ -10,7 +10,8 @@ from mpigraph.arrays import I64
 from mpigraph.dataloading.fetcher import Stages
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.world import World
-from mpigraph.trace import Snapshot, Totals, count, span
+from mpigraph.trace import Totals, count, span
+from mpigraph.trace_memory import Snapshot
 
 __all__ = ["Answering", "LoaderStats", "Pipeline"]
 

@@ -26,7 +26,8 @@ from mpigraph.collective import collective
 from mpigraph.mpi.compat import as_array
 from mpigraph.mpi.stopping import NEVER, Said
 from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
-from mpigraph.trace import Trace, address
+from mpigraph.trace import address
+from mpigraph.trace_memory import Trace
 
 __all__ = ["Board", "Group", "Record", "Reports", "Summary", "spans"]
 

@@ -11,8 +11,8 @@ sockets the kernel closes before others hear of the end: the witness names those
 While a report is being made, the witness has what is known of the ranks (:meth:`Witness.expect`). If the job dies, it
 writes that with their sums and last spans, from memory that outlives them.
 
-This file is also the program that the process runs: it imports nothing else of the library but :mod:`mpigraph.trace`,
-by its path, and only what starts fast.
+This file is also the program that the process runs: it imports nothing else of the library but
+:mod:`mpigraph.trace_memory`, by its path, and only what starts fast.
 """
 
 import json
@@ -224,7 +224,7 @@ def fields_of_rank(before: Mapping[str, Any], after: Mapping[str, Any], seconds:
 
 
 def _traces(addresses: list[list[int]]) -> list[Any]:
-    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "trace.py")
+    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "trace_memory.py")
     reader = run_path(path)["Trace"]
     return [reader(tuple(address)) for address in addresses]
 

@@ -73,7 +73,7 @@ class Node:
 
 @dataclass
 class Stage:
-    """The spans of one name: ``seconds`` with the spans inside them, ``own`` without; bins as in ``trace.Stage``."""
+    """The spans of one name: ``seconds`` with the spans inside them, ``own`` without; bins: ``trace_memory.Stage``."""
 
     seconds: float = 0.0
     own: float = 0.0

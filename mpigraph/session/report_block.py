@@ -11,6 +11,7 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError, check_integer
 from mpigraph.mpi.agree import describe
 from mpigraph.session.context import Session, current
 from mpigraph.session.control import Operation
+from mpigraph.trace_memory import Snapshot
 
 __all__ = ["report"]
 
@@ -19,7 +20,7 @@ class _Report:
     """Callable, so that ``with mg.report(folder):`` reads well beside ``mg.report.scalars()``."""
 
     def __init__(self) -> None:
-        self._before = (trace.clock(), dict[str, trace.Snapshot]())
+        self._before = (trace.clock(), dict[str, Snapshot]())
 
     @contextmanager
     @collective("trainers", "at the begin and the end of the block")
@@ -81,7 +82,7 @@ class _Report:
         self._before = now
         numbers = {"seconds": now[0] - before[0]}
         for thread, sums in now[1].items():
-            passed = sums.since(before[1].get(thread, trace.Snapshot()))
+            passed = sums.since(before[1].get(thread, Snapshot()))
             numbers |= {f"seconds/{thread}/{name}": max(stage.own, 0.0) for name, stage in passed.stages.items()}
             for key, number in passed.counts.items():
                 name = key if isinstance(key, str) else key[0]

@@ -28,6 +28,7 @@ from mpigraph.mpi.agree import allgather_bytes, describe, gather_bytes
 from mpigraph.mpi.clocks import Ahead, Drift, compare_clocks
 from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.witness import fields_of_rank
+from mpigraph.recording import STEP_FIELDS, Recording, Track, at_each_step
 from mpigraph.reports.chrome_trace import TraceWriter
 from mpigraph.reports.page import write_page
 from mpigraph.reports.summary import (
@@ -53,7 +54,7 @@ from mpigraph.reports.summary import (
     write,
 )
 from mpigraph.store.store import Store
-from mpigraph.trace import STEP_FIELDS, Recording, Snapshot, Track
+from mpigraph.trace_memory import Snapshot
 
 __all__ = ["MOST_SPANS", "MOST_STEPS", "Reporting", "prepare_folder"]
 
@@ -141,7 +142,7 @@ class Reporting:
         self._in_window = False
         self._record(MOST_SPANS)
         if world.is_trainer:
-            self._base = trace.at_each_step(self._at_step)
+            self._base = at_each_step(self._at_step)
             self._at_step(self._base)
         self._tell_witness()
 
@@ -156,7 +157,7 @@ class Reporting:
             StorageError: it cannot be written; on every rank.
         """
         world = self._world
-        trace.at_each_step(None)
+        at_each_step(None)
         self._stop()
         self._clocks.append(self._compare_clocks())
         ranks = gather_bytes(world.comm, encode(self._rank()), self._root)

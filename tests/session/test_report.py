@@ -19,9 +19,10 @@ import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, StorageError
+from mpigraph.recording import Recording, step
 from mpigraph.reports.summary import Rank, Summary, read
 from mpigraph.session.context import Session, current
-from mpigraph.trace import Recording, span, step
+from mpigraph.trace import span
 
 FILES = {"summary.json", "trace.json.gz", "report.html"}
 ON_SEVERAL = on_layouts([layout for layout in API if layout != ALONE])
@@ -394,7 +395,7 @@ def told(reporting):
 
 def counted(span):
     result = enter(span)
-    left[0] -= span._name == {stage!r}
+    left[0] -= span.name == {stage!r}
     if not left[0]:
         os.kill(os.getpid(), 9)
     return result

@@ -31,7 +31,8 @@ from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import Session
 from mpigraph.session.report_block import report
 from mpigraph.storage.format import storage_dtype
-from mpigraph.trace import Snapshot, Totals, clock, span
+from mpigraph.trace import Totals, clock, span
+from mpigraph.trace_memory import Snapshot
 
 __all__ = ["TrainingStep"]
 
