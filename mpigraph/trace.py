@@ -87,7 +87,7 @@ class _Memory:
                 number = layout.NAMES - 1
                 name = "others"
             begin = layout.HEAD + number * layout.NAME
-            text = name.encode()[: layout.NAME]
+            text = name.encode(errors="replace")[: layout.NAME]
             self.bytes[begin : begin + len(text)] = text
             self.numbers.setdefault(name, number)
             return number

@@ -412,3 +412,9 @@ def test_a_thread_that_shares_its_processor_is_delayed() -> None:
         other.wait()
         os.sched_setaffinity(0, allowed)
     assert delay >= 5e6
+
+
+def test_a_name_that_is_no_text_is_kept() -> None:
+    with span("a\udc80b"):
+        pass
+    assert any(event.name == "a?b" for event in Trace(address()).events())
