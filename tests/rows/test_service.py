@@ -77,7 +77,7 @@ def test_a_job_reads_through_a_third_transport(
     def body() -> None:
         g = dist.DistGraph("oracle", part_config=path)
         world, rows = current().world, current().store.rows
-        before = [way.traffic.messages for way in rows.transports]  # tried at start
+        before = [way.traffic.bytes_received for way in rows.transports]  # tried at start
         every = np.arange(g.num_nodes())
         assert np.array_equal(g.ndata["feat"][every][:, 0].numpy(), g.ndata["orig"][every].numpy())
         _, dst = g.find_edges(np.arange(g.num_edges()))
@@ -92,8 +92,8 @@ def test_a_job_reads_through_a_third_transport(
         else:
             assert isinstance(rows.transport, RowByRow)
             assert rows.transport.reads > 0 and rows.traffic.bytes_received > 0
-            used = [way.name for way, old in zip(rows.transports, before, strict=True) if way.traffic.messages > old]
-            assert used == ["rowbyrow"]
+            read = [way.traffic.bytes_received - old for way, old in zip(rows.transports, before, strict=True)]
+            assert [way.name for way, nbytes in zip(rows.transports, read, strict=True) if nbytes] == ["rowbyrow"]
 
     layout.run(body)
     for way in RowByRow.instances:
