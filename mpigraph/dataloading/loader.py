@@ -333,12 +333,11 @@ def _hold(loader: DistDataLoader, plan: EpochPlan, batches: Iterator[Any]) -> It
 
 def _num_inputs(batch: Any) -> int:
     """Return the number of input nodes of a minibatch in one of the library's forms, else -1."""
-    nodes = batch[0] if isinstance(batch, tuple) and batch else getattr(batch, "num_nodes", None)
-    if isinstance(nodes, dict):
-        return sum(map(len, nodes.values()))
+    nodes: Any = batch[0] if isinstance(batch, tuple) and batch else getattr(batch, "num_nodes", None)
     if isinstance(nodes, int):
         return nodes
-    return len(nodes) if isinstance(nodes, torch.Tensor) and nodes.ndim else -1
+    ids = [*nodes.values()] if isinstance(nodes, dict) else [nodes]
+    return sum(map(len, ids)) if all(isinstance(part, torch.Tensor) and part.ndim for part in ids) else -1
 
 
 @dataclass(frozen=True)

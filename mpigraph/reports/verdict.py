@@ -174,7 +174,7 @@ def judge(summary: Summary) -> Verdict:
     if blames:
         verdict = max(blames, key=lambda blame: blame[0])[1]
     elif table.count >= FEWEST_STEPS:
-        verdict = _balanced(table)
+        verdict = _balanced(summary, table)
     else:
         text = f"Too few steps to judge: {table.count}, and {FEWEST_STEPS} are needed."
         verdict = Verdict("unknown", (), "", (), text)
@@ -395,7 +395,7 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
     yield cost, Verdict("host", _numbers(slow), reason, ("fetch",), text)
 
 
-def _balanced(table: StepTable) -> Verdict:
+def _balanced(summary: Summary, table: StepTable) -> Verdict:
     parts = table.longest()
     bound = max(parts, key=lambda name: parts[name] * (1 + (name == "wait")))  # the part that can be mended best
     seconds: dict[str, float] = {}
@@ -419,6 +419,8 @@ def _balanced(table: StepTable) -> Verdict:
         what, stages = "processors", ()
         text = f"trainers could run and had none {time}"
     head = "Balanced" if len(table.trainers) > 1 else "One trainer"
+    if len(table.trainers) == 1 < len(summary.trainers):  # it may have evaluated alone
+        head = f"Only {table.trainers[0].name} did enough steps to be judged"
     text = f"{head}; bound by {what}: {text}."
     delay = _middle(map(_delay, table.trainers))
     if delay >= _DELAYED and bound != "delay":

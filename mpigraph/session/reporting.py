@@ -359,7 +359,7 @@ class Reporting:
             ranks=ranks,
         )
         first = ranks[self._root].steps
-        if self._window is not None and self._steps > self._window[0]:
+        if self._window is not None and self._in_window:  # its first step may not have come
             last = min(self._steps, self._window[1])
             summary.job.window = Window(last - len(first.seconds), last)
         typical = _typical(first)

@@ -189,6 +189,14 @@ def test_a_trainer_that_died_early_hides_no_slow_one() -> None:
     )
 
 
+def test_a_trainer_that_did_most_steps_is_not_the_only_one() -> None:
+    """As where one evaluates alone by a loader: the others' steps cannot be compared with its own."""
+    summary = made(1, Setup())
+    for rank in summary.trainers[1:]:
+        rank.steps = Steps(*(values[:20] for values in vars(rank.steps).values()))
+    assert judge(summary).text.startswith("Only trainer 0 did enough steps to be judged; bound by ")
+
+
 def test_the_size_of_a_cache_is_interpolated() -> None:
     rank = made(1).ranks[0]
     rank.cache.hits_by_size = [

@@ -98,7 +98,13 @@ def test_reports_one_after_another_replace_each_other(job: SharedJob, oracle, tm
     g = job.open(oracle(3))
     folder = Path(job.one_has(lambda: str(tmp_path)))
     loader = loader_of(g, 4)
-    for steps, window, kept in [((2, 50), (2, 4), 2), ((7, 9), None, 4), (None, None, 4), ((0, 2), (0, 2), 2)]:
+    for steps, window, kept in [
+        ((2, 50), (2, 4), 2),
+        ((4, 9), (4, 4), 0),
+        ((7, 9), None, 4),
+        (None, None, 4),
+        ((0, 2), (0, 2), 2),
+    ]:
         if job.rank == 0:
             (folder / "summary-1.json").write_text("left by a job that died")
         with mg.report(folder, steps=steps):
@@ -130,6 +136,19 @@ def test_numbers_and_paths_of_other_classes(
             3,
         )
         assert {path.name for path in folder.iterdir()} == FILES
+
+
+@on_layouts(API)
+def test_minibatches_of_any_form(job: SharedJob, tmp_path: Path) -> None:
+    """What a script's own ``collate_fn`` returns may be none of the library's forms."""
+    folder = Path(job.one_has(lambda: str(tmp_path)))
+    ids = torch.arange(3)
+    forms = [({"a": 3}, ids), ({"a": torch.tensor(3)},), ({"a": None},), (), None, "ids", ({"a": ids, "b": ids},)]
+    loader = dist.DistDataLoader(range(len(forms)), 1, collate_fn=lambda which: forms[which[0]])
+    with mg.report(folder):
+        assert len(list(loader)) == len(forms)
+    if job.rank == 0:
+        assert {tuple(rank.steps.inputs) for rank in read(folder).trainers} == {(0, 0, 0, 0, 0, 0, 6)}
 
 
 @on_layouts(API)
