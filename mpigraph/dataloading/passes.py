@@ -30,6 +30,7 @@ _NO_PASS = 0
 _EPOCH = 1
 _REMAINDER = 2
 _COLUMNS = 7  # of progress
+_FAR = 2**62  # an epoch, or a step, beyond all that a job can reach
 _WARNED = -1  # no hash of Python's
 
 
@@ -287,9 +288,11 @@ class Passes:
         progress, left, most = state["progress"].rows, state["left"].rows, here["number of seeds"]
         _check_rows("progress", progress, _COLUMNS)
         _check_rows("left", left, self.seeds.num_columns)
-        numbers, limits = progress[:, :5], torch.tensor([2**62, _REMAINDER, most, most, most])
-        if bool(((numbers < 0) | (numbers > limits)).any()):
-            what = "epoch, kind of pass, seeds, steps and batches taken"
+        numbers = progress[:, [0, 1, 2, 3, 4, 6]]
+        limits = torch.tensor([_FAR, _REMAINDER, most, most, most, _FAR])
+        least = torch.tensor([0, 0, 0, 0, 0, -_FAR])  # a smaller epoch can come after a larger one
+        if bool(((numbers < least) | (numbers > limits)).any()):
+            what = "epoch, kind of pass, seeds, steps and batches taken, and the next step"
             raise InvalidArgumentError(f"the state of a loader of {most} seeds: {what} cannot be {numbers.tolist()}")
         if len(left) > most or (self.seeds.types and len(left) and not _are_kinds(left[:, 0], len(self.seeds.types))):
             raise InvalidArgumentError(f"the state of a loader: the seeds left are not seeds of it ({len(left)} rows)")

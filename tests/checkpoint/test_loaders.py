@@ -288,6 +288,8 @@ def forged(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for column in range(5):
         for number in (-1, 2**62 + 1):
             yield state | {"progress": OfTrainer(progress.index_fill(1, torch.tensor([column]), number))}
+    for step in (-(2**63), 2**63 - 5):
+        yield state | {"progress": OfTrainer(progress.index_fill(1, torch.tensor([6]), step))}
     for kind in (1, 2):  # more batches than there are, and other seeds than are left
         yield state | {"progress": OfTrainer(torch.tensor([[0, kind, 80, 80, 80, *progress[0, 5:]]]))}
     for rows in (progress[:, :6], progress.double()):
