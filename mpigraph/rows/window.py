@@ -276,19 +276,16 @@ class RowWindow:
 
             def read_near() -> None:
                 meanwhile()
-                for source, ascending, positions, ticket in near:
-                    ticket.wait()
-                    source.read(ascending, words, positions)
+                for ticket, positions in near:
+                    ticket.place(words, positions)
 
             self._read(by_host, ordered, words, read_near)
         return places, words
 
-    def _begin(self, host: int, ids: I64, positions: I64) -> tuple[RowSource, I64, I64, Ticket]:
-        """Begin to read distinct rows of a near host; return its source, the rows ascending, and their positions."""
+    def _begin(self, host: int, ids: I64, positions: I64) -> tuple[Ticket, I64]:
+        """Begin to read distinct rows of a near host; return the positions in the order of the rows."""
         positions = positions[np.argsort(ids[positions])]
-        rows = ids[positions] - self._first[host]
-        source = self._sources[host]
-        return source, rows, positions, source.read_ahead(rows)
+        return self._sources[host].read_ahead(ids[positions] - self._first[host]), positions
 
     def retire(self) -> None:
         """Refuse reads and writes from now on, and wait for those of other threads.

@@ -23,10 +23,21 @@ NOT_MEMORY = "these rows do not lie in memory: they can be read by their ids, an
 class Ticket:
     """Rows that a source has begun to read."""
 
-    __slots__ = ()
+    __slots__ = ("_rows", "_source")
 
-    def wait(self) -> None:
-        """Return once reading them costs no more waiting."""
+    def __init__(self, source: "RowSource", rows: I64) -> None:
+        """Take ``rows`` (int64[n], ascending, each once), which nothing reads before :meth:`place`."""
+        self._source = source
+        self._rows = rows
+
+    @property
+    def done(self) -> bool:
+        """Whether :meth:`place` need not wait."""
+        return True
+
+    def place(self, out: Array, positions: I64) -> None:
+        """Wait for the rows and put them into ``out``, as :meth:`RowSource.read` does. Call it once."""
+        self._source.read(self._rows, out, positions)
 
 
 class RowSource(ABC):
@@ -58,8 +69,8 @@ class RowSource(ABC):
         """
 
     def read_ahead(self, rows: I64) -> Ticket:
-        """Begin to read ``rows`` (int64[n], ascending, each once), which :meth:`read` will be asked for."""
-        return Ticket()
+        """Begin to read ``rows`` (int64[n], ascending, each once). A ticket that is dropped costs no more."""
+        return Ticket(self, rows)
 
     def gather(self, rows: I64, out: Array, positions: I64) -> None:
         """Read rows as :meth:`read` does, in any order, with repeats."""
