@@ -32,7 +32,7 @@ class Ticket:
 
     @property
     def done(self) -> bool:
-        """Whether :meth:`place` need not wait."""
+        """True if :meth:`place` need not wait."""
         return True
 
     def place(self, out: Array, positions: I64) -> None:
