@@ -11,6 +11,7 @@ from mpigraph.kernels.exclude import shorten_rows, step_over
 from mpigraph.kernels.float16 import round_to_bfloat16, widen
 from mpigraph.kernels.id_hashes import hash_each, hash_of_sequence, sum_of_hashes
 from mpigraph.kernels.joined_requests import COLUMNS, find_requests, lay_out, place_runs, run_sizes, unpack_lists
+from mpigraph.kernels.reuse import reuse_distances
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.row_ops import (
     find_runs,
@@ -150,3 +151,4 @@ def _warm_up_caches() -> None:
     forget_uses(own)
     empty(own)
     take_free(rows, slots, hint, times, own, assigned, listed)
+    reuse_distances(rows, last, np.zeros(3, np.int32), listed)

@@ -450,12 +450,11 @@ def _far_rows(summary: Summary) -> str:
         by_node: dict[int, list[Rank]] = {}
         for rank in trainers:
             by_node.setdefault(rank.node, []).append(rank)
-        sizes = [cache_size_for(group, _GOOD_HITS) for group in by_node.values()]
-        if hits < _GOOD_HITS - 0.05 and None not in sizes:
+        sizes = [cache_size_for(group, _GOOD_HITS) or 0 for group in by_node.values()]
+        held = max(sum(rank.cache.bytes or 0 for rank in group) for group in by_node.values())
+        if hits < _GOOD_HITS - 0.05 and min(sizes) and max(sizes) > held:
             a_node = " on each node" if len(sizes) > 1 else ""
-            parts.append(
-                f"{in_units(int(max(size or 0 for size in sizes)))}{a_node} would reach {_percent(_GOOD_HITS)}"
-            )
+            parts.append(f"{in_units(int(max(sizes)))}{a_node} would reach {_percent(_GOOD_HITS)}")
     return f"Far rows: {', '.join(parts)}." if parts else ""
 
 

@@ -20,6 +20,7 @@ from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.kernels.upcoming import NEVER, add_reads, split_free
 from mpigraph.rows.pool import RowPool
+from mpigraph.rows.read_sample import note
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.transport import nothing
@@ -168,6 +169,7 @@ class CachedRows:
 
     def announce(self, read: Read, fresh: Mask | None) -> None:
         """Note the read of a sampled minibatch, with ``fresh`` from :meth:`UpcomingReads.announce`."""
+        note(self.rows, read.rows)
         if self._chooses and fresh is not None:
             self.cache.announce(read.rows, fresh, read.batch)
 

@@ -40,7 +40,7 @@ from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.shm_check import check_shared_memory, free_shared_memory
 
-__all__ = ["RowCache", "cache_memory", "free_for_caches", "slots_for"]
+__all__ = ["RowCache", "cache_memory", "free_for_caches", "priced_rows", "slots_for"]
 
 _LINE = 64  # bytes that tables are aligned to
 _OF_SLOT = 8 + 4  # bytes that a slot takes in the tables besides the row

@@ -36,6 +36,7 @@ from mpigraph.reports.summary import (
     CacheEpoch,
     Cpu,
     GraphSize,
+    HitsBySize,
     Job,
     Memory,
     Node,
@@ -53,6 +54,7 @@ from mpigraph.reports.summary import (
     encode,
     write,
 )
+from mpigraph.rows import read_sample
 from mpigraph.store.store import Store
 from mpigraph.trace_memory import Snapshot
 
@@ -142,6 +144,7 @@ class Reporting:
         self._in_window = False
         self._record(MOST_SPANS)
         if world.is_trainer:
+            read_sample.begin()
             self._base = at_each_step(self._at_step)
             self._at_step(self._base)
         self._tell_witness()
@@ -160,7 +163,7 @@ class Reporting:
         at_each_step(None)
         self._stop()
         self._clocks.append(self._compare_clocks())
-        ranks = gather_bytes(world.comm, encode(self._rank()), self._root)
+        ranks = gather_bytes(world.comm, encode(self._rank(self._hits_by_size())), self._root)
         tracks = gather_bytes(world.comm, self._tracks(), self._root)
         folder, self.folder = self.folder, ""
         with world.on_all_ranks(f"writing the report {folder}"):
@@ -187,6 +190,7 @@ class Reporting:
         self._before = process_figures()
         self._epochs: deque[list[int]] = deque(maxlen=_EPOCHS)
         self._memory: deque[tuple[float, int]] = deque(maxlen=MOST_STEPS)
+        self._cache = (0, 0)
         self._recording = Recording(most_spans)
 
     def _stop(self) -> None:
@@ -206,6 +210,7 @@ class Reporting:
     def end_epoch(self) -> None:
         """Note that a loader's epoch is over."""
         if self.folder and not self._recording.end:
+            self._look(trace.clock())
             self._epochs.append(_cache_counts(trace.sums()))
 
     def follow(self) -> None:
@@ -216,7 +221,7 @@ class Reporting:
     def _reach(self, steps: int) -> None:
         now = trace.clock()
         if not self._memory or now - self._memory[-1][0] > _APART:
-            self._memory.append((now, held_memory()))
+            self._look(now)
         self._steps = steps
         if self._window is None:
             return
@@ -227,6 +232,14 @@ class Reporting:
             self._in_window = True
         if steps >= last:
             self._stop()
+
+    def _look(self, now: float) -> None:
+        """Look at this process's memory, and at the caches: those of a loader go with it."""
+        self._memory.append((now, held_memory()))
+        if self._world.is_trainer:
+            caches = self._store.caches.values()
+            size = sum(cache.per_trainer * cache.rows.window.row_bytes for cache in caches)
+            self._cache = max(self._cache, (size, sum(cache.per_trainer for cache in caches)))
 
     def _own_steps(self) -> I64:
         return self._world.watchdog.steps[self._world.node.rank]
@@ -247,7 +260,17 @@ class Reporting:
             pid=int(world.pids[rank]),
         )
 
-    def _rank(self) -> Rank:
+    @collective("world.node")
+    def _hits_by_size(self) -> list[HitsBySize]:
+        """Return what larger caches of this node would have done, and this trainer's part of their sizes."""
+        node = self._world.node
+        told = gather_bytes(node, read_sample.end(), 0)
+        curve = read_sample.hits_by_size(told, self._recording.begin / 1e9, self._recording.end / 1e9)
+        points = json.loads(allgather_bytes(node, json.dumps(curve).encode())[0])
+        trainers = self._world.num_local_trainers
+        return [HitsBySize(size // trainers, share) for size, share in points if self._world.is_trainer]
+
+    def _rank(self, hits: list[HitsBySize]) -> Rank:
         """Return what this rank tells of itself; times of steps on its own clock."""
         recording = self._recording
         rank = self._known(self._world.rank)
@@ -264,9 +287,7 @@ class Reporting:
         rank.waited_for = [WaitedFor(*numbers) for numbers in told["waited_for"]]
         counts = [_cache_counts(recording.before), *self._epochs, _cache_counts(recording.after)]
         epochs = [CacheEpoch(*counts) for counts in np.maximum(np.diff(counts, axis=0), 0).tolist() if counts[0]]
-        caches = self._store.caches.values()
-        slots = [(cache.per_trainer, cache.per_trainer * cache.rows.window.row_bytes) for cache in caches]
-        rank.cache = Cache(sum(size for _, size in slots), sum(rows for rows, _ in slots), epochs)
+        rank.cache = Cache(*self._cache, epochs, hits)
         steps = np.frombuffer(recording.steps, np.int64).reshape(-1, len(STEP_FIELDS))[-MOST_STEPS:]
         begin, end, wait, meet, delay, seeds, inputs = steps.T
         times = ((column / 1e9).round(7).tolist() for column in (begin, end - begin, wait, meet))
