@@ -61,6 +61,8 @@ class Config:
         requeue: how ``checkpoint.requeue()`` has the job started again: "auto" asks Slurm, "exit" leaves it to the
             caller that sees the exit status.
         report: the folder of a report of the whole job; "" for none.
+        storage: the features that stay on disk where a graph is opened without saying: "disk", "auto", or by name as in
+            "feat=disk,x=auto"; "" for none.
     """
 
     ranks_per_node: int = 0
@@ -76,6 +78,7 @@ class Config:
     num_worker_threads: int = 1
     requeue: str = "auto"
     report: str = ""
+    storage: str = ""
 
     @property
     def threads_chosen(self) -> bool:

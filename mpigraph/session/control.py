@@ -77,7 +77,7 @@ _PATIENCE = 12.0  # timeouts that an operation may take as a whole: a slow disk 
 
 
 def _open_graph(store: Store, args: Arguments) -> Any:
-    return store.open_graph(args["name"], args["part_config"], args["feat_dtype"])
+    return store.open_graph(args["name"], args["part_config"], args["feat_dtype"], args["storage"])
 
 
 def _create_tensor(store: Store, args: Arguments) -> Any:

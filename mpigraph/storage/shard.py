@@ -300,6 +300,18 @@ class ShardReader:
         dataset, logical, _, crcs = self._open(name)
         return DatasetInfo(dataset.shape, logical), crcs.tobytes()
 
+    def place(self, name: str) -> tuple[int, int]:
+        """Return the byte of the file where the first row of a dataset begins, and the bytes of a row.
+
+        Raises:
+            ShardFormatError: the dataset is missing or damaged, or has no rows, or rows without numbers.
+        """
+        dataset = self._open(name)[0]
+        begin = dataset.id.get_offset()
+        if begin is None:
+            raise ShardFormatError(f"{self._path}: dataset {name!r} is empty")
+        return begin, dataset.dtype.itemsize * math.prod(dataset.shape[1:])
+
     def read_into(self, name: str, out: Array, begin: int = 0, verify: bool = True) -> None:
         """Read rows ``[begin, begin + len(out))`` straight into ``out``.
 

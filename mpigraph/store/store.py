@@ -4,13 +4,16 @@ The methods that make or free something are collective and change the store of e
 numbers given out by counters agree. They are called through ``session/control.py``.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
 from mpigraph.collective import collective
-from mpigraph.errors import ClosedError, MPIGraphError, PartitionError
+from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.messages import NotOpenHere
 from mpigraph.mpi.world import World
@@ -18,13 +21,15 @@ from mpigraph.rows.row_cache import RowCache, slots_for
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.service import RowService
+from mpigraph.rows.sources.disk import DiskFile, open_rows
 from mpigraph.rows.window import SourceOf
 from mpigraph.storage.contents import PartFiles, read_rows
 from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
-from mpigraph.storage.part_config import FeatureInfo, PartConfig
+from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
 from mpigraph.store.host_ranges import check_same
+from mpigraph.store.placement import Storage, features_of, places_of, without
 from mpigraph.store.topology import InMemoryTopology, Topology
 from mpigraph.store.turned import TurnedTopology
 
@@ -42,11 +47,13 @@ class LoadedGraph:
         number: the same on every rank.
         topology: the relations.
         features: numbers of the tensors that came with it, by policy and name.
+        on_disk: those of them whose rows do not lie in memory.
     """
 
     number: int
     topology: Topology
     features: dict[tuple[Policy, str], int] = field(default_factory=dict)
+    on_disk: set[tuple[Policy, str]] = field(default_factory=set)
 
 
 class Store:
@@ -214,20 +221,25 @@ class Store:
         return counts is None or counts.stale
 
     @collective("world.comm")
-    def open_graph(self, name: str, part_config: str, feat_dtype: FeatDtype = None) -> LoadedGraph:
+    def open_graph(
+        self, name: str, part_config: str, feat_dtype: FeatDtype = None, storage: Storage = None
+    ) -> LoadedGraph:
         """Load a partitioned graph with its features; a second call gives the loaded one.
 
         Args:
             name: of the graph.
             part_config: its configuration.
             feat_dtype: the features to keep in 16 bits, besides those that are so in the files.
+            storage: the features that stay on disk.
 
         Raises:
             PartitionError: the configuration is missing, damaged or of another graph, ranks find different ones, or
                 another one with this name is open, or this one with features in other dtypes; on every rank.
             ShardFormatError: a shard is missing, damaged or of another partitioning; on every rank.
-            FieldNameError, InvalidArgumentError: ``feat_dtype`` does not fit these features; on every rank.
+            FieldNameError, InvalidArgumentError: ``feat_dtype`` or ``storage`` do not fit these features; on every
+                rank.
             GraphDataError: a feature does not fit its narrow dtype; on every rank.
+            StorageError: a file of rows that stay on disk cannot be opened; on every rank.
         """
         with together(self.world.comm, f"opening graph {name!r}"):
             config = PartConfig.read(part_config)
@@ -242,16 +254,23 @@ class Store:
                 raise PartitionError(f"{config.path}: graph {name!r} is open already, and was partitioned again since")
             nodes, edges = narrowed(config.node_features, config.edge_features, feat_dtype)
             kept = replace(config, node_features=nodes, edge_features=edges)
+            places = places_of(config, storage)
+            _check_narrow(config, kept, places)
             if known is not None and feat_dtype is not None:
                 self._check_kept(known, kept)
+            if known is not None and storage is not None:
+                self._check_places(known, places)
         with self.world.watch("comparing partition configurations"):
             check_same(partial(allgather_bytes, self.world.comm), config)
         if known is not None:
             return known
         with PartFiles(config) as files:
-            graph = LoadedGraph(self.new_number(), Topology(self.rows, files, kept))
+            places = {key: word for key, word in places.items() if word == "disk"}
+            nodes, edges = without(kept, places)
+            in_memory = replace(kept, node_features=nodes, edge_features=edges)
+            graph = LoadedGraph(self.new_number(), Topology(self.rows, files, in_memory))
             try:
-                self._load_features(graph, files, kept)
+                self._load_features(graph, files, kept, places)
             except MPIGraphError:  # on every rank
                 self.free(graph.features.values())
                 graph.topology.close()
@@ -261,7 +280,7 @@ class Store:
 
     def _check_kept(self, graph: LoadedGraph, kept: PartConfig) -> None:
         """Check that the features of an open graph are kept as they would be now."""
-        for policy, name, info in _features(kept):
+        for policy, name, info in features_of(kept):
             stored = self.tensors[graph.features[policy, name]].stored
             if stored != info.stored:
                 raise PartitionError(
@@ -269,23 +288,47 @@ class Store:
                     f"{info.stored})"
                 )
 
-    def _sources(self, topology: Topology, files: PartFiles, policy: Policy, name: str) -> SourceOf | None:
-        """Return the sources of a feature's rows; None for memory, into which they are loaded."""
-        return None
+    def _check_places(self, graph: LoadedGraph, places: Mapping[tuple[Policy, str], str]) -> None:
+        """Check that the features of an open graph are where they would be now."""
+        for key in graph.features:
+            word, is_there = places.get(key, "memory"), key in graph.on_disk
+            if word != "auto" and (word == "disk") != is_there:
+                raise PartitionError(
+                    f"graph {graph.topology.name!r} is open already, with feature {key[1]!r} "
+                    f"{'on disk' if is_there else 'in memory'} (asked for as {word!r})"
+                )
 
-    def _load_features(self, graph: LoadedGraph, files: PartFiles, kept: PartConfig) -> None:
+    @collective("world.comm", "where rows stay on disk")
+    def _sources(self, topology: Topology, files: PartFiles, policy: Policy, name: str, place: str) -> SourceOf | None:
+        """Return the sources of a feature's rows; None for memory, into which they are loaded.
+
+        Raises:
+            ShardFormatError, StorageError: a file is missing or damaged, or cannot be opened; on every rank.
+        """
+        if place != "disk":
+            return None
+        which, dataset = _dataset_of(policy, name, topology.config)
+        offsets, hosts = policy.offsets(topology.config.book), policy.offsets(topology.hosts)
+        with together(self.world.comm, f"opening {dataset!r} of graph {topology.name!r}"):
+            opened: dict[Path, DiskFile] = {}
+            near = {
+                host: open_rows(files, which, dataset, offsets, int(hosts[host]), int(hosts[host + 1]), opened)
+                for host in np.flatnonzero(self.world.near).tolist()
+            }
+        return near.__getitem__
+
+    def _load_features(
+        self, graph: LoadedGraph, files: PartFiles, kept: PartConfig, places: Mapping[tuple[Policy, str], str]
+    ) -> None:
         config = files.config
-        schema = config.schema
-        for (policy, name, info), (_, _, in_file) in zip(_features(kept), _features(config), strict=True):
-            which = "node_feats" if policy.is_node else "edge_feats"
-            if policy.is_node:
-                dataset = node_feature_name(schema.ntypes[policy.type_id], name)
-            else:
-                dataset = edge_feature_name(schema.relation_key(policy.type_id), name)
-            sources = self._sources(graph.topology, files, policy, name)
+        for (policy, name, info), (_, _, in_file) in zip(features_of(kept), features_of(config), strict=True):
+            which, dataset = _dataset_of(policy, name, config)
+            place = places.get((policy, name), "memory")
+            sources = self._sources(graph.topology, files, policy, name, place)
             tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, info.stored, sources)
             graph.features[policy, name] = tensor.number
             if sources is not None:
+                graph.on_disk.add((policy, name))
                 continue
             offsets = policy.offsets(config.book)
             with together(self.world.comm, f"loading {dataset!r} of graph {config.graph_name!r}"):
@@ -430,12 +473,19 @@ class Store:
         self.world.close()
 
 
-def _features(config: PartConfig) -> Iterator[tuple[Policy, str, FeatureInfo]]:
-    """Yield all features, in the order in which their tensors are made."""
+def _dataset_of(policy: Policy, name: str, config: PartConfig) -> tuple[str, str]:
+    """Return the file of a part, and the dataset in it, that have a feature."""
     schema = config.schema
-    for t, ntype in enumerate(schema.ntypes):
-        for name, info in sorted(config.node_features[ntype].items()):
-            yield Policy(True, t), name, info
-    for r in range(len(schema.relations)):
-        for name, info in sorted(config.edge_features[schema.relation_key(r)].items()):
-            yield Policy(False, r), name, info
+    if policy.is_node:
+        return "node_feats", node_feature_name(schema.ntypes[policy.type_id], name)
+    return "edge_feats", edge_feature_name(schema.relation_key(policy.type_id), name)
+
+
+def _check_narrow(config: PartConfig, kept: PartConfig, places: Mapping[tuple[Policy, str], str]) -> None:
+    """Check that rows on disk need not be narrowed."""
+    for (policy, name, info), (_, _, in_file) in zip(features_of(kept), features_of(config), strict=True):
+        if info != in_file and places.get((policy, name)) == "disk":
+            raise InvalidArgumentError(
+                f"feature {name!r} is on disk as {in_file.stored} and cannot be kept as {info.stored}: leave it out of "
+                f"feat_dtype, or partition the graph with feat_dtype={info.stored!r}"
+            )

@@ -64,7 +64,9 @@ def test_rows_in_any_order(free: bool) -> None:
 def slow_sources(sources: list[Slow]) -> Callable[..., SourceOf | None]:
     """Return what makes features slow, in place of ``Store._sources``, and adds their sources to ``sources``."""
 
-    def slow(self: Store, topology: Topology, files: PartFiles, policy: Policy, name: str) -> SourceOf | None:
+    def slow(
+        self: Store, topology: Topology, files: PartFiles, policy: Policy, name: str, place: str
+    ) -> SourceOf | None:
         if not policy.is_node or name != "feat":
             return None
         config, offsets = files.config, policy.offsets(topology.hosts)

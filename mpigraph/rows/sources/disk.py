@@ -1,0 +1,283 @@
+"""Rows of features that stay on disk: read from the shards by a few threads of each process.
+
+A read is planned as runs: rows in ascending order, neighbours together up to a gap. The threads read the runs of all
+tickets in order, and a ticket keeps its rows in a buffer of its own until they are placed. A large ticket is read in
+slices, so that a bounded amount of memory is in use.
+"""
+
+import os
+import threading
+import weakref
+from collections import deque
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+
+from mpigraph.arrays import I64, U8, Array
+from mpigraph.errors import ShardFormatError, StorageError
+from mpigraph.kernels.file_runs import FIRST, PIECE, PLACE, RUN, SIZE, place_bytes, plan_runs, read_runs
+from mpigraph.rows.sources.row_source import RowSource, Ticket
+from mpigraph.storage.contents import PartFiles, overlaps
+from mpigraph.storage.files import open_regular
+
+__all__ = ["DiskFile", "DiskRows", "open_rows"]
+
+_THREADS = 4
+_PAGE = 1  # bytes that the file system reads at once
+_GAP = 4096  # bytes between two rows up to which one read of both is faster than two
+_RUN_BYTES = 1 << 20
+_SLICE_BYTES = 32 << 20  # of a ticket in memory: two slices
+_PIECES = 2  # of a slice for each thread
+
+
+class DiskFile:
+    """A file that is open to read rows, closed with the last reference.
+
+    Attributes:
+        path: where it was when it was opened.
+        number: its descriptor.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open it. Raises StorageError if that fails."""
+        self.path = path
+        try:
+            self.number = open_regular(path)
+            weakref.finalize(self, os.close, self.number).atexit = False
+            os.posix_fadvise(self.number, 0, 0, os.POSIX_FADV_RANDOM)
+            self._state = self._read_state()
+        except OSError as error:
+            raise StorageError(f"{path}: cannot read: {error.strerror}") from error
+
+    def _read_state(self) -> tuple[int, int]:
+        status = os.fstat(self.number)
+        return status.st_size, status.st_mtime_ns
+
+    def check(self) -> None:
+        """Raise StorageError if the file was written since it was opened."""
+        if self._read_state() != self._state:
+            raise StorageError(f"{self.path}: was written while a graph reads it: end the job, and start it again")
+
+
+class _Slice:
+    """Rows that are read together: the rows ``[first, last)`` of a ticket."""
+
+    def __init__(self, source: "DiskRows", runs: I64, first: int, last: int) -> None:
+        self.first = first
+        self.last = last
+        self._source = source
+        self._runs = runs
+        self.base = int(runs[0, PLACE])
+        nbytes = int(runs[-1, PLACE] + runs[-1, SIZE]) - self.base
+        self.buffer: U8 = np.empty(nbytes, np.uint8)
+        self.done = threading.Event()
+        self.error: Exception | None = None
+        step = max(1, -(-len(runs) // (_PIECES * _THREADS)))
+        self._left = -(-len(runs) // step)
+        self._lock = threading.Lock()
+        for begin in range(0, len(runs), step):
+            _READERS.put(self, begin, begin + step)
+
+    def read(self, begin: int, end: int) -> None:
+        """Read some of the runs: called by a reader."""
+        try:
+            self._source.read_runs(self._runs[begin:end], self.base, self.buffer)
+        except Exception as error:
+            self.error = self.error or error
+        with self._lock:
+            self._left -= 1
+            if not self._left:
+                self.done.set()
+
+
+class _Readers:
+    """The threads that read, begun with the first read of a process."""
+
+    def __init__(self) -> None:
+        self.begin()
+        os.register_at_fork(after_in_child=self.begin)
+
+    def begin(self) -> None:
+        """Forget the threads, which a child has not."""
+        self._queue: SimpleQueue[tuple[weakref.ref[_Slice], int, int]] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def put(self, part: _Slice, begin: int, end: int) -> None:
+        """Have some runs of a slice read, unless it is dropped before."""
+        if len(self._threads) < _THREADS:
+            with self._lock:
+                while len(self._threads) < _THREADS:
+                    name = f"mpigraph-disk-{len(self._threads)}"
+                    self._threads.append(threading.Thread(target=_serve, args=(self._queue,), name=name, daemon=True))
+                    self._threads[-1].start()
+        self._queue.put((weakref.ref(part), begin, end))
+
+
+def _serve(queue: "SimpleQueue[tuple[weakref.ref[_Slice], int, int]]") -> None:
+    while True:
+        known, begin, end = queue.get()
+        part = known()
+        if part is not None:
+            part.read(begin, end)
+        del part
+
+
+_READERS = _Readers()
+
+
+class _DiskTicket(Ticket):
+    """Rows that the readers have begun to read, slice by slice: two at a time."""
+
+    __slots__ = ("_cuts", "_pid", "_places", "_runs", "_slices")
+    _source: "DiskRows"
+
+    def __init__(self, source: "DiskRows", rows: I64) -> None:
+        super().__init__(source, rows)
+        self._pid = os.getpid()
+        self._runs, self._places = source.plan(rows)
+        ends = self._runs[:, PLACE] + self._runs[:, SIZE]
+        self._cuts = deque([0])
+        while self._cuts[-1] < len(self._runs):
+            full = self._runs[self._cuts[-1], PLACE] + _SLICE_BYTES
+            self._cuts.append(max(self._cuts[-1] + 1, int(np.searchsorted(ends, full, "right"))))
+        self._slices: deque[_Slice] = deque()
+        self._begin()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin to read the next slice, if there is one."""
+        if len(self._cuts) == 1:
+            return
+        begin = self._cuts.popleft()
+        end = self._cuts[0]
+        last = int(self._runs[end, FIRST]) if end < len(self._runs) else len(self._rows)
+        self._slices.append(_Slice(self._source, self._runs[begin:end], int(self._runs[begin, FIRST]), last))
+
+    @property
+    def done(self) -> bool:
+        """True once the first slices are there."""
+        return all(part.done.is_set() for part in self._slices)
+
+    def place(self, out: Array, positions: I64) -> None:
+        """Wait for the rows and put them into ``out``. Call it once.
+
+        Raises:
+            StorageError: the disk cannot read them, or their file was written meanwhile.
+            ShardFormatError: the file ends before them.
+        """
+        if os.getpid() != self._pid:  # a fork has no readers that read for it
+            self._source.read(self._rows, out, positions)
+            return
+        target = out.reshape(-1).view(np.uint8)
+        row_bytes = out.shape[1] * out.itemsize
+        while self._slices:
+            part = self._slices.popleft()
+            part.done.wait()
+            if part.error is not None:
+                raise part.error
+            rows = slice(part.first, part.last)
+            place_bytes(part.buffer, part.base, self._places[rows], positions[rows], row_bytes, target)
+            del part
+            self._begin()
+        self._source.check(self._runs)
+
+
+class DiskRows(RowSource):
+    """The rows of one host in its parts' files."""
+
+    __slots__ = ("_begins", "_bounds", "_files", "_name", "_numbers", "_row_bytes")
+
+    def __init__(self, name: str, row_bytes: int, pieces: list[tuple[DiskFile, int, int]]) -> None:
+        """Read from these pieces.
+
+        Args:
+            name: the dataset, for errors.
+            row_bytes: bytes of a row, > 0.
+            pieces: file, the byte of it where the first row begins, number of rows; in the order of the rows.
+        """
+        self._name = name
+        self._row_bytes = row_bytes
+        self._files = [file for file, _, _ in pieces]
+        self._numbers = np.array([file.number for file in self._files], np.int64)
+        self._begins = np.array([begin for _, begin, _ in pieces], np.int64)
+        self._bounds = np.cumsum([0, *(rows for _, _, rows in pieces)], dtype=np.int64)
+
+    def plan(self, rows: I64) -> tuple[I64, I64]:
+        """Return the runs (int64[r, RUN]) that rows are read in, and int64[n], the place of each row."""
+        runs = np.empty((len(rows), RUN), np.int64)
+        places = np.empty(len(rows), np.int64)
+        count = plan_runs(rows, self._bounds, self._begins, self._row_bytes, _PAGE, _GAP, _RUN_BYTES, runs, places)
+        return runs[:count], places
+
+    def read_runs(self, runs: I64, base: int, buffer: U8) -> None:
+        """Read runs into a buffer, which begins at place ``base``.
+
+        Raises:
+            StorageError: the disk cannot read them.
+            ShardFormatError: the file ends before them.
+        """
+        done = 0
+        while True:
+            done += read_runs(self._numbers, runs[done:], _PAGE, base, buffer)
+            if done == len(runs):
+                return
+            self._read_again(runs[done], base, buffer)
+            done += 1
+
+    def _read_again(self, run: I64, base: int, buffer: U8) -> None:
+        """Read a run that could not be read, or say why that fails."""
+        piece, begin, size, place, _ = run.tolist()
+        first = int(self._bounds[piece]) + (begin - int(self._begins[piece])) // self._row_bytes
+        where = f"{self._files[piece].path}: dataset {self._name!r}, row {first}"
+        view = buffer[place - base :][:size].data
+        try:
+            while view and (count := os.preadv(self._files[piece].number, [view], begin + size - len(view))):
+                view = view[count:]
+        except OSError as error:
+            raise StorageError(f"{where}: cannot read: {error.strerror}") from error
+        if view:
+            raise ShardFormatError(f"{where}: the file ends before it: it was cut off")
+
+    def check(self, runs: I64) -> None:
+        """Raise StorageError if a file of these runs was written since it was opened."""
+        for piece in np.unique(runs[:, PIECE]).tolist():
+            self._files[piece].check()
+
+    def read(self, rows: I64, out: Array, positions: I64) -> None:
+        """Read rows."""
+        self.read_ahead(rows).place(out, positions)
+
+    def read_ahead(self, rows: I64) -> Ticket:
+        """Have the readers read rows."""
+        return _DiskTicket(self, rows)
+
+
+def open_rows(
+    files: PartFiles, which: str, name: str, offsets: I64, begin: int, end: int, opened: dict[Path, DiskFile]
+) -> DiskRows:
+    """Open the global rows ``[begin, end)`` of a dataset that is spread over the parts' files.
+
+    Args:
+        files: of the partitioned graph.
+        which: the file of a part: "node_feats" or "edge_feats".
+        name: the dataset.
+        offsets: int64[P + 1], the parts' ranges of its rows.
+        begin: first row.
+        end: last row + 1.
+        opened: files that are open already; more are added.
+
+    Raises:
+        ShardFormatError: a file is missing or damaged.
+        StorageError: it cannot be opened.
+    """
+    pieces: list[tuple[DiskFile, int, int]] = []
+    row_bytes = 0
+    for part, first, last in overlaps(offsets, begin, end):
+        path = files.config.part_path(part, which)
+        if path not in opened:
+            opened[path] = DiskFile(path)
+        at, row_bytes = files.open(part, which).place(name)
+        pieces.append((opened[path], at + first * row_bytes, last - first))
+    return DiskRows(name, row_bytes, pieces)
