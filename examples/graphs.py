@@ -9,6 +9,7 @@ import shutil
 import stat
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +22,7 @@ import mpigraph as mg
 
 
 @contextmanager
-def graph_files(write, part_config=""):
+def graph_files(write: Callable[[str], None], part_config: str = "") -> Iterator[str]:
     """Yield the path of a partition configuration: ``part_config``, else that of a graph generated for this job.
 
     All trainers pass the same path to ``DistGraph``, and each host reads its parts from there on its own node. So

@@ -15,22 +15,23 @@ import mpigraph as mg
 
 
 class SAGE(torch.nn.Module):
-    def __init__(self, in_feats, hidden, num_classes):
+    def __init__(self, in_feats: int, hidden: int, num_classes: int) -> None:
         super().__init__()
         self.conv1 = mg.nn.SAGEConv(in_feats, hidden, "mean")
         self.conv2 = mg.nn.SAGEConv(hidden, num_classes, "mean")
 
-    def forward(self, blocks, x):
+    def forward(self, blocks: list[mg.Block], x: torch.Tensor) -> torch.Tensor:
         x = F.relu(self.conv1(blocks[0], x))
-        return self.conv2(blocks[1], x)
+        x = self.conv2(blocks[1], x)
+        return x
 
 
-def write_graph(folder):
+def write_graph(folder: str) -> None:
     g = mg.data.generate(num_nodes=10_000, num_edges=100_000, feat_dim=64, num_classes=8)
     mg.distributed.partition_graph(g, "default", num_parts=2, out_path=folder)
 
 
-mg.distributed.initialize()  # servers stay in this call until the end; trainers go on
+mg.distributed.initialize()  # servers block here until the end; trainers go on
 torch.distributed.init_process_group("gloo")
 with graph_files(write_graph) as part_config:  # for a graph of your own: the path of its <name>.json
     g = mg.distributed.DistGraph("default", part_config=part_config)
@@ -47,7 +48,7 @@ for epoch in range(5):
     for input_nodes, seeds, blocks in train_loader:
         loss = F.cross_entropy(model(blocks, g.ndata["feat"][input_nodes]), g.ndata["label"][seeds])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         optimizer.step()
     count = torch.zeros(2)  # right ones, all
     for input_nodes, seeds, blocks in test_loader:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 __all__ = [
     "ClosedError",
     "CollectiveError",
+    "DGLError",
     "EdgeTypeError",
     "FieldNameError",
     "GraphDataError",
@@ -153,3 +154,7 @@ def check_text(name: str, value: object) -> str:
     if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value):
         raise InvalidArgumentError(f"{name} must be without surrogates and NUL (got {value!r})")
     return value
+
+
+DGLError = MPIGraphError
+"""DGL's name of the base class."""

@@ -1,6 +1,7 @@
 """Errors for names looked up in the wrong namespace: they name the right one."""
 
 import ast
+import sys
 from pathlib import Path
 
 __all__ = ["missing"]
@@ -18,6 +19,8 @@ def missing(module: str, name: str) -> AttributeError:
 
 def _names(module: str) -> list[str]:
     """Return the names in the ``__all__`` of a module."""
+    if module in sys.modules:
+        return list(sys.modules[module].__all__)
     path = Path(__file__).parent.joinpath(*module.split(".")[1:])
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     for node in ast.parse(path.read_text()).body:

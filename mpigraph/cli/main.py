@@ -16,6 +16,8 @@ _COMMANDS = {  # and their modules, each imported when needed, since some load l
     **{name: name for name in ("generate", "partition", "info", "verify", "run", "launch", "copy", "stage", "bench")},
     "export": "export_graph",
     "report": "show_report",
+    "examples": "templates",
+    "slurm": "templates",
 }
 
 
@@ -33,8 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m mpigraph", description="Distributed graph learning on MPI.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name in words[:1] if words and words[0] in _COMMANDS else _COMMANDS:
-        import_module(f"mpigraph.cli.{_COMMANDS[name]}").add_parser(commands)
+    names = words[:1] if words and words[0] in _COMMANDS else _COMMANDS
+    for module in dict.fromkeys(_COMMANDS[name] for name in names):
+        import_module(f"mpigraph.cli.{module}").add_parser(commands)
     arguments = parser.parse_args(words)
     if getattr(arguments, "raises", False):
         return int(arguments.run(arguments))

@@ -30,7 +30,7 @@ from mpigraph.graphs.message_passing import MessageFunction, MessagePassing, Red
 from mpigraph.graphs.messages import Message, NodeFunction, Operand, Reduce
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 
-__all__ = ["HeteroGraph", "graph", "heterograph"]
+__all__ = ["DGLGraph", "HeteroGraph", "graph", "heterograph"]
 
 _Ids = IdsLike | Mapping[str, IdsLike]
 _EdgeIds = IdsLike | Mapping[str | Relation, IdsLike]
@@ -567,3 +567,7 @@ def _numbers(ids: torch.Tensor, count: int) -> torch.Tensor:
     numbers = torch.full((count,), -1, dtype=torch.int64, device=ids.device)
     numbers[ids] = torch.arange(len(ids), device=ids.device)
     return numbers
+
+
+DGLGraph = HeteroGraph
+"""DGL's name of the class."""

@@ -1,0 +1,46 @@
+"""``examples`` and ``slurm``: copy the example scripts, or the Slurm scripts, that come with the library."""
+
+import argparse
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mpigraph.errors import InvalidArgumentError
+
+__all__ = ["add_parser"]
+
+_FOLDERS = {"examples": "the example scripts", "slurm": "the Slurm scripts"}
+
+
+def add_parser(commands: Any) -> None:
+    """Add both commands."""
+    for name, what in _FOLDERS.items():
+        parser = commands.add_parser(name, help=f"copy {what} into a folder", description=f"Copy {what} into a folder.")
+        parser.add_argument("directory", type=Path, help="folder to copy into; files of the same names must not exist")
+        parser.set_defaults(run=partial(_copy, name))
+
+
+def _copy(name: str, arguments: argparse.Namespace) -> int:
+    """Copy the files of one folder.
+
+    Raises:
+        InvalidArgumentError: a file of this name exists.
+    """
+    source, target = _source(name), arguments.directory
+    files = sorted(path for path in source.iterdir() if path.is_file())
+    there = [path.name for path in files if (target / path.name).exists()]
+    if there:
+        raise InvalidArgumentError(f"{target} has {', '.join(there)} already: give another folder")
+    target.mkdir(parents=True, exist_ok=True)
+    for path in files:
+        shutil.copyfile(path, target / path.name)
+        print(target / path.name)
+    return 0
+
+
+def _source(name: str) -> Path:
+    """Return the folder in the installed package, or that of the checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "templates" / name
+    return installed if installed.is_dir() else package.parent / name
