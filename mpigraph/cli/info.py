@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I64
+from mpigraph.cli import plan
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.expected_rows import Minibatch, expected_rows
 from mpigraph.cli.pipes import printable
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import read_config, working_ranks
+from mpigraph.cli.tables import table
 from mpigraph.cli.verify import bytes_on_disk
 from mpigraph.collective import collective
-from mpigraph.errors import check_integer
+from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.memory import in_units
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.progress import silent
@@ -40,20 +42,26 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "memory that a host of this part needs for topology and features, and for random walks (without weights) "
         "besides. Reads all edges; under srun or mpiexec the ranks divide the parts. With --fanouts also the input "
         "rows that a minibatch is expected to read, by uniform sampling and by LABOR (LaborSampler), and those of them "
-        "that other parts own; this reads all edges for each part and layer.",
+        "that other parts own; this reads all edges for each part and layer. With --plan, none of this: the memory and "
+        "the disk that a graph takes on each of some nodes, from its sizes alone.",
     )
-    parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
+    parser.add_argument("part_config", nargs="?", metavar="PART_CONFIG", help="<name>.json")
     parser.add_argument("--json", action="store_true", help="the same for scripts, as JSON")
     parser.add_argument(
         "--fanouts", metavar="K,...", help="neighbours in each layer, outermost hop first; all are -1: --fanouts=-1,5"
     )
     parser.add_argument("--batch-size", type=int, default=1000, metavar="N", help="seeds of a minibatch (1000)")
     parser.add_argument("--seeds", metavar="TYPE", help="node type of the seeds, if there are several")
-    parser.set_defaults(
-        run=lambda arguments: run(
-            arguments.part_config, arguments.json, arguments.fanouts, arguments.batch_size, arguments.seeds
-        )
-    )
+    plan.add_arguments(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.plan is not None:
+        return plan.run(arguments)
+    if arguments.part_config is None:
+        raise InvalidArgumentError("info needs PART_CONFIG, or --plan with --nodes and --edges")
+    return run(arguments.part_config, arguments.json, arguments.fanouts, arguments.batch_size, arguments.seeds)
 
 
 @collective("comm")
@@ -203,7 +211,7 @@ def _as_text(content: Mapping[str, Any]) -> str:
             [printable(name), str(count), _in_words(content[f"{kind}_features"][name])]
             for name, count in content[f"num_{kind}s"].items()
         ]
-        lines += [*_table([f"{kind}s of type", "count", "features"], rows, left=(0, 2)), ""]
+        lines += [*table([f"{kind}s of type", "count", "features"], rows, left=(0, 2)), ""]
     rows = []
     for part in content["parts"]:
         nodes, edges, halo = (sum(part[name].values()) for name in ("nodes", "edges", "halo"))
@@ -212,10 +220,10 @@ def _as_text(content: Mapping[str, Any]) -> str:
     names = ["part", "nodes", "edges", "edges cut", "halo nodes", "on disk", "memory of a host", "for walks"]
     expected = {part["part"]: part["expected_rows"] for part in content["parts"] if "expected_rows" in part}
     if expected:
-        lines += [*_table(names, rows), "", "input rows that a minibatch with seeds of a part is expected to read:"]
+        lines += [*table(names, rows), "", "input rows that a minibatch with seeds of a part is expected to read:"]
         names = ["part", "uniform", "of other parts", "LABOR", "of other parts", "LABOR / uniform"]
         rows = [_rows_of(part, **of_draws) for part, of_draws in expected.items()]
-    return "\n".join([*lines, *_table(names, rows)])
+    return "\n".join([*lines, *table(names, rows)])
 
 
 def _rows_of(part: int, uniform: Mapping[str, float], labor: Mapping[str, float]) -> list[str]:
@@ -229,16 +237,3 @@ def _in_words(features: Mapping[str, Any]) -> str:
         f"{printable(name)} {info['dtype']}{info['shape'] or ''}{' as ' + info['stored'] if 'stored' in info else ''}"
         for name, info in features.items()
     )
-
-
-def _table(names: list[str], rows: list[list[str]], left: tuple[int, ...] = ()) -> list[str]:
-    """Return lines with columns as wide as their widest cell, numbers to the right."""
-    columns = list(zip(names, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    return [
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (names, *rows)
-    ]

@@ -25,10 +25,10 @@ from mpigraph.store.staging import parts_of_hosts
 if TYPE_CHECKING:  # it loads MPI, and ``info`` in one process needs none
     from mpigraph.mpi.world import World
 
-__all__ = ["check_same", "cut_for_hosts", "host_memory"]
+__all__ = ["check_same", "cut_for_hosts", "cut_offsets", "host_memory"]
 
 
-def _cut_offsets(offsets: I64, num_hosts: int) -> I64:
+def cut_offsets(offsets: I64, num_hosts: int) -> I64:
     """Return int64[H + 1], the first row of each host where ``offsets`` divide the rows into parts."""
     part, rest = np.divmod(np.arange(num_hosts + 1) * (len(offsets) - 1), num_hosts)
     rows = np.append(np.diff(offsets), 0)
@@ -48,7 +48,7 @@ def cut_for_hosts(world: "World", files: PartFiles) -> RangeBook:
 
     config, book = files.config, files.config.book
     num_hosts = len(world.hosts)
-    nodes = tuple(_cut_offsets(offsets, num_hosts) for offsets in book.node_offsets)
+    nodes = tuple(cut_offsets(offsets, num_hosts) for offsets in book.node_offsets)
     own_begins = np.zeros(len(book.edge_offsets), np.int64)
     with together(world.comm, f"opening graph {config.graph_name!r}"):
         if world.is_host:

@@ -10,7 +10,7 @@ from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.rows import shm_check
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.shm_check import check_shared_memory
-from mpigraph.store.host_ranges import _cut_offsets
+from mpigraph.store.host_ranges import cut_offsets
 
 
 @pytest.mark.parametrize("offsets", [[0, 10], [0, 4, 10], [0, 0, 7, 7, 10], [0, 3, 3, 3, 9, 10, 10]])
@@ -95,6 +95,6 @@ def test_python_does_not_loop_over_thousands_of_ranks(servers: int, monkeypatch:
         lambda: world.trainers_of_host(hosts - 1),
         lambda: world.first_hosts(),
         lambda: check_shared_memory(world, np.full(hosts, 1 << 20), "rows"),
-        lambda: _cut_offsets(np.arange(65) * 10**6, hosts),
+        lambda: cut_offsets(np.arange(65) * 10**6, hosts),
     ]
     assert all(calls_of(work) < 150 for work in works), [calls_of(work) for work in works]

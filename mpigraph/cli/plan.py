@@ -1,0 +1,248 @@
+"""``info --plan``: the memory and the disk that a graph takes on each of some nodes, from its sizes alone.
+
+Topology and features are what hosts allocate for them (:func:`.host_memory`), of the largest node. The rest is
+measured: a process without minibatches and model, and the share of the free memory that caches take.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mpigraph.arrays import I64
+from mpigraph.cli.tables import table
+from mpigraph.errors import InvalidArgumentError, check_integer
+from mpigraph.memory import as_bytes, in_units
+from mpigraph.metadata.book import RangeBook
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, parse_relation, relation_key
+from mpigraph.storage.format import storage_dtype
+from mpigraph.storage.part_config import FeatureInfo, Features, PartConfig
+from mpigraph.store.host_ranges import cut_offsets, host_memory
+
+__all__ = ["Sizes", "add_arguments", "described", "plan", "run"]
+
+PROCESS = 300 << 20
+"""Bytes of a rank before its first minibatch: Python, torch, numba, MPI."""
+CACHES = 0.25
+"""Of the memory that is free once a graph is open, for caches of rows (``rows/row_cache.py``)."""
+OF_ROW, OF_SLOT = 4, 12
+"""Bytes that a cache takes for a row of the tensor, kept or not, and for a slot besides the row."""
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a plan to those of ``info``."""
+    plans = parser.add_argument_group(
+        "plan", "memory and disk on each of some nodes; of PART_CONFIG, or of a graph with the given sizes"
+    )
+    plans.add_argument("--plan", metavar="N,...", help="numbers of nodes, such as 2,4,8")
+    plans.add_argument("--nodes", nargs="+", metavar="[TYPE=]COUNT", help="such as 2.4M, or paper=121751666")
+    plans.add_argument("--edges", nargs="+", metavar="[SRC:REL:DST=]COUNT", help="such as 4G; each direction counts")
+    plans.add_argument(
+        "--features",
+        nargs="*",
+        default=[],
+        metavar="[TYPE/]NAME=[COLUMNSx]DTYPE",
+        help="such as feat=1024xfloat32 label=int64, or paper/feat=768xfloat16",
+    )
+    plans.add_argument("--trainers", type=int, default=4, metavar="N", help="on each node (4)")
+    plans.add_argument("--servers", type=int, default=1, metavar="N", help="on each node (1)")
+    plans.add_argument("--memory", metavar="SIZE", help="of a node, such as 256GiB: what is free then, and for caches")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The part of a job on its largest node, in bytes.
+
+    Attributes:
+        num_nodes: nodes of the cluster.
+        topology: tables of edges.
+        columns: features of one number a row, labels and masks.
+        features: the other features.
+        processes: ranks before their first minibatch.
+        files: of the node's parts.
+        rows: rows of the other features on all nodes together.
+        row_bytes: mean bytes of such a row.
+    """
+
+    num_nodes: int
+    topology: int
+    columns: int
+    features: int
+    processes: int
+    files: int
+    rows: int
+    row_bytes: int
+
+    def memory(self, on_disk: bool) -> int:
+        """Return the bytes of a node's memory that are taken before caches and minibatches."""
+        return self.topology + self.columns + self.processes + (0 if on_disk else self.features)
+
+    def cache(self, memory: int) -> tuple[int, float]:
+        """Return the bytes of caches where a node has so much memory and features are on disk, and what they hold.
+
+        That is a fraction of all rows, of this node and of others.
+        """
+        nbytes = int(max(memory - self.memory(True), 0) * CACHES)
+        slots = max(nbytes - OF_ROW * self.rows, 0) / (self.row_bytes + OF_SLOT)
+        return nbytes, min(slots / max(self.rows, 1), 1.0)
+
+
+def described(nodes: Sequence[str], edges: Sequence[str], features: Sequence[str]) -> PartConfig:
+    """Return a graph of given sizes, in one part; the words are those of the options.
+
+    Raises:
+        InvalidArgumentError: a word has another form, or names no type.
+    """
+    counts = dict(_pair(word, DEFAULT_NTYPE, "--nodes") for word in nodes)
+    relations = dict(_pair(word, relation_key(DEFAULT_ETYPE), "--edges") for word in edges)
+    schema = Schema(tuple(counts), tuple(parse_relation(key) for key in relations))
+    infos: dict[str, dict[str, FeatureInfo]] = {name: {} for name in (*counts, *relations)}
+    for word in features:
+        where, equals, what = word.rpartition("=")
+        owner, slash, name = where.rpartition("/")
+        columns, _, dtype = what.rpartition("x")
+        owner = owner if slash else next(iter(counts))
+        if not equals or not name or owner not in infos or not (columns or "1").isdecimal():
+            known = ", ".join(infos)
+            raise InvalidArgumentError(f"--features must be [TYPE/]NAME=[COLUMNSx]DTYPE, of {known} (got {word!r})")
+        storage_dtype(dtype)
+        infos[owner][name] = FeatureInfo(dtype, (int(columns),) if columns else ())
+    return PartConfig(
+        graph_name="graph",
+        part_method="",
+        book=RangeBook(
+            schema,
+            tuple(np.array([0, count]) for count in counts.values()),
+            tuple(np.array([0, count]) for count in relations.values()),
+        ),
+        node_features={name: infos[name] for name in counts},
+        edge_features={relation_key(parse_relation(key)): infos[key] for key in relations},
+        files=PartConfig.default_files(1),
+    )
+
+
+def _pair(word: str, default: str, option: str) -> tuple[str, int]:
+    name, equals, text = word.rpartition("=")
+    try:
+        unit = text[-1:] if text[-1:] in _UNITS else ""
+        count = round(float(text.removesuffix(unit)) * _UNITS[unit])
+    except (OverflowError, ValueError):
+        raise InvalidArgumentError(f"{option} must be a number such as 1.5G, or TYPE=NUMBER (got {word!r})") from None
+    return name if equals else default, check_integer(option, count, 0, 1 << 60)
+
+
+def plan(config: PartConfig, num_nodes: int, ranks: int) -> Sizes:
+    """Return what a graph takes on the largest of ``num_nodes`` nodes with so many ranks each."""
+    book, schema = config.book, config.schema
+    nodes = RangeBook(
+        schema,
+        tuple(cut_offsets(offsets, num_nodes) for offsets in book.node_offsets),
+        tuple(cut_offsets(offsets, num_nodes) for offsets in book.edge_offsets),
+    )
+    topology, narrow, everything = (host_memory(_with(config, most), nodes) for most in (-1, 0, 64))
+    largest = int(np.argmax(everything))
+    features = [*config.node_features.values(), *config.edge_features.values()]
+    counts = [*map(book.num_nodes, range(len(schema.ntypes))), *map(book.num_edges, range(len(schema.relations)))]
+    of_rows = [
+        (count, storage_dtype(info.stored).itemsize * math.prod(info.shape))
+        for count, infos in zip(counts, features, strict=True)
+        for info in infos.values()
+        if info.shape
+    ]
+    rows = sum(count for count, _ in of_rows)
+    return Sizes(
+        num_nodes,
+        int(topology[largest]),
+        int((narrow - topology)[largest]),
+        int((everything - narrow)[largest]),
+        ranks * PROCESS,
+        int((everything + _original_ids(nodes))[largest]),
+        rows,
+        sum(count * nbytes for count, nbytes in of_rows) // max(rows, 1),
+    )
+
+
+def _with(config: PartConfig, dimensions: int) -> PartConfig:
+    """Return a graph with its features whose rows have at most so many dimensions."""
+
+    def kept(features: Features) -> Features:
+        return {
+            owner: {name: info for name, info in infos.items() if len(info.shape) <= dimensions}
+            for owner, infos in features.items()
+        }
+
+    return replace(config, node_features=kept(config.node_features), edge_features=kept(config.edge_features))
+
+
+def _original_ids(nodes: RangeBook) -> I64:
+    """Return the bytes of the ids before partitioning, which only the files have."""
+    ids: I64 = 8 * np.sum([np.diff(offsets) for offsets in (*nodes.node_offsets, *nodes.edge_offsets)], axis=0)
+    return ids
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a plan and return the exit status.
+
+    Raises:
+        InvalidArgumentError: an option is wrong.
+        PartitionError: the configuration cannot be read.
+    """
+    given = bool(arguments.nodes or arguments.edges)
+    if given == (arguments.part_config is not None) or bool(arguments.nodes) != bool(arguments.edges):
+        raise InvalidArgumentError("--plan needs PART_CONFIG, or both --nodes and --edges")
+    if given:
+        config = described(arguments.nodes, arguments.edges, arguments.features)
+    else:
+        config = PartConfig.read(arguments.part_config)
+    try:
+        memory = None if arguments.memory is None else as_bytes(arguments.memory)
+        counts = [check_integer("--plan", int(text), 1) for text in arguments.plan.split(",")]
+    except ValueError as error:
+        raise InvalidArgumentError(f"--plan must be numbers of nodes such as 2,4,8, --memory a size: {error}") from None
+    ranks = check_integer("--trainers", arguments.trainers, 1) + check_integer("--servers", arguments.servers, 0)
+    plans = [plan(config, count, ranks) for count in counts]
+    if arguments.json:
+        print(json.dumps([_as_json(sizes, memory) for sizes in plans], indent=2), flush=True)
+    else:
+        print("\n".join(_as_text(plans, ranks, memory)), flush=True)
+    return 0
+
+
+def _as_json(sizes: Sizes, memory: int | None) -> dict[str, Any]:
+    totals = {"all_in_memory": sizes.memory(False), "features_on_disk": sizes.memory(True)}
+    cache = {} if memory is None else dict(zip(("cache", "cached_fraction"), sizes.cache(memory), strict=True))
+    return asdict(sizes) | totals | cache
+
+
+def _as_text(plans: Sequence[Sizes], ranks: int, memory: int | None) -> list[str]:
+    names = f"nodes|topology|labels|{ranks} ranks|features|all in memory|on disk|files".split("|")
+    names += [] if memory is None else ["cache", "its rows"]
+    rows = []
+    for sizes in plans:
+        parts = [
+            sizes.topology,
+            sizes.columns,
+            sizes.processes,
+            sizes.features,
+            sizes.memory(False),
+            sizes.memory(True),
+        ]
+        cells = [str(sizes.num_nodes), *map(in_units, (*parts, sizes.files))]
+        if memory is not None:
+            for column, needed in ((5, sizes.memory(False)), (6, sizes.memory(True))):
+                cells[column] += " (too much)" if needed > memory else ""
+            nbytes, share = sizes.cache(memory)
+            cells += [in_units(nbytes), f"{share:.0%}"]
+        rows.append(cells)
+    notes = [
+        "all in memory / on disk: with features of several columns in memory, or read from the node's disk",
+        "files: of the node's parts",
+        "cache: of loaders, with features on disk, and the fraction of all rows that it holds",
+    ]
+    title = "bytes on the largest node, before minibatches and model (labels: features of one column)"
+    return [title, *table(names, rows), *notes[: 2 if memory is None else 3]]
