@@ -120,9 +120,10 @@ class Gate:
             self._shut = True
 
     def drain(self) -> None:
-        """Refuse new users, and wait for the present ones. Blocking: the caller puts a deadline on it."""
+        """Refuse new users, and wait for those of other threads. Blocking: the caller puts a deadline on it."""
         with self._changed:
             self._shut = True
+            self._users.pop(get_ident(), None)  # of a block that Ctrl-C ended in the middle of its last line
             self._changed.wait_for(lambda: not self._users)
 
 

@@ -5,12 +5,14 @@ will read determine
 
 * which *priced* rows the cache keeps and gives up (:class:`~mpigraph.rows.row_cache.RowCache`): other nodes hold them,
   or a source of this node that is not memory, so reading them costs something;
-* which rows to fetch: those of one minibatch, or, where few are missing, of several in one message to each host.
+* which rows to fetch: those of one minibatch, or, where few are missing, of several in one message to each host;
+* what sources that take time read, here and at other hosts, while the minibatches before are placed and used.
 
 A minibatch gets the same rows as without: those that were written are fetched anew.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +26,7 @@ from mpigraph.rows.read_sample import note
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.transport import nothing
-from mpigraph.rows.window import RowWindow
+from mpigraph.rows.window import Fetch, RowWindow
 from mpigraph.trace import count, span
 
 __all__ = ["CachedRows", "Read", "UpcomingReads"]
@@ -139,11 +141,25 @@ class UpcomingReads:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Rows that were fetched for several minibatches together: by minibatch, the place in ``words`` of each, or -1."""
+    """Rows that are fetched for several minibatches together.
+
+    Attributes:
+        version: of the tensor.
+        places: by minibatch the place of each of its rows, or -1.
+        rows: int64[n], the rows by place: those of ``fetch``, then those that the stage before has, too.
+        carried: int64[k], the places of the latter in the stage before.
+        middle: the minibatch at which to begin the next stage.
+        last: the last minibatch.
+        fetch: the other rows.
+    """
 
     version: int
-    words: Array
     places: dict[int, I32]
+    rows: I64
+    carried: I64
+    middle: int
+    last: int
+    fetch: Fetch
 
 
 class CachedRows:
@@ -164,6 +180,8 @@ class CachedRows:
         self.upcoming = upcoming
         self._pool = pool
         self._stage: _Stage | None = None
+        self._words: Array = np.empty((0, 0))  # its rows by place
+        self._begun: _Stage | None = None  # the next one
         self._listed = LocalIds(len(rows.window))
         self._chooses = False
 
@@ -175,7 +193,7 @@ class CachedRows:
 
     def clear(self) -> None:
         """Forget the announced minibatches, which will not come."""
-        self._stage = None
+        self._drop()
         if self._chooses:
             self.cache.forget_uses()
 
@@ -194,7 +212,7 @@ class CachedRows:
             return
         words = as_words(out)
         if not self.cache.refresh():
-            self._stage = None
+            self._drop()
             with span("fetch", read.batch):
                 window.gather(read.ids, out)
             self._count(len(read.rows), 0, len(read.rows))
@@ -204,22 +222,31 @@ class CachedRows:
         stage = self._stage
         if stage is None or stage.version != version or read.batch not in stage.places:
             with span("fetch", read.batch):
-                self._stage = stage = self._fetch(read, slots, version, words)
+                stage = self._finish(read, slots, version, words)
         else:
             window.load(read.ids, read.free, words)
+        if window.from_sources and self._begun is None and read.batch >= stage.middle:
+            reads = [other for other in self.upcoming.reads if other.batch > stage.last]
+            if reads:
+                self._begun = self._begin(reads, version, stage.rows)
         lost = self.cache.load(read.rows, slots, seen, read.priced, words)
         slots[lost] = -1
         places = stage.places.pop(read.batch)
         absent = np.flatnonzero(slots < 0)
         where = places[absent]
         there = absent[where >= 0]
-        gather_rows(stage.words, places[there].astype(np.int64), read.priced[there], words.view(stage.words.dtype))
+        gather_rows(self._words, where[where >= 0].astype(np.int64), read.priced[there], words.view(self._words.dtype))
         late = absent[where < 0]
         if len(late):
             self._fetch_late(read, late, words)
         self._count(len(read.rows), len(read.rows) - len(absent), len(late))
         if self.cache.per_trainer:
             self._keep(read, slots, len(absent), words)
+
+    def _drop(self) -> None:
+        """Forget the fetched rows, and those that are on their way."""
+        self._stage = self._begun = None
+        self._words = np.empty((0, 0))
 
     def _keep(self, read: Read, slots: I32, absent: int, words: Array) -> None:
         """Keep rows that had no slot: all while slots are free, then those that are worth it."""
@@ -236,25 +263,53 @@ class CachedRows:
                 cache.announce(other.rows, np.ones(len(other.rows), np.bool_), other.batch)
         cache.keep(read.rows, slots, read.priced, words, read.batch, read.first, self.upcoming.ring_next)
 
-    def _fetch(self, read: Read, slots: I32, version: int, words: Array) -> _Stage:
-        """Fetch the missing rows of this minibatch, and of the next ones while they are few; load its free rows."""
-        window = self.rows.window
+    def _begin(self, reads: Iterable[Read], version: int, have: I64, slots: I32 | None = None) -> _Stage:
+        """Begin to fetch the missing rows of some minibatches: the first one, and the next ones while they are few.
+
+        Args:
+            reads: the minibatches.
+            version: of the tensor.
+            have: int64[n], the rows of the stage before, by place.
+            slots: of the first one's rows.
+        """
         listed, places = self._listed, dict[int, I32]()
-        listed.reset(np.empty(0, np.int64))
-        for other in self.upcoming.reads:
-            if places and (listed.count * window.row_bytes > _FETCHED_TOGETHER or len(places) == _MOST_TOGETHER):
+        listed.reset(have)
+        for read in reads:
+            fetched = (listed.count - len(have)) * self.rows.window.row_bytes
+            if places and (fetched > _FETCHED_TOGETHER or len(places) == _MOST_TOGETHER):
                 break
-            cached = slots if other.batch == read.batch else self.cache.find(other.rows)[0]
+            cached = self.cache.find(read.rows)[0] if slots is None else slots
+            slots = None
             missing = np.flatnonzero(cached < 0)
-            places[other.batch] = np.full(len(cached), -1, np.int32)
-            places[other.batch][missing] = listed.insert(other.rows[missing])
-        rows = listed.ids
-        order, fetched = window.fetch(rows, self._pool, lambda: window.load(read.ids, read.free, words))
+            places[read.batch] = np.full(len(cached), -1, np.int32)
+            places[read.batch][missing] = listed.insert(read.rows[missing])
+        is_carried = np.zeros(len(have), np.bool_)
         for at in places.values():
-            missing = np.flatnonzero(at >= 0)
-            at[missing] = order[at[missing]]
-        self._count(0, 0, len(rows))
-        return _Stage(version, fetched, places)
+            is_carried[at[(at >= 0) & (at < len(have))]] = True
+        carried = np.flatnonzero(is_carried)
+        fetch = self.rows.window.begin(listed.ids[len(have) :], self._pool, len(carried))
+        place_of = np.empty(listed.count, np.int32)
+        place_of[carried] = len(fetch.rows) + np.arange(len(carried))
+        place_of[len(have) :] = fetch.places
+        for at in places.values():
+            known = at >= 0
+            at[known] = place_of[at[known]]
+        rows, batches = np.concatenate([fetch.rows, have[carried]]), list(places)
+        return _Stage(version, places, rows, carried, batches[(len(batches) - 1) // 2], batches[-1], fetch)
+
+    def _finish(self, read: Read, slots: I32, version: int, words: Array) -> _Stage:
+        """Wait for the stage of the next minibatch, ``read``, whose free rows are loaded meanwhile."""
+        window = self.rows.window
+        stage, before = self._begun, self._words
+        self._drop()
+        if stage is None or stage.version != version or read.batch not in stage.places:
+            stage = self._begin(self.upcoming.reads, version, np.empty(0, np.int64), slots)
+        fetched = window.finish(stage.fetch, lambda: window.load(read.ids, read.free, words))
+        if len(stage.carried):
+            gather_rows(before, stage.carried, len(stage.fetch.rows) + np.arange(len(stage.carried)), fetched)
+        self._stage, self._words = stage, fetched
+        self._count(0, 0, len(stage.fetch.rows))
+        return stage
 
     def _fetch_late(self, read: Read, which: I64, words: Array) -> None:
         """Fetch rows that have lost their slots meanwhile."""

@@ -24,7 +24,9 @@ from mpigraph.arrays import I64, U8, Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import first_alike, gather_rows, place_rows, scatter_rows
-from mpigraph.mpi.coroutine import Coroutine
+from mpigraph.mpi.agree import no_way_back
+from mpigraph.mpi.coroutine import Coroutine, Task, finish
+from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import REQUEST, Request, Requester, RequestServer, answered
 from mpigraph.mpi.wait import TRANSFER
 from mpigraph.mpi.world import World
@@ -34,8 +36,6 @@ from mpigraph.rows.transport import (
     Transport,
     WindowHandle,
     last_of_equal,
-    nothing,
-    split_requests,
 )
 from mpigraph.trace import clock
 
@@ -158,16 +158,32 @@ class PackedTransport(Transport):
         Raises:
             ClosedError: a host has closed the window.
         """
-        failed: list[int] = []
-        for requests in split_requests(remote):
-            ranks = ", ".join(str(rows.rank) for rows in requests)
-            what = f"rows of window {window.number} from rank(s) {ranks}"
-            most = _chunks_in_flight(len(requests))
-            replies = [self._fetch(window, rows, out, most) for rows in requests]
-            answered = self._requester.finish(what, replies, TRANSFER, meanwhile)
-            failed += [rows.rank for rows, here in zip(requests, answered, strict=True) if not here]
-            meanwhile = nothing
-        _raise_refused(failed, window)
+        self.finish(window, self.begin(window, remote, out), meanwhile)
+
+    def begin(self, window: WindowHandle, remote: list[RemoteRows], out: Array) -> list[Task[bool]]:
+        """See :class:`~mpigraph.rows.transport.Transport`."""
+        most = _chunks_in_flight(len(remote))
+        with UNINTERRUPTED, no_way_back(self._comm):  # MPI writes to their memory
+            return [Task(self._fetch_all(window, rows, out, most), str(rows.rank)) for rows in remote]
+
+    def finish(self, window: WindowHandle, tasks: list[Task[bool]], meanwhile: Callable[[], None]) -> None:
+        """See :class:`~mpigraph.rows.transport.Transport`.
+
+        Raises:
+            ClosedError: a host has closed the window.
+        """
+        what = f"rows of window {window.number} from rank(s) {', '.join(task.name for task in tasks)}"
+        with self.world.watch(what), no_way_back(self._comm):
+            meanwhile()
+            finish(tasks, TRANSFER)
+        _raise_refused([task.name for task in tasks if not task.result()], window)
+
+    def _fetch_all(self, window: WindowHandle, remote: RemoteRows, out: Array, most: int) -> Coroutine[bool]:
+        """Ask a host for rows in requests of bounded size; return whether the host could answer all."""
+        here = True
+        for request in remote.requests():
+            here &= yield from self._fetch(window, request, out, most)
+        return here
 
     def _fetch(self, window: WindowHandle, remote: RemoteRows, out: Array, most: int) -> Coroutine[bool]:
         """Ask a host for rows, ``most`` receives posted at a time; return whether the host could answer."""
@@ -222,7 +238,7 @@ class PackedTransport(Transport):
         what = f"writing rows of window {window.number} of rank(s) {ranks}"
         stores = [self._store(window, rows, values) for rows in leaving]
         stored = self._requester.finish(what, stores, TRANSFER)
-        _raise_refused([rows.rank for rows, here in zip(leaving, stored, strict=True) if not here], window)
+        _raise_refused([str(rows.rank) for rows, here in zip(leaving, stored, strict=True) if not here], window)
 
     def _store(self, window: WindowHandle, leaving: RemoteRows, values: Array) -> Coroutine[bool]:
         """Send a host rows to write, a few chunks at a time; return whether it has stored them all."""
@@ -327,7 +343,7 @@ class PackedTransport(Transport):
         return rows, words[_HEADER + id_words :].view(np.uint8)[: count * row_bytes]
 
 
-def _raise_refused(failed: list[int], window: WindowHandle) -> None:
+def _raise_refused(failed: list[str], window: WindowHandle) -> None:
     if failed:
         raise ClosedError(f"rank {failed[0]} does not hold these rows of window {window.number}: it was closed")
 

@@ -7,6 +7,7 @@ to the settings, to the measurement at start and to ``bench``.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from threading import Lock
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, Array
 from mpigraph.kernels.row_ops import gather_rows
+from mpigraph.mpi.coroutine import Task
 from mpigraph.mpi.messages import received, sent
 from mpigraph.mpi.world import World
 from mpigraph.rows.mutex import HostMutex
@@ -76,16 +78,15 @@ class RemoteRows:
     rows: I64
     positions: I64
 
-    def request(self, number: int) -> "RemoteRows":
-        """Return the ``number``-th request of bounded size."""
-        cut = slice(number * MAX_ROWS, (number + 1) * MAX_ROWS)
-        return RemoteRows(self.rank, self.held, self.rows[cut], self.positions[cut])
+    def requests(self) -> list["RemoteRows"]:
+        """Cut the rows into requests of bounded size."""
+        cuts = [slice(at, at + MAX_ROWS) for at in range(0, len(self.rows), MAX_ROWS)]
+        return [RemoteRows(self.rank, self.held, self.rows[cut], self.positions[cut]) for cut in cuts]
 
 
 def split_requests(remote: list[RemoteRows]) -> list[list[RemoteRows]]:
     """Cut requests into lists to be read one after the other, each with a bounded request to every host."""
-    count = max(-(-len(rows.rows) // MAX_ROWS) for rows in remote)
-    return [[rows.request(k) for rows in remote if k * MAX_ROWS < len(rows.rows)] for k in range(count)]
+    return [[one for one in step if one is not None] for step in zip_longest(*(rows.requests() for rows in remote))]
 
 
 def last_of_equal(rows: RemoteRows) -> tuple[I64, I64]:
@@ -161,6 +162,17 @@ class Transport:
         Raises:
             ClosedError: a host has closed the window.
         """
+        raise NotImplementedError
+
+    def begin(self, window: WindowHandle, remote: list[RemoteRows], out: Array) -> list[Task[bool]]:
+        """Ask for rows that do not lie in windows, for :meth:`finish`. Of transports that are not one-sided.
+
+        The tasks hold ``out``. Advance them until they are done, even if the read is never finished.
+        """
+        raise NotImplementedError
+
+    def finish(self, window: WindowHandle, tasks: list[Task[bool]], meanwhile: Callable[[], None]) -> None:
+        """Finish a read that was begun, as :meth:`read` does."""
         raise NotImplementedError
 
     def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:

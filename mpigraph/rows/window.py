@@ -6,6 +6,8 @@ meanwhile. ``rows/service.py`` chooses the allocation and the transport.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -13,24 +15,49 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
-from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError
 from mpigraph.kernels.row_ops import as_words, load_rows, order_by_range, scatter_rows, split_by_range
 from mpigraph.mpi.compat import advise_large_pages, as_array
+from mpigraph.mpi.coroutine import Task, finish
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import Gate
+from mpigraph.mpi.wait import TRANSFER
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
 from mpigraph.rows.sources.row_source import NOT_MEMORY, Memory, RowSource, Ticket
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
 
-__all__ = ["RowWindow", "SourceOf"]
+__all__ = ["Fetch", "RowWindow", "SourceOf"]
 
 SourceOf = Callable[[int], RowSource]
-"""Returns the source of the rows of a near host."""
+"""Returns the source of the rows of a host on this node."""
 
 _ZEROED_PER_SECOND = 1e8  # bytes, at the very least
 _ALIGNMENT = 64  # bytes: no two hosts share a cache line; see _allocate
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Distinct rows that :meth:`RowWindow.begin` has begun to read. It can be dropped.
+
+    Attributes:
+        places: int64[n], the place of each row among the rows that :meth:`RowWindow.finish` returns.
+        rows: int64[n], the rows by place.
+        by_host: each host with rows, and their places.
+        words: [n + more, words], filled by :meth:`RowWindow.finish`.
+        local: what sources of this node have begun to read, and the places.
+        read_remote: reads the rows of other nodes, and does the caller's work meanwhile; None without such rows.
+    """
+
+    places: I64
+    rows: I64
+    words: Array
+    local: Sequence[tuple[Ticket, I64]]
+    read_remote: "_ReadRemote | None"
+
+
+_ReadRemote = Callable[[Callable[[], None]], None]
 
 
 class RowWindow:
@@ -42,6 +69,7 @@ class RowWindow:
         dtype: dtype of the elements.
         free: bool[H], the hosts whose rows this rank reads by plain loads. A source that costs time, or a transport,
             reads the others.
+        from_sources: sources have the rows, which cannot be written, and may read them ahead.
         handle: the window as transports see it.
     """
 
@@ -63,7 +91,7 @@ class RowWindow:
             row_shape: see the attributes.
             dtype: see the attributes.
             name: for errors, such as "tensor 'feat'".
-            sources: returns the source of a near host's rows, on every rank for the same tensor; None for new memory.
+            sources: returns the source of a local host's rows, on every rank for the same tensor; None for new memory.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
@@ -77,24 +105,25 @@ class RowWindow:
         self._win = self._shared = MPI.WIN_NULL
         self._open = True
         self._gate = Gate("this window was closed")
-        near = np.flatnonzero(world.near).tolist()
+        local = np.flatnonzero(world.near).tolist()
         self._sources: dict[int, RowSource] = {}
-        self._by_messages = sources is not None
+        self.from_sources = sources is not None
+        self._asked: set[Task[bool]] = set()
         if sources is not None:
-            self._sources = {host: sources(host) for host in near}
+            self._sources = {host: sources(host) for host in local}
         elif world.is_alone:
             self._sources = {0: Memory(np.zeros((len(self), *self.row_shape), self.dtype))}
         else:
-            self._share(near, f"{name} ({len(self)} rows of {self.row_bytes} bytes)")
+            self._share(local, f"{name} ({len(self)} rows of {self.row_bytes} bytes)")
         self.free = np.zeros(len(world.hosts), np.bool_)
-        self.free[near] = [self._sources[host].free for host in near]
+        self.free[local] = [self._sources[host].free for host in local]
         self._words = {host: as_words(self.memory(host)) for host in np.flatnonzero(self.free).tolist()}
-        self._first = {host: int(self.offsets[host]) for host in near}
+        self._first = {host: int(self.offsets[host]) for host in local}
         if not world.is_alone:
             self._register()
 
     @collective("world.comm")
-    def _share(self, near: Sequence[int], what: str) -> None:
+    def _share(self, local: Sequence[int], what: str) -> None:
         """Allocate zeroed rows that the ranks of a node share."""
         world = self.world
         largest = int(np.diff(self.offsets).max(initial=0)) * self.row_bytes  # bytes that a host sets to zero
@@ -102,7 +131,7 @@ class RowWindow:
         with world.watch(f"allocating {what}", patience):
             check_shared_memory(world, np.diff(self.offsets) * self.row_bytes, what)
             self._allocate()
-            self._sources = {host: Memory(self._map(host)) for host in near}
+            self._sources = {host: Memory(self._map(host)) for host in local}
             if world.is_host:
                 memory = self.memory(world.host_index).reshape(-1).view(np.uint8)
                 advise_large_pages(memory)
@@ -171,7 +200,7 @@ class RowWindow:
         return flat.reshape(count, *self.row_shape)
 
     def memory(self, host: int) -> Array:
-        """Return the rows of near host ``host``, writable. Write rows of a tensor through the tensor alone.
+        """Return the rows of local host ``host``, writable. Write rows of a tensor through the tensor alone.
 
         Raises:
             ClosedError: the window was closed.
@@ -196,7 +225,7 @@ class RowWindow:
             ClosedError: the window was closed, here or at a host.
         """
 
-        def load_near() -> None:
+        def load_local() -> None:
             for host, positions in by_host:
                 if host in self._words:
                     table = self._words[host]
@@ -209,27 +238,25 @@ class RowWindow:
             if out.size:
                 words = as_words(out)
                 by_host = split_by_range(ids, self.offsets)
-                self._read(by_host, ids, words, load_near, transport)
+                remote = self._remote(by_host, ids)
+                reader = transport or self._reader
+                _read(load_local, partial(reader.read, self.handle, remote, words) if remote and reader else None)
         return out
 
-    def _read(
-        self,
-        by_host: Sequence[tuple[int, I64]],
-        ids: I64,
-        words: Array,
-        read_near: Callable[[], None],
-        reader: Transport | None = None,
-    ) -> None:
-        """Read the remote ones of ``ids`` at the positions of each host, and the near ones meanwhile.
+    @property
+    def _reader(self) -> Transport | None:
+        """The transport that reads remote rows; None in a job on one node."""
+        return self.service.by_messages if self.from_sources else self.service.transport
 
-        Their host packs rows that do not lie in windows; else ``reader`` or the job's transport reads them.
-        """
-        remote = [self._remote_rows(host, ids, at) for host, at in by_host if host not in self._sources]
-        reader = reader or (self.service.by_messages if self._by_messages else self.service.transport)
-        if remote and reader is not None:  # a job on one node has no transport
-            reader.read(self.handle, remote, words, read_near)
-        else:
-            read_near()
+    def _remote(self, by_host: Sequence[tuple[int, I64]], ids: I64) -> list[RemoteRows]:
+        """Return the remote ones of ``ids`` at the positions of each host."""
+        remote = []
+        for host, positions in by_host:
+            if host not in self._sources:
+                begin, end = self.offsets[host : host + 2].tolist()
+                rows = ids[positions] - begin
+                remote.append(RemoteRows(int(self.world.hosts[host]), end - begin, rows, positions))
+        return remote
 
     def load(self, ids: I64, positions: I64, out: Array) -> None:
         """Copy rows of free sources: ``out[p] = row ids[p]`` for each p of ``positions``.
@@ -251,41 +278,82 @@ class RowWindow:
                 table = self._words[host]
                 load_rows(table, self._first[host], ids, where, out.view(table.dtype))
 
-    def fetch(self, rows: I64, pool: RowPool, meanwhile: Callable[[], None]) -> tuple[I64, Array]:
-        """Read rows into memory of a pool, those of a host next to each other, as they come. One-sided.
+    def begin(self, rows: I64, pool: RowPool, more: int = 0) -> Fetch:
+        """Begin to read rows, those of a host next to each other, as far as somebody else can do it. One-sided.
+
+        Sources read ahead, here and at other hosts.
 
         Args:
             rows: int64[n], distinct, without rows of free sources.
             pool: has the memory.
+            more: so many rows are left free behind them, for the caller.
+
+        Raises:
+            ClosedError: the window was closed.
+        """
+        if self.from_sources:  # which read ascending rows
+            order = np.argsort(rows)
+            bounds = np.searchsorted(rows[order], self.offsets)
+        else:
+            order, bounds = order_by_range(rows, self.offsets)
+        places = np.empty(len(rows), np.int64)
+        places[order] = np.arange(len(rows))
+        rows = rows[order]
+        words = as_words(pool.empty((len(rows) + more, *self.row_shape), self.dtype))
+        by_host = [(h, np.arange(bounds[h], bounds[h + 1])) for h in np.flatnonzero(np.diff(bounds)).tolist()]
+        remote = self._remote(by_host, rows)
+        with UNINTERRUPTED, self._gate:
+            local = [
+                (self._sources[host].read_ahead(rows[at] - self._first[host]), at)
+                for host, at in by_host
+                if host in self._sources
+            ]
+            read_remote: _ReadRemote | None = None
+            if remote and (reader := self._reader):
+                if self.from_sources:
+                    tasks = reader.begin(self.handle, remote, words)
+                    self._keep(tasks)
+                    read_remote = partial(reader.finish, self.handle, tasks)
+                else:
+                    read_remote = partial(reader.read, self.handle, remote, words)
+        return Fetch(places, rows, words, local, read_remote)
+
+    def _keep(self, tasks: list[Task[bool]]) -> None:
+        """Have tasks advanced until they are done, even if their fetch is dropped."""
+        for task in tasks:
+            self._asked.add(task)
+            task.then(partial(self._asked.discard, task))
+            if self.world.progress is not None:
+                self.world.progress.add(task)
+
+    def finish(self, fetch: Fetch, meanwhile: Callable[[], None]) -> Array:
+        """Wait for the rows of a fetch, which is not to be used again. One-sided.
+
+        Args:
+            fetch: of this window.
             meanwhile: the caller's work while they travel; called once.
 
         Returns:
-            int64[n], the place of each row; and [n, words], the rows by place.
+            [n + more, words], the rows by place.
 
         Raises:
             ClosedError: the window was closed, here or at a host.
+            StorageError: a source cannot read its rows.
         """
-        order, bounds = order_by_range(rows, self.offsets)
-        places = np.empty(len(rows), np.int64)
-        places[order] = np.arange(len(rows))
-        words = as_words(pool.empty((len(rows), *self.row_shape), self.dtype))
-        ordered = rows[order]
-        by_host = [(h, np.arange(bounds[h], bounds[h + 1])) for h in np.flatnonzero(np.diff(bounds)).tolist()]
+
+        def read_local() -> None:
+            meanwhile()
+            for ticket, places in fetch.local:
+                ticket.place(fetch.words, places)
+
         with UNINTERRUPTED, self._gate:
-            near = [self._begin(host, ordered, at) for host, at in by_host if host in self._sources]
+            _read(read_local, fetch.read_remote)
+        return fetch.words
 
-            def read_near() -> None:
-                meanwhile()
-                for ticket, positions in near:
-                    ticket.place(words, positions)
-
-            self._read(by_host, ordered, words, read_near)
-        return places, words
-
-    def _begin(self, host: int, ids: I64, positions: I64) -> tuple[Ticket, I64]:
-        """Begin to read distinct rows of a near host; return the positions in the order of the rows."""
-        positions = positions[np.argsort(ids[positions])]
-        return self._sources[host].read_ahead(ids[positions] - self._first[host]), positions
+    def fetch(self, rows: I64, pool: RowPool, meanwhile: Callable[[], None]) -> tuple[I64, Array]:
+        """Begin and finish a fetch: return int64[n], the place of each of ``rows``, and the rows by place."""
+        fetch = self.begin(rows, pool)
+        return fetch.places, self.finish(fetch, meanwhile)
 
     def retire(self) -> None:
         """Refuse reads and writes from now on, and wait for those of other threads.
@@ -294,10 +362,7 @@ class RowWindow:
         """
         with self.world.watch("reads and writes of rows that are freed"):
             self._gate.drain()
-
-    def _remote_rows(self, host: int, ids: I64, positions: I64) -> RemoteRows:
-        begin, end = self.offsets[host : host + 2].tolist()
-        return RemoteRows(int(self.world.hosts[host]), end - begin, ids[positions] - begin, positions)
+            finish(list(self._asked), TRANSFER)
 
     def scatter(self, ids: I64, values: Array) -> None:
         """Write ``values`` ([n, *row_shape], C-contiguous) to rows ``ids``; the last of equal rows wins.
@@ -312,18 +377,17 @@ class RowWindow:
         with UNINTERRUPTED, self._gate:
             if values.size == 0:
                 return
-            if self._by_messages:
+            if self.from_sources:
                 raise InvalidArgumentError(NOT_MEMORY)
             words = as_words(values)
-            remote = []
-            for host, positions in split_by_range(ids, self.offsets):
+            by_host = split_by_range(ids, self.offsets)
+            for host, positions in by_host:
                 if host in self._words:
                     table = self._words[host]
                     with self.service.mutex.hold(host):
                         scatter_rows(words.view(table.dtype), positions, table, ids[positions] - self.offsets[host])
                         self._win.Sync()
-                else:
-                    remote.append(self._remote_rows(host, ids, positions))
+            remote = self._remote(by_host, ids)
             if remote:
                 self.service.transports[0].write(self.handle, remote, words)
 
@@ -355,3 +419,21 @@ class RowWindow:
                 win.Free()
             if self._shared:
                 self._shared.Free()
+
+
+def _read(read_local: Callable[[], None], read_remote: _ReadRemote | None) -> None:
+    """Read local rows, and remote ones meanwhile."""
+    if read_remote is None:
+        read_local()
+        return
+    failed: list[MPIGraphError] = []
+
+    def read_meanwhile() -> None:
+        try:
+            read_local()
+        except MPIGraphError as error:  # raised once MPI does not write to the memory any more
+            failed.append(error)
+
+    read_remote(read_meanwhile)
+    if failed:
+        raise failed[0]

@@ -1,7 +1,5 @@
 """Rows that cost something to read: cached and read ahead wherever they are, and the same as those in memory."""
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,36 +9,17 @@ from batches import digest
 from layouts import ALONE, Job, Layout, own_on_layouts
 from mpi4py import MPI
 from oracle import NUM_NODES, open_graph
+from slow_rows import Slow, slow_sources
 
 import mpigraph.distributed as dist
-from mpigraph.arrays import I64, Array
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.row_ops import as_words
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.rows.row_cache import RowCache
-from mpigraph.rows.row_tensor import Policy
-from mpigraph.rows.sources.row_source import Memory, RowSource
-from mpigraph.rows.window import SourceOf
+from mpigraph.rows.sources.row_source import Memory
 from mpigraph.session.control import Operation
-from mpigraph.storage.contents import PartFiles, read_rows
-from mpigraph.storage.format import node_feature_name
 from mpigraph.store.store import Store
-from mpigraph.store.topology import Topology
-
-
-class Slow(RowSource):
-    """Rows that take a millisecond a read, and are counted."""
-
-    def __init__(self, rows: Array) -> None:
-        self.words = as_words(rows)
-        self.reads = np.zeros(len(rows), np.int64)
-
-    def read(self, rows: I64, out: Array, positions: I64) -> None:
-        assert (np.diff(rows) > 0).all()
-        time.sleep(0.001)
-        self.reads[rows] += 1
-        out.view(self.words.dtype)[positions] = self.words[rows]
 
 
 @pytest.mark.parametrize("free", [True, False])
@@ -59,30 +38,6 @@ def test_rows_in_any_order(free: bool) -> None:
         assert source.reads.max() == 2
         with pytest.raises(InvalidArgumentError, match="do not lie in memory"):
             source.memory()
-
-
-def slow_sources(sources: list[Slow]) -> Callable[..., SourceOf | None]:
-    """Return what makes features slow, in place of ``Store._sources``, and adds their sources to ``sources``."""
-
-    def slow(
-        self: Store, topology: Topology, files: PartFiles, policy: Policy, name: str, place: str
-    ) -> SourceOf | None:
-        if not policy.is_node or name != "feat":
-            return None
-        config, offsets = files.config, policy.offsets(topology.hosts)
-        shape = config.node_features[config.schema.ntypes[policy.type_id]][name].shape
-        dataset = node_feature_name(config.schema.ntypes[policy.type_id], name)
-
-        def source(host: int) -> Slow:
-            first, last = offsets[host : host + 2].tolist()
-            rows = np.empty((last - first, *shape), np.float32)
-            read_rows(files, "node_feats", dataset, policy.offsets(config.book), first, rows)
-            sources.append(Slow(rows))
-            return sources[-1]
-
-        return source
-
-    return slow
 
 
 @own_on_layouts([ALONE, Layout(2, 1, 0), Layout(2, 0, 1), Layout(3, 1, 0), Layout(4, 1, 2), Layout(4, 0, 1)])

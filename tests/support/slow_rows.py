@@ -1,0 +1,113 @@
+"""Sources of rows that cost time: they count their reads, read ahead in threads that a test can hold, and can fail."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from mpigraph.arrays import I64, Array
+from mpigraph.errors import StorageError
+from mpigraph.kernels.row_ops import as_words
+from mpigraph.rows.row_tensor import Policy
+from mpigraph.rows.sources.row_source import RowSource, Ticket
+from mpigraph.rows.window import SourceOf
+from mpigraph.storage.contents import PartFiles, read_rows
+from mpigraph.storage.format import node_feature_name
+from mpigraph.store.store import Store
+from mpigraph.store.topology import Topology
+
+
+class Slow(RowSource):
+    """Rows that take a millisecond a read, and are counted."""
+
+    def __init__(self, rows: Array) -> None:
+        self.words = as_words(rows)
+        self.reads = np.zeros(len(rows), np.int64)
+
+    def read(self, rows: I64, out: Array, positions: I64) -> None:
+        assert (np.diff(rows) > 0).all()
+        time.sleep(0.001)
+        self.reads[rows] += 1
+        out.view(self.words.dtype)[positions] = self.words[rows]
+
+
+class Disk(Slow):
+    """Rows that a thread for each ticket reads into memory of its own, once it may; some cannot be read.
+
+    Attributes:
+        begun: the rows of each ticket.
+        held: the number of the first ticket whose thread waits for ``may_read``.
+        bad: rows that no ticket can read.
+        threads: all that read.
+    """
+
+    def __init__(self, rows: Array) -> None:
+        super().__init__(rows)
+        self.begun: list[I64] = []
+        self.held = 1 << 30
+        self.may_read = threading.Event()
+        self.bad: set[int] = set()
+        self.threads: list[threading.Thread] = []
+
+    def read_ahead(self, rows: I64) -> Ticket:
+        self.begun.append(rows)
+        return _DiskTicket(self, rows)
+
+
+class _DiskTicket(Ticket):
+    __slots__ = ("_error", "_memory", "_thread")
+
+    def __init__(self, source: Disk, rows: I64) -> None:
+        super().__init__(source, rows)
+        self._memory = np.zeros((len(rows), source.words.shape[1]), source.words.dtype)
+        self._error: list[StorageError] = []
+        waits = len(source.begun) > source.held
+        self._thread = threading.Thread(
+            target=_read, args=(source, rows, self._memory, self._error, waits), name="disk", daemon=True
+        )
+        source.threads.append(self._thread)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def place(self, out: Array, positions: I64) -> None:
+        self._thread.join()
+        for error in self._error:
+            raise error
+        out.view(self._memory.dtype)[positions] = self._memory
+
+
+def _read(source: Disk, rows: I64, memory: Array, errors: list[StorageError], waits: bool) -> None:
+    if waits:
+        source.may_read.wait()
+    bad = source.bad.intersection(rows.tolist())
+    if bad:
+        errors.append(StorageError(f"feat.h5: row {min(bad)}: Input/output error"))
+    source.read(rows, memory, np.arange(len(rows)))
+
+
+def slow_sources(sources: list[Slow], kind: type[Slow] = Slow) -> Callable[..., SourceOf | None]:
+    """Return what makes a feature slow, in place of ``Store._sources``, and adds its sources to ``sources``."""
+
+    def slow(
+        self: Store, topology: Topology, files: PartFiles, policy: Policy, name: str, place: str
+    ) -> SourceOf | None:
+        if not policy.is_node or name != "feat":
+            return None
+        config, offsets = files.config, policy.offsets(topology.hosts)
+        shape = config.node_features[config.schema.ntypes[policy.type_id]][name].shape
+        dataset = node_feature_name(config.schema.ntypes[policy.type_id], name)
+
+        def source(host: int) -> RowSource:
+            first, last = offsets[host : host + 2].tolist()
+            rows = np.empty((last - first, *shape), np.float32)
+            read_rows(files, "node_feats", dataset, policy.offsets(config.book), first, rows)
+            sources.append(kind(rows))
+            return sources[-1]
+
+        return source
+
+    return slow
