@@ -25,7 +25,7 @@ from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import Forecast, Workload, check_memory, ranks_on_this_node
-from mpigraph.partition.options import PART_METHODS, check_options
+from mpigraph.partition.options import NODE_ORDERS, PART_METHODS, check_options
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.progress import silent
@@ -54,7 +54,7 @@ _TEXTS = {
     "--dataset NAME": "which dataset of OGB INPUT is, such as ogbn-products, if its directory has another name: this "
     "says whether reverse edges are to be added",
     "--scratch DIR": "directory of temporary files, as large as the edges and, of parquet, HDF5 and partitioned input, "
-    "the features (default: --out)",
+    "the features, as with --node-order clusters of mapped input (default: --out)",
 }
 _FLAGS = {
     "--balance-train": "spread the training nodes evenly",
@@ -97,6 +97,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "rows of numbers, or those that are named (may be repeated)"
     )
     parser.add_argument("--feat-dtype", action="append", metavar="[NAME=]DTYPE", help=feat_dtype)
+    node_order = (
+        "order of the nodes inside a part: that of the INPUT, or clusters: neighbours together, so that rows that a "
+        "minibatch reads from a disk lie together; sampling then draws other neighbours (%(default)s)"
+    )
+    parser.add_argument("--node-order", metavar="|".join(NODE_ORDERS), default=NODE_ORDERS[0], help=node_order)
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal parts (%(default)s)")
     memory = "what a rank may take, such as 8GiB (default: its share of the node's free memory)"
     parser.add_argument("--memory", type=_bytes, metavar="SIZE", help=memory)
@@ -121,7 +126,8 @@ def _run(arguments: argparse.Namespace) -> int:
             if arguments.method is not None and arguments.assignment is not None:
                 raise InvalidArgumentError("give --method or --assignment, not both")
             parts = 1 if arguments.parts is None else arguments.parts
-            check_options(name, parts, arguments.method or _METHOD, seed=arguments.seed)  # reading may take minutes
+            method, node_order = arguments.method or _METHOD, arguments.node_order
+            check_options(name, parts, method, seed=arguments.seed, node_order=node_order)  # reading may take minutes
             feat_dtype = None if arguments.feat_dtype is None else _feat_dtype(arguments.feat_dtype)
             nearest = check_writable(arguments.out)
             scratch = arguments.scratch
@@ -135,11 +141,13 @@ def _run(arguments: argparse.Namespace) -> int:
             classes = _training_nodes(source) if arguments.balance_train else None
             assignment, num_parts = _parts(source, arguments)
         left_out = _left_out(source, exchange)
-        method = "given" if assignment is not None else arguments.method or _METHOD
+        method = "given" if assignment is not None else method
         folder = arguments.scratch or arguments.out
         num_nodes, num_edges = int(source.node_bases[-1]), sum(source.edge_counts)
         with exchange.together("looking at the features"):
-            work = Workload(num_nodes, num_edges, num_parts, method, carried=carried_sizes(source))
+            scattered = node_order != NODE_ORDERS[0]
+            carried = carried_sizes(source, scattered)
+            work = Workload(num_nodes, num_edges, num_parts, method, carried=carried, ordered=scattered)
         foreseen = _check_memory(work, arguments.memory, folder, exchange)
         if exchange.rank == 0:
             _print_forecast(source, work, foreseen, exchange.size)
@@ -154,6 +162,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 balance_edges=arguments.balance_edges,
                 seed=arguments.seed,
                 assignment=assignment,
+                node_order=node_order,
                 progress=progress,
                 exchange=exchange,
                 scratch=Scratch(folder, mapping=foreseen.mapping),

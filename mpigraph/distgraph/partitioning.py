@@ -72,6 +72,7 @@ def partition_graph(
     store_inner_edge: bool = False,
     n_jobs: int = 1,
     overwrite: bool = False,
+    node_order: str = "input",
 ) -> tuple[Any, Any] | None:
     """Cut a graph into parts and write them to ``out_path``.
 
@@ -105,6 +106,9 @@ def partition_graph(
             has no effect.
         overwrite: write over another graph in ``out_path``. One of the same name and of as many nodes and edges is
             replaced in any case.
+        node_order: of the nodes inside a part: "input" keeps the order of the original ids, "clusters" puts neighbours
+            together, so that the rows that a minibatch reads from a disk lie together. Draws depend on ids, so another
+            order samples other neighbours.
         num_hops: without effect: owners sample, so parts hold no copies of neighbours.
         graph_formats: without effect: a part is one CSC.
         n_jobs: without effect; ``comm`` lets several ranks work.
@@ -127,7 +131,7 @@ def partition_graph(
     exchange = ALONE if comm is None else MPIExchange(comm)
     with exchange.no_way_back():
         with exchange.together(f"partitioning {graph_name!r}"):
-            check_options(graph_name, num_parts, part_method, objtype, seed)
+            check_options(graph_name, num_parts, part_method, objtype, seed, node_order)
             check_integer("num_hops", num_hops, 0)
             check_integer("num_trainers_per_machine", num_trainers_per_machine, 1)
             if not isinstance(out_path, str | os.PathLike):
@@ -156,6 +160,7 @@ def partition_graph(
             objtype=objtype,
             seed=seed,
             assignment=parts,
+            node_order=node_order,
             exchange=exchange,
             resume=resume,
             feat_dtype=names,

@@ -18,6 +18,7 @@ _READING = 40 << 20  # chunks of edges
 _ROUND = 225 << 20  # edges on their way, and what spills keep
 _ROUND_ALONE = 160 << 20
 _RELABELLED_NODE = 60
+_PART = 4  # bytes for the part of a node
 _BUCKET_EDGE = 80  # bytes for each edge of a part's bucket while it is sorted
 _CLUSTERING = (50, 75)  # bytes for each own node and ghost, and beyond that for each own node
 _WAITING = (20, 36)  # of these while the next level is made and the coarsest is cut
@@ -46,6 +47,7 @@ class Workload(NamedTuple):
         method: "metis", "multilevel", "random" or "given".
         held: bytes that each rank holds before, of Python, libraries and the input (memory-mapped files do not count).
         carried: rows that travel with nodes and edges.
+        ordered: nodes are ordered by clusters.
     """
 
     num_nodes: int
@@ -54,6 +56,12 @@ class Workload(NamedTuple):
     method: str
     held: int = 200 << 20
     carried: Carried = NOTHING_CARRIED
+    ordered: bool = False
+
+    @property
+    def clusters(self) -> bool:
+        """Nodes are clustered, to assign or to order them; only this can keep its edges in files."""
+        return self.method == "multilevel" or self.ordered
 
 
 class Forecast(NamedTuple):
@@ -61,7 +69,7 @@ class Forecast(NamedTuple):
 
     Attributes:
         stages: the peak memory of the largest rank in each stage, bytes, without pages of files.
-        mapping: the edges of the levels lie in temporary files; for "multilevel" alone.
+        mapping: the edges of the levels of clusters lie in temporary files.
         scratch: the largest size of a rank's temporary files, bytes.
     """
 
@@ -77,27 +85,30 @@ class Forecast(NamedTuple):
 
 def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
     """Return an estimate for a number of ranks, with edges in memory or in mapped files."""
-    num_nodes, num_edges, num_parts, method, held, carried = work
+    num_nodes, num_edges, num_parts, method, held, carried, ordered = work
     own_nodes = -(-num_nodes // ranks)
     own_edges = -(-num_edges // ranks)
     stages = {"check edges": held + _READING}
     scratch = own_edges * _RELABELLED * (2 if max(num_nodes, num_edges) >= 2**31 else 1)
+    nodes = np.array([own_nodes + (min(num_nodes - own_nodes, own_edges) if ranks > 1 else 0), own_nodes])
+    clustering, waiting = int(nodes @ _CLUSTERING), int(nodes @ _WAITING)
+    contracting = waiting + (0 if ranks == 1 else _ROUND)
+    cutting = waiting + _metis(num_nodes, num_edges)
+    finest, coarse = 4 * own_edges, int(8 * _CONTRACTED * own_edges)
+    if not mapping:
+        contracting += finest + coarse
+        cutting += min(finest, Scratch().limit) + coarse
+        clustering += finest
     if method == "metis":
         stages["assign nodes"] = held + 200 * num_nodes + 130 * num_edges
     elif method == "multilevel":
-        nodes = np.array([own_nodes + (min(num_nodes - own_nodes, own_edges) if ranks > 1 else 0), own_nodes])
-        clustering, waiting = int(nodes @ _CLUSTERING), int(nodes @ _WAITING)
-        contracting = waiting + (0 if ranks == 1 else _ROUND)
-        cutting = waiting + _metis(num_nodes, num_edges)
-        finest, coarse = 4 * own_edges, int(8 * _CONTRACTED * own_edges)
-        if not mapping:
-            contracting += finest + coarse
-            cutting += min(finest, Scratch().limit) + coarse
-            clustering += finest
         stages["assign nodes"] = held + max(clustering, contracting, cutting)
-        scratch = max(scratch, own_edges * (_SHUFFLED + (_MAPPED if mapping else 0)))
     else:
         stages["assign nodes"] = held + 16 * num_nodes
+    if ordered:
+        stages["order nodes"] = held + max(clustering, contracting) + _PART * own_nodes
+    if work.clusters:
+        scratch = max(scratch, own_edges * (_SHUFFLED + (_MAPPED if mapping else 0)))
     bucket = min(EDGES_PER_BUCKET, -(-num_edges // num_parts))
     stages["relabel edges"] = held + (_ROUND_ALONE if ranks == 1 else _ROUND) + _RELABELLED_NODE * own_nodes
     stages["write parts"] = held + _BUCKET_EDGE * bucket + 20 * own_nodes
@@ -129,7 +140,7 @@ def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:
     Raises:
         InvalidArgumentError: the memory does not suffice; names the number of ranks that would.
     """
-    for mapping in (False, True) if work.method == "multilevel" else (False,):
+    for mapping in (False, True) if work.clusters else (False,):
         foreseen = forecast(work, ranks, mapping)
         if foreseen.memory <= memory:
             return foreseen

@@ -10,7 +10,7 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.relabel import Arrivals
-from mpigraph.partition.row_arrays import RowArray, reads_blocks, release
+from mpigraph.partition.row_arrays import RowArray, release
 from mpigraph.partition.source import Feature
 from mpigraph.partition.spill import ORIGINAL_IDS, arrays_of
 from mpigraph.storage.format import (
@@ -133,11 +133,13 @@ def _write_rows(
         ids: int[n], the positions of the rows.
         carried: the rows of the arrays that traveled.
     """
+    traveled = set[str]()
     for piece in carried:
+        traveled.update(piece)
         for name, values in piece.items():
             rows[name].write(values)
     for name, array in arrays.items():
-        if not reads_blocks(array):
+        if name not in traveled:
             for chunk in _chunks(len(ids), array.dtype.itemsize * int(np.prod(array.shape[1:]))):
                 rows[name].write(np.asarray(array[ids[chunk]]))
                 release(array)

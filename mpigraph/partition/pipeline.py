@@ -4,6 +4,7 @@ The stages, each bounded in memory::
 
     check edges     every rank reads its share of the edges, and checks their ends
     assign nodes    a part for each node: multilevel on all ranks, METIS or at random on rank 0
+    order nodes     a key for each node, by which the nodes of a part are sorted; only if asked for
     relabel edges   nodes and edges travel in new ids to the ranks that write their parts
     write parts     each part by one rank
 
@@ -36,6 +37,7 @@ from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, mea
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
 from mpigraph.partition.metis import metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
+from mpigraph.partition.node_order import cluster_keys
 from mpigraph.partition.options import (
     Digest,
     Method,
@@ -110,6 +112,7 @@ def partition_source(
     recursive: bool | None = None,
     seed: int = 0,
     assignment: Array | None = None,
+    node_order: str = "input",
     progress: Progress | None = None,
     exchange: Exchange = ALONE,
     scratch: Scratch | None = None,
@@ -139,6 +142,8 @@ def partition_source(
         seed: equal seeds give equal results.
         assignment: int[nodes of all types, type after type], the part of each node, computed elsewhere;
             ``part_method`` must be "given" then.
+        node_order: of the nodes inside a part: "input" keeps that of the original ids, "clusters" puts nodes together
+            that minibatches read together.
         progress: gets reports.
         exchange: the ranks.
         scratch: for temporary files; beside the shards by default.
@@ -159,9 +164,9 @@ def partition_source(
     with ExitStack() as stack:
         with exchange.together(f"partitioning {graph_name!r}"):
             if assignment is None:
-                check_options(graph_name, num_parts, part_method, objtype, seed)
+                check_options(graph_name, num_parts, part_method, objtype, seed, node_order)
             else:
-                check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
+                check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes), node_order)
             source = in_16_bits(source, feat_dtype)
             if exchange.rank == 0:
                 check_writable(out)
@@ -172,13 +177,14 @@ def partition_source(
                 there = Leftovers(out, graph_name).bytes_recorded() if resume else 0
                 check_space(out, _bytes_on_disk(source, num_parts) - there, f"graph {graph_name!r}")
         method = Method(part_method, int(num_parts), int(seed), objtype, recursive, bool(balance_edges))
-        check_same(exchange, source, graph_name, method, balance_classes, assignment, resume)
+        check_same(exchange, source, graph_name, method, balance_classes, assignment, node_order, resume)
         run = _Run(
             source,
             graph_name,
             method,
             balance_classes or {},
             assignment,
+            node_order,
             out,
             exchange,
             scratch or Scratch(out),
@@ -197,6 +203,7 @@ class _Run:
     method: Method
     classes: Mapping[str, Array]
     assignment: Array | None
+    node_order: str
     out: Path
     exchange: Exchange
     scratch: Scratch
@@ -215,10 +222,15 @@ class _Run:
         topology = self.check_edges()
         parts, balance = self.assign(topology)
         digest = Digest(self.exchange)
-        digest.add(0, int(self.bounds[self.exchange.rank]), parts)
+        first = int(self.bounds[self.exchange.rank])
+        digest.add(0, first, parts)
+        keys = None
+        if self.node_order == "clusters":
+            keys = self.cluster_keys()
+            digest.add(1, first, keys)
         identity = word_of(topology, self.graph_name, num_parts, digest.total())
-        numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, num_parts)
-        del parts
+        numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, num_parts, keys)
+        del parts, keys
         word = word_of(identity, word_of_tables(self.source, self.exchange))
         written = self.complete_parts(word, identity, numbering)
         done = self.exchange.total(np.isin(np.arange(num_parts), list(written)).astype(np.int64)) > 0
@@ -288,6 +300,17 @@ class _Run:
         loads = exchange.total(loads_of(criteria, parts, method.num_parts))
         self.progress(stage, steps, steps)
         return parts, measured_balance(criteria, loads)
+
+    def cluster_keys(self) -> I64:
+        """Return int64[own nodes], the keys by which to sort the nodes of a part."""
+        total = max(sum(self.source.edge_counts), 1)
+        keys = cluster_keys(
+            self.source, seed=self.method.seed, exchange=self.exchange, bounds=self.bounds, scratch=self.scratch,
+            report=lambda fraction: self.progress("order nodes", min(int(fraction * total), total - 1), total),
+        )  # fmt: skip
+        self.progress("order nodes", total, total)
+        give_back()
+        return keys
 
     def word_of_assignment(self, topology: str) -> str:
         """Return a hash of all that the assignment depends on."""

@@ -1,8 +1,8 @@
 """Sending every node and edge, in new ids, to the rank that writes its part.
 
-New ids of nodes are ordered by part, then by original id. Each rank knows the new ids of the nodes that it owns, and
-asks the owners for others. Ranks own ranges of *global* original ids, which number the nodes of all types, type after
-type. New ids are numbered within a type.
+New ids of nodes are ordered by part, then by key where nodes have keys (``node_order``), then by original id. Each rank
+knows the new ids of the nodes that it owns, and asks the owners for others. Ranks own ranges of *global* original ids,
+which number the nodes of all types, type after type. New ids are numbered within a type.
 
 Edges are sorted by (new destination, new source, original edge). They arrive in the order of the input, since ranks
 read them in turn, and wait in a :class:`.Spill` by ranges of destinations (*buckets*), each sorted on its own. So the
@@ -39,29 +39,43 @@ class Numbering:
         bases: int64[types + 1], where each type begins.
         parts: int32[own nodes].
         num_parts: number of parts.
+        keys: int64[own nodes], below the number of all nodes; None: all the same.
 
     Attributes (besides the first three arguments):
         offsets: for each type int64[parts + 1], the new ids of each part.
         new_ids: int64[own nodes].
+        scattered: new ids do not ascend with the original ones inside a part.
     """
 
     @collective("ranks")
-    def __init__(self, exchange: Exchange, bounds: I64, bases: I64, parts: I32, num_parts: int) -> None:
+    def __init__(
+        self, exchange: Exchange, bounds: I64, bases: I64, parts: I32, num_parts: int, keys: I64 | None = None
+    ) -> None:
         self.exchange = exchange
         self.bounds = bounds
         self.bases = bases
+        self.scattered = keys is not None
         num_types = len(bases) - 1
-        table = np.zeros((exchange.size, num_types, num_parts), np.int64)
+        groups = parts.astype(np.int64)
         for ntype_id in range(num_types):
-            table[exchange.rank, ntype_id] = np.bincount(parts[self.own(ntype_id)], minlength=num_parts)
+            groups[self.own(ntype_id)] += ntype_id * num_parts
+        if keys is not None:  # the owners of keys number the nodes
+            route = Route(exchange, owners_of(even_bounds(int(bases[-1]), exchange.size), keys))
+            came = route.there(np.stack([keys, groups], axis=1))
+            order = np.argsort(came[:, 0], kind="stable")
+            groups = came[order, 1]
+        table = np.zeros((exchange.size, num_types * num_parts), np.int64)
+        table[exchange.rank] = np.bincount(groups, minlength=num_types * num_parts)
         table = exchange.total(table)
-        earlier = table[: exchange.rank].sum(axis=0)
-        totals = table.sum(axis=0)
+        totals = table.sum(axis=0).reshape(num_types, num_parts)
         self.offsets = [np.concatenate([[0], np.cumsum(counts)]).astype(np.int64) for counts in totals]
-        self.new_ids = np.empty(len(parts), np.int64)
-        for ntype_id, offsets in enumerate(self.offsets):
-            own = self.own(ntype_id)
-            number_by_key(parts[own], offsets[:-1] + earlier[ntype_id], self.new_ids[own])
+        first = np.concatenate([offsets[:-1] for offsets in self.offsets])
+        self.new_ids = np.empty(len(groups), np.int64)
+        number_by_key(groups, first + table[: exchange.rank].sum(axis=0), self.new_ids)
+        if keys is not None:
+            answers = np.empty(len(order), np.int64)
+            answers[order] = self.new_ids
+            self.new_ids = route.back(answers[:, None])[:, 0]
         self._dtype = np.int32 if bases[-1] < 2**31 else np.int64
 
     def own(self, ntype_id: int) -> slice:
@@ -135,12 +149,14 @@ class Arrivals:
         self._first_group = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
         wide = max([*source.num_nodes, *sizes], default=0) >= 2**31
         self._edges = Spill(scratch, int(self._first_group[-1]), 3, np.int64 if wide else np.int32)
-        # by part: the original ids of each type's nodes, then the out degrees in each relation
-        self._nodes = Spill(scratch, (len(source.num_nodes) + num_relations) * len(self.parts), 1, np.int64)
+        # new ids with a value of each, by part: original ids of each type's nodes, then out degrees in each relation
+        self._nodes = Spill(scratch, (len(source.num_nodes) + num_relations) * len(self.parts), 2, self._edges.dtype)
         of_nodes, of_edges = arrays_of(source)
-        self._node_rows = [self._to_carry(arrays, t, 1, scratch) for t, arrays in enumerate(of_nodes)]
+        self._node_rows = [
+            self._carrier(to_carry(arrays, numbering.scattered), t, 1, scratch) for t, arrays in enumerate(of_nodes)
+        ]
         self._edge_rows = [
-            self._to_carry(arrays, source.schema.ends(r)[1], self._buckets[r], scratch)
+            self._carrier(to_carry(arrays), source.schema.ends(r)[1], self._buckets[r], scratch)
             for r, arrays in enumerate(of_edges)
         ]
 
@@ -195,11 +211,12 @@ class Arrivals:
 
     def orig_ids(self, ntype_id: int, part: int) -> I64:
         """Return int64[n], the original ids of a part's nodes, in the order of their new ids; once."""
-        return self._values(ntype_id, part)
+        return self._values(ntype_id, ntype_id, part)
 
     def out_degrees(self, relation_id: int, part: int) -> I64:
         """Return int64[n], of a part's own sources; once."""
-        return self._values(len(self.source.num_nodes) + relation_id, part)
+        src_type, _ = self.source.schema.ends(relation_id)
+        return self._values(len(self.source.num_nodes) + relation_id, src_type, part)
 
     def node_rows(self, ntype_id: int, part: int) -> Iterator[dict[str, Array]]:
         """Yield the carried rows of a part's nodes, by name, in the order of their new ids; once."""
@@ -235,11 +252,10 @@ class Arrivals:
             if rows is not None:
                 rows.close()
 
-    def _to_carry(
-        self, arrays: Mapping[str, RowArray], ntype_id: int, buckets: int, scratch: Scratch
+    def _carrier(
+        self, carried: Mapping[str, RowArray], ntype_id: int, buckets: int, scratch: Scratch
     ) -> CarriedRows | None:
         """Return the carrier of rows to nodes of a type; None if no array needs one."""
-        carried = to_carry(arrays)
         if not carried:
             return None
         numbering = self.numbering
@@ -257,14 +273,14 @@ class Arrivals:
         return range(first, first + self._buckets[relation_id])
 
     def _receive_values(self, table: int, ntype_id: int, values: I64) -> None:
-        """Send a value of each own node of a type to its part; they arrive in the order of the new ids."""
+        """Send a value of each own node of a type to its part."""
         numbering = self.numbering
         offsets = numbering.offsets[ntype_id]
         new_ids = numbering.new_ids[numbering.own(ntype_id)]
         rows = np.stack([new_ids, values], axis=1)[self._leaving(ntype_id, new_ids)]
         came = Route(numbering.exchange, owners_of(offsets[self._part_bounds], rows[:, 0])).there(rows)
         parts = owners_of(offsets[self.parts.start : self.parts.stop + 1], came[:, 0])
-        self._nodes.add(table * len(self.parts) + parts, came[:, 1:])
+        self._nodes.add(table * len(self.parts) + parts, came)
 
     def _leaving(self, ntype_id: int, new_ids: Array) -> Mask | slice:
         """Return which nodes of a type lie in parts that are not done."""
@@ -272,8 +288,11 @@ class Arrivals:
             return slice(None)
         return ~self._done[owners_of(self.numbering.offsets[ntype_id], new_ids)]
 
-    def _values(self, table: int, part: int) -> I64:
-        values: I64 = self._nodes.take(table * len(self.parts) + part - self.parts.start)[:, 0]
+    def _values(self, table: int, ntype_id: int, part: int) -> I64:
+        """Return int64[n], a value of each node of a part, in the order of their new ids; once."""
+        rows = self._nodes.take(table * len(self.parts) + part - self.parts.start)
+        values = np.empty(len(rows), np.int64)
+        values[rows[:, 0] - self.numbering.offsets[ntype_id][part]] = rows[:, 1]
         return values
 
 

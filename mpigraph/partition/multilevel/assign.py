@@ -20,7 +20,7 @@ from mpigraph.partition.multilevel.refinement import Effort, refine
 from mpigraph.partition.source import GraphSource, edge_chunks
 from mpigraph.partition.spill import Scratch
 
-__all__ = ["Coarsening", "assign", "multilevel_assign"]
+__all__ = ["Coarsening", "Report", "all_edges", "assign", "multilevel_assign"]
 
 AIM = 1.03  # over the mean, which leaves METIS's k-way method's balance as it is
 CAP = 7  # mean weights at the target
@@ -130,13 +130,13 @@ def multilevel_assign(
     bounds = source.node_bases[[0, -1]] if bounds is None else bounds
     own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
     weights = np.stack(list(criteria.values()), axis=1) if criteria else np.empty((own, 0), np.int64)
-    edges = _all_edges(source, exchange, report)
+    edges = all_edges(source, exchange, report)
     return assign(
         exchange, bounds, edges, np.ascontiguousarray(weights), num_parts, seed=seed, scratch=scratch, report=report
     )
 
 
-def _all_edges(source: GraphSource, exchange: Exchange, report: Report) -> Iterator[tuple[I64, I64]]:
+def all_edges(source: GraphSource, exchange: Exchange, report: Report) -> Iterator[tuple[I64, I64]]:
     """Yield this rank's chunks of all relations, in ids of all nodes."""
     total = sum(source.edge_counts)
     done = 0

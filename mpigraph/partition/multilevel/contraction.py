@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64
+from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
 from mpigraph.kernels.multilevel import merge_rows
 from mpigraph.partition.exchange import Route
@@ -34,13 +34,13 @@ class Descent:
     num_clusters: int
 
     @collective("ranks")
-    def project(self, parts: I32) -> I32:
-        """Return int32[n + ghosts], the parts on the finer level.
+    def project(self, parts: Array) -> Array:
+        """Return int[n + ghosts], the parts on the finer level.
 
         Args:
-            parts: int32[>= coarse n], of the nodes of the coarser level, own ones first.
+            parts: int[>= coarse n], of the nodes of the coarser level, own ones first.
         """
-        of_cluster = np.full(self.num_clusters, -1, np.int32)
+        of_cluster = np.full(self.num_clusters, -1, parts.dtype)
         of_cluster[self.leaders] = parts[: len(self.leaders)]
         told = np.full((self.mirror.num_own, 1), -1, np.int64)
         told[self.leaders, 0] = parts[: len(self.leaders)]
