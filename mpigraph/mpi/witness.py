@@ -32,6 +32,7 @@ _addresses: list[str] = []  # of the witnesses that look at this process
 _SPEAKING_TIME = 5.0  # seconds that the witness has to speak
 _LEAVES, _FAILED, _REPORT = b"-", b"!", b"r"  # the first byte of what it hears
 _TO_HOST = ("sent_messages", "sent_bytes", "received_bytes", "requests", "answered_ns")  # counters, by host
+_TO_TRAINER = ("group_sent_bytes", "group_received_bytes")  # counters, by trainer
 _EXITING = 4  # PF_EXITING of Linux's include/linux/sched.h: set before a process gives back what it has
 
 
@@ -213,13 +214,15 @@ def fields_of_rank(before: Mapping[str, Any], after: Mapping[str, Any], seconds:
     for key, number in counts.items():
         if isinstance(key, tuple) and number > 0:
             of_ranks.setdefault(key[0], {})[key[1]] = number
-    of_hosts = [of_ranks.get(name, {}) for name in _TO_HOST]
-    to_hosts = [[host, *(numbers.get(host, 0) for numbers in of_hosts)] for host in sorted(set().union(*of_hosts))]
-    waited = of_ranks.get("waited_for_ns", {})
+
+    def lines(names: Sequence[str]) -> list[list[int]]:
+        numbers = [of_ranks.get(name, {}) for name in names]
+        return [[rank, *(of.get(rank, 0) for of in numbers)] for rank in sorted(set().union(*numbers))]
+
     return {
         "threads": threads,
-        "to_hosts": [[*numbers, waited / 1e9] for *numbers, waited in to_hosts],
-        "waited_for": [[trainer, waited[trainer] / 1e9] for trainer in sorted(waited)],
+        "to_hosts": [[*numbers, waited / 1e9] for *numbers, waited in lines(_TO_HOST)],
+        "to_trainers": lines(_TO_TRAINER),
     }
 
 

@@ -78,6 +78,7 @@ from mpigraph.process_group.tensors import (
 )
 from mpigraph.process_group.work import MPIWork, Operation, Outstanding, untraced
 from mpigraph.session.context import current
+from mpigraph.trace import count
 
 __all__ = ["MPIProcessGroup"]
 
@@ -145,7 +146,33 @@ class MPIProcessGroup(dist.ProcessGroup):
     def _together(self, call: Call, begin: Callable[[MPI.Comm], list[MPI.Request]]) -> Coroutine[list[MPI.Request]]:
         """Begin an operation once every rank has made the same call."""
         comm = self.comm
-        return (yield from self._calls.together(call, lambda: begin(comm)))
+        requests = yield from self._calls.together(call, lambda: begin(comm))
+        self._count(call)
+        return requests
+
+    def _count(self, call: Call) -> None:
+        """Count the bytes of a call; where MPI chooses their way, as if each rank passed them on to the next one.
+
+        Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009.
+        """
+        rank, size = self.rank(), self.size()
+        sends = call.sends
+        takes = call.takes
+        if not sends and not takes:
+            values = sum(call.counts)
+            first = -1  # in the line of ranks that pass a value on, if they are no ring
+            if call.root is None:
+                values = (2 if call.kind == "all_reduce" else 1) * values * (size - 1) // size
+            else:
+                first = call.root if call.kind == "broadcast" else (call.root + 1) % size
+            after = (rank + 1) % size
+            sends = [(after, values * (after != first))]
+            takes = [((rank - 1) % size, values * (rank != first))]
+        width = call.dtypes[0].itemsize if call.dtypes else 0
+        for name, pairs in (("group_sent_bytes", sends), ("group_received_bytes", takes)):
+            for other, values in pairs:
+                if other != rank and values:
+                    count(name, values * width, self._trainers[other])
 
     def _begin(self, what: str, steps: Coroutine[Any], outputs: list[Tensor], opts: Any) -> MPIWork:
         task = Task(steps, what)
@@ -433,12 +460,19 @@ class MPIProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> MPIWork:
         """``torch.distributed.send``; the receiver must receive."""
+        count("group_sent_bytes", tensors[0].nbytes, self._trainers[to])
         return self._begin(f"{_SEND} {to}", send(self.comm, tensors[0], to, tag), [], None)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MPIWork:
         """``torch.distributed.recv``; the sender must send exactly as many bytes as the tensor has."""
         name = f"{_RECEIVE} {'anyone' if source == MPI.ANY_SOURCE else source}"
-        return self._begin(name, receive(name, self.comm, tensors[0], source, tag), tensors, None)
+
+        def steps() -> Coroutine[int]:
+            sender = yield from receive(name, self.comm, tensors[0], source, tag)
+            count("group_received_bytes", tensors[0].nbytes, self._trainers[sender])
+            return sender
+
+        return self._begin(name, steps(), tensors, None)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
         """:meth:`recv` from any rank."""

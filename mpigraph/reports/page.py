@@ -142,14 +142,8 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]], numbers: bool = 
 
 
 def _waits(summary: Summary, table: StepTable) -> str:
-    trainers = summary.trainers if len(summary.trainers) != len(table.trainers) else table.trainers
-    place = {trainer.number: i for i, trainer in enumerate(trainers)}
-    entries = [
-        (i, place[number], seconds)
-        for i, trainer in enumerate(trainers)
-        for number, seconds in trainer.waited_for
-        if number in place
-    ] or _waits_by_step(table)
+    trainers = table.trainers
+    entries = _waits_by_step(table)
     title = "Which trainer waits for which"
     if not entries:
         return _section(title, "No trainer waited for another.")
@@ -160,11 +154,12 @@ def _waits(summary: Summary, table: StepTable) -> str:
     worst = ", ".join(f"{trainers[c].name} ({summary.node_of(trainers[c])}) {duration(by_cause[c])}" for c in most)
     names = [name for name, _ in _names(summary, trainers)]
     chart = matrix(title, worst, names, [str(t.number) for t in trainers], entries, duration)
-    return _section(title, f"A row waits for the column. Most waited for: {escape(worst)}.", chart)
+    how = f"A row waits for the column, the trainer that came last in a step. Most waited for: {escape(worst)}."
+    return _section(title, how, chart)
 
 
 def _waits_by_step(table: StepTable) -> list[tuple[int, int, float]]:
-    """Return who waited for the trainer that came last in each step, where the ranks counted no waits themselves."""
+    """Return who waited how long for the trainer that came last in each step."""
     if len(table.trainers) < 2 or not table.count or not table.meet.any():
         return []
     last = table.meet.argmin(axis=0)
@@ -178,15 +173,20 @@ def _waits_by_step(table: StepTable) -> list[tuple[int, int, float]]:
 
 
 def _bytes(summary: Summary) -> str:
-    hosts = [rank for rank in summary.ranks if rank.hosts]
+    met = {to.trainer_number for rank in summary.ranks for to in rank.to_trainers}
+    hosts = [rank for rank in summary.ranks if rank.hosts or (rank.role == "trainer" and rank.number in met)]
     place = {host.rank: i for i, host in enumerate(hosts)}
-    readers = [rank for rank in summary.ranks if rank.to_hosts]
-    entries = [
-        (i, place[to.host_rank], float(to.bytes_sent + to.bytes_received))
-        for i, rank in enumerate(readers)
-        for to in rank.to_hosts
-        if to.host_rank in place
-    ]
+    of_trainer = {rank.number: rank.rank for rank in summary.trainers}
+    readers = [rank for rank in summary.ranks if rank.to_hosts or rank.to_trainers]
+    sums: dict[tuple[int, int], float] = {}
+    for i, rank in enumerate(readers):
+        sizes = [(to.host_rank, to.bytes_sent + to.bytes_received) for to in rank.to_hosts]
+        for to in rank.to_trainers:
+            sizes.append((of_trainer.get(to.trainer_number, -1), to.bytes_sent + to.bytes_received))
+        for other, size in sizes:
+            if other in place:
+                sums[i, place[other]] = sums.get((i, place[other]), 0.0) + size
+    entries = [(*pair, size) for pair, size in sums.items()]
     title = "Bytes between ranks and hosts"
     if not entries:
         return _section(title, "No rank exchanged messages with a host.")
@@ -195,9 +195,9 @@ def _bytes(summary: Summary) -> str:
     chart = matrix(
         title, total, names, [host.name[0] + str(host.number) for host in hosts], entries, lambda v: in_units(int(v))
     )
-    return _section(
-        title, f"Row: the rank that asks. Column: the host (t: trainer, s: server). Both ways, {total}.", chart
-    )
+    how = f"Row: the rank that asks. Column: the host (t: trainer, s: server). Both ways, {total}."
+    more = " Tensors of torch's process group over MPI are among them." if met else ""
+    return _section(title, how + more, chart)
 
 
 def _stage_rows(summary: Summary, ranks: Sequence[Rank], verdict: Verdict | None, height: float = 30.0) -> str:
@@ -249,9 +249,9 @@ def _stages(summary: Summary, verdict: Verdict) -> str:
 
 def _cache(summary: Summary) -> str:
     trainers = [rank for rank in summary.trainers if cache_hits([rank]) is not None]
-    title = "Cache of far rows"
+    title = "Cache of remote rows"
     if not trainers:
-        return _section(title, "No far rows were read through a cache.")
+        return _section(title, "No remote rows were read through a cache.")
     epochs = max(len(rank.cache.epochs) for rank in trainers)
     firsts = range(0, epochs, -(-epochs // 100))
     shares = []

@@ -47,11 +47,12 @@ class GraphSize:
 
 @dataclass
 class Job:
-    """The command, its settings, and versions."""
+    """The command, its settings, and versions; ``asked``: the steps to record, if the script asked for some."""
 
     began: str = ""
     seconds: float = 0.0
     window: Window | None = None
+    asked: Window | None = None
     versions: dict[str, str] = field(default_factory=dict)
     transport: str = ""
     exchange: str = ""
@@ -119,11 +120,12 @@ class ToHost(NamedTuple):
     waited_seconds: float
 
 
-class WaitedFor(NamedTuple):
-    """Time in which a rank waited for a trainer, by its number."""
+class ToTrainer(NamedTuple):
+    """Bytes of torch's process group, if that is MPI; in collectives as if ranks passed them on in a ring."""
 
     trainer_number: int
-    seconds: float
+    bytes_sent: int
+    bytes_received: int
 
 
 @dataclass
@@ -137,7 +139,7 @@ class CacheEpoch:
 
 
 class HitsBySize(NamedTuple):
-    """The share of far rows that a cache of this many bytes would hold."""
+    """The share of remote rows that a cache of this many bytes would hold."""
 
     bytes: int
     share: float
@@ -145,7 +147,7 @@ class HitsBySize(NamedTuple):
 
 @dataclass
 class Cache:
-    """A rank's part of the cache of far rows."""
+    """A rank's part of the cache of remote rows."""
 
     bytes: int | None = None
     rows: int | None = None
@@ -184,7 +186,7 @@ class Rank:
     cpu: Cpu = field(default_factory=Cpu)
     memory: Memory = field(default_factory=Memory)
     to_hosts: list[ToHost] = field(default_factory=list)
-    waited_for: list[WaitedFor] = field(default_factory=list)
+    to_trainers: list[ToTrainer] = field(default_factory=list)
     cache: Cache = field(default_factory=Cache)
     steps: Steps = field(default_factory=Steps)
     last_spans: str = ""

@@ -179,18 +179,21 @@ def judge(summary: Summary) -> Verdict:
         text = f"Too few steps to judge: {table.count}, and {FEWEST_STEPS} are needed."
         verdict = Verdict("unknown", (), "", (), text)
     ended = [f"The job ended early: {line.rstrip('.')}." for line in summary.ended.strip().splitlines()[:1]]
-    return verdict._replace(text=" ".join(filter(None, [*ended, verdict.text, _far_rows(summary)])))
+    asked = summary.job.asked
+    if asked and not summary.job.window:
+        ended.append(f"Step {asked.first_step}, the first one to record, never came: this is of the steps before it.")
+    return verdict._replace(text=" ".join(filter(None, [*ended, verdict.text, _remote_rows(summary)])))
 
 
 def cache_hits(ranks: Iterable[Rank], epochs: slice = slice(None)) -> float | None:
-    """Return the share of far rows that were in caches, None without far rows."""
+    """Return the share of remote rows that were in caches, None without remote rows."""
     chosen = [epoch for rank in ranks for epoch in rank.cache.epochs[epochs]]
     far = sum(epoch.far for epoch in chosen)
     return min(sum(epoch.cached for epoch in chosen) / far, 1.0) if far else None
 
 
 def cache_size_for(ranks: Iterable[Rank], share: float) -> float | None:
-    """Return the bytes of cache with which each of these ranks would hold a share of its far rows, None if unknown."""
+    """Return the bytes of cache in which these ranks would find a share of their remote rows, None if unknown."""
     total = 0.0
     for rank in ranks:
         points = sorted(rank.cache.hits_by_size)
@@ -317,7 +320,8 @@ def _why(table: StepTable, index: int, ratio: float, lost: float, producing: boo
             return "seeds", stages, f"its minibatches have {larger:.1f}x the median's {what} ({sizes[index]:,.0f})"
     hits = [share for share in (cache_hits([rank]) for rank in (trainer, *peers)) if share is not None]
     if producing and len(hits) == len(peers) + 1 and hits[0] <= _middle(hits[1:]) - 0.1:
-        text = f"its cache has {_percent(hits[0])} of its far rows, the median trainer's {_percent(_middle(hits[1:]))}"
+        usual_hits = _percent(_middle(hits[1:]))
+        text = f"its cache has {_percent(hits[0])} of its remote rows, the median trainer's {usual_hits}"
         return "cache", ("fetch",), text
     own = sum(seconds[name] for name in stages)
     times = own / max(_middle(sum(peer.get(name, 0.0) for name in stages) for peer in usual), 1e-9) if own else ratio
@@ -428,8 +432,8 @@ def _balanced(summary: Summary, table: StepTable) -> Verdict:
     return Verdict("balanced", (), "processor" if bound == "delay" else "", stages, text)
 
 
-def _far_rows(summary: Summary) -> str:
-    """Describe where far rows come from, and what the cache does about them."""
+def _remote_rows(summary: Summary) -> str:
+    """Describe where remote rows come from, and what the cache does about them."""
     trainers = summary.trainers
     node_of = {rank.rank: rank.node for rank in summary.ranks}
     received: dict[int, int] = {}
@@ -455,7 +459,7 @@ def _far_rows(summary: Summary) -> str:
         if hits < _GOOD_HITS - 0.05 and min(sizes) and max(sizes) > held:
             a_node = " on each node" if len(sizes) > 1 else ""
             parts.append(f"{in_units(int(max(sizes)))}{a_node} would reach {_percent(_GOOD_HITS)}")
-    return f"Far rows: {', '.join(parts)}." if parts else ""
+    return f"Remote rows: {', '.join(parts)}." if parts else ""
 
 
 def _lacks_memory(rank: Rank, peers: Sequence[Rank]) -> str:

@@ -32,16 +32,12 @@ class _Waits:
     """A forward hook on one DistributedDataParallel."""
 
     def __init__(self) -> None:
-        self._span: span | None = None
         self._queued = False
 
     def __call__(self, _: torch.nn.Module, __: Any, outputs: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        if self._span is not None:  # the backward pass before ended by an error
-            self._span.__exit__(RuntimeError, None, None)
-            self._span = None
-        self._queued = False
+        self._queued = False  # the backward pass before may have ended by an error
         for tensor in tree_leaves(outputs):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(self._at_begin)  # type: ignore[no-untyped-call]
@@ -53,11 +49,23 @@ class _Waits:
 
     def _at_wait(self) -> None:
         """The local pass is over; DistributedDataParallel queued its wait later than this call, but before the next."""
-        self._span = span("meet", detail="gradients").__enter__()
-        torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
-
-    def _at_end(self) -> None:
-        if self._span is not None:
-            self._span.__exit__(None, None, None)
-            self._span = None
         self._queued = False
+        torch.autograd.Variable._execution_engine.queue_callback(_Wait())
+
+
+class _Wait:
+    """A span from now on until the wait ends: by a call, or by an error, for which torch drops what is queued."""
+
+    def __init__(self) -> None:
+        self._span: span | None = span("meet", detail="gradients").__enter__()
+
+    def __call__(self) -> None:
+        self._end(None)
+
+    def __del__(self) -> None:
+        self._end(RuntimeError)
+
+    def _end(self, kind: type[BaseException] | None) -> None:
+        ended, self._span = self._span, None
+        if ended is not None:
+            ended.__exit__(kind, None, None)

@@ -46,7 +46,8 @@ class _Report:
         Raises:
             NotInitializedError: ``initialize()`` was not called.
             InvalidArgumentError: ``steps`` are not two rising numbers, another report is being made, or the folder is
-                no path or cannot be written to; on every trainer, before the block.
+                no path, cannot be written to, or has a file of such a name that is no report's; on every trainer,
+                before the block.
             StorageError: the report cannot be written; on every trainer, after the block.
         """
         session = current()

@@ -10,8 +10,10 @@ import platform
 import socket
 import sys
 import time
+import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +50,7 @@ from mpigraph.reports.summary import (
     Timeline,
     TimelineEvent,
     ToHost,
-    WaitedFor,
+    ToTrainer,
     Window,
     decode,
     encode,
@@ -284,7 +286,7 @@ class Reporting:
             for thread in told["threads"]
         ]
         rank.to_hosts = [ToHost(*numbers) for numbers in told["to_hosts"]]
-        rank.waited_for = [WaitedFor(*numbers) for numbers in told["waited_for"]]
+        rank.to_trainers = [ToTrainer(*numbers) for numbers in told["to_trainers"]]
         counts = [_cache_counts(recording.before), *self._epochs, _cache_counts(recording.after)]
         epochs = [CacheEpoch(*counts) for counts in np.maximum(np.diff(counts, axis=0), 0).tolist() if counts[0]]
         rank.cache = Cache(*self._cache, epochs, hits)
@@ -380,9 +382,11 @@ class Reporting:
             ranks=ranks,
         )
         first = ranks[self._root].steps
-        if self._window is not None and self._in_window:  # its first step may not have come
-            last = min(self._steps, self._window[1])
-            summary.job.window = Window(last - len(first.seconds), last)
+        if self._window is not None:
+            summary.job.asked = Window(*self._window)
+            if self._in_window:  # its first step may not have come
+                last = min(self._steps, self._window[1])
+                summary.job.window = Window(last - len(first.seconds), last)
         typical = _typical(first)
         if typical is not None:
             at = first.begin[typical]
@@ -469,7 +473,7 @@ def prepare_folder(name: str) -> None:
     """Make the folder of a report, check that it can be written to, and remove the report that is in it.
 
     Raises:
-        InvalidArgumentError: it cannot.
+        InvalidArgumentError: it cannot, or has a file of the user's with a report's name.
     """
     folder = Path(name)
     try:
@@ -477,13 +481,29 @@ def prepare_folder(name: str) -> None:
         trial = folder / f".{_FILES[0]}.{os.getpid()}"
         trial.write_bytes(b"{}")
         trial.unlink()
-        for path in (*(folder / name for name in _FILES), *folder.glob("summary-[0-9]*.json")):
-            path.unlink(missing_ok=True)
+        old = [path for name in (*_FILES, "summary-[0-9]*.json") for path in folder.glob(name)]
+        for path in old:
+            if not _is_of_a_report(path):
+                raise InvalidArgumentError(
+                    f"a report would replace {path}, which mpigraph did not write: give another folder, or remove it"
+                )
+        for path in old:
+            path.unlink()
     except (OSError, ValueError) as error:  # the latter for names that no file can have
         why = getattr(error, "strerror", None) or error
         raise InvalidArgumentError(
             f"the folder of a report must be one that trainer 0 can write to (got {name!r}: {why})"
         ) from error
+
+
+def _is_of_a_report(path: Path) -> bool:
+    """Return whether a file's first bytes are those of a report."""
+    with path.open("rb") as file:
+        begin = file.read(1 << 10)
+    if path.suffix == ".gz":
+        with suppress(zlib.error):
+            begin = zlib.decompressobj(wbits=31).decompress(begin, 1 << 10)
+    return b"mpigraph" in begin
 
 
 def _memory_of_node() -> int:

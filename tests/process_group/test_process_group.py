@@ -32,6 +32,8 @@ from mpigraph.mpi.world import World
 from mpigraph.process_group.process_group import MPIProcessGroup
 from mpigraph.process_group.work import Outstanding
 from mpigraph.session.context import current
+from mpigraph.trace import sums
+from mpigraph.trace_memory import Snapshot
 
 DTYPES = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -749,3 +751,36 @@ def test_a_receive_that_nothing_is_sent_for_is_given_up(job: SharedJob, monkeypa
         work = dist.irecv(torch.zeros(1), 1) if rank == 0 else None
         current().world.trainers.Barrier()
     assert work is None or work.is_completed()
+
+
+@groups
+def test_bytes_are_counted_by_trainer(job: SharedJob) -> None:
+    """What all send is what all receive; a sum takes 2 (n - 1) / n of its bytes on each link of a ring."""
+    with started() as (rank, size):
+        before = sums()
+
+        def passed(name: str) -> dict[int, int]:
+            found: dict[int, int] = {}
+            for thread, now in sums().items():
+                for key, number in now.since(before.get(thread, Snapshot())).counts.items():
+                    if isinstance(key, tuple) and key[0] == name and number:
+                        found[key[1]] = found.get(key[1], 0) + number
+            return found
+
+        values = torch.ones(1200)
+        dist.all_reduce(values)
+        ring = 2 * 4800 * (size - 1) // size
+        assert passed("group_sent_bytes") == ({(rank + 1) % size: ring} if size > 1 else {})
+        assert passed("group_received_bytes") == ({(rank - 1) % size: ring} if size > 1 else {})
+        dist.broadcast(values, size - 1)
+        dist.reduce(values, 0)
+        dist.all_gather([torch.empty(rank + 1) for rank in range(size)], torch.ones(rank + 1))
+        dist.all_to_all_single(torch.empty(size * 3), torch.ones(size * 3))
+        if size > 1 and rank < 2:
+            (dist.send if rank else dist.recv)(values, 1 - rank)
+        dist.barrier()
+        totals = torch.tensor([sum(passed(f"group_{way}_bytes").values()) for way in ("sent", "received")])
+        everyone = [torch.empty_like(totals) for _ in range(size)]
+        dist.all_gather(everyone, totals)
+        sent, received = torch.stack(everyone).sum(0).tolist()
+        assert sent == received and (sent > 0) == (size > 1)

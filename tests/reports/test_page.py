@@ -81,7 +81,7 @@ def test_sections_come_in_the_order_of_their_use() -> None:
         "Which trainer waits for which",
         "Bytes between ranks and hosts",
         "Stages by rank",
-        "Cache of far rows",
+        "Cache of remote rows",
         "Memory by node",
         "Step 99 on all ranks",
         "Settings, versions and layout",
@@ -133,8 +133,6 @@ def test_ranks_that_no_chart_can_show_are_cut() -> None:
     assert len(render(summary)) <= 5_000_000
 
 
-def test_waits_that_were_not_counted_come_from_the_steps() -> None:
+def test_the_trainer_that_others_wait_for_is_named() -> None:
     summary = made(1, Setup(), Fault("model", 2, 2))
-    for rank in summary.ranks:
-        rank.waited_for = []
     assert "Most waited for: trainer 2 (n2)" in render(summary)

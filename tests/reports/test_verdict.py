@@ -126,7 +126,7 @@ def test_sentences() -> None:
     assert re.fullmatch(
         r"Trainer 5 on node n2 is the slowest: its backward and forward take 1\.\dx the median; the others wait "
         r"[\d.]+ (ms|s) of each [\d.]+ s step for it\. "
-        r"Far rows: \d+ % from n\d, cache hits 60 %, [\d.]+ [MG]iB on each node would reach 80 %\.",
+        r"Remote rows: \d+ % from n\d, cache hits 60 %, [\d.]+ [MG]iB on each node would reach 80 %\.",
         text,
     )
     text = judge(made(1, Setup(noise=0.05), Fault("sudden", 3, 3))).text

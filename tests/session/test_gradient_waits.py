@@ -9,7 +9,7 @@ import torch
 from jobs import run_script
 
 from mpigraph.session.gradient_waits import _Waits
-from mpigraph.trace import met
+from mpigraph.trace import met, process
 
 SECONDS, STEPS = 0.3, 5
 SCRIPT = f"""
@@ -60,6 +60,7 @@ def test_a_pass_that_fails_as_it_waits_leaves_no_open_span() -> None:
     step(lambda: time.sleep(0.01))
     with pytest.raises(KeyError):
         step(fail)
+    assert process.threads() and not any(thread.inner for thread in process.threads())
     time.sleep(0.1)
     step(lambda: time.sleep(0.01))
     waited, took = (met() - before) / 1e9, time.perf_counter() - begin

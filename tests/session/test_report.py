@@ -21,6 +21,7 @@ from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, StorageError
 from mpigraph.recording import Recording, step
 from mpigraph.reports.summary import Rank, Summary, read
+from mpigraph.reports.verdict import judge
 from mpigraph.rows.row_cache import priced_rows
 from mpigraph.session.context import Session, current
 from mpigraph.trace import span
@@ -107,7 +108,7 @@ def test_reports_one_after_another_replace_each_other(job: SharedJob, oracle, tm
         ((0, 2), (0, 2), 2),
     ]:
         if job.rank == 0:
-            (folder / "summary-1.json").write_text("left by a job that died")
+            (folder / "summary-1.json").write_text('{"format": "mpigraph report"}')  # of a job that died
         with mg.report(folder, steps=steps):
             list(loader)
         if job.rank == 0:
@@ -115,6 +116,7 @@ def test_reports_one_after_another_replace_each_other(job: SharedJob, oracle, tm
             check_everywhere(summary, job)
             found = summary.job.window and (summary.job.window.first_step, summary.job.window.last_step)
             assert found == window, steps
+            assert ("never came" in judge(summary).text) == (steps == (7, 9))
             assert [len(rank.steps.seconds) for rank in summary.trainers] == [kept] * job.trainers.size, steps
             assert {path.name for path in folder.iterdir()} == FILES
 
@@ -189,6 +191,11 @@ def test_what_cannot_be_is_an_error_on_every_trainer_before_the_block(job: Share
     fails("the folder of a report must be one that trainer 0 can write to", "/proc/nothing/here")
     for path in ("", None, 7, b""):
         fails("the folder of a report must be a path", path)
+    for name in sorted(FILES):
+        (folder / name).write_text("the user's own")
+        fails(f"a report would replace .*{name}, which mpigraph did not write", folder)
+        (folder / name).unlink(missing_ok=True)
+        job.trainers.Barrier()
     fails("the folder of a report must be", None if job.rank == 0 else folder / "new")
     fails("the folder of a report must be one that trainer 0 can write to", str(folder / "a\0b"))
     for steps in [(3, 3), (5, 1), (1,), 7, (-1, 2), (0, 1.5)]:

@@ -22,7 +22,6 @@ from mpigraph.reports.summary import (
     Timeline,
     TimelineEvent,
     ToHost,
-    WaitedFor,
     Window,
 )
 
@@ -224,8 +223,6 @@ class _Model:
                     ToHost(rank, requests, 8 * got // s.row_bytes, got, asked, 2 * float(self.waits[i, :, h].sum()))
                 )
         ends = np.cumsum(self.seconds[i])
-        late = self.wait + self.compute
-        waited_for = [WaitedFor(int(j), float(self.meet[i, late.argmax(axis=0) == j].sum())) for j in range(s.trainers)]
         return Rank(
             rank=i,
             role="trainer",
@@ -238,7 +235,6 @@ class _Model:
             cpu=self.cpu(seconds, self.is_("memory") and i == self.fault.at, float(self.delays[i])),
             memory=Memory(int(rng.integers(2, 4)) << 30, int(rng.integers(1, 3)) << 30),
             to_hosts=to_hosts,
-            waited_for=[w for w in waited_for if w.trainer_number != i and w.seconds > 0],
             cache=self.cache(i),
             steps=Steps(
                 (ends - self.seconds[i]).tolist(),
