@@ -6,6 +6,7 @@ that wait, and again after it. Reductions by NCCL are no waits of the processor 
 """
 
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -57,15 +58,10 @@ class _Wait:
     """A span from now on until the wait ends: by a call, or by an error, for which torch drops what is queued."""
 
     def __init__(self) -> None:
-        self._span: span | None = span("meet", detail="gradients").__enter__()
+        self._span = span("meet", detail="gradients").__enter__()
+        self._dropped = finalize(self, self._span.__exit__, RuntimeError, None, None)
+        self._dropped.atexit = False
 
     def __call__(self) -> None:
-        self._end(None)
-
-    def __del__(self) -> None:
-        self._end(RuntimeError)
-
-    def _end(self, kind: type[BaseException] | None) -> None:
-        ended, self._span = self._span, None
-        if ended is not None:
-            ended.__exit__(kind, None, None)
+        if self._dropped.detach():
+            self._span.__exit__(None, None, None)
