@@ -6,7 +6,7 @@ Variables give defaults; arguments of :func:`mpigraph.distributed.initialize` wi
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, NamedTuple
@@ -261,9 +261,14 @@ def debugging() -> bool:
 
 def launcher_rank() -> int:
     """Return the rank that a launcher gave this process, 0 where none did; for use before MPI starts."""
-    ranks = [rank for _, _, rank in _LAUNCHERS[1:]]
-    names = ("PMI_RANK", "PMIX_RANK", *ranks, "RANK")
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 0)
+    return rank_in(os.environb) or 0
+
+
+def rank_in(environment: Mapping[bytes, bytes]) -> int | None:
+    """Return the rank that a launcher gave the process with this environment, None where none did."""
+    names = ["PMI_RANK", "PMIX_RANK", *(rank for _, _, rank in _LAUNCHERS[1:]), "RANK"]
+    texts = [environment.get(name.encode(), b"") for name in names]
+    return next((int(text) for text in texts if text.isdigit()), None)
 
 
 def check_rendezvous(rank: int, world_size: int) -> None:

@@ -27,6 +27,7 @@ import mpi4py
 
 from mpigraph import config
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.mpi.neighbours import check_neighbours
 
 __all__ = ["WORKER", "check_connected", "end_unstarted", "is_worker", "load_mpi", "start_mpi"]
 
@@ -114,6 +115,7 @@ def start_mpi() -> None:
 
     Raises:
         InvalidArgumentError: multiprocessing started this process inside a job, so it cannot be one of its ranks.
+        SharedMemoryError: the ranks of this node do not share ``/dev/shm``.
     """
     from mpi4py import MPI
 
@@ -121,6 +123,8 @@ def start_mpi() -> None:
         return
     if is_worker():
         raise InvalidArgumentError(f'{WORKER}: initialize() belongs under if __name__ == "__main__":')
+    if config.launch() is not None:
+        check_neighbours()
     level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
     with _limited() if config.launch() is not None else nullcontext():
         with _without_holes() if config.slurm_pmi() == "pmi2" else nullcontext():

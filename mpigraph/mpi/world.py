@@ -37,6 +37,7 @@ from mpigraph.mpi.abort import guard
 from mpigraph.mpi.agree import allgather_bytes, everywhere, together
 from mpigraph.mpi.compat import library_version, remove_dead_segments, unlink_segments
 from mpigraph.mpi.interrupts import UNINTERRUPTED
+from mpigraph.mpi.neighbours import software
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.start import check_connected, start_mpi
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
@@ -96,6 +97,7 @@ class World:
 
         Raises:
             InvalidArgumentError: ``num_servers`` leaves a node without a trainer (on every rank).
+            CollectiveError: ranks run different versions of this library or of what it needs (on every rank).
         """
         self._made = ExitStack()
         self._main_thread = threading.get_ident()
@@ -112,8 +114,9 @@ class World:
             unlink_segments()
             remove_dead_segments()
         try:
+            self._check_software()
             self.assign_roles(0 if self.size == 1 else num_servers)
-        except InvalidArgumentError:  # on every rank
+        except MPIGraphError:  # on every rank
             self._made.close()
             raise
         self.trainers = Trainers(self.comm.Split(0 if self.is_trainer else MPI.UNDEFINED, self.rank))
@@ -211,6 +214,20 @@ class World:
         self.pids, self.domains = known[:, 1], known[:, 2]
         self.num_nodes = int(self.node_of.max()) + 1
         self.node_index = int(self.node_of[self.rank])
+
+    def _check_software(self) -> None:
+        """Check that all ranks run the same software."""
+        here = f"{software()}, {library_version()}, on {socket.gethostname()}"
+        texts = [text.decode() for text in allgather_bytes(self.comm, here.encode())]
+        kinds = [text.rpartition(", on ")[0] for text in texts]
+        other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+        if other is not None:
+            raise everywhere(
+                CollectiveError(
+                    f"ranks run different software: rank 0 has {texts[0]}; rank {other} has {texts[other]}. Start all "
+                    "from one environment, or from equal ones"
+                )
+            )
 
     def assign_roles(self, num_servers: int) -> None:
         """Let ``num_servers`` ranks of each node serve, and the others train."""

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -224,3 +225,29 @@ def test_a_private_shared_memory_for_each_rank_ends_the_job() -> None:
     env = clean_environment() | {"MPIGRAPH_TIMEOUT": "5"}
     done = run_job([*mpiexec(2), *own, sys.executable, "-c", script], env)
     assert done.status != 0 and "do not share one /dev/shm" in done.output
+
+
+PRIVATE = 'mount -t tmpfs none /dev/shm && exec "$@"'
+INITIALIZE = "import mpigraph.distributed as dist; dist.initialize(num_servers=0); print('started')"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_processes_with_a_private_shared_memory_are_one_error() -> None:
+    unshared = ["unshare", "-m", "sh", "-c", PRIVATE, "sh", sys.executable, "-c", INITIALIZE]
+    for ranks in (2, 3):
+        done = run_job([*mpiexec(ranks), *unshared], clean_environment())
+        assert done.status != 0 and done.seconds < SOON, done.output
+        assert done.stderr.count("do not share /dev/shm") == 1 and "Apptainer" in done.stderr, done.output
+    one = ["sh", "-c", f"{shlex.join([*mpiexec(2), sys.executable, '-c', INITIALIZE])}"]
+    done = run_job(["unshare", "-m", "sh", "-c", PRIVATE, "sh", *one], clean_environment())  # all in one container
+    assert done.status == 0 and done.stdout.count("started") == 2, done.output
+
+
+def test_different_software_is_one_error() -> None:
+    script = (
+        "import os, mpigraph as mg; name = 'PMI_RANK' if 'PMI_RANK' in os.environ else 'OMPI_COMM_WORLD_RANK'; "
+        "mg.__version__ += '.1' * (os.environ[name] == '1'); "
+    )
+    done = run_job([*mpiexec(3), sys.executable, "-c", script + INITIALIZE], clean_environment())
+    assert done.status != 0 and done.stderr.count("ranks run different software: rank 0 has mpigraph") == 1, done.output
+    assert "rank 1 has mpigraph" in done.stderr and done.seconds < SOON
