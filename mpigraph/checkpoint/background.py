@@ -124,13 +124,15 @@ class Pace:
         if sys.platform == "linux":  # where threads have priorities of their own
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        self.begun, self.worked = clock(), time.thread_time()
+        self.begun = clock()
+        self.worked = time.thread_time()
 
     def pause(self) -> None:
         """Rest in proportion to the work since the last call."""
         took, worked = clock() - self.begun, time.thread_time() - self.worked
         self.urgent.wait(max(0.0, worked / SHARE - took))
-        self.begun, self.worked = clock(), time.thread_time()
+        self.begun = clock()
+        self.worked = time.thread_time()
 
     def hurry(self) -> None:
         """Rest no more: somebody waits. Called by another thread."""

@@ -27,8 +27,8 @@ def _copy(name: str, arguments: argparse.Namespace) -> int:
     Raises:
         InvalidArgumentError: a file of this name exists.
     """
-    source, target = _source(name), arguments.directory
-    files = sorted(path for path in source.iterdir() if path.is_file())
+    target = arguments.directory
+    files = sorted(path for path in _source(name).iterdir() if path.is_file())
     there = [path.name for path in files if (target / path.name).exists()]
     if there:
         raise InvalidArgumentError(f"{target} has {', '.join(there)} already: give another folder")
