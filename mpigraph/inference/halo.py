@@ -1,15 +1,19 @@
-"""The rows that the nodes of this machine read in one layer: known before it begins, each far one fetched once.
+"""The rows that the nodes of this machine read in one layer: known before it begins, each remote one fetched once.
 
-All sources of the in-edges of a node's destinations lie in the topology of its hosts. So before a layer each far source
-is given to one of the node's trainers, which fetches it into the cache that they share (``rows/row_cache.py``). Then
-minibatches find there what they read, however they are cut; what the cache is too small for they fetch themselves.
+All sources of the in-edges of a node's destinations lie in the topology of its hosts. So before a layer each remote
+source is given to one of the node's trainers, which fetches it into the cache that they share (``rows/row_cache.py``).
+Then minibatches find there what they read, however they are cut; what the cache is too small for they fetch themselves.
 
-Where the memory allows, near rows are copied into the cache, too. All rows that a block reads are then rows of one
-table, which sums over neighbours read in place (``graphs/table_rows.py``). Rows of a node whose only host holds all of
-them are one table as they are.
+Local rows that a source takes time to read (``rows/sources``) are read into the cache, too, in order; if not all fit,
+the blocks that read them are known one ahead, and the cache keeps what they read (``rows/lookahead.py``).
+
+Where the memory allows, other local rows are copied into the cache, too. All rows that a block reads are then rows of
+one table, which sums over neighbours read in place (``graphs/table_rows.py``). Rows of a node whose only host holds all
+of them are one table as they are.
 """
 
 import weakref
+from collections import deque
 
 import numpy as np
 import torch
@@ -22,21 +26,23 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.graphs.table_rows import TableRows
 from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.mpi.messages import exchange_rows
+from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.row_cache import RowCache, cache_memory, free_for_caches
 from mpigraph.rows.transport import nothing
+from mpigraph.rows.window import Fetch
 from mpigraph.session.control import Operation
 
-__all__ = ["HaloReader", "far_sources", "open_readers"]
+__all__ = ["HaloReader", "remote_sources", "open_readers"]
 
 _FETCHED_TOGETHER = 16 << 20  # bytes
 _EDGES_AT_A_TIME = 1 << 24
-_AHEAD = 1  # minibatches: nothing is ever given up
+_AHEAD = 1  # blocks that are known before they read
 _FREE_FRACTION = 0.5  # of a node's free memory, for caches without a given size
 
 
 @collective("trainers")
-def far_sources(g: DistGraph) -> dict[int, I64]:
+def remote_sources(g: DistGraph) -> dict[int, I64]:
     """Return the remote sources that this trainer fetches for its node, by node type id: int64[n], ascending.
 
     One trainer of the node fetches each remote source of its in-edges.
@@ -65,23 +71,23 @@ def far_sources(g: DistGraph) -> dict[int, I64]:
             order = np.argsort(share % len(mates), kind="stable")
             counts = np.zeros(len(world.trainer_ranks), np.int64)
             counts[mates] = np.bincount(share % len(mates), minlength=len(mates))
-            with world.meeting("sharing out far rows"):
+            with world.meeting("sharing out remote rows"):
                 share = np.unique(exchange_rows(world.trainers, share[order, None], counts)[0])
         shares[ntype] = share
     return shares
 
 
 class HaloReader:
-    """Reads rows of one tensor: from the node's cache, else local rows in place and remote ones from their hosts.
+    """Reads rows of one tensor: from the node's cache, else local rows in place and others from where they are.
 
-    One-sided: :meth:`fill`, :meth:`read`.
+    One-sided: :meth:`fill`, :meth:`announce`, :meth:`read`.
 
     Attributes:
         tensor: the tensor.
-        fetched_rows: number of remote rows fetched.
+        fetched_rows: number of rows fetched from other nodes, or read by sources that take time.
     """
 
-    def __init__(self, g: DistGraph, tensor: DistTensor, cache: RowCache | None, share: I64, near_too: bool) -> None:
+    def __init__(self, g: DistGraph, tensor: DistTensor, cache: RowCache | None, share: I64, local_too: bool) -> None:
         """Begin with an empty cache, or without one where nothing is remote, or nothing fits.
 
         Args:
@@ -89,7 +95,7 @@ class HaloReader:
             tensor: the tensor to read.
             cache: the cache of the node's trainers.
             share: int64[n], remote rows that this trainer fetches into it.
-            near_too: the cache has slots for the local rows, too.
+            local_too: the cache has slots for the local rows, too.
         """
         self.tensor = tensor
         self._rows = tensor.rows
@@ -97,47 +103,71 @@ class HaloReader:
         self._pool = g.session.pool
         self._cache = cache
         self._share = share
-        self._near_too = near_too
-        self._near = 0  # rows of near hosts that this trainer copied
+        self._local_too = local_too
+        self._local = 0  # rows of local hosts that this trainer copied
         self._table: torch.Tensor | None = None
         self._lent: list[weakref.ref[TableRows]] = []
-        if cache is not None and near_too:
+        self._announced = 0
+        self._ahead: CachedRows | None = None
+        if cache is not None and not local_too and tensor.rows.window.from_sources:
+            self._ahead = CachedRows(tensor.rows, cache, UpcomingReads(tensor.rows.window), g.session.pool)
+        if cache is not None and local_too and _in_place(tensor):
             self._table = torch.from_numpy(cache.table)
         elif cache is None and _is_one_table(tensor):
             self._table = torch.from_numpy(tensor.rows.window.memory(0))
 
     @property
+    def looks_ahead(self) -> bool:
+        """True if blocks are announced before they read."""
+        return self._ahead is not None
+
+    @property
     def holds_all(self) -> bool:
         """True once this trainer's part of all rows that its node reads is in the cache."""
-        return self._near_too and self._cache is not None and self._cache.used == self._near + len(self._share)
+        return self._local_too and self._cache is not None and self._cache.used == self._local + len(self._share)
 
     def fill(self) -> None:
         """Fetch this trainer's share; minibatches fetch for themselves what other trainers have not filled yet."""
-        cache, window = self._cache, self._rows.window
-        if cache is None or not cache.refresh():
+        cache = self._cache
+        if cache is None or self._ahead is not None or not cache.refresh():
             return
-        if self._near_too:
-            self._copy_near(cache)
-        share = self._share[: cache.per_trainer - cache.used]
-        step = max(1, _FETCHED_TOGETHER // max(window.row_bytes, 1))
-        for begin in range(0, len(share), step):
-            piece = share[begin : begin + step]
-            places, words = window.fetch(piece, self._pool, nothing)
-            cache.fill(piece, places, words)
-            self._count(len(piece))
+        if self._local_too:
+            self._copy_local(cache)
+        self._fetch(cache, self._share[: cache.per_trainer - cache.used])
 
-    def _copy_near(self, cache: RowCache) -> None:
-        """Copy this trainer's part of the rows of each local host."""
+    def _copy_local(self, cache: RowCache) -> None:
+        """Copy this trainer's part of the rows of each local host, in order."""
         window = self._rows.window
         world = window.world
         for host in np.flatnonzero(world.near).tolist():
-            rows = window.memory(host)
+            first, last = window.offsets[host : host + 2].tolist()
             begin, end = (
-                len(rows) * k // world.num_local_trainers for k in (world.local_trainer, world.local_trainer + 1)
+                (last - first) * k // world.num_local_trainers for k in (world.local_trainer, world.local_trainer + 1)
             )
             own = np.arange(begin, end)
-            cache.fill(own + window.offsets[host], own, as_words(rows))
-            self._near += len(own)
+            if window.free[host]:
+                cache.fill(own + first, own, as_words(window.memory(host)))
+            else:
+                self._fetch(cache, own + first)
+            self._local += len(own)
+
+    def _fetch(self, cache: RowCache, rows: I64) -> None:
+        """Fetch rows into the cache, piece by piece, the next one meanwhile."""
+        window = self._rows.window
+        step = max(1, _FETCHED_TOGETHER // max(window.row_bytes, 1))
+        pieces = [rows[begin : begin + step] for begin in range(0, len(rows), step)]
+        begun: deque[Fetch] = deque()
+        for number, piece in enumerate(pieces):
+            begun.extend(window.begin(after, self._pool) for after in pieces[number + len(begun) : number + 2])
+            fetch = begun.popleft()
+            cache.fill(piece, fetch.places, window.finish(fetch, nothing))
+        self.fetched_rows += len(rows)
+
+    def announce(self, ids: I64) -> None:
+        """Note that the next block will read ``ids``."""
+        if self._ahead is not None:
+            self._announced += 1
+            self._ahead.announce(*self._ahead.upcoming.announce(self._announced, ids))
 
     def read(self, ids: I64) -> torch.Tensor:
         """Return the rows ``ids`` (int64[n]) in the tensor's dtype; rows of one table are not gathered yet."""
@@ -149,9 +179,15 @@ class HaloReader:
             if (slots >= 0).all():  # no slot is evicted
                 return self._lend(self._table, slots)
         out = torch.empty((len(ids), *rows.shape[1:]), dtype=self.tensor.dtype)
-        if out.numel():
-            with rows.staging_buffer(to_storage(out, str(self.tensor.dtype).removeprefix("torch."))) as stored:
-                self._read(ids, as_words(stored), self._cache)
+        stored = to_storage(out, str(self.tensor.dtype).removeprefix("torch."))
+        if self._ahead is not None:
+            reads = self._ahead.upcoming.reads
+            self._ahead.read(reads[0], stored)
+            reads.popleft()
+            self.fetched_rows = self._ahead.fetched_rows
+        elif out.numel():
+            with rows.staging_buffer(stored) as narrow:
+                self._read(ids, as_words(narrow), self._cache)
         return out
 
     def _lend(self, table: torch.Tensor, rows: Array) -> TableRows:
@@ -161,29 +197,26 @@ class HaloReader:
 
     def _read(self, ids: I64, words: I64, cache: RowCache) -> None:
         window = self._rows.window
-        is_far = ~window.world.near[window.host_of(ids)]
-        far = np.flatnonzero(is_far)
-        window.load(ids, np.flatnonzero(~is_far), words)
-        if len(far) == 0:
+        is_free = window.free[window.host_of(ids)]
+        window.load(ids, np.flatnonzero(is_free), words)
+        priced = np.flatnonzero(~is_free)
+        if len(priced) == 0:
             return
-        rows = ids[far]
+        rows = ids[priced]
         slots, seen = cache.find(rows)
-        slots[cache.load(rows, slots, seen, far, words)] = -1
+        slots[cache.load(rows, slots, seen, priced, words)] = -1
         missing = np.flatnonzero(slots < 0)
         if len(missing):
             places, fetched = window.fetch(rows[missing], self._pool, nothing)
-            gather_rows(fetched, places, far[missing], words.view(fetched.dtype))
-            self._count(len(missing))
-
-    def _count(self, fetched: int) -> None:
-        self.fetched_rows += fetched
+            gather_rows(fetched, places, priced[missing], words.view(fetched.dtype))
+            self.fetched_rows += len(missing)
 
     def close(self, g: DistGraph) -> None:
         """Close the cache, which the trainers' next collective call frees; rows still in use are copied."""
         for kept in (one() for one in self._lent):
             if kept is not None:
                 kept.gathered()
-        self._lent, self._table = [], None
+        self._lent, self._table, self._ahead = [], None, None
         cache, self._cache = self._cache, None
         if cache is not None:
             g.session.control.drop(cache.number)
@@ -193,7 +226,7 @@ class HaloReader:
 def open_readers(
     g: DistGraph, tensors: dict[str, DistTensor], shares: dict[int, I64], size: int | None
 ) -> dict[str, HaloReader]:
-    """Open readers of tensors by node type, with caches for all rows that this node reads, or for the remote ones.
+    """Open readers of tensors by node type, with caches for all rows that this node reads, or for those that cost time.
 
     Args:
         g: the graph.
@@ -208,8 +241,11 @@ def open_readers(
     caches: dict[int, RowCache] = {}
     share_of = {t: shares[g.schema.ntype_id(t)] for t in tensors}
     different = {x.rows.number: t for t, x in tensors.items()}
-    far = {t: world.allreduce_minmax(len(share_of[t]), True) for t in different.values()}
-    all_rows = {t: far[t] + _near_of_a_trainer(tensors[t]) if _in_place(tensors[t]) else far[t] for t in far}
+    is_slow = {t: tensors[t].rows.window.from_sources for t in different.values()}
+    remote = {t: world.allreduce_minmax(len(share_of[t]), True) for t in is_slow}
+    priced = {t: n + is_slow[t] * _local_of_a_trainer(tensors[t]) for t, n in remote.items()}
+    all_rows = {t: n + _in_place(tensors[t]) * _local_of_a_trainer(tensors[t]) for t, n in remote.items()}
+    all_rows |= {t: n for t, n in priced.items() if is_slow[t]}
     trainers = int(np.bincount(world.nodes_of_trainers).max())
     if size is None:
         size = world.allreduce_minmax(int(free_for_caches(world) * _FREE_FRACTION), False)
@@ -220,20 +256,25 @@ def open_readers(
         }
         return [([tensors[t].rows.number], nbytes) for t, nbytes in needed.items() if most[t]]
 
+    def size_of(groups: list[tuple[list[int], int]]) -> int:
+        return sum(nbytes for _, nbytes in groups)
+
     groups = memory(all_rows)
-    near_too = sum(nbytes for _, nbytes in groups) <= size
-    if not near_too:
-        groups = memory(far)
-        needed = sum(nbytes for _, nbytes in groups)
-        if needed > size:
+    all_fit = fit = size_of(groups) <= size
+    if not all_fit:
+        groups = memory(priced)
+        needed = size_of(groups)
+        fit = needed <= size
+        if not fit:
             groups = [(numbers, nbytes * size // needed) for numbers, nbytes in groups]
     if groups:
         caches = g.session.control.call(
-            Operation.OPEN_CACHES, doing="making caches for inference", groups=groups, ahead=_AHEAD, near_too=near_too
+            Operation.OPEN_CACHES, doing="making caches for inference", groups=groups, ahead=_AHEAD, near_too=all_fit
         )
     return {
-        t: HaloReader(g, x, caches.get(x.rows.number), share_of[t], near_too and _in_place(x))
+        t: HaloReader(g, x, caches.get(x.rows.number), share_of[t], fit if slow else all_fit and _in_place(x))
         for t, x in tensors.items()
+        for slow in [x.rows.window.from_sources]
     }
 
 
@@ -244,10 +285,11 @@ def _in_place(tensor: DistTensor) -> bool:
 
 def _is_one_table(tensor: DistTensor) -> bool:
     """Return whether one host holds all rows of a tensor, in a form that is read in place."""
-    return _in_place(tensor) and len(tensor.rows.window.offsets) == 2
+    window = tensor.rows.window
+    return _in_place(tensor) and len(window.offsets) == 2 and not window.from_sources
 
 
-def _near_of_a_trainer(tensor: DistTensor) -> int:
+def _local_of_a_trainer(tensor: DistTensor) -> int:
     """Return the most rows that a trainer copies of its node's hosts; 0 where all rows are one table."""
     window = tensor.rows.window
     if _is_one_table(tensor):

@@ -2,15 +2,14 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 from tqdm import tqdm
 
 from mpigraph.arrays import I64, Array
@@ -25,7 +24,8 @@ from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_int
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.graphs.table_rows import TableRows
-from mpigraph.inference.halo import HaloReader, far_sources, open_readers
+from mpigraph.inference.halo import HaloReader, open_readers, remote_sources
+from mpigraph.inference.model_steps import Step, evaluating, input_dtype, steps_of
 from mpigraph.inference.neighbourhoods import Neighbourhoods
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, everywhere
@@ -38,10 +38,6 @@ __all__ = ["Inference", "LayerCounts", "layerwise"]
 _SECONDS_IN_LOG = 10.0
 
 NodeTensors = DistTensor | Mapping[str, DistTensor]
-Rows: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
-"""Rows of the nodes of the only type, or by node type."""
-Step: TypeAlias = Callable[[Block, tuple[Rows, Rows]], Rows]
-"""One layer: a block, rows of its sources and of its destinations -> new rows of the destinations."""
 
 
 class _Batch(NamedTuple):
@@ -101,8 +97,8 @@ def layerwise(
         edge_mask: name of an edge feature of bool or uint8, or edge type -> name; edges where it is 0 are left out.
         dtype: of the result; by default that of the last layer's output.
         cache: memory on each node for copies of the rows that it reads: a size, such as "2GiB"; None for no cache;
-            "auto" for all of them, up to half of the free memory. If not all fit, remote rows go first; blocks fetch
-            those that do not fit.
+            "auto" for all of them, up to half of the free memory. If not all fit, remote rows and those on disk go
+            first; blocks fetch those that do not fit. Rows on disk are read once, in order, if they fit.
         progress_bar: show the progress of trainer 0.
 
     For one ``batch_size`` the results are the same bits on any number of trainers, with or without servers, unless a
@@ -147,7 +143,7 @@ class LayerCounts:
 
     Attributes:
         halo_rows: this trainer's share of the remote rows of its node.
-        fetched_rows: remote rows that it fetched.
+        fetched_rows: remote rows that it fetched, and rows that it read from disk.
         seconds: time of the layer.
     """
 
@@ -222,7 +218,7 @@ class Inference:
         self._agree({"x": {ntype: tensor.rows.number for ntype, tensor in rows.items()}})
         self._g.barrier()  # what was written before counts, and no row of x is unknown to any rank
         inputs = list(rows.values())
-        shares = far_sources(self._g)
+        shares = remote_sources(self._g)
         last = len(self._steps) - 1
         with evaluating(self._model):
             for number, step in enumerate(self._steps):
@@ -283,7 +279,7 @@ class Inference:
         begin = clock()
         readers = open_readers(self._g, rows, shares, self._cache)
         try:
-            with world.together(f"fetching far rows for {name}"):
+            with world.together(f"fetching rows for {name}"):
                 for reader in readers.values():
                     reader.fill()
             held = all(reader.holds_all for reader in readers.values())
@@ -299,7 +295,7 @@ class Inference:
                         ids = np.empty(0, np.int64)  # no trainer has a node: an empty block shows the shape of rows
                     else:
                         continue
-                    output = self._computed(number, step, readers, ntype, ids)
+                    output = self._computed(step, readers, ntype, *self._block(number, readers, ntype, ids))
                     if output is not None:
                         dtype_name(output.dtype)
                         output = output.clone() if len(rows) > 1 else output  # a layer may reuse its memory
@@ -315,7 +311,9 @@ class Inference:
         halo = sum(len(shares[self._g.schema.ntype_id(ntype)]) for ntype in rows)
         fetched = sum(reader.fetched_rows for reader in readers.values())
         self.counts.append(LayerCounts(halo, fetched, clock() - begin))
-        get_logger().info("%s: %d far rows fetched of %d, %.1f s", name, fetched, halo, self.counts[-1].seconds)
+        get_logger().info(
+            "%s: %d rows fetched, %d of them remote, %.1f s", name, fetched, halo, self.counts[-1].seconds
+        )
         return out
 
     def _all(
@@ -333,11 +331,10 @@ class Inference:
         seconds = 0.1 if sys.stderr.isatty() else _SECONDS_IN_LOG
         options = {"unit": "node", "unit_scale": True, "mininterval": seconds, "disable": not self._bar}
         with tqdm(total=total, desc=what, **options) as bar:
-            for batch in self._batches[ntype]:
-                output = first
-                if output is None:
-                    output = self._computed(number, step, readers, ntype, np.arange(*batch))
-                first = None
+            known = self._batches[ntype][: first is not None]
+            blocks = self._blocks(number, readers, ntype, self._batches[ntype][len(known) :])
+            for batch, block in chain(((batch, None) for batch in known), blocks):
+                output = first if block is None else self._computed(step, readers, ntype, *block)
                 if output is None or tuple(output.shape[1:]) != out.shape[1:]:
                     shape = None if output is None else tuple(output.shape[1:])
                     raise InvalidArgumentError(f"a layer gives rows of shape {shape} and of {out.shape[1:]}")
@@ -345,11 +342,30 @@ class Inference:
                 _write(out, batch, to_storage(values, out.rows.dtype))
                 bar.update(len(values))
 
-    def _computed(
-        self, number: int, step: Step, readers: dict[str, HaloReader], ntype: str, ids: I64
-    ) -> torch.Tensor | None:
-        """Return the new rows of nodes of a type, on the CPU; None if the layer returns no rows of this type."""
+    def _block(self, number: int, readers: dict[str, HaloReader], ntype: str, ids: I64) -> tuple[Block, dict[str, I64]]:
+        """Return the block of nodes of a type and the ids of its sources, whose reads are announced."""
         block, src_ids = self._neighbourhoods.block({self._g.schema.ntype_id(ntype): ids}, number)
+        for t, reader in readers.items():
+            reader.announce(src_ids[t])
+        return block, src_ids
+
+    def _blocks(
+        self, number: int, readers: dict[str, HaloReader], ntype: str, batches: Sequence[_Batch]
+    ) -> Iterator[tuple[_Batch, tuple[Block, dict[str, I64]]]]:
+        """Make blocks, and the one after each if a reader looks ahead."""
+        ahead = any(reader.looks_ahead for reader in readers.values())
+        blocks = deque[tuple[_Batch, tuple[Block, dict[str, I64]]]]()
+        for batch in batches:
+            blocks.append((batch, self._block(number, readers, ntype, np.arange(*batch))))
+            if len(blocks) > ahead:
+                yield blocks.popleft()
+        yield from blocks
+
+    def _computed(
+        self, step: Step, readers: dict[str, HaloReader], ntype: str, block: Block, src_ids: dict[str, I64]
+    ) -> torch.Tensor | None:
+        """Return the new rows of a block's nodes of a type, on the CPU; None if the layer returns no rows of it."""
+        num_nodes = block.num_dst_nodes(ntype)
         h_src = {t: self._input(reader.read(src_ids[t])) for t, reader in readers.items()}
         h_dst = {t: _own_rows(h, block.num_dst_nodes(t)) for t, h in h_src.items()}
         block = block.to(self._device)
@@ -362,9 +378,9 @@ class Inference:
                 return None
         else:
             output = step(block, (h_src[ntype], h_dst[ntype]))
-        if not isinstance(output, torch.Tensor) or output.dim() < 1 or output.shape[0] != len(ids):
+        if not isinstance(output, torch.Tensor) or output.dim() < 1 or output.shape[0] != num_nodes:
             got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-            raise InvalidArgumentError(f"a layer must return a row for each of {len(ids)} destinations (got {got})")
+            raise InvalidArgumentError(f"a layer must return a row for each of {num_nodes} destinations (got {got})")
         return output.detach().cpu()
 
     def _input(self, rows: torch.Tensor) -> torch.Tensor:
@@ -460,74 +476,3 @@ def _batches_of(world: World, parts: I64, hosts: I64, batch_size: int) -> list[_
                 batches.append(_Batch(at, last))
             at = last
     return batches
-
-
-def steps_of(model: object) -> list[Step]:
-    """Return the layers of a model, in their order.
-
-    Args:
-        model: as ``model_or_layers`` of :func:`.layerwise`.
-
-    Raises:
-        InvalidArgumentError: it is neither a module with layers nor a list of them, or has no layer.
-    """
-    model = _bare(model)
-    layers: Any = model
-    if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList | nn.Sequential):
-        layers = getattr(model, "layers", None)
-        if layers is None:
-            raise InvalidArgumentError(
-                f"{type(model).__name__} has no layers: give a module with .layers, or a list of layers"
-            )
-    if not isinstance(layers, Sequence | nn.ModuleList | nn.Sequential) or isinstance(layers, str) or not len(layers):
-        raise InvalidArgumentError(f"give a module with .layers, or a list of layers (got {type(model).__name__})")
-    for layer in layers:
-        if not callable(layer):
-            raise InvalidArgumentError(f"a layer must be callable (got {type(layer).__name__})")
-    forward = getattr(model, "forward_layer", None)
-    if callable(forward):
-        return [partial(_by_number, forward, number) for number in range(len(layers))]
-    if layers is not model and type(model).forward is not nn.Module.forward:  # type: ignore[attr-defined]
-        raise InvalidArgumentError(
-            f"the steps of {type(model).__name__}.forward between its layers are not known: give the model a method "
-            "forward_layer(i, block, h), or pass model.layers if there is nothing between them"
-        )
-    return [_bare(layer) for layer in layers]
-
-
-def _bare(model: Any) -> Any:
-    """Return a module without DDP's wrapper: trainers call it as often as each has blocks, so not in step."""
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-
-
-def _by_number(forward: Callable[[int, Block, Rows], Rows], number: int, block: Block, h: tuple[Rows, Rows]) -> Rows:
-    return forward(number, block, h[0])
-
-
-def input_dtype(model: object) -> torch.dtype | None:
-    """Return the dtype of the model's first floating parameter, in which layers take rows; None without one."""
-    for module in _modules(model):
-        for parameter in module.parameters():
-            if parameter.dtype.is_floating_point:
-                return parameter.dtype
-    return None
-
-
-def _modules(model: object) -> list[nn.Module]:
-    if isinstance(model, nn.Module):
-        return [model]
-    return [layer for layer in model if isinstance(layer, nn.Module)] if isinstance(model, Sequence) else []
-
-
-@contextmanager
-def evaluating(model: object) -> Iterator[None]:
-    """Put the modules of a model into evaluation mode, without gradients, while the block runs."""
-    before = [(module, module.training) for top in _modules(model) for module in top.modules()]
-    for module, _ in before:
-        module.training = False
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in before:
-            module.training = training

@@ -171,6 +171,7 @@ class CachedRows:
         rows: the tensor.
         cache: the cache.
         upcoming: the announced reads.
+        fetched_rows: number of rows that were fetched.
     """
 
     def __init__(self, rows: RowTensor, cache: RowCache, upcoming: UpcomingReads, pool: RowPool) -> None:
@@ -178,6 +179,7 @@ class CachedRows:
         self.rows = rows
         self.cache = cache
         self.upcoming = upcoming
+        self.fetched_rows = 0
         self._pool = pool
         self._stage: _Stage | None = None
         self._words: Array = np.empty((0, 0))  # its rows by place
@@ -321,4 +323,5 @@ class CachedRows:
         count("far_rows", asked)
         count("cached_rows", cached)
         count("fetched_rows", fetched)
+        self.fetched_rows += fetched
         count("fetched_bytes", fetched * self.rows.window.row_bytes)
