@@ -63,6 +63,9 @@ class Config:
         report: the folder of a report of the whole job; "" for none.
         storage: the features that stay on disk where a graph is opened without saying: "disk", "auto", or by name as in
             "feat=disk,x=auto"; "" for none.
+        disk_threads: threads of each process that read features on disk.
+        disk_gap: bytes between two rows on disk up to which they are read together.
+        disk_direct: 1 to read them past the page cache, where the file system can, 0 through it.
     """
 
     ranks_per_node: int = 0
@@ -79,6 +82,9 @@ class Config:
     requeue: str = "auto"
     report: str = ""
     storage: str = ""
+    disk_threads: int = 16
+    disk_gap: int = 16384
+    disk_direct: int = 0
 
     @property
     def threads_chosen(self) -> bool:
@@ -86,7 +92,13 @@ class Config:
         return "OMP_NUM_THREADS" in os.environ
 
     def __post_init__(self) -> None:
-        for name, least in (("ranks_per_node", 0), ("num_servers", 0), ("num_worker_threads", 1)):
+        for name, least in (
+            ("ranks_per_node", 0),
+            ("num_servers", 0),
+            ("num_worker_threads", 1),
+            ("disk_threads", 1),
+            ("disk_gap", 0),
+        ):
             check_integer(name, getattr(self, name), least, 2**31 - 1)
         if not isinstance(self.timeout, Real) or not self.timeout > 0:
             raise InvalidArgumentError(f"timeout must be > 0 seconds (got {self.timeout!r})")
@@ -94,6 +106,8 @@ class Config:
             raise InvalidArgumentError(f"window must be auto, allocate or create (got {self.window!r})")
         if self.self_test not in (0, 1):
             raise InvalidArgumentError(f"self_test must be 0 or 1 (got {self.self_test})")
+        if self.disk_direct not in (0, 1):
+            raise InvalidArgumentError(f"disk_direct must be 0 or 1 (got {self.disk_direct})")
         if self.keep_memory not in (0, 1):
             raise InvalidArgumentError(f"keep_memory must be 0 or 1 (got {self.keep_memory})")
         if self.requeue not in ("auto", "exit"):

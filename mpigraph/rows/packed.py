@@ -15,6 +15,8 @@ coroutines (``mpi/coroutine.py``).
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +33,7 @@ from mpigraph.mpi.messages import REQUEST, Request, Requester, RequestServer, an
 from mpigraph.mpi.wait import TRANSFER
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
+from mpigraph.rows.sources.row_source import Ticket
 from mpigraph.rows.transport import (
     RemoteRows,
     Transport,
@@ -123,6 +126,27 @@ def _first_alike(remote: RemoteRows, pool: RowPool) -> tuple[I64, int]:
         return first[which], count - len(first)
     indices = np.empty(count, np.int64)
     return indices, first_alike(remote.rows, pool.empty((remote.held,), np.int32), indices)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Rows that a source reads, in the place of a request that MPI completes: the answers to others go on.
+
+    Attributes:
+        ticket: of the rows.
+        places: int64[n], their places in the chunk.
+    """
+
+    ticket: Ticket
+    places: I64
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Return whether the rows are here."""
+        return self.ticket.done
+
+    def place(self, chunk: Array) -> None:
+        """Put the rows into the chunk."""
+        self.ticket.place(chunk, self.places)
 
 
 class PackedTransport(Transport):
@@ -289,14 +313,22 @@ class PackedTransport(Transport):
             yield self._send(_STORED if stored else _NO_BYTES, request)
             return
         sends: deque[MPI.Request] = deque()  # each keeps its chunk alive
-        for begin in range(0, len(rows), step := _rows_per_chunk(len(rows), self._windows[number].row_bytes)):
+        step = _rows_per_chunk(len(rows), self._windows[number].row_bytes)
+        reading: deque[_Reading] = deque()  # this chunk and the next one
+        for begin in range(0, len(rows), step):
             window = self._windows.get(number)
             if window is None:  # closed meanwhile
                 sends.append(self._send(_NO_BYTES, request))
                 break
             requested = rows[begin : begin + step].astype(np.int64)
             chunk = _chunk(self._pool, len(requested), window.like)
-            window.gather(requested, chunk)
+            if window.words is not None:
+                window.gather(requested, chunk)
+            else:
+                for at in range(begin + step * len(reading), min(begin + 2 * step, len(rows)), step):
+                    reading.append(_Reading(*window.read_ahead(rows[at : at + step].astype(np.int64))))
+                yield cast(MPI.Request, reading[0])
+                reading.popleft().place(chunk)
             sends.append(self._send(chunk, request))
             # one chunk a step: other replies have their turn in between
             full = len(sends) >= _chunks_in_flight(max(1, len(server.tasks)))

@@ -20,7 +20,7 @@ from mpigraph.mpi.coroutine import Task
 from mpigraph.mpi.messages import received, sent
 from mpigraph.mpi.world import World
 from mpigraph.rows.mutex import HostMutex
-from mpigraph.rows.sources.row_source import RowSource
+from mpigraph.rows.sources.row_source import RowSource, Ticket
 
 __all__ = ["RemoteRows", "Traffic", "Transport", "WindowHandle", "last_of_equal", "nothing", "split_requests"]
 
@@ -54,12 +54,15 @@ class WindowHandle:
     words: Array | None
 
     def gather(self, rows: I64, out: Array) -> None:
-        """Read ``rows`` (int64[n]) that this rank holds into ``out`` ([n, words])."""
-        positions = np.arange(len(rows))
-        if self.words is not None:
-            gather_rows(self.words, rows, positions, out)
-        elif self.source is not None:
-            self.source.gather(rows, out, positions)
+        """Read ``rows`` (int64[n]) that lie in this rank's memory into ``out`` ([n, words])."""
+        assert self.words is not None
+        gather_rows(self.words, rows, np.arange(len(rows)), out)
+
+    def read_ahead(self, rows: I64) -> tuple[Ticket, I64]:
+        """Begin to read ``rows`` (int64[n], each once) of this rank; return the ticket and the places of its rows."""
+        assert self.source is not None
+        order = np.argsort(rows)
+        return self.source.read_ahead(rows[order]), order
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,16 @@ import numpy as np
 
 from mpigraph.errors import MPIGraphError, StorageError
 
-__all__ = ["NewFile", "check_space", "open_regular", "read_text", "storage_errors", "temporary_name"]
+__all__ = [
+    "NewFile",
+    "check_space",
+    "direct",
+    "open_direct",
+    "open_regular",
+    "read_text",
+    "storage_errors",
+    "temporary_name",
+]
 
 _PAGE = 4096  # disks require multiples of it as offsets and sizes of direct writes
 _SECTOR = 512  # and of this as addresses
@@ -41,6 +50,34 @@ def open_regular(path: str | os.PathLike[str]) -> int:
         os.close(number)
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
     return number
+
+
+def open_direct(number: int) -> int | None:
+    """Open the file of a descriptor once more, to read past the page cache; None where that cannot be done.
+
+    Offsets, sizes and addresses of such reads are multiples of 4096.
+    """
+    try:
+        past_cache = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except (OSError, AttributeError):  # another file system, or another system
+        return None
+    try:
+        os.preadv(past_cache, [mmap.mmap(-1, _PAGE)], 0)
+    except OSError:
+        os.close(past_cache)
+        return None
+    return past_cache
+
+
+@contextmanager
+def direct(number: int) -> Iterator[int | None]:
+    """Do :func:`open_direct` for a block."""
+    past_cache = open_direct(number)
+    try:
+        yield past_cache
+    finally:
+        if past_cache is not None:
+            os.close(past_cache)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:

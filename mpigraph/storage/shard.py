@@ -30,6 +30,7 @@ from mpigraph.storage.format import FORMAT_NAME, FORMAT_VERSION, logical_dtype, 
 
 __all__ = [
     "DatasetInfo",
+    "Extent",
     "Fingerprint",
     "DatasetWriter",
     "ShardReader",
@@ -58,6 +59,24 @@ class DatasetInfo(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
+
+
+class Extent(NamedTuple):
+    """The place of a dataset's rows in its file.
+
+    Attributes:
+        begin: the byte of the file where the first row begins.
+        rows: number of rows.
+        row_bytes: bytes of a row.
+        segment_rows: rows that one checksum is for; the last segment may have less.
+        crcs: uint32[segments], the checksums.
+    """
+
+    begin: int
+    rows: int
+    row_bytes: int
+    segment_rows: int
+    crcs: Array
 
 
 Fingerprint = Mapping[str, tuple[DatasetInfo, bytes]]
@@ -300,17 +319,18 @@ class ShardReader:
         dataset, logical, _, crcs = self._open(name)
         return DatasetInfo(dataset.shape, logical), crcs.tobytes()
 
-    def place(self, name: str) -> tuple[int, int]:
-        """Return the byte of the file where the first row of a dataset begins, and the bytes of a row.
+    def extent(self, name: str) -> Extent:
+        """Return where the rows of a dataset lie in the file.
 
         Raises:
-            ShardFormatError: the dataset is missing or damaged, or has no rows, or rows without numbers.
+            ShardFormatError: the dataset is missing or damaged, or has no numbers.
         """
-        dataset = self._open(name)[0]
+        dataset, _, segment_rows, crcs = self._open(name)
         begin = dataset.id.get_offset()
         if begin is None:
             raise ShardFormatError(f"{self._path}: dataset {name!r} is empty")
-        return begin, dataset.dtype.itemsize * math.prod(dataset.shape[1:])
+        row_bytes = dataset.dtype.itemsize * math.prod(dataset.shape[1:])
+        return Extent(begin, len(dataset), row_bytes, segment_rows, crcs)
 
     def read_into(self, name: str, out: Array, begin: int = 0, verify: bool = True) -> None:
         """Read rows ``[begin, begin + len(out))`` straight into ``out``.

@@ -9,26 +9,42 @@ import os
 import threading
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.errors import ShardFormatError, StorageError
 from mpigraph.kernels.file_runs import FIRST, PIECE, PLACE, RUN, SIZE, place_bytes, plan_runs, read_runs
+from mpigraph.rows.pool import RowPool
 from mpigraph.rows.sources.row_source import RowSource, Ticket
-from mpigraph.storage.contents import PartFiles, overlaps
-from mpigraph.storage.files import open_regular
+from mpigraph.storage.contents import PartFiles
+from mpigraph.storage.files import open_direct, open_regular
 
-__all__ = ["DiskFile", "DiskRows", "open_rows"]
+__all__ = ["DiskFile", "DiskRows", "Reading", "open_rows"]
 
-_THREADS = 4
-_PAGE = 1  # bytes that the file system reads at once
-_GAP = 4096  # bytes between two rows up to which one read of both is faster than two
+_PAGE = 4096  # bytes; what direct reads begin at
 _RUN_BYTES = 1 << 20
 _SLICE_BYTES = 32 << 20  # of a ticket in memory: two slices
 _PIECES = 2  # of a slice for each thread
+_POOL = RowPool(kept=8)
+
+
+class Reading(NamedTuple):
+    """How rows are read: settings of a job (``config.py``).
+
+    Attributes:
+        threads: of each process that read.
+        gap: bytes between two rows up to which one read of both is faster than two.
+        direct: read past the page cache, where the file system can.
+    """
+
+    threads: int
+    gap: int
+    direct: bool
 
 
 class DiskFile:
@@ -37,6 +53,7 @@ class DiskFile:
     Attributes:
         path: where it was when it was opened.
         number: its descriptor.
+        status: its state then.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,18 +63,22 @@ class DiskFile:
             self.number = open_regular(path)
             weakref.finalize(self, os.close, self.number).atexit = False
             os.posix_fadvise(self.number, 0, 0, os.POSIX_FADV_RANDOM)
-            self._state = self._read_state()
+            self.status = os.fstat(self.number)
         except OSError as error:
             raise StorageError(f"{path}: cannot read: {error.strerror}") from error
 
-    def _read_state(self) -> tuple[int, int]:
-        status = os.fstat(self.number)
-        return status.st_size, status.st_mtime_ns
-
     def check(self) -> None:
         """Raise StorageError if the file was written since it was opened."""
-        if self._read_state() != self._state:
+        now = os.fstat(self.number)
+        if (now.st_size, now.st_mtime_ns) != (self.status.st_size, self.status.st_mtime_ns):
             raise StorageError(f"{self.path}: was written while a graph reads it: end the job, and start it again")
+
+    def past_cache(self) -> int | None:
+        """Return a descriptor that reads past the page cache, closed with the file; None where that cannot be done."""
+        number = open_direct(self.number)
+        if number is not None:
+            weakref.finalize(self, os.close, number).atexit = False
+        return number
 
 
 class _Slice:
@@ -69,15 +90,17 @@ class _Slice:
         self._source = source
         self._runs = runs
         self.base = int(runs[0, PLACE])
-        nbytes = int(runs[-1, PLACE] + runs[-1, SIZE]) - self.base
-        self.buffer: U8 = np.empty(nbytes, np.uint8)
+        nbytes = -(-int(runs[-1, PLACE] + runs[-1, SIZE] - self.base) // _PAGE) * _PAGE
+        memory = _POOL.empty((nbytes + _PAGE,), np.uint8)
+        self.buffer: U8 = memory[-memory.ctypes.data % _PAGE :][:nbytes]
         self.done = threading.Event()
         self.error: Exception | None = None
-        step = max(1, -(-len(runs) // (_PIECES * _THREADS)))
+        threads = source.reading.threads
+        step = max(1, -(-len(runs) // (_PIECES * threads)))
         self._left = -(-len(runs) // step)
         self._lock = threading.Lock()
         for begin in range(0, len(runs), step):
-            _READERS.put(self, begin, begin + step)
+            _READERS.put(self, begin, begin + step, threads)
 
     def read(self, begin: int, end: int) -> None:
         """Read some of the runs: called by a reader."""
@@ -104,11 +127,11 @@ class _Readers:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def put(self, part: _Slice, begin: int, end: int) -> None:
-        """Have some runs of a slice read, unless it is dropped before."""
-        if len(self._threads) < _THREADS:
+    def put(self, part: _Slice, begin: int, end: int, threads: int) -> None:
+        """Have some runs of a slice read by so many threads, unless it is dropped before."""
+        if len(self._threads) < threads:
             with self._lock:
-                while len(self._threads) < _THREADS:
+                while len(self._threads) < threads:
                     name = f"mpigraph-disk-{len(self._threads)}"
                     self._threads.append(threading.Thread(target=_serve, args=(self._queue,), name=name, daemon=True))
                     self._threads[-1].start()
@@ -187,20 +210,25 @@ class _DiskTicket(Ticket):
 class DiskRows(RowSource):
     """The rows of one host in its parts' files."""
 
-    __slots__ = ("_begins", "_bounds", "_files", "_name", "_numbers", "_row_bytes")
+    __slots__ = ("_begins", "_bounds", "_files", "_name", "_numbers", "_page", "_row_bytes", "reading")
 
-    def __init__(self, name: str, row_bytes: int, pieces: list[tuple[DiskFile, int, int]]) -> None:
+    def __init__(self, name: str, row_bytes: int, pieces: list[tuple[DiskFile, int, int]], reading: Reading) -> None:
         """Read from these pieces.
 
         Args:
             name: the dataset, for errors.
             row_bytes: bytes of a row, > 0.
             pieces: file, the byte of it where the first row begins, number of rows; in the order of the rows.
+            reading: settings.
         """
+        self.reading = reading
         self._name = name
         self._row_bytes = row_bytes
         self._files = [file for file, _, _ in pieces]
-        self._numbers = np.array([file.number for file in self._files], np.int64)
+        past_cache = {file: file.past_cache() if reading.direct else None for file in self._files}
+        direct = None not in past_cache.values()
+        self._page = _PAGE if direct else 1
+        self._numbers = np.array([past_cache[file] if direct else file.number for file in self._files], np.int64)
         self._begins = np.array([begin for _, begin, _ in pieces], np.int64)
         self._bounds = np.cumsum([0, *(rows for _, _, rows in pieces)], dtype=np.int64)
 
@@ -208,7 +236,8 @@ class DiskRows(RowSource):
         """Return the runs (int64[r, RUN]) that rows are read in, and int64[n], the place of each row."""
         runs = np.empty((len(rows), RUN), np.int64)
         places = np.empty(len(rows), np.int64)
-        count = plan_runs(rows, self._bounds, self._begins, self._row_bytes, _PAGE, _GAP, _RUN_BYTES, runs, places)
+        gap = self.reading.gap
+        count = plan_runs(rows, self._bounds, self._begins, self._row_bytes, self._page, gap, _RUN_BYTES, runs, places)
         return runs[:count], places
 
     def read_runs(self, runs: I64, base: int, buffer: U8) -> None:
@@ -220,7 +249,7 @@ class DiskRows(RowSource):
         """
         done = 0
         while True:
-            done += read_runs(self._numbers, runs[done:], _PAGE, base, buffer)
+            done += read_runs(self._numbers, runs[done:], self._page, base, buffer)
             if done == len(runs):
                 return
             self._read_again(runs[done], base, buffer)
@@ -255,29 +284,33 @@ class DiskRows(RowSource):
 
 
 def open_rows(
-    files: PartFiles, which: str, name: str, offsets: I64, begin: int, end: int, opened: dict[Path, DiskFile]
+    files: PartFiles,
+    which: str,
+    name: str,
+    rows: Sequence[tuple[int, int, int]],
+    opened: dict[int, DiskFile],
+    reading: Reading,
 ) -> DiskRows:
-    """Open the global rows ``[begin, end)`` of a dataset that is spread over the parts' files.
+    """Open rows of a dataset that is spread over the parts' files.
 
     Args:
         files: of the partitioned graph.
         which: the file of a part: "node_feats" or "edge_feats".
         name: the dataset.
-        offsets: int64[P + 1], the parts' ranges of its rows.
-        begin: first row.
-        end: last row + 1.
-        opened: files that are open already; more are added.
+        rows: ``(part, first, last)`` in the order of the rows, counted within the part.
+        opened: the files of parts that are open already; more are added.
+        reading: settings.
 
     Raises:
         ShardFormatError: a file is missing or damaged.
         StorageError: it cannot be opened.
     """
     pieces: list[tuple[DiskFile, int, int]] = []
-    row_bytes = 0
-    for part, first, last in overlaps(offsets, begin, end):
-        path = files.config.part_path(part, which)
-        if path not in opened:
-            opened[path] = DiskFile(path)
-        at, row_bytes = files.open(part, which).place(name)
-        pieces.append((opened[path], at + first * row_bytes, last - first))
-    return DiskRows(name, row_bytes, pieces)
+    row_bytes = 1
+    for part, first, last in rows:
+        if part not in opened:
+            opened[part] = DiskFile(files.config.part_path(part, which))
+        extent = files.open(part, which).extent(name)
+        row_bytes = extent.row_bytes
+        pieces.append((opened[part], extent.begin + first * row_bytes, last - first))
+    return DiskRows(name, row_bytes, pieces, reading)
