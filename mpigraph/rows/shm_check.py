@@ -20,7 +20,7 @@ from mpigraph.memory import free_address_space, free_in_groups, unheld_on_node
 from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.world import World
 
-__all__ = ["check_shared_memory", "free_shared_memory"]
+__all__ = ["check_shared_memory", "free_shared_memory", "tightest_limits"]
 
 _WHERE = "/dev/shm"
 _PLACES = {  # the limit -> the remedy, besides more nodes
@@ -44,16 +44,22 @@ def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
     Raises:
         SharedMemoryError: a node has too little; on every rank, with the sizes of each such node.
     """
-    known = np.empty((world.size, 4), np.int64)
-    world.comm.Allgather(np.array([world.node_index, *free_and_size(world)], np.int64), known)
-    known = known[np.lexsort((known[:, 1], known[:, 0]))]
-    tightest = known[np.searchsorted(known[:, 0], np.arange(world.num_nodes)), 1:]
+    tightest = tightest_limits(world)
     needed = np.zeros(world.num_nodes, np.int64)
     np.add.at(needed, world.nodes_of_hosts, nbytes)
     hosts = np.bincount(world.nodes_of_hosts)
     short = np.flatnonzero(tightest[:, 0] < needed)
     if len(short):
         raise _error(world, np.column_stack([short, needed[short], hosts[short], tightest[short]]), what)
+
+
+@collective("world.comm")
+def tightest_limits(world: World) -> I64:
+    """Return int64[nodes, 3]: of each node's tightest limit the free bytes, the bytes in all, and its number."""
+    known = np.empty((world.size, 4), np.int64)
+    world.comm.Allgather(np.array([world.node_index, *free_and_size(world)], np.int64), known)
+    known = known[np.lexsort((known[:, 1], known[:, 0]))]
+    return known[np.searchsorted(known[:, 0], np.arange(world.num_nodes)), 1:]
 
 
 def free_and_size(world: World) -> tuple[int, int, int]:

@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from mpigraph.collective import Strict, collective
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
-from mpigraph.mpi.agree import allgather_bytes, everywhere, no_way_back, raise_jointly
+from mpigraph.mpi.agree import allgather_bytes, everywhere, no_way_back, raise_jointly, together
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import FAILED, OK, Header
@@ -115,6 +115,8 @@ def _free(store: Store, args: Arguments) -> Any:
 
 
 def _shut_down(store: Store, args: Arguments) -> Any:
+    with together(store.world.comm, "checking features on disk"):
+        store.verification.finish()
     store.exchange.retire()
     for graph in store.graph_of_number.values():
         graph.topology.retire()

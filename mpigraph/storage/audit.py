@@ -1,6 +1,7 @@
 """Audit the files of a part, reading them from end to end; read its edges in chunks, and count its halo."""
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from mpigraph.kernels.soundness import falls, hash_of_degrees, hash_of_sources
 from mpigraph.storage.contents import PartFiles, check_sources
 from mpigraph.storage.format import relation_dataset_name, storage_dtype
 from mpigraph.storage.shard import DatasetInfo, read_chunks
+from mpigraph.storage.verified import note_verified
 
 __all__ = ["Audit", "InEdges", "audit_part", "check_in_edges", "dataset_bytes", "far_sources"]
 
@@ -62,6 +64,8 @@ def _errors(files: PartFiles, part: int, which: str, sums: U64, advance: Advance
     except MPIGraphError as error:
         yield error
         return
+    path = files.config.part_path(part, which)
+    status = os.stat(path)
     for relation in range(len(schema.relations) if which == "part_graph" else 0):
         key = schema.relation_key(relation)
         names = [relation_dataset_name(key, field) for field in ("indptr", "indices", "out_degrees")]
@@ -74,6 +78,8 @@ def _errors(files: PartFiles, part: int, which: str, sums: U64, advance: Advance
         try:
             for _, rows in read_chunks(files.open(part, which), name):
                 advance(rows.nbytes)
+            if which != "part_graph":
+                note_verified(path, status, files.config.seals[part][which], [name])
         except ShardFormatError as error:
             yield error
 

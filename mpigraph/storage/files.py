@@ -80,6 +80,18 @@ def direct(number: int) -> Iterator[int | None]:
             os.close(past_cache)
 
 
+def file_system(number: int) -> str:
+    """Return the kind of the file system of an open file, such as "ext4"; "" if unknown."""
+    device = os.fstat(number).st_dev
+    name = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(OSError):  # not Linux
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            mount, _, kind = line.partition(" - ")
+            if mount.split()[2] == name:
+                return kind.split()[0]
+    return ""
+
+
 def read_text(path: str | os.PathLike[str]) -> str:
     """Return the content of a regular file, which is UTF-8.
 

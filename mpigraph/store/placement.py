@@ -1,15 +1,17 @@
 """Where the features of a graph are: in the hosts' memory, or on disk in the shards (``storage``)."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 
 from mpigraph.errors import FieldNameError, InvalidArgumentError, check_text
 from mpigraph.rows.row_tensor import Policy
-from mpigraph.storage.part_config import FeatureInfo, Features, PartConfig
+from mpigraph.storage.format import edge_feature_name, node_feature_name
+from mpigraph.storage.part_config import FeatureInfo, PartConfig
 
-__all__ = ["Storage", "check_storage", "features_of", "places_of", "without"]
+__all__ = ["Storage", "check_storage", "dataset_of", "features_of", "places_of", "without"]
 
 Storage: TypeAlias = str | dict[str, dict[str, str]] | None
 """A word of :data:`WORDS` for every feature with rows of numbers; ``{"node": {name: word}, "edge": {name: word}}``, a
@@ -90,13 +92,22 @@ def places_of(config: PartConfig, storage: Storage) -> dict[tuple[Policy, str], 
     return places
 
 
-def without(config: PartConfig, left_out: Mapping[tuple[Policy, str], object]) -> tuple[Features, Features]:
-    """Return node and edge features of a configuration, without some."""
+def without(config: PartConfig, places: Mapping[tuple[Policy, str], str]) -> PartConfig:
+    """Return a configuration without the features that have a place of their own."""
     schema = config.schema
 
     def of_type(is_node: bool, number: int, table: Mapping[str, FeatureInfo]) -> dict[str, FeatureInfo]:
-        return {name: info for name, info in table.items() if (Policy(is_node, number), name) not in left_out}
+        return {name: info for name, info in table.items() if (Policy(is_node, number), name) not in places}
 
     nodes = {ntype: of_type(True, t, config.node_features[ntype]) for t, ntype in enumerate(schema.ntypes)}
     keys = [schema.relation_key(r) for r in range(len(schema.relations))]
-    return nodes, {key: of_type(False, r, config.edge_features[key]) for r, key in enumerate(keys)}
+    edges = {key: of_type(False, r, config.edge_features[key]) for r, key in enumerate(keys)}
+    return replace(config, node_features=nodes, edge_features=edges)
+
+
+def dataset_of(policy: Policy, name: str, config: PartConfig) -> tuple[str, str]:
+    """Return the file of a part, and the dataset in it, that have a feature."""
+    schema = config.schema
+    if policy.is_node:
+        return "node_feats", node_feature_name(schema.ntypes[policy.type_id], name)
+    return "edge_feats", edge_feature_name(schema.relation_key(policy.type_id), name)

@@ -7,10 +7,7 @@ numbers given out by counters agree. They are called through ``session/control.p
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar, cast
-
-import numpy as np
 
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, PartitionError
@@ -21,15 +18,15 @@ from mpigraph.rows.row_cache import RowCache, slots_for
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.service import RowService
-from mpigraph.rows.sources.disk import DiskFile, open_rows
+from mpigraph.rows.sources.verification import Verification
 from mpigraph.rows.window import SourceOf
 from mpigraph.storage.contents import PartFiles, read_rows
-from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
-from mpigraph.store.host_ranges import check_same
-from mpigraph.store.placement import Storage, features_of, places_of, without
+from mpigraph.store.host_ranges import check_same, cut_for_hosts
+from mpigraph.store.on_disk import settle, sources_on_disk
+from mpigraph.store.placement import Storage, dataset_of, features_of, places_of, without
 from mpigraph.store.topology import InMemoryTopology, Topology
 from mpigraph.store.turned import TurnedTopology
 
@@ -68,6 +65,7 @@ class Store:
         tensors: by number.
         channels: open channels by number.
         caches: caches of rows by number.
+        verification: of features on disk.
     """
 
     __slots__ = (
@@ -82,6 +80,7 @@ class Store:
         "rows",
         "seed",
         "tensors",
+        "verification",
         "world",
     )
 
@@ -101,6 +100,7 @@ class Store:
         self.tensors: dict[int, RowTensor] = {}
         self.channels: dict[int, Any] = {}
         self.caches: dict[int, RowCache] = {}
+        self.verification = Verification()
         self._derived: dict[tuple[Any, ...], Any] = {}
         self._newest_tensor = 0
         self._next = 0
@@ -265,10 +265,9 @@ class Store:
         if known is not None:
             return known
         with PartFiles(config) as files:
-            places = {key: word for key, word in places.items() if word == "disk"}
-            nodes, edges = without(kept, places)
-            in_memory = replace(kept, node_features=nodes, edge_features=edges)
-            graph = LoadedGraph(self.new_number(), Topology(self.rows, files, in_memory))
+            hosts = cut_for_hosts(self.world, files)
+            places = settle(self.world, kept, hosts, places)
+            graph = LoadedGraph(self.new_number(), Topology(self.rows, files, hosts, without(kept, places)))
             try:
                 self._load_features(graph, files, kept, places)
             except MPIGraphError:  # on every rank
@@ -298,31 +297,18 @@ class Store:
                     f"{'on disk' if is_there else 'in memory'} (asked for as {word!r})"
                 )
 
-    @collective("world.comm", "where rows stay on disk")
     def _sources(self, topology: Topology, files: PartFiles, policy: Policy, name: str, place: str) -> SourceOf | None:
-        """Return the sources of a feature's rows; None for memory, into which they are loaded.
-
-        Raises:
-            ShardFormatError, StorageError: a file is missing or damaged, or cannot be opened; on every rank.
-        """
+        """Return the sources of a feature's rows; None for memory, into which they are loaded."""
         if place != "disk":
             return None
-        which, dataset = _dataset_of(policy, name, topology.config)
-        offsets, hosts = policy.offsets(topology.config.book), policy.offsets(topology.hosts)
-        with together(self.world.comm, f"opening {dataset!r} of graph {topology.name!r}"):
-            opened: dict[Path, DiskFile] = {}
-            near = {
-                host: open_rows(files, which, dataset, offsets, int(hosts[host]), int(hosts[host + 1]), opened)
-                for host in np.flatnonzero(self.world.near).tolist()
-            }
-        return near.__getitem__
+        return sources_on_disk(topology, files, policy, name, self.verification)
 
     def _load_features(
         self, graph: LoadedGraph, files: PartFiles, kept: PartConfig, places: Mapping[tuple[Policy, str], str]
     ) -> None:
         config = files.config
         for (policy, name, info), (_, _, in_file) in zip(features_of(kept), features_of(config), strict=True):
-            which, dataset = _dataset_of(policy, name, config)
+            which, dataset = dataset_of(policy, name, config)
             place = places.get((policy, name), "memory")
             sources = self._sources(graph.topology, files, policy, name, place)
             tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, info.stored, sources)
@@ -471,14 +457,6 @@ class Store:
         for graph in self.graphs.values():
             graph.topology.close()
         self.world.close()
-
-
-def _dataset_of(policy: Policy, name: str, config: PartConfig) -> tuple[str, str]:
-    """Return the file of a part, and the dataset in it, that have a feature."""
-    schema = config.schema
-    if policy.is_node:
-        return "node_feats", node_feature_name(schema.ntypes[policy.type_id], name)
-    return "edge_feats", edge_feature_name(schema.relation_key(policy.type_id), name)
 
 
 def _check_narrow(config: PartConfig, kept: PartConfig, places: Mapping[tuple[Policy, str], str]) -> None:

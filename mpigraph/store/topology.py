@@ -24,7 +24,7 @@ from mpigraph.rows.window import RowWindow
 from mpigraph.storage.contents import PartFiles, check_sources, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.store.host_ranges import cut_for_hosts, host_memory
+from mpigraph.store.host_ranges import host_memory
 
 __all__ = ["Adjacency", "InMemoryTopology", "Topology"]
 
@@ -97,13 +97,14 @@ class Topology:
     turned: "Topology | None" = None
 
     @collective("world.comm")
-    def __init__(self, service: RowService, files: PartFiles, kept: PartConfig | None = None) -> None:
+    def __init__(self, service: RowService, files: PartFiles, hosts: RangeBook, kept: PartConfig) -> None:
         """Allocate the windows and read this host's rows from the shards.
 
         Args:
             service: the job's transports and windows.
             files: of the partitioned graph.
-            kept: the graph with the dtypes that its features will have in memory; those of the files if None.
+            hosts: the book whose owners are the hosts.
+            kept: the graph with the features that will lie in memory, and the dtypes that they will have there.
 
         Raises:
             ShardFormatError: a shard is missing, damaged or contradicts itself on some rank; raised on every rank.
@@ -112,12 +113,13 @@ class Topology:
         self.config = config = files.config
         self.name = config.graph_name
         self.world = world = service.world
-        self.hosts = cut_for_hosts(world, files)
-        check_shared_memory(world, host_memory(kept or config, self.hosts), f"graph {config.graph_name!r}")
+        self.hosts = hosts
+        check_shared_memory(world, host_memory(kept, hosts), f"graph {config.graph_name!r}")
         relations = range(len(config.schema.relations))
-        nodes, hosts = self.hosts.node_offsets, np.arange(len(world.hosts) + 1)
+        nodes = hosts.node_offsets
+        before = np.arange(len(world.hosts) + 1)
         ends = [config.schema.ends(r) for r in relations]
-        self._indptr = _TableWindow(service, [nodes[dst] + hosts for _, dst in ends], np.int64)
+        self._indptr = _TableWindow(service, [nodes[dst] + before for _, dst in ends], np.int64)
         self._out_degrees = _TableWindow(service, [nodes[src] for src, _ in ends], np.int64)
         nothing = np.zeros(len(world.hosts) + 1, np.int64)
         self._indices = {

@@ -24,6 +24,7 @@ import stat
 import struct
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import zlib
@@ -97,10 +98,10 @@ def digest(*arrays: Any) -> bytes:
     return state.digest()
 
 
-def opened(path: str, to: Path) -> bytes:
+def opened(path: str, to: Path, storage: str | None = None) -> bytes:
     """Open the graph in this process's job; a hash of all that a trainer can read of it."""
     store = current().store
-    graph = store.open_graph(NAME, path)
+    graph = store.open_graph(NAME, path, storage=storage)
     try:
         arrays = []
         for relation in range(len(graph.topology.config.schema.relations)):
@@ -109,12 +110,19 @@ def opened(path: str, to: Path) -> bytes:
             nodes = np.arange(graph.topology.config.book.num_nodes(src))
             arrays += [near.indptr, near.indices, graph.topology.out_degrees(nodes, relation)]
         for (policy, name), number in sorted(graph.features.items(), key=str):
-            arrays += [np.frombuffer(repr((policy, name)).encode(), np.uint8), store.tensors[number].window.memory(0)]
+            rows = store.tensors[number].window
+            arrays += [np.frombuffer(repr((policy, name)).encode(), np.uint8), rows.gather(np.arange(len(rows)))]
+        store.verification.finish()
         return digest(*arrays)
     finally:
         del store.graphs[NAME], store.graph_of_number[graph.number]
         store.free(graph.features.values())
         graph.topology.close()
+
+
+def on_disk(path: str, to: Path) -> bytes:
+    """Open the graph and leave features on disk."""
+    return opened(path, to, "disk")
 
 
 def loaded(path: str, to: Path) -> bytes:
@@ -148,7 +156,7 @@ def staged(path: str, to: Path) -> bytes:
     return digest([copies.part_path(*place).read_bytes() == config.part_path(*place).read_bytes() for place in places])
 
 
-USES = (opened, loaded, staged)
+USES = (opened, on_disk, loaded, staged)
 
 
 # ---- damages ---------------------------------------------------------------------------------------------------------
@@ -630,6 +638,7 @@ def work(folder: Path, seed: int, numbers: list[int], right: dict[str, bytes], r
     os.dup2(os.open(folder / "printed", os.O_CREAT | os.O_WRONLY | os.O_APPEND), 2)
     MPI.Init_thread()
     dist.initialize(num_servers=0, timeout=10 * PATIENCE)
+    threading.excepthook = lambda _: None  # an error of the background would end the process before it is reported
     with open("/proc/self/statm") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + MEMORY, mapped + MEMORY))
@@ -637,7 +646,7 @@ def work(folder: Path, seed: int, numbers: list[int], right: dict[str, bytes], r
     for number in numbers:
         print(json.dumps(["begin", number]), file=out)
         name, graph = make_variant(number, seed, folder)
-        for use in (opened, (loaded, staged)[number // len(KINDS) % 2]):
+        for use in (opened, USES[1 + number // len(KINDS) % 3]):
             result, text = outcome(use, graph, folder / "to", right[use.__name__], watch)
             print(json.dumps(["did", number, name, use.__name__, result, text]), file=out)
         for place in (graph, folder / "to"):

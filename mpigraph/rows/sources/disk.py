@@ -208,9 +208,14 @@ class _DiskTicket(Ticket):
 
 
 class DiskRows(RowSource):
-    """The rows of one host in its parts' files."""
+    """The rows of one host in its parts' files.
 
-    __slots__ = ("_begins", "_bounds", "_files", "_name", "_numbers", "_page", "_row_bytes", "reading")
+    Attributes:
+        reading: how they are read.
+        row_bytes: bytes of a row.
+    """
+
+    __slots__ = ("_begins", "_bounds", "_files", "_name", "_numbers", "_page", "reading", "row_bytes")
 
     def __init__(self, name: str, row_bytes: int, pieces: list[tuple[DiskFile, int, int]], reading: Reading) -> None:
         """Read from these pieces.
@@ -223,7 +228,7 @@ class DiskRows(RowSource):
         """
         self.reading = reading
         self._name = name
-        self._row_bytes = row_bytes
+        self.row_bytes = row_bytes
         self._files = [file for file, _, _ in pieces]
         past_cache = {file: file.past_cache() if reading.direct else None for file in self._files}
         direct = None not in past_cache.values()
@@ -237,7 +242,7 @@ class DiskRows(RowSource):
         runs = np.empty((len(rows), RUN), np.int64)
         places = np.empty(len(rows), np.int64)
         gap = self.reading.gap
-        count = plan_runs(rows, self._bounds, self._begins, self._row_bytes, self._page, gap, _RUN_BYTES, runs, places)
+        count = plan_runs(rows, self._bounds, self._begins, self.row_bytes, self._page, gap, _RUN_BYTES, runs, places)
         return runs[:count], places
 
     def read_runs(self, runs: I64, base: int, buffer: U8) -> None:
@@ -258,7 +263,7 @@ class DiskRows(RowSource):
     def _read_again(self, run: I64, base: int, buffer: U8) -> None:
         """Read a run that could not be read, or say why that fails."""
         piece, begin, size, place, _ = run.tolist()
-        first = int(self._bounds[piece]) + (begin - int(self._begins[piece])) // self._row_bytes
+        first = int(self._bounds[piece]) + (begin - int(self._begins[piece])) // self.row_bytes
         where = f"{self._files[piece].path}: dataset {self._name!r}, row {first}"
         view = buffer[place - base :][:size].data
         try:

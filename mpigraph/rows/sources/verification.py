@@ -14,7 +14,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 
-from mpigraph.errors import MPIGraphError, ShardFormatError, StorageError
+from mpigraph.errors import ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.memory import in_units
 from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
@@ -38,11 +38,11 @@ class Verification:
         self._waiting: deque[tuple[DiskFile, str, str, Extent]] = deque()
         self._thread: threading.Thread | None = None
         self._left = 0  # bytes
-        self._error: MPIGraphError | None = None
+        self._error: BaseException | None = None
 
     def add(self, file: DiskFile, seal: str, name: str, extent: Extent) -> None:
         """Have dataset ``name`` of a file with this seal compared, unless it is noted that it was."""
-        if is_verified(file.status, seal, name):
+        if is_verified(file.path, file.status, seal, name):
             return
         with self._lock:
             self._left += extent.row_bytes * extent.rows
@@ -62,9 +62,12 @@ class Verification:
                     file, seal, name, extent = self._waiting.popleft()
                 self._verify(file, name, extent)
                 file.check()
-                note_verified(file.status, seal, [name])
-        except MPIGraphError as error:
-            self._error = error
+                note_verified(file.path, file.status, seal, [name])
+        except BaseException as error:
+            with self._lock:
+                self._error = error
+                self._thread = None
+                self._waiting.clear()
             raise
 
     def _verify(self, file: DiskFile, name: str, extent: Extent) -> None:
@@ -123,7 +126,7 @@ class Verification:
         """
         patience = time.monotonic() + _PATIENCE
         backoff = Backoff()
-        while (thread := self._thread) is not None and thread.is_alive():
+        while self._thread is not None:
             backoff.pause(PEERS_COMPUTE)
             if time.monotonic() > patience:
                 patience = math.inf
