@@ -1,7 +1,7 @@
 """Notes of datasets that were read from end to end and found undamaged, so that no job reads them again for that.
 
 A note is on one path, and holds for one state of the file there: its inode and its times, which change with every
-write, copy or rename. There are none on small files.
+write, copy or rename. Small files have no notes.
 """
 
 import hashlib

@@ -102,9 +102,11 @@ def sources_on_disk(
     Raises:
         ShardFormatError, StorageError: a file is missing or damaged, or cannot be opened; on every rank.
     """
-    world, config = topology.world, topology.config
+    world = topology.world
+    config = topology.config
     which, dataset = dataset_of(policy, name, config)
-    offsets, hosts = policy.offsets(config.book), policy.offsets(topology.hosts)
+    offsets = policy.offsets(config.book)
+    hosts = policy.offsets(topology.hosts)
     settings = Reading(world.config.disk_threads, world.config.disk_gap, bool(world.config.disk_direct))
     opened: dict[int, DiskFile] = {}
     near: dict[int, DiskRows] = {}
@@ -115,8 +117,8 @@ def sources_on_disk(
         siblings = world.hosts_of_node(world.node_index)
         if world.host_index in siblings:  # they share the work
             for part in sorted(opened)[siblings.index(world.host_index) :: len(siblings)]:
-                seal, extent = config.seals[part][which], files.open(part, which).extent(dataset)
-                verification.add(opened[part], seal, dataset, extent)
+                extent = files.open(part, which).extent(dataset)
+                verification.add(opened[part], config.seals[part][which], dataset, extent)
         if world.host_index == siblings[0] and opened:
             _warn_if_shared(next(iter(opened.values())), near[siblings[0]], int(np.diff(hosts)[siblings[0]]))
     return near.__getitem__

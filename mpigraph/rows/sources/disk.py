@@ -132,9 +132,9 @@ class _Readers:
         if len(self._threads) < threads:
             with self._lock:
                 while len(self._threads) < threads:
-                    name = f"mpigraph-disk-{len(self._threads)}"
-                    self._threads.append(threading.Thread(target=_serve, args=(self._queue,), name=name, daemon=True))
-                    self._threads[-1].start()
+                    reader = threading.Thread(target=_serve, args=(self._queue,), name="mpigraph-disk", daemon=True)
+                    reader.start()
+                    self._threads.append(reader)
         self._queue.put((weakref.ref(part), begin, end))
 
 
