@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from mpi4py import MPI
 import mpigraph.distributed as dist
 from mpigraph.mpi.board import Board
 from mpigraph.recording import STEP_FIELDS, Recording, at_each_step, delayed
-from mpigraph.trace import Totals, _Sheet, address, clock, count, span, sums
+from mpigraph.trace import Totals, _Sheet, address, clock, count, process, span, sums
 from mpigraph.trace_memory import COUNTERS, Snapshot, Sum, Trace
 
 
@@ -422,3 +422,36 @@ def test_a_name_that_is_no_text_is_kept() -> None:
     with span("a\udc80b"):
         pass
     assert any(event.name == "a?b" for event in Trace(address()).events())
+
+
+def test_the_steady_state_allocates_nothing() -> None:
+    """Once each stage and counter has been met, with and without a recording; the sums have a cell for each."""
+
+    def minibatches(number: int) -> None:
+        for batch in range(number):
+            with span("sample", batch), span("meet", detail="an answer", whom=(3,)):
+                count("received_bytes", 100, 3)
+            count("far_rows", 1)
+
+    def allocated(of: Callable[[int], None]) -> int:
+        of(100)
+        gc.collect()
+        before = sys.getallocatedblocks()
+        of(50_000)
+        gc.collect()
+        return sys.getallocatedblocks() - before
+
+    assert allocated(minibatches) < 50
+    thread = process.threads()[-1]
+    cells = [len(sheet.stages) + len(sheet.counts) for _, sheet in process._sheets.values()]
+    with Totals() as totals:
+        assert allocated(minibatches) < 50
+        recording = Recording(most_spans=1000)
+        try:
+            assert allocated(minibatches) < 50
+        finally:
+            recording.stop()
+    assert thread in process.threads()
+    assert cells == [len(sheet.stages) + len(sheet.counts) for _, sheet in process._sheets.values()]
+    assert totals.snapshot().counts["far_rows"] == 100_200
+    assert [len(track.details) for track in recording.tracks if track.lost] == [1000]

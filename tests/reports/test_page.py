@@ -8,7 +8,7 @@ import pytest
 from made_summaries import Fault, Setup, made
 
 from mpigraph.reports.page import render, write_page
-from mpigraph.reports.summary import GraphSize, Summary, decode, encode
+from mpigraph.reports.summary import GraphSize, Summary, ToTrainer, decode, encode
 
 VOID = {"meta"}
 OPEN_ENDED = {"td", "th", "tr", "li", "html"}  # tags that HTML closes by itself
@@ -131,6 +131,15 @@ def test_ranks_that_no_chart_can_show_are_cut() -> None:
     summary.ranks[3].rank = 1 << 60
     summary.ranks[3].number = 1 << 60
     assert len(render(summary)) <= 5_000_000
+
+
+def test_tensors_of_a_process_group_are_among_the_bytes() -> None:
+    summary = made(1, Setup(servers=True))
+    assert "Tensors of torch" not in render(summary)
+    for rank in summary.trainers:
+        rank.to_trainers = [ToTrainer((rank.number + 1) % 4, 3 << 40, 0), ToTrainer(99, 1, 1)]
+    page = render(summary)
+    assert "12.0 TiB in all. Tensors of torch" in page and ">t3<" in page
 
 
 def test_the_trainer_that_others_wait_for_is_named() -> None:
