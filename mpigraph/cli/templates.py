@@ -28,14 +28,15 @@ def _copy(name: str, arguments: argparse.Namespace) -> int:
         InvalidArgumentError: a file of this name exists.
     """
     target = arguments.directory
-    files = sorted(path for path in _source(name).iterdir() if path.is_file())
-    there = [path.name for path in files if (target / path.name).exists()]
+    source = _source(name)
+    files = sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    there = [str(path) for path in files if (target / path).exists()]
     if there:
         raise InvalidArgumentError(f"{target} has {', '.join(there)} already: give another folder")
-    target.mkdir(parents=True, exist_ok=True)
     for path in files:
-        shutil.copyfile(path, target / path.name)
-        print(target / path.name)
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / path, target / path)
+        print(target / path)
     return 0
 
 
