@@ -441,7 +441,6 @@ class SampledDataLoader(DistDataLoader):
             return
         if (options.lookahead or options.total or options.named) and any(fetcher.tensors for fetcher in fetchers):
             pipeline = self._epochs.pipeline
-            caches = open_caches(session, options, fetchers)
+            caches, pipeline.lookahead = open_caches(session, options, fetchers)
             self._epochs.numbers += [cache.number for cache in caches]
             self.cache_bytes = sum(cache.nbytes for cache in caches)
-            pipeline.lookahead = options.lookahead

@@ -33,6 +33,7 @@ __all__ = ["CachedRows", "Read", "UpcomingReads"]
 
 _FETCHED_TOGETHER = 4 << 20  # bytes from which on a fetch of more minibatches makes messages no more efficient
 _MOST_TOGETHER = 16  # minibatches in one fetch
+_STAGES = 2  # fetches in memory: the present one and the next
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class UpcomingReads:
         self._numbers: LocalIds | None = None  # of rows, once they are linked: small, the same for the same row
         self._last: I64 = np.full(1 << 10, -1, np.int64)
         self._end = 0
+        self._positions: I64 = np.empty(0, np.int64)
 
     def announce(self, batch: int, ids: I64) -> tuple[Read, Mask | None]:
         """Note that minibatch ``batch`` will read ``ids``.
@@ -86,13 +88,18 @@ class UpcomingReads:
         Returns:
             The read; and bool[k], the priced rows that no earlier pending read has, or None before :meth:`link`.
         """
-        free = np.empty(len(ids) + 1, np.int64)
-        priced = np.empty(len(ids) + 1, np.int64)
-        count = split_free(ids, self._begins, self._ends, free, priced)
-        priced = priced[: len(ids) - count]
-        read = Read(batch, ids, free[:count], priced, ids[priced], self._end)
+        if len(self._begins):
+            free = np.empty(len(ids) + 1, np.int64)
+            priced = np.empty(len(ids) + 1, np.int64)
+            count = split_free(ids, self._begins, self._ends, free, priced)
+            priced = priced[: len(ids) - count]
+            read = Read(batch, ids, free[:count], priced, ids[priced], self._end)
+        else:  # in memory that all reads share
+            if len(ids) > len(self._positions):
+                self._positions = np.arange(2 * len(ids))
+            read = Read(batch, ids, self._positions[:0], self._positions[: len(ids)], ids, self._end)
         fresh = None if self._numbers is None else self._link(read, self._numbers)
-        self._end += len(priced)
+        self._end += len(read.rows)
         self.reads.append(read)
         return read, fresh
 
@@ -181,6 +188,7 @@ class CachedRows:
         self.upcoming = upcoming
         self.fetched_rows = 0
         self._pool = pool
+        self._stages = RowPool(_STAGES, one_size=True)
         self._stage: _Stage | None = None
         self._words: Array = np.empty((0, 0))  # its rows by place
         self._begun: _Stage | None = None  # the next one
@@ -243,7 +251,9 @@ class CachedRows:
             self._fetch_late(read, late, words)
         self._count(len(read.rows), len(read.rows) - len(absent), len(late))
         if self.cache.per_trainer:
-            self._keep(read, slots, len(absent), words)
+            if not self.cache.slots.alone:  # other trainers may have kept some meanwhile
+                slots[absent] = self.cache.find(read.rows[absent])[0]
+            self._keep(read, slots, int(np.count_nonzero(slots[absent] < 0)), words)
 
     def _drop(self) -> None:
         """Forget the fetched rows, and those that are on their way."""
@@ -289,7 +299,7 @@ class CachedRows:
         for at in places.values():
             is_carried[at[(at >= 0) & (at < len(have))]] = True
         carried = np.flatnonzero(is_carried)
-        fetch = self.rows.window.begin(listed.ids[len(have) :], self._pool, len(carried))
+        fetch = self.rows.window.begin(listed.ids[len(have) :], self._stages, len(carried))
         place_of = np.empty(listed.count, np.int32)
         place_of[carried] = len(fetch.rows) + np.arange(len(carried))
         place_of[len(have) :] = fetch.places

@@ -24,9 +24,18 @@ _PAGE = 1 << 12  # bytes
 class RowPool:
     """Returns arrays, to any thread."""
 
-    def __init__(self, kept: int = _KEPT, largest: int = _LARGE) -> None:
-        """Begin empty; keep up to ``kept`` free arrays of each size, and none of more than ``largest`` bytes."""
+    def __init__(self, kept: int = _KEPT, largest: int = _LARGE, one_size: bool = False) -> None:
+        """Begin empty.
+
+        Args:
+            kept: free arrays kept of each size.
+            largest: bytes of an array that is kept.
+            one_size: keep arrays of one size, that of the largest one while others are not much smaller: for one user,
+                whose arrays are few and alike.
+        """
         self._largest = largest
+        self._one_size = one_size
+        self._size = 0
         # deque.append and pop are atomic: an array may die at any time, in any thread
         self._free: defaultdict[int, deque[U8]] = defaultdict(lambda: deque(maxlen=kept))
 
@@ -38,6 +47,11 @@ class RowPool:
             return np.empty(shape, dtype)
         step = max(_PAGE, (1 << nbytes.bit_length()) >> 3)
         size = -(-nbytes // step) * step
+        if self._one_size:
+            if not self._size // 2 <= size <= self._size:
+                self._size = size
+                self._free.clear()
+            size = self._size
         free = self._free[size]
         try:
             memory = free.pop()

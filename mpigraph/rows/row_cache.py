@@ -47,6 +47,7 @@ _OF_SLOT = 8 + 4  # bytes that a slot takes in the tables besides the row
 _OF_ROW = 4  # bytes that a row of the tensor takes in the tables, kept or not
 _NO_VERSION = -1
 _OF_FREE = 0.25  # of the free memory, for caches whose size was not set
+_OF_FREE_ON_DISK = 0.5  # the same, for rows on disk, which would lie in memory otherwise
 _MOST_OF_FREE = 0.5  # of the free memory, for more than one slot a row where the size was set
 _MOST = 2**31 - 2  # slots of a node: their numbers are 32 bits
 
@@ -85,7 +86,8 @@ def slots_for(
     free = np.array([free_for_caches(world) - promised], np.int64)
     world.node.Allreduce(MPI.IN_PLACE, free, op=MPI.MIN)  # ranks may look at different moments
     if nbytes < 0:
-        nbytes = max(int(free[0] * _OF_FREE), 0)
+        on_disk = any(tensor.window.from_sources for tensor in tensors)
+        nbytes = max(int(free[0] * (_OF_FREE_ON_DISK if on_disk else _OF_FREE)), 0)
     elif not near_too:
         nbytes = min(nbytes, max(int(free[0] * _MOST_OF_FREE), sum(whole)))
     most = _MOST // world.num_local_trainers

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -168,3 +169,21 @@ def test_a_pool_gives_memory_again_when_nobody_looks_at_it() -> None:
     again = pool.empty((990, 200), np.float64)  # of about the same size
     assert again.ctypes.data == where and again.shape == (990, 200) and again.dtype == np.float64
     assert pool.empty((3,), np.int16).shape == (3,)
+
+
+def test_a_pool_of_one_size_keeps_no_other() -> None:
+    pool = RowPool(2, one_size=True)
+    places = []
+    held = []
+    tracemalloc.start()
+    try:
+        for megabytes in (9, 12, 7, 11, 2, 3):
+            rows = pool.empty((megabytes, 1 << 20), np.uint8)
+            assert rows.shape == (megabytes, 1 << 20)
+            places.append(rows.ctypes.data)
+            del rows
+            held.append(tracemalloc.get_traced_memory()[0] >> 20)
+    finally:
+        tracemalloc.stop()
+    assert places[1] == places[2] == places[3]
+    assert 9 <= held[0] < 12 <= held[1] == held[2] == held[3] < 15 and held[4] < 4 and held[5] < 5

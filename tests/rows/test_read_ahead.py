@@ -181,6 +181,34 @@ def test_minibatches_are_the_same(layout: Job, oracle, disks: list[Disk], monkey
     layout.run(body)
 
 
+@own_on_layouts([Layout(2, 0, 0), Layout(3, 1, 0)])
+def test_a_row_that_another_trainer_kept_meanwhile_is_not_kept_twice(
+    layout: Job, oracle, disks: list[Disk], small_stages
+) -> None:
+    def body() -> None:
+        g = open_graph(oracle(3))
+        values, rank, trainers = values_of(g).numpy(), g.rank(), g.session.world.trainers
+        rows = np.arange(20)
+        for slots in (NUM_NODES, 40):  # all that was read is kept; or what is read soonest
+            reader = Reader(g, HINTS + 2 * slots * (ROW + 12))
+            assert reader.cache.per_trainer == slots
+            if rank == 1:
+                reader.announce(0, np.arange(30, 70))
+                reader.announce(1, rows)
+                reader.read()  # and begins to read the rows
+            g.barrier()
+            if rank == 0:
+                reader.announce(0, rows)
+                assert (reader.read() == values[rows]).all()
+            g.barrier()
+            if rank == 1:
+                assert (reader.read() == values[rows]).all()
+            on_all(trainers, reader.cache.used == (20, 40)[rank], str(reader.cache.used))
+            reader.close()
+
+    layout.run(body)
+
+
 @own_on_layouts([layout for layout in FAR if layout.ranks == 2])
 def test_hosts_of_other_nodes_read_ahead(layout: Job, oracle, disks: list[Disk], small_stages) -> None:
     """And nobody waits for what they send to a read that was dropped."""
