@@ -57,11 +57,13 @@ class DistGraph(SampledGraph):
             graph_name: the name it was partitioned under.
             gpb: accepted for DGL's scripts; the partition book comes from the configuration.
             part_config: path of ``<name>.json``; default ``MPIGRAPH_PART_CONFIG``.
-            feat_dtype: ``torch.float16`` or ``torch.bfloat16``, or the name of one: hosts keep features in 16 bits, to
-                which they are rounded while they are read from the shards, as ``feat_dtype`` of
+            feat_dtype: ``torch.float16``, ``torch.bfloat16`` or ``torch.int8``, or the name of one: hosts keep features
+                so, to which they are rounded while they are read from the shards, as ``feat_dtype`` of
                 :func:`.partition_graph` stores them: all float32 and float64 features with rows of one or more
-                dimensions, or by name, feature -> dtype. What the shards have in 16 bits stays as it is.
-            upcast: give rows of such features in the dtype that they had before; False gives them as they are stored.
+                dimensions, or by name, feature -> dtype. For int8 they are read twice. What the shards have so
+                stays as it is.
+            upcast: give rows of such features in the dtype that they had before; False gives them as they are stored,
+                to be widened where they are used (:meth:`.DistTensor.widen`).
             storage: the features that stay on disk, in the shards, which hosts then read instead of memory: "disk", all
                 with rows of numbers of one or more dimensions; "auto", the largest of these, until the others fit in
                 memory; or by name, ``{"node": {"feat": "disk"}, "edge": {...}}``. Rows on disk cannot be written.
@@ -77,7 +79,7 @@ class DistGraph(SampledGraph):
                 every rank.
             StorageError: a file of rows that stay on disk cannot be opened; on every rank.
             FieldNameError: one of them names a feature that does not exist; on every rank.
-            GraphDataError: a finite number would become infinite in 16 bits; names feature and row; on every rank.
+            GraphDataError: a number does not fit, as for :func:`.partition_graph`; on every rank.
         """
         session = current()
         if isinstance(gpb, str | Path) and part_config is None:

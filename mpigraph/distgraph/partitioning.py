@@ -98,10 +98,11 @@ def partition_graph(
             default this process works alone.
         resume: after a run of the same call that was killed: verify the parts that it has completed, and write only
             the others. Nothing is taken up from a run with another graph or other arguments.
-        feat_dtype: ``torch.float16`` or ``torch.bfloat16``, or the name of one: store features in 16 bits, rounded to
-            nearest even; they are read in their own dtype. That is all float32 and float64 features with rows of one or
-            more dimensions; or by name, feature -> dtype, also features of one number for each node or edge. Integers,
-            bools and times cannot be stored so, nor edge weights to sample by.
+        feat_dtype: ``torch.float16``, ``torch.bfloat16`` or ``torch.int8``, or the name of one: store features so,
+            rounded to nearest (even); they are read in their own dtype. That is all float32 and float64 features with
+            rows of one or more dimensions; or by name, feature -> dtype, in 16 bits also features of one number for
+            each node or edge. Integers, bools and times cannot be stored so, nor edge weights to sample by. int8 is one
+            of 256 levels from the lowest to the highest number of a column; such rows cannot be written later.
         assignment: int[nodes], or node type -> int[nodes]: the part of each node, made elsewhere; ``part_method`` then
             has no effect.
         overwrite: write over another graph in ``out_path``. One of the same name and of as many nodes and edges is
@@ -124,8 +125,9 @@ def partition_graph(
     Raises:
         InvalidArgumentError: an argument is not usable, or another graph lies in ``out_path``.
         FieldNameError: ``feat_dtype`` names a feature that does not exist.
-        GraphDataError: the graph contradicts itself, or a finite number would become infinite in 16 bits, as beyond
-            65504 in float16; names feature and row.
+        GraphDataError: the graph contradicts itself; a finite number would become infinite in 16 bits, as beyond
+            65504 in float16, or is infinite or NaN and to be int8; or outliers make int8 useless for a column; names
+            feature and row or column.
         StorageError: the disk is full, or another run is writing to ``out_path``.
     """
     exchange = ALONE if comm is None else MPIExchange(comm)
@@ -221,7 +223,7 @@ def load_partition_feats(
     Returns:
         ``(node_feats, edge_feats)``: ``"<ntype>/<name>"`` and ``"<src>:<rel>:<dst>/<name>"`` -> tensor; None for those
         not asked for. If names with a ``/`` in them give two features one key, the later one has the name of its
-        dataset. Features stored in 16 bits have the dtype that they had before.
+        dataset. Features stored in a narrower dtype have the one that they had before.
     """
     config = _config_with(part_config, part_id)
     with PartFiles(config) as files:
@@ -365,10 +367,11 @@ def _read_features(files: PartFiles, part_id: int, which: str, features: Feature
     for owner, table in sorted(features.items()):
         for name, info in sorted(table.items()):
             dataset = dataset_of(owner, name)
-            reader = files.open(part_id, which)
-            rows = to_torch(reader.read(dataset), reader.info(dataset).dtype).to(getattr(torch, info.dtype))
+            rows = files.open(part_id, which).read(dataset)
+            form = files.form_of(which, dataset, info, [part_id])
             key = f"{owner}/{name}"
-            tensors[dataset if key in tensors else key] = rows
+            wide = rows if form is None else form.widened(rows, info.dtype)
+            tensors[dataset if key in tensors else key] = to_torch(wide, info.dtype)
     return tensors
 
 

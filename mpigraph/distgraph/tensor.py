@@ -10,7 +10,7 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
-from mpigraph.distgraph.dtypes import convert, to_storage, to_torch
+from mpigraph.distgraph.dtypes import convert, to_storage, to_torch, widened
 from mpigraph.distgraph.new_tensor import Fill, Handle, InitFunc, TensorRequest, by_range, create, held
 from mpigraph.distgraph.partition_book import PartitionPolicy, local_part
 from mpigraph.distgraph.typed_ids import to_rows
@@ -54,9 +54,9 @@ class DistTensor:
     complete at the host when it returns; the other ranks see it after :meth:`DistGraph.barrier`. Two writers of one row
     leave one of the two rows, never a mix; reading a row while another rank writes it is the caller's race.
 
-    A feature may be stored in 16 bits (``feat_dtype`` of :func:`.partition_graph` and :class:`.DistGraph`). Its rows
-    lie in memory and caches and travel as :attr:`storage_dtype`; they are read as :attr:`dtype`, and values that are
-    written are rounded.
+    A feature may be stored in 16 or 8 bits (``feat_dtype`` of :func:`.partition_graph` and :class:`.DistGraph`). Its
+    rows lie in memory and caches and travel as :attr:`storage_dtype`; they are read as :attr:`dtype`, and values that
+    are written are rounded. Rows in 8 bits cannot be written.
 
     Dropping the last reference frees the memory at the trainers' next collective call, once all have dropped it.
     """
@@ -275,13 +275,30 @@ class DistTensor:
             rows.gather(ids, to_storage(out.detach(), self._dtype))
             return out
         pinned = accelerator_here() if pin_memory and out is None and target.type == "cpu" else accelerator_of(target)
-        arriving = self._dtype if target.type == "cpu" else rows.stored  # made wider on the GPU, after the copy
+        arriving = self._dtype if target.type == "cpu" else rows.stored  # widened on the GPU, after the copy
         received = self._memory(len(ids), arriving, pinned)
         rows.gather(ids, to_storage(received, arriving))
         non_blocking = non_blocking and pinned is not None  # the pool does not know of copies in progress
-        if out is not None:
+        if out is not None and arriving == self._dtype:
             return out.copy_(received, non_blocking)
-        return received.to(target, non_blocking=non_blocking).to(self.dtype)
+        received = received.to(target, non_blocking=non_blocking)
+        if arriving != self._dtype:
+            received = self.widen(received)
+        return received if out is None else out.copy_(received)
+
+    def widen(self, rows: torch.Tensor) -> torch.Tensor:
+        """Turn rows of :attr:`storage_dtype`, as a graph with ``upcast=False`` gives them, into numbers. Local.
+
+        Args:
+            rows: [n, *row_shape] on any device, which computes them; not those of a tensor without such a dtype.
+
+        Returns:
+            The same rows in the dtype of the feature, bit for bit those that it gives with ``upcast=True``.
+        """
+        form = self.handle.rows.form
+        if form is None or rows.dtype != getattr(torch, form.dtype):
+            raise InvalidArgumentError(f"rows must be {self.storage_dtype} of a feature stored so (got {rows.dtype})")
+        return widened(rows, form, getattr(torch, self.handle.rows.dtype))
 
     def read_announced(self, read: Read, reader: CachedRows, pin_memory: bool) -> torch.Tensor:
         """Read rows that were announced to a reader of this tensor; otherwise as :meth:`gather`. One-sided."""
@@ -304,7 +321,8 @@ class DistTensor:
             OutOfRangeError: a row does not exist.
             InvalidArgumentError: the values do not broadcast to the rows, or do not exist in their dtype: complex ones,
                 NaN or numbers out of range among integers, finite ones that are too large for a ``storage_dtype``
-                narrower than that of the feature, to which they are rounded (to nearest even).
+                narrower than that of the feature, to which they are rounded (to nearest even). Or the rows cannot be
+                written, as those of a feature stored as int8.
 
         One-sided; complete at the target when it returns.
         """

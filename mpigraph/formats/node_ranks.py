@@ -282,7 +282,7 @@ def _source(note: Mapping[str, Any], files: Sequence[Array]) -> GraphSource:
 
     def features(tables: Any) -> Features:
         return {
-            owner: {name: Feature(array(place), dtype, narrow) for name, (place, dtype, narrow) in table.items()}
+            owner: {name: Feature(array(place), dtype) for name, (place, dtype, _) in table.items()}
             for owner, table in tables.items()
         }
 

@@ -198,9 +198,7 @@ def as_tensor_rows(feature: Feature, rows: Array) -> torch.Tensor:
 
 
 def _wide(feature: Feature, rows: Array) -> Array:
-    if not feature.narrow:
-        return rows
-    return (_from_bits(rows) if feature.narrow == "bfloat16" else rows).astype(feature.dtype)
+    return feature.form.widened(rows, feature.dtype) if feature.form else rows
 
 
 def _from_bits(rows: Array) -> Array:

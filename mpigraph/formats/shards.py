@@ -196,7 +196,7 @@ def parts_of(book: RangeBook) -> Parts:
 
 def _feature(files: PartFiles, which: str, name: str, offsets: I64, info: FeatureInfo) -> Feature:
     rows = ShardRows(files, which, name, offsets, storage_dtype(info.stored), info.shape)
-    return Feature(rows, info.dtype, info.narrow)
+    return Feature(rows, info.dtype, files.form_of(which, name, info, range(files.config.num_parts)))
 
 
 def check_apart(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:

@@ -17,7 +17,7 @@ from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.row_arrays import RowArray, numpy_under, release
 from mpigraph.partition.source import GraphSource, feature_infos
-from mpigraph.storage.part_config import check_graph_name
+from mpigraph.storage.part_config import Features, check_graph_name
 
 __all__ = [
     "NODE_ORDERS",
@@ -80,6 +80,7 @@ def check_options(
 def check_same(
     exchange: Exchange,
     source: GraphSource,
+    infos: tuple[Features, Features],
     graph_name: str,
     method: Method,
     classes: Mapping[str, Array] | None,
@@ -88,6 +89,8 @@ def check_same(
     resume: bool,
 ) -> None:
     """Check that all ranks pass the same arguments and graph; compare a few rows of each array.
+
+    ``infos`` are those of node and edge features as they are to be stored.
 
     Raises:
         CollectiveError: they differ; on every rank.
@@ -105,7 +108,7 @@ def check_same(
         "whether to resume": bool(resume),
         "types": (schema.ntypes, schema.relations),
         "numbers of nodes and edges": (tuple(map(int, source.num_nodes)), tuple(source.edge_counts)),
-        "features": feature_infos(source),
+        "features": infos,
         "original ids": (source.node_ids is None, source.edge_ids is None),
     }
     with exchange.together(f"partitioning {graph_name!r}"):

@@ -14,6 +14,7 @@ from mpigraph.partition.row_arrays import RowArray, release
 from mpigraph.partition.source import Feature
 from mpigraph.partition.spill import ORIGINAL_IDS, arrays_of
 from mpigraph.storage.format import (
+    column_ranges_name,
     edge_feature_name,
     index_dtype,
     node_feature_name,
@@ -115,6 +116,8 @@ class PartWriter:
         return num_cut
 
     def _begin(self, writer: ShardWriter, name: str, feature: Feature, count: int) -> DatasetWriter:
+        if feature.form and feature.form.ranges is not None:
+            writer.add(column_ranges_name(name), feature.form.ranges)
         return writer.create(name, (count, *feature.values.shape[1:]), feature.stored)
 
     def _open(self, part: int, kind: str) -> ShardWriter:

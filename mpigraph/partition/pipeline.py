@@ -34,6 +34,7 @@ from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
+from mpigraph.partition.column_ranges import ColumnError
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
 from mpigraph.partition.metis import metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
@@ -59,14 +60,14 @@ from mpigraph.partition.output_folder import (
 from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.relabel import Arrivals, Numbering
-from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos, in_16_bits
+from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import check_space
-from mpigraph.storage.format import index_dtype, node_orig_ids_name, relation_dataset_name
-from mpigraph.storage.narrow import FeatDtype
-from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.format import index_dtype, node_orig_ids_name, relation_dataset_name, storage_dtype
+from mpigraph.storage.narrow import FeatDtype, narrowed
+from mpigraph.storage.part_config import Features, PartConfig
 from mpigraph.storage.shard import ShardReader
 
 __all__ = ["PartitionResult", "partition_source"]
@@ -78,7 +79,7 @@ class PartitionResult:
 
     Attributes:
         config_path: the configuration file.
-        report: edge cut and balance.
+        report: edge cut, balance, and the largest errors of features stored as int8.
     """
 
     config_path: Path
@@ -150,14 +151,14 @@ def partition_source(
         resume: verify the parts that an interrupted run has completed, and write only the others and damaged ones.
             Edges are compared with those that the parts were made from, features by their dtypes, their shapes and a
             few of their rows. If no part can be kept, the log says so, and all parts are written.
-        feat_dtype: features to store in 16 bits, besides those that are so in the input.
+        feat_dtype: features to store in 16 bits or as int8, besides those that are so in the input.
         overwrite: write over another graph in the directory. A graph of the same name and sizes is not another one.
 
     Raises:
         InvalidArgumentError: an argument is not usable, the directory cannot be written to, or another graph is there.
         FieldNameError: ``feat_dtype`` names a feature that does not exist.
         StorageError: the disk is full, or another run is writing there.
-        GraphDataError: the graph contradicts itself, or a feature does not fit 16 bits.
+        GraphDataError: the graph contradicts itself, or a feature does not fit the dtype that it is to be stored in.
         CollectiveError: ranks give different arguments, or graphs of different shapes.
     """
     out = Path(out_path)
@@ -167,7 +168,7 @@ def partition_source(
                 check_options(graph_name, num_parts, part_method, objtype, seed, node_order)
             else:
                 check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes), node_order)
-            source = in_16_bits(source, feat_dtype)
+            infos = narrowed(*feature_infos(source), feat_dtype)
             if exchange.rank == 0:
                 check_writable(out)
                 out.mkdir(parents=True, exist_ok=True)
@@ -175,9 +176,10 @@ def partition_source(
                 if not overwrite:
                     check_vacant(out, graph_name, Sizes(sum(source.num_nodes), sum(source.edge_counts)))
                 there = Leftovers(out, graph_name).bytes_recorded() if resume else 0
-                check_space(out, _bytes_on_disk(source, num_parts) - there, f"graph {graph_name!r}")
+                check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
         method = Method(part_method, int(num_parts), int(seed), objtype, recursive, bool(balance_edges))
-        check_same(exchange, source, graph_name, method, balance_classes, assignment, node_order, resume)
+        check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, node_order, resume)
+        source, errors = narrowed_source(source, infos, exchange)
         run = _Run(
             source,
             graph_name,
@@ -190,6 +192,7 @@ def partition_source(
             scratch or Scratch(out),
             progress or silent,
             bool(resume),
+            errors,
         )
         return run.make()
 
@@ -209,6 +212,7 @@ class _Run:
     scratch: Scratch
     progress: Progress
     resume: bool
+    errors: Mapping[str, ColumnError]
     bounds: I64 = field(init=False)  # int64[ranks + 1], the nodes that each rank owns
     left: Leftovers = field(init=False)
     took_assignment: bool = field(init=False, default=False)
@@ -427,6 +431,8 @@ class _Run:
         cut = sum(about.num_cut for about in records.values())
         fraction = cut / max(sum(self.source.edge_counts), 1)
         report = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": round(fraction, 4)}
+        if self.errors:
+            report["int8"] = {title: error._asdict() for title, error in self.errors.items()}
         config = self.config_of(identity, numbering, records, report)
         with self.exchange.together("writing the configuration"):
             path = config.write(self.out) if self.exchange.rank == 0 else self.out / f"{self.graph_name}.json"
@@ -464,13 +470,15 @@ def _joined(config: PartConfig, name: str) -> I64:
     return np.concatenate(rows)
 
 
-def _bytes_on_disk(source: GraphSource, num_parts: int) -> int:
+def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_parts: int) -> int:
     """Return the bytes of the shards, without HDF5's own, which are few."""
     total = (8 + 4) * sum(source.num_nodes)  # original ids, and the assignment
     for relation_id in range(len(source.edges)):
         src, dst = (source.num_nodes[i] for i in source.schema.ends(relation_id))
         total += 8 * (src + dst + num_parts) + (8 + index_dtype(src).itemsize) * source.num_edges(relation_id)
-    for table in (*source.node_feats.values(), *source.edge_feats.values()):
-        for feature in table.values():
-            total += feature.values.dtype.itemsize * math.prod(feature.values.shape)
+    counts = dict(zip(source.schema.ntypes, source.num_nodes, strict=True))
+    counts |= dict(zip(map(relation_key, source.schema.relations), source.edge_counts, strict=True))
+    for owner, table in (*infos[0].items(), *infos[1].items()):
+        for info in table.values():
+            total += counts[owner] * storage_dtype(info.stored).itemsize * math.prod(info.shape)
     return total

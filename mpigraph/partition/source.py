@@ -2,16 +2,20 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array
+from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, check_name, relation_key
+from mpigraph.partition.column_ranges import ColumnError, measured_form
+from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, RowError, place_of, release
 from mpigraph.storage.format import logical_dtype, storage_dtype
-from mpigraph.storage.narrow import FeatDtype, RoundingError, narrow_rows, narrowed
+from mpigraph.storage.narrow import RoundingError, StoredForm
 from mpigraph.storage.part_config import FeatureInfo
 
 __all__ = [
@@ -21,12 +25,13 @@ __all__ = [
     "Parts",
     "edge_chunks",
     "feature_infos",
-    "in_16_bits",
     "mask_of",
+    "narrowed_source",
 ]
 
 
 EDGES_PER_CHUNK = 1 << 20
+_CHUNK_BYTES = 8 << 20
 _CHUNKS_MAPPED = 16  # of a memory map, before its pages are let go
 _TIMES = "time"  # the feature whose values must be numbers
 
@@ -34,17 +39,22 @@ _TIMES = "time"  # the feature whose values must be numbers
 class Feature(NamedTuple):
     """Rows of a feature in their storage dtype, and their logical dtype ("bfloat16" is stored as uint16).
 
-    ``narrow`` is the 16-bit dtype that the rows have instead of ``dtype``, if any.
+    ``form`` is the narrower form in which the rows are, if they are.
     """
 
     values: RowArray
     dtype: str
-    narrow: str = ""
+    form: StoredForm | None = None
 
     @property
     def stored(self) -> str:
         """The logical dtype of the rows as they are stored."""
-        return self.narrow or self.dtype
+        return self.form.dtype if self.form else self.dtype
+
+    @property
+    def info(self) -> FeatureInfo:
+        """Dtypes and row shape."""
+        return FeatureInfo(self.dtype, tuple(self.values.shape[1:]), self.form.dtype if self.form else "")
 
     @classmethod
     def rows(cls, values: RowArray) -> "Feature":
@@ -75,6 +85,7 @@ class Parts(NamedTuple):
 
 Features = Mapping[str, Mapping[str, Feature]]
 FeatureInfos = dict[str, dict[str, FeatureInfo]]
+Infos = Mapping[str, Mapping[str, FeatureInfo]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,11 +156,14 @@ class GraphSource:
         return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
 
     def tables(self) -> Iterator[tuple[str, RowArray]]:
-        """Yield the rows of all features and the original ids, with their names for messages."""
+        """Yield the rows of all features, the ranges of their columns, and original ids, with names for messages."""
         for kind, features_of in (("node", self.node_feats), ("edge", self.edge_feats)):
             for type_name, features in sorted(features_of.items()):
                 for name, feature in sorted(features.items()):
-                    yield f"{kind} feature {name!r} of {type_name!r}", feature.values
+                    title = f"{kind} feature {name!r} of {type_name!r}"
+                    yield title, feature.values
+                    if feature.form and feature.form.ranges is not None:
+                        yield f"column ranges of {title}", feature.form.ranges
         for ntype, ids in zip(self.schema.ntypes, self.node_ids or (), strict=False):
             yield f"original ids of {ntype!r}", ids
         for relation, ids in zip(self.schema.relations, self.edge_ids or (), strict=False):
@@ -236,45 +250,73 @@ def feature_infos(source: GraphSource) -> tuple[FeatureInfos, FeatureInfos]:
     return _infos(source.schema.ntypes, source.node_feats), _infos(keys, source.edge_feats)
 
 
-def in_16_bits(source: GraphSource, feat_dtype: FeatDtype) -> GraphSource:
-    """Return a graph with features that are rounded to 16 bits when their rows are read.
+@collective("ranks")
+def narrowed_source(
+    source: GraphSource, infos: tuple[Infos, Infos], exchange: Exchange
+) -> tuple[GraphSource, dict[str, ColumnError]]:
+    """Return a graph with features in narrower forms, to which rows are rounded when they are read.
 
     A number that does not fit raises a GraphDataError then, which names feature and row.
 
+    Args:
+        source: the graph.
+        infos: of its node and edge features, with the dtypes in which they are to be stored (``storage/narrow.py``).
+        exchange: the ranks, each with the same graph; they share the reading of what becomes int8.
+
+    Returns:
+        The graph, and the largest error of each feature that becomes int8.
+
     Raises:
-        FieldNameError, InvalidArgumentError: ``feat_dtype`` is not for these features (see ``storage/narrow.py``).
+        GraphDataError: a feature cannot be int8; on every rank.
     """
-    if feat_dtype is None:
-        return source
-    nodes, edges = narrowed(*feature_infos(source), feat_dtype)
-    return replace(
-        source,
-        node_feats=_all_rounded("node", source.node_feats, nodes),
-        edge_feats=_all_rounded("edge", source.edge_feats, edges),
-    )
+    errors: dict[str, ColumnError] = {}
 
+    def narrower(title: str, feature: Feature, narrow: str) -> Feature:
+        if feature.info.narrow == narrow:
+            return feature
+        form = StoredForm(narrow)
+        if narrow == "int8":
+            rows = feature.values
+            chunks = partial(_own_chunks, rows, exchange)
+            form, error = measured_form(title, feature.info, len(rows), chunks, partial(_place, rows), exchange)
+            if error is not None:
+                errors[title] = error
+        return _rounded(title, feature, form)
 
-def _all_rounded(kind: str, features: Features, infos: Mapping[str, Mapping[str, FeatureInfo]]) -> Features:
-    return {
-        owner: {
-            name: _rounded(f"{kind} feature {name!r} of {owner!r}", feature, infos[owner][name].narrow)
-            for name, feature in table.items()
+    def of_all(kind: str, features: Features, infos: Infos) -> Features:
+        return {
+            owner: {
+                name: narrower(f"{kind} feature {name!r} of {owner!r}", feature, infos[owner][name].narrow)
+                for name, feature in table.items()
+            }
+            for owner, table in sorted(features.items())
         }
-        for owner, table in features.items()
-    }
+
+    nodes = of_all("node", source.node_feats, infos[0])
+    edges = of_all("edge", source.edge_feats, infos[1])
+    return replace(source, node_feats=nodes, edge_feats=edges), errors
 
 
-def _rounded(title: str, feature: Feature, narrow: str) -> Feature:
-    if feature.narrow == narrow:
-        return feature
+def _own_chunks(rows: RowArray, exchange: Exchange) -> Iterator[tuple[int, Array]]:
+    """Yield ``(first row, rows)``: chunk after chunk in turn with the other ranks."""
+    step = max(1, _CHUNK_BYTES // max(1, rows.dtype.itemsize * int(np.prod(rows.shape[1:]))))
+    for first in range(exchange.rank * step, len(rows), exchange.size * step):
+        yield first, np.asarray(rows[first : first + step])
+        release(rows)
 
+
+def _place(rows: RowArray, row: int) -> str:
+    return place_of(rows, row) or f"row {row}"
+
+
+def _rounded(title: str, feature: Feature, form: StoredForm) -> Feature:
     def make(rows: Array) -> Array:
         try:
-            return narrow_rows(rows, narrow)
+            return form.narrow(rows)
         except RoundingError as error:
             raise RowError(error.row, f"{title}: {error}") from None
 
-    return Feature(MadeRows(make, storage_dtype(narrow), feature.values), feature.dtype, narrow)
+    return Feature(MadeRows(make, storage_dtype(form.dtype), feature.values), feature.dtype, form)
 
 
 def mask_of(place: str, ids: Array, num_nodes: int) -> Feature:
@@ -297,12 +339,7 @@ def mask_of(place: str, ids: Array, num_nodes: int) -> Feature:
 
 
 def _infos(keys: Iterable[str], features: Features) -> FeatureInfos:
-    return {
-        key: {
-            name: FeatureInfo(f.dtype, tuple(f.values.shape[1:]), f.narrow) for name, f in features.get(key, {}).items()
-        }
-        for key in keys
-    }
+    return {key: {name: feature.info for name, feature in features.get(key, {}).items()} for key in keys}
 
 
 def _check_original_ids(what: str, ids: tuple[RowArray, ...] | None, counts: Sequence[int]) -> None:

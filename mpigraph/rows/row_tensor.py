@@ -1,8 +1,8 @@
 """Named tensors of rows, one row per node of a type or per edge of a relation, spread over the hosts.
 
 numpy only: rows have a storage dtype here (bfloat16 as uint16, bool as uint8) and carry the name of their logical
-dtype for the layer that makes torch tensors of them. Floats may be stored in 16 bits: such rows lie in windows and
-caches and travel as they are stored, and become wider in the memory in which they arrive.
+dtype for the layer that makes torch tensors of them. Floats may be stored in a narrower form: such rows lie in windows
+and caches and travel as they are stored, and become wider in the memory in which they arrive.
 
 There are three ways to write rows: :meth:`~RowTensor.scatter` by id, :meth:`~RowTensor.writing` straight into a near
 host's memory, and :meth:`~RowTensor.lend` for a view that outlives the call. A rank's next control call
@@ -25,12 +25,11 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.kernels.float16 import narrow_part, widen
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow, SourceOf
 from mpigraph.storage.format import storage_dtype
-from mpigraph.storage.narrow import RoundingError, narrow_rows
+from mpigraph.storage.narrow import RoundingError, StoredForm, narrow_part
 
 __all__ = ["Copying", "Policy", "RowTensor"]
 
@@ -80,7 +79,9 @@ class RowTensor:
         name: the user's name for it.
         policy: the meaning of its rows.
         dtype: logical dtype ("float32", "bfloat16", ...).
-        stored: logical dtype of the rows in memory and on their way: the same, or a narrower one of 16 bits.
+        form: the narrower form of the rows in memory and on their way; None for their own.
+        stored: logical dtype of the rows in memory and on their way.
+        read_only: why rows cannot be written; "" where they can.
         shape: ``(rows, *row_shape)``.
         copying: the background copy of the rows, if there is one.
         version: counts the control calls before which a rank had written rows; the same on every rank after each.
@@ -99,7 +100,7 @@ class RowTensor:
         policy: Policy,
         row_shape: Sequence[int],
         dtype: str,
-        stored: str = "",
+        form: StoredForm | None = None,
         sources: SourceOf | None = None,
     ) -> None:
         """Allocate zeros, or read the rows from ``sources``; ``book`` has the ranges of the hosts."""
@@ -108,7 +109,9 @@ class RowTensor:
         self.name = name
         self.policy = policy
         self.dtype = dtype
-        self.stored = stored or dtype
+        self.form = form
+        self.stored = dtype if form is None else form.dtype
+        self.read_only = ""
         self.version = 0
         self.copying: Copying | None = None
         self._writes = itertools.count(1)
@@ -144,11 +147,11 @@ class RowTensor:
             out: [n, *row_shape], C-contiguous. It is the memory itself if it has the stored dtype; its last bytes are
                 if it has the logical one.
         """
-        if out.dtype == self.window.dtype:
+        if self.form is None or out.dtype == self.window.dtype:
             yield out
         else:
             yield narrow_part(out, self.window.dtype)
-            widen(out, self.stored == "bfloat16")
+            self.form.widen(out)
 
     def check(self, ids: I64) -> None:
         """Raise OutOfRangeError, with the name of the tensor, if one of ``ids`` (int64[n]) is not a row."""
@@ -168,12 +171,13 @@ class RowTensor:
 
         Raises:
             OutOfRangeError: an id is not a row.
-            InvalidArgumentError: a value does not fit the stored dtype; nothing is written.
+            InvalidArgumentError: a value does not fit the stored dtype, or the rows are read-only; nothing is written.
         """
         self.check(ids)
-        if values.dtype != self.window.dtype:
+        self.check_writable()
+        if self.form is not None and values.dtype != self.window.dtype:
             try:
-                values = narrow_rows(values, self.stored)
+                values = self.form.narrow(values)
             except RoundingError as error:
                 raise InvalidArgumentError(f"tensor {self.name!r}: value of row {ids[error.row]}: {error}") from None
         self._wait(owned=False)
@@ -184,7 +188,12 @@ class RowTensor:
 
     @contextmanager
     def writing(self, host: int) -> Iterator[Array]:
-        """Yield the rows on near host ``host``, writable inside the block. For the rows' owner: it takes no lock."""
+        """Yield the rows on near host ``host``, writable inside the block. For the rows' owner: it takes no lock.
+
+        Raises:
+            InvalidArgumentError: the rows are read-only.
+        """
+        self.check_writable()
         self._wait(owned=True)
         rows = self.window.memory(host).view()
         try:
@@ -198,13 +207,22 @@ class RowTensor:
         """Return rows on near host ``host``, writable as long as the array, or any view of it, is alive.
 
         Until then they count as written before every control call.
+
+        Raises:
+            InvalidArgumentError: the rows are read-only.
         """
+        self.check_writable()
         self._wait(owned=False)
         memory = self.window.memory(host)[rows]
         # the base of a view is the array at the end of the chain; the memoryview makes that this one
         lent = np.frombuffer(memoryview(memory.reshape(-1)), memory.dtype).reshape(memory.shape)  # type: ignore[arg-type]
         self._lent.append(weakref.ref(lent if lent.base is None else lent.base, self._take_back))
         return lent
+
+    def check_writable(self) -> None:
+        """Raise InvalidArgumentError if the rows are :attr:`read_only`."""
+        if self.read_only:
+            raise InvalidArgumentError(f"tensor {self.name!r} cannot be written: {self.read_only}")
 
     def _take_back(self, lent: "weakref.ref[Array]") -> None:
         self.note_write()

@@ -3,7 +3,7 @@
 Rows have global numbers, which go on from part to part.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +12,15 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, ShardFormatError
 from mpigraph.kernels.soundness import bad_source, falls
 from mpigraph.storage.format import (
+    column_ranges_name,
     edge_feature_name,
     index_dtype,
     node_feature_name,
     node_orig_ids_name,
     relation_dataset_name,
 )
-from mpigraph.storage.narrow import RoundingError, narrow_rows
-from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.narrow import RoundingError, StoredForm
+from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, fingerprint, read_chunks, seal_of
 
 __all__ = ["PartFiles", "check_sources", "overlaps", "read_rows"]
@@ -111,6 +112,31 @@ class PartFiles:
             )
         return content
 
+    def form_of(self, which: str, name: str, info: FeatureInfo, parts: Iterable[int]) -> StoredForm | None:
+        """Return the form in which a feature is stored, None for its own.
+
+        Args:
+            which: the file of a part: "node_feats" or "edge_feats".
+            name: the dataset of the feature.
+            info: of the feature.
+            parts: read the ranges of its columns there, if it has any; at least one.
+
+        Raises:
+            ShardFormatError: a file is missing or damaged, or parts have different ranges.
+        """
+        if info.narrow != "int8":
+            return StoredForm(info.narrow) if info.narrow else None
+        ranges: list[Array] = []
+        for part in parts:
+            ranges.append(self.open(part, which).read(column_ranges_name(name)))
+            low, high = ranges[-1]
+            if not (np.isfinite(ranges[-1]).all() and (low <= high).all() and np.array_equal(ranges[-1], ranges[0])):
+                raise ShardFormatError(
+                    f"{self.config.part_path(part, which)}: dataset {column_ranges_name(name)!r} contradicts itself "
+                    "or that of another part"
+                )
+        return StoredForm(info.narrow, ranges[0])
+
     def read_indptr(self, relation: int, part: int, first: int, last: int) -> I64:
         """Read the first in-edge of each of a part's destinations ``[first, last)``, counted within the part.
 
@@ -144,7 +170,7 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
     for t, ntype in enumerate(schema.ntypes):
         yield "part_graph", node_orig_ids_name(ntype), DatasetInfo((nodes[t],), "int64")
         for name, info in config.node_features[ntype].items():
-            yield "node_feats", node_feature_name(ntype, name), DatasetInfo((nodes[t], *info.shape), info.stored)
+            yield from _feature("node_feats", node_feature_name(ntype, name), nodes[t], info)
     for r in range(len(schema.relations)):
         key = schema.relation_key(r)
         src, dst = schema.ends(r)
@@ -159,7 +185,13 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
         ):
             yield "part_graph", relation_dataset_name(key, field), DatasetInfo((rows,), dtype)
         for name, info in config.edge_features[key].items():
-            yield "edge_feats", edge_feature_name(key, name), DatasetInfo((edges, *info.shape), info.stored)
+            yield from _feature("edge_feats", edge_feature_name(key, name), edges, info)
+
+
+def _feature(which: str, name: str, rows: int, info: FeatureInfo) -> Iterator[tuple[str, str, DatasetInfo]]:
+    yield which, name, DatasetInfo((rows, *info.shape), info.stored)
+    if info.narrow == "int8":
+        yield which, column_ranges_name(name), DatasetInfo((2, *info.shape), info.dtype)
 
 
 def overlaps(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -177,7 +209,7 @@ def read_rows(
     offsets: I64,
     begin: int,
     out: npt.NDArray[np.generic],
-    narrow: str = "",
+    form: StoredForm | None = None,
 ) -> None:
     """Fill ``out`` with the global rows from ``begin`` of a dataset that is spread over the parts' files.
 
@@ -188,20 +220,22 @@ def read_rows(
         offsets: int64[P + 1], the parts' ranges of its rows.
         begin: first global row.
         out: [n, ...] in the storage dtype.
-        narrow: the 16-bit dtype that ``out`` has instead, to which rows are rounded some MiB at a time; "" for none.
+        form: the narrower form that ``out`` has instead, to which rows are rounded some MiB at a time.
 
     Raises:
         ShardFormatError: a file is missing or damaged.
-        GraphDataError: a number does not fit 16 bits.
+        GraphDataError: a number does not fit the narrower form.
     """
     at = 0
     for part, first, last in overlaps(offsets, begin, begin + len(out)):
         shard = files.open(part, which)
-        if not narrow:
+        if form is None:
             shard.read_into(name, out[at : at + last - first], first)
-        for row, rows in read_chunks(shard, name, first, last) if narrow else ():
+            at += last - first
+            continue
+        for row, rows in read_chunks(shard, name, first, last):
             try:
-                out[at + row - first : at + row - first + len(rows)] = narrow_rows(rows, narrow)
+                out[at + row - first : at + row - first + len(rows)] = form.narrow(rows)
             except RoundingError as error:
                 path = files.config.part_path(part, which)
                 raise GraphDataError(f"{path}: dataset {name!r}, row {row + error.row}: {error}") from None

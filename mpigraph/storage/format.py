@@ -11,10 +11,13 @@ Types, relations and features may have any names: a ``/`` inside one is written 
 ``~3A`` and ``~`` as ``~7E`` (:func:`~mpigraph.metadata.schema.escape`).
 Datasets are contiguous, so that a reader can fill a buffer with any range of rows in one call. Each carries its
 logical dtype (torch's name; bfloat16 is stored as uint16 and bool as uint8) and one CRC-32 for each segment
-of ``segment_rows`` rows. For a feature stored in 16 bits (narrow.py) that is float16 or bfloat16; the configuration
-also has the dtype of its readers. The configuration and every shard carry the *identity* of the partitioning, a hash of
-the topology and the assignment: a shard of another one is refused, so files of two partitionings are never mixed. Where
-only features differ, the shards' seals, which the configuration lists, tell them apart.
+of ``segment_rows`` rows. For a feature stored in a narrower form (narrow.py) that is float16, bfloat16 or int8; the
+configuration also has the dtype of its readers. Beside int8 lies ``<name>~range``, [2, ...] in the readers' dtype: the
+lowest and the highest number of each column, the same in all parts.
+
+The configuration and every shard carry the *identity* of the partitioning, a hash of the topology and the assignment: a
+shard of another one is refused, so files of two partitionings are never mixed. Where only features differ, the shards'
+seals, which the configuration lists, tell them apart.
 
 A file of another version is refused; there is no conversion. A graph is partitioned again, an optimizer saved again.
 """
@@ -30,6 +33,7 @@ __all__ = [
     "FORMAT_VERSION",
     "NARROW",
     "WIDE",
+    "column_ranges_name",
     "edge_feature_name",
     "index_dtype",
     "logical_dtype",
@@ -46,8 +50,8 @@ FORMAT_VERSION = 2  # 1 had no identity
 _SEGMENT_BYTES = 4 << 20  # a read at a random row verifies a whole segment, so they must not be large
 _MAX_SEGMENTS = 8192  # their checksums are an HDF5 attribute, which holds 64 KiB
 
-NARROW = ("float16", "bfloat16")
-"""The 16-bit dtypes in which floats may be stored."""
+NARROW = ("float16", "bfloat16", "int8")
+"""The narrower dtypes in which floats may be stored."""
 WIDE = ("float32", "float64")
 """The dtypes of such floats."""
 
@@ -106,6 +110,11 @@ def node_feature_name(ntype: str, name: str) -> str:
 def edge_feature_name(relation_key: str, name: str) -> str:
     """Return the dataset of a feature in ``edge_feat.h5``."""
     return f"{_of_relation(relation_key)}/{_step(name)}"
+
+
+def column_ranges_name(feature: str) -> str:
+    """Return the dataset of a feature's column ranges, beside its own; no feature has such a name."""
+    return f"{feature}~range"
 
 
 def _step(name: str) -> str:

@@ -1,7 +1,8 @@
-"""Features that are stored in 16 bits and read in their own dtype: choosing them, and rounding their rows.
+"""Features that are stored in a narrower form and read in their own dtype: choosing them, rounding and widening rows.
 
-Half the bytes on disk, in memory, in caches and between nodes. A feature keeps its dtype, float32 or float64, and is
-stored as float16 (11 significant bits, up to 65504) or bfloat16 (8 bits, the range of float32).
+Half or a quarter of the bytes on disk, in memory, in caches and between nodes. A feature keeps its dtype, float32 or
+float64, and is stored as float16 (11 significant bits, up to 65504), bfloat16 (8 bits, the range of float32), or as
+int8: one of 256 levels between the lowest and the highest number of its column.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,15 +12,17 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError, check_text
-from mpigraph.kernels.float16 import round_to_bfloat16
-from mpigraph.storage.format import NARROW, WIDE
+from mpigraph.kernels.float16 import narrow_part, round_to_bfloat16, widen
+from mpigraph.kernels.levels import LAST, to_levels, widen_levels
+from mpigraph.storage.format import NARROW, WIDE, storage_dtype
 from mpigraph.storage.part_config import FeatureInfo, Features
 
-__all__ = ["FeatDtype", "RoundingError", "check_feat_dtype", "narrow_rows", "narrowed"]
+__all__ = ["FeatDtype", "RoundingError", "StoredForm", "check_feat_dtype", "narrow_part", "narrowed"]
 
 FeatDtype: TypeAlias = str | dict[str, str] | None
-"""``"float16"`` or ``"bfloat16"`` for every feature with rows of numbers; name -> dtype; None for no feature."""
+"""A dtype of ``NARROW`` for every feature with rows of numbers; name -> dtype; None for no feature."""
 
+_TILE = 1024  # numbers of successive columns, so that narrow rows take no longer
 _TIMES = "time"  # rounded times would reorder events
 
 
@@ -34,6 +37,63 @@ class RoundingError(GraphDataError):
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
         self.row = row
+
+
+class StoredForm:
+    """A narrower form in which rows of floats are stored.
+
+    Args:
+        dtype: "float16", "bfloat16" or "int8".
+        ranges: for int8, the lowest and the highest number of each column, [2, *row_shape] in the dtype of the feature.
+
+    Attributes:
+        dtype: the logical dtype of stored rows.
+        ranges: as above.
+        step: [*row_shape], the distance of levels.
+    """
+
+    def __init__(self, dtype: str, ranges: Array | None = None) -> None:
+        self.dtype = dtype
+        self.ranges = ranges
+        if ranges is not None:
+            low, high = ranges
+            with np.errstate(over="ignore"):
+                self.step: Array = ((high.astype(np.float64) - low) / LAST).astype(ranges.dtype)
+            repeats = max(1, _TILE // max(1, low.size))
+            self._tiled = [np.tile(values.reshape(-1), repeats) for values in (low, self.step, high)]
+
+    def narrow(self, rows: Array) -> Array:
+        """Round rows to the form. To 16 bits: to the nearest floats, of two the even one; infinity and NaN stay.
+
+        Args:
+            rows: float32 or float64[n, *row_shape]; float64 becomes float32 on the way to bfloat16, as in torch.
+
+        Returns:
+            [n, *row_shape] as they are stored.
+
+        Raises:
+            RoundingError: a finite number would become infinite.
+        """
+        if self.ranges is None:
+            return _in_16_bits(rows, self.dtype)
+        levels = np.empty(rows.shape, np.int8)
+        low, step, _ = self._tiled
+        to_levels(np.ascontiguousarray(rows).reshape(-1), low, step, levels.reshape(-1))
+        return levels
+
+    def widen(self, wide: Array) -> None:
+        """Turn the stored rows in the :func:`narrow_part` of ``wide`` (float32 or float64[n, ...]) into numbers."""
+        if self.ranges is None:
+            widen(wide, self.dtype == "bfloat16")
+        else:
+            widen_levels(narrow_part(wide, np.dtype(np.int8)).reshape(-1), wide.reshape(-1), *self._tiled)
+
+    def widened(self, rows: Array, dtype: str) -> Array:
+        """Return a wider copy of stored rows, in "float32" or "float64"."""
+        wide: Array = np.empty(rows.shape, dtype)
+        narrow_part(wide, storage_dtype(self.dtype))[:] = rows
+        self.widen(wide)
+        return wide
 
 
 def check_feat_dtype(feat_dtype: object) -> FeatDtype:
@@ -59,7 +119,7 @@ def narrowed(nodes: Features, edges: Features, feat_dtype: FeatDtype) -> tuple[F
     """Return node and edge features with the dtypes that ``feat_dtype`` asks for.
 
     Without names it applies to floats in rows of one or more dimensions. A feature of one number for each node or edge,
-    such as a weight, is stored in 16 bits only if it is named; integers, bools and times never are.
+    such as a weight, becomes 16 bits only if it is named, and never as int8. Integers, bools and times never are.
 
     Args:
         nodes: by node type and name; may be narrow already, and stay so.
@@ -69,7 +129,7 @@ def narrowed(nodes: Features, edges: Features, feat_dtype: FeatDtype) -> tuple[F
     Raises:
         FieldNameError: no type has a feature that is named.
         InvalidArgumentError: a feature that is named has no floats of more than 16 bits, is stored in another narrow
-            dtype, or is of times.
+            dtype, is of times, or for int8, of one number for each node or edge.
     """
     names = feat_dtype if isinstance(feat_dtype, dict) else {}
     known = {name for features in (nodes, edges) for table in features.values() for name in table}
@@ -103,22 +163,12 @@ def _named(title: str, name: str, info: FeatureInfo, dtype: str) -> FeatureInfo:
     if info.dtype not in WIDE or info.narrow:
         stored = f"stored as {info.narrow}" if info.narrow else info.dtype
         raise InvalidArgumentError(f"feat_dtype: {title} is {stored}, and cannot be made {dtype}")
+    if dtype == "int8" and not info.shape:
+        raise InvalidArgumentError(f"feat_dtype: {title} has no rows, which int8 is for: leave it {info.dtype}")
     return info._replace(narrow=dtype)
 
 
-def narrow_rows(rows: Array, dtype: str) -> Array:
-    """Round rows to the nearest 16-bit floats, of two the even one. Infinite numbers and NaN stay what they are.
-
-    Args:
-        rows: float32 or float64[n, ...]; float64 becomes float32 on the way to bfloat16, as in torch.
-        dtype: "float16" or "bfloat16".
-
-    Returns:
-        [n, ...] as they are stored.
-
-    Raises:
-        RoundingError: a finite number would become infinite.
-    """
+def _in_16_bits(rows: Array, dtype: str) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):  # numpy warns of some NaN
         if dtype == "bfloat16":
             single = np.ascontiguousarray(rows, np.float32)

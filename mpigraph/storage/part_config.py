@@ -380,10 +380,10 @@ def _a_dtype(value: object) -> str:
 
 
 def _a_narrow(info: Mapping[str, Any]) -> str:
-    """Return the 16-bit dtype in which a feature is stored; "" if it is stored in its own."""
+    """Return the narrower dtype in which a feature is stored; "" if it is stored in its own."""
     if "stored" not in info:
         return ""
-    if info["stored"] not in NARROW or info["dtype"] not in WIDE:
+    if info["stored"] not in NARROW or info["dtype"] not in WIDE or (info["stored"] == "int8" and not info["shape"]):
         raise ValueError(f"{info['dtype']} is not stored as {info['stored']!r:.60}")
     return str(info["stored"])
 

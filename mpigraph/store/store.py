@@ -21,9 +21,10 @@ from mpigraph.rows.service import RowService
 from mpigraph.rows.sources.verification import Verification
 from mpigraph.rows.window import SourceOf
 from mpigraph.storage.contents import PartFiles, read_rows
-from mpigraph.storage.narrow import FeatDtype, narrowed
+from mpigraph.storage.narrow import FeatDtype, StoredForm, narrowed
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
+from mpigraph.store.feature_forms import READ_ONLY, form_to_keep
 from mpigraph.store.host_ranges import check_same, cut_for_hosts
 from mpigraph.store.on_disk import settle, sources_on_disk
 from mpigraph.store.placement import Storage, dataset_of, features_of, places_of, without
@@ -229,7 +230,7 @@ class Store:
         Args:
             name: of the graph.
             part_config: its configuration.
-            feat_dtype: the features to keep in 16 bits, besides those that are so in the files.
+            feat_dtype: the features to keep in narrower forms, besides those that are so in the files.
             storage: the features that stay on disk.
 
         Raises:
@@ -238,7 +239,7 @@ class Store:
             ShardFormatError: a shard is missing, damaged or of another partitioning; on every rank.
             FieldNameError, InvalidArgumentError: ``feat_dtype`` or ``storage`` do not fit these features; on every
                 rank.
-            GraphDataError: a feature does not fit its narrow dtype; on every rank.
+            GraphDataError: a feature does not fit its narrower form; on every rank.
             StorageError: a file of rows that stay on disk cannot be opened; on every rank.
         """
         with together(self.world.comm, f"opening graph {name!r}"):
@@ -309,20 +310,23 @@ class Store:
         config = files.config
         for (policy, name, info), (_, _, in_file) in zip(features_of(kept), features_of(config), strict=True):
             which, dataset = dataset_of(policy, name, config)
+            offsets = policy.offsets(config.book)
+            hosts = policy.offsets(graph.topology.hosts)
+            with self.world.watch("measuring features"):
+                form = form_to_keep(self.world, files, (which, dataset), in_file, info, offsets, hosts)
             place = places.get((policy, name), "memory")
             sources = self._sources(graph.topology, files, policy, name, place)
-            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, info.stored, sources)
+            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, form, sources)
             graph.features[policy, name] = tensor.number
             if sources is not None:
                 graph.on_disk.add((policy, name))
                 continue
-            offsets = policy.offsets(config.book)
             with together(self.world.comm, f"loading {dataset!r} of graph {config.graph_name!r}"):
                 if self.world.is_host:
                     host = self.world.host_index
+                    rounding = None if info == in_file else form
                     with tensor.writing(host) as rows:
-                        narrow = "" if info == in_file else info.narrow
-                        read_rows(files, which, dataset, offsets, int(tensor.window.offsets[host]), rows, narrow)
+                        read_rows(files, which, dataset, offsets, int(tensor.window.offsets[host]), rows, rounding)
         for number in graph.features.values():
             self.tensors[number].window.sync()
         with self.world.watch("loading features"):
@@ -330,6 +334,8 @@ class Store:
         for number in graph.features.values():
             tensor = self.tensors[number]
             tensor.advance(tensor.last_write)  # the hosts have written them, as every rank knows
+            if tensor.form is not None and tensor.form.ranges is not None:
+                tensor.read_only = READ_ONLY
         self._count_masks()
 
     @collective("world.comm")
@@ -340,12 +346,12 @@ class Store:
         policy: Policy,
         row_shape: Iterable[int],
         dtype: str,
-        stored: str = "",
+        form: StoredForm | None = None,
         sources: SourceOf | None = None,
     ) -> RowTensor:
         """Make a tensor over the hosts of a graph: of zeros, or of the rows of ``sources``.
 
-        It is stored in its dtype or a narrower one.
+        It is stored in its dtype or a narrower form.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
@@ -361,7 +367,7 @@ class Store:
             policy=policy,
             row_shape=tuple(row_shape),
             dtype=dtype,
-            stored=stored,
+            form=form,
             sources=sources,
         )
         self.tensors[tensor.number] = tensor

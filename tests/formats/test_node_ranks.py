@@ -148,7 +148,7 @@ def test_everything_of_a_graph_is_shared(comm: MPI.Intracomm) -> None:
             (4, 3),
             ((ends[0], ends[1]), (concatenated([ends[0], ends[1]]), concatenated([ends[1], ends[1]]))),
             {"a": {"m": Feature.of(np.array([1, 0, 0, 1], bool)), "feat": Feature.rows(feat)}},
-            {"a:r:b": {"h": Feature(np.arange(5, dtype=np.uint16), "float32", "bfloat16")}},
+            {"a:r:b": {"h": Feature(np.arange(5, dtype=np.uint16), "bfloat16")}},
             path="somewhere",
             node_ids=(np.arange(4)[::-1], np.arange(3)),
             edge_ids=(np.arange(5), np.arange(10)[::-1]),
