@@ -126,7 +126,8 @@ def _run(arguments: argparse.Namespace) -> int:
             if arguments.method is not None and arguments.assignment is not None:
                 raise InvalidArgumentError("give --method or --assignment, not both")
             parts = 1 if arguments.parts is None else arguments.parts
-            method, node_order = arguments.method or _METHOD, arguments.node_order
+            method = arguments.method or _METHOD
+            node_order = arguments.node_order
             check_options(name, parts, method, seed=arguments.seed, node_order=node_order)  # reading may take minutes
             feat_dtype = None if arguments.feat_dtype is None else _feat_dtype(arguments.feat_dtype)
             nearest = check_writable(arguments.out)

@@ -22,6 +22,7 @@ from mpigraph.partition.spill import Scratch
 __all__ = ["cluster_keys"]
 
 _CAPS = (16, 128, 1024, 8192)  # nodes of a cluster of each level
+_DONE = (0.75, 0.9, 0.95, 1.0)  # of the time has passed after each level, about
 
 
 @collective("ranks")
@@ -53,6 +54,7 @@ def cluster_keys(
         level, descent = contract(level, clusters, scratch)
         del clusters
         descents.append(descent)
+        report(_DONE[number])
     own = level.num_own
     del level
     keys: Array = np.arange(own) + _before(exchange, own)

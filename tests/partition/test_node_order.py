@@ -16,7 +16,7 @@ from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.partition.spill import Scratch, carried_sizes
-from mpigraph.storage.format import node_feature_name, relation_dataset_name
+from mpigraph.storage.format import edge_feature_name, node_feature_name, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
@@ -113,6 +113,9 @@ def check(graph: GraphSource, result: PartitionResult) -> None:
                 assert np.array_equal(orig_nids[src_type][indices], src[eids])
                 assert np.array_equal(orig_nids[dst_type][dst], expected[eids])
                 own = slice(*config.book.node_offsets[src_type][part : part + 2])
+                with ShardReader(config.part_path(part, "edge_feats")) as feats:
+                    told = feats.read(edge_feature_name(relation_key(relation), "told"))
+                assert np.array_equal(told, np.stack([src[eids], expected[eids], eids], axis=1))
                 degrees = np.bincount(src, minlength=graph.num_nodes[src_type])
                 assert np.array_equal(out_degrees, degrees[orig_nids[src_type][own]])
 

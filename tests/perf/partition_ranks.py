@@ -20,9 +20,9 @@ from mpigraph.formats.readers import read_source
 from mpigraph.kernels import warm_up
 from mpigraph.memory import held_memory
 from mpigraph.partition.forecast import Workload, check_memory
-from mpigraph.partition.options import PART_METHODS
+from mpigraph.partition.options import NODE_ORDERS, PART_METHODS
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.spill import Scratch
+from mpigraph.partition.spill import Scratch, carried_sizes
 
 
 def main():
@@ -30,6 +30,7 @@ def main():
     p.add_argument("input", metavar="DATA")
     p.add_argument("--parts", type=int, required=True)
     p.add_argument("--method", default="multilevel", choices=PART_METHODS)
+    p.add_argument("--node-order", default=NODE_ORDERS[0], choices=NODE_ORDERS)
     p.add_argument("-o", "--out", required=True)
     p.add_argument("--memory", type=_bytes, default=1 << 62)
     p.add_argument("--scratch")
@@ -38,14 +39,18 @@ def main():
     with working_ranks("partition") as exchange:
         source = read_source(args.input)
         held = int(exchange.gather(np.array([[held_memory()]])).max())
-        work = Workload(sum(source.num_nodes), sum(source.edge_counts), args.parts, args.method, held)
+        ordered = args.node_order != NODE_ORDERS[0]
+        sizes = sum(source.num_nodes), sum(source.edge_counts)
+        carried = carried_sizes(source, ordered)
+        work = Workload(*sizes, args.parts, args.method, held, carried, ordered)
         foreseen = check_memory(work, exchange.size, args.memory)
         scratch = Scratch(args.scratch or args.out, mapping=foreseen.mapping)
         stages = Stages(held)
         begin = time.perf_counter()
         result = partition_source(
-            source, "g", args.parts, args.out, args.method, progress=stages, exchange=exchange, scratch=scratch
-        )
+            source, "g", args.parts, args.out, args.method, node_order=args.node_order,
+            progress=stages, exchange=exchange, scratch=scratch,
+        )  # fmt: skip
         stages.end()
         seconds = time.perf_counter() - begin
         rows = np.array([[round(1000 * cpu), peak] for _, _, cpu, peak in stages.found], np.int64)
