@@ -40,8 +40,8 @@ class Stages(Generic[Sample]):
         seeds: the loader's ids, or type -> ids.
         times: the times of the seeds, in their form, if they have any.
         placed: the minibatch needs the places of its seeds in ``seeds``.
-        sample: draws a minibatch for some seeds, in the form of :meth:`.Seeds.tensors`. Collective when hosts are far;
-            local when all are near.
+        sample: draws a minibatch for some seeds, in the form of :meth:`.Seeds.tensors`. Collective when hosts are
+            remote, else local.
         fetch: turns a sample into the loader's minibatch. One-sided.
         announce: tells ``inputs`` the rows that :attr:`fetch` of this sample will read, with the number of the
             minibatch. Local.
@@ -69,7 +69,7 @@ class FeatureFetcher(Generic[Kind]):
         readers: the features that are read through a cache.
         upcoming: rows that sampled minibatches will read, by type of the features with readers, and by the hosts
             whose rows are free: features of a type with the same hosts share one.
-        counted: count remote rows that are read without a cache, as for the inputs of minibatches.
+        counted: count priced rows that are read without a cache, as for the inputs of minibatches.
     """
 
     def __init__(self, spaces: Spaces[Kind], pin_memory: bool, *names: Names, repeated: bool = False) -> None:
@@ -149,10 +149,10 @@ class FeatureFetcher(Generic[Kind]):
         window = tensor.rows.window
         if self.counted and not window.free.all():
             index = to_rows(ids, tensor.rows.shape[0], tensor.rows.name)
-            far = int(np.count_nonzero(~window.free[window.host_of(index)]))
-            count("far_rows", far)
-            count("fetched_rows", far)
-            count("fetched_bytes", far * window.row_bytes)
+            priced = int(np.count_nonzero(~window.free[window.host_of(index)]))
+            count("far_rows", priced)
+            count("fetched_rows", priced)
+            count("fetched_bytes", priced * window.row_bytes)
         return rows
 
 

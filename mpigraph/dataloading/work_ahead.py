@@ -20,7 +20,8 @@ __all__ = ["Answering", "LoaderStats", "Pipeline"]
 class LoaderStats:
     """Counts and times of a loader on this trainer.
 
-    Remote rows are those of its ``features`` (and of the sampler's), with or without a cache; labels are not counted.
+    Remote rows, those on disk among them, are those of its ``features`` (and of the sampler's), with or without a
+    cache; labels are not counted.
 
     Attributes:
         totals: all spans and counters, from which the other fields are computed.
@@ -74,7 +75,7 @@ class LoaderStats:
     def __str__(self) -> str:
         times = ", ".join(f"{name} {seconds:.2f}" for name, seconds in _seconds(self.totals).items())
         return (
-            f"{self.minibatches} minibatches, {self.far_rows} far rows, {self.cached_rows} of them in the cache, "
+            f"{self.minibatches} minibatches, {self.far_rows} remote rows, {self.cached_rows} of them in the cache, "
             f"{self.fetched_rows} fetched ({self.fetched_bytes / 1e6:.1f} MB, {self.hit_rate:.0%} saved); "
             f"seconds: {times}"
         )
