@@ -152,5 +152,5 @@ def _warm_up_caches() -> None:
     expect_none(own)
     forget_uses(own)
     empty(own)
-    take_free(rows, slots, hint, times, own, assigned, listed)
+    take_free(rows, slots, hint, row_of, times, own, assigned, listed)
     reuse_distances(rows, last, np.zeros(3, np.int32), listed)

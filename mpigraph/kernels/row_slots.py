@@ -241,10 +241,11 @@ def admit(
 
 
 @njit(nogil=True, cache=True)
-def take_free(rows: I64, slots: I32, hint: I32, times: I32, own: Slots, assigned: I32, which: I64) -> int:
+def take_free(rows: I64, slots: I32, hint: I32, row_of: I64, times: I32, own: Slots, assigned: I32, which: I64) -> int:
     """Assign free slots to rows without one, equal rows the same; return their number. There must be enough.
 
-    Then copy the rows and call :func:`publish`. Arguments as of :func:`admit`; ``hint`` is set.
+    Then copy the rows and call :func:`publish`. Arguments as of :func:`admit`; ``hint`` is set, but not that of a row
+    that another trainer has kept meanwhile, which would not be found until this trainer has published its own.
     """
     begin = own.state[_USED]
     free = own.first[0] + begin
@@ -254,6 +255,8 @@ def take_free(rows: I64, slots: I32, hint: I32, times: I32, own: Slots, assigned
             continue
         there = hint[rows[i]] - 1 - free
         if 0 <= there and there < count and rows[which[there]] == rows[i]:
+            continue
+        if hint[rows[i]] and row_of[hint[rows[i]] - 1] == rows[i]:
             continue
         times[free + count] += 1
         hint[rows[i]] = free + count + 1

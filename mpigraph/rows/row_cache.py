@@ -319,7 +319,7 @@ class RowCache:
         self.slots.fence()  # before a hint names one of these
         taken = np.empty(len(rows), np.int32)
         which = np.empty(len(rows), np.int64)
-        count = take_free(rows, slots, self.slots.hint, self.slots.times, self._own, taken, which)
+        count = take_free(rows, slots, self.slots.hint, self.slots.row_of, self.slots.times, self._own, taken, which)
         if count:
             self._store(rows[which[:count]], taken[:count], positions[which[:count]], out)
 

@@ -155,14 +155,17 @@ def test_near_and_far(ranges: list[tuple[int, int]]) -> None:
 def test_free_slots_are_given_to_all_and_later_to_the_best() -> None:
     """Slots that were given while there were free ones are given up like others, from when that is asked for."""
     cache = Cache(100, 6, 8)
-    rows = np.array([10, 11, 10, 12, 11])
+    rows = np.array([10, 11, 10, 12, 11, 13])
     cache.hint[10] = 3  # stale: of a slot that has no row
-    given, which = np.empty(5, np.int32), np.empty(5, np.int64)
-    slots = np.array([-1, -1, -1, 5, -1], np.int32)  # 12 is in another trainer's
-    count = take_free(rows, slots, cache.hint, cache.times, cache.mine, given, which)
+    cache.hint[13] = 6  # another trainer has kept it meanwhile
+    cache.row_of[5] = 13
+    given, which = np.empty(6, np.int32), np.empty(6, np.int64)
+    slots = np.array([-1, -1, -1, 5, -1, -1], np.int32)  # 12 is in another trainer's
+    count = take_free(rows, slots, cache.hint, cache.row_of, cache.times, cache.mine, given, which)
     assert (given[:count].tolist(), which[:count].tolist()) == ([0, 1], [0, 1])
     publish(rows[which[:count]], given[:count], cache.hint, cache.row_of)
-    assert cache.row_of[:3].tolist() == [10, 11, -1]
+    assert cache.row_of[:3].tolist() == [10, 11, -1] and cache.hint[13] == 6
+    cache.row_of[5] = -1
     assert cache.times.tolist() == [1, 1, 0, 0, 0, 0]
     expect_none(cache.mine)
     for batch, some in enumerate([[20, 21, 22, 23, 24, 25], [24, 25, 10], [24, 25, 20, 21, 22, 10]], 1):
