@@ -107,7 +107,8 @@ def sources_on_disk(
     which, dataset = dataset_of(policy, name, config)
     offsets = policy.offsets(config.book)
     hosts = policy.offsets(topology.hosts)
-    settings = Reading(world.config.disk_threads, world.config.disk_gap, bool(world.config.disk_direct))
+    of_job = world.config
+    settings = Reading(of_job.disk_threads, of_job.disk_gap, bool(of_job.disk_direct), of_job.timeout)
     opened: dict[int, DiskFile] = {}
     near: dict[int, DiskRows] = {}
     with together(world.comm, f"opening {dataset!r} of graph {config.graph_name!r}"):

@@ -72,11 +72,13 @@ def places_of(config: PartConfig, storage: Storage) -> dict[tuple[Policy, str], 
     """
     places: dict[tuple[Policy, str], str] = {}
     by_name = storage if isinstance(storage, dict) else {}
-    known = [(_KINDS[not policy.is_node], name) for policy, name, _ in features_of(config)]
     for kind, names in by_name.items():
+        known = {name for policy, name, _ in features_of(config) if kind in ("", _KINDS[not policy.is_node])}
         for name in names:
-            if name not in [other for its_kind, other in known if kind in ("", its_kind)]:
-                raise FieldNameError(f"storage: no {kind} feature {name!r} (there are {sorted(set(known))})")
+            if name not in known:
+                raise FieldNameError(
+                    f"storage: no {kind or 'node or edge'} feature {name!r} (there are {sorted(known)})"
+                )
     for policy, name, info in features_of(config):
         words = by_name.get("") or by_name.get(_KINDS[not policy.is_node], {})
         word = words.get(name, storage if isinstance(storage, str) else "memory")

@@ -28,7 +28,8 @@ __all__ = ["DiskFile", "DiskRows", "Reading", "open_rows"]
 
 _PAGE = 4096  # bytes; what direct reads begin at
 _RUN_BYTES = 1 << 20
-_SLICE_BYTES = 32 << 20  # of a ticket in memory: two slices
+_SLICE_BYTES = 8 << 20
+_SLICES = 4  # of a ticket in memory
 _PIECES = 2  # of a slice for each thread
 _POOL = RowPool(kept=8)
 
@@ -40,11 +41,13 @@ class Reading(NamedTuple):
         threads: of each process that read.
         gap: bytes between two rows up to which one read of both is faster than two.
         direct: read past the page cache, where the file system can.
+        timeout: seconds that a read may take.
     """
 
-    threads: int
-    gap: int
-    direct: bool
+    threads: int = 16
+    gap: int = 16384
+    direct: bool = False
+    timeout: float = 300.0
 
 
 class DiskFile:
@@ -91,7 +94,8 @@ class _Slice:
         self._runs = runs
         self.base = int(runs[0, PLACE])
         nbytes = -(-int(runs[-1, PLACE] + runs[-1, SIZE] - self.base) // _PAGE) * _PAGE
-        memory = _POOL.empty((nbytes + _PAGE,), np.uint8)
+        size = nbytes if nbytes < _RUN_BYTES else max(nbytes, _SLICE_BYTES)  # one size, so that it is used again
+        memory = _POOL.empty((size + _PAGE,), np.uint8)
         self.buffer: U8 = memory[-memory.ctypes.data % _PAGE :][:nbytes]
         self.done = threading.Event()
         self.error: Exception | None = None
@@ -151,7 +155,7 @@ _READERS = _Readers()
 
 
 class _DiskTicket(Ticket):
-    """Rows that the readers have begun to read, slice by slice: two at a time."""
+    """Rows that the readers have begun to read, slice by slice, a few at a time."""
 
     __slots__ = ("_cuts", "_pid", "_places", "_runs", "_slices")
     _source: "DiskRows"
@@ -166,8 +170,8 @@ class _DiskTicket(Ticket):
             full = self._runs[self._cuts[-1], PLACE] + _SLICE_BYTES
             self._cuts.append(max(self._cuts[-1] + 1, int(np.searchsorted(ends, full, "right"))))
         self._slices: deque[_Slice] = deque()
-        self._begin()
-        self._begin()
+        for _ in range(_SLICES):
+            self._begin()
 
     def _begin(self) -> None:
         """Begin to read the next slice, if there is one."""
@@ -197,7 +201,7 @@ class _DiskTicket(Ticket):
         row_bytes = out.shape[1] * out.itemsize
         while self._slices:
             part = self._slices.popleft()
-            part.done.wait()
+            self._source.wait(part.done)
             if part.error is not None:
                 raise part.error
             rows = slice(part.first, part.last)
@@ -273,6 +277,13 @@ class DiskRows(RowSource):
             raise StorageError(f"{where}: cannot read: {error.strerror}") from error
         if view:
             raise ShardFormatError(f"{where}: the file ends before it: it was cut off")
+
+    def wait(self, event: threading.Event) -> None:
+        """Wait until rows were read. Raises StorageError if the disk does not answer."""
+        seconds = self.reading.timeout
+        if not event.wait(seconds):
+            paths = ", ".join(str(file.path) for file in self._files)
+            raise StorageError(f"{paths}: dataset {self._name!r}: the disk has not answered for {seconds:.0f} s")
 
     def check(self, runs: I64) -> None:
         """Raise StorageError if a file of these runs was written since it was opened."""
