@@ -121,7 +121,7 @@ def main():
     mg.distributed.initialize(num_servers=args.num_servers, seed=args.seed)
     device = common.start_torch(args.backend)
     with graphs.graph_files(graphs.write_authors, args.part_config) as part_config:
-        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
+        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config, storage=args.storage)
     common.print_once(f"test accuracy {train(g, args, device):.4f}")
     torch.distributed.destroy_process_group()
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from mpigraph.kernels.cache import read_note, write_note
 
-__all__ = ["is_verified", "note_verified"]
+__all__ = ["SMALL", "is_verified", "note_verified"]
 
-_SMALL = 64 << 20  # bytes that are read in no time
+SMALL = 64 << 20
+"""Bytes of a file that is read in no time."""
 
 
 def is_verified(path: Path, status: os.stat_result, seal: str, dataset: str) -> bool:
@@ -28,7 +29,7 @@ def note_verified(path: Path, status: os.stat_result, seal: str, datasets: Itera
     Does nothing if the folder of notes is read-only.
     """
     with suppress(OSError):  # it has vanished
-        if status.st_size > _SMALL and _state(os.stat(path), seal) == _state(status, seal):
+        if status.st_size > SMALL and _state(os.stat(path), seal) == _state(status, seal):
             for dataset in datasets:
                 write_note(_name(path, dataset), _state(status, seal))
 

@@ -4,8 +4,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ from mpigraph.rows.sources import disk, verification
 from mpigraph.rows.sources.disk import DiskFile, DiskRows, Reading
 from mpigraph.rows.sources.verification import Verification
 from mpigraph.session.context import current
-from mpigraph.storage import verified
+from mpigraph.storage import files, verified
 from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import Extent, ShardReader
+from mpigraph.storage.shard import ShardReader
 from mpigraph.store import on_disk
 
 HEADER = 1234  # bytes before the rows of a piece, which no page begins at
@@ -158,10 +158,12 @@ def test_errors_name_file_dataset_and_row(on_files: Any, tmp_path: Path) -> None
     os.truncate(path, HEADER + 1050)
     with pytest.raises(ShardFormatError, match=r"100-2: dataset 'x', row 310: the file ends before it: it was cut off"):
         read(source, np.array([0, 310]), 100)
-    os.close(source._files[0].number)  # such as a disk that fails
+    file = DiskFile(tmp_path / "100-0")
+    failing = DiskRows("x", 100, [(file, HEADER, 300)], Reading())
+    os.close(file.number)  # as a disk that fails
     with pytest.raises(StorageError, match=r"100-0: dataset 'x', row 7: cannot read: Bad file descriptor"):
-        read(source, np.array([7]), 100)
-    os.open(tmp_path / "100-0", os.O_RDONLY)  # the same number, which the source closes
+        read(failing, np.array([7]), 100)
+    assert os.open(tmp_path / "100-0", os.O_RDONLY) == file.number  # which is closed with the file
 
 
 def test_a_disk_that_does_not_answer(on_files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,47 +181,48 @@ def test_checksums_are_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A note of that holds until the file changes in any way; damage is an error, and no note."""
     config = PartConfig.read(write_oracle(tmp_path))
     path = config.part_path(0, "node_feats")
-    monkeypatch.setattr(verified, "_SMALL", 0)
+    monkeypatch.setattr(verified, "SMALL", 0)
     monkeypatch.setattr(verification, "_BLOCK", 4096)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    if not past_cache:
-        monkeypatch.setattr(verification, "direct", lambda _: nullcontext())
-    compared: list[str] = []
-    verify = Verification._verify
+    compared: list[int] = []
 
-    def noted(self: Verification, file: DiskFile, name: str, extent: Extent) -> None:
-        compared.append(name)
-        verify(self, file, name, extent)
+    @contextmanager
+    def counted(number: int) -> Iterator[int | None]:
+        compared.append(number)
+        with files.direct(number) as direct:
+            yield direct if past_cache else None
 
-    monkeypatch.setattr(Verification, "_verify", noted)
+    monkeypatch.setattr(verification, "direct", counted)
+    with ShardReader(path) as shard:
+        extents = {name: shard.extent(name) for name in shard.names()}
 
-    def run() -> list[str]:
+    def run() -> int:
         compared.clear()
         background = Verification()
-        with ShardReader(path) as shard:
-            for name in shard.names():
-                background.add(DiskFile(path), config.seals[0]["node_feats"], name, shard.extent(name))
+        for name, extent in extents.items():
+            background.add(DiskFile(path), config.seals[0]["node_feats"], name, extent)
         background.finish()
-        return sorted(compared)
+        return len(compared)
 
-    names = run()
-    assert len(names) == 4
-    assert run() == []
+    assert run() == len(extents) == 4
+    assert run() == 0
     os.utime(path)
-    assert run() == names and run() == []
+    assert run() == 4
+    assert run() == 0
     shutil.copy2(path, tmp_path / "copy")
     os.replace(tmp_path / "copy", path)
-    assert run() == names and run() == []
-    flip(path, names[1], 40)
+    assert run() == 4
+    assert run() == 0
+    damaged = sorted(extents)[1]
+    flip(path, damaged, 40)
     for _ in range(2):
-        with pytest.raises(ShardFormatError, match=rf"{path}: dataset '{names[1]}' is damaged: .* rows 0 to \d+"):
+        with pytest.raises(ShardFormatError, match=rf"{path}: dataset '{damaged}' is damaged: .* rows 0 to \d+"):
             run()
-    flip(path, names[1], 40)
+    flip(path, damaged, 40)
     assert audit_part(PartFiles(config), 0, lambda _: None).bad == []  # what ``verify`` does
-    assert run() == []
-    os.truncate(path, path.stat().st_size - 200)
-    monkeypatch.setattr(ShardReader, "_check_storage", lambda *_: None)
-    with pytest.raises(ShardFormatError, match="the file ends before its end|cannot read"):
+    assert run() == 0
+    os.truncate(path, 1000)
+    with pytest.raises(ShardFormatError, match="the file ends before its end: it was cut off"):
         run()
 
 

@@ -13,21 +13,22 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from mpigraph.errors import ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.memory import in_units
 from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
 from mpigraph.rows.sources.disk import DiskFile
+from mpigraph.storage import verified
 from mpigraph.storage.files import direct
 from mpigraph.storage.shard import Extent
-from mpigraph.storage.verified import is_verified, note_verified
 
 __all__ = ["Verification"]
 
 _BLOCK = 4 << 20  # bytes of a read
 _PAGE = 4096  # what direct reads begin at
-_PATIENCE = 1.0  # seconds after which a line says why the job does not end
+_PATIENCE = 5.0  # seconds after which a line says why the job does not end
 
 
 class Verification:
@@ -42,7 +43,7 @@ class Verification:
 
     def add(self, file: DiskFile, seal: str, name: str, extent: Extent) -> None:
         """Have dataset ``name`` of a file with this seal compared, unless it is noted that it was."""
-        if is_verified(file.path, file.status, seal, name):
+        if verified.is_verified(file.path, file.status, seal, name):
             return
         with self._lock:
             self._left += extent.row_bytes * extent.rows
@@ -62,7 +63,7 @@ class Verification:
                     file, seal, name, extent = self._waiting.popleft()
                 self._verify(file, name, extent)
                 file.check()
-                note_verified(file.path, file.status, seal, [name])
+                verified.note_verified(file.path, file.status, seal, [name])
         except BaseException as error:
             with self._lock:
                 self._error = error
@@ -75,7 +76,7 @@ class Verification:
         begin = extent.begin
         end = begin + extent.row_bytes * extent.rows
         crc = 0
-        with direct(file.number) as past_cache:
+        with direct(file.number) if file.status.st_size > verified.SMALL else nullcontext() as past_cache:
             for at, block in self._blocks(file, past_cache, name, begin, end):
                 done = 0
                 while done < len(block):  # the rest of a segment at a time
@@ -109,7 +110,7 @@ class Verification:
                 done = 0
                 while done < high - first and (count := os.preadv(number, [buffer[done:]], first + done)):
                     done += count
-                if past_cache is None:
+                if past_cache is None and file.status.st_size > verified.SMALL:
                     os.posix_fadvise(number, first, _BLOCK, os.POSIX_FADV_DONTNEED)
             except OSError as error:
                 raise StorageError(f"{file.path}: dataset {name!r}: cannot read: {error.strerror}") from error
