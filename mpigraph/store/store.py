@@ -255,8 +255,7 @@ class Store:
                 raise PartitionError(f"{config.path}: graph {name!r} is open already, and was partitioned again since")
             nodes, edges = narrowed(config.node_features, config.edge_features, feat_dtype)
             kept = replace(config, node_features=nodes, edge_features=edges)
-            places = places_of(config, storage)
-            _check_narrow(config, kept, places)
+            places = _as_in_files(config, kept, places_of(config, storage))
             if known is not None and feat_dtype is not None:
                 self._check_kept(known, kept)
             if known is not None and storage is not None:
@@ -320,6 +319,11 @@ class Store:
             graph.features[policy, name] = tensor.number
             if sources is not None:
                 graph.on_disk.add((policy, name))
+                kind = "node" if policy.is_node else "edge"
+                tensor.read_only = (
+                    "its rows do not lie in memory but on disk: open the graph with "
+                    f"storage={{{kind!r}: {{{name!r}: 'memory'}}}}, or write to a new DistTensor"
+                )
                 continue
             with together(self.world.comm, f"loading {dataset!r} of graph {config.graph_name!r}"):
                 if self.world.is_host:
@@ -465,11 +469,15 @@ class Store:
         self.world.close()
 
 
-def _check_narrow(config: PartConfig, kept: PartConfig, places: Mapping[tuple[Policy, str], str]) -> None:
-    """Check that rows on disk need not be narrowed."""
+def _as_in_files(
+    config: PartConfig, kept: PartConfig, places: Mapping[tuple[Policy, str], str]
+) -> dict[tuple[Policy, str], str]:
+    """Return the places of features that the files have in the form to keep; the others must lie in memory."""
+    left = dict(places)
     for (policy, name, info), (_, _, in_file) in zip(features_of(kept), features_of(config), strict=True):
-        if info != in_file and places.get((policy, name)) == "disk":
+        if info != in_file and left.pop((policy, name), "") == "disk":
             raise InvalidArgumentError(
                 f"feature {name!r} is on disk as {in_file.stored} and cannot be kept as {info.stored}: leave it out of "
                 f"feat_dtype, or partition the graph with feat_dtype={info.stored!r}"
             )
+    return left
