@@ -27,8 +27,8 @@ __all__ = ["Sizes", "add_arguments", "described", "plan", "run"]
 
 PROCESS = 300 << 20
 """Bytes of a rank before its first minibatch: Python, torch, numba, MPI."""
-CACHES = 0.25
-"""Of the memory that is free once a graph is open, for caches of rows (``rows/row_cache.py``)."""
+CACHES = 0.5
+"""Of the memory that is free once a graph is open, for caches of rows on disk (``rows/row_cache.py``)."""
 OF_ROW, OF_SLOT = 4, 12
 """Bytes that a cache takes for a row of the tensor, kept or not, and for a slot besides the row."""
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}

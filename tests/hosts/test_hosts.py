@@ -31,6 +31,7 @@ SPREAD = 0.04  # of the example's accuracy, between numbers of trainers
 
 pytestmark = needs("hosts", namespaces.missing())
 needs_delay = needs("hosts", namespaces.missing_delay())
+ON_DISK = {"MPIGRAPH_STORAGE": "disk"}
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +92,12 @@ def run(hosts: namespaces.Hosts, command: Sequence[object], **env: str) -> str:
     return output
 
 
-def fingerprints(hosts: namespaces.Hosts, launcher: list[str], config: str, out: Path, servers: int) -> dict[str, str]:
+def fingerprints(
+    hosts: namespaces.Hosts, launcher: list[str], config: str, out: Path, servers: int, **env: str
+) -> dict[str, str]:
     """Return hashes of the samples and rows of a job, with either transport."""
     out.mkdir()
-    run(hosts, [*launcher, sys.executable, HERE / "blocks.py", config, out, servers])
+    run(hosts, [*launcher, sys.executable, HERE / "blocks.py", config, out, servers], **env)
     result = [{}, {}]
     for transport, prints in zip(TRANSPORTS, result, strict=True):
         for path in out.glob(f"{transport}*.json"):
@@ -140,6 +143,74 @@ def test_blocks_and_rows_are_the_same_on_a_slow_network(
     slow_hosts: namespaces.Hosts, oracle_config: str, tmp_path: Path, expected: dict[str, str]
 ) -> None:
     assert fingerprints(slow_hosts, slow_hosts.mpiexec(2), oracle_config, tmp_path / "out", 1) == expected
+
+
+@pytest.mark.parametrize("ranks, servers", [([2, 2], 1), pytest.param([1, 1, 1], 0, marks=pytest.mark.slow)])
+def test_rows_on_disk_are_those_of_memory(
+    hosts: namespaces.Hosts,
+    oracle_config: str,
+    tmp_path: Path,
+    expected: dict[str, str],
+    ranks: list[int],
+    servers: int,
+) -> None:
+    launcher = hosts.mpiexec(ranks)
+    assert fingerprints(hosts, launcher, oracle_config, tmp_path / "out", servers, **ON_DISK) == expected
+
+
+EPOCHS = """
+import zlib
+from mpigraph import checkpoint
+from mpigraph.errors import InvalidArgumentError
+out, kill = sys.argv[1], int(sys.argv[2])
+try:
+    g.ndata["feat"][torch.tensor([0])] = torch.zeros(1, 3)
+    written = True
+except InvalidArgumentError:
+    written = False
+assert written == ("MPIGRAPH_STORAGE" not in os.environ)
+loader = dist.DistNodeDataLoader(
+    g, torch.arange(rank, 100, 2), NeighborSampler([3, 3]), batch_size=10, shuffle=True, features=["feat"], seed=7
+)
+state = {{"loader": loader, "step": 0}}
+found = checkpoint.latest(out + "/saved")
+if found:
+    checkpoint.load(state, checkpoint_id=found)
+log = open(f"{{out}}/{{rank}}", "a")
+for epoch in range(loader.epoch, 4):
+    for inputs, seeds, blocks in loader:
+        rows = blocks[0].srcdata["feat"]
+        orig = g.ndata["orig"][inputs]
+        assert (orig == 0).any() or torch.equal(rows, orig[:, None].expand(-1, 3).float())
+        print(state["step"], epoch, zlib.crc32(inputs.numpy()), file=log, flush=True)
+        state["step"] += 1
+        if state["step"] == kill and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    checkpoint.save(state, checkpoint_id=f"{{out}}/saved/{{epoch}}")
+"""
+
+
+@pytest.mark.parametrize("servers", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_killed_job_that_reads_a_disk_goes_on(
+    hosts: namespaces.Hosts, oracle_config: str, tmp_path: Path, servers: int
+) -> None:
+    """Each row says its node's original id; node 0's may have been written, in memory."""
+    script = tmp_path / "script.py"
+    script.write_text(PRELUDE.format(servers=servers, path=oracle_config) + EPOCHS.format())
+    command = [*hosts.mpiexec([1 + servers] * 2), sys.executable, script]
+    logs = []
+    for name, kills, env in (("memory", [0], {}), ("disk", [13, 0], ON_DISK)):
+        (tmp_path / name).mkdir()
+        for kill in kills:
+            job = start([*command, tmp_path / name, kill], **env)
+            output = finish(hosts, job)
+            assert (job.returncode == 0) == (kill == 0), output
+            until_gone(hosts)
+        lines = [(tmp_path / name / str(rank)).read_text().splitlines() for rank in range(2)]
+        logs.append([dict(line.split(" ", 1) for line in of_rank) for of_rank in lines])
+    assert logs[0] == logs[1]
+    assert len(logs[0][1]) == 20
+    assert len(lines[1]) == 23  # the three steps of the second epoch that the kill undid
 
 
 def example(config: Path) -> list[str]:

@@ -9,6 +9,7 @@ import time
 import zlib
 from pathlib import Path
 
+import job
 import torch
 from memory_group import own_group_totals
 
@@ -25,6 +26,7 @@ def main():
     p.add_argument("--minibatches", type=int, default=0)
     p.add_argument("--epochs", type=int, default=3)
     p.add_argument("--servers", type=int, default=0)
+    p.add_argument("--train", action="store_true")
     args = p.parse_args()
     import mpigraph as mg
 
@@ -46,8 +48,9 @@ def main():
     loader = mg.distributed.DistNodeDataLoader(
         g, seeds, sampler, features=["feat"], labels=["label"], cache=cache, **options
     )
+    train = training(mg, g, args.fanouts.count(",") + 1) if args.train else None
     first = epoch(g, loader, hashes=True)
-    epochs = [epoch(g, loader) for _ in range(args.epochs)]
+    epochs = [epoch(g, loader, train) for _ in range(args.epochs)]
     last = epoch(g, loader, hashes=True)
     found = {"opened": opened, "first": first, "epochs": epochs, "last": last, "servers": args.servers}
     (args.out / f"trainer{g.rank()}.json").write_text(json.dumps(found), encoding="utf-8")
@@ -55,7 +58,20 @@ def main():
     mg.distributed.exit_client()
 
 
-def epoch(g, loader, hashes=False):
+def training(mg, g, layers):
+    """Return a step of a model, alone on this trainer."""
+    model = job.SAGE(mg, g.ndata["feat"].shape[1], 256, layers)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+
+    def step(blocks, feats, labels):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(blocks, feats.float()), labels.long()).backward()
+        optimizer.step()
+
+    return step
+
+
+def epoch(g, loader, train=None, hashes=False):
     """Run one; return seconds, bytes, counts of the loader, and the hash of all minibatches if asked."""
     g.barrier()
     before, stats, begin = own_group_totals(), loader.stats(), time.perf_counter()
@@ -65,6 +81,8 @@ def epoch(g, loader, hashes=False):
         rows, nbytes = rows + len(inputs), nbytes + feats.numel() * feats.element_size()
         for tensor in (inputs, outputs, feats, labels) if hashes else ():
             found = zlib.crc32(tensor.numpy(), found)
+        if train is not None:
+            train(blocks, feats, labels)
     g.barrier()
     seconds, now = time.perf_counter() - begin, own_group_totals()
     since = loader.stats().since(stats)
