@@ -81,7 +81,7 @@ def on_files(tmp_path: Path) -> Callable[..., tuple[DiskRows, Any]]:
         for k, count in enumerate(counts):
             path = tmp_path / f"{width}-{k}"
             path.write_bytes(draws.bytes(HEADER) + rows[first : first + count].tobytes() + bytes(k))
-            pieces.append((DiskFile(path), HEADER, count))
+            pieces.append((DiskFile(path), HEADER, 0, count))
             first += count
         return DiskRows("x", width, pieces, reading or Reading(threads=3)), rows
 
@@ -156,12 +156,12 @@ def test_errors_name_file_dataset_and_row(on_files: Any, tmp_path: Path) -> None
         read(source, np.array([300]), 100)
     assert np.array_equal(read(source, np.arange(300), 100), rows[:300])
     os.truncate(path, HEADER + 1050)
-    with pytest.raises(ShardFormatError, match=r"100-2: dataset 'x', row 310: the file ends before it: it was cut off"):
+    with pytest.raises(ShardFormatError, match=r"100-2: dataset 'x', row 10: the file ends before it: it was cut off"):
         read(source, np.array([0, 310]), 100)
     file = DiskFile(tmp_path / "100-0")
-    failing = DiskRows("x", 100, [(file, HEADER, 300)], Reading())
+    failing = DiskRows("x", 100, [(file, HEADER, 2, 298)], Reading())
     os.close(file.number)  # as a disk that fails
-    with pytest.raises(StorageError, match=r"100-0: dataset 'x', row 7: cannot read: Bad file descriptor"):
+    with pytest.raises(StorageError, match=r"100-0: dataset 'x', row 9: cannot read: Bad file descriptor"):
         read(failing, np.array([7]), 100)
     assert os.open(tmp_path / "100-0", os.O_RDONLY) == file.number  # which is closed with the file
 

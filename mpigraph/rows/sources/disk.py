@@ -219,27 +219,30 @@ class DiskRows(RowSource):
         row_bytes: bytes of a row.
     """
 
-    __slots__ = ("_begins", "_bounds", "_files", "_name", "_numbers", "_page", "reading", "row_bytes")
+    __slots__ = ("_begins", "_bounds", "_files", "_firsts", "_name", "_numbers", "_page", "reading", "row_bytes")
 
-    def __init__(self, name: str, row_bytes: int, pieces: list[tuple[DiskFile, int, int]], reading: Reading) -> None:
+    def __init__(
+        self, name: str, row_bytes: int, pieces: list[tuple[DiskFile, int, int, int]], reading: Reading
+    ) -> None:
         """Read from these pieces.
 
         Args:
             name: the dataset, for errors.
             row_bytes: bytes of a row, > 0.
-            pieces: file, the byte of it where the first row begins, number of rows; in the order of the rows.
+            pieces: file, the byte of it where the dataset begins, first row, number of rows; in the order of the rows.
             reading: settings.
         """
         self.reading = reading
         self._name = name
         self.row_bytes = row_bytes
-        self._files = [file for file, _, _ in pieces]
+        self._files = [file for file, *_ in pieces]
         past_cache = {file: file.past_cache() if reading.direct else None for file in self._files}
         direct = None not in past_cache.values()
         self._page = _PAGE if direct else 1
         self._numbers = np.array([past_cache[file] if direct else file.number for file in self._files], np.int64)
-        self._begins = np.array([begin for _, begin, _ in pieces], np.int64)
-        self._bounds = np.cumsum([0, *(rows for _, _, rows in pieces)], dtype=np.int64)
+        self._begins = np.array([begin + first * row_bytes for _, begin, first, _ in pieces], np.int64)
+        self._bounds = np.cumsum([0, *(rows for *_, rows in pieces)], dtype=np.int64)
+        self._firsts = [first for _, _, first, _ in pieces]
 
     def plan(self, rows: I64) -> tuple[I64, I64]:
         """Return the runs (int64[r, RUN]) that rows are read in, and int64[n], the place of each row."""
@@ -267,7 +270,7 @@ class DiskRows(RowSource):
     def _read_again(self, run: I64, base: int, buffer: U8) -> None:
         """Read a run that could not be read, or say why that fails."""
         piece, begin, size, place, _ = run.tolist()
-        first = int(self._bounds[piece]) + (begin - int(self._begins[piece])) // self.row_bytes
+        first = self._firsts[piece] + max(0, (begin - int(self._begins[piece])) // self.row_bytes)
         where = f"{self._files[piece].path}: dataset {self._name!r}, row {first}"
         view = buffer[place - base :][:size].data
         try:
@@ -321,12 +324,12 @@ def open_rows(
         ShardFormatError: a file is missing or damaged.
         StorageError: it cannot be opened.
     """
-    pieces: list[tuple[DiskFile, int, int]] = []
+    pieces: list[tuple[DiskFile, int, int, int]] = []
     row_bytes = 1
     for part, first, last in rows:
         if part not in opened:
             opened[part] = DiskFile(files.config.part_path(part, which))
         extent = files.open(part, which).extent(name)
         row_bytes = extent.row_bytes
-        pieces.append((opened[part], extent.begin + first * row_bytes, last - first))
+        pieces.append((opened[part], extent.begin, first, last - first))
     return DiskRows(name, row_bytes, pieces, reading)
