@@ -102,6 +102,7 @@ def widened(rows: torch.Tensor, form: StoredForm, dtype: torch.dtype) -> torch.T
     """Return stored rows as numbers, computed on their device, with the bits of :meth:`.StoredForm.widen`."""
     if form.ranges is None:
         return rows.to(dtype)
-    low, high = torch.from_numpy(form.ranges).to(rows.device)
-    levels = rows.to(dtype) + 128
-    return torch.where(levels == 255, high, low + torch.from_numpy(form.step).to(rows.device) * levels)
+    step = torch.from_numpy(form.step).to(rows.device)
+    low, high = torch.from_numpy(form.ranges).to(step)
+    levels = rows.to(step.dtype) + 128
+    return torch.where(levels == 255, high, low + step * levels).to(dtype)

@@ -99,10 +99,11 @@ def partition_graph(
         resume: after a run of the same call that was killed: verify the parts that it has completed, and write only
             the others. Nothing is taken up from a run with another graph or other arguments.
         feat_dtype: ``torch.float16``, ``torch.bfloat16`` or ``torch.int8``, or the name of one: store features so,
-            rounded to nearest (even); they are read in their own dtype. That is all float32 and float64 features with
-            rows of one or more dimensions; or by name, feature -> dtype, in 16 bits also features of one number for
-            each node or edge. Integers, bools and times cannot be stored so, nor edge weights to sample by. int8 is one
-            of 256 levels from the lowest to the highest number of a column; such rows cannot be written later.
+            rounded to nearest (even); they are read in their own dtype. That is all float32 and float64 features (for
+            int8 float16, too) with rows of one or more dimensions; or by name, feature -> dtype, in 16 bits also
+            features of one number for each node or edge. Integers, bools and times cannot be stored so, nor edge
+            weights to sample by. int8 is one of 256 levels from the lowest to the highest number of a column; such rows
+            cannot be written later.
         assignment: int[nodes], or node type -> int[nodes]: the part of each node, made elsewhere; ``part_method`` then
             has no effect.
         overwrite: write over another graph in ``out_path``. One of the same name and of as many nodes and edges is

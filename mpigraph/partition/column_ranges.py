@@ -94,7 +94,7 @@ def measured_form(
 def _check(title: str, low: Array, high: Array, form: StoredForm, rows: Array) -> None:
     """Raise GraphDataError if the range of a column is too wide; ``rows``: [n, columns], each column sorted."""
     dtype = rows.dtype
-    wide = np.flatnonzero(form.step > np.finfo(dtype).max / LAST)
+    wide = np.flatnonzero(form.step > np.finfo(form.step.dtype).max / LAST)
     if len(wide):
         raise GraphDataError(f"{title}: the range of column {wide[0]} is larger than {dtype}: clip the column")
     stored = form.widened(form.narrow(rows), dtype.name)

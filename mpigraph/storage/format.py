@@ -52,8 +52,8 @@ _MAX_SEGMENTS = 8192  # their checksums are an HDF5 attribute, which holds 64 Ki
 
 NARROW = ("float16", "bfloat16", "int8")
 """The narrower dtypes in which floats may be stored."""
-WIDE = ("float32", "float64")
-"""The dtypes of such floats."""
+WIDE = {name: ("float32", "float64") for name in NARROW} | {"int8": ("float16", "float32", "float64")}
+"""The dtypes of such floats, by narrower dtype."""
 
 _PLAIN = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
 _STORAGE = {"bool": "uint8", "bfloat16": "uint16", **{name: name for name in _PLAIN.split()}}

@@ -1,8 +1,8 @@
 """Features that are stored in a narrower form and read in their own dtype: choosing them, rounding and widening rows.
 
 Half or a quarter of the bytes on disk, in memory, in caches and between nodes. A feature keeps its dtype, float32 or
-float64, and is stored as float16 (11 significant bits, up to 65504), bfloat16 (8 bits, the range of float32), or as
-int8: one of 256 levels between the lowest and the highest number of its column.
+float64 (for int8 float16, too), and is stored as float16 (11 significant bits, up to 65504), bfloat16 (8 bits, the
+range of float32), or as int8: one of 256 levels between the lowest and the highest number of its column.
 """
 
 from collections.abc import Iterator, Mapping
@@ -49,16 +49,16 @@ class StoredForm:
     Attributes:
         dtype: the logical dtype of stored rows.
         ranges: as above.
-        step: [*row_shape], the distance of levels.
+        step: [*row_shape], the distance of levels; float32 for float16.
     """
 
     def __init__(self, dtype: str, ranges: Array | None = None) -> None:
         self.dtype = dtype
         self.ranges = ranges
         if ranges is not None:
-            low, high = ranges
+            low, high = ranges.astype(np.result_type(ranges.dtype, np.float32))  # numba has no float16
             with np.errstate(over="ignore"):
-                self.step: Array = ((high.astype(np.float64) - low) / LAST).astype(ranges.dtype)
+                self.step: Array = ((high.astype(np.float64) - low) / LAST).astype(low.dtype)
             repeats = max(1, _TILE // max(1, low.size))
             self._tiled = [np.tile(values.reshape(-1), repeats) for values in (low, self.step, high)]
 
@@ -78,18 +78,20 @@ class StoredForm:
             return _in_16_bits(rows, self.dtype)
         levels = np.empty(rows.shape, np.int8)
         low, step, _ = self._tiled
-        to_levels(np.ascontiguousarray(rows).reshape(-1), low, step, levels.reshape(-1))
+        to_levels(np.ascontiguousarray(rows, low.dtype).reshape(-1), low, step, levels.reshape(-1))
         return levels
 
     def widen(self, wide: Array) -> None:
-        """Turn the stored rows in the :func:`narrow_part` of ``wide`` (float32 or float64[n, ...]) into numbers."""
+        """Turn the stored rows in the :func:`narrow_part` of ``wide`` into numbers; [n, ...] in the feature's dtype."""
         if self.ranges is None:
             widen(wide, self.dtype == "bfloat16")
+        elif wide.dtype == np.float16:
+            wide[:] = self.widened(narrow_part(wide, np.dtype(np.int8)), "float32")
         else:
             widen_levels(narrow_part(wide, np.dtype(np.int8)).reshape(-1), wide.reshape(-1), *self._tiled)
 
     def widened(self, rows: Array, dtype: str) -> Array:
-        """Return a wider copy of stored rows, in "float32" or "float64"."""
+        """Return a wider copy of stored rows, in the feature's dtype."""
         wide: Array = np.empty(rows.shape, dtype)
         narrow_part(wide, storage_dtype(self.dtype))[:] = rows
         self.widen(wide)
@@ -141,7 +143,7 @@ def narrowed(nodes: Features, edges: Features, feat_dtype: FeatDtype) -> tuple[F
         for name, info in table.items():
             if name in names:
                 yield name, _named(f"{kind} feature {name!r} of {owner!r}", name, info, names[name])
-            elif isinstance(feat_dtype, str) and _is_meant(name, info):
+            elif isinstance(feat_dtype, str) and _is_meant(name, info, feat_dtype):
                 yield name, info._replace(narrow=feat_dtype)
             else:
                 yield name, info
@@ -151,8 +153,8 @@ def narrowed(nodes: Features, edges: Features, feat_dtype: FeatDtype) -> tuple[F
     return of_nodes, of_edges
 
 
-def _is_meant(name: str, info: FeatureInfo) -> bool:
-    return info.dtype in WIDE and not info.narrow and len(info.shape) > 0 and name != _TIMES
+def _is_meant(name: str, info: FeatureInfo, dtype: str) -> bool:
+    return info.dtype in WIDE[dtype] and not info.narrow and len(info.shape) > 0 and name != _TIMES
 
 
 def _named(title: str, name: str, info: FeatureInfo, dtype: str) -> FeatureInfo:
@@ -160,7 +162,7 @@ def _named(title: str, name: str, info: FeatureInfo, dtype: str) -> FeatureInfo:
         raise InvalidArgumentError(f"feat_dtype: {title} is of times, which are not to be rounded")
     if info.stored == dtype:
         return info
-    if info.dtype not in WIDE or info.narrow:
+    if info.dtype not in WIDE[dtype] or info.narrow:
         stored = f"stored as {info.narrow}" if info.narrow else info.dtype
         raise InvalidArgumentError(f"feat_dtype: {title} is {stored}, and cannot be made {dtype}")
     if dtype == "int8" and not info.shape:

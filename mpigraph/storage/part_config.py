@@ -383,7 +383,8 @@ def _a_narrow(info: Mapping[str, Any]) -> str:
     """Return the narrower dtype in which a feature is stored; "" if it is stored in its own."""
     if "stored" not in info:
         return ""
-    if info["stored"] not in NARROW or info["dtype"] not in WIDE or (info["stored"] == "int8" and not info["shape"]):
+    is_known = info["stored"] in NARROW and info["dtype"] in WIDE[info["stored"]]
+    if not is_known or (info["stored"] == "int8" and not info["shape"]):
         raise ValueError(f"{info['dtype']} is not stored as {info['stored']!r:.60}")
     return str(info["stored"])
 
