@@ -58,8 +58,10 @@ def main():
     p.add_argument("--batch_size", type=int, default=1000, help="seeds of a minibatch (%(default)s)")
     p.add_argument("--train", action="store_true", help="with a model: two layers of GraphSAGE, 256 wide")
     p.add_argument("--lookahead", type=int, help="minibatches (default: the loader's)")
-    p.add_argument("--graphbolt", action="store_true", help="compare with it, too")
+    p.add_argument("--graphbolt", action="store_true", help="compare with it, too; without --train")
     args = p.parse_args()
+    if args.graphbolt and args.train:
+        sys.exit("--graphbolt compares minibatches without a model")
     if memory_group.missing():
         sys.exit(memory_group.missing())
     config = PartConfig.read(args.dir / args.graph / args.parts / f"{args.graph}.json")
@@ -148,7 +150,7 @@ class Bench:
         args = self._args
         command = [os.environ["DGL_PYTHON"], common.HERE / "disk_graphbolt.py", self._flat, "--storage", storage]
         command += ["--minibatches", args.minibatches, "--epochs", args.epochs, "--fanouts", args.fanouts]
-        command += ["--batch_size", args.batch_size, *(["--train"] if args.train else [])]
+        command += ["--batch_size", args.batch_size]
         trainers, group = run_in_group(command, common.dgl_environment() | {"PYTHONPATH": str(common.HERE)}, limit)
         if storage == MEMORY:
             self._bases[PEER] = group.held_peak - self._nbytes
