@@ -79,7 +79,7 @@ def format_error(error: BaseException) -> str:
             stack = traceback.extract_tb(shown.__traceback__)
             users = [i for i, frame in enumerate(stack) if is_users(frame.filename)]
             if is_library_error:
-                stack[:] = [stack[i] for i in users] or stack
+                stack[:] = [stack[i] for i in users] or stack[-1:]  # of a thread
             else:  # calls of the user's code belong to it
                 stack[:] = [frame for frame in stack[users[0] :] if not frame.filename.startswith(_HERE)]
             lines = [*stack.format(), *traceback.format_exception_only(type(shown), shown)]

@@ -1,13 +1,14 @@
 """What is shown of an error that nobody catches: the user's lines and the message, once for the job."""
 
 import sys
+import threading
 from itertools import product
 from pathlib import Path
 
 import pytest
 from jobs import clean_environment, run_job, run_script
 
-from mpigraph.errors import CollectiveError, InvalidArgumentError
+from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
 from mpigraph.tracebacks import format_error, install, line_of
 
 OPEN = 'mpigraph.distributed.DistGraph("wrong", part_config=part_config)'
@@ -82,6 +83,16 @@ def test_causes_are_shown_where_they_are_the_users() -> None:
     assert "KeyError: 'mine'" in text and text.endswith("CollectiveError: all\n") and "inner" not in text
     assert line_of(user).startswith("test_tracebacks.py:") and line_of(ValueError("never raised")) == ""
     assert "without frames" in format_error(InvalidArgumentError("without frames"))
+
+
+def test_of_a_thread_of_the_library_the_last_line_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[BaseException] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: errors.append(args.exc_value))
+    thread = threading.Thread(target=check_integer, args=("rows", -1, 0))
+    thread.start()
+    thread.join()
+    text = format_error(errors[0])
+    assert text.count("  File ") == 1 and "errors.py" in text and "rows" in text.splitlines()[-1]
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi4py"])

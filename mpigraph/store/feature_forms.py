@@ -78,7 +78,7 @@ def form_to_keep(
             form = files.form_of(which, name, kept, parts)
             assert form is not None and form.ranges is not None
             own = form.ranges.tobytes()
-    ranges = [data for data in exchange.gather_bytes(own) if data]
+    ranges = [data for data in exchange.gather_bytes(own) if data] or [b""]  # of no columns
     if any(data != ranges[0] for data in ranges):
         raise everywhere(ShardFormatError(f"{files.config.path}: parts have different column ranges of {name!r}"))
     return StoredForm("int8", np.frombuffer(ranges[0], kept.dtype).reshape(2, *kept.shape).copy())

@@ -1,6 +1,7 @@
 """The features of a graph that stay on disk: which, where memory decides; the sources of their rows."""
 
 import math
+import resource
 
 import numpy as np
 
@@ -95,9 +96,22 @@ def _of_nodes(world: World, kept: PartConfig, hosts: RangeBook) -> I64:
 
 @collective("world.comm")
 def sources_on_disk(
-    topology: Topology, files: PartFiles, policy: Policy, name: str, verification: Verification
+    topology: Topology,
+    files: PartFiles,
+    policy: Policy,
+    name: str,
+    verification: Verification,
+    opened: dict[tuple[int, str], DiskFile],
 ) -> SourceOf:
     """Return the sources of a feature's rows on disk, of the hosts of this node; their checksums will be verified.
+
+    Args:
+        topology: of the graph.
+        files: of the graph.
+        policy: type of the feature.
+        name: of the feature.
+        verification: verifies them.
+        opened: the files that other features of the graph read, by part and kind; more are added.
 
     Raises:
         ShardFormatError, StorageError: a file is missing or damaged, or cannot be opened; on every rank.
@@ -109,20 +123,30 @@ def sources_on_disk(
     hosts = policy.offsets(topology.hosts)
     of_job = world.config
     settings = Reading(of_job.disk_threads, of_job.disk_gap, bool(of_job.disk_direct), of_job.timeout)
-    opened: dict[int, DiskFile] = {}
     near: dict[int, DiskRows] = {}
+    parts: set[int] = set()
     with together(world.comm, f"opening {dataset!r} of graph {config.graph_name!r}"):
         for host in np.flatnonzero(world.near).tolist():
             rows = list(overlaps(offsets, int(hosts[host]), int(hosts[host + 1])))
+            parts.update(part for part, _, _ in rows)
+            _allow_open_files((1 + settings.direct) * sum((part, which) not in opened for part, _, _ in rows))
             near[host] = open_rows(files, which, dataset, rows, opened, settings)
         siblings = world.hosts_of_node(world.node_index)
         if world.host_index in siblings:  # they share the work
-            for part in sorted(opened)[siblings.index(world.host_index) :: len(siblings)]:
+            for part in sorted(parts)[siblings.index(world.host_index) :: len(siblings)]:
                 extent = files.open(part, which).extent(dataset)
-                verification.add(opened[part], config.seals[part][which], dataset, extent)
-        if world.host_index == siblings[0] and opened:
-            _warn_if_shared(next(iter(opened.values())), near[siblings[0]], int(np.diff(hosts)[siblings[0]]))
+                verification.add(opened[part, which], config.seals[part][which], dataset, extent)
+        if world.host_index == siblings[0] and parts:
+            _warn_if_shared(opened[min(parts), which], near[siblings[0]], int(np.diff(hosts)[siblings[0]]))
     return near.__getitem__
+
+
+def _allow_open_files(more: int) -> None:
+    """Raise this process's limit of open files, often 1024, by ``more``, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        wanted = soft + more if hard == resource.RLIM_INFINITY else min(soft + more, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _warn_if_shared(file: DiskFile, rows: DiskRows, count: int) -> None:

@@ -18,6 +18,7 @@ from mpigraph.rows.row_cache import RowCache, slots_for
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.service import RowService
+from mpigraph.rows.sources.disk import DiskFile
 from mpigraph.rows.sources.verification import Verification
 from mpigraph.rows.window import SourceOf
 from mpigraph.storage.contents import PartFiles, read_rows
@@ -297,16 +298,25 @@ class Store:
                     f"{'on disk' if is_there else 'in memory'} (asked for as {word!r})"
                 )
 
-    def _sources(self, topology: Topology, files: PartFiles, policy: Policy, name: str, place: str) -> SourceOf | None:
+    def _sources(
+        self,
+        topology: Topology,
+        files: PartFiles,
+        policy: Policy,
+        name: str,
+        place: str,
+        opened: dict[tuple[int, str], DiskFile],
+    ) -> SourceOf | None:
         """Return the sources of a feature's rows; None for memory, into which they are loaded."""
         if place != "disk":
             return None
-        return sources_on_disk(topology, files, policy, name, self.verification)
+        return sources_on_disk(topology, files, policy, name, self.verification, opened)
 
     def _load_features(
         self, graph: LoadedGraph, files: PartFiles, kept: PartConfig, places: Mapping[tuple[Policy, str], str]
     ) -> None:
         config = files.config
+        opened: dict[tuple[int, str], DiskFile] = {}  # to read rows, which features share
         for (policy, name, info), (_, _, in_file) in zip(features_of(kept), features_of(config), strict=True):
             which, dataset = dataset_of(policy, name, config)
             offsets = policy.offsets(config.book)
@@ -314,7 +324,7 @@ class Store:
             with self.world.watch("measuring features"):
                 form = form_to_keep(self.world, files, (which, dataset), in_file, info, offsets, hosts)
             place = places.get((policy, name), "memory")
-            sources = self._sources(graph.topology, files, policy, name, place)
+            sources = self._sources(graph.topology, files, policy, name, place, opened)
             tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, form, sources)
             graph.features[policy, name] = tensor.number
             if sources is not None:

@@ -40,7 +40,11 @@ def source_of(bad: float) -> GraphSource:
     feat = rows_of(NUM_NODES)
     if bad:
         feat[71, 5] = bad
-    nodes = dict(source.node_feats["_N"]) | {"feat": Feature.of(feat), "one": Feature.of(feat[:, 3].copy())}
+    nodes = dict(source.node_feats["_N"]) | {
+        "feat": Feature.of(feat),
+        "one": Feature.of(feat[:, 3].copy()),
+        "none": Feature.of(feat[:, :0]),
+    }
     wide = rows_of(source.num_edges())[:, :-1].astype(np.float64)
     edges = dict(source.edge_feats[KEY]) | {"wide": Feature.of(wide), "id": Feature.of(np.arange(len(wide)))}
     return replace(source, node_feats={"_N": nodes}, edge_feats={KEY: edges})
@@ -48,7 +52,7 @@ def source_of(bad: float) -> GraphSource:
 
 def write(folder: Path, feat_dtype: Any, bad: float = 0) -> str:
     source = source_of(bad)
-    names = ["feat", "wide"] if feat_dtype else []
+    names = ["feat", "wide", "none"] if feat_dtype else []
     dtypes = dict.fromkeys(names, feat_dtype)
     return str(partition_source(source, "levels", 3, folder, "random", feat_dtype=dtypes).config_path)
 
@@ -93,6 +97,7 @@ def check_rows(g: dist.DistGraph) -> None:
     gathered = everything[orig[ids]]
     check_equal(feat[ids], gathered)
     check_equal(feat[[]], gathered[:0])
+    check_equal(g.ndata["none"][ids], gathered[:, :0])
     check_equal(feat.gather(ids, out=torch.empty(250, WIDTH)), gathered)
     check_equal(feat.gather(ids, out=torch.empty(WIDTH, 250).T), gathered)
     check_equal(feat.gather(ids, pin_memory=True), gathered)

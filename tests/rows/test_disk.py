@@ -1,11 +1,13 @@
 """Rows of features that stay on disk: the same as those in memory, wherever they are read; and what can go wrong."""
 
 import os
+import resource
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,15 @@ from batches import digest
 from damaged import flip
 from jobs import clean_environment, mpiexec, run_job, warm_python
 from layouts import ALONE, LAYOUTS, Job, Layout, own_on_layouts
-from oracle import NAME, NUM_NODES, write_oracle
+from oracle import NAME, NUM_NODES, oracle_source, write_oracle
 
 import mpigraph.distributed as dist
 from mpigraph.arrays import I64
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import FieldNameError, InvalidArgumentError, PartitionError, ShardFormatError, StorageError
 from mpigraph.kernels.row_ops import as_words
+from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import Feature
 from mpigraph.rows.sources import disk, verification
 from mpigraph.rows.sources.disk import DiskFile, DiskRows, Reading
 from mpigraph.rows.sources.verification import Verification
@@ -64,6 +68,27 @@ def test_minibatches(layout: Job, oracle, parts: int) -> None:
     layout.run(lambda: body("disk"))
     if digests:
         assert digests[None] == digests["disk"]
+
+
+@own_on_layouts([ALONE])
+def test_features_share_the_open_files_of_more_parts_than_the_limit_was_for(layout: Job, tmp_path: Path) -> None:
+    parts = 100
+    feats = {name: Feature.of(np.random.default_rng(0).standard_normal((NUM_NODES, 3))) for name in ("a", "b", "c")}
+    source = replace(oracle_source(), node_feats={"_N": feats}, edge_feats={})
+    path = partition_source(source, NAME, parts, tmp_path, "random").config_path
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def body() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + parts - 10, limits[1]))
+        g = dist.DistGraph(NAME, part_config=path, storage="disk")
+        assert len(os.listdir("/proc/self/fd")) - before <= parts + 10
+        assert torch.equal(g.ndata["a"][:], g.ndata["c"][:])
+
+    try:
+        layout.run(body)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 # ---- one source ------------------------------------------------------------------------------------------------------

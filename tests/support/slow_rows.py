@@ -95,7 +95,7 @@ def slow_sources(sources: list[Slow], kind: type[Slow] = Slow) -> Callable[..., 
     """Return what makes a feature slow, in place of ``Store._sources``, and adds its sources to ``sources``."""
 
     def slow(
-        self: Store, topology: Topology, files: PartFiles, policy: Policy, name: str, place: str
+        self: Store, topology: Topology, files: PartFiles, policy: Policy, name: str, place: str, opened: object
     ) -> SourceOf | None:
         if not policy.is_node or name != "feat":
             return None

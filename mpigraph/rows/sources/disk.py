@@ -5,11 +5,13 @@ tickets in order, and a ticket keeps its rows in a buffer of its own until they 
 slices, so that a bounded amount of memory is in use.
 """
 
+import errno
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -68,7 +70,8 @@ class DiskFile:
             os.posix_fadvise(self.number, 0, 0, os.POSIX_FADV_RANDOM)
             self.status = os.fstat(self.number)
         except OSError as error:
-            raise StorageError(f"{path}: cannot read: {error.strerror}") from error
+            hint = " (raise their limit: ulimit -n)" if error.errno == errno.EMFILE else ""
+            raise StorageError(f"{path}: cannot read: {error.strerror}{hint}") from error
 
     def check(self) -> None:
         """Raise StorageError if the file was written since it was opened."""
@@ -76,8 +79,9 @@ class DiskFile:
         if (now.st_size, now.st_mtime_ns) != (self.status.st_size, self.status.st_mtime_ns):
             raise StorageError(f"{self.path}: was written while a graph reads it: end the job, and start it again")
 
+    @cached_property
     def past_cache(self) -> int | None:
-        """Return a descriptor that reads past the page cache, closed with the file; None where that cannot be done."""
+        """A descriptor that reads past the page cache, closed with the file; None where that cannot be done."""
         number = open_direct(self.number)
         if number is not None:
             weakref.finalize(self, os.close, number).atexit = False
@@ -236,7 +240,7 @@ class DiskRows(RowSource):
         self._name = name
         self.row_bytes = row_bytes
         self._files = [file for file, *_ in pieces]
-        past_cache = {file: file.past_cache() if reading.direct else None for file in self._files}
+        past_cache = {file: file.past_cache if reading.direct else None for file in self._files}
         direct = None not in past_cache.values()
         self._page = _PAGE if direct else 1
         self._numbers = np.array([past_cache[file] if direct else file.number for file in self._files], np.int64)
@@ -307,7 +311,7 @@ def open_rows(
     which: str,
     name: str,
     rows: Sequence[tuple[int, int, int]],
-    opened: dict[int, DiskFile],
+    opened: dict[tuple[int, str], DiskFile],
     reading: Reading,
 ) -> DiskRows:
     """Open rows of a dataset that is spread over the parts' files.
@@ -317,7 +321,7 @@ def open_rows(
         which: the file of a part: "node_feats" or "edge_feats".
         name: the dataset.
         rows: ``(part, first, last)`` in the order of the rows, counted within the part.
-        opened: the files of parts that are open already; more are added.
+        opened: the files that are open already, by part and ``which``; more are added.
         reading: settings.
 
     Raises:
@@ -327,9 +331,9 @@ def open_rows(
     pieces: list[tuple[DiskFile, int, int, int]] = []
     row_bytes = 1
     for part, first, last in rows:
-        if part not in opened:
-            opened[part] = DiskFile(files.config.part_path(part, which))
+        if (part, which) not in opened:
+            opened[part, which] = DiskFile(files.config.part_path(part, which))
         extent = files.open(part, which).extent(name)
         row_bytes = extent.row_bytes
-        pieces.append((opened[part], extent.begin, first, last - first))
+        pieces.append((opened[part, which], extent.begin, first, last - first))
     return DiskRows(name, row_bytes, pieces, reading)
