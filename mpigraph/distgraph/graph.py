@@ -90,7 +90,8 @@ class DistGraph(SampledGraph):
         opening = partial(session.control.call, Operation.OPEN_GRAPH, doing=f"opening graph {graph_name!r}")
         try:
             names = feat_dtype_names(feat_dtype)
-            places = check_storage(session.world.config.storage if storage is None else storage)
+            of_job = session.world.config.storage
+            places = check_storage(of_job, "MPIGRAPH_STORAGE") if storage is None else check_storage(storage)
         except InvalidArgumentError as error:
             opening(error=error)
             raise

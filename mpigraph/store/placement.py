@@ -21,8 +21,12 @@ WORDS = ("memory", "disk", "auto")
 _KINDS = ("node", "edge")
 
 
-def check_storage(storage: object) -> Storage:
+def check_storage(storage: object, what: str = "storage") -> Storage:
     """Return the checked argument, mappings as dicts; text is a word, or such as ``"feat=disk,x=memory"``.
+
+    Args:
+        storage: the argument.
+        what: where it comes from, for errors.
 
     Raises:
         InvalidArgumentError: it is no :data:`Storage`.
@@ -31,10 +35,12 @@ def check_storage(storage: object) -> Storage:
         return None
     if isinstance(storage, str) and "=" in storage:
         pairs = [pair.partition("=") for pair in storage.split(",")]
-        named = {name.strip(): _checked(f"storage of {name.strip()!r}", word.strip()) for name, _, word in pairs}
+        named = {name.strip(): _checked(f"{what} of {name.strip()!r}", word.strip()) for name, _, word in pairs}
+        if len(named) < len(pairs):
+            raise InvalidArgumentError(f"{what} must name each feature once (got {storage!r})")
         return {"": named}
     if not isinstance(storage, Mapping):
-        return _checked("storage", storage)
+        return _checked(what, storage)
     for kind, names in storage.items():
         if kind not in _KINDS or not isinstance(names, Mapping):
             raise InvalidArgumentError(

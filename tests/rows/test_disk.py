@@ -309,7 +309,7 @@ def test_memory_decides(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch, ca
 
 
 @own_on_layouts([ALONE, Layout(3, 1, 0)])
-def test_what_cannot_be_on_disk(layout: Job, oracle) -> None:
+def test_what_cannot_be_on_disk(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is one error on every rank, after which the job goes on."""
     path = oracle(2)
 
@@ -320,10 +320,15 @@ def test_what_cannot_be_on_disk(layout: Job, oracle) -> None:
             ({"node": {"feat": "ssd"}}, InvalidArgumentError, "storage of 'feat' must be one of"),
             ({"node": {"label": "disk"}}, InvalidArgumentError, "'label' has int64 rows of shape"),
             ({"node": {"weight": "disk"}}, FieldNameError, "no node feature 'weight'"),
+            ("feat=disk,feat=memory", InvalidArgumentError, "storage must name each feature once"),
             ("feat=disk,nothing=disk", FieldNameError, "no node or edge feature 'nothing'"),
         ):
             with pytest.raises(kind, match=text):
                 dist.DistGraph(NAME, part_config=path, storage=storage)
+        with monkeypatch.context() as patched:
+            patched.setattr(current().world, "config", replace(current().world.config, storage="disc"))
+            with pytest.raises(InvalidArgumentError, match="MPIGRAPH_STORAGE must be one of"):
+                dist.DistGraph(NAME, part_config=path)
         with pytest.raises(InvalidArgumentError, match="'feat' is on disk as float32 and cannot be kept as float16"):
             dist.DistGraph(NAME, part_config=path, storage="disk", feat_dtype="float16")
         g = dist.DistGraph(NAME, part_config=path, storage="feat=disk")
