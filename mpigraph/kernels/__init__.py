@@ -153,4 +153,4 @@ def _warm_up_caches() -> None:
     forget_uses(own)
     empty(own)
     take_free(rows, slots, hint, row_of, times, own, assigned, listed)
-    reuse_distances(rows, last, np.zeros(3, np.int32), listed)
+    reuse_distances(rows, np.full(2, -1), np.zeros(3, np.int32), listed)

@@ -1,12 +1,13 @@
 """Graphs with features as int8, written for other packages, made graphs in memory, and staged: numbers come out."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
 from int8 import as_int8
+from jobs import run
 
 from mpigraph import convert
-from mpigraph.cli.main import main
 from mpigraph.formats.original import as_numpy
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.to_dgl import write_chunked
@@ -51,6 +52,6 @@ def test_numbers_are_written_for_other_packages(tmp_path: Path) -> None:
 def test_graphs_in_memory_and_staged_ones(tmp_path: Path) -> None:
     path = write(tmp_path / "parts")
     check_graph(path)
-    assert main(["stage", str(path), "--to", str(tmp_path / "local")]) == 0
+    run(sys.executable, "-m", "mpigraph", "stage", path, "--to", tmp_path / "local")
     check_graph(tmp_path / "local" / path.name)
-    assert main(["verify", str(tmp_path / "local" / path.name)]) == 0
+    run(sys.executable, "-m", "mpigraph", "verify", tmp_path / "local" / path.name)
