@@ -219,8 +219,9 @@ def test_a_node_where_mpi_does_not_start_imports_the_library() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(MPI.get_vendor()[0] != "MPICH", reason="other MPIs start without a common /dev/shm")
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a /dev/shm: needs root")
-def test_a_private_shared_memory_for_each_rank_ends_the_job() -> None:
-    own = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=100m tmpfs /dev/shm && exec "$@"', "sh"]
+def test_a_private_shared_memory_of_ranks_that_do_not_see_each_other_ends_the_job() -> None:
+    apart = ["unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc"]  # they do not see each other
+    own = [*apart, "sh", "-c", 'mount -t tmpfs -o size=100m tmpfs /dev/shm; "$@"; exit $?', "sh"]
     script = BEFORE_INITIALIZE.format(how="pass")
     env = clean_environment() | {"MPIGRAPH_TIMEOUT": "5"}
     done = run_job([*mpiexec(2), *own, sys.executable, "-c", script], env)
