@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 from mpigraph import config
 
-__all__ = ["WHEN_FAR", "Strict", "collective"]
+__all__ = ["WHEN_REMOTE", "Strict", "collective"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-WHEN_FAR = "when hosts are far; local when all are near"
+WHEN_REMOTE = "when hosts are remote; else local"
 """When sampling is collective."""
 
 _GROUPS = {name: f"the {name}" for name in ("trainers", "ranks", "group")}

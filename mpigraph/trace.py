@@ -9,7 +9,7 @@ A stage has one name everywhere:
 ======== ===============================================================================
 sample   draw a minibatch
 answer   draw neighbours for other ranks, or this rank's own part while others draw
-plan     find the far rows of a minibatch, and the minibatch that reads each next
+plan     find the remote rows of a minibatch, and the minibatch that reads each next
 fetch    gather rows
 place    make a minibatch of what was sampled; its fetches lie inside
 wait     the script waits for its next minibatch

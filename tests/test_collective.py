@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from mpigraph.collective import WHEN_FAR, Strict, collective
+from mpigraph.collective import WHEN_REMOTE, Strict, collective
 
 PLAIN = "import mpigraph.collective as c; f = lambda: 0; assert c.collective('trainers')(f) is f"
 
@@ -45,7 +45,7 @@ class Thing:
         """Open it."""
         yield self.size
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def sample(self) -> int:
         """Sample."""
         return 1
@@ -70,7 +70,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("ranks", "when", "sentence"),
     [
         ("trainers", "", "Collective on the trainers."),
-        ("trainers", WHEN_FAR, "Collective on the trainers when hosts are far; local when all are near."),
+        ("trainers", WHEN_REMOTE, "Collective on the trainers when hosts are remote; else local."),
         ("all ranks", "", "Collective on all ranks."),
         ("world.comm", "in step", "Collective on ``world.comm`` in step."),
     ],

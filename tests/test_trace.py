@@ -431,7 +431,7 @@ def test_the_steady_state_allocates_nothing() -> None:
         for batch in range(number):
             with span("sample", batch), span("meet", detail="an answer", whom=(3,)):
                 count("received_bytes", 100, 3)
-            count("far_rows", 1)
+            count("remote_rows", 1)
 
     def allocated(of: Callable[[int], None]) -> int:
         of(100)
@@ -453,5 +453,5 @@ def test_the_steady_state_allocates_nothing() -> None:
             recording.stop()
     assert thread in process.threads()
     assert cells == [len(sheet.stages) + len(sheet.counts) for _, sheet in process._sheets.values()]
-    assert totals.snapshot().counts["far_rows"] == 100_200
+    assert totals.snapshot().counts["remote_rows"] == 100_200
     assert [len(track.details) for track in recording.tracks if track.lost] == [1000]

@@ -29,6 +29,11 @@ WORDS = {
 }
 # Idioms that a reader has to decode, in docstrings, comments, messages and documents: name the actor instead.
 IDIOMS = re.compile(r"\b([Ww]hoever|[Nn]obody|[Oo]f which|is none|are none|[Bb]ut for|[Aa]s such|(of|for|with) whom)\b")
+# Rows, hosts and ids are local or remote; what is left of the other two words is English.
+FAR = re.compile(r"(?<![A-Za-z])(far|near)(?![A-Za-z])", re.IGNORECASE)
+ENGLISH = re.compile(
+    r"\b((so|as|how|however) far\b|far (apart|beyond)|near (it|where|clusters|the end))", re.IGNORECASE
+)
 # A docstring begins with an imperative verb or a noun phrase.
 INDIRECT = re.compile(r"(What|Whether|Who|Whose)\b")
 # Data has the name of what it is.
@@ -124,6 +129,19 @@ def test_documents_and_examples_are_in_plain_english() -> None:
     assert len(documents) >= 8 and not places, "\n".join(places)
 
 
+def far(text: str) -> list[str]:
+    """Return the places with "far" and "near" for remote and local, in names, too."""
+    text = ENGLISH.sub("", " ".join(text.replace("_", " ").split()))
+    return [text[max(match.start() - 20, 0) : match.end() + 20] for match in FAR.finditer(text)]
+
+
+def test_rows_and_hosts_are_local_or_remote() -> None:
+    paths = [path for end in ("*.md", "*.sbatch", "*.py") for path in ROOT.glob(f"[!.]*/**/{end}")]
+    texts = {path: path.read_text() for path in [ROOT / "README.md", *paths] if path != Path(__file__).resolve()}
+    places = [f"{path.relative_to(ROOT)}: {place}" for path, text in texts.items() for place in far(text)]
+    assert len(texts) > 600 and not places, "\n".join(places)
+
+
 def test_one_statement_a_line() -> None:
     found = {path: packed(source) for path, source in FILES.items()}
     share = sum(map(len, found.values())) / sum(map(assignments, FILES.values()))
@@ -159,6 +177,7 @@ def test_these_checks_can_fail() -> None:
         "x.py:3: 'under way' (say: outstanding, in progress)",
     ]
     assert not unclear("x.py", "error('but for')  # except, outstanding, showroom\n")
+    assert len(far("is_far = FAR_SERVERS\nnear_too  # so\nfar, as_far_as, nearest, linear, near it")) == 3
     source = "def f(some):\n    '''Whether it is None.'''\n    made = error(f'{some}: it is none')  # of which\n"
     assert sorted(indirect(source)) == [
         (1, "begin with a verb or a noun: Whether it is None."),

@@ -68,7 +68,7 @@ def expected_rows(files: PartFiles, part: int, minibatch: Minibatch) -> dict[str
     """Return the expected distinct input nodes of a minibatch whose seeds are nodes of a part.
 
     Returns:
-        By "uniform" and "labor": "inputs", all input nodes; "far", those that other parts own.
+        By "uniform" and "labor": "inputs", all input nodes; "remote", those that other parts own.
 
     Raises:
         ShardFormatError: a file is missing or damaged.
@@ -80,7 +80,7 @@ def expected_rows(files: PartFiles, part: int, minibatch: Minibatch) -> dict[str
             float(of_type[slice(*files.config.book.node_range(part, t))].sum()) for t, of_type in enumerate(reached)
         )
         inputs = sum(float(of_type.sum()) for of_type in reached)
-        result[name] = {"inputs": round(inputs, 1), "far": round(inputs - own, 1)}
+        result[name] = {"inputs": round(inputs, 1), "remote": round(inputs - own, 1)}
     return result
 
 

@@ -23,7 +23,7 @@ from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.memory import in_units
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.progress import silent
-from mpigraph.storage.audit import far_sources
+from mpigraph.storage.audit import remote_sources
 from mpigraph.storage.contents import PartFiles, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
@@ -126,7 +126,7 @@ def _part(files: PartFiles, part: int, minibatch: Minibatch | None) -> dict[str,
     halo = {}
     cut_edges = 0
     for t, ntype in enumerate(schema.ntypes):
-        halo[ntype], edges = far_sources(files, part, t)
+        halo[ntype], edges = remote_sources(files, part, t)
         cut_edges += edges
     return {
         "part": part,
@@ -229,7 +229,8 @@ def _as_text(content: Mapping[str, Any]) -> str:
 def _rows_of(part: int, uniform: Mapping[str, float], labor: Mapping[str, float]) -> list[str]:
     """Return the cells of a part's line, from the results of :func:`.expected_rows`."""
     ratio = labor["inputs"] / max(uniform["inputs"], 1.0)
-    return [str(part), *(f"{draws[of]:.0f}" for draws in (uniform, labor) for of in ("inputs", "far")), f"{ratio:.2f}"]
+    rows = [f"{draws[of]:.0f}" for draws in (uniform, labor) for of in ("inputs", "remote")]
+    return [str(part), *rows, f"{ratio:.2f}"]
 
 
 def _in_words(features: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mpigraph import dataloading
-from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.distgraph import partitioning
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.graphs.fields import EID, IdsLike
@@ -32,7 +32,7 @@ def load_partition(*args: Any, **options: Any) -> Any:
     return partitioning.load_partition(*args, **{"homogeneous": True, **options})
 
 
-@collective("trainers", WHEN_FAR)
+@collective("trainers", WHEN_REMOTE)
 def sample_neighbors(g: Any, nodes: Any, fanout: Any, *args: Any, **options: Any) -> Any:
     """Sample in-neighbours, as :func:`mpigraph.distributed.sample_neighbors` does.
 
@@ -54,7 +54,7 @@ def sample_neighbors(g: Any, nodes: Any, fanout: Any, *args: Any, **options: Any
 sample_etype_neighbors = sample_neighbors
 
 
-@collective("trainers", WHEN_FAR)
+@collective("trainers", WHEN_REMOTE)
 def in_subgraph(g: Any, nodes: Any, **options: Any) -> Any:
     """Return all in-edges of nodes, as :func:`sample_neighbors` does; for a graph in memory, as its own method."""
     if isinstance(g, DistGraph):

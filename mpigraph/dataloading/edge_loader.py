@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.dataloading.caches import Sizes
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
@@ -198,7 +198,7 @@ class EdgeCollator:
         """The ids to give to a loader: int64[n], or by relation where the graph has several."""
         return self._ids
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def collate(self, items: EdgeIds | list[Item]) -> PairSample:
         """Sample a minibatch of int[b] ids, of ``(edge type, id)`` pairs or of ids by edge type."""
         return self.graph_sampler.sample(self.g, cast(EdgeTensors, as_seed_tensors(items, "eids")))

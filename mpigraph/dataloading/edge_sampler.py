@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.dataloading.exclusion import Exclude, Exclusion, ReverseEids, make_exclusion, reverse_edges, with_same_ids
 from mpigraph.dataloading.memory_sampling import sampled, take_later
 from mpigraph.dataloading.negative_sampler import (
@@ -159,7 +159,7 @@ class EdgePredictionSampler(Sampler):
         self._exclusion = make_exclusion(self._exclude, tables, self._reverse_etypes)
         self._looks_up = False
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def sample(
         self, g: DistGraph | HeteroGraph, seed_edges: EdgeIds, *, edge_label_time: EdgeIds | None = None
     ) -> PairSample:
@@ -182,7 +182,7 @@ class EdgePredictionSampler(Sampler):
             OutOfRangeError: an edge, or an end of a negative, does not exist.
             InvalidArgumentError: the negative sampler did not return sources and destinations.
 
-        When hosts are far, an error on one trainer is raised on all.
+        When hosts are remote, an error on one trainer is raised on all.
         """
         pairs = self.sample_pairs(g, seed_edges, edge_label_time=edge_label_time)
         input_nodes, _, blocks = pairs.sample_ends(self.sampler.sample_blocks, g)
@@ -193,7 +193,7 @@ class EdgePredictionSampler(Sampler):
     ) -> Pairs:
         """Do the part of :meth:`sample` before the blocks; arguments and errors are the same.
 
-        One-sided, like most negative samplers. Where hosts are far, an error on one trainer is raised on the others,
+        One-sided, like most negative samplers. Where hosts are remote, an error on one trainer is raised on the others,
         in their next round of sampling.
         """
         graph = g

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, EdgeTensors, by_relation, canonical, unwrap_edges
@@ -223,7 +223,7 @@ def _parallel_before(g: DistGraph, relation: Relation, first: int) -> I64:
     return parallel
 
 
-@collective("trainers", WHEN_FAR)
+@collective("trainers", WHEN_REMOTE)
 def _matched(g: DistGraph, back: Relation, sources: I64, src: I64, dst: I64, eids: I64) -> I64:
     """Return the edges ``dst -> src`` of a relation, int64[n], or -1; ``sources`` are the ids in ``src``, ascending."""
     fanouts = {relation: -1 if relation == back else 0 for relation in g.canonical_etypes}

@@ -150,7 +150,7 @@ class FeatureFetcher(Generic[Kind]):
         if self.counted and not window.free.all():
             index = to_rows(ids, tensor.rows.shape[0], tensor.rows.name)
             priced = int(np.count_nonzero(~window.free[window.host_of(index)]))
-            count("far_rows", priced)
+            count("remote_rows", priced)
             count("fetched_rows", priced)
             count("fetched_bytes", priced * window.row_bytes)
         return rows

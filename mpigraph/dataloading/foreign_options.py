@@ -69,9 +69,9 @@ def check_foreign(loader: type, options: Mapping[str, object]) -> None:
             continue
         if name in _INSTEAD:
             raise InvalidArgumentError(f"{loader.__name__} takes no {name}: {_INSTEAD[name]}")
-        near = get_close_matches(name, signature(loader.__init__).parameters, 1)  # type: ignore[misc]
+        close = get_close_matches(name, signature(loader.__init__).parameters, 1)  # type: ignore[misc]
         raise InvalidArgumentError(
-            f"unknown argument {name!r} of {loader.__name__}" + (f" (do you mean {near[0]}?)" if near else "")
+            f"unknown argument {name!r} of {loader.__name__}" + (f" (do you mean {close[0]}?)" if close else "")
         )
 
 

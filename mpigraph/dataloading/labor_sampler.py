@@ -152,7 +152,7 @@ class LaborSampler(NeighborSampler):
         return replace(needs, description=f"{needs.description}, {plain(self._own)}")
 
 
-@collective("trainers", "on a DistGraph whose hosts are far; else local")
+@collective("trainers", "on a DistGraph whose hosts are remote; else local")
 def sample_labors(
     g: HeteroGraph | DistGraph,
     nodes: NodeIds,

@@ -141,7 +141,7 @@ class DistDataLoader:
     and draws depend only on ``seed`` and the number of the epoch. So a loader that is made anew in each epoch repeats
     the first one, with a warning, unless you set its epoch (:meth:`set_epoch`) or another ``seed``.
 
-    Iterating is collective when hosts are far, but trainers may take different numbers of steps and leave early.
+    Iterating is collective when hosts are remote, but trainers may take different numbers of steps and leave early.
     """
 
     @collective("trainers")
@@ -437,7 +437,7 @@ class SampledDataLoader(DistDataLoader):
         windows = [tensor.rows.window for fetcher in fetchers for tensor in fetcher.tensors.values()]
         if all(window.free.all() for window in windows):
             return
-        if not world.all_near and not world.threads_may_communicate:
+        if not world.all_local and not world.threads_may_communicate:
             return
         if (options.lookahead or options.total or options.named) and any(fetcher.tensors for fetcher in fetchers):
             pipeline = self._epochs.pipeline

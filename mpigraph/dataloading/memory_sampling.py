@@ -49,7 +49,7 @@ def sampled(g: DistGraph | HeteroGraph) -> DistGraph:
     return cast(DistGraph, InMemorySampling(g)) if isinstance(g, HeteroGraph) else g
 
 
-@collective("trainers", "on a DistGraph whose hosts are far; else local")
+@collective("trainers", "on a DistGraph whose hosts are remote; else local")
 def sample_neighbors(
     g: HeteroGraph | DistGraph,
     nodes: NodeIds,
@@ -91,7 +91,7 @@ def sample_neighbors(
     return sample_by(arguments, g, nodes, copy_ndata, copy_edata, exclude_edges, output_device)
 
 
-@collective("trainers", "on a DistGraph whose hosts are far; else local")
+@collective("trainers", "on a DistGraph whose hosts are remote; else local")
 def sample_by(
     arguments: SamplingArguments,
     g: HeteroGraph | DistGraph,

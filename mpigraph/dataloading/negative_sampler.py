@@ -10,7 +10,7 @@ sampler             destinations                                new nodes of a b
 ==================  ==========================================  ============================
 PerSourceUniform    k of all nodes for each edge                n * k
 GlobalUniform       (sources too) of all nodes                  2 * n * k
-LocalUniform        k of its host's nodes for each edge         n * k, none of them far
+LocalUniform        k of its host's nodes for each edge         n * k, none of them remote
 JointUniform        k of all nodes for the batch                k
 InBatch             k of the other edges' destinations          none
 ==================  ==========================================  ============================
@@ -137,7 +137,7 @@ class NegativeSampler(ABC):
     def draw(self, g: DistGraph, edges: Mapping[Relation, Edges]) -> dict[Relation, _Pair]:
         """Draw negatives of edges whose ends are known, by relation.
 
-        Only :class:`GlobalUniform` communicates: a round on the trainers when hosts are far.
+        Only :class:`GlobalUniform` communicates: a round on the trainers when hosts are remote.
         """
         context = g.session.next_context()
         keys = {r: combine(context.seed, context.epoch, _TAG, g.schema.relation_id(r)) for r in edges}
@@ -180,8 +180,8 @@ class GlobalUniform(NegativeSampler):
     Each edge has ``k * redundancy`` candidates, and keeps the first ``k`` that pass: fewer where too many are refused,
     which is rare except in small or dense graphs. One round for the whole batch asks the hosts for existing edges.
 
-    When hosts are far and existing edges are excluded, every trainer must make the same number of calls, if need be for
-    no edges. Else the draw is local.
+    When hosts are remote and existing edges are excluded, every trainer must make the same number of calls, if need be
+    for no edges. Else the draw is local.
     """
 
     def __init__(

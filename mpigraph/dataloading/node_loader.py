@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.dataloading.caches import Sizes
 from mpigraph.dataloading.fetcher import BlockFetcher, Stages
 from mpigraph.dataloading.loader import LoaderOptions, SampledDataLoader
@@ -171,7 +171,7 @@ class NodeCollator:
         """The ids to give to a loader: int64[n], or by type where the graph has several."""
         return self._ids
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def collate(self, items: NodeIds | list[Item]) -> Blocks:
         """Sample a minibatch of int[b] ids, of ``(node type, id)`` pairs or of ids by node type."""
         return self.graph_sampler.sample_blocks(self.g, cast(NodeTensors, as_seed_tensors(items, "nids")))

@@ -30,7 +30,7 @@ _NO_PASS = 0
 _EPOCH = 1
 _REMAINDER = 2
 _COLUMNS = 7  # of progress
-_FAR = 2**62  # an epoch, or a step, beyond all that a job can reach
+_BEYOND = 2**62  # an epoch, or a step, beyond all that a job can reach
 _WARNED = -1  # no hash of Python's
 
 
@@ -289,8 +289,8 @@ class Passes:
         _check_rows("progress", progress, _COLUMNS)
         _check_rows("left", left, self.seeds.num_columns)
         numbers = progress[:, [0, 1, 2, 3, 4, 6]]
-        limits = torch.tensor([_FAR, _REMAINDER, most, most, most, _FAR])
-        least = torch.tensor([0, 0, 0, 0, 0, -_FAR])  # a smaller epoch can come after a larger one
+        limits = torch.tensor([_BEYOND, _REMAINDER, most, most, most, _BEYOND])
+        least = torch.tensor([0, 0, 0, 0, 0, -_BEYOND])  # a smaller epoch can come after a larger one
         if bool(((numbers < least) | (numbers > limits)).any()):
             what = "epoch, kind of pass, seeds, steps and batches taken, and the next step"
             raise InvalidArgumentError(f"the state of a loader of {most} seeds: {what} cannot be {numbers.tolist()}")

@@ -25,7 +25,7 @@ Ends = float | Sequence[float] | torch.Tensor
 """The probability that a walk ends before a step: one for all steps, or [steps]."""
 
 
-@collective("trainers", "on a DistGraph when hosts are far, and at its first use of an edge type; else local")
+@collective("trainers", "on a DistGraph when hosts are remote, and at its first use of an edge type; else local")
 def random_walk(
     g: HeteroGraph | DistGraph,
     nodes: IdsLike,

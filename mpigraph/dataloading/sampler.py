@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph
@@ -142,7 +142,7 @@ class BlockSampler(Sampler):
     """Draws ``(input nodes, output nodes, blocks)`` for seeds. A sampler of your own has ``sample_blocks`` alone."""
 
     @abstractmethod
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def sample_blocks(
         self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None
     ) -> Blocks:
@@ -159,7 +159,7 @@ class BlockSampler(Sampler):
         """
         raise NotImplementedError
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def sample(self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
         """The same as :meth:`sample_blocks`, under DGL's other name."""
         excluded = () if exclude_eids is None else (exclude_eids,)
@@ -286,7 +286,7 @@ class NeighborSampler(BlockSampler):
             description=f"{type(self).__qualname__}({plain(self.fanouts)}, prob={self.prob}{how})",
         )
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def sample_blocks(
         self,
         g: DistGraph | HeteroGraph,
@@ -302,8 +302,8 @@ class NeighborSampler(BlockSampler):
 
         Raises:
             InvalidArgumentError: times are missing, or no integers, or there is no ``time_attr``. On every rank if
-                hosts are far.
-            OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are far.
+                hosts are remote.
+            OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are remote.
         """
         graph = sampled(g)
         inputs, outputs, blocks = graph.sample_blocks(
@@ -313,7 +313,7 @@ class NeighborSampler(BlockSampler):
             blocks = type(blocks)(block.without_empty_relations() for block in blocks)
         return inputs, outputs, blocks
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def sample_subgraph(
         self,
         g: DistGraph | HeteroGraph,
@@ -328,7 +328,7 @@ class NeighborSampler(BlockSampler):
             Nodes by node type id, edges by relation id.
 
         Raises:
-            OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are far.
+            OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are remote.
         """
         graph = sampled(g)
         return graph.sample_subgraph(seed_nodes, self.arguments, exclude_edges=exclude_eids, seed_times=input_time)

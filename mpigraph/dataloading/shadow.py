@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import torch
 
-from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.dataloading.fetcher import FeatureFetcher, Stages
 from mpigraph.dataloading.loader import LoaderOptions
 from mpigraph.dataloading.memory_sampling import sampled
@@ -75,7 +75,7 @@ class ShaDowKHopSampler(Sampler):
         text = of_draw.description.replace(type(self.neighbors).__qualname__, type(self).__qualname__, 1)
         return replace(super().needs, weights=of_draw.weights, random=of_draw.random, description=text)
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def sample(
         self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None
     ) -> InducedSample:
@@ -91,8 +91,8 @@ class ShaDowKHopSampler(Sampler):
             with the nodes in this order. ``ndata[NID]`` and ``edata[EID]`` are ids in ``g``.
 
         Raises:
-            OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are far.
-            InvalidArgumentError: a seed is given twice. On every rank if hosts are far.
+            OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are remote.
+            InvalidArgumentError: a seed is given twice. On every rank if hosts are remote.
         """
         return sampled(g).sample_induced(seed_nodes, self.neighbors.arguments, exclude_edges=exclude_eids)
 

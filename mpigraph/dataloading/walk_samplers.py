@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.dataloading.memory_sampling import sampled, take_later
 from mpigraph.dataloading.random_walks import random_walk
 from mpigraph.dataloading.sampler import BlockSampler, Needs
@@ -96,7 +96,7 @@ class RandomWalkNeighborSampler(BlockSampler):
         text = f"{type(self).__qualname__}{(*numbers, self.metapath, self.num_layers)}"
         return replace(super().needs, description=text)
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def __call__(self, seed_nodes: NodeIds) -> HeteroGraph:
         """Return the graph of all nodes of the walks' type, with an edge from each neighbour to its seed.
 
@@ -108,7 +108,7 @@ class RandomWalkNeighborSampler(BlockSampler):
             visits, which is their feature ``weight_column``, int64.
 
         Raises:
-            OutOfRangeError: a seed does not exist. On every rank if hosts are far.
+            OutOfRangeError: a seed does not exist. On every rank if hosts are remote.
             InvalidArgumentError: seeds of another type than that of the walks, or ids that are not integers.
         """
         try:
@@ -117,7 +117,7 @@ class RandomWalkNeighborSampler(BlockSampler):
             sampled(self.G).refuse_walk(error)
         return self._frontier(self.G, seeds, [self.ntype])
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def sample_blocks(
         self, g: HeteroGraph | DistGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None
     ) -> Blocks:
@@ -129,7 +129,7 @@ class RandomWalkNeighborSampler(BlockSampler):
             exclude_eids: only None.
 
         Raises:
-            OutOfRangeError: a seed does not exist. On every rank if hosts are far.
+            OutOfRangeError: a seed does not exist. On every rank if hosts are remote.
             InvalidArgumentError: seeds of another type than that of the walks, or edges to exclude.
         """
         graph = sampled(g)

@@ -26,7 +26,7 @@ class LoaderStats:
     Attributes:
         totals: all spans and counters, from which the other fields are computed.
         minibatches: minibatches made.
-        far_rows: remote rows, each as often as a minibatch reads it.
+        remote_rows: remote rows, each as often as a minibatch reads it.
         cached_rows: remote rows found in a cache.
         fetched_rows: remote rows fetched from their hosts. The rest came with the same row of another minibatch.
         fetched_bytes: their bytes.
@@ -40,7 +40,7 @@ class LoaderStats:
 
     totals: Snapshot = field(default_factory=Snapshot)
     minibatches: int = 0
-    far_rows: int = 0
+    remote_rows: int = 0
     cached_rows: int = 0
     fetched_rows: int = 0
     fetched_bytes: int = 0
@@ -54,7 +54,7 @@ class LoaderStats:
     @classmethod
     def of(cls, totals: Snapshot) -> "LoaderStats":
         """Compute the fields from sums of spans and counters."""
-        counts = ("minibatches", "far_rows", "cached_rows", "fetched_rows", "fetched_bytes")
+        counts = ("minibatches", "remote_rows", "cached_rows", "fetched_rows", "fetched_bytes")
         stages = ("fetch", "sample", "plan", "place", "wait", "step")
         seconds = _seconds(totals)
         return cls(
@@ -66,7 +66,7 @@ class LoaderStats:
     @property
     def hit_rate(self) -> float:
         """The fraction of remote rows that were not fetched."""
-        return 1 - self.fetched_rows / self.far_rows if self.far_rows else 0.0
+        return 1 - self.fetched_rows / self.remote_rows if self.remote_rows else 0.0
 
     def since(self, before: "LoaderStats") -> "LoaderStats":
         """Return the difference to earlier stats of the same loader."""
@@ -75,7 +75,7 @@ class LoaderStats:
     def __str__(self) -> str:
         times = ", ".join(f"{name} {seconds:.2f}" for name, seconds in _seconds(self.totals).items())
         return (
-            f"{self.minibatches} minibatches, {self.far_rows} remote rows, {self.cached_rows} of them in the cache, "
+            f"{self.minibatches} minibatches, {self.remote_rows} remote rows, {self.cached_rows} of them in the cache, "
             f"{self.fetched_rows} fetched ({self.fetched_bytes / 1e6:.1f} MB, {self.hit_rate:.0%} saved); "
             f"seconds: {times}"
         )

@@ -193,7 +193,7 @@ class DistGraph(SampledGraph):
         """Row shape and dtype of each edge feature."""
         return {name: Scheme(t.shape[1:], t.dtype) for name, t in self.edata.items()}
 
-    # Structure, near or far
+    # Structure, local or remote
 
     def in_degrees(self, v: IdsLike = ALL, etype: EdgeType = None) -> torch.Tensor | int:
         """In-degrees of nodes ``v`` in input order: int64[n], or an int for an int.

@@ -44,8 +44,8 @@ def local_nodes(world: World, hosts: RangeBook, ntype_id: int) -> tuple[int, int
 
 def _local_host(world: World) -> int:
     """Return a host on this trainer's node, itself if it is one; trainers of a node take turns."""
-    near = np.flatnonzero(world.near)
-    return int(near[world.local_trainer * len(near) // world.num_local_trainers % len(near)])
+    local = np.flatnonzero(world.is_local)
+    return int(local[world.local_trainer * len(local) // world.num_local_trainers % len(local)])
 
 
 def _homogeneous_begins(tables: Sequence[I64], num_parts: int) -> I64:

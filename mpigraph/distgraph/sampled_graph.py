@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.distgraph.features import EdgeSpaces, Features, NodeSpaces
 from mpigraph.distgraph.sampling_arguments import Layers, SamplingArguments, SamplingOptions
 from mpigraph.distgraph.times import Times
@@ -94,7 +94,7 @@ class OutEdges:
 class SampledGraph:
     """The side of a :class:`DistGraph` that samples.
 
-    All methods that sample are collective when hosts are far, and local when all are near: an error in the arguments
+    All methods that sample are collective when hosts are remote, else local: an error in the arguments
     of one trainer is raised on every trainer, by the round that all make. Where requests go to their owners alone
     (``MPIGRAPH_SAMPLING=sparse``, the default where MPI allows several threads) these methods are one-sided, need no
     other trainer, and raise on the caller alone.
@@ -126,7 +126,7 @@ class SampledGraph:
         """``g.edges[etype].data[name]``."""
         return EdgeSpaces(self.schema, self._features)
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def sample_neighbors(
         self,
         seed_nodes: NodeIds,
@@ -193,7 +193,7 @@ class SampledGraph:
             frontier.edges[relation].data[EID] = torch.from_numpy(ids)
         return frontier if output_device is None else frontier.to(output_device)
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def sample_blocks(
         self,
         seed_nodes: NodeIds,
@@ -205,7 +205,7 @@ class SampledGraph:
     ) -> Blocks:
         """Sample the blocks of one minibatch, all hops fused.
 
-        Errors are those of :meth:`sample_neighbors`, and here, too, raised on every trainer when hosts are far.
+        Errors are those of :meth:`sample_neighbors`, and here, too, raised on every trainer when hosts are remote.
 
         Args:
             seed_nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need.
@@ -230,7 +230,7 @@ class SampledGraph:
         input_nodes = dict(enumerate(sampled.ids)) if sampled.hops else sampled.seeds
         return unwrap_nodes(self.schema, input_nodes), unwrap_nodes(self.schema, sampled.seeds), hop_blocks(sampled)
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def sample_subgraph(
         self,
         seed_nodes: NodeIds,
@@ -256,7 +256,7 @@ class SampledGraph:
         with self.session.sampling(arguments.num_threads) as service:
             return sample_hops(service, self.loaded, plan, context, expand_once=True).subgraph()
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def sample_induced(
         self, seed_nodes: NodeIds, arguments: SamplingArguments, exclude_edges: EdgeIds | None = None
     ) -> tuple[NodeTensors, NodeTensors, HeteroGraph]:
@@ -288,7 +288,7 @@ class SampledGraph:
             graph.edges[relation].data[EID] = eids
         return unwrap_nodes(self.schema, nodes), unwrap_nodes(self.schema, plan.seeds), graph
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def has_edges_between(
         self, u: EdgeIds, v: EdgeIds, etype: EdgeType = None
     ) -> torch.Tensor | dict[Relation, torch.Tensor]:
@@ -443,7 +443,7 @@ class SampledGraph:
             strategies[relation] = (MaskedOut if is_mask else WeightedOut)(1, False, number)
         return OutEdges(self.session, turned.number, strategies, turned.eids)
 
-    @collective("trainers", WHEN_FAR)
+    @collective("trainers", WHEN_REMOTE)
     def refuse_walk(self, error: MPIGraphError) -> NoReturn:
         """Raise an error in the arguments of a walk, on every trainer of the call."""
         if self.loaded.topology.turned is None and _is_main_thread():  # the others have their hosts prepare it
@@ -452,7 +452,7 @@ class SampledGraph:
             service.fail(error)
 
     @contextmanager
-    @collective("trainers", "if the block raises and hosts are far")
+    @collective("trainers", "if the block raises and hosts are remote")
     def raised_everywhere(self, rounds: bool = True) -> Iterator[None]:
         """Raise errors of arguments on every trainer of the round, if the call makes ``rounds``."""
         try:
@@ -519,7 +519,7 @@ class SampledGraph:
         return by_relation(self.schema, ids, what)
 
 
-@collective("trainers", WHEN_FAR)
+@collective("trainers", WHEN_REMOTE)
 def sample_neighbors(
     g: SampledGraph,
     nodes: NodeIds,
@@ -544,7 +544,7 @@ sample_etype_neighbors = sample_neighbors
 """DGL's name for sampling with a fanout for each relation, which is what :func:`sample_neighbors` does."""
 
 
-@collective("trainers", WHEN_FAR)
+@collective("trainers", WHEN_REMOTE)
 def in_subgraph(g: SampledGraph, nodes: NodeIds) -> HeteroGraph:
     """Return all in-edges of nodes, as :func:`sample_neighbors` returns them."""
     return g.sample_neighbors(nodes, -1)

@@ -82,7 +82,7 @@ class DistTensor:
             dtype: any torch dtype of integers, floats, bool.
             name: a name to attach to the tensor by; None makes an anonymous one.
             init_func: ``init_func(shape, dtype) -> tensor``, called by each trainer for each range of rows that it
-                owns, which are near; zeros if None.
+                owns, which are local; zeros if None.
             part_policy: the node type or relation of the rows; inferred from ``shape[0]`` if None.
             persistent: keep the tensor until the job ends, even if all handles are dropped.
             is_gdata: accepted for DGL's scripts.
@@ -263,7 +263,7 @@ class DistTensor:
         """
         rows = self.rows
         session = self.handle.session
-        session.check_thread(far=not session.world.all_near)
+        session.check_thread(remote=not session.world.all_local)
         ids = to_rows(index, len(self), rows.name)
         shape = (len(ids), *rows.shape[1:])
         if out is not None:
@@ -303,7 +303,7 @@ class DistTensor:
     def read_announced(self, read: Read, reader: CachedRows, pin_memory: bool) -> torch.Tensor:
         """Read rows that were announced to a reader of this tensor; otherwise as :meth:`gather`. One-sided."""
         session = self.handle.session
-        session.check_thread(far=not session.world.all_near)
+        session.check_thread(remote=not session.world.all_local)
         rows = self._memory(len(read.ids), self._dtype, accelerator_here() if pin_memory else None)
         reader.read(read, to_storage(rows, self._dtype))
         return rows
@@ -414,7 +414,7 @@ class DistTensor:
         it is no longer needed.
 
         Raises:
-            PartitionError: the part's rows are not next to each other in the memory of one near host, which they are
+            PartitionError: the part's rows are not next to each other in the memory of one local host, which they are
                 where there are as many parts as hosts; or they are stored in a narrower dtype than they are read in.
         """
         rows = self.rows
@@ -476,7 +476,7 @@ def _check_out(
 def _rows_in_memory(world: World, rows: RowTensor, part: int, first: int, last: int) -> tuple[int, slice]:
     """Return the host of this node that has all rows of a part next to each other, and its rows that they are."""
     offsets = rows.window.offsets
-    for host in np.flatnonzero(world.near).tolist():
+    for host in np.flatnonzero(world.is_local).tolist():
         begin, end = offsets[host : host + 2].tolist()
         if begin <= first <= last <= end:
             return host, slice(first - begin, last - begin)

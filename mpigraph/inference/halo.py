@@ -53,7 +53,7 @@ def remote_sources(g: DistGraph) -> dict[int, I64]:
     shares = {}
     for ntype in range(len(schema.ntypes)):
         share = np.empty(0, np.int64)
-        if not world.all_near:
+        if not world.all_local:
             offsets = hosts.node_offsets[ntype]
             read = np.zeros(int(offsets[-1]), bool)
             for relation in range(len(schema.relations)):
@@ -61,11 +61,11 @@ def remote_sources(g: DistGraph) -> dict[int, I64]:
                 if src != ntype:
                     continue
                 for owned in RowOwners(world, hosts.node_offsets[dst]).ranges():
-                    near = topology.adjacency(relation, owned.host)
-                    begin, end = near.indptr[[owned.rows.start, owned.rows.stop]].tolist()
+                    edges = topology.adjacency(relation, owned.host)
+                    begin, end = edges.indptr[[owned.rows.start, owned.rows.stop]].tolist()
                     for first in range(begin, end, _EDGES_AT_A_TIME):
-                        read[near.indices[first : min(first + _EDGES_AT_A_TIME, end)]] = True
-            for host in np.flatnonzero(world.near).tolist():
+                        read[edges.indices[first : min(first + _EDGES_AT_A_TIME, end)]] = True
+            for host in np.flatnonzero(world.is_local).tolist():
                 read[offsets[host] : offsets[host + 1]] = False
             share = np.flatnonzero(read)
             order = np.argsort(share % len(mates), kind="stable")
@@ -139,7 +139,7 @@ class HaloReader:
         """Copy this trainer's part of the rows of each local host, in order."""
         window = self._rows.window
         world = window.world
-        for host in np.flatnonzero(world.near).tolist():
+        for host in np.flatnonzero(world.is_local).tolist():
             first, last = window.offsets[host : host + 2].tolist()
             begin, end = (
                 (last - first) * k // world.num_local_trainers for k in (world.local_trainer, world.local_trainer + 1)
@@ -269,7 +269,7 @@ def open_readers(
             groups = [(numbers, nbytes * size // needed) for numbers, nbytes in groups]
     if groups:
         caches = g.session.control.call(
-            Operation.OPEN_CACHES, doing="making caches for inference", groups=groups, ahead=_AHEAD, near_too=all_fit
+            Operation.OPEN_CACHES, doing="making caches for inference", groups=groups, ahead=_AHEAD, local_too=all_fit
         )
     return {
         t: HaloReader(g, x, caches.get(x.rows.number), share_of[t], fit if slow else all_fit and _in_place(x))

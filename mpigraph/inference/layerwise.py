@@ -63,7 +63,7 @@ def layerwise(
 ) -> DistTensor | dict[str, DistTensor]:
     """Compute the rows of all nodes by a model, as a tensor over the hosts.
 
-    Layers run one at a time over all nodes, so that no node is computed twice in a layer. The trainers near a host
+    Layers run one at a time over all nodes, so that no node is computed twice in a layer. The trainers on a host's node
     compute its nodes. In each layer a remote row comes once to a node (machine), into a cache that its trainers share,
     if it fits; rows of ``x`` that the user may write meanwhile, through :attr:`.DistTensor.local_partition`, come anew
     for each block. Besides ``x`` and these caches there are two tensors, the input and the output of the layer.
@@ -105,7 +105,7 @@ def layerwise(
     part of the graph lies on several nodes, where blocks end. In other blocks they are, too, where torch's products of
     matrices round a row alike however many rows there are: on the CPUs tried, with at least 16 columns and 8 rows.
 
-    Blocks have ``edata[EID]``, by which a layer reads features of edges, which are near. Out-degrees that
+    Blocks have ``edata[EID]``, by which a layer reads features of edges, which are local. Out-degrees that
     :class:`.GraphConv` divides by are those of the graph, or of what ``edge_mask`` leaves of it, not those of the
     block, also where ``fanout`` draws some of the edges. A node without in-edges is given to layers as it is; whether
     they take it is theirs to say (``allow_zero_in_degree``).

@@ -1,7 +1,7 @@
 """Blocks of one layer for the nodes that a trainer owns, drawn from local memory; and out-degrees of their sources.
 
-A node and its in-edges lie on one host, near the trainer that owns the node. So blocks need no round of all ranks, and
-trainers may have different numbers of them.
+The host of a node and of its in-edges is local to the trainer that owns the node. So blocks need no round of all ranks,
+and trainers may have different numbers of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -122,28 +122,28 @@ class OutDegrees:
             relation: its id.
             read: int64[n] ids of sources, local or remote -> int64[n] degrees.
         """
-        self._near = g.session.world.near
+        self._is_local = g.session.world.is_local
         self._offsets = g.loaded.topology.hosts.node_offsets[g.schema.ends(relation)[0]]
         self._read = read
-        self._far = LocalIds(int(self._offsets[-1]))
+        self._remote = LocalIds(int(self._offsets[-1]))
         self._degrees = np.empty(0, np.int64)  # the first ``_known`` entries are valid
         self._known = 0
         self._lock = Lock()
 
     def of(self, ids: I64) -> I64:
         """Return the degrees of ``ids`` (int64[n]), int64[n]."""
-        is_far = ~self._near[np.searchsorted(self._offsets, ids, "right") - 1]
+        is_remote = ~self._is_local[np.searchsorted(self._offsets, ids, "right") - 1]
         degrees = np.empty(len(ids), np.int64)
-        degrees[~is_far] = self._read(ids[~is_far])
+        degrees[~is_remote] = self._read(ids[~is_remote])
         with self._lock:
-            places = self._far.insert(ids[is_far])
-            count = self._far.count
+            places = self._remote.insert(ids[is_remote])
+            count = self._remote.count
             if count > self._known:
                 if count > len(self._degrees):
                     self._degrees = np.append(self._degrees, np.empty(count, np.int64))
-                self._degrees[self._known : count] = self._read(self._far.ids[self._known :])
+                self._degrees[self._known : count] = self._read(self._remote.ids[self._known :])
                 self._known = count
-            degrees[is_far] = self._degrees[places]
+            degrees[is_remote] = self._degrees[places]
         return degrees
 
 
@@ -166,12 +166,12 @@ def masked_out_degrees(g: DistGraph, relation: int, mask: int) -> DistTensor:
     with world.together(doing):
         counts: I32 = np.zeros(g.num_nodes(ntype), np.int32)
         for owned in RowOwners(world, hosts[dst]).ranges():
-            near = topology.adjacency(relation, owned.host)
+            edges = topology.adjacency(relation, owned.host)
             kept = g.session.store.tensors[mask].segment(owned.host)
-            begin, end = near.indptr[[owned.rows.start, owned.rows.stop]].tolist()
+            begin, end = edges.indptr[[owned.rows.start, owned.rows.stop]].tolist()
             for first in range(begin, end, _EDGES_AT_A_TIME):
                 piece = slice(first, min(first + _EDGES_AT_A_TIME, end))
-                np.add.at(counts, near.indices[piece][kept[piece] != 0], 1)
+                np.add.at(counts, edges.indices[piece][kept[piece] != 0], 1)
         owners = RowOwners(world, hosts[src])
         sources = np.flatnonzero(counts)
         order, going = owners.route(sources)

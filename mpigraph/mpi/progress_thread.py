@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from mpigraph.mpi.coroutine import Task
-from mpigraph.mpi.wait import IDLE_SERVER_FAR, PROGRESS, TRANSFER, Backoff
+from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, PROGRESS, TRANSFER, Backoff
 
 __all__ = ["Listener", "Progress"]
 
@@ -81,4 +81,4 @@ class Progress:
             if moved:
                 backoff.reset()
             else:
-                backoff.pause(TRANSFER if busy else PROGRESS if tasks else IDLE_SERVER_FAR)
+                backoff.pause(TRANSFER if busy else PROGRESS if tasks else IDLE_SERVER_REMOTE)

@@ -16,8 +16,8 @@ from mpigraph.mpi.interrupts import UNINTERRUPTED, end_if_overdue
 __all__ = [
     "BLOCKED",
     "BULK",
-    "IDLE_SERVER_FAR",
-    "IDLE_SERVER_NEAR",
+    "IDLE_SERVER_REMOTE",
+    "IDLE_SERVER_LOCAL",
     "IN_ROUND",
     "PEERS_COMPUTE",
     "PROGRESS",
@@ -72,11 +72,11 @@ PROGRESS = Policy(spins=20, first=2e-5, longest=2e-4)
 """Operations that advance beside computing: an all_reduce of 4 MB over 1 Gbit/s then takes 6 ms of 52 ms of computing
 instead of 32 ms after it."""
 
-IDLE_SERVER_FAR = Policy(spins=2, first=1e-4, longest=1e-3)
+IDLE_SERVER_REMOTE = Policy(spins=2, first=1e-4, longest=1e-3)
 """Requests for rows or rounds may come at any moment, or not for hours: below 3 % of a core. A trainer asks again after
 milliseconds at the earliest, and each look costs its core tens of microseconds, mostly because of cold caches."""
 
-IDLE_SERVER_NEAR = Policy(spins=5, first=1e-4, longest=2e-2)
+IDLE_SERVER_LOCAL = Policy(spins=5, first=1e-4, longest=2e-2)
 """Only control calls can come, since trainers read this memory themselves; they wait for all ranks anyway."""
 
 

@@ -80,7 +80,7 @@ class World:
         trainers: the trainers, or ``COMM_NULL`` on a server.
         hosts: int64[H], ranks in ``comm`` that hold parts of the graph, ascending.
         host_index: this rank's place in ``hosts``, or -1.
-        near: bool[H], the hosts whose memory this rank can load from.
+        is_local: bool[H], the hosts whose memory this rank can load from.
         trainer_ranks: int64[T], ranks in ``comm`` that train, ascending.
         nodes_of_hosts: int64[H], the node of each host; ``nodes_of_trainers`` int64[T] that of each trainer.
         pids: int64[size], process ids; they mean something among the ranks of a node.
@@ -164,7 +164,7 @@ class World:
         world.rank = world.node_index = world.host_index = world.local_trainer = world.num_servers = 0
         world.hosts = world.trainer_ranks = np.zeros(1, np.int64)
         world.nodes_of_hosts = world.nodes_of_trainers = np.zeros(1, np.int64)
-        world.near = np.ones(1, np.bool_)
+        world.is_local = np.ones(1, np.bool_)
         return world
 
     @property
@@ -246,7 +246,7 @@ class World:
         self.hosts = np.flatnonzero(serves) if num_servers else np.arange(self.size)
         self.nodes_of_hosts = self.node_of[self.hosts]
         self.nodes_of_trainers = self.node_of[self.trainer_ranks]
-        self.near = self.nodes_of_hosts == self.node_index
+        self.is_local = self.nodes_of_hosts == self.node_index
         index = int(np.searchsorted(self.hosts, self.rank))
         self.host_index = index if serves[self.rank] or not num_servers else -1
         before = (self.node_of == self.node_index)[: self.rank] & ~serves[: self.rank]
@@ -265,7 +265,7 @@ class World:
         return self.host_index >= 0
 
     @property
-    def all_near(self) -> bool:
+    def all_local(self) -> bool:
         """True if every rank of the job can load every host's memory, so that rows need no messages."""
         return self.num_nodes == 1
 

@@ -46,9 +46,9 @@ class EdgeConv(nn.Module):
         src, dst = source_and_destination(g, feat)
         with g.local_scope():
             # theta is linear: one product for each node instead of each edge, and its bias once
-            g.srcdata["far"] = src @ self.theta.weight.T
+            g.srcdata["theta"] = src @ self.theta.weight.T
             g.dstdata["own"] = self.theta(dst) + self.phi(dst)
-            g.apply_edges(fn.v_sub_u("own", "far", "m"))
+            g.apply_edges(fn.v_sub_u("own", "theta", "m"))
             if self.batch_norm:
                 g.edata["m"] = self._normalised(g.edata["m"])
             g.update_all(fn.copy_e("m", "m"), fn.max("m", "x"))

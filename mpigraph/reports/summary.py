@@ -132,7 +132,7 @@ class ToTrainer(NamedTuple):
 class CacheEpoch:
     """Rows of other nodes that an epoch read, those of them in the cache, and those that were transferred."""
 
-    far: int = 0
+    remote: int = 0
     cached: int = 0
     fetched: int = 0
     fetched_bytes: int = 0

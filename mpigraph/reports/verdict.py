@@ -188,8 +188,8 @@ def judge(summary: Summary) -> Verdict:
 def cache_hits(ranks: Iterable[Rank], epochs: slice = slice(None)) -> float | None:
     """Return the share of remote rows that were in caches, None without remote rows."""
     chosen = [epoch for rank in ranks for epoch in rank.cache.epochs[epochs]]
-    far = sum(epoch.far for epoch in chosen)
-    return min(sum(epoch.cached for epoch in chosen) / far, 1.0) if far else None
+    remote = sum(epoch.remote for epoch in chosen)
+    return min(sum(epoch.cached for epoch in chosen) / remote, 1.0) if remote else None
 
 
 def cache_size_for(ranks: Iterable[Rank], share: float) -> float | None:
@@ -355,7 +355,7 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
         return min(_middle(rate[pairs]) / max(_middle(rate[usual]), 1e-12) for rate in rates)
 
     slow: list[Rank] = []
-    far = np.zeros(len(host), bool)
+    slow_pairs = np.zeros(len(host), bool)
     slowest = sorted(np.unique(host[np.argsort(-rates[0])][:32]).tolist(), key=lambda h: -_middle(rates[0, host == h]))
     for rank in [ranks[int(h)] for h in slowest]:
         into = host == rank.rank
@@ -368,15 +368,15 @@ def _slow_hosts(summary: Summary, table: StepTable) -> Iterator[_Blame]:
             ratio, compared = larger, usual
         slow.append(rank)
         out = reader_node == rank.node
-        far |= into | (out if apart.any() and out.any() and times(out, apart) >= _SLOW_HOST else False)
+        slow_pairs |= into | (out if apart.any() and out.any() and times(out, apart) >= _SLOW_HOST else False)
     if not slow:
         return
     worst = slow[0]
     peers = [rank for rank in summary.ranks if rank.hosts and rank not in slow]
-    links = (far & (reader_node == worst.node)).any() or (
+    links = (slow_pairs & (reader_node == worst.node)).any() or (
         len(slow) > 1 and {rank.node for rank in slow} == {worst.node}
     )
-    extra = np.where(far, waited - requests * _middle(rates[0, compared]), 0.0)
+    extra = np.where(slow_pairs, waited - requests * _middle(rates[0, compared]), 0.0)
     by_trainer = np.bincount(reader.astype(int), extra, len(table.trainers)) / table.count
     wait = np.sort(table.wait, axis=1)[:, : 9 * table.count // 10].mean(axis=1)  # prefetching gathers it in some steps
     meet = float(np.median(table.meet, axis=1).min()) if links else 0.0  # of the last trainer: for the network alone

@@ -330,7 +330,7 @@ class CachedRows:
         gather_rows(fetched, order, read.priced[which], words.view(fetched.dtype))
 
     def _count(self, asked: int, cached: int, fetched: int) -> None:
-        count("far_rows", asked)
+        count("remote_rows", asked)
         count("cached_rows", cached)
         count("fetched_rows", fetched)
         self.fetched_rows += fetched

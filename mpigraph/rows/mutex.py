@@ -35,11 +35,11 @@ class HostMutex:
     """Mutual exclusion between writers of one host's rows, first come, first served."""
 
     @collective("world.comm")
-    def __init__(self, world: World, far: bool) -> None:
-        """Make one free lock on each host, for all ranks if ``far``, else for those of its node."""
+    def __init__(self, world: World, remote: bool) -> None:
+        """Make one free lock on each host, for all ranks if ``remote``, else for those of its node."""
         self._world = world
         nbytes = 2 * _SLOT if world.is_host else 0
-        if far:
+        if remote:
             comm = world.comm
             self._win = MPI.Win.Allocate(nbytes, _WORD, comm=comm)
         else:  # the processor's own atomic operations, with any MPI

@@ -64,7 +64,7 @@ def cache_memory(num_rows: int, slots: int, row_bytes: int) -> int:
 
 @collective("world.node")
 def slots_for(
-    world: World, tensors: Sequence[RowTensor], nbytes: int, promised: int, near_too: bool = False
+    world: World, tensors: Sequence[RowTensor], nbytes: int, promised: int, local_too: bool = False
 ) -> list[int]:
     """Return the number of slots that each trainer of this node gets for each tensor.
 
@@ -76,7 +76,7 @@ def slots_for(
         tensors: the tensors; each gets a share of the bytes in proportion to its priced rows.
         nbytes: bytes of all caches together on this node; below 0 a part of the free memory.
         promised: free bytes that other caches may take.
-        near_too: free rows are kept, too; else a trainer has at most as many slots as there are priced rows.
+        local_too: free rows are kept, too; else a trainer has at most as many slots as there are priced rows.
     """
     counts = [priced_rows(tensor) for tensor in tensors]
     whole = [
@@ -88,14 +88,14 @@ def slots_for(
     if nbytes < 0:
         on_disk = any(tensor.window.from_sources for tensor in tensors)
         nbytes = max(int(free[0] * (_OF_FREE_ON_DISK if on_disk else _OF_FREE)), 0)
-    elif not near_too:
+    elif not local_too:
         nbytes = min(nbytes, max(int(free[0] * _MOST_OF_FREE), sum(whole)))
     most = _MOST // world.num_local_trainers
     per_trainer = []
     for tensor, count, need in zip(tensors, counts, whole, strict=True):
         share = nbytes * need // max(sum(whole), 1) - cache_memory(tensor.shape[0], 0, 0)
         slots = max(share, 0) // (tensor.window.row_bytes + _OF_SLOT) // world.num_local_trainers
-        per_trainer.append(min(slots, most if near_too else min(count, most)) if tensor.window.row_bytes else 0)
+        per_trainer.append(min(slots, most if local_too else min(count, most)) if tensor.window.row_bytes else 0)
     return per_trainer
 
 

@@ -4,7 +4,7 @@ numpy only: rows have a storage dtype here (bfloat16 as uint16, bool as uint8) a
 dtype for the layer that makes torch tensors of them. Floats may be stored in a narrower form: such rows lie in windows
 and caches and travel as they are stored, and become wider in the memory in which they arrive.
 
-There are three ways to write rows: :meth:`~RowTensor.scatter` by id, :meth:`~RowTensor.writing` straight into a near
+There are three ways to write rows: :meth:`~RowTensor.scatter` by id, :meth:`~RowTensor.writing` straight into a local
 host's memory, and :meth:`~RowTensor.lend` for a view that outlives the call. A rank's next control call
 (``session/control.py``) tells the others that it wrote, and every rank increments :attr:`~RowTensor.version`. Data
 derived from rows, such as tables of edge weights, compares versions, so all ranks agree whether it is still valid.
@@ -158,7 +158,7 @@ class RowTensor:
         check_ids(ids, self.shape[0], f"tensor {self.name!r}: row")
 
     def segment(self, host: int) -> Array:
-        """Return the rows on near host ``host``, a read-only view."""
+        """Return the rows on local host ``host``, a read-only view."""
         rows = self.window.memory(host).view()
         rows.flags.writeable = False
         return rows
@@ -188,7 +188,7 @@ class RowTensor:
 
     @contextmanager
     def writing(self, host: int) -> Iterator[Array]:
-        """Yield the rows on near host ``host``, writable inside the block. For the rows' owner: it takes no lock.
+        """Yield the rows on local host ``host``, writable inside the block. For the rows' owner: it takes no lock.
 
         Raises:
             InvalidArgumentError: the rows are read-only.
@@ -204,7 +204,7 @@ class RowTensor:
             self.note_write()
 
     def lend(self, host: int, rows: slice) -> Array:
-        """Return rows on near host ``host``, writable as long as the array, or any view of it, is alive.
+        """Return rows on local host ``host``, writable as long as the array, or any view of it, is alive.
 
         Until then they count as written before every control call.
 

@@ -159,8 +159,8 @@ class _Trial:
 
     def adds_to(self, trainers: I64, host: int) -> Mask:
         """Return bool[n], the trainers that can hold the lock of a host, and read and write meanwhile."""
-        near: Mask = self.world.nodes_of_trainers[trainers] == self.world.nodes_of_hosts[host]
-        return near | isinstance(self.service.transports[0], RmaTransport)
+        is_local: Mask = self.world.nodes_of_trainers[trainers] == self.world.nodes_of_hosts[host]
+        return is_local | isinstance(self.service.transports[0], RmaTransport)
 
     def attempt(self, number: int) -> str:
         """Make all operations that a job makes on windows; return the fault, "" if all went well. One-sided."""
@@ -199,7 +199,7 @@ class _Trial:
         """Read, add, write back: without the lock additions would be lost."""
         window = self.window
         with self.service.mutex.hold(host):
-            if self.world.near[host]:
+            if self.world.is_local[host]:
                 window.sync()
                 window.memory(host)[-1, 0] += 1
                 window.sync()

@@ -72,7 +72,7 @@ class RowService:
         self.kinds = _window_kinds(world, setting)
         self._setting = setting
         self._windows = 0
-        self._opened = () if world.all_near else tuple(transport(world) for transport in TRANSPORTS)
+        self._opened = () if world.all_local else tuple(transport(world) for transport in TRANSPORTS)
         for transport in self._opened:
             world.at_close(transport.close)
         self._begin()
@@ -88,13 +88,13 @@ class RowService:
     @collective("world.comm")
     def _begin(self) -> None:
         """Make the locks, and take the transports that work."""
-        far = bool(self._opened) and self.kind != "node"
+        remote = bool(self._opened) and self.kind != "node"
         try:
-            self.mutex = HostMutex(self.world, far)
+            self.mutex = HostMutex(self.world, remote)
         except MPI.Exception as error:  # a library without such windows says so on every rank
             self.drop(str(error))
             return
-        self.transports = tuple(each for each in self._opened if far or not each.one_sided)
+        self.transports = tuple(each for each in self._opened if remote or not each.one_sided)
         self.transport = next((each for each in self.transports if self.automatic or each.name == self._setting), None)
 
     @collective("world.comm")
@@ -116,7 +116,7 @@ class RowService:
         if not self.kinds:
             raise everywhere(CollectiveError(f"{library} does not work on these nodes: {fault}"))
         if self.world.rank == 0:
-            instead = "far rows go by messages" if self.kind == "node" else f"those of kind {self.kind!r} are tried"
+            instead = "remote rows go by messages" if self.kind == "node" else f"those of kind {self.kind!r} are tried"
             get_logger().warning("%s: windows of kind %r do not work here (%s); %s", library, kind, fault, instead)
         self._begin()
 
@@ -167,18 +167,18 @@ def shared_query_works(win: MPI.Win, ranks: Iterable[int], nbytes: int) -> bool:
 def _window_kinds(world: World, setting: str) -> list[str]:
     """Return the ways to allocate that are to be tried."""
     needed = [transport.one_sided for transport in TRANSPORTS if transport.name == setting]
-    if not world.all_near and needed == [False]:
+    if not world.all_local and needed == [False]:
         return ["node"]
-    if not world.all_near and setting == "auto" and distrusts_windows():
+    if not world.all_local and setting == "auto" and distrusts_windows():
         if world.is_trainer and world.trainers.rank == 0:
             get_logger().warning(
-                "%s: windows between nodes are not used, as they may crash; far rows go by messages. With "
+                "%s: windows between nodes are not used, as they may crash; remote rows go by messages. With "
                 "OMPI_MCA_osc=ucx,sm, where UCX works, they are",
                 library_version(),
             )
         return ["node"]
     kinds = [window_kind(world)]
-    if not world.all_near:
+    if not world.all_local:
         if kinds[0] == "allocate" and world.config.window == "auto":
             kinds.append("create")
         if setting == "auto":
@@ -200,7 +200,7 @@ def window_kind(world: World) -> str:
     win = MPI.WIN_NULL
     with suppress(MPI.Exception):  # no one-sided communication between nodes, on every rank
         win = MPI.Win.Allocate(8, 1, comm=world.comm)
-        answer[0] = shared_query_works(win, world.hosts[world.near].tolist(), 8)
+        answer[0] = shared_query_works(win, world.hosts[world.is_local].tolist(), 8)
     world.comm.Allreduce(MPI.IN_PLACE, answer, op=MPI.MIN)
     if win:
         win.Free()

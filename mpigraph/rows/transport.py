@@ -135,7 +135,7 @@ class Transport:
 
     Attributes:
         name: the name in settings and figures.
-        how: the same for readers: "random far rows" are read ``how``.
+        how: the same for readers: "random remote rows" are read ``how``.
         one_sided: it needs windows that reach other nodes.
         traffic: the traffic so far.
 

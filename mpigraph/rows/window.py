@@ -105,7 +105,7 @@ class RowWindow:
         self._win = self._shared = MPI.WIN_NULL
         self._open = True
         self._gate = Gate("this window was closed")
-        local = np.flatnonzero(world.near).tolist()
+        local = np.flatnonzero(world.is_local).tolist()
         self._sources: dict[int, RowSource] = {}
         self.from_sources = sources is not None
         self._asked: set[Task[bool]] = set()
@@ -175,7 +175,7 @@ class RowWindow:
             return
         self._shared = MPI.Win.Allocate_shared(nbytes, 1, comm=world.node)
         # Open MPI 4.1 cannot make the other window without a network
-        if world.all_near or self.service.kind == "node":
+        if world.all_local or self.service.kind == "node":
             self._win = self._shared
             return
         memory = self._shared.Shared_query(world.node.rank)[0] if nbytes else None

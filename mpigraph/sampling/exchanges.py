@@ -46,6 +46,6 @@ def open_exchange(world: World, make_answer: Callable[[], Answer]) -> SamplingTr
                 "use auto or alltoallv"
             )
         )
-    if world.rank == 0 and not world.all_near:
+    if world.rank == 0 and not world.all_local:
         get_logger().info("sampling requests: %s", kind.name)
     return kind(world, make_answer)

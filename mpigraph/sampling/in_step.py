@@ -58,7 +58,7 @@ class RoundChannel(Channel):
         """Open the channel; ``answer`` answers what others ask of this rank, for one thread at a time."""
         super().__init__(world, number)
         self._place = f"channel {number}"
-        self._comm: MPI.Comm = MPI.COMM_NULL if world.all_near else world.comm.Dup()
+        self._comm: MPI.Comm = MPI.COMM_NULL if world.all_local else world.comm.Dup()
         self._answer = timed_answer(answer)
         self._serving: Task[set[int]] | None = None
         self._polling = Lock()  # a server may poll in one thread while it closes the channel in another

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.strategies import HopKeys, Within
@@ -17,7 +17,7 @@ InducedEdges = dict[int, tuple[I64, I64, I64]]
 """By relation id: int64[n] each, places of sources and of destinations among the nodes, and ids of the edges."""
 
 
-@collective("the channel's trainers", WHEN_FAR)
+@collective("the channel's trainers", WHEN_REMOTE)
 def induced_edges(
     service: NeighborService, graph: LoadedGraph, nodes: Mapping[int, I64], excluded: Mapping[int, I64]
 ) -> InducedEdges:

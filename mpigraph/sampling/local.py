@@ -89,10 +89,10 @@ class LocalSampling:
 
     def _owned(self, host: int) -> OwnedRows:
         request = self._request
-        near = self._topology.adjacency(request.relation, host)
-        first = near.first_edge
-        excluded = request.excluded_in(first, first + len(near.indices)) - first
-        return OwnedRows(host, near, request.ids, self._keys, excluded, self._scratch)
+        edges = self._topology.adjacency(request.relation, host)
+        first = edges.first_edge
+        excluded = request.excluded_in(first, first + len(edges.indices)) - first
+        return OwnedRows(host, edges, request.ids, self._keys, excluded, self._scratch)
 
     def finish(self) -> SampledNeighbors:
         """Draw; the next request for the same relation overwrites the sources."""
@@ -107,7 +107,7 @@ class LocalSampling:
 
             def fill(part: I64, rows: OwnedRows = rows) -> None:
                 self._draw.choose(rows, part, offsets, picks)
-                copy_neighbours(rows.near.indices, part, offsets, rows.near.first_edge, picks, src)
+                copy_neighbours(rows.edges.indices, part, offsets, rows.edges.first_edge, picks, src)
 
             self._workers.run(fill, positions)
         return SampledNeighbors(offsets, src, picks if request.want_eids else picks[:0])
@@ -117,10 +117,10 @@ def look_up_edges(state: Store, query: EdgeQuery, by_host: PositionsByHost, work
     """Fill ``exist`` (bool[n]) for the edges of local hosts."""
     topology = state.graph_of_number[query.graph].topology
     for host, positions in by_host:
-        near = topology.adjacency(query.relation, host)
+        edges = topology.adjacency(query.relation, host)
 
-        def look(part: I64, near: Adjacency = near) -> None:
-            find_in_rows(near.indptr, near.indices, near.first_node, query.src, query.ids, part, exist)
+        def look(part: I64, edges: Adjacency = edges) -> None:
+            find_in_rows(edges.indptr, edges.indices, edges.first_node, query.src, query.ids, part, exist)
 
         workers.run(look, positions)
 

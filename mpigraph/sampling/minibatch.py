@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mpigraph.arrays import I32, I64, U64
-from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.temporal import root_keys, tree_keys
 from mpigraph.metadata.schema import Schema
@@ -246,7 +246,7 @@ def hop_requests(
     return requests
 
 
-@collective("the channel's trainers", WHEN_FAR)
+@collective("the channel's trainers", WHEN_REMOTE)
 def sample_hops(
     service: NeighborService,
     graph: LoadedGraph,
@@ -275,7 +275,7 @@ def sample_hops(
     nodes = tables if trees is None else trees.tables
     every = context.every
     hops: list[Hop] = []
-    sample = service.sample if keys is None else service.sample_near
+    sample = service.sample if keys is None else service.sample_local
     first_dst = [0 for _ in nodes]
     for layer in reversed(range(len(plan.layers))):
         num_dst = [table.count for table in nodes]

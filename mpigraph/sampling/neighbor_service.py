@@ -12,7 +12,7 @@ from typing import NoReturn
 import numpy as np
 
 from mpigraph.arrays import I64, Array, Mask
-from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import place_ragged, split_by_range
 from mpigraph.kernels.tree_ids import TreeIds
@@ -78,7 +78,7 @@ class NeighborService:
         if num_threads != self._workers.num_threads:
             self._workers = Workers(num_threads)
 
-    @collective("the channel's trainers", WHEN_FAR)
+    @collective("the channel's trainers", WHEN_REMOTE)
     def sample(self, requests: list[RelationRequest]) -> list[SampledNeighbors]:
         """Sample all requests of one hop.
 
@@ -90,51 +90,51 @@ class NeighborService:
         Returns:
             The neighbours for each request; the next call overwrites their sources.
         """
-        if self._world.all_near:
-            return self.sample_near(requests)
+        if self._world.all_local:
+            return self.sample_local(requests)
         error: Exception | None = None
         words: dict[int, I64] = {}
         drawing: list[LocalSampling] = []
-        far: dict[int, PositionsByHost] = {}
+        remote: dict[int, PositionsByHost] = {}
         try:
-            near = dict[int, PositionsByHost]()
+            local = dict[int, PositionsByHost]()
             for dst, by_host in self._by_destination(requests).items():
-                near[dst], far[dst] = self._split(by_host)
-            drawing = [self._near(r, near[self._dst(r)], self._buffers, r.relation) for r in requests]
-            words = self._pack(requests, far)
+                local[dst], remote[dst] = self._split(by_host)
+            drawing = [self._local(r, local[self._dst(r)], self._buffers, r.relation) for r in requests]
+            words = self._pack(requests, remote)
         except Exception as exc:  # raised on every rank by the round
             error = exc
         drawn: list[SampledNeighbors] = []
         failed: list[Exception] = []
 
-        def draw_near() -> None:
+        def draw_local() -> None:
             try:
                 drawn.extend(draw.finish() for draw in drawing)
             except Exception as exc:  # once the round is over: the others are in the middle of it
                 failed.append(exc)
 
-        answers = self.channel.ask(words, draw_near, error)
+        answers = self.channel.ask(words, draw_local, error)
         if failed:
             raise failed[0]
         readers = {rank: AnswerReader(answer) for rank, answer in answers.items()}
         return [
-            self._merge(request, far[self._dst(request)], local, readers)
-            for request, local in zip(requests, drawn, strict=True)
+            self._merge(request, remote[self._dst(request)], sample, readers)
+            for request, sample in zip(requests, drawn, strict=True)
         ]
 
-    def sample_near(self, requests: list[RelationRequest]) -> list[SampledNeighbors]:
+    def sample_local(self, requests: list[RelationRequest]) -> list[SampledNeighbors]:
         """As :meth:`sample`, where hosts of this node hold all destinations; local."""
         hosts_of = self._by_destination(requests)
-        return [self._near(r, hosts_of[self._dst(r)], self._buffers).finish() for r in requests]
+        return [self._local(r, hosts_of[self._dst(r)], self._buffers).finish() for r in requests]
 
-    @collective("the channel's trainers", WHEN_FAR)
+    @collective("the channel's trainers", WHEN_REMOTE)
     def fail(self, error: Exception) -> NoReturn:
         """Raise an error, on this trainer and on every one that is in a round or makes the next one."""
-        if not self._world.all_near:
+        if not self._world.all_local:
             self.channel.ask({}, lambda: None, error)
         raise error
 
-    @collective("the channel's trainers", WHEN_FAR)
+    @collective("the channel's trainers", WHEN_REMOTE)
     def has_edges(self, queries: list[EdgeQuery]) -> list[Mask]:
         """Look edges up where their destinations are, all of them in one round.
 
@@ -147,22 +147,22 @@ class NeighborService:
         exist = [np.zeros(len(query.ids), np.bool_) for query in queries]
         by_host = [self._split(self._positions(query)) for query in queries]
 
-        def look_near() -> None:
-            for query, (near, _), out in zip(queries, by_host, exist, strict=True):
-                look_up_edges(self._state, query, near, self._workers, out)
+        def look_local() -> None:
+            for query, (local, _), out in zip(queries, by_host, exist, strict=True):
+                look_up_edges(self._state, query, local, self._workers, out)
 
-        if self._world.all_near:
-            look_near()
+        if self._world.all_local:
+            look_local()
             return exist
         lists: dict[int, list[I64]] = {}
-        for query, (_, far) in zip(queries, by_host, strict=True):
-            for host, positions in far:
+        for query, (_, remote) in zip(queries, by_host, strict=True):
+            for host, positions in remote:
                 lists.setdefault(int(self._world.hosts[host]), []).extend(pack_query(query, positions))
         words = {rank: np.concatenate(arrays) for rank, arrays in lists.items()}
-        answers = self.channel.ask(words, look_near)
+        answers = self.channel.ask(words, look_local)
         readers = {rank: AnswerReader(answer) for rank, answer in answers.items()}
-        for out, (_, far) in zip(exist, by_host, strict=True):
-            for host, positions in far:
+        for out, (_, remote) in zip(exist, by_host, strict=True):
+            for host, positions in remote:
                 out[positions] = readers[int(self._world.hosts[host])].take(len(positions), np.bool_)
         return exist
 
@@ -184,7 +184,7 @@ class NeighborService:
         """Return when the other trainers need nothing more of this thread."""
         self.channel.serve_until_idle()
 
-    def _near(
+    def _local(
         self, request: RelationRequest, by_host: PositionsByHost, buffers: Buffers, scratch: int = 0
     ) -> LocalSampling:
         return LocalSampling(self._state, request, by_host, buffers, self._workers, scratch)
@@ -213,17 +213,17 @@ class NeighborService:
 
     def _split(self, by_host: PositionsByHost) -> tuple[PositionsByHost, PositionsByHost]:
         """Divide into local and remote hosts."""
-        near = self._world.near
-        return [one for one in by_host if near[one[0]]], [one for one in by_host if not near[one[0]]]
+        is_local = self._world.is_local
+        return [one for one in by_host if is_local[one[0]]], [one for one in by_host if not is_local[one[0]]]
 
-    def _pack(self, requests: list[RelationRequest], far: dict[int, PositionsByHost]) -> dict[int, I64]:
+    def _pack(self, requests: list[RelationRequest], remote: dict[int, PositionsByHost]) -> dict[int, I64]:
         """Return the request words by owner; the first request of a node type carries its destinations."""
         words: dict[int, list[I64]] = {}
         count: dict[int, int] = {}
         carrier: dict[tuple[int, int], int] = {}  # rank and node type -> the request that has the destinations
         for request in requests:
             dst = self._dst(request)
-            for host, positions in far[dst]:
+            for host, positions in remote[dst]:
                 rank = int(self._world.hosts[host])
                 number = count.get(rank, 0)
                 first = carrier.setdefault((rank, dst), number)
@@ -234,15 +234,19 @@ class NeighborService:
         return {rank: np.concatenate(arrays) for rank, arrays in words.items()}
 
     def _merge(
-        self, request: RelationRequest, far: PositionsByHost, near: SampledNeighbors, readers: dict[int, AnswerReader]
+        self,
+        request: RelationRequest,
+        remote: PositionsByHost,
+        local: SampledNeighbors,
+        readers: dict[int, AnswerReader],
     ) -> SampledNeighbors:
-        """Merge local draws and the answers of ``far`` hosts for one relation, in the order of its ids."""
-        if not far:
-            return near
-        counts = np.diff(near.offsets)
-        dtype = near.src.dtype
-        parts = [_Found(self._buffers.arange(len(counts)), counts.copy(), near.src, near.eids)]
-        for host, positions in far:
+        """Merge local draws and the answers of ``remote`` hosts for one relation, in the order of its ids."""
+        if not remote:
+            return local
+        counts = np.diff(local.offsets)
+        dtype = local.src.dtype
+        parts = [_Found(self._buffers.arange(len(counts)), counts.copy(), local.src, local.eids)]
+        for host, positions in remote:
             reader = readers[int(self._world.hosts[host])]
             part = _Found(positions, *reader.neighbors(request, len(positions), dtype, self._owned(host, request)))
             counts[positions] = part.counts

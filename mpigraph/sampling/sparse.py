@@ -84,9 +84,9 @@ class Sparse(SamplingTransport):
     def __init__(self, world: World, make_answer: Callable[[], Answer]) -> None:
         super().__init__(world, make_answer)
         self.gate = Gate("sampling: the job is being ended")
-        self.requester = Requester(world, MPI.COMM_NULL if world.all_near else world.dup())
+        self.requester = Requester(world, MPI.COMM_NULL if world.all_local else world.dup())
         self._server: RequestServer | None = None
-        if world.all_near or not world.is_host:
+        if world.all_local or not world.is_host:
             return
         self._server = server = RequestServer(
             self.requester.comm, answering(timed_answer(make_answer())), max_bytes=HELD, together=MOST_TOGETHER

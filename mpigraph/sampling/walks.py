@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpigraph.arrays import F64, I64, U64
-from mpigraph.collective import WHEN_FAR, collective
+from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.kernels.rng import combine
 from mpigraph.kernels.temporal import root_keys, tree_keys
 from mpigraph.sampling.minibatch import RandomContext
@@ -48,7 +48,7 @@ class WalkPlan:
     want_eids: bool = False
 
 
-@collective("the channel's trainers", WHEN_FAR)
+@collective("the channel's trainers", WHEN_REMOTE)
 def walk(service: NeighborService, plan: WalkPlan, context: RandomContext) -> tuple[I64, I64]:
     """Walk from each root, one request a step.
 

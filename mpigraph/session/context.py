@@ -228,16 +228,17 @@ class Session:
         if self.world.closed:
             raise ClosedError(_ENDED)
 
-    def check_thread(self, far: bool = True) -> None:
-        """Check that this thread may communicate, if it is going to (``far``).
+    def check_thread(self, remote: bool = True) -> None:
+        """Check that this thread may communicate, if it is going to (``remote``).
 
         Raises:
             ClosedError: this process is a fork of the trainer.
             InvalidArgumentError: MPI lets the main thread alone communicate, and this is another.
         """
-        if far:
-            self.world.check_process()
-        if far and not self.world.threads_may_communicate and threading.current_thread() is not threading.main_thread():
+        if not remote:
+            return
+        self.world.check_process()
+        if not self.world.threads_may_communicate and threading.current_thread() is not threading.main_thread():
             raise InvalidArgumentError(
                 "MPI was started without MPI_THREAD_MULTIPLE: only the main thread may sample, read rows of other "
                 f"nodes, and write (this is thread {threading.current_thread().name!r})"
@@ -262,7 +263,7 @@ class Session:
             InvalidArgumentError: MPI lets the main thread alone communicate, and this is another.
         """
         self.check_open()
-        self.check_thread(far=not self.world.all_near)
+        self.check_thread(remote=not self.world.all_local)
         service = self.service
         with service.lock:
             service.use_threads(num_threads or self.num_threads)

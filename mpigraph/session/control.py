@@ -93,7 +93,7 @@ def _open_channel(store: Store, args: Arguments) -> Any:
 
 
 def _open_caches(store: Store, args: Arguments) -> Any:
-    return store.open_caches(args["groups"], args["ahead"], args.get("near_too", False))
+    return store.open_caches(args["groups"], args["ahead"], args.get("local_too", False))
 
 
 def _prepare_weights(store: Store, args: Arguments) -> Any:

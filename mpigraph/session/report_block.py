@@ -88,8 +88,8 @@ class _Report:
             for key, number in passed.counts.items():
                 name = key if isinstance(key, str) else key[0]
                 numbers[name] = numbers.get(name, 0.0) + number
-        far = numbers.get("far_rows", 0.0)
-        numbers["cache_hits"] = 1 - numbers.get("fetched_rows", 0.0) / far if far else 0.0
+        remote = numbers.get("remote_rows", 0.0)
+        numbers["cache_hits"] = 1 - numbers.get("fetched_rows", 0.0) / remote if remote else 0.0
         return numbers
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mpigraph.collective import collective
-from mpigraph.mpi.wait import IDLE_SERVER_FAR, IDLE_SERVER_NEAR, IN_ROUND, TRANSFER, Backoff, Policy
+from mpigraph.mpi.wait import IDLE_SERVER_LOCAL, IDLE_SERVER_REMOTE, IN_ROUND, TRANSFER, Backoff, Policy
 from mpigraph.session.control import Control, Operation
 from mpigraph.store.store import Store
 
@@ -46,7 +46,7 @@ class _Rounds:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._idle = IDLE_SERVER_NEAR if store.world.all_near else IDLE_SERVER_FAR
+        self._idle = IDLE_SERVER_LOCAL if store.world.all_local else IDLE_SERVER_REMOTE
 
     def poll(self) -> bool:
         """Advance the requests without waiting; return whether anything moved. One thread at a time."""
@@ -67,7 +67,7 @@ class _Rounds:
         Where MPI does not allow that, no trainer samples beside a control call.
         """
         world = self._store.world
-        if world.all_near or not world.threads_may_communicate:
+        if world.all_local or not world.threads_may_communicate:
             yield
             return
         over = threading.Event()

@@ -15,7 +15,7 @@ from mpigraph.storage.format import relation_dataset_name, storage_dtype
 from mpigraph.storage.shard import DatasetInfo, read_chunks
 from mpigraph.storage.verified import note_verified
 
-__all__ = ["Audit", "InEdges", "audit_part", "check_in_edges", "dataset_bytes", "far_sources"]
+__all__ = ["Audit", "InEdges", "audit_part", "check_in_edges", "dataset_bytes", "remote_sources"]
 
 _ROWS = 1 << 21  # of a block of indptr, 16 MiB: a few of its segments, since each block reads a row of the next, too
 _NODES = 1 << 28  # whose marks are in memory at once, a byte each
@@ -188,7 +188,7 @@ def check_in_edges(files: PartFiles, relation: int, part: int) -> int:
     return total % 2**64
 
 
-def far_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
+def remote_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
     """Count the nodes of a type that a part has edges from and does not own: its halo.
 
     Returns:
@@ -204,8 +204,8 @@ def far_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
     for low in range(0, book.num_nodes(ntype), _NODES):
         marks = np.zeros(min(_NODES, book.num_nodes(ntype) - low), bool)
         for sources in _sources(files, part, ntype):
-            far = sources[(sources < first) | (sources >= last)]
-            inside = far[(far >= low) & (far < low + _NODES)]
+            remote = sources[(sources < first) | (sources >= last)]
+            inside = remote[(remote >= low) & (remote < low + _NODES)]
             marks[inside - low] = True
             edges += len(inside)
         nodes += int(np.count_nonzero(marks))

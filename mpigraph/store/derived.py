@@ -84,7 +84,7 @@ class VersionedTables(ABC, Generic[Tables]):
 
     @abstractmethod
     def _fill(self, tables: Tables, host: int) -> None:
-        """Make the tables of one near host."""
+        """Make the tables of one local host."""
 
     @property
     def stale(self) -> bool:
@@ -164,11 +164,11 @@ class WeightTables:
         self._windows = windows
 
     def table(self, host: int) -> Array:
-        """uint64, or uint32 of a mask, [edges of near ``host``], to draw from; [0] if it was not prepared."""
+        """uint64, or uint32 of a mask, [edges of local ``host``], to draw from; [0] if it was not prepared."""
         return self._windows[0].memory(host) if self._windows else np.empty(0, self._dtype)
 
     def num_drawable(self, host: int) -> I32:
-        """int32[destinations of near ``host``], how many edges can be drawn; int32[0] if it was not prepared."""
+        """int32[destinations of local ``host``], how many edges can be drawn; int32[0] if it was not prepared."""
         return self._windows[1].memory(host) if self._windows else np.empty(0, np.int32)
 
 
@@ -206,7 +206,7 @@ class EdgeWeights(VersionedTables[WeightTables]):
         return not self._bad and not self.stale
 
     def values(self, host: int) -> Array:
-        """[edges of near ``host``], the weights."""
+        """[edges of local ``host``], the weights."""
         return self.tensor.window.memory(host)  # a read-only array would be another type to the compiler
 
     def complaint(self, edge: int, weight: float) -> str:
@@ -233,11 +233,11 @@ class EdgeWeights(VersionedTables[WeightTables]):
         self._fill_from(self.values(host), tables, host)
 
     def _fill_from(self, weights: Array, tables: WeightTables, host: int) -> None:
-        near = self._topology.adjacency(self.tensor.policy.type_id, host)
+        edges = self._topology.adjacency(self.tensor.policy.type_id, host)
         make = list_allowed if self.is_mask else alias_tables
-        bad = make(near.indptr, weights, tables.table(host), tables.num_drawable(host))
+        bad = make(edges.indptr, weights, tables.table(host), tables.num_drawable(host))
         if bad >= 0:
-            raise GraphDataError(self.complaint(near.first_edge + bad, weights[bad]))
+            raise GraphDataError(self.complaint(edges.first_edge + bad, weights[bad]))
 
 
 class SortedEdges:
@@ -249,11 +249,11 @@ class SortedEdges:
         self._order = order
 
     def times(self, host: int) -> I64:
-        """int64[edges of near ``host``], ascending within each destination."""
+        """int64[edges of local ``host``], ascending within each destination."""
         return self._times.memory(host)
 
     def order(self, host: int) -> I32:
-        """int32[edges of near ``host``], the place of each among its destination's edges."""
+        """int32[edges of local ``host``], the place of each among its destination's edges."""
         return self._order.memory(host)
 
 
@@ -364,7 +364,7 @@ def fetch_together(window: RowWindow, rows: I64) -> Array:
     Each is asked of its host once. For calls in which hosts answer no other messages.
     """
     world = window.world
-    if world.all_near:
+    if world.all_local:
         return window.gather(rows)
     distinct, place = np.unique(rows, return_inverse=True)
     counts = np.zeros(world.size, np.int64)

@@ -123,22 +123,22 @@ def sources_on_disk(
     hosts = policy.offsets(topology.hosts)
     of_job = world.config
     settings = Reading(of_job.disk_threads, of_job.disk_gap, bool(of_job.disk_direct), of_job.timeout)
-    near: dict[int, DiskRows] = {}
+    local: dict[int, DiskRows] = {}
     parts: set[int] = set()
     with together(world.comm, f"opening {dataset!r} of graph {config.graph_name!r}"):
-        for host in np.flatnonzero(world.near).tolist():
+        for host in np.flatnonzero(world.is_local).tolist():
             rows = list(overlaps(offsets, int(hosts[host]), int(hosts[host + 1])))
             parts.update(part for part, _, _ in rows)
             _allow_open_files((1 + settings.direct) * sum((part, which) not in opened for part, _, _ in rows))
-            near[host] = open_rows(files, which, dataset, rows, opened, settings)
+            local[host] = open_rows(files, which, dataset, rows, opened, settings)
         siblings = world.hosts_of_node(world.node_index)
         if world.host_index in siblings:  # they share the work
             for part in sorted(parts)[siblings.index(world.host_index) :: len(siblings)]:
                 extent = files.open(part, which).extent(dataset)
                 verification.add(opened[part, which], config.seals[part][which], dataset, extent)
         if world.host_index == siblings[0] and parts:
-            _warn_if_shared(opened[min(parts), which], near[siblings[0]], int(np.diff(hosts)[siblings[0]]))
-    return near.__getitem__
+            _warn_if_shared(opened[min(parts), which], local[siblings[0]], int(np.diff(hosts)[siblings[0]]))
+    return local.__getitem__
 
 
 def _allow_open_files(more: int) -> None:

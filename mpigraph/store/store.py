@@ -61,7 +61,7 @@ class Store:
     Attributes:
         world: the ranks.
         seed: the job's default for every draw.
-        rows: the transports of far rows, and how windows are allocated.
+        rows: the transports of remote rows, and how windows are allocated.
         exchange: how sampling requests reach the owners of nodes.
         graphs: by name; :attr:`graph_of_number` the same by number.
         tensors: by number.
@@ -417,7 +417,7 @@ class Store:
 
     @collective("world.comm")
     def open_caches(
-        self, groups: Iterable[tuple[list[int], int]], ahead: int, near_too: bool = False
+        self, groups: Iterable[tuple[list[int], int]], ahead: int, local_too: bool = False
     ) -> dict[int, RowCache]:
         """Make a cache for each of some tensors.
 
@@ -425,7 +425,7 @@ class Store:
             groups: numbers of tensors, and how many bytes the caches of these take on each node together; what fits,
                 if it is below 0.
             ahead: the most minibatches that are known before they read.
-            near_too: cache rows of this node, too.
+            local_too: cache rows of this node, too.
 
         Returns:
             The caches by number of their tensor.
@@ -440,7 +440,7 @@ class Store:
             for numbers, nbytes in groups:
                 tensors = [self.tensors[number] for number in numbers]
                 promised = sum(cache.nbytes for cache in self.caches.values())
-                slots = slots_for(self.world, tensors, nbytes, promised, near_too)
+                slots = slots_for(self.world, tensors, nbytes, promised, local_too)
                 for tensor, count in zip(tensors, slots, strict=True):
                     cache = RowCache(self.world, self.new_number(), tensor, count, ahead)
                     caches[tensor.number] = self.caches[cache.number] = cache

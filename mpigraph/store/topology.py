@@ -31,7 +31,7 @@ __all__ = ["Adjacency", "InMemoryTopology", "Topology"]
 
 @dataclass(frozen=True)
 class Adjacency:
-    """One relation's in-edges on one near host, as plain arrays.
+    """One relation's in-edges on one local host, as plain arrays.
 
     Attributes:
         indptr: int64[n + 1], from 0.
@@ -59,7 +59,7 @@ class _TableWindow:
         self._window = RowWindow(service, np.append(0, np.cumsum(sizes.sum(axis=0))), (), dtype)
 
     def segment(self, table: int, host: int) -> Array:
-        """Return a table's rows on a near host, a writable view of the window's memory."""
+        """Return a table's rows on a local host, a writable view of the window's memory."""
         begin, end = self._starts[table : table + 2, host]
         return self._window.memory(host)[begin:end]
 
@@ -201,7 +201,7 @@ class Topology:
             )
 
     def adjacency(self, relation: int, host: int) -> Adjacency:
-        """Return the in-edges on a near host, as plain arrays."""
+        """Return the in-edges on a local host, as plain arrays."""
         dst = self.config.schema.ends(relation)[1]
         return Adjacency(
             self._indptr.segment(relation, host),
@@ -211,7 +211,7 @@ class Topology:
         )
 
     def count_out_edges(self, relation: int, host: int) -> int:
-        """Return the number of edges out of a near host's nodes."""
+        """Return the number of edges out of a local host's nodes."""
         return int(self._out_degrees.segment(relation, host).sum())
 
     def edge_id(self, edge: int, relation: int) -> int:
@@ -219,7 +219,7 @@ class Topology:
         return edge
 
     def in_degrees(self, ids: I64, relation: int) -> I64:
-        """Return int64[n], the in-degrees of destinations ``ids``, near or far. One-sided.
+        """Return int64[n], the in-degrees of destinations ``ids``, local or remote. One-sided.
 
         Raises:
             OutOfRangeError: an id does not exist.
@@ -230,7 +230,7 @@ class Topology:
         return degrees
 
     def out_degrees(self, ids: I64, relation: int) -> I64:
-        """Return int64[n], the out-degrees of sources ``ids``, near or far. One-sided.
+        """Return int64[n], the out-degrees of sources ``ids``, local or remote. One-sided.
 
         Raises:
             OutOfRangeError: an id does not exist.
@@ -240,7 +240,7 @@ class Topology:
         return self._out_degrees.gather(relation, ids)
 
     def find_edges(self, eids: I64, relation: int) -> tuple[I64, I64]:
-        """Return int64[n] sources and int64[n] destinations of edges, near or far. One-sided.
+        """Return int64[n] sources and int64[n] destinations of edges, local or remote. One-sided.
 
         A binary search in the hosts' ``indptr`` gives the destinations, all edges in step, so that a batch costs about
         log2(nodes per host) reads.

@@ -110,19 +110,19 @@ class TurnedTopology(Topology):
         rows = np.empty((0, 3), index_dtype(largest))
         counts = np.zeros(world.size, np.int64)
         if world.is_host:
-            near = self._forward.adjacency(relation, world.host_index)
-            owners = hosts.node_owner(near.indices, src_type)
+            edges = self._forward.adjacency(relation, world.host_index)
+            owners = hosts.node_owner(edges.indices, src_type)
             np.add.at(counts, world.hosts, np.bincount(owners, minlength=len(world.hosts)))
             order = np.argsort(world.hosts[owners], kind="stable")
             rows = np.empty((len(order), 3), rows.dtype)
-            rows[:, 0] = near.indices[order]
-            rows[:, 1] = near.first_node + np.repeat(np.arange(len(near.indptr) - 1), np.diff(near.indptr))[order]
-            rows[:, 2] = near.first_edge + order
+            rows[:, 0] = edges.indices[order]
+            rows[:, 1] = edges.first_node + np.repeat(np.arange(len(edges.indptr) - 1), np.diff(edges.indptr))[order]
+            rows[:, 2] = edges.first_edge + order
         received, _ = exchange_rows(world.comm, rows, counts)
         return received[np.lexsort((received[:, 2], received[:, 0]))]
 
     def adjacency(self, relation: int, host: int) -> Adjacency:
-        """Return the out-edges on a near host, as in-edges of the turned relation.
+        """Return the out-edges on a local host, as in-edges of the turned relation.
 
         Raises:
             NotOpenHere: the relation was not turned.
@@ -134,12 +134,12 @@ class TurnedTopology(Topology):
         return Adjacency(indptr.memory(host), ends.memory(host), nodes, self.hosts.edge_range(host, relation)[0])
 
     def eids(self, relation: int, edges: I64) -> I64:
-        """Return int64[n], the ids in the graph of edges of a turned relation, near or far. One-sided."""
+        """Return int64[n], the ids in the graph of edges of a turned relation, local or remote. One-sided."""
         ids: I64 = self._windows[relation][2].gather(edges).astype(np.int64)
         return ids
 
-    def near_eids(self, relation: int, host: int) -> Array:
-        """Return the ids in the graph of all edges on a near host."""
+    def local_eids(self, relation: int, host: int) -> Array:
+        """Return the ids in the graph of all edges on a local host."""
         return self._windows[relation][2].memory(host)
 
     def edge_id(self, edge: int, relation: int) -> int:
@@ -162,7 +162,7 @@ class OutTables(WeightTables):
     """The weights of a relation's out-edges, and tables to draw by them."""
 
     def values(self, host: int) -> Array:
-        """[out-edges of near ``host``], the weights."""
+        """[out-edges of local ``host``], the weights."""
         return self._windows[2].memory(host)
 
 
@@ -189,7 +189,7 @@ class OutWeights(EdgeWeights):
         raise NotOpenHere(f"weights {tensor.name!r} were not copied to out-edges on rank {rank}")
 
     def values(self, host: int) -> Array:
-        """[out-edges of near ``host``], the weights."""
+        """[out-edges of local ``host``], the weights."""
         return cast(OutTables, self.tables).values(host)
 
     @collective("world.comm")
@@ -198,7 +198,7 @@ class OutWeights(EdgeWeights):
         world, relation = self.tensor.window.world, self.tensor.policy.type_id
         edges = np.empty(0, np.int64)
         if world.is_host:
-            edges = self._turned.near_eids(relation, world.host_index).astype(np.int64)
+            edges = self._turned.local_eids(relation, world.host_index).astype(np.int64)
         with world.watch(f"{self.doing} {self.tensor.name!r}"):
             self._copies = fetch_together(self.tensor.window, edges)
         super().prepare()

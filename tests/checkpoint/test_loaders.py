@@ -76,7 +76,7 @@ def world(g: DistGraph) -> int:
 
 def skew(g: DistGraph) -> int:
     """Return how many steps this trainer is ahead: 0 where sampling may need the others, who wait in ``save``."""
-    return g.rank() if g.session.world.all_near else 0
+    return g.rank() if g.session.world.all_local else 0
 
 
 def one(batch: Any) -> Batch:

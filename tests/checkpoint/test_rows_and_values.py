@@ -459,7 +459,7 @@ def test_trainers_that_ask_for_different_values_are_told(job: SharedJob, oracle,
 
 
 def test_what_depends_on_rows_is_made_anew(job: SharedJob, oracle, shared_path: Path) -> None:
-    """Tables of edge weights, and copies of far rows."""
+    """Tables of edge weights, and copies of remote rows."""
     g = job.open(oracle(3))
     feat, weight = g.ndata["feat"], g.edata["weight"]
     saved = {"feat": feat, "weight": weight}

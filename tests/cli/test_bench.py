@@ -20,8 +20,8 @@ SMALL = {
     "nodes": 400, "edges": 4000, "feat_dim": 8, "batch_size": 20, "fanouts": "2,3", "hidden": 8, "seconds": 0.1,
 }  # fmt: skip
 TOP = {"schema", "version", "time", "machine", "mpi", "layout", "settings", "figures"}
-FAR = {
-    "far_rma", "service_latency", "step_exchange", "step_far", "sampling_bytes_per_batch", "row_bytes_per_batch",
+REMOTE = {
+    "remote_rma", "service_latency", "step_exchange", "step_remote", "sampling_bytes_per_batch", "row_bytes_per_batch",
     "cache_saved", "cache_default", "loader_bytes",
 }  # fmt: skip
 BEGINNINGS = [
@@ -92,7 +92,7 @@ def check_run(layout, monkeypatch, tmp_path, capsys):
         min(layout.layout.servers, size["ranks"] - 1),
     )
     missing = {name for name, figure in result["figures"].items() if figure["value"] is None}
-    assert missing - LINUX == expected_missing(size, result["figures"]["far_packed"]["value"]), missing
+    assert missing - LINUX == expected_missing(size, result["figures"]["remote_packed"]["value"]), missing
     for figure in result["figures"].values():
         assert figure["unit"] == CATALOGUE_UNITS[figure["meaning"]] and len(figure["trainers"]) == size["trainers"]
     check_traffic(result)
@@ -103,9 +103,9 @@ CATALOGUE_UNITS = {entry.text: entry.unit for entry in CATALOGUE.values()}
 
 
 def expected_missing(size, packed):
-    missing = set() if size["nodes"] > 1 else FAR | {"far_packed"}
+    missing = set() if size["nodes"] > 1 else REMOTE | {"remote_packed"}
     if size["nodes"] > 1 and packed is None:
-        missing |= {"far_packed"}
+        missing |= {"remote_packed"}
     missing |= ONE_OR_ALL if size["trainers"] == 1 or size["nodes"] > 1 else set()
     return missing | (BETWEEN_TRAINERS if size["trainers"] == 1 else set())
 
@@ -114,8 +114,8 @@ def check_expected_rows(result):
     expected = {name: figure["value"] for name, figure in result["figures"].items() if name.startswith("expected")}
     for draw in ("uniform", "labor"):  # 20 seeds, of each at most 2 x 3 neighbours
         assert 20 < expected[f"expected_{draw}"] <= 20 * (1 + 2) * (1 + 3)
-        assert (expected[f"expected_{draw}_far"] > 0) == (result["layout"]["hosts"] > 1)
-        assert expected[f"expected_{draw}_far"] < expected[f"expected_{draw}"]
+        assert (expected[f"expected_{draw}_remote"] > 0) == (result["layout"]["hosts"] > 1)
+        assert expected[f"expected_{draw}_remote"] < expected[f"expected_{draw}"]
     assert expected["expected_labor"] < expected["expected_uniform"]
 
 
@@ -125,7 +125,7 @@ def check_traffic(result):
         assert figures["rounds_per_batch"] == figures["messages_per_batch"] == 0
         return
     assert figures["rounds_per_batch"] == 2  # one for each layer
-    assert figures["messages_per_batch"] >= 3  # a request and its answer (the first layer's may be near), and rows
+    assert figures["messages_per_batch"] >= 3  # a request and its answer (the first layer's may be local), and rows
     assert figures["sampling_bytes_per_batch"] > 0 and figures["row_bytes_per_batch"] > 0
 
 
@@ -164,12 +164,12 @@ def test_one_rank_speaks_before_mpi_starts(monkeypatch, capsys, name):
 def test_a_user_s_graph(comm, oracle, tmp_path, capsys):
     path, out = oracle(2), tmp_path / "bench.json"
     assert job.run(Settings(**(SMALL | {"part_config": path, "batch_size": 5, "out": str(out)})), 1.0, comm) == 0
-    assert "gather near rows" in capsys.readouterr().out
+    assert "gather local rows" in capsys.readouterr().out
     figures = {name: figure["value"] for name, figure in json.loads(out.read_text())["figures"].items()}
     assert main(["info", str(path), "--json", "--fanouts", SMALL["fanouts"], "--batch-size", "5"]) == 0
     of_info = json.loads(capsys.readouterr().out)["parts"][0]["expected_rows"]
     for draw, rows in of_info.items():
-        assert rows == {"inputs": figures[f"expected_{draw}"], "far": figures[f"expected_{draw}_far"]}
+        assert rows == {"inputs": figures[f"expected_{draw}"], "remote": figures[f"expected_{draw}_remote"]}
 
 
 def test_rows_are_not_expected_where_files_are_missing(oracle, tmp_path, capsys):
@@ -233,7 +233,7 @@ def test_numbers_have_no_exponent(value, text):
 def invented():
     """A document of two trainers, without running anything."""
     figures = {name: {"value": 2.0, "unit": entry.unit, "trainers": [1.0, 3.0]} for name, entry in CATALOGUE.items()}
-    figures["step_far"] = figures["step_far"] | {"value": None, "trainers": [None, None]}
+    figures["step_remote"] = figures["step_remote"] | {"value": None, "trainers": [None, None]}
     layout = {"ranks": 3, "nodes": 1, "trainers": 2, "hosts": 1, "servers_per_node": 1, "ranks_per_node": 0}
     machine = {"processor": "p", "cores": 2, "memory_GiB": 4.0, "torch_threads": 1}
     return {"machine": machine, "mpi": {"library": "m"}, "layout": layout, "figures": figures}
@@ -241,7 +241,7 @@ def invented():
 
 def test_the_table_shows_what_applies():
     text = report.table(invented())
-    assert "gather far rows" not in text
+    assert "gather remote rows" not in text
     assert text.count(": 1 to 3)") == len(CATALOGUE) - 1
 
 

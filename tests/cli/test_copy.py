@@ -1,7 +1,7 @@
 """``python -m mpigraph copy``: every host gets its parts, the configuration and the scripts, whatever they are called.
 
-ssh, scp, rsync and Slurm are stood in for by one script (``FAR``): each host is a directory; what ssh is given goes
-through a real shell, as it would on the far side, before the words are looked at. Copies to this machine are real.
+ssh, scp, rsync and Slurm are stood in for by one script (``REMOTE``): each host is a directory; what ssh is given goes
+through a real shell, as it would on the remote side, before the words are looked at. Copies to this machine are real.
 """
 
 import json
@@ -18,7 +18,7 @@ from mpigraph.distributed import partition_graph
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
-FAR = """#!{python} -S
+REMOTE = """#!{python} -S
 import os, shutil, subprocess, sys
 ROOT, NAME, ARGUMENTS = {root!r}, os.path.basename(sys.argv[0]), sys.argv[1:]
 
@@ -80,13 +80,13 @@ HOSTILE = '/job/it\'s $(touch pwned) `touch pwned` ;touch pwned "x" größe'
 
 
 @pytest.fixture(autouse=True)
-def far(tmp_path, monkeypatch):
+def remote(tmp_path, monkeypatch):
     """The directory that holds the hosts; every tool is a stand-in."""
-    root, tools = tmp_path / "far", tmp_path / "tools"
+    root, tools = tmp_path / "remote", tmp_path / "tools"
     for directory in (root, tools):
         directory.mkdir()
     for name in ("ssh", "scp", "rsync", "srun", "sbcast"):
-        (tools / name).write_text(FAR.format(python=sys.executable, root=str(root)))
+        (tools / name).write_text(REMOTE.format(python=sys.executable, root=str(root)))
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
@@ -128,25 +128,25 @@ def found_parts(root, config, workspace, name="oracle"):
 
 @pytest.mark.parametrize("num_hosts, parts", [(1, [[0, 1]]), (2, [[0], [1]]), (3, [[0], [0, 1], [1]])])
 @pytest.mark.parametrize("workspace", [pytest.param(PLAIN, marks=pytest.mark.slow), HOSTILE])
-def test_each_host_gets_its_parts_by_rsync(far, oracle, num_hosts, parts, workspace):
+def test_each_host_gets_its_parts_by_rsync(remote, oracle, num_hosts, parts, workspace):
     hosts = ["10.0.0.1", "node2", "fe80::3"][:num_hosts]
     assert copy(oracle(2), hosts, workspace) == 0
-    assert [found_parts(far / host, oracle(2), workspace) for host in hosts] == parts
+    assert [found_parts(remote / host, oracle(2), workspace) for host in hosts] == parts
 
 
 @pytest.mark.parametrize("num_nodes, parts", [(2, [[0, 1], [2, 3]]), (4, [[0], [1], [2], [3]])])
 @pytest.mark.parametrize("workspace", [pytest.param(PLAIN, marks=pytest.mark.slow), HOSTILE])
-def test_each_node_gets_its_parts_by_slurm(far, oracle, monkeypatch, num_nodes, parts, workspace):
+def test_each_node_gets_its_parts_by_slurm(remote, oracle, monkeypatch, num_nodes, parts, workspace):
     slurm(monkeypatch, num_nodes)
     assert copy(oracle(4), None, workspace) == 0
-    assert [found_parts(far / f"node{k}", oracle(4), workspace) for k in range(num_nodes)] == parts
+    assert [found_parts(remote / f"node{k}", oracle(4), workspace) for k in range(num_nodes)] == parts
 
 
-def test_scp_where_a_host_has_no_rsync(far, oracle, capsys):
+def test_scp_where_a_host_has_no_rsync(remote, oracle, capsys):
     assert copy(oracle(2), ["10.0.0.1", "bare"], "/job", "--ssh_port", "22", "--rel_data_path", "data") == 0
     tools = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert tools == ["ssh", "rsync", "rsync", "rsync", "ssh", "scp", "scp", "scp"]
-    assert (far / "bare/job/data/part1/graph.h5").exists() and not (far / "bare/job/data/part0").exists()
+    assert (remote / "bare/job/data/part1/graph.h5").exists() and not (remote / "bare/job/data/part0").exists()
     assert copy(oracle(2), ["bare"], HOSTILE) == 2
     assert "scp does not copy to" in capsys.readouterr().err
 
@@ -162,13 +162,13 @@ def test_copies_on_this_machine_are_real(tmp_path, oracle):
 
 
 @pytest.mark.parametrize("way", ["here", "ssh", pytest.param("slurm", marks=pytest.mark.slow)])
-def test_another_graph_is_not_copied_over(far, oracle, monkeypatch, capsys, tmp_path, way):
+def test_another_graph_is_not_copied_over(remote, oracle, monkeypatch, capsys, tmp_path, way):
     """On no host, before the first copy; the same graph is, in other parts, too."""
     hosts = {"here": ["localhost"], "ssh": ["10.0.0.1", "10.0.0.2"], "slurm": None}[way]
     if way == "slurm":
         slurm(monkeypatch, 2)
     workspace = str(tmp_path / HOSTILE[1:].replace("touch pwned", "x"))
-    last = {"here": Path("/"), "ssh": far / "10.0.0.2", "slurm": far / "node1"}[way] / workspace[1:] / "my data"
+    last = {"here": Path("/"), "ssh": remote / "10.0.0.2", "slurm": remote / "node1"}[way] / workspace[1:] / "my data"
     partition_graph(mpigraph.graph(([0, 1], [1, 2])), "other", 3, last)
     assert copy(oracle(2), hosts, workspace) == 2
     said = capsys.readouterr()
@@ -217,7 +217,7 @@ sbcast --force --preserve -- {config} /w/data/oracle.json
 
 
 @pytest.mark.parametrize("tool", GOLDEN)
-def test_what_a_dry_run_prints(far, oracle, capsys, monkeypatch, tmp_path, tool):
+def test_what_a_dry_run_prints(remote, oracle, capsys, monkeypatch, tmp_path, tool):
     if tool == "slurm":
         slurm(monkeypatch, 3)  # one node more than hosts
     chosen = () if tool == "slurm" else ("--tool", tool)
@@ -231,17 +231,17 @@ def test_what_a_dry_run_prints(far, oracle, capsys, monkeypatch, tmp_path, tool)
         **{f"part{k}": " ".join(f"{directory}/part{k}/{name}" for name in names) for k in range(2)},
     )  # fmt: skip
     assert capsys.readouterr().out == golden
-    assert list(far.iterdir()) == []
+    assert list(remote.iterdir()) == []
 
 
-def test_every_mistake_shows_before_the_first_copy(far, oracle, capsys, tmp_path):
+def test_every_mistake_shows_before_the_first_copy(remote, oracle, capsys, tmp_path):
     graph = tmp_path / "graph"
     shutil.copytree(Path(oracle(2)).parent, graph)
     config = graph / "oracle.json"
     (graph / "part1" / "node_feat.h5").unlink()
 
     def error(*arguments):
-        assert copy(*arguments) == 2 and list(far.iterdir()) == []
+        assert copy(*arguments) == 2 and list(remote.iterdir()) == []
         out, err = capsys.readouterr()
         assert out == "" and err.count("\n") == 1
         return err

@@ -53,9 +53,9 @@ def test_expected_rows_are_means_of_drawn_ones(parts: tuple[PartConfig, mg.Heter
     for name, sampler in (("uniform", NeighborSampler(fanouts)), ("labor", LaborSampler(fanouts))):
         inputs = [sampler.sample_blocks(g, seeds_of(40))[0] for _ in range(30)]
         rows = np.mean([len(of_batch) for of_batch in inputs])
-        far = np.mean([int((of_batch < NODES // 2).sum()) for of_batch in inputs])
+        remote = np.mean([int((of_batch < NODES // 2).sum()) for of_batch in inputs])
         assert abs(rows / expected[name]["inputs"] - 1) < 0.025
-        assert abs(far / expected[name]["far"] - 1) < 0.04
+        assert abs(remote / expected[name]["remote"] - 1) < 0.04
     assert expected["labor"]["inputs"] < expected["uniform"]["inputs"]
 
 
@@ -64,8 +64,8 @@ def test_all_neighbours_are_counted_exactly(parts: tuple[PartConfig, mg.HeteroGr
     inputs, _, _ = NeighborSampler([-1, -1]).sample_blocks(g, seeds_of(3))
     with PartFiles(config) as files:
         for draws in expected_rows(files, PART, Minibatch([-1, -1], 3, 0)).values():
-            assert draws == {"inputs": len(inputs), "far": int((inputs < NODES // 2).sum())}
-        assert expected_rows(files, PART, Minibatch([0], 3, 0))["labor"] == {"inputs": 3, "far": 0}
+            assert draws == {"inputs": len(inputs), "remote": int((inputs < NODES // 2).sum())}
+        assert expected_rows(files, PART, Minibatch([0], 3, 0))["labor"] == {"inputs": 3, "remote": 0}
         assert expected_rows(files, PART, Minibatch([5], 10**9, 0))["labor"]["inputs"] > NODES // 2
 
 

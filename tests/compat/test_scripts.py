@@ -14,7 +14,7 @@ import mpigraph as mg
 
 SCRIPTS = ROOT / "tests" / "compat" / "scripts"
 CLASSES = 4
-STARTS = {1: [], 2: ["MPIGRAPH_NUM_SERVERS=0"], 4: ["MPIGRAPH_RANKS_PER_NODE=2"]}  # far rows and servers on four
+STARTS = {1: [], 2: ["MPIGRAPH_NUM_SERVERS=0"], 4: ["MPIGRAPH_RANKS_PER_NODE=2"]}  # remote rows and servers on four
 
 
 def plain() -> mg.HeteroGraph:

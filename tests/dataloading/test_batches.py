@@ -110,8 +110,8 @@ def test_the_threads_of_the_job_draw_single_hops_too(layout: Job, oracle, monkey
         g = open_graph(path)
         before = workers()
         edges = g.sample_neighbors(torch.arange(NUM_NODES), 2, seed=3).edata[EID]
-        far = 0 < layout.layout.ranks_per_node < layout.layout.ranks
-        assert len(workers() - before) in (expected, expected * (1 + far))  # what answers others has its own
+        remote = 0 < layout.layout.ranks_per_node < layout.layout.ranks
+        assert len(workers() - before) in (expected, expected * (1 + remote))  # what answers others has its own
         return edges
 
     alone = layout.run(lambda: draw(0))

@@ -1,4 +1,4 @@
-"""Caches of far rows and minibatches sampled ahead: never another row than without them, and fewer that travel."""
+"""Caches of remote rows and minibatches sampled ahead: never another row than without them, and fewer that travel."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from batches import digest
-from layouts import FAR, Layout, SharedJob, on_layouts
+from layouts import REMOTE, Layout, SharedJob, on_layouts
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
@@ -18,7 +18,7 @@ from mpigraph.session.context import current
 from mpigraph.session.control import Operation
 from mpigraph.store import store as stores
 
-far = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])
+remote = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])
 ROW = 3 * 4  # bytes of a row of "feat"
 HINTS = 4 * NUM_NODES  # bytes that a cache takes whatever it keeps
 FEW = HINTS + 14 * (ROW + 12)  # bytes for fourteen rows, less than a minibatch reads
@@ -45,7 +45,7 @@ def loader_of(g: dist.DistGraph, sampler: NeighborSampler = UNIFORM, **options: 
     return dist.DistNodeDataLoader(g, seeds, sampler, **common | options)
 
 
-@on_layouts(FAR)
+@on_layouts(REMOTE)
 @pytest.mark.parametrize("sampler", [UNIFORM, LaborSampler([3, 4], batch_dependency=4)])
 def test_minibatches_are_the_same_with_every_cache(job: SharedJob, oracle, sampler: NeighborSampler) -> None:
     g = job.open(oracle(3))
@@ -53,8 +53,8 @@ def test_minibatches_are_the_same_with_every_cache(job: SharedJob, oracle, sampl
     plain = loader_of(g, sampler, **CACHES[0])
     expected = [digest(batch) for _ in range(2) for batch in plain]
     without = plain.stats()
-    assert without.fetched_rows == without.far_rows and without.cached_rows == 0
-    asked = {without.far_rows}
+    assert without.fetched_rows == without.remote_rows and without.cached_rows == 0
+    asked = {without.remote_rows}
     for number, options in enumerate(CACHES[1:]):
         loader = loader_of(g, sampler, num_prefetch=number % 3, **options)
         found = []
@@ -64,16 +64,16 @@ def test_minibatches_are_the_same_with_every_cache(job: SharedJob, oracle, sampl
                 assert torch.equal(batch[2][0].srcdata["feat"], feat[batch[0]])
         assert found == expected
         stats = loader.stats()
-        asked.add(stats.far_rows)
+        asked.add(stats.remote_rows)
         assert stats.minibatches == len(found)
-        assert stats.fetched_bytes == ROW * stats.fetched_rows <= ROW * stats.far_rows
+        assert stats.fetched_bytes == ROW * stats.fetched_rows <= ROW * stats.remote_rows
         if options["cache"] == "auto":
             assert stats.fetched_rows <= NUM_NODES  # each once
         loader.close()
     assert len(asked) == 1
 
 
-@far
+@remote
 def test_trainers_in_step_with_different_numbers_of_minibatches(job: SharedJob, oracle) -> None:
     """Who has sampled its last minibatch answers the others while its consumer waits for them."""
     g = job.open(oracle(3))
@@ -89,7 +89,7 @@ def test_trainers_in_step_with_different_numbers_of_minibatches(job: SharedJob, 
     loader.close()
 
 
-@far
+@remote
 def test_an_error_comes_after_the_minibatches_before_it(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
 
@@ -112,7 +112,7 @@ def test_an_error_comes_after_the_minibatches_before_it(job: SharedJob, oracle) 
     loader.close()
 
 
-@far
+@remote
 def test_an_iterator_that_dies_late_takes_nothing_from_the_next_one(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     loader = loader_of(g, num_prefetch=0, lookahead=4)
@@ -125,7 +125,7 @@ def test_an_iterator_that_dies_late_takes_nothing_from_the_next_one(job: SharedJ
     loader.close()
 
 
-@far
+@remote
 def test_a_node_that_does_not_exist_is_the_error(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
 
@@ -141,7 +141,7 @@ def test_a_node_that_does_not_exist_is_the_error(job: SharedJob, oracle) -> None
 
 
 @pytest.mark.slow
-@far
+@remote
 def test_a_tensor_of_two_names_has_one_cache(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     g.ndata["same"] = g.ndata["feat"]
@@ -156,7 +156,7 @@ def test_a_tensor_of_two_names_has_one_cache(job: SharedJob, oracle) -> None:
     del g.ndata["same"]
 
 
-@far
+@remote
 def test_caches_that_are_too_large_leave_none_behind(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     g = job.open(oracle(3))
     state = current().store
@@ -174,7 +174,7 @@ def test_caches_that_are_too_large_leave_none_behind(job: SharedJob, oracle, mon
     assert not state.caches
 
 
-@far
+@remote
 def test_options(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -203,7 +203,7 @@ POLICIES: list[dict[str, Any]] = [
 ]
 
 
-@far
+@remote
 def test_edges_and_minibatches_of_pyg(job: SharedJob, oracle) -> None:
     """With features of nodes and edges; the ids that a minibatch has say what they are."""
     g = job.open(oracle(3))
@@ -218,14 +218,14 @@ def test_edges_and_minibatches_of_pyg(job: SharedJob, oracle) -> None:
             assert torch.equal(batch.feat, g.ndata["feat"][batch.n_id])
             assert torch.equal(batch.edge, g.edata["edge"][batch.e_id])
             batches.append((batch.n_id.tolist(), batch.e_id.tolist()))
-        assert options["cache"] is None or loader.stats().far_rows > 0
+        assert options["cache"] is None or loader.stats().remote_rows > 0
         found.append(batches)
         loader.close()
     assert all(batches == found[0] for batches in found)
 
 
 @pytest.mark.slow
-@far
+@remote
 def test_typed_graphs(job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)
     seeds = {ntype: dist.node_split(np.ones(g.num_nodes(ntype)), ntype=ntype) for ntype in g.ntypes}

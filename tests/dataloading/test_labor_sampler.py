@@ -126,14 +126,14 @@ def test_numbers_live_for_a_period_of_steps(period: int) -> None:
     steps = epochs_of(loader)
     assert len(steps) == 30
     same = float(np.mean([agreement(one, other) for one, other in pairwise(steps)]))
-    far = float(np.mean([agreement(one, other) for one, other in zip(steps, steps[4:], strict=False)]))
+    apart = float(np.mean([agreement(one, other) for one, other in zip(steps, steps[4:], strict=False)]))
     if period == 1:
         assert same < 0.1
     elif period == 4:  # a draw stays if its three sources keep their numbers, and no other one gets a smaller one
         assert 0.15 < same < 0.55
-        assert far < 0.1
+        assert apart < 0.1
     else:
-        assert same > 0.97 and 0.9 < far < same
+        assert same > 0.97 and 0.9 < apart < same
 
 
 @pytest.mark.parametrize("kind", [np.int64, torch.tensor])
@@ -300,7 +300,7 @@ def test_a_wrong_argument_of_one_trainer_is_raised_on_all(job: SharedJob, oracle
     """Where trainers sample in rounds; else on this one alone."""
     g = job.open(oracle(3))
     wrong = {"importance_sampling": 1} if g.rank() == 0 else {}
-    rounds = any(not near for near in g.session.world.near) and g.session.world.config.sampling == "alltoallv"
+    rounds = any(not local for local in g.session.world.is_local) and g.session.world.config.sampling == "alltoallv"
     if wrong or rounds:
         with pytest.raises(InvalidArgumentError, match="importance_sampling must be 0"):
             dist.sample_labors(g, torch.arange(9), 2, **wrong)

@@ -75,8 +75,8 @@ def test_blocks_are_chained_and_true(job: SharedJob, oracle) -> None:
         for inputs, outputs, blocks in dist.DistNodeDataLoader(g, mine, sampler, batch_size=4):
             assert torch.equal(blocks[0].srcdata[NID], inputs)
             assert torch.equal(blocks[-1].dstdata[NID], outputs)
-            for near, far in zip(blocks[1:], blocks, strict=False):
-                assert torch.equal(near.srcdata[NID], far.dstdata[NID])
+            for inner, outer in zip(blocks[1:], blocks, strict=False):
+                assert torch.equal(inner.srcdata[NID], outer.dstdata[NID])
             for block in blocks:
                 ids = block.srcdata[NID]
                 assert len(torch.unique(ids)) == len(ids)
@@ -261,10 +261,10 @@ def test_an_exception_in_the_thread_is_raised_in_the_loop(job: SharedJob, oracle
 @pytest.mark.parametrize("output", ["dgl", "pyg"])
 def test_bad_seeds_of_one_trainer(job: SharedJob, oracle, output: str) -> None:
     g = job.open(oracle(3))
-    far = not current().world.all_near
+    remote = not current().world.all_local
     seeds = [3, 999] if g.rank() == 0 else [3, 4]
     loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=2, output=output)
-    if g.rank() == 0 or far:
+    if g.rank() == 0 or remote:
         with pytest.raises(IndexError, match="node id of type '_N' 999"):
             list(loader)
     else:

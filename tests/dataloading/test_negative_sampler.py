@@ -245,7 +245,7 @@ def test_local_negatives_are_of_all_that_the_host_has(job: SharedJob, oracle) ->
     g = job.open(oracle(3))
     world, hosts = g.session.world, g.loaded.topology.hosts
     src, dst = LocalUniform(100)(g, torch.arange(50))
-    ranges = {k: list(range(*hosts.node_range(k, 0))) for k in np.flatnonzero(world.near).tolist()}
+    ranges = {k: list(range(*hosts.node_range(k, 0))) for k in np.flatnonzero(world.is_local).tolist()}
     if world.is_host:
         ranges = {world.host_index: ranges[world.host_index]}
     assert torch.unique(dst).tolist() in list(ranges.values())

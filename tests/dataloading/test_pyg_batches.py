@@ -165,12 +165,12 @@ class AllNeighbors(BaseSampler):
         num_edges: dict[tuple, list[int]] = {relation: [] for relation in self.edges}
         for _ in range(self.hops):
             for relation, (src, dst) in self.edges.items():
-                before, near = len(drawn[relation]), ids[relation[0]]
+                before, sources = len(drawn[relation]), ids[relation[0]]
                 for local in range(begin[relation[2]], end[relation[2]]):
                     for edge in np.flatnonzero(dst == ids[relation[2]][local]).tolist():
-                        if src[edge] not in near:
-                            near.append(int(src[edge]))
-                        drawn[relation].append((near.index(src[edge]), local, edge))
+                        if src[edge] not in sources:
+                            sources.append(int(src[edge]))
+                        drawn[relation].append((sources.index(src[edge]), local, edge))
                 num_edges[relation].append(len(drawn[relation]) - before)
             begin, end = end, {ntype: len(some) for ntype, some in ids.items()}
             for ntype in ids:

@@ -36,7 +36,7 @@ class Trainer:
     def __init__(self, g: dist.DistGraph, seed: int) -> None:
         self.g = g
         self.rank, self.count = g.rank(), g.session.num_trainers
-        self.in_step = not g.session.world.all_near and g.session.store.exchange.name == "alltoallv"
+        self.in_step = not g.session.world.all_local and g.session.store.exchange.name == "alltoallv"
         self.rng = np.random.default_rng(seed)
         self.expected: type[BaseException] | None = None
 

@@ -216,7 +216,7 @@ def test_a_wrong_path_or_feature_of_one_trainer_is_raised_on_all_that_prepare(jo
     """It cannot know that the others have yet to prepare theirs. Where trainers do not sample in rounds, it raises."""
     g = job.open(job.write(write_typed_oracle, 2))
     g.prepare_walks(["cites"])
-    rounds = g.session.world.config.sampling == "alltoallv" and not g.session.world.all_near
+    rounds = g.session.world.config.sampling == "alltoallv" and not g.session.world.all_local
     for wrong in ({"metapath": ["writes", "nope"]}, {"metapath": ["writes"], "prob": "nope"}):
         if job.rank > 0 and not rounds:
             continue

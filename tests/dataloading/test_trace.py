@@ -148,7 +148,7 @@ def test_the_way_of_a_minibatch_is_short(comm: Any, tmp_path: Path, monkeypatch:
     assert len(trace.way_down) <= MOST_FILES, sorted(trace.way_down)
     assert 0 < len(trace.first_round) <= MOST_FRAMES, trace.first_round
     # Only mpi/messages.py calls upwards: this rank's own work, while the messages of others are on their way.
-    assert {function for _, _, function in trace.upward} <= {"timed", "load_near"}, trace.upward
+    assert {function for _, _, function in trace.upward} <= {"timed", "load_local"}, trace.upward
 
 
 def main() -> None:

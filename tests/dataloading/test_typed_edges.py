@@ -128,9 +128,9 @@ def test_edges_are_looked_up_whatever_the_order_and_spelling_of_types(job: Share
     assert wrong[CITES].tolist() == (ends[CITES][0] == ends[CITES][1]).tolist()
 
     def everybody(kind: type[MPIGraphError], match: str, *bad: Any) -> None:
-        """Wrong on rank 0 alone: where hosts are far every rank raises, else rank 0."""
+        """Wrong on rank 0 alone: where hosts are remote every rank raises, else rank 0."""
         ask: Callable[..., Any] = g.has_edges_between
-        if g.rank() == 0 or not current().world.all_near:
+        if g.rank() == 0 or not current().world.all_local:
             with pytest.raises(kind, match=match):
                 ask(*(bad if g.rank() == 0 else (u, v)))
         else:

@@ -17,7 +17,7 @@ from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError, MaskLengthError, MPIGraphError, PartitionError
 from mpigraph.session.context import Session, current
 
-near_and_far = on_layouts([ALONE, Layout(2, 0, 1)])
+local_and_remote = on_layouts([ALONE, Layout(2, 0, 1)])
 HUGE = 2**70
 
 TENSORS: list[tuple[dict[str, Any], str]] = [
@@ -120,7 +120,7 @@ CALLS: list[tuple[Callable[[dist.DistGraph], object], type[MPIGraphError], str]]
 ]
 
 
-@near_and_far
+@local_and_remote
 def test_what_a_trainer_does_alone_fails_alone(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     for call, kind, words in CALLS:
@@ -132,7 +132,7 @@ def test_what_a_trainer_does_alone_fails_alone(job: SharedJob, oracle) -> None:
         assert g.get_partition_book().nid2partid(np.array([0, 100, 1], dtype)[::2]).tolist() == [0, 0]
 
 
-@near_and_far
+@local_and_remote
 def test_names_that_are_no_unicode(job: SharedJob, oracle) -> None:
     """Paths may hold any bytes, which Python shows as surrogates; names of tensors may not."""
     g = job.open(oracle(3))
@@ -169,7 +169,7 @@ WRITES: list[tuple[torch.dtype, Any, str]] = [
 ]
 
 
-@near_and_far
+@local_and_remote
 def test_values_that_do_not_exist_in_a_dtype(job: SharedJob, oracle) -> None:
     job.open(oracle(3))
     dtypes = {torch.complex64, torch.uint16, *(dtype for dtype, *_ in WRITES)}

@@ -222,7 +222,7 @@ def test_every_row_has_one_owner(job: SharedJob, oracle) -> None:
         owners = RowOwners(window.world, window.offsets)
         rows = []
         for owned in owners.ranges():
-            assert window.world.near[owned.host] and owned.rows.stop - owned.rows.start == owned.last - owned.first
+            assert window.world.is_local[owned.host] and owned.rows.stop - owned.rows.start == owned.last - owned.first
             ids = np.arange(owned.first, owned.last)
             assert (window.host_of(ids) == owned.host).all()
             rows += ids.tolist()

@@ -1,4 +1,4 @@
-"""Features in 16 bits, on disk or from the load on: what is read, written, kept in caches and sent, near and far."""
+"""Features in 16 bits, on disk or from the load on: what is read, written, cached and sent, local and remote."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -92,8 +92,8 @@ def check_rows(g: dist.DistGraph, dtype: torch.dtype) -> None:
     for plain in (g.ndata["one"], g.edata["weight"], g.ndata["orig"], g.ndata["third"]):
         assert plain.storage_dtype == plain.dtype
     window = feat.rows.window
-    near = np.flatnonzero(window.world.near)
-    assert sum(window.memory(int(host)).nbytes for host in near) == 2 * WIDTH * np.diff(window.offsets)[near].sum()
+    local = np.flatnonzero(window.world.is_local)
+    assert sum(window.memory(int(host)).nbytes for host in local) == 2 * WIDTH * np.diff(window.offsets)[local].sum()
     everything = rounded(rows_of(NUM_NODES), dtype)
     orig = g.ndata["orig"][:]
     check_equal(feat[:], everything[orig])

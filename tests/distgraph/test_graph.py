@@ -1,4 +1,4 @@
-"""DistGraph: counts, types, features, degrees and edges, near and far; splits; one-hop sampling."""
+"""DistGraph: counts, types, features, degrees and edges, local and remote; splits; one-hop sampling."""
 
 import os
 
@@ -91,7 +91,7 @@ def test_torch_distributed_finds_its_rank(layout: Job, oracle, monkeypatch: pyte
     assert not any(name in os.environ for name in names)
 
 
-def test_degrees_and_edges_near_and_far(job: SharedJob, oracle) -> None:
+def test_degrees_and_edges_local_and_remote(job: SharedJob, oracle) -> None:
     for num_parts in (1, 7):
         g = job.open(oracle(num_parts))
         orig = g.ndata["orig"][:]
@@ -210,13 +210,13 @@ def test_edges_of_no_weight_are_never_drawn(job: SharedJob, oracle) -> None:
 def test_bad_sampling_arguments_raise_on_every_rank(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     rank0 = g.rank() == 0
-    far = not current().world.all_near
+    remote = not current().world.all_local
 
     def everybody(match: str, **bad: object) -> None:
         """Wrong on rank 0 alone: where sampling is collective every rank raises, else rank 0."""
         good = {"nodes": [0], "fanout": 2}
         arguments = good | bad if rank0 else good
-        if rank0 or far:
+        if rank0 or remote:
             with pytest.raises(MPIGraphError, match=match):
                 dist.sample_neighbors(g, **arguments)
         else:

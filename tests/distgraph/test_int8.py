@@ -110,8 +110,8 @@ def test_rows_of_the_shards_arrive_as_what_they_were(job: SharedJob) -> None:
     g = job.open(job.write(write, "int8"))
     check_rows(g)
     window = g.ndata["feat"].rows.window
-    near = np.flatnonzero(window.world.near)
-    assert sum(window.memory(int(host)).nbytes for host in near) == WIDTH * np.diff(window.offsets)[near].sum()
+    local = np.flatnonzero(window.world.is_local)
+    assert sum(window.memory(int(host)).nbytes for host in local) == WIDTH * np.diff(window.offsets)[local].sum()
 
 
 def test_rows_on_disk_are_the_same(job: SharedJob) -> None:

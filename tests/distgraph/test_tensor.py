@@ -1,4 +1,4 @@
-"""DistTensor: every index, dtype, life cycle and write, near and far, with and without servers."""
+"""DistTensor: every index, dtype, life cycle and write, local and remote, with and without servers."""
 
 import gc
 
@@ -34,7 +34,7 @@ DTYPES = [
     torch.float64,
 ]
 
-LAYOUT_NEAR, LAYOUT_FAR = Layout(0, 0, 0), Layout(0, 0, 1)
+LAYOUT_LOCAL, LAYOUT_REMOTE = Layout(0, 0, 0), Layout(0, 0, 1)
 
 
 def test_every_index_reads_its_rows(job: SharedJob, oracle) -> None:

@@ -223,7 +223,7 @@ for name, values in arrays.items():
 dgl.seed(0)
 settings = {
     "plain": {"num_parts": 3},
-    "far": {"num_parts": 3, "num_hops": 2, "graph_formats": ["csc"]},
+    "halo": {"num_parts": 3, "num_hops": 2, "graph_formats": ["csc"]},
     "one": {"num_parts": 1, "graph_formats": ["coo", "csr", "csc"]},
 }
 for name, setting in settings.items():

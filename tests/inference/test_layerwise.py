@@ -273,7 +273,7 @@ def test_no_bit_depends_on_the_layout_where_nodes_have_whole_parts(job: SharedJo
 
 
 @everywhere
-def test_a_far_row_comes_once_to_a_node_in_a_layer(job: SharedJob, oracle) -> None:
+def test_a_remote_row_comes_once_to_a_node_in_a_layer(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     inference = Inference(g, [exact] * 3, batch_size=5)
     inference.run(g.ndata["feat"])
@@ -288,20 +288,20 @@ def test_a_far_row_comes_once_to_a_node_in_a_layer(job: SharedJob, oracle) -> No
 
 
 @everywhere
-def test_a_far_degree_comes_once_whatever_the_layers(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_degree_comes_once_for_all_layers(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     g = job.open(oracle(3))
-    topology, near, reads = g.loaded.topology, g.session.world.near, list[np.ndarray]()
+    topology, local, reads = g.loaded.topology, g.session.world.is_local, list[np.ndarray]()
     read = topology.out_degrees
 
     def counted(ids: np.ndarray, relation: int) -> np.ndarray:
-        reads.append(ids[~near[topology.hosts.node_owner(ids, 0)]])
+        reads.append(ids[~local[topology.hosts.node_owner(ids, 0)]])
         return read(ids, relation)
 
     monkeypatch.setattr(topology, "out_degrees", counted)
     layers = [PLAIN[f"GCN {norm}"](WIDTH, WIDTH) for norm in ("both", "left")]
     layerwise(g, layers, rows_of(g, g.ntypes[0]), batch_size=5)
-    far = np.concatenate([np.empty(0, np.int64), *reads])
-    on_all(job.trainers, len(np.unique(far)) == len(far), str(far))
+    remote = np.concatenate([np.empty(0, np.int64), *reads])
+    on_all(job.trainers, len(np.unique(remote)) == len(remote), str(remote))
 
 
 @everywhere
@@ -368,7 +368,7 @@ def test_what_a_layer_writes_to_its_sources_is_not_in_its_destinations(
 
 @pytest.mark.parametrize("cache", [None, "auto"])
 def test_two_tensors_whatever_the_number_of_layers(job: SharedJob, oracle, cache: str | None) -> None:
-    """Beside x. One of them and a copy of the near rows are the same memory, and far rows that are read come to it."""
+    """Beside x. One of them and a copy of the local rows are the same memory; remote rows that are read are added."""
     g = job.open(oracle(3))
     x, state, world = g.ndata["feat"], g.session.store, g.session.world
     before, tensors, caches = set(state.tensors), [0], [0]

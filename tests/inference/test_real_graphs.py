@@ -225,9 +225,9 @@ def test_real_graphs(job: SharedJob, name: str) -> None:
     for case, made in here.items():
         kind = case.rpartition(" ")[0]
         first, wanted = here[f"{kind} {BATCHES[0]}"], alone[f"{kind} wanted"]
-        far = max(float((rows - wanted[t]).abs().max() / wanted[t].abs().max()) for t, rows in made.items())
+        error = max(float((rows - wanted[t]).abs().max() / wanted[t].abs().max()) for t, rows in made.items())
         same = [all(torch.equal(rows, other[t]) for t, rows in made.items()) for other in (alone[case], first)]
         if job.rank == 0:
-            print(f"{name} {job.layout.name} {case}: {far:.1e} from float64, same bits in other blocks: {same[1]}")
-        ok = made.keys() == wanted.keys() and far <= 1e-5 and all(same)
-        on_all(job.trainers, ok, f"{case}: {far:.1e} from float64; same bits as alone, in other blocks: {same}")
+            print(f"{name} {job.layout.name} {case}: {error:.1e} from float64, same bits in other blocks: {same[1]}")
+        ok = made.keys() == wanted.keys() and error <= 1e-5 and all(same)
+        on_all(job.trainers, ok, f"{case}: {error:.1e} from float64; same bits as alone, in other blocks: {same}")

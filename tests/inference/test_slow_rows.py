@@ -50,7 +50,7 @@ def test_rows_are_read_once_and_in_order(layout: Job, oracle, monkeypatch: pytes
             found = layerwise(g, [sums, sums], g.ndata["feat"], batch_size=9, cache=cache)
             on_all(world.trainers, torch.equal(found[:], wanted[0]), str(cache))
             reads = np.zeros(NUM_NODES, np.int64)
-            for host, disk in zip(np.flatnonzero(world.near).tolist(), disks, strict=True):
+            for host, disk in zip(np.flatnonzero(world.is_local).tolist(), disks, strict=True):
                 reads[offsets[host] : offsets[host + 1]] = disk.reads
             in_order = all((np.diff(np.concatenate(disk.begun)) == 1).all() for disk in disks if disk.begun)
             on_all(world.trainers, in_order or cache != "auto")

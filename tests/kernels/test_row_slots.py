@@ -142,14 +142,14 @@ def test_links_between_reads() -> None:
 
 
 @pytest.mark.parametrize("ranges", [[(0, 0)], [(3, 7)], [(0, 2), (5, 9)], []])
-def test_near_and_far(ranges: list[tuple[int, int]]) -> None:
+def test_local_and_remote(ranges: list[tuple[int, int]]) -> None:
     ids = np.array([0, 8, 3, 3, 6, 1, 5], np.int64)
     begins, ends = np.array(ranges, np.int64).reshape(-1, 2).T.copy()
-    near, far = np.empty(8, np.int64), np.empty(8, np.int64)
-    count = split_free(ids, begins, ends, near, far)
+    local, remote = np.empty(8, np.int64), np.empty(8, np.int64)
+    count = split_free(ids, begins, ends, local, remote)
     inside = [any(begin <= i < end for begin, end in ranges) for i in ids.tolist()]
-    assert near[:count].tolist() == np.flatnonzero(inside).tolist()
-    assert far[: len(ids) - count].tolist() == np.flatnonzero(np.logical_not(inside)).tolist()
+    assert local[:count].tolist() == np.flatnonzero(inside).tolist()
+    assert remote[: len(ids) - count].tolist() == np.flatnonzero(np.logical_not(inside)).tolist()
 
 
 def test_free_slots_are_given_to_all_and_later_to_the_best() -> None:

@@ -1,4 +1,4 @@
-"""Roles: who serves, who trains, and who is near, on every layout."""
+"""Roles: who serves, who trains, and who is local, on every layout."""
 
 import errno
 from types import SimpleNamespace
@@ -30,8 +30,8 @@ def test_roles(layout: Job) -> None:
         assert (world.node.size, world.node.rank) == (len(peers), peers.index(world.rank))
         assert world.trainer_ranks.tolist() == trainers
         assert world.hosts.tolist() == hosts
-        assert world.near.tolist() == [host in peers for host in hosts]
-        assert world.all_near == (len(nodes) == 1)
+        assert world.is_local.tolist() == [host in peers for host in hosts]
+        assert world.all_local == (len(nodes) == 1)
         assert world.is_trainer == (world.rank in trainers)
         assert world.is_host == (world.rank in hosts)
         assert world.host_index == (hosts.index(world.rank) if world.is_host else -1)
@@ -41,8 +41,8 @@ def test_roles(layout: Job) -> None:
             assert world.trainers_of_host(index) == [rank for rank in node if rank in trainers]
         for index, trainer in enumerate(trainers):
             node = next(node for node in nodes if trainer in node)
-            near = [i for i, host in enumerate(hosts) if host in node]
-            assert world.neighbourhood(index) == (near, node.index(trainer), len(node) - kept)
+            local = [i for i, host in enumerate(hosts) if host in node]
+            assert world.neighbourhood(index) == (local, node.index(trainer), len(node) - kept)
         if world.is_trainer:
             assert world.trainers.rank == trainers.index(world.rank)
             assert world.local_trainer == peers.index(world.rank)

@@ -32,10 +32,10 @@ def cliques() -> tuple[GraphSource, np.ndarray]:
     place = np.random.default_rng(3).permutation(NODES)
     node = np.argsort(place)
     first, second = np.divmod(np.arange(NODES * NODES), NODES)
-    near = first // CLIQUE == second // CLIQUE
+    close = first // CLIQUE == second // CLIQUE
     group = CLIQUE * CLIQUES_OF_GROUP
     in_group = (first // group == second // group) & (first % CLIQUE == 0) & (second % CLIQUE == 0)
-    kept = (near | in_group) & (first != second)
+    kept = (close | in_group) & (first != second)
     ends = (node[first[kept]], node[second[kept]])
     feats = {"_N": {"place": Feature.of(place)}}
     return GraphSource(Schema.homogeneous(), (NODES,), (ends,), feats, {}), place

@@ -35,7 +35,7 @@ def main():
     p.add_argument("--batch_size", type=int, default=1000)
     p.add_argument("--hidden", type=int, default=256)
     args = p.parse_args()
-    mg.distributed.initialize(num_servers=0)  # one node: all rows are near
+    mg.distributed.initialize(num_servers=0)  # one node: all rows are local
     device = connect()
     config = args.dir / args.graph / "parts-2" / f"{args.graph}.json"
     g = mg.distributed.DistGraph(args.graph, part_config=str(config))

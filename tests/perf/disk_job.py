@@ -86,7 +86,7 @@ def epoch(g, loader, train=None, hashes=False):
     g.barrier()
     seconds, now = time.perf_counter() - begin, own_group_totals()
     since = loader.stats().since(stats)
-    counts = {name: getattr(since, name) for name in ("minibatches", "far_rows", "cached_rows", "fetched_rows")}
+    counts = {name: getattr(since, name) for name in ("minibatches", "remote_rows", "cached_rows", "fetched_rows")}
     counts |= {"fetched_bytes": since.fetched_bytes, "rows": rows, "bytes": nbytes, "text": str(since)}
     return counts | {"seconds": seconds, "hash": found} | {name: now[name] - before[name] for name in now}
 

@@ -1,6 +1,6 @@
-"""Gather 100,000 random rows of 100 float32: near into a reused buffer, and through ``t[ids]`` near and far.
+"""Gather 100,000 random rows of 100 float32: local into a reused buffer, and through ``t[ids]`` local and remote.
 
-    DGL_PYTHON=... python tests/perf/gather.py DIR --graph S       # as root: the far rows cross two hosts
+    DGL_PYTHON=... python tests/perf/gather.py DIR --graph S       # as root: the remote rows cross two hosts
 
 The first against ``torch.index_select(out=)`` on the same memory, in one process. The others against DGL's DistTensor:
 two hosts (``namespaces.py``) with one server and one trainer each, every byte between them over TCP; one trainer reads
@@ -18,7 +18,7 @@ import torch
 import mpigraph as mg
 
 ROWS = 100_000
-MUST = {"near": 2.5, "far": 2.5}
+MUST = {"local": 2.5, "remote": 2.5}
 MUST_BUFFER = 0.9
 READS = 15
 

@@ -66,7 +66,7 @@ def main():
     p.add_argument("--warm", type=int, default=4, help="steps that are not timed")
     p.add_argument("--negatives", type=int, default=10, help="of each edge")
     p.add_argument("--gather", type=int, default=0, help="1: read the papers' features")
-    p.add_argument("--cache", default="default", help="of far rows: none, default or a size; mpigraph only")
+    p.add_argument("--cache", default="default", help="of remote rows: none, default or a size; mpigraph only")
     p.add_argument("--labor", type=json.loads, help="options of LaborSampler, which then samples; mpigraph only")
     p.add_argument("--trainers", type=int, default=1, help="on each host; mpigraph only")
     p.add_argument("--reverse", help="the reverse edge of each edge, an npy file")
@@ -139,16 +139,16 @@ def train(lib, g, args):
             if step == args.warm - 1:
                 before = stats_of(loader)
             start, cpu = time.perf_counter(), time.process_time()
-    return found | far_rows(loader, before)
+    return found | remote_rows(loader, before)
 
 
-def far_rows(loader, before):
+def remote_rows(loader, before):
     """Rows of other hosts that a minibatch of ours read since, and those of them that were fetched; {} for DGL."""
     if before is None:
         return {}
     stats = loader.stats().since(before)
     minibatches = max(1, stats.minibatches)
-    return {"far": [stats.far_rows / minibatches], "fetched": [stats.fetched_rows / minibatches]}
+    return {"remote": [stats.remote_rows / minibatches], "fetched": [stats.fetched_rows / minibatches]}
 
 
 def stats_of(loader):
@@ -187,7 +187,7 @@ def loader(lib, g, args):
     found["mean"] = [(time.perf_counter() - begin) / args.steps]
     for name, now in host_totals().items():
         found[name] = [(now - before[name]) / args.steps]
-    return found | far_rows(made, stats)
+    return found | remote_rows(made, stats)
 
 
 def host_totals():
@@ -209,7 +209,7 @@ def pull(lib, g, args):
     book, feat = g.get_partition_book(), g.ndata["feat"]
     own = book.partid if args.system == "dgl" else 0
     rng, found = np.random.default_rng(5), {}
-    for where, part in (("near", own), ("far", 1 - own)):
+    for where, part in (("local", own), ("remote", 1 - own)):
         torch.distributed.barrier()
         if torch.distributed.get_rank() > 0:
             continue

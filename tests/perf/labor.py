@@ -35,7 +35,7 @@ SAMPLERS = {  # name -> options of LaborSampler; None: NeighborSampler
     "kappa 64": {"batch_dependency": 64},
     "step": {"share": "step"},
 }
-ROWS = {"inputs": "input rows", "far": "far rows", "fetched": "fetched rows"}
+ROWS = {"inputs": "input rows", "remote": "remote rows", "fetched": "fetched rows"}
 MEASURES = {  # by work: number of job.py -> (words, unit, factor)
     "loader": {
         "sent": ("sent by a host", "MB", 1e-6),
@@ -55,7 +55,7 @@ def main():
     p.add_argument("--work", choices=tuple(MEASURES), default="loader", help="(%(default)s)")
     p.add_argument("--fanouts", default=common.FANOUTS[0], help="outermost hop first (%(default)s)")
     p.add_argument("--samplers", nargs="+", choices=tuple(SAMPLERS), default=list(SAMPLERS), help="(default: all)")
-    p.add_argument("--caches", nargs="+", type=share, default=[0.0, 0.1, 0.2, 0.5], help="shares of the far rows")
+    p.add_argument("--caches", nargs="+", type=share, default=[0.0, 0.1, 0.2, 0.5], help="shares of the remote rows")
     p.add_argument("--trainers", type=int, default=1, help="on each host (%(default)s)")
     p.add_argument("--batch_size", type=int, default=1000, help="seeds of a trainer's minibatch (%(default)s)")
     p.add_argument("--steps", type=int, default=40, help="timed steps of a job (%(default)s)")

@@ -33,7 +33,7 @@ def main():
     p.add_argument("--batch_size", type=int, default=1000, help="seeds of a minibatch (%(default)s)")
     p.add_argument("--steps", type=int, help="timed minibatches of a job (default: by graph)")
     p.add_argument("--num_servers", type=int, choices=(0, 1), default=1, help="ours on each host; 0: trainers host")
-    p.add_argument("--cache", default="default", help="of far rows, ours: none, default, or a size such as 64MiB")
+    p.add_argument("--cache", default="default", help="of remote rows, ours: none, default, or a size such as 64MiB")
     p.add_argument("--peers", nargs="*", choices=tuple(MUST), default=tuple(MUST), help="(default: both)")
     common.add_labor(p)
     args = p.parse_args()

@@ -96,13 +96,14 @@ def test_a_script_on_a_toy(name: str, toy: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_share_of_the_far_rows_is_a_size(toy: Path) -> None:
+def test_a_share_of_the_remote_rows_is_a_size(toy: Path) -> None:
     args = argparse.Namespace(dir=toy, graph="S")
     nodes = json.loads((toy / "S" / "parts-2" / "S.json").read_text())["node_map"]["_N"]
-    far = max(end - begin for begin, end in nodes)
+    remote = max(end - begin for begin, end in nodes)
     assert labor.cache_size(args, 0.0) == "none"
     bigger, smaller = labor.cache_size(args, 1.0), labor.cache_size(args, 0.5)
-    assert bigger - smaller == (far - round(far / 2)) * (100 * 4 + 12)  # the features, and what a slot takes besides
+    slot = 100 * 4 + 12  # the features, and what a slot takes besides
+    assert bigger - smaller == (remote - round(remote / 2)) * slot
 
 
 @pytest.mark.slow

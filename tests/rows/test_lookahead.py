@@ -10,7 +10,7 @@ from oracle import NUM_NODES
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 
-far = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])
+remote = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])
 
 
 def loader_of(g: dist.DistGraph, **options: Any) -> dist.DistNodeDataLoader:
@@ -19,7 +19,7 @@ def loader_of(g: dist.DistGraph, **options: Any) -> dist.DistNodeDataLoader:
     return dist.DistNodeDataLoader(g, seeds, NeighborSampler([3, 4]), **common | options)
 
 
-@far
+@remote
 def test_written_rows_are_never_stale(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     tensor = dist.DistTensor((NUM_NODES,), torch.int64, init_func=lambda shape, dtype: torch.zeros(shape, dtype=dtype))
@@ -45,7 +45,7 @@ def loader_rows(tensor: dist.DistTensor, ids: torch.Tensor) -> torch.Tensor:
     return tensor[ids]
 
 
-@far
+@remote
 def test_what_a_trainer_wrote_it_reads_before_the_others_know(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     tensor = dist.DistTensor((NUM_NODES,), torch.float32)
@@ -70,7 +70,7 @@ def test_what_a_trainer_wrote_it_reads_before_the_others_know(job: SharedJob, or
     del g.ndata["h"]
 
 
-@far
+@remote
 def test_rows_that_an_optimizer_writes(job: SharedJob, oracle) -> None:
     """No other call that all trainers make is needed; most of them own none of the rows."""
     g = job.open(oracle(3))

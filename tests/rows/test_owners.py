@@ -49,19 +49,19 @@ def test_positions_are_routed_to_owners_in_order() -> None:
 
 
 @pytest.mark.parametrize("servers", [0, 1, 3])
-def test_owners_are_near_and_own_as_much_as_the_others(servers: int) -> None:
+def test_owners_are_local_and_own_as_much_as_the_others(servers: int) -> None:
     world = simulated_world(5, 7, servers, rank=9)
     hosts = len(world.hosts)
     offsets = np.append(0, np.cumsum(np.random.default_rng(1).integers(0, 60, hosts)))
     owners = RowOwners(world, offsets)
     begin = 0
     for host in range(hosts):
-        near = [world.hosts[host]] if servers == 0 else world.trainers_of_host(host)
+        local = [world.hosts[host]] if servers == 0 else world.trainers_of_host(host)
         rows = int(offsets[host + 1] - offsets[host])
-        for k, rank in enumerate(near):
-            assert owners.bounds[begin + k] == offsets[host] + rows * k // len(near)
+        for k, rank in enumerate(local):
+            assert owners.bounds[begin + k] == offsets[host] + rows * k // len(local)
             assert world.trainer_ranks[owners.trainers[begin + k]] == rank
-        begin += len(near)
+        begin += len(local)
     assert owners.bounds[-1] == offsets[-1] and len(owners.bounds) == begin + 1
     pieces = [owned for trainer in range(len(world.trainer_ranks)) for owned in owners.ranges(trainer)]
     assert sum(owned.last - owned.first for owned in pieces) == offsets[-1]

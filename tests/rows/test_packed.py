@@ -6,7 +6,7 @@ from threading import Thread
 import numpy as np
 import pytest
 from jobs import mpiexec, run, warm_python
-from layouts import FAR, WAIT, Job, own_on_layouts
+from layouts import REMOTE, WAIT, Job, own_on_layouts
 from mpi4py import MPI
 from worlds import HELD, by_packing, filled_window, meet, row_values, rows_of
 
@@ -19,7 +19,7 @@ from mpigraph.rows.transport import RemoteRows, split_requests
 ROWS = [((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((5,), "u2"), ((100,), "f4"), ((2000,), "u1")]
 
 
-class NoFarWindows:
+class NoRemoteWindows:
     """MPI in which no window reaches another node."""
 
     class Win(MPI.Win):
@@ -33,11 +33,11 @@ class NoFarWindows:
         return getattr(MPI, name)
 
 
-@own_on_layouts(FAR)
+@own_on_layouts(REMOTE)
 def test_packing_needs_no_windows(layout: Job, small_chunks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are read, written by far and near ranks at once, each whole, and embeddings trained."""
+    """Rows are read, written by remote and local ranks at once, each whole, and embeddings trained."""
     for module in ("window", "mutex", "service"):
-        monkeypatch.setattr(f"mpigraph.rows.{module}.MPI", NoFarWindows())
+        monkeypatch.setattr(f"mpigraph.rows.{module}.MPI", NoRemoteWindows())
     with rows_of(layout, transport="packed") as service:
         world = service.world
         choose_transport(service)
@@ -64,7 +64,7 @@ def test_packing_needs_no_windows(layout: Job, small_chunks: None, monkeypatch: 
             window.close()
 
 
-@own_on_layouts(FAR)
+@own_on_layouts(REMOTE)
 def test_a_write_to_a_window_that_its_owner_forgot_raises(layout: Job) -> None:
     with rows_of(layout, transport="packed") as service:
         world = service.world
@@ -79,7 +79,7 @@ def test_a_write_to_a_window_that_its_owner_forgot_raises(layout: Job) -> None:
         window.close()
 
 
-@own_on_layouts(FAR)
+@own_on_layouts(REMOTE)
 def test_damaged_requests_get_an_empty_reply(layout: Job) -> None:
     with rows_of(layout) as service:
         world = service.world
@@ -101,7 +101,7 @@ def test_damaged_requests_get_an_empty_reply(layout: Job) -> None:
                 "write of a negative size": [number, 1, 8, -8, 0, 1],
             }
             comm, answer, status = way.server.comm, np.ones(1, np.int64), MPI.Status()
-            owner = int(world.hosts[np.flatnonzero(~world.near)[0]])
+            owner = int(world.hosts[np.flatnonzero(~world.is_local)[0]])
             ids = np.arange(len(window))
             for damage, words in damaged.items():
                 comm.Send(np.array([77, *words], np.int64), owner, REQUEST)
@@ -112,7 +112,7 @@ def test_damaged_requests_get_an_empty_reply(layout: Job) -> None:
         window.close()
 
 
-@own_on_layouts(FAR)
+@own_on_layouts(REMOTE)
 @pytest.mark.parametrize("bound", ["requests", "bytes"])
 def test_requests_taken_in_at_once_are_bounded(
     layout: Job, bound: str, small_chunks: None, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from batches import digest
-from layouts import ALONE, FAR, WAIT, Job, Layout, on_all, own_on_layouts
+from layouts import ALONE, REMOTE, WAIT, Job, Layout, on_all, own_on_layouts
 from oracle import NUM_NODES, open_graph
 from slow_rows import Disk, Slow, slow_sources
 
@@ -209,7 +209,7 @@ def test_a_row_that_another_trainer_kept_meanwhile_is_not_kept_twice(
     layout.run(body)
 
 
-@own_on_layouts([layout for layout in FAR if layout.ranks == 2])
+@own_on_layouts([layout for layout in REMOTE if layout.ranks == 2])
 def test_hosts_of_other_nodes_read_ahead(layout: Job, oracle, disks: list[Disk], small_stages) -> None:
     """And nobody waits for what they send to a read that was dropped."""
 

@@ -1,4 +1,4 @@
-"""How many reads larger caches would find: exact where all rows are in the sample, else near a simulated cache."""
+"""How many reads larger caches would find: exact where all rows are in the sample, else close to a simulated cache."""
 
 from collections import OrderedDict
 from itertools import pairwise
@@ -65,7 +65,7 @@ def test_only_reads_in_the_window_count() -> None:
 
 
 @pytest.mark.parametrize(("num_rows", "trainers"), [(3_000, 1), (200_000, 1), (50_000, 3)])
-def test_sampled_reads_are_near_a_simulated_cache(num_rows: int, trainers: int) -> None:
+def test_sampled_reads_are_close_to_a_simulated_cache(num_rows: int, trainers: int) -> None:
     """Rows of a power law, some of them read in turn, by trainers who share their caches."""
     rng = np.random.default_rng(3)
 

@@ -26,7 +26,7 @@ def test_trainers_of_a_node_find_each_others_rows(job: SharedJob, oracle) -> Non
     rows = g.ndata["feat"].rows
     caches = session.control.call(Operation.OPEN_CACHES, groups=[[[rows.number], FEW]], ahead=1)
     cache: RowCache = caches[rows.number]
-    held = world.near[rows.window.host_of(np.arange(NUM_NODES))]
+    held = world.is_local[rows.window.host_of(np.arange(NUM_NODES))]
     own = np.flatnonzero(~held)[world.local_trainer :: world.num_local_trainers][: cache.per_trainer]
     assert cache.per_trainer == 14 // world.num_local_trainers
     assert cache.refresh()
@@ -35,19 +35,19 @@ def test_trainers_of_a_node_find_each_others_rows(job: SharedJob, oracle) -> Non
     upcoming = np.full(64, NEVER, np.int32)
     cache.keep(own, slots, places, words, 1, 0, upcoming)
     g.barrier()
-    far_rows = np.flatnonzero(~held)
-    slots, seen = cache.find(far_rows)
-    assert (slots >= 0).sum() == min(len(far_rows), cache.per_trainer * world.num_local_trainers)
-    out = np.full((len(far_rows), *rows.shape[1:]), -1, np.float32)
-    assert len(cache.load(far_rows, slots, seen, np.arange(len(far_rows)), out.view(words.dtype))) == 0
+    remote_rows = np.flatnonzero(~held)
+    slots, seen = cache.find(remote_rows)
+    assert (slots >= 0).sum() == min(len(remote_rows), cache.per_trainer * world.num_local_trainers)
+    out = np.full((len(remote_rows), *rows.shape[1:]), -1, np.float32)
+    assert len(cache.load(remote_rows, slots, seen, np.arange(len(remote_rows)), out.view(words.dtype))) == 0
     hits = slots >= 0
-    expected = rows.gather(far_rows)
+    expected = rows.gather(remote_rows)
     assert (out[hits] == expected[hits]).all() and (out[~hits] == -1).all()
     g.barrier()
     if world.local_trainer == 0:  # gives its first slot to another row while somebody copies from it
         cache.slots.times[0] += 1
     g.barrier()
-    lost = cache.load(far_rows, slots, seen, np.arange(len(far_rows)), out.view(words.dtype))
+    lost = cache.load(remote_rows, slots, seen, np.arange(len(remote_rows)), out.view(words.dtype))
     if world.num_local_trainers > 1:
         assert slots[lost].tolist() == [0]
     g.barrier()

@@ -9,7 +9,7 @@ from threading import Barrier, current_thread, main_thread
 import numpy as np
 import pytest
 from jobs import clean_environment, mpiexec, run_job, warm_python
-from layouts import FAR, Job, Layout, own_on_layouts
+from layouts import REMOTE, Job, Layout, own_on_layouts
 from mpi4py import MPI
 from worlds import meet, row_values, rows_of, simulated_world
 
@@ -47,7 +47,7 @@ def reads(service: RowService) -> bool:
     return bool(right)
 
 
-@own_on_layouts(FAR)
+@own_on_layouts(REMOTE)
 def test_windows_that_work_are_kept(layout: Job) -> None:
     with rows_of(layout) as service:
         kinds = list(service.kinds)
@@ -56,7 +56,7 @@ def test_windows_that_work_are_kept(layout: Job) -> None:
         assert reads(service)
 
 
-def read_a_row_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def read_a_row_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail as MPICH 4.0 does with memory that does not begin at a multiple of 16."""
     read = RmaTransport.read
 
@@ -68,7 +68,7 @@ def read_a_row_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RmaTransport, "read", wrong)
 
 
-def write_a_row_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def write_a_row_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
     put = RmaTransport.put
 
     def wrong(self: RmaTransport, window: WindowHandle, leaving: RemoteRows, values: Array) -> None:
@@ -113,8 +113,8 @@ def windows_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS = [
-    (read_a_row_too_far, r"reading single rows by one-sided Get: row \d+ of rank \d is wrong \(1 of \d+ rows are\)"),
-    (write_a_row_too_far, r"is wrong"),
+    (read_a_row_beyond, r"reading single rows by one-sided Get: row \d+ of rank \d is wrong \(1 of \d+ rows are\)"),
+    (write_a_row_beyond, r"is wrong"),
     (lock_that_all_hold, r"the lock does not exclude: of \d+ additions \d+ are there"),
     (lock_that_raises, r"(?i)rma"),
     (windows_that_are_refused, r"(?i)win"),
@@ -139,7 +139,7 @@ def test_a_fault_is_told_once_and_avoided(
     assert len(caplog.messages) == (len(kinds) - 1 if rank == 0 else 0)  # a line for each way that was tried
     for text in caplog.messages:
         assert library_version() in text and re.search(says, text)
-    assert not caplog.messages or "far rows go by messages" in caplog.messages[-1]
+    assert not caplog.messages or "remote rows go by messages" in caplog.messages[-1]
 
 
 @own_on_layouts([Layout(2, 0, 1)])
@@ -153,7 +153,7 @@ def test_windows_that_are_not_even_tried_are_told_once(
         assert service.kinds == ["node"]
         rank = service.world.rank
     assert len(caplog.messages) == (lines if rank == 0 else 0)
-    assert all("may crash; far rows go by messages. With OMPI_MCA_osc=ucx" in text for text in caplog.messages)
+    assert all("may crash; remote rows go by messages. With OMPI_MCA_osc=ucx" in text for text in caplog.messages)
 
 
 def read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "transport", "kind", "says"),
     [
-        (read_a_row_too_far, "rma", InvalidArgumentError, "'rma' does not work .* is wrong .*: use auto or packed"),
+        (read_a_row_beyond, "rma", InvalidArgumentError, "'rma' does not work .* is wrong .*: use auto or packed"),
         (read_nothing, "auto", CollectiveError, "does not work on these"),
     ],
 )

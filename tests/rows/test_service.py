@@ -1,4 +1,4 @@
-"""A third transport: a class and a line in the list make it a setting, measured, and what reads a job's far rows."""
+"""A third transport: a class and a line in the list make it a setting, measured, and what reads a job's remote rows."""
 
 from collections.abc import Callable
 
@@ -87,7 +87,7 @@ def test_a_job_reads_through_a_third_transport(
             t[every] = g.ndata["orig"][every]
         g.barrier()
         assert np.array_equal(t[every].numpy(), g.ndata["orig"][every].numpy())
-        if world.all_near:
+        if world.all_local:
             assert rows.transports == () and rows.transport is None and rows.traffic.messages == 0
         else:
             assert isinstance(rows.transport, RowByRow)
@@ -113,4 +113,4 @@ def test_a_third_transport_is_measured(layout: Job, third: None) -> None:
 def test_every_transport_has_a_name_of_its_own_and_a_figure() -> None:
     names = [transport.name for transport in TRANSPORTS]
     assert len(set(names)) == len(names) and "auto" not in names
-    assert all(transport.how in CATALOGUE[f"far_{transport.name}"].text for transport in TRANSPORTS)
+    assert all(transport.how in CATALOGUE[f"remote_{transport.name}"].text for transport in TRANSPORTS)

@@ -42,7 +42,7 @@ def test_rows_in_any_order(free: bool) -> None:
 
 @own_on_layouts([ALONE, Layout(2, 1, 0), Layout(2, 0, 1), Layout(3, 1, 0), Layout(4, 1, 2), Layout(4, 0, 1)])
 def test_a_source_that_costs_time(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Near and remote, with cache and look-ahead: bit-equal, and a trainer reads a row once while it is cached.
+    """Local and remote, with cache and look-ahead: bit-equal, and a trainer reads a row once while it is cached.
 
     Trainers that share a node may do so twice: one reads a row itself while that of another is on its way.
     """
@@ -62,7 +62,7 @@ def test_a_source_that_costs_time(layout: Job, oracle, monkeypatch: pytest.Monke
         if not free:
             stats = loader.stats()
             if g.session.world.num_local_trainers > 1:
-                assert stats.fetched_rows < stats.far_rows / 2
+                assert stats.fetched_rows < stats.remote_rows / 2
             else:
                 assert all(source.reads.max() <= g.session.num_trainers for source in sources)
                 assert 0 < stats.fetched_rows <= NUM_NODES

@@ -1,4 +1,4 @@
-"""Far rows by both transports: equal rows, repeats, threads, closed windows, damaged requests, the choice."""
+"""Remote rows by both transports: equal rows, repeats, threads, closed windows, damaged requests, the choice."""
 
 import time
 from threading import Thread
@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from jobs import run_script
-from layouts import FAR, WAIT, Job, api, own_on_layouts
+from layouts import REMOTE, WAIT, Job, api, own_on_layouts
 from worlds import HELD, by_packing, filled_window, meet, row_values, rows_of
 
 from mpigraph.errors import ClosedError, InvalidArgumentError
@@ -19,7 +19,7 @@ from mpigraph.trace import clock, sums
 Counts = npt.NDArray[np.int64]
 
 
-@own_on_layouts(FAR)
+@own_on_layouts(REMOTE)
 @pytest.mark.parametrize("stop", ["before", "within"])
 def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chunks: None) -> None:
     with rows_of(layout) as service:
@@ -64,18 +64,18 @@ def still_answer(reader: Thread) -> None:
     assert not reader.is_alive()
 
 
-@own_on_layouts(FAR)
+@own_on_layouts(REMOTE)
 def test_traffic_is_counted(layout: Job) -> None:
     with rows_of(layout) as service:
         world = service.world
         window = filled_window(service, (100,), "f4")
-        far = np.flatnonzero(~world.near)
+        remote = np.flatnonzero(~world.is_local)
         if world.is_trainer:
-            ids = (far[:, None] * HELD + np.arange(50)).ravel()
+            ids = (remote[:, None] * HELD + np.arange(50)).ravel()
             for way in service.transports:
                 before = way.traffic.messages, way.traffic.bytes_received
                 window.gather(ids, transport=way)
-                assert way.traffic.messages - before[0] >= len(far)
+                assert way.traffic.messages - before[0] >= len(remote)
                 assert way.traffic.bytes_received - before[1] >= len(ids) * 400
         meet(world, service.progress)
         window.close()
@@ -91,7 +91,7 @@ def counted(name: str, size: int) -> Counts:
     return totals
 
 
-@own_on_layouts(FAR)
+@own_on_layouts(REMOTE)
 def test_what_a_rank_sends_another_receives(layout: Job) -> None:
     names = ("sent_bytes", "received_bytes", "sent_messages", "requests", "answered_ns")
     with rows_of(layout) as service:
@@ -100,10 +100,10 @@ def test_what_a_rank_sends_another_receives(layout: Job) -> None:
         before = [counted(name, world.size) for name in names]
         begin = clock()
         world.comm.Barrier()
-        far = np.flatnonzero(~world.near)
+        remote = np.flatnonzero(~world.is_local)
         if world.is_trainer:
             for _ in range(2):
-                window.gather((far[:, None] * HELD + np.arange(50)).ravel(), transport=by_packing(service))
+                window.gather((remote[:, None] * HELD + np.arange(50)).ravel(), transport=by_packing(service))
         meet(world, service.progress)
         done = [counted(name, world.size) - old for name, old in zip(names, before, strict=True)]
         sent, received, messages, requests, seconds = np.array(world.comm.allgather(done)).swapaxes(0, 1)

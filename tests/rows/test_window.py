@@ -1,11 +1,11 @@
-"""Windows of rows and the locks of their hosts, near and far, in both ways of allocation."""
+"""Windows of rows and the locks of their hosts, local and remote, in both ways of allocation."""
 
 import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from layouts import ALONE, FAR, Job, Layout, own_on_layouts
+from layouts import ALONE, REMOTE, Job, Layout, own_on_layouts
 from mpi4py import MPI
 from worlds import KINDS, row_values, rows_of, world_of
 
@@ -27,7 +27,7 @@ def segment_sizes(hosts: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_written_and_read_near_and_far(layout: Job, kind: str) -> None:
+def test_rows_are_written_and_read_local_and_remote(layout: Job, kind: str) -> None:
     with rows_of(layout, window=kind) as service:
         world = service.world
         offsets = np.concatenate([[0], np.cumsum(segment_sizes(len(world.hosts)))]).astype(np.int64)
@@ -52,7 +52,7 @@ def test_rows_are_written_and_read_near_and_far(layout: Job, kind: str) -> None:
             out = np.empty((3, *shape), dtype)
             assert window.gather(np.array([2, 0, 2]), out) is out
             assert np.array_equal(out, row_values(np.array([2, 0, 2]), shape, dtype))
-            for host in np.flatnonzero(world.near).tolist():
+            for host in np.flatnonzero(world.is_local).tolist():
                 held = np.arange(offsets[host], offsets[host + 1])
                 assert np.array_equal(window.memory(host), row_values(held, shape, dtype))
                 assert (window.host_of(held) == host).all()
@@ -73,7 +73,7 @@ def test_windows_without_any_rows(layout: Job, kind: str) -> None:
         world = service.world
         window = RowWindow(service, np.zeros(len(world.hosts) + 1, np.int64), (4,), "f4")
         assert window.gather(np.empty(0, np.int64)).shape == (0, 4)
-        assert all(len(window.memory(h)) == 0 for h in np.flatnonzero(world.near).tolist())
+        assert all(len(window.memory(h)) == 0 for h in np.flatnonzero(world.is_local).tolist())
         window.close()
 
 
@@ -91,7 +91,7 @@ def test_window_kind_is_agreed(layout: Job, setting: str) -> None:
 
 def put(service: RowService, window: RowWindow, row: int, value: int) -> None:
     """Write a row whose host's lock is held: each host holds one."""
-    if service.world.near[row]:
+    if service.world.is_local[row]:
         window.memory(row)[:] = value
         window.sync()
         return
@@ -128,12 +128,12 @@ def test_a_mutex_excludes(layout: Job, kind: str) -> None:
         mutex.close()
 
 
-@own_on_layouts([ALONE, FAR[0], Layout(3, 1, 0)])
+@own_on_layouts([ALONE, REMOTE[0], Layout(3, 1, 0)])
 def test_writers_come_in_the_order_of_their_tickets(layout: Job) -> None:
     """A rank that comes back gets its turn after all that wait."""
     with rows_of(layout) as service:
         world = service.world
-        mutex = HostMutex(world, far=not world.all_near)
+        mutex = HostMutex(world, remote=not world.all_local)
         for host in range(len(world.hosts)):
             tickets = [mutex.draw(host), mutex.draw(host)]
             assert sorted(sum(world.comm.allgather(tickets), [])) == list(range(2 * world.size))
@@ -151,11 +151,11 @@ def test_writers_come_in_the_order_of_their_tickets(layout: Job) -> None:
         mutex.close()
 
 
-@own_on_layouts([ALONE, FAR[0]])
+@own_on_layouts([ALONE, REMOTE[0]])
 def test_a_lock_that_was_lost_is_an_error(layout: Job) -> None:
     """Its holder notices when it gives the lock back."""
     with rows_of(layout) as service:
-        mutex = HostMutex(service.world, far=not service.world.all_near)
+        mutex = HostMutex(service.world, remote=not service.world.all_local)
         if service.world.rank == 0:
             with pytest.raises(
                 CollectiveError, match="write lock of rank 0 was lost: it is the turn of 9 instead of 0"

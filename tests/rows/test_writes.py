@@ -30,7 +30,7 @@ Write = Callable[[dist.DistTensor, torch.Tensor], None]
 
 
 def by_scatter_of_the_first(t: dist.DistTensor, values: torch.Tensor) -> None:
-    """Near rows and far ones."""
+    """Local rows and remote ones."""
     if current().rank == 0:
         t[:] = values
 
@@ -117,11 +117,11 @@ def test_who_draws_while_a_mask_is_prepared_anew_draws_by_the_old_one(job: Share
     weighted_loader(g, "w")
     nodes = np.arange(NUM_NODES)
     by_host = split_by_range(nodes, g.loaded.topology.hosts.node_offsets[0])
-    near = [(host, positions) for host, positions in by_host if state.world.near[host]]
+    local = [(host, positions) for host, positions in by_host if state.world.is_local[host]]
     request = RelationRequest(g.loaded.number, 0, nodes, Masked(2, False, t.rows.number), True, np.uint64(1))
 
     def begin() -> LocalSampling:
-        return LocalSampling(state, request, near, Buffers(), Workers(1))
+        return LocalSampling(state, request, local, Buffers(), Workers(1))
 
     expected, part = begin().finish().eids, begin()
     by_scatter_of_the_first(t, weights_of(one_edge_each(g, True), g.num_edges()).bool())
@@ -263,7 +263,7 @@ def test_stray_writes_raise(job: SharedJob, oracle) -> None:
     job.open(oracle(3))
     t = dist.DistTensor((NUM_NODES, 3), torch.float32)
     rows = t.rows
-    for host in np.flatnonzero(current().world.near).tolist():
+    for host in np.flatnonzero(current().world.is_local).tolist():
         with pytest.raises(ValueError, match="read-only"):
             rows.segment(host)[:] = 1
         with rows.writing(host) as segment:

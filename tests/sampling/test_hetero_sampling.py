@@ -289,13 +289,13 @@ def test_every_relation_of_many_is_drawn_from(job: SharedJob, tmp_path: Path) ->
 
 def test_bad_types_raise_on_every_rank(job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)
-    rank0, far = g.rank() == 0, not current().world.all_near and current().store.exchange.name == "alltoallv"
+    rank0, remote = g.rank() == 0, not current().world.all_local and current().store.exchange.name == "alltoallv"
 
     def everybody(error: type[MPIGraphError], match: str, nodes: Any = None, fanout: Any = 2, **bad: Any) -> None:
         """Wrong on rank 0 alone: where sampling is collective every rank raises, else rank 0."""
         wrong = (nodes if nodes is not None else {"paper": [0]}, fanout, bad)
         seeds, most, options = wrong if rank0 else ({"paper": [0]}, 2, {})
-        if rank0 or far:
+        if rank0 or remote:
             with pytest.raises(error, match=match):
                 g.sample_blocks(seeds, [most], **options)
         else:

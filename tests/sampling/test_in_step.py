@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 import pytest
-from layouts import FAR, Job, Layout, on_all, own_on_layouts
+from layouts import REMOTE, Job, Layout, on_all, own_on_layouts
 from mpi4py import MPI
 from worlds import answer_to, asked_of, behind_head, flat_world, meet, world_of
 
@@ -63,7 +63,7 @@ def test_trainers_make_different_numbers_of_rounds(layout: Job, order: str) -> N
         index = world.trainers.rank if world.is_trainer else 0
         trainers = len(world.trainer_ranks)
         rounds = {"few first": 2 * index, "few last": 2 * (trainers - index), "nobody": 0, "one": 5 * (index == 0)}
-        if world.all_near:  # nothing is ever asked
+        if world.all_local:  # nothing is ever asked
             channel.serve_until_idle()
             assert channel.poll() is False
         else:
@@ -81,14 +81,14 @@ def test_a_server_may_meet_the_end_of_a_channel_before_it_closes_it(layout: Job)
         channel = channel_of(world, 3)
         if world.is_trainer:
             channel.close()
-        while not world.all_near and not world.is_trainer and not channel.poll():
+        while not world.all_local and not world.is_trainer and not channel.poll():
             time.sleep(1e-3)
         assert world.is_trainer or channel.poll() is False
         channel.close()
         world.comm.Barrier()
 
 
-@own_on_layouts(FAR)
+@own_on_layouts(REMOTE)
 def test_a_failed_round_raises_for_all_and_the_channel_goes_on(layout: Job) -> None:
     with world_of(layout) as world:
         broken: list[bool] = []

@@ -40,7 +40,7 @@ def expected(path: str) -> dict[tuple[str, int], str]:
 @rotated(3)
 @pytest.mark.parametrize("num_parts", [1, 3, 4])
 def test_blocks_are_the_same_in_every_layout(job: SharedJob, oracle, num_parts: int) -> None:
-    """Hosts, servers, near or far, and how many parts one order of the nodes is cut into: nothing changes a bit."""
+    """Hosts, servers, local or remote, and how many parts one order of the nodes is cut into: nothing changes a bit."""
     path = oracle(num_parts, "given")
     reference = expected(oracle(1, "given"))
     job.open(path)

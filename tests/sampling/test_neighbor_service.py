@@ -18,7 +18,7 @@ from mpigraph.session.context import current
 
 NUM_NODES, NUM_EDGES, HOPS = 120, 2400, 2
 RELATIONS = (1, 4, 200)
-FAR = [Layout(2, 0, 1), Layout(4, 1, 2)]
+REMOTE = [Layout(2, 0, 1), Layout(4, 1, 2)]
 
 
 def dealt_out(number: int) -> GraphSource:
@@ -36,7 +36,7 @@ def traffic(*what: str) -> np.ndarray:
 
 
 @pytest.mark.study
-@on_layouts(FAR[1:])
+@on_layouts(REMOTE[1:])
 def test_rounds_and_messages_do_not_grow_with_relations(job: SharedJob, tmp_path: Path) -> None:
     if job.trainers.rank == 0:
         for number in RELATIONS:
@@ -58,7 +58,7 @@ def test_rounds_and_messages_do_not_grow_with_relations(job: SharedJob, tmp_path
 
 
 @pytest.mark.study
-@on_layouts(FAR[:1])
+@on_layouts(REMOTE[:1])
 def test_each_of_two_hundred_relations_is_read(job: SharedJob, tmp_path: Path) -> None:
     source = many_relations(200)
     g = job.open(job.one_has(lambda: write_typed(tmp_path, 3, source, "many")))
@@ -80,9 +80,9 @@ def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:
     assert requests[0].ids is requests[1].ids  # which lets a message carry them once
 
 
-@on_layouts(FAR[:1])
+@on_layouts(REMOTE[:1])
 def test_destinations_are_sent_once(job: SharedJob, tmp_path: Path) -> None:
-    """A hop from everywhere: 4 bytes for each far node, and for each of its relations a count of 1 byte."""
+    """A hop from everywhere: 4 bytes for each remote node, and for each of its relations a count of 1 byte."""
     num_nodes, number, num_edges = 5000, 20, 100
     ends = np.random.default_rng(2).integers(0, num_nodes, (number, 2, num_edges))
     relations = tuple(("n", f"r{r}", "n") for r in range(number))

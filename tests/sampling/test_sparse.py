@@ -32,7 +32,7 @@ from mpigraph.session.context import current
 pytestmark = needs_threads
 SAMPLING_WAYS = ("sparse",)
 TRAINERS_HOST, SERVERS = Layout(2, 0, 1), Layout(4, 1, 2)
-far = on_layouts([TRAINERS_HOST, SERVERS])
+remote = on_layouts([TRAINERS_HOST, SERVERS])
 own = own_on_layouts([TRAINERS_HOST, SERVERS])
 
 Words = npt.NDArray[np.int64]
@@ -72,15 +72,15 @@ def exchange_of(world: World) -> Iterator[Sparse | None]:
     world.comm.Barrier()
 
 
-def far_hosts(world: World) -> list[int]:
-    return world.hosts[~world.near].tolist()
+def remote_hosts(world: World) -> list[int]:
+    return world.hosts[~world.is_local].tolist()
 
 
 def ask(world: World, exchange: Sparse, number: int, what: int = ECHO) -> None:
-    """A round on a channel of its own: each far host gets requests of several lengths."""
+    """A round on a channel of its own: each remote host gets requests of several lengths."""
     channel = exchange.open(number)
     for words in (1, 2, FIRST // 8, FIRST // 8 + 1, 100_000):
-        asked = {rank: np.full(words, what) for rank in far_hosts(world)}
+        asked = {rank: np.full(words, what) for rank in remote_hosts(world)}
         got = channel.ask(asked)
         assert got.keys() == asked.keys()
         assert all(np.array_equal(answer.view(np.int64), asked[rank] + 1) for rank, answer in got.items())
@@ -109,7 +109,7 @@ def test_an_error_is_raised_where_it_was_asked_for(layout: Job) -> None:
     done: list[str] = []
     with world_of(layout) as world, exchange_of(world) as exchange:
         if exchange is not None and world.trainers.rank == 0:
-            channel, (rank, *_) = exchange.open(1), far_hosts(world)
+            channel, (rank, *_) = exchange.open(1), remote_hosts(world)
             with pytest.raises(GraphDataError, match=rf"failed on rank {rank}: weight 7 is bad: ä"):
                 channel.ask({rank: np.array([BAD_DATA])})
             with pytest.raises(CollectiveError, match=rf"failed on rank {rank}: MemoryError: no memory"):
@@ -164,7 +164,7 @@ def expected(job: SharedJob, path: str) -> dict[tuple[str, int], str]:
     return job.alone(lambda: everything(dist.DistGraph(NAME, part_config=path)))
 
 
-@far
+@remote
 def test_a_trainer_samples_alone(job: SharedJob, oracle) -> None:
     """One after the other, while the rest waits elsewhere."""
     reference = expected(job, oracle(3))
@@ -177,7 +177,7 @@ def test_a_trainer_samples_alone(job: SharedJob, oracle) -> None:
         job.trainers.Barrier()
 
 
-@far
+@remote
 def test_loaders_and_the_main_thread_at_once(job: SharedJob, oracle) -> None:
     """Each trainer takes its own number of steps, and leaves its loops early or not."""
     reference = expected(job, oracle(3))
@@ -201,7 +201,7 @@ def test_loaders_and_the_main_thread_at_once(job: SharedJob, oracle) -> None:
         loader.close()
 
 
-@far
+@remote
 def test_who_asks_for_what_was_closed_does_not_wait_for_it(job: SharedJob, oracle) -> None:
     """A thread may ask while others close what it samples with; what is to be opened yet has a higher number."""
     g = job.open(oracle(3))
@@ -217,7 +217,7 @@ def test_who_asks_for_what_was_closed_does_not_wait_for_it(job: SharedJob, oracl
             Answers(state).answer([words])
 
 
-@far
+@remote
 def test_bad_seeds_are_the_error_of_one_trainer(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     if job.rank == 0:

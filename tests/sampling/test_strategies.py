@@ -40,7 +40,7 @@ class First(Strategy):
 
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
         dst = rows.destinations(-1, False)
-        count_uniform(dst, rows.near.indptr, rows.near.first_node, positions, rows.scratch, counts)
+        count_uniform(dst, rows.edges.indptr, rows.edges.first_node, positions, rows.scratch, counts)
         if len(rows.excluded):
             shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
         counts[positions] = np.clip(rows.scratch.degrees[positions] - self.skip, 0, self.fanout)

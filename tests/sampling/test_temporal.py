@@ -253,7 +253,7 @@ def test_who_draws_while_times_are_sorted_anew_sees_the_old_ones(job: SharedJob)
     g.prepare_times("time")
     tensor = g.edata["time"]
     times = g.session.store.derived(EdgeTimes, tensor.rows.number, 0)
-    host = int(np.argmax(g.session.world.near))
+    host = int(np.argmax(g.session.world.is_local))
     old = tensor[torch.arange(g.num_edges())]
 
     def write_all(values: torch.Tensor) -> None:

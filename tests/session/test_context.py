@@ -27,7 +27,7 @@ KNOWN = "OSC UCX component priority set inside component query failed"
 
 @pytest.mark.slow
 def test_without_threads_in_mpi_loaders_do_not_prefetch(tmp_path, oracle) -> None:
-    """A warning says so, and the batches are the same, with rows and neighbours from near and far."""
+    """A warning says so, and the batches are the same, with local and remote rows and neighbours."""
     options = {"ranks": 4, "seconds": DEADLINE / 2.5, "MPIGRAPH_RANKS_PER_NODE": "2", "MPIGRAPH_TIMEOUT": "60"}
     free, tied = (run_script(tmp_path, oracle(3), BATCHES, before=before, **options) for before in ("", SERIALIZED))
     assert free[0] == tied[0] == 0, free[1] + tied[1]

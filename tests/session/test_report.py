@@ -254,11 +254,11 @@ def test_what_caches_did_by_epoch(layout: Job, oracle, tmp_path: Path) -> None:
         if current().rank == 0:
             cache = read(folder).trainers[0].cache
             assert cache.bytes and cache.rows and len(cache.epochs) == 3
-            assert sum(epoch.far for epoch in cache.epochs) == stats.far_rows
+            assert sum(epoch.remote for epoch in cache.epochs) == stats.remote_rows
             assert sum(epoch.fetched_bytes for epoch in cache.epochs) == stats.fetched_bytes
             assert cache.epochs[0].fetched and [epoch.fetched for epoch in cache.epochs[1:]] == [0, 0]
             on_node = [rank for rank in read(folder).trainers if rank.node == 0]
-            reads = sum(epoch.far for rank in on_node for epoch in rank.cache.epochs)
+            reads = sum(epoch.remote for rank in on_node for epoch in rank.cache.epochs)
             once = priced_rows(g.ndata["feat"].rows)
             assert cache.hits_by_size[-1].share == pytest.approx(1 - once / reads, abs=1e-4)
         events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
@@ -317,7 +317,7 @@ def test_the_report_of_a_whole_job(layout: Job, oracle, tmp_path: Path, monkeypa
         assert summary.complete and summary.job.window is None and len(summary.ranks) == layout.comm.size
         assert [rank.steps.seeds for rank in summary.trainers] == [[4] * 3] * len(summary.trainers)
         assert {path.name for path in (folder / name).iterdir()} == FILES
-        remote = any(epoch.far for rank in summary.trainers for epoch in rank.cache.epochs)
+        remote = any(epoch.remote for rank in summary.trainers for epoch in rank.cache.epochs)
         assert remote == all(rank.cache.bytes for rank in summary.trainers)  # the loader's, which was dropped
     assert summary.job.arguments["report"] == str(folder / "by argument")
     assert not_recording()

@@ -94,7 +94,7 @@ def test_a_trainer_alone_holds_up_nobody_for_good(tmp_path: Path, oracle, start:
 
 @pytest.mark.slow
 def test_what_one_trainer_samples_alone_across_nodes_ends_the_job_soon(tmp_path: Path, oracle) -> None:
-    """In rounds far neighbours need every trainer: with the deadline of minutes, it is found out in seconds."""
+    """In rounds remote neighbours need every trainer: with the deadline of minutes, it is found out in seconds."""
     body = "if rank == 0: dist.sample_neighbors(g, torch.arange(g.num_nodes()), 2)\ng.barrier()"
     env = TWO_NODES | {"MPIGRAPH_TIMEOUT": "600"}
     status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_SAMPLING="alltoallv", **env)

@@ -64,13 +64,13 @@ with model.join():
         step(blocks)
 """,
 }
-NEAR, FAR = {"servers": 1}, {"servers": 0, "MPIGRAPH_RANKS_PER_NODE": "1"}
+LOCAL, REMOTE = {"servers": 1}, {"servers": 0, "MPIGRAPH_RANKS_PER_NODE": "1"}
 
 
 def cases(bodies: dict[str, str], quick: list[tuple[str, str]]) -> list[object]:
-    """Each body with each group, near and far; the suite runs a few of them."""
-    every = [(name, backend, layout) for name in bodies for backend in ("gloo", "mpi4py") for layout in (NEAR, FAR)]
-    marks = [() if case[:2] in quick and case[2] is FAR else pytest.mark.study for case in every]
+    """Each body with each group, local and remote; the suite runs a few of them."""
+    every = [(name, backend, layout) for name in bodies for backend in ("gloo", "mpi4py") for layout in (LOCAL, REMOTE)]
+    marks = [() if case[:2] in quick and case[2] is REMOTE else pytest.mark.study for case in every]
     return [pytest.param(*case, marks=mark) for case, mark in zip(every, marks, strict=True)]
 
 

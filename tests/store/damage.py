@@ -105,10 +105,10 @@ def opened(path: str, to: Path, storage: str | None = None) -> bytes:
     try:
         arrays = []
         for relation in range(len(graph.topology.config.schema.relations)):
-            near = graph.topology.adjacency(relation, 0)
+            edges = graph.topology.adjacency(relation, 0)
             src = graph.topology.config.schema.ends(relation)[0]
             nodes = np.arange(graph.topology.config.book.num_nodes(src))
-            arrays += [near.indptr, near.indices, graph.topology.out_degrees(nodes, relation)]
+            arrays += [edges.indptr, edges.indices, graph.topology.out_degrees(nodes, relation)]
         for (policy, name), number in sorted(graph.features.items(), key=str):
             rows = store.tensors[number].window
             arrays += [np.frombuffer(repr((policy, name)).encode(), np.uint8), rows.gather(np.arange(len(rows)))]

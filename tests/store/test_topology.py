@@ -1,4 +1,4 @@
-"""The structure of a graph in the hosts' windows: plain arrays near, one-sided reads anywhere."""
+"""The structure of a graph in the hosts' windows: plain arrays on this node, one-sided reads anywhere."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_degrees_and_edges_are_those_of_the_graph(job: SharedJob, oracle) -> Non
     assert np.array_equal(topology.out_degrees(nodes, 0), np.bincount(src, minlength=NUM_NODES))
     step = (orig[src] - orig[dst]) % NUM_NODES
     assert ((step >= 1) & (step <= degrees[dst])).all()
-    for host in np.flatnonzero(job.session.world.near).tolist():
+    for host in np.flatnonzero(job.session.world.is_local).tolist():
         part = topology.adjacency(0, host)
         edges = slice(part.first_edge, part.first_edge + len(part.indices))
         assert np.array_equal(part.indices, src[edges])

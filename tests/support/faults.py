@@ -1,7 +1,7 @@
 """Small training jobs of four trainers with one fault each, and what their reports say about them.
 
     python tests/support/faults.py                     # all faults and as many balanced jobs; as root
-    python tests/support/faults.py model-near delay    # those whose name contains one of the words
+    python tests/support/faults.py model-local delay    # those whose name contains one of the words
 
 A step is a sleep, as the script of an accelerator waits for it, and a small model of real gradients. So faults are seen
 on a machine with fewer processors than trainers, too. ``reports/test_faults.py`` runs these jobs.
@@ -77,36 +77,37 @@ SEEDS, SUDDEN = ("trainer", "seeds", ""), ("trainer", "sudden", "step")
 PRESSED = ("trainer", "memory", "")
 NETWORK, REQUESTS = ("host", "network", "fetch"), ("host", "requests", "fetch")
 CACHE = ("balanced", "", "fetch")
-SIMULATED, FAR = {"nodes": 2, "servers": True}, {"nodes": 4, "apart": True}
-FAR_SERVERS = {"nodes": 2, "servers": True, "apart": True}
+SIMULATED, REMOTE = {"nodes": 2, "servers": True}, {"nodes": 4, "apart": True}
+REMOTE_SERVERS = {"nodes": 2, "servers": True, "apart": True}
+LAYOUTS = {"local": {}, "simulated": SIMULATED, "remote": REMOTE, "remote-servers": REMOTE_SERVERS}
 FAULTS = [
-    Fault("model-near", "model", 2),
-    Fault("matmul-near", "matmul", 1),
-    Fault("sudden-near", "sudden", 3, expected=SUDDEN),
-    Fault("seeds-near", "seeds", 2, expected=SEEDS),
-    Fault("degrees-near", "degrees", 1, expected=SEEDS),
-    Fault("memory-near", "memory", 3, expected=PRESSED),
+    Fault("model-local", "model", 2),
+    Fault("matmul-local", "matmul", 1),
+    Fault("sudden-local", "sudden", 3, expected=SUDDEN),
+    Fault("seeds-local", "seeds", 2, expected=SEEDS),
+    Fault("degrees-local", "degrees", 1, expected=SEEDS),
+    Fault("memory-local", "memory", 3, expected=PRESSED),
     Fault("model-simulated", "model", 0, **SIMULATED),
     Fault("sudden-simulated", "sudden", 1, expected=SUDDEN, **SIMULATED),
     Fault("stopped-simulated", "stopped", 1, expected=REQUESTS, **SIMULATED),
     Fault("seeds-simulated", "seeds", 3, expected=SEEDS, **SIMULATED),
-    Fault("model-far", "model", 3, **FAR),
-    Fault("model-far-servers", "model", 1, **FAR_SERVERS),
-    Fault("sudden-far", "sudden", 2, expected=SUDDEN, **FAR),
-    Fault("seeds-far", "seeds", 1, expected=SEEDS, **FAR),
-    Fault("small-cache-far", "small_cache", expected=CACHE, **FAR),
-    Fault("delay-far", "delay", 2, expected=NETWORK, **FAR),
-    Fault("bandwidth-far", "bandwidth", 1, expected=NETWORK, **FAR),
-    Fault("stopped-far", "stopped", 0, expected=REQUESTS, **FAR_SERVERS),
-    Fault("limited-far", "limited", 1, expected=REQUESTS, **FAR_SERVERS),
-    Fault("cold-cache-far", "cold_cache", expected=CACHE, **FAR),
+    Fault("model-remote", "model", 3, **REMOTE),
+    Fault("model-remote-servers", "model", 1, **REMOTE_SERVERS),
+    Fault("sudden-remote", "sudden", 2, expected=SUDDEN, **REMOTE),
+    Fault("seeds-remote", "seeds", 1, expected=SEEDS, **REMOTE),
+    Fault("small-cache-remote", "small_cache", expected=CACHE, **REMOTE),
+    Fault("delay-remote", "delay", 2, expected=NETWORK, **REMOTE),
+    Fault("bandwidth-remote", "bandwidth", 1, expected=NETWORK, **REMOTE),
+    Fault("stopped-remote", "stopped", 0, expected=REQUESTS, **REMOTE_SERVERS),
+    Fault("limited-remote", "limited", 1, expected=REQUESTS, **REMOTE_SERVERS),
+    Fault("cold-cache-remote", "cold_cache", expected=CACHE, **REMOTE),
 ]
 BALANCED = [
     Fault(f"balanced-{name}-{i}", expected=("balanced", "", ""), **layout)
     for i in range(5)
-    for name, layout in (("near", {}), ("simulated", SIMULATED), ("far", FAR), ("far-servers", FAR_SERVERS))
+    for name, layout in LAYOUTS.items()
 ]
-BALANCED += [Fault("balanced-far-cached", "warm_cache", expected=("balanced", "", ""), **FAR)]
+BALANCED += [Fault("balanced-remote-cached", "warm_cache", expected=("balanced", "", ""), **REMOTE)]
 
 
 class Outcome(NamedTuple):

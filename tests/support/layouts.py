@@ -2,8 +2,9 @@
 
 A test with the fixture ``layout`` runs jobs of its own on each of :data:`LAYOUTS`, or on each of :data:`API` where it
 is marked with :data:`api`. A test with ``job`` runs on the trainers of a job that the tests of its module share, on
-each of :data:`API`, or on each of :data:`LAYOUTS` where it is marked with :data:`everywhere`. Far rows are read by Get
-in one half of the jobs and packed by their owners in the other: it depends on the name of the test, or of the module.
+each of :data:`API`, or on each of :data:`LAYOUTS` where it is marked with :data:`everywhere`. Remote rows are read by
+Get in one half of the jobs and packed by their owners in the other: it depends on the name of the test, or of the
+module.
 """
 
 import gc
@@ -62,12 +63,12 @@ class Layout(NamedTuple):
         return f"np{self.ranks}-servers{self.servers}-rpn{self.ranks_per_node}"
 
     def transport(self, test: str) -> str:
-        """How the jobs of a test read far rows: each way on one half of the layouts, and of the tests."""
+        """How the jobs of a test read remote rows: each way on one half of the layouts, and of the tests."""
         return ("rma", "packed")[(zlib.crc32(test.encode()) + sum(self)) % 2]
 
     def sampling(self, test: str, ways: tuple[str, ...]) -> str:
-        """How the jobs of a test sample, of some ways: each on a part of the layouts with far rows."""
-        number = FAR.index(self) if self in FAR else 0
+        """How the jobs of a test sample, of some ways: each on a part of the layouts with remote rows."""
+        number = REMOTE.index(self) if self in REMOTE else 0
         return ways[(zlib.crc32(test.encode()) + number) % len(ways)]
 
 
@@ -98,8 +99,8 @@ LAYOUTS = possible(
         Layout(4, 1, 2),
     ]
 )
-FAR = [layout for layout in LAYOUTS if 0 < layout.ranks_per_node < layout.ranks]  # some rows are on other nodes
-# One rank; far rows, and every trainer hosts; near rows that a server hosts; near and far rows that servers host.
+REMOTE = [layout for layout in LAYOUTS if 0 < layout.ranks_per_node < layout.ranks]  # some rows are on other nodes
+# One rank; remote rows, and every trainer hosts; local rows of a server; local and remote rows of servers.
 API = possible([ALONE, Layout(2, 0, 1), Layout(3, 1, 0), Layout(4, 1, 2)])
 
 

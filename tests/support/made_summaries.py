@@ -130,14 +130,14 @@ class _Model:
     def traffic(self) -> None:
         s, rng, fault = self.setup, self.rng, self.fault
         hosts = len(self.host_node)
-        far = self.host_node[None, :] != self.node[:, None]
+        remote = self.host_node[None, :] != self.node[:, None]
         hits = np.full(s.trainers, s.hits)
         if self.is_("small_cache"):
             hits[:] = 0.1
         elif self.is_("cache"):
             hits[fault.at] = 0.05
         self.hits = hits
-        shares = rng.dirichlet(np.full(hosts, 200.0), s.trainers) * far
+        shares = rng.dirichlet(np.full(hosts, 200.0), s.trainers) * remote
         self.rows = self.inputs[:, :, None] * shares[:, None, :] * (1 - hits)[:, None, None]  # by trainer, step, host
         touches = (self.node[:, None] == fault.at) | (self.host_node[None, :] == fault.at)
         latency = np.full((s.trainers, hosts), s.latency)
@@ -151,7 +151,7 @@ class _Model:
             latency *= np.where(slow, fault.size, 1)
             bandwidth /= np.where(slow, fault.size, 1)
         waits = latency[:, None, :] + self.rows * s.row_bytes / bandwidth[:, None, :]
-        self.waits = waits * rng.lognormal(0, s.noise, waits.shape) * self.bursts[:, :, None] * far[:, None, :]
+        self.waits = waits * rng.lognormal(0, s.noise, waits.shape) * self.bursts[:, :, None] * remote[:, None, :]
         self.fetch = self.waits.max(axis=2) * (self.one if self.is_("memory") else 1)
 
     def summary(self) -> Summary:
@@ -248,11 +248,12 @@ class _Model:
         )
 
     def cache(self, i: int) -> Cache:
-        far = int(self.inputs[i].sum() * 0.75) // 5
+        remote = int(self.inputs[i].sum() * 0.75) // 5
         rates = np.full(5, self.hits[i])
         if self.is_("cold"):
             rates *= np.array([0.05, 0.5, 0.8, 1.0, 1.0])
-        epochs = [CacheEpoch(far, int(far * r), far - int(far * r), (far - int(far * r)) * 400) for r in rates]
+        hits = [int(remote * rate) for rate in rates]
+        epochs = [CacheEpoch(remote, hit, remote - hit, (remote - hit) * 400) for hit in hits]
         sizes = [1 << k for k in range(25, 34)]
         top = [HitsBySize(size, 1 - 0.9 * 0.75 ** (k + 1)) for k, size in enumerate(sizes)]
         return Cache(200 << 20, 500_000, epochs, top)

@@ -137,9 +137,9 @@ def store_of(rank: int, ranks: int, comm: Any) -> Store:
     hosts = RangeBook(schema, np.arange(ranks + 1)[None] * NODES, np.arange(ranks + 1)[None] * NODES * DEGREE)
     indptr = np.arange(NODES + 1, dtype=np.int64) * DEGREE
     indices = np.sort((np.arange(NODES * DEGREE, dtype=np.int32) * 7919) % (NODES * ranks))
-    near = Adjacency(indptr, indices, rank * NODES, rank * NODES * DEGREE)
+    edges = Adjacency(indptr, indices, rank * NODES, rank * NODES * DEGREE)
     store = Store(World.alone(Config()), 0)
-    store.add_in_memory(InMemoryTopology(hosts, [(near, np.empty(0, np.int64))]))
+    store.add_in_memory(InMemoryTopology(hosts, [(edges, np.empty(0, np.int64))]))
     world: Any = SimpleNamespace(
         rank=rank,
         size=ranks,
@@ -147,8 +147,8 @@ def store_of(rank: int, ranks: int, comm: Any) -> Store:
         dup=lambda: comm,
         hosts=np.arange(ranks),
         host_index=rank,
-        near=np.arange(ranks) == rank,
-        all_near=False,
+        is_local=np.arange(ranks) == rank,
+        all_local=False,
         is_host=False,
         is_trainer=True,
         trainer_ranks=np.arange(ranks),

@@ -14,7 +14,7 @@ SEED, EPOCH = 5, 3
 
 
 class InMemory:
-    """Has what samplers of edges need; nothing is far, and an error is raised where it is found."""
+    """Has what samplers of edges need; nothing is remote, and an error is raised where it is found."""
 
     def __init__(self, graph: HeteroGraph, seed: int = SEED, epoch: int = EPOCH) -> None:
         self.graph, self.schema = graph, graph.schema
@@ -22,7 +22,7 @@ class InMemory:
         self.session = SimpleNamespace(
             next_context=lambda: RandomContext(seed, epoch),
             sampling=lambda: nullcontext(service),
-            world=SimpleNamespace(near=[True, False], local_trainer=0, num_local_trainers=1),
+            world=SimpleNamespace(is_local=[True, False], local_trainer=0, num_local_trainers=1),
         )
         self.loaded = SimpleNamespace(topology=SimpleNamespace(hosts=self._hosts()))
         self.asked: list[Any] = []

@@ -148,7 +148,7 @@ def _expected_rows(path: str, settings: Settings) -> dict[str, float | None]:
     try:
         with PartFiles(config) as files:
             for draw, rows in expected_rows(files, 0, minibatch).items():
-                figures |= {f"expected_{draw}": rows["inputs"], f"expected_{draw}_far": rows["far"]}
+                figures |= {f"expected_{draw}": rows["inputs"], f"expected_{draw}_remote": rows["remote"]}
     except MPIGraphError as error:
         _say(f"expected rows are unknown: {error}", 0)
     return figures
@@ -169,7 +169,7 @@ def _files_of_graph(world: World, settings: Settings) -> Iterator[tuple[str, str
         yield name, settings.part_config
         return
     directory = ""
-    place = tempfile.gettempdir() if world.all_near else "."  # temporary directories are each node's own
+    place = tempfile.gettempdir() if world.all_local else "."  # temporary directories are each node's own
     try:
         with together(world.trainers, "generating a graph"):  # without a deadline: large graphs take minutes
             if world.trainers.rank == 0:
@@ -243,9 +243,9 @@ def _memory(world: World) -> dict[str, float | None]:
     """Return peaks in MB: of this trainer; on the first trainer of a node also of its servers and of the node."""
     figures = {"memory_trainer": _megabytes(os.getpid(), "status", "VmHWM")}
     if world.local_trainer == 0:
-        near_hosts = np.flatnonzero(world.near)
-        trainers = world.trainers_of_host(int(near_hosts[0]))
-        servers = sorted(set(world.hosts[near_hosts].tolist()) - set(trainers))
+        local_hosts = np.flatnonzero(world.is_local)
+        trainers = world.trainers_of_host(int(local_hosts[0]))
+        servers = sorted(set(world.hosts[local_hosts].tolist()) - set(trainers))
         peaks = [_megabytes(int(world.pids[rank]), "status", "VmHWM") for rank in servers]
         figures["memory_server"] = max((peak for peak in peaks if peak is not None), default=None)
         sizes = [_megabytes(int(world.pids[rank]), "smaps_rollup", "Pss") for rank in [*trainers, *servers]]

@@ -23,7 +23,7 @@ from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
 
-__all__ = ["is_far", "measure_copy", "measure_rounds", "measure_rows", "meet", "open_service"]
+__all__ = ["is_remote", "measure_copy", "measure_rounds", "measure_rows", "meet", "open_service"]
 
 _COPY_BYTES = 32 << 20
 _NUM_ROWS = 100_000
@@ -50,21 +50,21 @@ def measure_rows(world: World, feature: DistTensor, seconds: float) -> dict[str,
     Torch's part is ``torch.index_select(out=)`` on one thread, on the memory of the largest local host.
     """
     window = feature.rows.window
-    seconds /= 1 if world.all_near else 2
-    near = _random_rows(window, near=True)
-    buffer = np.empty((len(near), *window.row_shape), window.dtype)
-    works = [_torch_gather(window, len(near)), lambda: window.gather(near, buffer)]
+    seconds /= 1 if world.all_local else 2
+    local = _random_rows(window, local=True)
+    buffer = np.empty((len(local), *window.row_shape), window.dtype)
+    works = [_torch_gather(window, len(local)), lambda: window.gather(local, buffer)]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         alone, at_once = _alone_then_at_once(world, works, seconds)
     finally:
         torch.set_num_threads(threads)
-    spent = dict(zip(("rows_one", "near_one", "rows_all", "near_all"), [*alone, *at_once], strict=True))
+    spent = dict(zip(("rows_one", "local_one", "rows_all", "local_all"), [*alone, *at_once], strict=True))
     figures = {name: _rate(buffer.nbytes, each) for name, each in spent.items()}
-    if not world.all_near:
-        figures |= _measure_far_rows(window, seconds)
-        meet(world, "measuring far rows")
+    if not world.all_local:
+        figures |= _measure_remote_rows(window, seconds)
+        meet(world, "measuring remote rows")
     return figures
 
 
@@ -86,9 +86,9 @@ def measure_rounds(session: Session, seconds: float) -> dict[str, float | None]:
             comm.Free()
         moved = 2 * _ROUND_BYTES * (session.num_trainers - 1)
         figures |= {"round_latency": empty * 1e3, "rounds_per_s": 1 / empty, "round_rate": _rate(moved, full)}
-    if not world.all_near:
+    if not world.all_local:
         _, channel = open_service(session)
-        nothing = {rank: np.empty(0, np.int64) for rank in world.hosts[~world.near].tolist()}
+        nothing = {rank: np.empty(0, np.int64) for rank in world.hosts[~world.is_local].tolist()}
         spent = _time_collective(world, lambda: channel.ask(nothing), seconds / 3)
         figures["service_latency"] = spent * 1e3
         session.control.drop(channel.number)
@@ -102,34 +102,34 @@ def open_service(session: Session) -> tuple[NeighborService, Channel]:
     return NeighborService(session.store, channel), channel
 
 
-def is_far(window: RowWindow, ids: I64) -> Mask:
+def is_remote(window: RowWindow, ids: I64) -> Mask:
     """Return bool[n], true for rows on another node."""
-    far: Mask = ~window.world.near[window.host_of(ids)]
-    return far
+    remote: Mask = ~window.world.is_local[window.host_of(ids)]
+    return remote
 
 
 def _torch_gather(window: RowWindow, count: int) -> Work:
     """Return a function that gathers ``count`` random rows of the largest local host with torch."""
     world = window.world
-    rows = max((window.memory(int(host)) for host in np.flatnonzero(world.near)), key=len)
+    rows = max((window.memory(int(host)) for host in np.flatnonzero(world.is_local)), key=len)
     table = torch.from_numpy(rows)
     ids = torch.from_numpy(np.random.default_rng(world.rank).integers(0, max(1, len(rows)), count))
     out = torch.empty((count, *table.shape[1:]), dtype=table.dtype)
     return lambda: torch.index_select(table, 0, ids, out=out)
 
 
-def _measure_far_rows(window: RowWindow, seconds: float) -> dict[str, float | None]:
-    ids = _random_rows(window, near=False)
+def _measure_remote_rows(window: RowWindow, seconds: float) -> dict[str, float | None]:
+    ids = _random_rows(window, local=False)
     buffer = np.empty((len(ids), *window.row_shape), window.dtype)
     transports = window.service.transports
     spent = _time_local([partial(window.gather, ids, buffer, transport) for transport in transports], seconds)
     rates = [_rate(buffer.nbytes, median(times)) for times in spent]
-    return {f"far_{transport.name}": rate for transport, rate in zip(transports, rates, strict=True)}
+    return {f"remote_{transport.name}": rate for transport, rate in zip(transports, rates, strict=True)}
 
 
-def _random_rows(window: RowWindow, near: bool) -> I64:
+def _random_rows(window: RowWindow, local: bool) -> I64:
     """Return random local or remote rows: int64[<= 100,000]."""
-    hosts = np.flatnonzero(window.world.near == near)
+    hosts = np.flatnonzero(window.world.is_local == local)
     sizes = np.diff(window.offsets)[hosts]
     total = int(sizes.sum())
     if total == 0:

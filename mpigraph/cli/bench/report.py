@@ -50,10 +50,10 @@ CATALOGUE: dict[str, Entry] = {
     "memcpy_all": Entry("machine", "GB/s", "copy of memory, all at once", combine="node sum"),
     "rows_one": Entry("machine", "GB/s", "random rows by torch.index_select(out=), one trainer alone on its node"),
     "rows_all": Entry("machine", "GB/s", "random rows by torch.index_select(out=), all at once", combine="node sum"),
-    "near_one": Entry("rows", "GB/s", "random near rows, one trainer alone on its node"),
-    "near_all": Entry("rows", "GB/s", "random near rows, all at once", combine="node sum"),
+    "local_one": Entry("rows", "GB/s", "random local rows, one trainer alone on its node"),
+    "local_all": Entry("rows", "GB/s", "random local rows, all at once", combine="node sum"),
     **{
-        f"far_{transport.name}": Entry("rows", "GB/s", f"random far rows {transport.how}, all at once")
+        f"remote_{transport.name}": Entry("rows", "GB/s", f"random remote rows {transport.how}, all at once")
         for transport in TRANSPORTS
     },
     "round_latency": Entry("rounds", "ms", "empty round between the trainers", combine="max"),
@@ -65,14 +65,14 @@ CATALOGUE: dict[str, Entry] = {
         for draw, name in _DRAWS.items()
     },
     **{
-        f"expected_{draw}_far": Entry("expected", "rows", f"of these rows by {name}, rows of other parts")
+        f"expected_{draw}_remote": Entry("expected", "rows", f"of these rows by {name}, rows of other parts")
         for draw, name in _DRAWS.items()
     },
     "edges_per_s": Entry("sampling", "M/s", "sampled edges", combine="sum"),
     "step_sample": Entry("step", "ms", "sample and renumber"),
     "step_exchange": Entry("step", "ms", "rounds: transfer and waiting for others"),
-    "step_near": Entry("step", "ms", "gather near rows"),
-    "step_far": Entry("step", "ms", "gather far rows"),
+    "step_local": Entry("step", "ms", "gather local rows"),
+    "step_remote": Entry("step", "ms", "gather remote rows"),
     "step_compute": Entry("step", "ms", "forward, backward, optimizer"),
     "step_total": Entry("step", "ms", "all of it, one after the other (num_prefetch=0)"),
     "step_prefetch": Entry("step", "ms", "with num_prefetch=2: sampling and gathering are ahead"),
@@ -84,15 +84,15 @@ CATALOGUE: dict[str, Entry] = {
     "step_one": Entry("trainers", "ms", "fastest with as many seeds on one trainer, the others asleep"),
     "threads_one": Entry("trainers", "", "threads of that trainer"),
     "loader_sample": Entry("loader", "ms", "a minibatch with num_prefetch=2: sample and renumber, rounds included"),
-    "loader_plan": Entry("loader", "ms", "find out which rows are far, and which minibatch reads them next"),
-    "loader_fetch": Entry("loader", "ms", "fetch far rows, and load near ones meanwhile"),
+    "loader_plan": Entry("loader", "ms", "find out which rows are remote, and which minibatch reads them next"),
+    "loader_fetch": Entry("loader", "ms", "fetch remote rows, and load local ones meanwhile"),
     "loader_place": Entry("loader", "ms", "the rest of gathering: rows into the cache and out of it"),
-    "loader_bytes": Entry("loader", "MB", "far rows that were fetched for a minibatch"),
+    "loader_bytes": Entry("loader", "MB", "remote rows that were fetched for a minibatch"),
     "rounds_per_batch": Entry("traffic", "", "sampling rounds of a minibatch", combine="max"),
     "messages_per_batch": Entry("traffic", "", "messages of a minibatch: asked and answered, sampling and rows"),
     "sampling_bytes_per_batch": Entry("traffic", "MB", "requests and answers of a minibatch's sampling"),
-    "row_bytes_per_batch": Entry("traffic", "MB", "far rows of a minibatch, and their ids"),
-    "cache_saved": Entry("cache", "%", "far rows that the loader did not fetch, with its default cache"),
+    "row_bytes_per_batch": Entry("traffic", "MB", "remote rows of a minibatch, and their ids"),
+    "cache_saved": Entry("cache", "%", "remote rows that the loader did not fetch, with its default cache"),
     "cache_default": Entry("cache", "MB", "memory of that cache", of="node"),
     "start_python": Entry("start", "s", "process start to this command (imports)", combine="max"),
     "start_initialize": Entry("start", "s", "initialize(), with compiling if kernels are not cached", combine="max"),

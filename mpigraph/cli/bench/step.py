@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mpigraph.arrays import I64
-from mpigraph.cli.bench.micro import is_far, meet, open_service
+from mpigraph.cli.bench.micro import is_remote, meet, open_service
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.collective import collective
 from mpigraph.dataloading.node_loader import DistNodeDataLoader
@@ -120,9 +120,9 @@ class TrainingStep:
             "loader_fetch": stats.fetch_seconds * 1e3 / count,
             "loader_place": stats.place_seconds * 1e3 / count,
         }
-        if not self._session.world.all_near:
+        if not self._session.world.all_local:
             figures["loader_bytes"] = stats.fetched_bytes / 1e6 / count
-            figures["cache_saved"] = 100 * stats.hit_rate if stats.far_rows else None
+            figures["cache_saved"] = 100 * stats.hit_rate if stats.remote_rows else None
             if self._session.world.local_trainer == 0:
                 figures["cache_default"] = loader.cache_bytes / 1e6
         loader.close()
@@ -141,7 +141,7 @@ class TrainingStep:
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         with world.meeting("comparing the trainers' cores"):
             is_shared = len(set(allgather_bytes(world.trainers, repr(cores).encode()))) == 1
-        if num_trainers == 1 or not world.all_near or not is_shared:
+        if num_trainers == 1 or not world.all_local or not is_shared:
             return {}
         threads = torch.get_num_threads()
         sampler = NeighborSampler(self._sampler.fanouts, return_eids=False, num_threads=threads)
@@ -190,8 +190,8 @@ class TrainingStep:
         sampling = sum(step["step_sample"] + step["step_exchange"] for step in steps) / 1e3
         figures["edges_per_s"] = sum(step["edges"] for step in steps) / sampling / 1e6
         del figures["edges"]
-        if self._session.world.all_near:
-            figures |= {"step_exchange": None, "step_far": None}
+        if self._session.world.all_local:
+            figures |= {"step_exchange": None, "step_remote": None}
         return figures
 
     def _agree_on_steps(self, seconds: float, step_ms: float) -> int:
@@ -228,13 +228,13 @@ class TrainingStep:
             with span("step"):
                 self._compute(blocks, rows)
         sample, gather, compute = map(totals.snapshot().seconds, ("sample", "fetch", "step"))
-        far = is_far(self._feature.rows.window, ids)
-        near = min(gather, self._time_gather(ids[~far])) if far.any() else gather
+        remote = is_remote(self._feature.rows.window, ids)
+        local = min(gather, self._time_gather(ids[~remote])) if remote.any() else gather
         spent = {
             "step_sample": sample - exchange,
             "step_exchange": exchange,
-            "step_near": near,
-            "step_far": gather - near,
+            "step_local": local,
+            "step_remote": gather - local,
             "step_compute": compute,
             "step_total": sample + gather + compute,
         }
@@ -280,7 +280,7 @@ class TrainingStep:
 
     def _traffic(self, channel: Channel) -> dict[str, float]:
         """Return the messages and bytes of sampling and gathering so far."""
-        if self._session.world.all_near:
+        if self._session.world.all_local:
             return {"rounds_per_batch": 0, "messages_per_batch": 0}
         rows = self._session.store.rows.traffic
         return {

@@ -183,7 +183,7 @@ def _coarsest(
 
 
 def _effort(depth: int, criteria: int) -> Effort:
-    """Return the effort for a level; with many criteria parts must not exceed their limits far."""
+    """Return the effort for a level; with many criteria parts must not exceed their limits by much."""
     many = criteria >= 3
     inflow = 1.02 if many else 1.1
     return Effort(8 if depth == 0 else 16, 1 if depth == 0 else 3, inflow, 3 if many else 0)

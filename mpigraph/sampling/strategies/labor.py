@@ -73,7 +73,7 @@ class _LaborDraw:
 
     def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
         """See :class:`.Draw`."""
-        columns: list[Array] = [rows.near.indices]
+        columns: list[Array] = [rows.edges.indices]
         if self._weights is not None:
             columns.append(self._weights.values(rows.host))
         if len(rows.excluded):  # shortened rows are drawn from a copy

@@ -58,7 +58,7 @@ class OwnedRows:
 
     Attributes:
         host: index of the host.
-        near: the host's in-edges of the relation.
+        edges: the host's in-edges of the relation.
         ids: int64[n], the destinations of the whole request.
         keys: uint64[n], for each destination, or uint64[1], for all: input of the draws besides the destination.
         excluded: int64[k], excluded edges, ascending, counted from the host's first edge.
@@ -66,7 +66,7 @@ class OwnedRows:
     """
 
     host: int
-    near: Adjacency
+    edges: Adjacency
     ids: I64
     keys: U64
     excluded: I64

@@ -60,8 +60,8 @@ class _TemporalDraw:
         """See :class:`.Draw`."""
         count_temporal(
             rows.destinations(self._how.fanout, self._how.replace),
-            rows.near.indptr,
-            rows.near.first_node,
+            rows.edges.indptr,
+            rows.edges.first_node,
             self._edges.times(rows.host),
             self._edges.order(rows.host),
             self._how.until,
@@ -78,8 +78,8 @@ class _TemporalDraw:
         """See :class:`.Draw`."""
         choose_temporal(
             rows.destinations(self._how.fanout, self._how.replace),
-            rows.near.indptr,
-            rows.near.first_node,
+            rows.edges.indptr,
+            rows.edges.first_node,
             self._edges.order(rows.host),
             self._how.last,
             self._allowed(rows.host),

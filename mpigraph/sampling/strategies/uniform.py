@@ -29,7 +29,7 @@ class Uniform(Strategy):
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
         """See :class:`.Draw`."""
         dst = rows.destinations(self.fanout, self.replace)
-        count_uniform(dst, rows.near.indptr, rows.near.first_node, positions, rows.scratch, counts)
+        count_uniform(dst, rows.edges.indptr, rows.edges.first_node, positions, rows.scratch, counts)
         if len(rows.excluded):
             shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
 

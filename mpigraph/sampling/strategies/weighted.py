@@ -49,13 +49,13 @@ class _WeightedDraw:
         Raises:
             GraphDataError: an edge weight is negative, infinite or NaN.
         """
-        near = rows.near
+        edges = rows.edges
         dst = rows.destinations(self._how.fanout, self._how.replace)
         weights = self._weights.values(rows.host)
-        where = (near.indptr, near.first_node, weights, self._tables.num_drawable(rows.host), positions)
+        where = (edges.indptr, edges.first_node, weights, self._tables.num_drawable(rows.host), positions)
         bad = count_weighted(dst, *where, rows.scratch, counts)
         if bad >= 0:
-            raise GraphDataError(self._weights.complaint(near.first_edge + bad, weights[bad]))
+            raise GraphDataError(self._weights.complaint(edges.first_edge + bad, weights[bad]))
         if len(rows.excluded):
             shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
             _, shortened = rows.split(positions)

@@ -61,8 +61,8 @@ def communities(num_nodes: int, blocks: int, degree: int, criteria: int, inside:
     shuffle = rng.permutation(num_nodes)
     size = num_nodes // blocks
     src = (rng.random(num_nodes * degree // 2) ** 1.5 * (num_nodes - 20)).astype(np.int64)
-    near = np.minimum(src // size * size + rng.integers(0, size, len(src)), num_nodes - 21)
-    dst = np.where(rng.random(len(src)) < inside, near, rng.integers(0, num_nodes - 20, len(src)))
+    close = np.minimum(src // size * size + rng.integers(0, size, len(src)), num_nodes - 21)
+    dst = np.where(rng.random(len(src)) < inside, close, rng.integers(0, num_nodes - 20, len(src)))
     dst[:300] = 0
     src, dst = shuffle[src], shuffle[dst]
     chosen = np.arange(num_nodes) % 5 == 0
