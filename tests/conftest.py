@@ -16,13 +16,16 @@ and on hosts of their own skip where something is missing that they need, unless
 import faulthandler
 import gc
 import os
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -57,6 +60,7 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
+FILES = 60  # so many more than at the start may be open at the end: of pools of threads, of groups of ranks
 CASES = 3  # of so many cases of a test the suite has one on each layout of several ranks, and all on one rank
 FAILED = pytest.StashKey[bool]()
 JOBS = {
@@ -205,6 +209,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     if session.config.option.collectonly:
         return True
     quiet_barrier(WORLD)  # rank 0 has made what all need
+    files = open_files()
     gc.collect()
     gc.freeze()  # what was imported is not looked at again whenever a test wants its rubbish collected
     mine = todo(session.items)
@@ -219,7 +224,23 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
         if session.shouldstop:
             raise session.Interrupted(session.shouldstop)
         item = following
+    gc.unfreeze()
+    gc.collect()
+    more = open_files() - files
+    if more.total() > FILES:
+        text = f"rank {WORLD.rank} leaves {more.total()} files open: {more.most_common(5)}"
+        os.write(layouts.STDERR, f"{text}\n".encode())
+        raise session.Failed(text)
     return True
+
+
+def open_files() -> Counter[str]:
+    """How many files of each name, its numbers left out, this process has open."""
+    names = []
+    for link in os.scandir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the one that lists them
+            names.append(re.sub(r"\d+", "", os.readlink(link)))
+    return Counter(names)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -322,6 +322,7 @@ class Board:
         """Free the board; a second call does nothing."""
         win, self._win = self._win, MPI.WIN_NULL
         if win:
+            self._traces.clear()
             self._slots.clear()
             self._heads.clear()
             self.stopping.clear()

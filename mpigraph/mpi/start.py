@@ -185,12 +185,14 @@ def end_unstarted(status: int) -> None:
     number = config.pmi_fd()
     if number is None:
         return
+    answer = select.poll()  # a launcher of many ranks has more files open than select() can take
+    answer.register(number, select.POLLIN)
     with suppress(OSError):
         if not stat.S_ISSOCK(os.fstat(number).st_mode):
             return  # a subprocess inherits a rank's variables, but this number is another file there
         for line in ("cmd=init pmi_version=1 pmi_subversion=1", f"cmd=abort exitcode={status}"):
             os.write(number, f"{line}\n".encode())
-            if select.select([number], [], [], 1.0)[0]:
+            if answer.poll(1000):
                 os.read(number, 4096)
 
 

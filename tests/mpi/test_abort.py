@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import SOON, clean_environment, run_script
@@ -21,11 +22,18 @@ abort.abort(3, "the text of an error\\n")
 """
 
 
+def wait_for_input(file: Any) -> None:
+    """Wait until something can be read, also where so many files are open that select() cannot."""
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    poll.poll()
+
+
 def test_what_was_printed_is_read_before_the_launcher_hears_of_the_end() -> None:
     """MPICH's mpiexec drops what it has not read by then."""
     with subprocess.Popen([sys.executable, "-c", PATIENT], stderr=subprocess.PIPE, env=clean_environment()) as process:
         assert process.stderr is not None
-        select.select([process.stderr], [], [])
+        wait_for_input(process.stderr)
         time.sleep(0.5)
         assert process.poll() is None
         assert b"the text of an error\n" in process.stderr.read()
@@ -43,7 +51,7 @@ def test_who_dies_while_another_says_goodbye_is_named(failed: bool, monkeypatch,
         monkeypatch.setattr(witness, "_addresses", [address])
         says = threading.Thread(target=witness.say_goodbye, args=[failed])
         says.start()
-        select.select([inbox], [], [])
+        wait_for_input(inbox)
         witness._look([[os.getpid(), -1, 0], [dead.pid, -1, 0]], ["trainer 0", "trainer 1"], inbox)
         says.join()
     printed = capfd.readouterr().err
