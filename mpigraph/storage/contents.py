@@ -196,10 +196,15 @@ def _feature(which: str, name: str, rows: int, info: FeatureInfo) -> Iterator[tu
 
 def overlaps(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Yield ``(part, first, last)`` for each part that overlaps global rows ``[begin, end)``, rows within the part."""
-    for part in range(len(offsets) - 1):
-        first, last = max(begin, int(offsets[part])), min(end, int(offsets[part + 1]))
-        if first < last:
-            yield part, first - int(offsets[part]), last - int(offsets[part])
+    part = int(np.searchsorted(offsets, begin, side="right")) - 1
+    end = min(end, int(offsets[-1]))
+    while begin < end:
+        first, stop = offsets[part : part + 2].tolist()
+        last = min(stop, end)
+        if begin < last:
+            yield part, begin - first, last - first
+            begin = last
+        part += 1
 
 
 def read_rows(

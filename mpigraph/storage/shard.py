@@ -44,6 +44,7 @@ __all__ = [
 _SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # of HDF5's superblock, and the version of it that _LIBVER gives
 _BESIDE = 4 << 20  # bytes whose checksums a thread takes while the disk writes: zlib's 0.15 ns a byte, beside 0.5
 _READ_BYTES = 64 << 20
+_KEPT = 64  # datasets of a file that stay open
 _ATTRIBUTE_BYTES = 1 << 16  # what HDF5 allows in an object's header
 
 # Metadata of this file format version carry checksums, so that HDF5 notices damage instead of following a wild pointer.
@@ -118,13 +119,9 @@ class ShardWriter:
         except BaseException:
             self._target.discard()
             raise
-        self._file.attrs.update(
-            magic=_text(FORMAT_NAME),
-            version=FORMAT_VERSION,
-            graph_name=_text(graph_name),
-            part=part,
-            identity=_text(identity),
-        )
+        names = {"magic": FORMAT_NAME, "version": FORMAT_VERSION, "graph_name": graph_name, "part": part}
+        for name, value in (names | {"identity": identity}).items():
+            _set_attribute(self._file.id, name, value)
         self._begun: list[DatasetWriter] = []
         self._content: dict[str, tuple[DatasetInfo, bytes]] = {}
 
@@ -216,8 +213,8 @@ class DatasetWriter:
         # without times, equal contents are equal files
         self._dataset = file.create_dataset(name, shape=self._shape, dtype=stored, track_times=False)
         self._segment = segment_rows(self._shape[0], stored.itemsize * int(np.prod(self._shape[1:])))
-        self._dataset.attrs["dtype"] = _text(dtype)
-        self._dataset.attrs["segment_rows"] = self._segment
+        _set_attribute(self._dataset.id, "dtype", dtype)
+        _set_attribute(self._dataset.id, "segment_rows", self._segment)
         self.nbytes = stored.itemsize * math.prod(self._shape)
         self._done = 0
         self._crcs = np.zeros(-(-self._shape[0] // self._segment), np.uint32)
@@ -258,8 +255,18 @@ class DatasetWriter:
         """Store the checksums and return them; every row must have been written."""
         if self._done != self._shape[0]:
             raise InvalidArgumentError(f"dataset {self._name!r} has {self._shape[0]} rows (got only {self._done})")
-        self._dataset.attrs["crc32"] = self._crcs
+        _set_attribute(self._dataset.id, "crc32", self._crcs)
         return {self._name: (DatasetInfo(self._shape, self._dtype), self._crcs.tobytes())}
+
+
+class _Dataset(NamedTuple):
+    """A dataset of a file that is read: its handle, the dtype in the file, rows of a segment, and checksums."""
+
+    id: Any
+    info: DatasetInfo
+    stored: np.dtype[Any]
+    segment: int
+    crcs: Array
 
 
 class ShardReader:
@@ -284,6 +291,7 @@ class ShardReader:
         identity: str | None = None,
     ) -> None:
         self._path = Path(path)
+        self._datasets: dict[str, _Dataset] = {}
         with self._failures("the file header"):
             self._size = self._check_file()
             self._file = h5py.File(self._path, "r", locking=False)
@@ -298,12 +306,12 @@ class ShardReader:
         """Return the paths of all datasets."""
         names: list[str] = []
 
-        def visit(name: str, item: object) -> None:
-            if isinstance(item, h5py.Dataset):
-                names.append(name)
+        def visit(name: bytes, info: Any) -> None:
+            if info.type == h5py.h5o.TYPE_DATASET:
+                names.append(name.decode())
 
         with self._failures("the list of datasets"):
-            self._file.visititems(visit)
+            h5py.h5o.visit(self._file.id, visit, info=True)
         return names
 
     def info(self, name: str) -> DatasetInfo:
@@ -316,8 +324,8 @@ class ShardReader:
 
     def describe(self, name: str) -> tuple[DatasetInfo, bytes]:
         """Return shape, logical dtype and the bytes of the checksums of a dataset."""
-        dataset, logical, _, crcs = self._open(name)
-        return DatasetInfo(dataset.shape, logical), crcs.tobytes()
+        dataset = self._open(name)
+        return dataset.info, dataset.crcs.tobytes()
 
     def extent(self, name: str) -> Extent:
         """Return where the rows of a dataset lie in the file.
@@ -325,12 +333,13 @@ class ShardReader:
         Raises:
             ShardFormatError: the dataset is missing or damaged, or has no numbers.
         """
-        dataset, _, segment_rows, crcs = self._open(name)
+        dataset = self._open(name)
         begin = dataset.id.get_offset()
         if begin is None:
             raise ShardFormatError(f"{self._path}: dataset {name!r} is empty")
-        row_bytes = dataset.dtype.itemsize * math.prod(dataset.shape[1:])
-        return Extent(begin, len(dataset), row_bytes, segment_rows, crcs)
+        shape = dataset.info.shape
+        row_bytes = dataset.stored.itemsize * math.prod(shape[1:])
+        return Extent(begin, shape[0], row_bytes, dataset.segment, dataset.crcs)
 
     def read_into(self, name: str, out: Array, begin: int = 0, verify: bool = True) -> None:
         """Read rows ``[begin, begin + len(out))`` straight into ``out``.
@@ -344,34 +353,42 @@ class ShardReader:
         Raises:
             ShardFormatError: the dataset is missing, has another dtype or shape, or is damaged.
         """
-        dataset, logical, rows, crcs = self._open(name)
+        dataset = self._open(name)
+        shape, logical = dataset.info
         end = begin + len(out)
-        if out.dtype != dataset.dtype or out.shape[1:] != dataset.shape[1:] or begin < 0 or end > len(dataset):
+        if out.dtype != dataset.stored or out.shape[1:] != shape[1:] or begin < 0 or end > shape[0]:
             raise ShardFormatError(
-                f"{self._path}: dataset {name!r} holds {dataset.dtype}{list(dataset.shape)} "
+                f"{self._path}: dataset {name!r} holds {dataset.stored}{list(shape)} "
                 f"(asked for rows {begin} to {end} as {out.dtype}{list(out.shape)})"
             )
         if not out.flags.c_contiguous:
             raise InvalidArgumentError(f"the buffer for {name!r} must be C-contiguous")
         if out.size == 0:
             return
-        with self._failures(f"dataset {name!r}"):
-            dataset.read_direct(out, source_sel=np.s_[begin:end])
+        self._fill(name, dataset, out, begin)
         if verify:
-            self._verify(name, dataset, out, begin, rows, crcs)
+            self._verify(name, dataset, out, begin)
         if logical == "bool" and int(out.max()) > 1:
             raise ShardFormatError(f"{self._path}: dataset {name!r} contradicts itself: a bool is neither 0 nor 1")
 
-    def _verify(self, name: str, dataset: Any, out: Array, begin: int, rows: int, crcs: Array) -> None:
+    def _fill(self, name: str, dataset: "_Dataset", out: Array, begin: int) -> None:
+        """Read rows from ``begin`` on."""
+        with self._failures(f"dataset {name!r}"):
+            place = dataset.id.get_space()
+            place.select_hyperslab((begin, *(0,) * (out.ndim - 1)), out.shape)
+            dataset.id.read(h5py.h5s.create_simple(out.shape), place, out)
+
+    def _verify(self, name: str, dataset: "_Dataset", out: Array, begin: int) -> None:
         """Compare the rows in ``out`` with the checksums of the segments that they lie in."""
         end = begin + len(out)
+        rows = dataset.segment
         # a checksum covers a whole segment, so the rows of it before and behind the range are read as well
         for index, first, stop in _segments(begin, end, rows):
-            low, high = index * rows, min((index + 1) * rows, len(dataset))
-            crc = zlib.crc32(_bytes(self._read_rest(name, dataset, low, first)))
+            low, high = index * rows, min((index + 1) * rows, dataset.info.shape[0])
+            crc = zlib.crc32(self._read_rest(name, dataset, low, first))
             crc = zlib.crc32(_bytes(out[first - begin : stop - begin]), crc)
-            crc = zlib.crc32(_bytes(self._read_rest(name, dataset, stop, high)), crc)
-            if crc != int(crcs[index]):
+            crc = zlib.crc32(self._read_rest(name, dataset, stop, high), crc)
+            if crc != int(dataset.crcs[index]):
                 raise ShardFormatError(
                     f"{self._path}: dataset {name!r} is damaged: the checksum of rows {low} to {high} does not match"
                 )
@@ -386,6 +403,7 @@ class ShardReader:
 
     def close(self) -> None:
         """Close the file."""
+        self._datasets.clear()
         self._file.close()
 
     def __enter__(self) -> "ShardReader":
@@ -432,26 +450,32 @@ class ShardReader:
 
     def _header(self, name: str) -> Any:
         """Return an attribute of the file, None if it is missing."""
-        return _attribute(self._file, name) if h5py.h5a.exists(self._file.id, name.encode()) else None
+        return _attribute(self._file.id, name) if h5py.h5a.exists(self._file.id, name.encode()) else None
 
-    def _open(self, name: str) -> tuple[Any, str, int, Array]:
-        """Return the dataset, its logical dtype, the rows of a segment and the checksums; all checked."""
+    def _open(self, name: str) -> "_Dataset":
+        """Return a dataset, checked; the last ones are kept open."""
+        known = self._datasets.get(name)
+        if known is not None:
+            return known
         with self._failures(f"dataset {name!r}"):
-            dataset = self._find(name)
-            if dataset is None:
+            item = self._find(name)
+            if item is None:
                 raise ShardFormatError(f"{self._path}: dataset {name!r} is missing")
-            logical = _untext(_attribute(dataset, "dtype"))
-            rows = int(_attribute(dataset, "segment_rows"))
-            crcs = np.asarray(_attribute(dataset, "crc32"))
-            if storage_dtype(logical) != dataset.dtype:
-                raise ShardFormatError(
-                    f"{self._path}: dataset {name!r} says dtype {logical!r} but stores {dataset.dtype}"
-                )
+            logical = _untext(_attribute(item, "dtype"))
+            rows = int(_attribute(item, "segment_rows"))
+            crcs = np.asarray(_attribute(item, "crc32"))
+            stored = item.dtype
+            shape = item.shape
+            if storage_dtype(logical) != stored:
+                raise ShardFormatError(f"{self._path}: dataset {name!r} says dtype {logical!r} but stores {stored}")
             # attributes may be damaged too, and a wrong segment size would check nothing
-            if dataset.ndim < 1 or rows < 1 or crcs.dtype != np.uint32 or crcs.shape != (-(-len(dataset) // rows),):
+            if len(shape) < 1 or rows < 1 or crcs.dtype != np.uint32 or crcs.shape != (-(-shape[0] // rows),):
                 raise ShardFormatError(f"{self._path}: dataset {name!r} has damaged checksums")
-            self._check_storage(name, dataset)
-        return dataset, logical, rows, crcs
+            self._check_storage(name, item, math.prod(shape) * stored.itemsize)
+        if len(self._datasets) == _KEPT:
+            del self._datasets[next(iter(self._datasets))]
+        self._datasets[name] = _Dataset(item, DatasetInfo(shape, logical), stored, rows, crcs)
+        return self._datasets[name]
 
     def _find(self, name: str) -> Any:
         """Return the dataset of this name in this very file, None if it is missing."""
@@ -464,22 +488,24 @@ class ShardReader:
             if links.get_info(path).type != h5py.h5l.TYPE_HARD:
                 raise ShardFormatError(f"{self._path}: dataset {name!r} is a link to another place")
         item = h5py.h5o.open(self._file.id, path)
-        return h5py.Dataset(item) if isinstance(item, h5py.h5d.DatasetID) else None
+        return item if isinstance(item, h5py.h5d.DatasetID) else None
 
-    def _check_storage(self, name: str, dataset: Any) -> None:
+    def _check_storage(self, name: str, item: Any, size: int) -> None:
         """Check that all bytes of a dataset lie in this file, as they are."""
-        creation = dataset.id.get_create_plist()
+        creation = item.get_create_plist()
         if creation.get_layout() != h5py.h5d.CONTIGUOUS or creation.get_external_count():
             raise ShardFormatError(f"{self._path}: dataset {name!r} is not stored contiguously in this file")
-        size = math.prod(dataset.shape) * dataset.dtype.itemsize
-        begin = dataset.id.get_offset()
+        begin = item.get_offset()
         inside = size == 0 or (begin is not None and begin + size <= self._size)
-        if not inside or dataset.id.get_storage_size() != size:
+        if not inside or item.get_storage_size() != size:
             raise ShardFormatError(f"{self._path}: dataset {name!r} is larger than the file")
 
-    def _read_rest(self, name: str, dataset: Any, begin: int, end: int) -> Array:
-        with self._failures(f"dataset {name!r}"):
-            return np.asarray(dataset[begin:end])
+    def _read_rest(self, name: str, dataset: "_Dataset", begin: int, end: int) -> bytes | memoryview:
+        if begin == end:
+            return b""
+        rest = np.empty((end - begin, *dataset.info.shape[1:]), dataset.stored)
+        self._fill(name, dataset, rest, begin)
+        return _bytes(rest)
 
     @contextmanager
     def _failures(self, what: str) -> Iterator[None]:
@@ -549,10 +575,12 @@ def _attribute(item: Any, name: str) -> Any:
         ValueError: it is of another kind, or too large.
         KeyError: it does not exist.
     """
-    attribute = h5py.h5a.open(item.id, name.encode())
-    if attribute.dtype.kind not in "iuS" or attribute.dtype.itemsize * math.prod(attribute.shape) > _ATTRIBUTE_BYTES:
+    attribute = h5py.h5a.open(item, name.encode())
+    dtype = attribute.dtype
+    shape = attribute.shape
+    if dtype.kind not in "iuS" or dtype.itemsize * math.prod(shape) > _ATTRIBUTE_BYTES:
         raise ValueError(f"attribute {name!r} is not one of this library")
-    value = np.empty(attribute.shape, attribute.dtype)
+    value = np.empty(shape, dtype)
     attribute.read(value)
     return value[()]
 
@@ -566,13 +594,15 @@ def _segments(begin: int, end: int, rows: int) -> Iterator[tuple[int, int, int]]
         begin = stop
 
 
-def _text(text: str) -> np.bytes_:
-    """Return text as an HDF5 string of fixed length."""
-    return np.bytes_(text.encode("utf-8"))
+def _set_attribute(item: Any, name: str, value: Any) -> None:
+    """Give a new HDF5 object a new attribute; text becomes a string of fixed length. A third of ``attrs``' time."""
+    data = np.asarray(value.encode() if isinstance(value, str) else value)
+    kind = h5py.h5t.py_create(data.dtype, logical=True)
+    h5py.h5a.create(item, name.encode(), kind, h5py.h5s.create_simple(data.shape)).write(data)
 
 
 def _untext(value: object) -> str:
-    """Undo :func:`_text`; anything else becomes a text that equals no name."""
+    """Return the text of an attribute; anything else becomes a text that equals no name."""
     return value.decode("utf-8") if isinstance(value, bytes) else repr(value)
 
 
