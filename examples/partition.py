@@ -1,8 +1,8 @@
-"""Generate a graph, cut it into parts, look at the result.
+"""Generate a graph, partition it, look at the result.
 
     python examples/partition.py
 
-One process cuts the graph; several cannot yet. Under mpiexec or srun the first rank works. Then train on it:
+One process partitions the graph. Under mpiexec or srun the first rank works. Then train on it:
 
     mpiexec -n 4 python examples/node_classification.py --graph_name example --part_config data/example/example.json
 
@@ -28,7 +28,7 @@ def main():
     if rank > 0:
         return  # ranks that write the same files would disturb each other
     if MPI.COMM_WORLD.size > 1:
-        print(f"rank 0 of {MPI.COMM_WORLD.size} cuts the graph; the others have nothing to do")
+        print(f"rank 0 of {MPI.COMM_WORLD.size} partitions the graph; the others have nothing to do")
 
     # Your own edges and features go the same way: mg.graph((src, dst)), then g.ndata[name] = values.
     g = mg.data.generate(num_nodes=10_000, num_edges=200_000, num_classes=8)

@@ -28,7 +28,10 @@ WORDS = {
     r"\bcharge\b": "owner",
 }
 # Idioms that a reader has to decode, in docstrings, comments, messages and documents: name the actor instead.
-IDIOMS = re.compile(r"\b([Ww]hoever|[Nn]obody|[Oo]f which|is none|are none|[Bb]ut for|[Aa]s such|(of|for|with) whom)\b")
+IDIOMS = re.compile(
+    r"\b([Ww]hoever|[Nn]obody|[Oo]f which|is none|are none|[Bb]ut for|[Aa]s such|(of|for|with) whom|"
+    r"[Pp]retend\w*|[Ii]nput side|[Cc]uts? (a|the) graph)\b"
+)
 # Rows, hosts and ids are local or remote; what is left of the other two words is English.
 FAR = re.compile(r"(?<![A-Za-z])(far|near)(?![A-Za-z])", re.IGNORECASE)
 ENGLISH = re.compile(

@@ -1,4 +1,4 @@
-"""``python -m mpigraph partition``: cut a graph on disk into shards."""
+"""``python -m mpigraph partition``: partition a graph on disk into shards."""
 
 import argparse
 import json
@@ -83,12 +83,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Register the command."""
     parser = commands.add_parser(
         "partition",
-        help="cut a graph into parts",
-        description="Cut a graph into parts and write them as HDF5 shards with a JSON configuration. "
+        help="partition a graph",
+        description="Partition a graph and write the parts as HDF5 shards with a JSON configuration. "
         "Started by mpiexec or srun, all ranks do it together; the files are the same for any number of ranks.",
     )
     parser.add_argument("input", metavar="INPUT", help=_INPUTS)
-    parts = "number of parts; without it and --method an INPUT that is cut into parts keeps its own"
+    parts = "number of parts; without it and --method an INPUT that is partitioned keeps its own"
     parser.add_argument("--parts", type=int, help=parts)
     parser.add_argument("--method", metavar="|".join(PART_METHODS), help="how nodes are assigned to parts (metis)")
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
@@ -224,7 +224,7 @@ def _parts(source: GraphSource, arguments: argparse.Namespace) -> tuple[I32 | No
         return assignment, arguments.parts or 1 + int(assignment.max(initial=0))
     if source.parts is None:
         if arguments.parts is None:
-            raise InvalidArgumentError(f"--parts is needed, the number of parts: {arguments.input} is not cut yet")
+            raise InvalidArgumentError(f"--parts, the number of parts, is needed: {arguments.input} has none yet")
         return None, arguments.parts
     keeps = arguments.parts is None and arguments.method is None
     return source.parts.of_nodes if keeps else None, arguments.parts or source.parts.number

@@ -53,7 +53,7 @@ __all__ = ["EdgePredictionSampler", "PairSample", "Pairs", "as_edge_prediction_s
 PairSample: TypeAlias = (
     tuple[NodeTensors, HeteroGraph, list[Block]] | tuple[NodeTensors, HeteroGraph, HeteroGraph, list[Block]]
 )
-"""Input nodes, the pair graph, that of negatives if there are any, and blocks from the input side."""
+"""Input nodes, the pair graph, that of negatives if there are any, and blocks, outermost hop first."""
 _Ends = tuple[I64, I64]
 _NOTHING: _Ends = (NO_EDGES.src, NO_EDGES.dst)
 
@@ -174,9 +174,9 @@ class EdgePredictionSampler(Sampler):
                 graphs once for each of its times, which are their ``ndata["seed_time"]``.
 
         Returns:
-            Input nodes, the pair graph, the pair graph of negatives if there is a negative sampler, and blocks, input
-            side first. ``ndata[NID]`` of the pair graphs are the blocks' output nodes; ``edata[EID]`` of the first are
-            the seed edges in their order.
+            Input nodes, the pair graph, the pair graph of negatives if there is a negative sampler, and blocks,
+            outermost hop first. ``ndata[NID]`` of the pair graphs are the blocks' output nodes; ``edata[EID]`` of the
+            first are the seed edges in their order.
 
         Raises:
             OutOfRangeError: an edge, or an end of a negative, does not exist.

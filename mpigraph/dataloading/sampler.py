@@ -133,7 +133,7 @@ def session_of(g: object) -> Session:
     """
     if not isinstance(g, SampledGraph):
         raise InvalidArgumentError(
-            f"g must be a DistGraph (got {type(g).__name__}): partition_graph() cuts graphs, for one rank, too"
+            f"g must be a DistGraph (got {type(g).__name__}): partition_graph() writes one, for one rank, too"
         )
     return g.session
 
@@ -155,7 +155,7 @@ class BlockSampler(Sampler):
                 Loaders of nodes do not pass it, and a sampler for these alone may lack the parameter.
 
         Returns:
-            Input nodes, output nodes (both by node type where the graph has several), and blocks from the input side.
+            Input nodes, output nodes (both by node type where the graph has several), and blocks, outermost hop first.
         """
         raise NotImplementedError
 

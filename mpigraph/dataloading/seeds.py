@@ -1,4 +1,4 @@
-"""Cut a rank's seeds into minibatches, in a reproducible order, with a number of steps that all ranks agree on.
+"""Divide a rank's seeds into minibatches, in a reproducible order, with a number of steps that all ranks agree on.
 
 Data-parallel training needs the same number of steps on every rank. Every rank keeps exactly its own seeds, none is
 repeated and none is left out (unless ``drop_last``); a rank that would run out early makes smaller batches instead.

@@ -74,7 +74,7 @@ def partition_graph(
     overwrite: bool = False,
     node_order: str = "input",
 ) -> tuple[Any, Any] | None:
-    """Cut a graph into parts and write them to ``out_path``.
+    """Partition a graph and write the parts to ``out_path``.
 
     Features go along; fields that DGL reserves for ids and types are left out. The graph is not changed.
 
@@ -88,7 +88,7 @@ def partition_graph(
             of each type that is not named are spread evenly in any case.
         balance_edges: spread the edges evenly too.
         return_mapping: return the original ids.
-        num_trainers_per_machine: with "metis" and more than one: cut each part further, into this number of pieces.
+        num_trainers_per_machine: with "metis" and more than one: divide each part further, into this number of pieces.
             Nodes and edges get the feature ``trainer_id`` for :func:`.node_split` (int64, part times this number plus
             piece; an edge's is that of its destination). Any number of trainers share a part without it.
         objtype: what METIS minimises, "cut" or "vol"; "multilevel" knows only "cut".
@@ -329,7 +329,7 @@ def _pieces_of_all_nodes(
     seed: int,
     exchange: Exchange,
 ) -> I64:
-    """Return int64[all nodes], the trainer of each, cut by METIS on rank 0."""
+    """Return int64[all nodes], the trainer of each, assigned by METIS on rank 0."""
     own = b""
     with exchange.together("assigning nodes to trainers by metis"):
         if exchange.rank == 0:

@@ -242,7 +242,7 @@ class SampledGraph:
     ) -> Subgraph:
         """Sample the subgraph of one minibatch as PyG does: one for all layers, in which a node is expanded once.
 
-        Arguments and errors are those of :meth:`sample_blocks`. The first layer is the input side there and here, so
+        Arguments and errors are those of :meth:`sample_blocks`. The outermost hop comes first there and here, so
         the last fanout is that of the seeds.
 
         Returns:

@@ -282,7 +282,7 @@ def _counted_share(mask: MaskLike, blocks: tuple[I64, I64, I64], index: int, pie
 
 
 def _stretches(firsts: I64, lasts: I64) -> list[tuple[int, int]]:
-    """Merge blocks that lie next to each other, and cut what is too large to be read at a time."""
+    """Merge blocks that lie next to each other, and divide what is too large to be read at a time."""
     new = np.append(True, firsts[1:] != lasts[:-1])
     return [
         (at, min(at + _BLOCK, last))

@@ -51,7 +51,7 @@ NodeTensors: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
 EdgeTensors: TypeAlias = torch.Tensor | dict[Relation, torch.Tensor]
 """Edge ids as they are returned: int64[n] where the graph has one relation, else relation -> int64[n]."""
 Blocks: TypeAlias = tuple[NodeTensors, NodeTensors, list[Block]]
-"""Input nodes, output nodes, and blocks from the input side."""
+"""Input nodes, output nodes, and blocks, outermost hop first."""
 Fanout: TypeAlias = int | ByEdgeType[int]
 """Most neighbours of a node in each relation, -1 for all; or edge type -> most neighbours."""
 FeatureName: TypeAlias = str | ByEdgeType[str]

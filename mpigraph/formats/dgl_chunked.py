@@ -235,7 +235,7 @@ def _columns(
 def _check_rows(
     metadata: _Metadata, what: str, paths: Sequence[Path], lengths: Sequence[int] | None, counts: Sequence[int]
 ) -> None:
-    """Check that all files together have the rows of all chunks; if they are cut as the counts are, also each."""
+    """Check that all files together have the rows of all chunks; if they are divided as the counts are, also each."""
     if not paths:
         raise GraphDataError(f"{metadata.path}: {what} has no files")
     for path, length, count in zip(paths, lengths or [], counts, strict=False):

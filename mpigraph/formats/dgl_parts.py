@@ -1,4 +1,4 @@
-"""Read a graph that DGL's ``partition_graph`` or its distributed partitioning has cut, without DGL.
+"""Read a graph that DGL's ``partition_graph`` or its distributed partitioning has partitioned, without DGL.
 
 A configuration ``<name>.json`` names for each part ``graph.dgl``, ``node_feat.dgl`` and ``edge_feat.dgl``
 (``dgl_binary.py``). The graph of a part has homogeneous ids in ``_ID``, whose types the configuration tells, and copies
@@ -56,7 +56,7 @@ def is_dgl_partition(path: Path) -> bool:
 
 
 def read_dgl_partition(path: Path, scratch: Path | None = None) -> GraphSource:
-    """Read a graph that DGL has cut into parts; the source has these parts.
+    """Read a graph that DGL has partitioned; the source has these parts.
 
     Args:
         path: the configuration.
@@ -94,7 +94,7 @@ class _Config:
             table = {names[0]: table}
         if not isinstance(table, dict):
             raise GraphDataError(
-                f"{what} names a file, as DGL wrote before version 0.5 or without reshuffling: cut the graph again"
+                f"{what} names a file, as DGL wrote before version 0.5 or without reshuffling: repartition the graph"
             )
         if set(table) != set(names):
             raise GraphDataError(f"{what} has the types {sorted(table)}, expected {sorted(names)}")

@@ -1,9 +1,9 @@
-"""Read a graph that PyG's ``Partitioner`` has cut into parts.
+"""Read a graph that PyG's ``Partitioner`` has partitioned.
 
 A folder with ``META.json``, ``node_map.pt`` (with types ``node_map/<type>.pt``), and for each part ``graph.pt``,
 ``node_feats.pt`` and ``edge_feats.pt``. They are read by ``torch.load(weights_only=True)``, so no code in them runs,
-and mapped. Nodes and edges have their original order, so the source is the graph that was cut, with the parts that
-``node_map`` tells. Features keep their names; times of nodes and edges are called "time". PyG's partitioner keeps
+and mapped. Nodes and edges have their original order, so the source is the graph before partitioning, with the parts
+that ``node_map`` tells. Features keep their names; times of nodes and edges are called "time". PyG's partitioner keeps
 ``x``, ``edge_attr`` and times alone: no labels and no masks.
 """
 
@@ -37,7 +37,7 @@ Table: TypeAlias = Mapping[str, Any]
 
 
 def read_pyg_partition(folder: Path) -> GraphSource:
-    """Read a graph that PyG has cut into parts; the source has these parts.
+    """Read a graph that PyG has partitioned; the source has these parts.
 
     Args:
         folder: where ``META.json`` lies.

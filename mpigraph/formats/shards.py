@@ -1,4 +1,4 @@
-"""Partitioned graphs as inputs, to be cut into other parts without the original data. Nothing is read before its time.
+"""Partitioned graphs as inputs, to be repartitioned without the original data. Nothing is read before its time.
 
 Nodes are numbered by the ids that they have in the partition; their original ids go along, and so do those of edges.
 All rows are compared with checksums, each of a few MiB: read in order, or large ranges.
@@ -200,7 +200,7 @@ def _feature(files: PartFiles, which: str, name: str, offsets: I64, info: Featur
 
 
 def check_apart(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
-    """Check that a graph which is cut again is not written over what is read.
+    """Check that a graph which is repartitioned is not written over what is read.
 
     Raises:
         InvalidArgumentError: the folder to write to is the one of the partitioned graph that is read.

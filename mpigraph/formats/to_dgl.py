@@ -49,7 +49,7 @@ def write_chunked(
     Args:
         part_config: the configuration of the partitioned graph.
         out: folder to write to.
-        num_chunks: how many files each array is cut into; None: as many as parts.
+        num_chunks: how many files each array is divided into; None: as many as parts.
         names: names that features get instead of theirs.
         scratch: for arrays that do not fit into memory; in ``out`` by default.
         progress: what to report to.

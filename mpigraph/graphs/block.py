@@ -48,7 +48,7 @@ class Block(MessagePassing):
     """True if relations without edges were left out: the place of a relation is then not its id."""
     graph_out_degrees: Callable[[Relation], torch.Tensor] | None = None
     """Returns the out-degrees of the sources in the whole graph, int64[num_src]; None: layers use those of the block.
-    Set where blocks are whole neighbourhoods: the divisors of layers must not depend on how the graph is cut."""
+    Set where blocks are whole neighbourhoods: the divisors of layers must not depend on the partitioning."""
 
     def __init__(
         self, schema: Schema, structures: Mapping[Relation, InEdges], frames: Frames, device: torch.device

@@ -2,7 +2,7 @@
 
 All sources of the in-edges of a node's destinations lie in the topology of its hosts. So before a layer each remote
 source is given to one of the node's trainers, which fetches it into the cache that they share (``rows/row_cache.py``).
-Then minibatches find there what they read, however they are cut; what the cache is too small for they fetch themselves.
+Then minibatches find there what they read, however they are divided; they fetch what the cache is too small for.
 
 Local rows that a source takes time to read (``rows/sources``) are read into the cache, too, in order; if not all fit,
 the blocks that read them are known one ahead, and the cache keeps what they read (``rows/lookahead.py``).

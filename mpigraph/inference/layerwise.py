@@ -90,7 +90,7 @@ def layerwise(
             function that uses other modules sets their mode itself.
         x: the input rows, or node type -> rows; nodes of types that are left out have no rows in any layer. Floats are
             converted to the dtype of the model's parameters, if it has any.
-        batch_size: most nodes of a block. Blocks are cut from each part of the graph, wherever its nodes lie.
+        batch_size: most nodes of a block. Blocks are taken from each part of the graph, wherever its nodes lie.
         device: where to compute.
         fanout: most neighbours of a node in each relation, drawn from the job's seed and the node, whatever the batch;
             -1: all. Or edge type -> most neighbours.
@@ -449,8 +449,8 @@ def _batches_of(world: World, parts: I64, hosts: I64, batch_size: int) -> list[_
     """Return the batches of nodes of one type that this trainer computes, ascending on each host.
 
     The last bits of a row of a matrix product may depend on the number of rows and on its place among them. So blocks
-    must be the same on any number of trainers: each part of the graph is cut from its first node on. The trainer that
-    owns a block's first node computes it. A block ends where another node (machine) begins, so that all its nodes are
+    must be the same on any number of trainers: each part of the graph is divided from its first node on. The trainer
+    that owns a block's first node computes it. A block ends where another machine begins, so that all its nodes are
     local. The blocks of a part are about equally large, as products of a few rows round differently.
 
     Args:

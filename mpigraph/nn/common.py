@@ -97,7 +97,7 @@ def project_first(graph: MessagePassing, width: int, out: int) -> bool:
 
     It can be if it narrows the rows, since the aggregation then gathers fewer numbers. But a block has many more
     sources than destinations, and their products may cost more than that saves. False for blocks of whole
-    neighbourhoods: the order of operations must not depend on how the graph is cut.
+    neighbourhoods: the order of operations must not depend on how the graph is partitioned.
     """
     if out >= width or (isinstance(graph, Block) and graph.graph_out_degrees is not None):
         return False

@@ -1,4 +1,4 @@
-"""Communication of the ranks that cut a graph: rows and sums. One rank needs no MPI; ``over_mpi`` has a subclass."""
+"""Communication of ranks that partition a graph: rows and sums. One rank needs no MPI; ``over_mpi`` has a subclass."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -11,7 +11,7 @@ __all__ = ["ALONE", "Exchange", "Route", "even_bounds", "owners_of"]
 
 
 class Exchange:
-    """The ranks that cut a graph together. This class is one rank alone.
+    """The ranks that partition a graph together. This class is one rank alone.
 
     Attributes:
         rank: this rank.

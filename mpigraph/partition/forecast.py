@@ -21,7 +21,7 @@ _RELABELLED_NODE = 60
 _PART = 4  # bytes for the part of a node
 _BUCKET_EDGE = 80  # bytes for each edge of a part's bucket while it is sorted
 _CLUSTERING = (50, 75)  # bytes for each own node and ghost, and beyond that for each own node
-_WAITING = (20, 36)  # of these while the next level is made and the coarsest is cut
+_WAITING = (20, 36)  # of these while the next level is made and the coarsest is partitioned
 _CONTRACTED = 0.75  # of the edges are there on the next level, where contraction does little, as on generated graphs
 _COARSEST = 0.1  # of the nodes are there on the last level, or fewer, but at least
 _COARSEST_LEAST = 30_000
@@ -93,16 +93,16 @@ def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
     nodes = np.array([own_nodes + (min(num_nodes - own_nodes, own_edges) if ranks > 1 else 0), own_nodes])
     clustering, waiting = int(nodes @ _CLUSTERING), int(nodes @ _WAITING)
     contracting = waiting + (0 if ranks == 1 else _ROUND)
-    cutting = waiting + _metis(num_nodes, num_edges)
+    partitioning = waiting + _metis(num_nodes, num_edges)
     finest, coarse = 4 * own_edges, int(8 * _CONTRACTED * own_edges)
     if not mapping:
         contracting += finest + coarse
-        cutting += min(finest, Scratch().limit) + coarse
+        partitioning += min(finest, Scratch().limit) + coarse
         clustering += finest
     if method == "metis":
         stages["assign nodes"] = held + 200 * num_nodes + 130 * num_edges
     elif method == "multilevel":
-        stages["assign nodes"] = held + max(clustering, contracting, cutting)
+        stages["assign nodes"] = held + max(clustering, contracting, partitioning)
     else:
         stages["assign nodes"] = held + 16 * num_nodes
     if ordered:

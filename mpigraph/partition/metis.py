@@ -49,7 +49,7 @@ def metis_assign(
 ) -> I32:
     """Assign every node of every type to a part.
 
-    All relations count alike. A graph that METIS cannot cut (no edges, fewer nodes than parts) is spread evenly.
+    All relations count alike. A graph that METIS cannot partition (no edges, fewer nodes than parts) is spread evenly.
 
     Args:
         source: the graph.
@@ -78,7 +78,7 @@ def metis_assign(
 
 
 def metis_cut(adjacency: Adjacency, edge_weights: I64, num_parts: int, criteria: Criteria, *, seed: int = 0) -> I32:
-    """Cut a graph whose edges have weights; bisection up to 8 parts, else the k-way method.
+    """Partition a graph whose edges have weights; bisection up to 8 parts, else the k-way method.
 
     Args:
         adjacency: symmetric, without self loops or repeats; more nodes than parts.

@@ -72,7 +72,7 @@ class Feature(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Parts that a graph was cut into before.
+    """Parts of an earlier partitioning of a graph.
 
     Attributes:
         of_nodes: int32[all nodes], types one after the other.
@@ -102,7 +102,7 @@ class GraphSource:
         path: the file or directory that it was read from, for messages.
         node_ids: for each node type the original id of each node, int64; None: its position.
         edge_ids: for each relation the original id of each edge, int64; None: its position.
-        parts: the parts that it was cut into before, if any.
+        parts: the parts of an earlier partitioning, if any.
         left_out: names of things in the input that are not part of the graph, with the reason; for people.
         has_reverse: every edge has its reverse by the input's own word, or reading has added it: none is added again.
     """

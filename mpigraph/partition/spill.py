@@ -383,7 +383,7 @@ class CarriedRows:
 
 
 def evenly_cut(offsets: I64, pieces: int) -> I64:
-    """Return int64[ranges * pieces + 1]: ranges (int64[ranges + 1]), each cut into pieces of nearly equal length."""
+    """Return int64[ranges * pieces + 1]: ranges (int64[ranges + 1]), each in pieces of nearly equal length."""
     cuts = offsets[:-1, None] + np.diff(offsets)[:, None] * np.arange(pieces) // pieces
     return np.append(cuts.reshape(-1), offsets[-1]).astype(np.int64)
 

@@ -32,7 +32,7 @@ class OwnedRange(NamedTuple):
 
 
 class RowOwners:
-    """The owners of rows that are cut over the hosts at some offsets.
+    """The owners of rows that are divided over the hosts at some offsets.
 
     Attributes:
         bounds: int64[R + 1], ascending: range r is ``[bounds[r], bounds[r + 1])``.

@@ -82,13 +82,13 @@ class RemoteRows:
     positions: I64
 
     def requests(self) -> list["RemoteRows"]:
-        """Cut the rows into requests of bounded size."""
+        """Divide the rows into requests of bounded size."""
         cuts = [slice(at, at + MAX_ROWS) for at in range(0, len(self.rows), MAX_ROWS)]
         return [RemoteRows(self.rank, self.held, self.rows[cut], self.positions[cut]) for cut in cuts]
 
 
 def split_requests(remote: list[RemoteRows]) -> list[list[RemoteRows]]:
-    """Cut requests into lists to be read one after the other, each with a bounded request to every host."""
+    """Divide requests into lists to be read one after the other, each with a bounded request to every host."""
     return [[one for one in step if one is not None] for step in zip_longest(*(rows.requests() for rows in remote))]
 
 

@@ -1,4 +1,4 @@
-"""An array of rows cut over the hosts: plain loads where memory is shared, a transport where it is not.
+"""An array of rows divided among the hosts: plain loads where memory is shared, a transport where it is not.
 
 One ``Lock_all`` at birth, ``Unlock_all`` at close; between them only ``Get``, ``Put`` and ``Flush`` (MPI 4.1, section
 12.5: passive target). A rank loads and stores rows of hosts on its node; a transport reads and writes the others,
@@ -61,7 +61,7 @@ _ReadRemote = Callable[[Callable[[], None]], None]
 
 
 class RowWindow:
-    """An array of rows cut over the hosts, read and written by global row.
+    """An array of rows divided among the hosts, read and written by global row.
 
     Attributes:
         offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.

@@ -376,7 +376,7 @@ def initialize(
         num_workers: accepted for DGL's scripts; every loader samples ahead in a thread (``num_prefetch``).
         comm: the ranks that take part; all by default. The library works on a duplicate.
         seed: default seed of every draw and shuffle.
-        ranks_per_node: pretend that nodes are this small, for tests (default: ``MPIGRAPH_RANKS_PER_NODE``).
+        ranks_per_node: simulate nodes of this many ranks, for tests (default: ``MPIGRAPH_RANKS_PER_NODE``).
         timeout: seconds that a wait inside a protocol step may last, and that a process may be stopped while others
             wait for it (default: ``MPIGRAPH_TIMEOUT``, else 300).
         max_queue_size: accepted for DGL's scripts.

@@ -1,9 +1,9 @@
-"""Cut the parts of a graph over the hosts of a job; the memory that this takes on each.
+"""Divide the parts of a graph among the hosts of a job; the memory that this takes on each.
 
 P parts serve H hosts whatever P and H are. The parts laid end to end are an axis of length P, and host h gets what
 lies between h*P/H and (h+1)*P/H: whole parts where H divides P, an equal slice of a part where P divides H, and in
-between both. A cut inside a part falls at the same fraction of every node type; the edges of a relation are cut where
-their destinations are.
+between both. A boundary inside a part falls at the same fraction of every node type; the edges of a relation are
+divided where their destinations are.
 """
 
 import math
@@ -68,7 +68,7 @@ def cut_for_hosts(world: "World", files: PartFiles) -> RangeBook:
 
 
 def _edge_begin(files: PartFiles, relation: int, nodes: tuple[I64, ...], host: int) -> int:
-    """Return the first edge of a host, read from ``indptr`` where the cut falls inside a part."""
+    """Return the first edge of a host, read from ``indptr`` where the boundary falls inside a part."""
     book = files.config.book
     dst = book.schema.ends(relation)[1]
     node = int(nodes[dst][host])

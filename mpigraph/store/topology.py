@@ -1,6 +1,6 @@
 """The topology of a partitioned graph in the hosts' memory, readable by every rank.
 
-For each relation three tables, cut over the hosts like the nodes and edges themselves: ``indptr`` (a host's own
+For each relation three tables, divided among the hosts like the nodes and edges themselves: ``indptr`` (a host's own
 offsets, starting at 0, one more than it has destinations), ``indices`` (global source ids in CSC order) and
 ``out_degrees`` (of the relation's sources). Edge ids are positions: nothing else is needed to find an edge. All
 relations use the same windows.
@@ -47,7 +47,7 @@ class Adjacency:
 
 
 class _TableWindow:
-    """Tables that are cut over the hosts, each in its own way."""
+    """Tables that are divided among the hosts, each in its own way."""
 
     @collective("world.comm")
     def __init__(self, service: RowService, tables: Sequence[I64], dtype: npt.DTypeLike) -> None:

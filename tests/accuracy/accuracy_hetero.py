@@ -98,7 +98,7 @@ def measure(path, name, starts, seeds, method):
 
 
 def write(problem, name, directory, method):
-    """Cut a graph in two; return the type of the labelled nodes."""
+    """Partition a graph in two; return the type of the labelled nodes."""
     g = mg.heterograph(problem.edges, problem.nodes)
     for ntype, feat in problem.feat.items():
         g.nodes[ntype].data["feat"] = feat.dense()

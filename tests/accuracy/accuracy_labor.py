@@ -94,7 +94,7 @@ def settings_of(name, epochs):
 
 
 def cut(args, name, directory):
-    """Cut a graph in two parts."""
+    """Partition a graph in two."""
     path = args.data / f"{name}.npz"
     if name == "S":
         path = f"{directory}/data"

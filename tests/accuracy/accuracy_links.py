@@ -109,7 +109,7 @@ def run(directory, graph, start, seed):
 
 
 def partition(g, directory):
-    """Cut a graph in two; return the new id of each node."""
+    """Partition a graph in two; return the new id of each node."""
     orig_nids, _ = partition_graph(g, "graph", 2, directory, return_mapping=True)
     return torch.argsort(orig_nids)
 

@@ -151,7 +151,7 @@ def test_options_that_contradict_the_parts(tmp_path, capsys, arguments, message)
 
 def test_a_graph_without_parts_needs_their_number(tmp_path, capsys):
     assert main(["partition", str(write_graph(tmp_path / "g.npz")), "-o", str(tmp_path / "out")]) == 2
-    assert "--parts is needed, the number of parts" in capsys.readouterr().err
+    assert "--parts, the number of parts, is needed" in capsys.readouterr().err
 
 
 def test_a_partitioned_graph_keeps_its_parts(tmp_path):

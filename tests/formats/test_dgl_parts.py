@@ -238,7 +238,7 @@ for name, setting in settings.items():
 
 
 def write_by_dgl(python: str, folder: Path, source: GraphSource) -> list[Path]:
-    """Have DGL cut a graph in some ways; return the folders, each with the original ids, which DGL tells no file."""
+    """Have DGL partition a graph in some ways; return the folders, each with the original ids."""
     arrays = {f"{t}|count": np.array(n) for t, n in zip(source.schema.ntypes, source.num_nodes, strict=True)}
     for relation, ends in zip(source.schema.relations, source.edges, strict=True):
         arrays |= {f"{relation_key(relation)}|{e}": np.asarray(a[:]) for e, a in zip(("src", "dst"), ends, strict=True)}
@@ -290,7 +290,7 @@ def test_what_dgl_itself_writes(tmp_path, make):
     if not python:
         pytest.skip("DGL_PYTHON is not set: a python with dgl")
     source = make()
-    if make is typed:  # DGL cannot cut a graph in which a part has no edge of a relation
+    if make is typed:  # DGL cannot partition a graph in which a part has no edge of a relation
         source = typed_source(COUNTS, {r: m for r, m in EDGES.items() if m > 1})
     folders = write_by_dgl(python, tmp_path / "dgl", source)
     assert len(folders) == 3

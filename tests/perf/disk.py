@@ -9,7 +9,7 @@ at most is the base. Then a job on disk has the base and a share of the features
 5 % more as the limit of its group, page cache included, and ``--kept`` of the share as the loader's cache. The shards
 leave the page cache before. Every minibatch of the first and the last epoch is compared with memory's; the epochs
 between are timed. Bytes from the disk are those that the kernel counts for the processes of the group
-(``read_bytes``); needed are the rows that were not in the cache. ``--ranks 2`` makes as many pretended hosts, and
+(``read_bytes``); needed are the rows that were not in the cache. ``--ranks 2`` makes as many simulated hosts, and
 ``--servers 1`` gives each a server.
 
 ``--graph igb`` is a graph with the rows of IGB, 4 KiB: 2 M nodes, 30 M edges, 8.2 GB of features; made by
@@ -50,7 +50,7 @@ def main():
     p.add_argument("--shares", type=float, nargs="*", default=[0.25, 0.1], help="of the features' bytes (%(default)s)")
     p.add_argument("--kept", type=float, default=0.9, help="of a share, for the cache; 0: the default (%(default)s)")
     p.add_argument("--parts", default="parts-2", help="folder of the parts (%(default)s)")
-    p.add_argument("--ranks", type=int, default=1, help="pretended hosts, one trainer on each (%(default)s)")
+    p.add_argument("--ranks", type=int, default=1, help="simulated hosts, one trainer on each (%(default)s)")
     p.add_argument("--servers", type=int, default=0, help="on each host (%(default)s)")
     p.add_argument("--minibatches", type=int, default=48, help="of a trainer's epoch (%(default)s)")
     p.add_argument("--epochs", type=int, default=2, help="that are timed (%(default)s)")

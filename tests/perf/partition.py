@@ -1,4 +1,4 @@
-"""Cut a graph into two parts by METIS, beside DGL's ``partition_graph``: time and memory.
+"""Partition a graph in two by METIS, beside DGL's ``partition_graph``: time and memory.
 
     DGL_PYTHON=... python tests/perf/partition.py DIR --graph S
 

@@ -7,7 +7,7 @@ with::
     dist_csr       symmetric adjacency at the owners, ghosts, followers of nodes
     clustering     size-constrained label propagation in synchronous sub-rounds
     contraction    clusters become the nodes of the next level
-    initial        the last level, made sparse, is cut by METIS on rank 0
+    initial        the last level, made sparse, is partitioned by METIS on rank 0
     refinement     on every level back: moves by gain, then balance
 
 The result must not depend on the number of ranks. So every tie is broken by a hash of the *key* of a node, the id of

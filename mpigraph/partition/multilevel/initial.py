@@ -1,4 +1,4 @@
-"""Cutting the coarsest level by METIS on rank 0.
+"""Partitioning of the coarsest level by METIS on rank 0.
 
 METIS's memory grows with the edges, so it gets a sample of a large coarse graph: a hash of its ends keeps an edge of
 weight w with probability min(1, w / t), with weight max(w, t), which leaves the expected cut as it is.
@@ -29,7 +29,7 @@ _CHUNK = 1 << 20  # edges looked at together
 
 @collective("ranks")
 def initial_parts(level: Level, num_parts: int, limits: I64, seed: int) -> I32:
-    """Cut the coarsest level into parts within ``limits``, int64[criteria]; return int32[n + ghosts]."""
+    """Partition the coarsest level within ``limits``, int64[criteria]; return int32[n + ghosts]."""
     exchange = level.exchange
     own = level.num_own
     nodes = exchange.gather_to_first(np.concatenate([level.keys[:own, None], level.weights], axis=1))
@@ -105,7 +105,7 @@ def _threshold(histogram: I64) -> int:
 
 
 def _cut(nodes: I64, sample: list[I64], num_parts: int, limits: I64, seed: int) -> I32:
-    """Cut the gathered level on rank 0; return the best of several attempts.
+    """Partition the gathered level on rank 0; return the best of several attempts.
 
     ``nodes``, int64[n, 1 + criteria], has keys, ascending, and weights; ``sample``, int64[m, 3], the keys of both ends
     and the weight: it is emptied, so that METIS can use the memory.
