@@ -57,8 +57,8 @@ def free_memory() -> int | None:
 def held_memory() -> int:
     """Return the bytes that this process holds in memory, 200 MiB if the system does not tell."""
     with suppress(OSError, ValueError):  # not Linux
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * resource.getpagesize()
+        with open("/proc/self/statm", "rb", 0) as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
     return 200 << 20
 
 

@@ -1,12 +1,14 @@
 """All spans of a time, and the steps of a script: what a report is made of."""
 
+import os
 import struct
 import weakref
 from collections.abc import Callable, Sequence
+from io import FileIO
 from mmap import mmap
 from typing import NamedTuple
 
-from mpigraph.trace import Thread, memory, met, process, recordings, span, timed_sums
+from mpigraph.trace import Thread, memory, met, process, recordings, span, this_thread, timed_sums
 from mpigraph.trace_memory import NAMES, Snapshot, name_at
 
 __all__ = ["STEP_FIELDS", "Recording", "Track", "at_each_step", "delayed", "step"]
@@ -37,7 +39,7 @@ class Track(NamedTuple):
 
 
 class _Log:
-    """The last spans of a thread."""
+    """The last spans of a thread, and its delays."""
 
     def __init__(self, thread: Thread, recording: "Recording") -> None:
         self.recording = recording
@@ -47,6 +49,7 @@ class _Log:
         self._bytes = memoryview(mmap(-1, 32 * self._most))
         self._details = [""] * self._most
         self._count = 0
+        self._delays: FileIO | None = None  # stays open: that costs more than to read it
 
     def add(self, ended: span, end: int) -> None:
         """Keep a span."""
@@ -56,6 +59,18 @@ class _Log:
         name = memory.numbers.get(ended.name, NAMES - 1)
         _write_span(self._bytes, 32 * number, name, ended.batch, ended.begin, end)
         self._details[number] = ended.detail
+
+    def delayed(self) -> int:
+        """Return the ns for which the thread, which calls, could run and had no processor. Raises OSError."""
+        if self._delays is None:
+            self._delays = FileIO("/proc/thread-self/schedstat")
+        return int(os.pread(self._delays.fileno(), 100, 0).split()[1])
+
+    def close(self) -> None:
+        """Forget where the thread's delays are."""
+        if self._delays is not None:
+            self._delays.close()
+            self._delays = None
 
     def track(self, end: int) -> Track:
         """Return what was kept; the recording ends at ``end``."""
@@ -114,6 +129,7 @@ class Recording:
             self.lost_steps = self._num_steps - kept
             self.steps = self._steps[: len(STEP_FIELDS) * kept]
             for log in self._logs:
+                log.close()
                 if (thread := log.owner()) is not None:
                     thread.log = None
 
@@ -126,6 +142,7 @@ class Recording:
             for log in self._logs:
                 if log.name == thread.name and log.owner() is None:
                     log.owner = weakref.ref(thread)
+                    log.close()
                     break
             else:
                 log = _Log(thread, self)
@@ -147,13 +164,12 @@ def delayed() -> int:
 
     A thread that trains has others beside it, such as those of torch, whose delays are not among these.
     """
-    if not recordings:
-        return -1
     try:
-        with open("/proc/thread-self/schedstat", "rb", 0) as file:
-            return int(file.read(100).split()[1])
+        for recording in recordings:
+            return recording.log_of(this_thread()).delayed()  # type: ignore[no-any-return]
     except (OSError, IndexError, ValueError):
-        return -1
+        pass
+    return -1
 
 
 class _Steps:

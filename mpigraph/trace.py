@@ -42,7 +42,20 @@ from typing import Any
 from mpigraph import trace_memory as layout
 from mpigraph.trace_memory import CELL, COUNTER, EVENT, HISTOGRAM, HOST, INSIDE, RING, TOTAL, VALUE, Key, Snapshot, Sum
 
-__all__ = ["Thread", "Totals", "address", "clock", "count", "met", "show_spans", "span", "sums", "timed_sums"]
+__all__ = [
+    "Thread",
+    "Totals",
+    "address",
+    "clock",
+    "count",
+    "counted",
+    "met",
+    "show_spans",
+    "span",
+    "sums",
+    "this_thread",
+    "timed_sums",
+]
 
 clock = perf_counter
 """Seconds on the clock of spans, for the few durations that are no span."""
@@ -111,7 +124,8 @@ class _Memory:
     def give_back(self, cells: Iterable[memoryview]) -> None:
         """Free cells."""
         for cell in cells:
-            for at in range(len(cell)):
+            cell[0] = layout.FREE
+            for at in range(1, len(cell)):
                 cell[at] = 0
             self._free[len(cell)].append(cell)
 
@@ -282,7 +296,7 @@ class span:
             thread.leave(self)
         if recordings:
             for recording in recordings:
-                recording.log_of(thread).add(self, end)
+                (thread.log or recording.log_of(thread)).add(self, end)
         if _profiler.shown:
             _profiler.exit(self)
         if kind is not None:
@@ -409,6 +423,11 @@ class _Local(threading.local):
         self.thread = Thread()
 
 
+def this_thread() -> Thread:
+    """Return the thread that calls."""
+    return _local.thread
+
+
 def sums() -> dict[str, Snapshot]:
     """Return all sums of this process by thread, with the part of the spans that have not ended yet.
 
@@ -437,6 +456,21 @@ def timed_sums() -> tuple[int, dict[str, Snapshot]]:
                 end = part.begin
                 part = part.outer
     return now, {name: each.snapshot() for name, each in total.items()}
+
+
+def counted(names: Sequence[str]) -> list[int]:
+    """Return the sums of some counters, of all threads and of all hosts."""
+    numbers = [memory.number_of(name) for name in names]
+    sums = dict.fromkeys(numbers, 0)
+    with memory.lock:
+        for arena in memory.arenas:
+            for at in range(layout.CELLS * CELL, len(arena), COUNTER):
+                number = arena[at] & 0xFFFFFFFF
+                if not number:
+                    break
+                if number in sums:
+                    sums[number] += arena[at + VALUE]
+    return [sums[number] for number in numbers]
 
 
 def met() -> int:

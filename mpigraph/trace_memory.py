@@ -31,6 +31,7 @@ FIRST_SUM = FIRST_RING + RINGS * RING
 TOTAL, INSIDE, HISTOGRAM = 1, 2, 3  # words of a stage's cell; the first one has the numbers of thread and stage
 HOST, VALUE = 1, 2  # words of a counter's cell; a host of -1 means no host
 CELL, COUNTER = HISTOGRAM + BINS, 3  # words
+FREE = -1  # the first word of a cell that was given back; 0: it was never taken, nor was any behind it
 CELLS, COUNTERS = 1024, 8192  # that other processes can read
 ARENA = 8 * (CELLS * CELL + COUNTERS * COUNTER)  # bytes: all cells of stages, then those of counters
 BYTES = FIRST_SUM + ARENA
@@ -131,8 +132,13 @@ class Sum:
 def add_up(arena: memoryview, names: memoryview, total: dict[str, Sum]) -> None:
     """Add the cells of an arena to the sums of threads."""
     bound = CELLS * CELL
-    for at in (*range(0, bound, CELL), *range(bound, len(arena), COUNTER)):
-        if key := arena[at]:
+    for cells in (range(0, bound, CELL), range(bound, len(arena), COUNTER)):
+        for at in cells:
+            key = arena[at]
+            if not key:  # no cell from here on was ever taken
+                break
+            if key == FREE:
+                continue
             name = name_at(names, key & 0xFFFFFFFF)
             each = total.setdefault(name_at(names, key >> 32), Sum())
             if at < bound:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpigraph.memory import in_units
-from mpigraph.reports.summary import Rank, Summary, Thread
+from mpigraph.reports.summary import Rank, Stage, Summary, Thread
 
 __all__ = [
     "FEWEST_STEPS",
@@ -241,6 +241,17 @@ def _stages(rank: Rank, producing: bool) -> dict[str, float]:
     return own if producing or "step" in own else own | {"rest": thread.rest or 0.0}
 
 
+def _usual_seconds(stage: Stage) -> float:
+    """Return what a stage's spans would take in all if each took the median, from its histogram; inf without one."""
+    numbers = np.cumsum([0.0, *stage.histogram])
+    if not numbers[-1]:
+        return np.inf
+    middle = numbers[-1] / 2
+    at = int(np.searchsorted(numbers, middle)) - 1  # the bin of the median; within it the logarithms are even
+    part = (middle - numbers[at]) / stage.histogram[at]
+    return float(numbers[-1] * 1.024e-6 * 2 ** (at - 1 + part))
+
+
 def _share_of_waits(rank: Rank, met: float) -> float:
     """Return the share of minibatches' making in which they wait for other ranks; ``met``: such waits in steps."""
     producer = _producer(rank)
@@ -406,6 +417,8 @@ def _balanced(summary: Summary, table: StepTable) -> Verdict:
     for rank in table.trainers:
         whole = {name: stage.seconds for name, stage in _producer(rank).stages.items() if name in _PRODUCING}
         whole.pop("place", None)  # fetches lie inside
+        if "sample" in whole:  # the rest of its time it waits for trainers that fetch
+            whole["sample"] = min(whole["sample"], _usual_seconds(_producer(rank).stages["sample"]))
         for name, value in (whole if bound == "wait" else _stages(rank, False)).items():
             seconds[name] = seconds.get(name, 0.0) + value / table.count / len(table.trainers)
     least = (0.75 if bound == "wait" else 0.3) * max(seconds.values(), default=0.0)

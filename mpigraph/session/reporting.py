@@ -58,7 +58,6 @@ from mpigraph.reports.summary import (
 )
 from mpigraph.rows import read_sample
 from mpigraph.store.store import Store
-from mpigraph.trace_memory import Snapshot
 
 __all__ = ["MOST_SPANS", "MOST_STEPS", "Reporting", "prepare_folder"]
 
@@ -69,7 +68,7 @@ MOST_STEPS = 1000
 """Steps of a trainer that a report has: the last ones."""
 
 _EPOCHS = 100  # that have numbers of the cache; the first of them has those of earlier ones, too
-_APART = 0.01  # seconds between two looks at the memory that this process holds
+_APART = 0.1  # seconds between two looks at the memory that this process holds: they cost 0.1 ms
 _ROOM = 1 << 16  # spans of a thread in a window of steps
 _ALL_SPANS = 4_000_000  # of all ranks together
 _LEAST_SPANS = 10_000  # of a rank, whatever their number
@@ -193,12 +192,14 @@ class Reporting:
         self._epochs: deque[list[int]] = deque(maxlen=_EPOCHS)
         self._memory: deque[tuple[float, int]] = deque(maxlen=MOST_STEPS)
         self._cache = (0, 0)
+        self._counts = [trace.counted(_OF_CACHE)]
         self._recording = Recording(most_spans)
 
     def _stop(self) -> None:
         """End the recording, unless it has ended."""
         if not self._recording.end:
             self._recording.stop()
+            self._counts.append(trace.counted(_OF_CACHE))
             self._after = process_figures()
 
     def _at_step(self, done: int) -> None:
@@ -213,7 +214,7 @@ class Reporting:
         """Note that a loader's epoch is over."""
         if self.folder and not self._recording.end:
             self._look(trace.clock())
-            self._epochs.append(_cache_counts(trace.sums()))
+            self._epochs.append(trace.counted(_OF_CACHE))
 
     def follow(self) -> None:
         """On a server: go along with the first trainer of the node, whose loop this one cannot see."""
@@ -287,7 +288,7 @@ class Reporting:
         ]
         rank.to_hosts = [ToHost(*numbers) for numbers in told["to_hosts"]]
         rank.to_trainers = [ToTrainer(*numbers) for numbers in told["to_trainers"]]
-        counts = [_cache_counts(recording.before), *self._epochs, _cache_counts(recording.after)]
+        counts = [self._counts[0], *self._epochs, self._counts[1]]
         epochs = [CacheEpoch(*counts) for counts in np.maximum(np.diff(counts, axis=0), 0).tolist() if counts[0]]
         rank.cache = Cache(*self._cache, epochs, hits)
         steps = np.frombuffer(recording.steps, np.int64).reshape(-1, len(STEP_FIELDS))[-MOST_STEPS:]
@@ -436,11 +437,6 @@ class _Recorded:
                     for row in rows
                 ],
             )
-
-
-def _cache_counts(sums: Mapping[str, Snapshot]) -> list[int]:
-    """Return the counters that a :class:`CacheEpoch` has, of all threads."""
-    return [sum(each.counts.get(name, 0) for each in sums.values()) for name in _OF_CACHE]
 
 
 def _pack(track: Track, most: int) -> tuple[list[Any], np.ndarray[Any, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from made_summaries import Fault, Setup, made
 
-from mpigraph.reports.summary import Steps, Summary, ToHost
+from mpigraph.reports.summary import Stage, Steps, Summary, ToHost
 from mpigraph.reports.verdict import StepTable, Verdict, cache_size_for, judge
 
 SHAPES = [(2, 2), (3, 3), (4, 4), (4, 2), (8, 4)]
@@ -114,6 +114,22 @@ def test_a_small_cache_on_all_nodes_is_what_a_job_is_bound_by() -> None:
         return verdict.kind == "balanced" and verdict.stages == ("fetch",) and bool(advice)
 
     assert misnamed("small_cache", 1, CALM, right, bandwidth=1e7) == []
+
+
+@pytest.mark.parametrize(("stalls", "stage"), [(8, "fetch"), (20, "sample")])
+def test_waits_for_trainers_that_fetch_are_not_sampling(stalls: int, stage: str) -> None:
+    """Each trainer samples in rounds of all, and fetches for 0.4 s before some, in which the others wait for it."""
+    summary = made(0, Setup(steps=20, bandwidth=2e7), Fault("cold"))
+    took = [0.4] * stalls + [0.03] * (20 - stalls)
+    bins = np.bincount([int(seconds / 1.024e-6).bit_length() for seconds in took])
+    for rank in summary.trainers:
+        stages = rank.threads[1].stages
+        stages["sample"] = Stage(sum(took), 0.1, 20, bins.tolist())
+        stages["fetch"] = Stage(2.0, 0.1, 5)
+        rank.steps.wait = [0.5] * 20
+        rank.steps.seconds = (0.5 + np.array(rank.steps.seconds)).tolist()
+    verdict = judge(summary)
+    assert (verdict.kind, verdict.stages) == ("balanced", (stage,)), verdict.text
 
 
 def test_a_cold_cache_is_told() -> None:
