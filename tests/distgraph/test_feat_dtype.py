@@ -1,4 +1,4 @@
-"""Features in 16 bits, on disk or from the load on: what is read, written, cached and sent, local and remote."""
+"""Features in 16 bits or as int8, on disk or from the load on: what is read, written, cached and sent."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,134 +7,212 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from layouts import Layout, SharedJob, on_layouts
+from int8 import as_int8
+from layouts import Layout, SharedJob, everywhere, on_layouts
 from oracle import NUM_NODES, oracle_source
 from typed_oracle import SCHEMA as TYPED
 from typed_oracle import typed_oracle_source
 
 import mpigraph.distributed as dist
+from mpigraph import checkpoint
 from mpigraph.dataloading import DistEdgeDataLoader, NeighborSampler
 from mpigraph.errors import CollectiveError, FieldNameError, GraphDataError, InvalidArgumentError, PartitionError
+from mpigraph.inference import layerwise
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.session.context import current
 
 KEY = "_N:_E:_N"
-WIDTH = 37  # an odd number of 16-bit words
+WIDTH = 37  # no multiple of a word
 SPECIAL = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 2.0**-24, -(2.0**-15), 2.0**-14, 65504.0], np.float32)
 
 
-def rows_of(count: int) -> np.ndarray:
-    """float32[count, WIDTH]: random numbers, and special ones at the end."""
-    rows = np.random.default_rng(count).standard_normal((count, WIDTH)).astype(np.float32)
-    rows[:, -len(SPECIAL) :] = SPECIAL
-    return rows
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def source_of(large: bool) -> GraphSource:
-    """The oracle with such rows for nodes, and, as float64, for edges; one does not fit float16 if ``large``."""
+both = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=name_of)
+
+
+def rows_of(count: int, dtype: torch.dtype) -> np.ndarray:
+    """float32[count, WIDTH]: random numbers; for int8 of other sizes in each column, and constant columns, else some
+    special ones."""
+    rng = np.random.default_rng(count)
+    rows = rng.standard_normal((count, WIDTH))
+    if dtype == torch.int8:
+        rows = rows * 10.0 ** rng.integers(-6, 6, WIDTH) + rng.integers(-99, 99, WIDTH)
+        rows[:, :3] = 0, -0.1, 1e9
+    else:
+        rows[:, -len(SPECIAL) :] = SPECIAL
+    return rows.astype(np.float32)
+
+
+def wide_rows(count: int, dtype: torch.dtype) -> np.ndarray:
+    return rows_of(count, dtype)[:, :-1].astype(np.float64)
+
+
+def stored(rows: np.ndarray, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is stored of some rows, by numpy or torch, and the numbers that it stands for, in the rows' dtype."""
+    if dtype == torch.int8:
+        levels, numbers = as_int8(rows)
+        return torch.from_numpy(levels), torch.from_numpy(numbers)
+    exact = torch.from_numpy(rows)
+    return exact.to(dtype), exact.to(dtype).to(exact.dtype)
+
+
+def write(folder: Path, dtype: torch.dtype, written: bool, bad: float = 0) -> str:
+    """The oracle with such rows for nodes, and, as float64, for edges; a number of node 71 is ``bad``, but 0.
+
+    The parts have them in the dtype if ``written``.
+    """
     source = oracle_source()
-    feat = rows_of(NUM_NODES)
-    if large:
-        feat[71, 5] = 65520
-    nodes = dict(source.node_feats["_N"]) | {"feat": Feature.of(feat), "one": Feature.of(feat[:, 1].copy())}
-    wide = rows_of(source.num_edges())[:, :-1].astype(np.float64)
-    edges = dict(source.edge_feats[KEY]) | {"wide": Feature.of(wide), "id": Feature.of(np.arange(len(wide)))}
-    return replace(source, node_feats={"_N": nodes}, edge_feats={KEY: edges})
+    feat = rows_of(NUM_NODES, dtype)
+    if bad:
+        feat[71, 5] = bad
+    nodes = {"feat": feat, "one": feat[:, 3].copy(), "none": feat[:, :0]}
+    count = source.num_edges()
+    edges = {"wide": wide_rows(count, dtype), "id": np.arange(count)}
+    feats = (
+        {kind: old[kind] | {name: Feature.of(rows) for name, rows in new.items()}}
+        for kind, old, new in (("_N", source.node_feats, nodes), (KEY, source.edge_feats, edges))
+    )
+    source = replace(source, **dict(zip(("node_feats", "edge_feats"), feats, strict=True)))
+    return parts_of(source, folder, dict.fromkeys(["feat", "wide", "none"], name_of(dtype)) if written else None)
 
 
-def write(folder: Path, feat_dtype: Any, large: bool = False) -> str:
-    return str(partition_source(source_of(large), "rounded", 3, folder, "random", feat_dtype=feat_dtype).config_path)
-
-
-def write_typed(folder: Path, feat_dtype: Any) -> str:
+def write_typed(folder: Path, dtype: torch.dtype) -> str:
     """The typed oracle with such rows for nodes of each type and edges of each relation."""
     source = typed_oracle_source()
 
     def features(count: int) -> dict[str, Feature]:
-        return {"h": Feature.of(rows_of(count)), "id": Feature.of(np.arange(count))}
+        return {"h": Feature.of(rows_of(count, dtype)), "id": Feature.of(np.arange(count))}
 
     nodes = {ntype: features(count) for ntype, count in zip(TYPED.ntypes, source.num_nodes, strict=True)}
     keys = map(":".join, TYPED.relations)
     edges = {key: features(count) for key, count in zip(keys, source.edge_counts, strict=True)}
-    source = replace(source, node_feats=nodes, edge_feats=edges)
-    return str(partition_source(source, "rounded", 3, folder, "random", feat_dtype=feat_dtype).config_path)
+    return parts_of(replace(source, node_feats=nodes, edge_feats=edges), folder, name_of(dtype))
 
 
-def anew(job: SharedJob, path: str, feat_dtype: Any) -> dist.DistGraph:
+def parts_of(source: GraphSource, folder: Path, feat_dtype: Any) -> str:
+    return str(partition_source(source, "narrow", 3, folder, "random", feat_dtype=feat_dtype).config_path)
+
+
+def anew(job: SharedJob, path: str, **options: Any) -> dist.DistGraph:
     """The graph in a job of its own, since one that is open keeps its features as they are."""
     job.end()
     _ = job.session
-    job.path = path
-    return dist.DistGraph("rounded", part_config=path, feat_dtype=feat_dtype)
-
-
-def rounded(rows: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """Rows rounded by torch and back in their own dtype."""
-    exact = torch.from_numpy(rows)
-    return exact.to(dtype).to(exact.dtype)
+    job.path = path + str(options)
+    return dist.DistGraph("narrow", part_config=path, **options)
 
 
 def check_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Bit for bit, except that any NaN is like another."""
     assert actual.dtype == expected.dtype and actual.shape == expected.shape
-    words = torch.int64 if actual.dtype == torch.float64 else torch.int32
-    nan = torch.isnan(expected)
-    assert torch.equal(torch.isnan(actual), nan)
-    assert torch.equal(actual.view(words)[~nan], expected.view(words)[~nan])
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[actual.element_size()]
+    nan = expected != expected
+    assert torch.equal(actual != actual, nan)
+    assert torch.equal(actual.contiguous().view(words)[~nan], expected.contiguous().view(words)[~nan])
 
 
-def check_rows(g: dist.DistGraph, dtype: torch.dtype) -> None:
+def check_rows(g: dist.DistGraph, dtype: torch.dtype, kind: torch.dtype | None = None) -> None:
+    """The features of :func:`write` are stored in a dtype, and read as what they were made for ``kind``."""
+    kind = kind or dtype
     feat, wide = g.ndata["feat"], g.edata["wide"]
     assert (feat.dtype, feat.storage_dtype) == (torch.float32, dtype)
     assert (wide.dtype, wide.storage_dtype) == (torch.float64, dtype)
     assert f"storage_dtype={dtype}" in repr(feat)
     for plain in (g.ndata["one"], g.edata["weight"], g.ndata["orig"], g.ndata["third"]):
         assert plain.storage_dtype == plain.dtype
-    window = feat.rows.window
-    local = np.flatnonzero(window.world.is_local)
-    assert sum(window.memory(int(host)).nbytes for host in local) == 2 * WIDTH * np.diff(window.offsets)[local].sum()
-    everything = rounded(rows_of(NUM_NODES), dtype)
+    everything = stored(rows_of(NUM_NODES, kind), dtype)[1]
     orig = g.ndata["orig"][:]
     check_equal(feat[:], everything[orig])
     ids = torch.from_numpy(np.random.default_rng(g.rank()).integers(0, NUM_NODES, 250))
     gathered = everything[orig[ids]]
     check_equal(feat[ids], gathered)
     check_equal(feat[[]], gathered[:0])
+    check_equal(g.ndata["none"][ids], gathered[:, :0])
     check_equal(feat.gather(ids, out=torch.empty(250, WIDTH)), gathered)
     check_equal(feat.gather(ids, out=torch.empty(WIDTH, 250).T), gathered)
     check_equal(feat.gather(ids, pin_memory=True), gathered)
-    edges = rounded(rows_of(g.num_edges())[:, :-1].astype(np.float64), dtype)
-    check_equal(wide[:], edges[g.edata["id"][:]])
+    check_equal(wide[:], stored(wide_rows(g.num_edges(), kind), dtype)[1][g.edata["id"][:]])
     with pytest.raises(InvalidArgumentError, match="out must be"):
         feat.gather(ids, out=torch.empty(250, WIDTH, dtype=dtype))
     with pytest.raises(PartitionError, match="no local_partition"):
         _ = feat.local_partition
 
 
-def test_rows_of_the_shards_arrive_as_what_they_were(job: SharedJob) -> None:
-    check_rows(job.open(job.write(write, "bfloat16")), torch.bfloat16)
+def check_memory(g: dist.DistGraph, dtype: torch.dtype) -> None:
+    """Rows take the memory of their dtype."""
+    window = g.ndata["feat"].rows.window
+    local = np.flatnonzero(window.world.is_local)
+    rows = np.diff(window.offsets)[local].sum()
+    assert sum(window.memory(int(host)).nbytes for host in local) == dtype.itemsize * WIDTH * rows
 
 
-def test_stored_rows_if_asked_for(job: SharedJob) -> None:
-    path = job.write(write, "bfloat16")
+@everywhere
+@both
+def test_rows_of_the_shards_arrive_as_what_they_were(job: SharedJob, dtype: torch.dtype) -> None:
+    g = job.open(job.write(write, dtype, True))
+    check_rows(g, dtype)
+    check_memory(g, dtype)
+
+
+def test_rows_on_disk_are_the_same(job: SharedJob) -> None:
+    check_rows(anew(job, job.write(write, torch.int8, True), storage="disk"), torch.int8)
+
+
+def test_int8_of_the_load_is_the_same(job: SharedJob) -> None:
+    path = job.write(write, torch.int8, False)
+    check_rows(anew(job, path, feat_dtype={"feat": torch.int8, "wide": "int8"}), torch.int8)
+    with pytest.raises(PartitionError, match="is open already, with feature 'feat' as int8"):
+        dist.DistGraph("narrow", part_config=path, feat_dtype={"feat": "float16"})
+
+
+@both
+def test_stored_rows_if_asked_for(job: SharedJob, dtype: torch.dtype) -> None:
+    path = job.write(write, dtype, True)
     job.open(path)
-    g = dist.DistGraph("rounded", part_config=path, upcast=False)
+    g = dist.DistGraph("narrow", part_config=path, upcast=False)
     feat = g.ndata["feat"]
-    assert feat.dtype == feat.storage_dtype == torch.bfloat16
-    expected = rounded(rows_of(NUM_NODES), torch.bfloat16)[g.ndata["orig"][:]]
-    check_equal(feat[:].float(), expected)
+    assert feat.dtype == feat.storage_dtype == dtype
+    orig = g.ndata["orig"][:]
+    levels, numbers = (rows[orig] for rows in stored(rows_of(NUM_NODES, dtype), dtype))
+    check_equal(feat[:], levels)
+    check_equal(feat.widen(feat[:]), numbers)
     seeds = dist.node_split(np.ones(NUM_NODES))
     loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=30, features=["feat"])
     for inputs, _, blocks in loader:
-        assert blocks[0].srcdata["feat"].dtype == torch.bfloat16
-        check_equal(blocks[0].srcdata["feat"].float(), expected[inputs])
+        check_equal(blocks[0].srcdata["feat"], levels[inputs])
+        check_equal(feat.widen(blocks[0].srcdata["feat"]), numbers[inputs])
     loader.close()
+    for tensor, rows in ((feat, feat[:2].float()), (g.ndata["third"], feat[:2])):
+        with pytest.raises(InvalidArgumentError, match="rows must be"):
+            tensor.widen(rows)
 
 
-def test_rows_rounded_by_the_load_are_read_and_written(job: SharedJob) -> None:
-    g = anew(job, job.write(write, None), torch.float16)
-    check_rows(g, torch.float16)
+def test_every_way_of_writing_int8_is_refused(job: SharedJob) -> None:
+    g = job.open(job.write(write, torch.int8, True))
+    feat = g.ndata["feat"]
+    before = feat[:]
+    g.barrier()
+    text = "'feat' cannot be written: its rows are stored as int8.* make a DistTensor"
+    with pytest.raises(InvalidArgumentError, match=text):
+        feat[[1, 2]] = torch.zeros(2, WIDTH)
+    with pytest.raises(InvalidArgumentError, match=text):
+        feat.load_state_dict({"rows": dist.DistTensor(feat.shape, feat.dtype, part_policy=feat.part_policy)})
+    with pytest.raises(InvalidArgumentError, match=text):
+        checkpoint.save({"feat": feat}, checkpoint_id=Path(job.path).parent / "saved")
+    stored_as_is = dist.DistGraph("narrow", part_config=job.path, upcast=False).ndata["feat"]
+    with pytest.raises((InvalidArgumentError, PartitionError), match=f"{text}|not next to each other"):
+        _ = stored_as_is.local_partition
+    g.barrier()
+    assert torch.equal(feat[:], before)
+
+
+def test_float16_of_the_load_is_read_and_written(job: SharedJob) -> None:
+    g = anew(job, job.write(write, torch.bfloat16, False), feat_dtype=torch.float16)
+    check_rows(g, torch.float16, torch.bfloat16)
+    check_memory(g, torch.float16)
     g.barrier()
     feat = g.ndata["feat"]
     values = torch.randn(NUM_NODES, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -154,16 +232,33 @@ def test_rows_rounded_by_the_load_are_read_and_written(job: SharedJob) -> None:
     check_equal(feat[4:], values[4:].half().float())
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bad", "text"),
+    [
+        ("float16", 65520, r"dataset '_N/feat', row \d+: 65520\.0, column 5 does not fit float16"),
+        ("int8", np.nan, r"row \d+: .*nan in column 5"),
+        ("int8", -np.inf, "-inf in column 5"),
+        ("int8", 1e15, "outliers of column 5 make int8"),
+    ],
+)
+def test_a_value_that_cannot_be_is_an_error_on_every_rank(job: SharedJob, dtype: str, bad: float, text: str) -> None:
+    path = job.write(write, torch.int8 if dtype == "int8" else torch.bfloat16, False, bad)
+    job.end()
+    _ = job.session
+    with pytest.raises(GraphDataError, match=text):
+        dist.DistGraph("narrow", part_config=path, feat_dtype={"feat": dtype})
+    job.path = path
+    assert dist.DistGraph("narrow", part_config=path).ndata["feat"].storage_dtype == torch.float32
+
+
 def test_what_cannot_be_is_an_error_on_every_rank(job: SharedJob) -> None:
-    path = job.write(write, None, True)
+    path = job.write(write, torch.bfloat16, False)
     job.end()
     _ = job.session
 
     def opened(feat_dtype: Any) -> dist.DistGraph:
-        return dist.DistGraph("rounded", part_config=path, feat_dtype=feat_dtype)
+        return dist.DistGraph("narrow", part_config=path, feat_dtype=feat_dtype)
 
-    with pytest.raises(GraphDataError, match=r"dataset '_N/feat', row \d+: 65520\.0, column 5 does not fit float16"):
-        opened("float16")
     with pytest.raises(FieldNameError, match="no feature 'x'"):
         opened({"x": "float16"})
     with pytest.raises(InvalidArgumentError, match="'label' of '_N' is int64"):
@@ -185,19 +280,22 @@ def test_what_cannot_be_is_an_error_on_every_rank(job: SharedJob) -> None:
 
 
 @on_layouts([Layout(2, 0, 1), Layout(4, 1, 2)])  # where a cache is of one trainer: what it fetches can be foreseen
-def test_loaders_give_the_rows_with_every_cache_and_half_the_bytes(job: SharedJob) -> None:
-    path = job.write(write, None)
+@both
+def test_loaders_give_the_rows_with_every_cache_and_fewer_bytes(job: SharedJob, dtype: torch.dtype) -> None:
+    path = job.write(write, dtype, False)
+    exact = torch.from_numpy(rows_of(NUM_NODES, dtype))
     fetched, moved = [], []
-    for number, dtype in enumerate((None, torch.bfloat16)):
-        g = anew(job, path, dtype)
+    for narrow in (False, True):
+        g = anew(job, path, feat_dtype={"feat": dtype} if narrow else None)
+        rows = (stored(exact.numpy(), dtype)[1] if narrow else exact)[g.ndata["orig"][:]]
         for cache in ({"cache": None}, {"cache": "auto"}, {"cache": 3000, "lookahead": 2}):
             seeds = dist.node_split(np.ones(NUM_NODES))
             sampler = NeighborSampler([3, 4])
             loader = dist.DistNodeDataLoader(g, seeds, sampler, batch_size=5, features=["feat"], seed=1, **cache)
             for inputs, _, blocks in loader:
-                check_equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
+                check_equal(blocks[0].srcdata["feat"], rows[inputs])
             stats = loader.stats()
-            assert stats.fetched_bytes == stats.fetched_rows * WIDTH * (4, 2)[number]
+            assert stats.fetched_bytes == stats.fetched_rows * WIDTH * (dtype.itemsize if narrow else 4)
             fetched.append(stats.fetched_rows)
             loader.close()
         traffic = current().store.rows.transport.traffic
@@ -206,25 +304,29 @@ def test_loaders_give_the_rows_with_every_cache_and_half_the_bytes(job: SharedJo
         g.ndata["feat"][:]
         moved.append(traffic.bytes_received - before)
         g.barrier()
-    fewer = job.trainers.allreduce(fetched[2] - fetched[5])
     assert fetched[:2] == fetched[3:5] and fetched[5] <= fetched[2]
-    assert fewer > 0  # in a cache of this size are twice as many
-    assert 0 < moved[1] <= 0.6 * moved[0]
+    assert job.trainers.allreduce(fetched[2] - fetched[5]) > 0  # a cache of this size has more of them
+    assert 0 < moved[1] <= (dtype.itemsize / 4 + 0.1) * moved[0]
 
 
 @on_layouts([Layout(2, 0, 1), Layout(3, 1, 0)])
+@both
 @pytest.mark.parametrize("output", ["dgl", "pyg"])
-def test_typed_graphs_edges_and_pyg(job: SharedJob, output: str) -> None:
+def test_typed_graphs_edges_and_pyg(job: SharedJob, output: str, dtype: torch.dtype) -> None:
     if output == "pyg":
         pytest.importorskip("torch_geometric")
-    g = job.open(job.write(write_typed, "bfloat16"))
+    g = job.open(job.write(write_typed, dtype))
     relation = ("author", "writes", "paper")
+
+    def numbers(count: int, data: Any) -> torch.Tensor:
+        return stored(rows_of(count, dtype), dtype)[1][data["id"][:]]
+
     expected = {}
     for ntype in g.ntypes:
-        expected[ntype] = rounded(rows_of(g.num_nodes(ntype)), torch.bfloat16)[g.nodes[ntype].data["id"][:]]
+        expected[ntype] = numbers(g.num_nodes(ntype), g.nodes[ntype].data)
         check_equal(g.nodes[ntype].data["h"][:], expected[ntype])
     edges = g.edges[relation].data
-    check_equal(edges["h"][:], rounded(rows_of(g.num_edges(relation)), torch.bfloat16)[edges["id"][:]])
+    check_equal(edges["h"][:], numbers(g.num_edges(relation), edges))
     seeds = {relation: dist.edge_split(torch.ones(g.num_edges(relation), dtype=torch.bool), etype=relation)}
     options: dict[str, Any] = {"output": "pyg"} if output == "pyg" else {}
     loader = DistEdgeDataLoader(g, seeds, NeighborSampler([2, 2]), batch_size=20, features=["h"], **options)
@@ -237,3 +339,15 @@ def test_typed_graphs_edges_and_pyg(job: SharedJob, output: str) -> None:
         for ntype, (ids, actual) in rows.items():
             check_equal(actual, expected[ntype][ids])
     loader.close()
+
+
+def test_inference_and_saving_read_numbers(job: SharedJob) -> None:
+    g = job.open(job.write(write, torch.int8, True))
+    feat = g.ndata["feat"]
+    numbers = stored(rows_of(NUM_NODES, torch.int8), torch.int8)[1]
+    found = layerwise(g, [lambda block, h: h[1]], feat, batch_size=7)
+    check_equal(found[:], numbers[g.ndata["orig"][:]])
+    path = Path(job.path).parent / "feat.npy"
+    feat.save(path)
+    g.barrier()
+    assert np.array_equal(np.load(path), numbers.numpy())

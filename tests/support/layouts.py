@@ -370,7 +370,6 @@ class SharedJob:
         session, self._session, self.path = self._session, None, ""
         if session is not None:
             end(session)
-            gc.unfreeze()  # the job is rubbish, which may hold files
 
     def close(self) -> None:
         """End the job for good and let the servers go. Collective on the trainers."""
