@@ -64,7 +64,8 @@ class Config:
         storage: the features that stay on disk where a graph is opened without saying: "disk", "auto", or by name as in
             "feat=disk,x=auto"; "" for none.
         disk_threads: threads of each process that read features on disk.
-        disk_gap: bytes between two rows on disk up to which they are read together.
+        disk_gap: bytes between two rows on disk up to which they are read together; how far around a missing row others
+            that are read soon are read with it.
         disk_direct: 1 to read them past the page cache, where the file system can, 0 through it.
     """
 
@@ -83,7 +84,7 @@ class Config:
     report: str = ""
     storage: str = ""
     disk_threads: int = 16
-    disk_gap: int = 16384
+    disk_gap: int = 8192
     disk_direct: int = 0
 
     @property

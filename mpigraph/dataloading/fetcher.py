@@ -130,7 +130,7 @@ class FeatureFetcher(Generic[Kind]):
                 rows = tensor.read_announced(reader.upcoming.reads[0], reader, self._pin_memory)
             data(kind)[name] = rows if places is None else self._repeat(rows, places)
         for upcoming in self.upcoming.values():
-            upcoming.reads.popleft()
+            upcoming.done()
 
     def _once(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the ids, each once if they may repeat, and then the place of each original id among them."""

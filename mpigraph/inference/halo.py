@@ -181,9 +181,8 @@ class HaloReader:
         out = torch.empty((len(ids), *rows.shape[1:]), dtype=self.tensor.dtype)
         stored = to_storage(out, str(self.tensor.dtype).removeprefix("torch."))
         if self._ahead is not None:
-            reads = self._ahead.upcoming.reads
-            self._ahead.read(reads[0], stored)
-            reads.popleft()
+            self._ahead.read(self._ahead.upcoming.reads[0], stored)
+            self._ahead.upcoming.done()
             self.fetched_rows = self._ahead.fetched_rows
         elif out.numel():
             with rows.staging_buffer(stored) as narrow:

@@ -27,6 +27,7 @@ __all__ = [
     "expect_none",
     "find_slots",
     "forget_uses",
+    "latest_use",
     "new_slots",
     "note_reads",
     "note_times",
@@ -290,6 +291,12 @@ def forget_uses(own: Slots) -> None:
     for slot in range(own.state[_USED]):
         if own.next_use[slot] != NEVER:
             _expect(slot, NEVER, own)
+
+
+def latest_use(own: Slots) -> int:
+    """Return the latest minibatch that reads a row of a slot next; ``NEVER`` if there are slots for other rows."""
+    is_full = own.state[_USED] == len(own.next_use) and own.state[_IDLE] == 0
+    return int(own.state[_LATEST]) if is_full else NEVER
 
 
 @njit(nogil=True, cache=True)

@@ -10,7 +10,7 @@ from numba import njit
 from mpigraph.arrays import I32, I64, Mask
 from mpigraph.kernels.prefetch_hint import prefetch
 
-__all__ = ["AGAIN", "NEVER", "add_reads", "split_free"]
+__all__ = ["AGAIN", "NEVER", "add_reads", "advance", "expect", "neighbours", "split_free"]
 
 NEVER = 2**31 - 1
 """In place of the number of a minibatch: no sampled one reads the row again."""
@@ -71,3 +71,57 @@ def add_reads(numbers: I32, batch: int, first: int, pending: int, last: I64, rin
             ring_next[before & mask] = batch
         last[numbers[i]] = first + i
         ring_next[(first + i) & mask] = NEVER
+
+
+@njit(nogil=True, cache=True)
+def expect(rows: I64, batch: int, pending: int, soon: I32) -> None:
+    """Note that a new minibatch reads ``rows``, in ``soon``: int32[all rows], the minibatch that reads each row next.
+
+    Minibatches before ``pending`` are done.
+    """
+    for i in range(len(rows)):
+        if i + _AHEAD < len(rows):
+            prefetch(soon, rows[i + _AHEAD])
+        if soon[rows[i]] < pending:
+            soon[rows[i]] = batch
+
+
+@njit(nogil=True, cache=True)
+def advance(rows: I64, first: int, ring_next: I32, soon: I32) -> None:
+    """Note in ``soon`` that a minibatch, whose reads begin at position ``first``, has read ``rows``."""
+    mask = len(ring_next) - 1
+    for i in range(len(rows)):
+        if i + _AHEAD < len(rows):
+            prefetch(soon, rows[i + _AHEAD])
+        following = ring_next[(first + i) & mask]
+        if following not in (AGAIN, NEVER):
+            soon[rows[i]] = following
+
+
+@njit(nogil=True, cache=True)
+def neighbours(
+    rows: I64, reach: int, after: int, before: int, soon: I32, hint: I32, row_of: I64, found: I64
+) -> int:
+    """List uncached rows near ``rows`` that a minibatch between ``after`` and ``before`` reads next; return how many.
+
+    Args:
+        rows: int64[n], ascending.
+        reach: how many rows away they are at most.
+        after: the number of a minibatch.
+        before: likewise.
+        soon: see :func:`expect`.
+        hint: see ``kernels/row_slots.py``.
+        row_of: likewise.
+        found: int64[m], filled, ascending; the search ends when it is full.
+    """
+    count = begin = 0
+    for i in range(len(rows)):
+        end = min(rows[i] + reach + 1, len(soon))
+        for row in range(max(begin, rows[i] - reach), end):
+            if after < soon[row] and soon[row] < before and (hint[row] == 0 or row_of[hint[row] - 1] != row):
+                if count == len(found):
+                    return count
+                found[count] = row
+                count += 1
+        begin = end
+    return count

@@ -6,7 +6,8 @@ will read determine
 * which *priced* rows the cache keeps and gives up (:class:`~mpigraph.rows.row_cache.RowCache`): other nodes hold them,
   or a source of this node that is not memory, so reading them costs something;
 * which rows to fetch: those of one minibatch, or, where few are missing, of several in one message to each host;
-* what sources that take time read, here and at other hosts, while the minibatches before are placed and used.
+* what sources that take time read, here and at other hosts, while the minibatches before are placed and used; with a
+  row on disk its neighbours, if they are read next by one of the minibatches after.
 
 A minibatch gets the same rows as without: those that were written are fetched anew.
 """
@@ -20,7 +21,7 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import as_words, gather_rows
-from mpigraph.kernels.upcoming import NEVER, add_reads, split_free
+from mpigraph.kernels.upcoming import NEVER, add_reads, advance, expect, neighbours, split_free
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.read_sample import note
 from mpigraph.rows.row_cache import RowCache
@@ -34,6 +35,7 @@ __all__ = ["CachedRows", "Read", "UpcomingReads"]
 _FETCHED_TOGETHER = 4 << 20  # bytes from which on a fetch of more minibatches makes messages no more efficient
 _MOST_TOGETHER = 16  # minibatches in one fetch
 _STAGES = 2  # fetches in memory: the present one and the next
+_MOST_NEIGHBOURS = 2  # for each missing row
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class UpcomingReads:
     Attributes:
         reads: those that were announced and not made, oldest first.
         ring_next: int32[2**k], by position modulo its length: the minibatch that reads a priced row next.
+        soon: int32[rows], the minibatch that reads each priced row next, if it is not done; empty before
+            :meth:`note_rows`.
     """
 
     def __init__(self, window: RowWindow) -> None:
@@ -76,6 +80,7 @@ class UpcomingReads:
         self._ends = np.concatenate([ends[:-1][apart], ends[-1:]])
         self.reads: deque[Read] = deque()
         self.ring_next: I32 = np.full(1 << 10, NEVER, np.int32)
+        self.soon: I32 = np.empty(0, np.int32)
         self._num_rows = len(window)
         self._numbers: LocalIds | None = None  # of rows, once they are linked: small, the same for the same row
         self._last: I64 = np.full(1 << 10, -1, np.int64)
@@ -99,6 +104,8 @@ class UpcomingReads:
                 self._positions = np.arange(2 * len(ids))
             read = Read(batch, ids, self._positions[:0], self._positions[: len(ids)], ids, self._end)
         fresh = None if self._numbers is None else self._link(read, self._numbers)
+        if len(self.soon):
+            expect(read.rows, batch, self.reads[0].batch if self.reads else batch, self.soon)
         self._end += len(read.rows)
         self.reads.append(read)
         return read, fresh
@@ -109,6 +116,20 @@ class UpcomingReads:
             self._numbers = LocalIds(self._num_rows)
             for read in self.reads:
                 self._link(read, self._numbers)
+            if len(self.soon):
+                for read in reversed(self.reads):
+                    self.soon[read.rows] = read.batch
+
+    def note_rows(self) -> None:
+        """From now on keep :attr:`soon`; no read is announced yet."""
+        if not len(self.soon):
+            self.soon = np.zeros(self._num_rows, np.int32)
+
+    def done(self) -> None:
+        """Note that the oldest announced read was made."""
+        read = self.reads.popleft()
+        if len(self.soon) and self._numbers is not None:
+            advance(read.rows, read.first, self.ring_next, self.soon)
 
     def _link(self, read: Read, numbers: LocalIds) -> Mask:
         self._make_space(read, numbers)
@@ -154,6 +175,7 @@ class _Stage:
         version: of the tensor.
         places: by minibatch the place of each of its rows, or -1.
         rows: int64[n], the rows by place: those of ``fetch``, then those that the stage before has, too.
+        beside: int64[m], the places of neighbours that only later stages read.
         carried: int64[k], the places of the latter in the stage before.
         middle: the minibatch at which to begin the next stage.
         last: the last minibatch.
@@ -163,6 +185,7 @@ class _Stage:
     version: int
     places: dict[int, I32]
     rows: I64
+    beside: I64
     carried: I64
     middle: int
     last: int
@@ -194,6 +217,10 @@ class CachedRows:
         self._begun: _Stage | None = None  # the next one
         self._listed = LocalIds(len(rows.window))
         self._chooses = False
+        window = rows.window
+        self._reach = window.world.config.disk_gap // max(window.row_bytes, 1) if window.from_sources else 0
+        if self._reach:
+            upcoming.note_rows()
 
     def announce(self, read: Read, fresh: Mask | None) -> None:
         """Note the read of a sampled minibatch, with ``fresh`` from :meth:`UpcomingReads.announce`."""
@@ -229,18 +256,20 @@ class CachedRows:
             return
         version = self.rows.version
         slots, seen = self.cache.find(read.rows)
-        stage = self._stage
+        stage = before = self._stage
         if stage is None or stage.version != version or read.batch not in stage.places:
             with span("fetch", read.batch):
                 stage = self._finish(read, slots, version, words)
         else:
             window.load(read.ids, read.free, words)
+        lost = self.cache.load(read.rows, slots, seen, read.priced, words)
+        slots[lost] = -1
+        if stage is not before and len(stage.beside):
+            self._keep_beside(stage)
         if window.from_sources and self._begun is None and read.batch >= stage.middle:
             reads = [other for other in self.upcoming.reads if other.batch > stage.last]
             if reads:
                 self._begun = self._begin(reads, version, stage.rows)
-        lost = self.cache.load(read.rows, slots, seen, read.priced, words)
-        slots[lost] = -1
         places = stage.places.pop(read.batch)
         absent = np.flatnonzero(slots < 0)
         where = places[absent]
@@ -275,6 +304,27 @@ class CachedRows:
                 cache.announce(other.rows, np.ones(len(other.rows), np.bool_), other.batch)
         cache.keep(read.rows, slots, read.priced, words, read.batch, read.first, self.upcoming.ring_next)
 
+    def _keep_beside(self, stage: _Stage) -> None:
+        """Keep the neighbours of rows that a stage has fetched, as far as they are worth it."""
+        cache, rows = self.cache, stage.rows[stage.beside]
+        slots = np.full(len(rows), -1, np.int32)
+        if self._chooses:
+            uses = np.full(1 << len(rows).bit_length(), NEVER, np.int32)
+            uses[: len(rows)] = self.upcoming.soon[rows]
+            cache.admit(rows, slots, stage.beside, self._words, 0, uses)
+        elif cache.used + len(rows) <= cache.per_trainer:
+            cache.keep_all(rows, slots, stage.beside, self._words)
+
+    def _beside(self, missing: I64, last: int) -> I64:
+        """Return neighbours of missing rows, none of them cached, that are read next after minibatch ``last``."""
+        if not self._reach or not self.cache.per_trainer:
+            return missing[:0]
+        found = np.empty(_MOST_NEIGHBOURS * len(missing), np.int64)
+        before = self.cache.latest_use if self._chooses else NEVER
+        table = self.cache.slots
+        rows, soon = np.sort(missing), self.upcoming.soon
+        return found[: neighbours(rows, self._reach, last, before, soon, table.hint, table.row_of, found)]
+
     def _begin(self, reads: Iterable[Read], version: int, have: I64, slots: I32 | None = None) -> _Stage:
         """Begin to fetch the missing rows of some minibatches: the first one, and the next ones while they are few.
 
@@ -299,15 +349,18 @@ class CachedRows:
         for at in places.values():
             is_carried[at[(at >= 0) & (at < len(have))]] = True
         carried = np.flatnonzero(is_carried)
-        fetch = self.rows.window.begin(listed.ids[len(have) :], self._stages, len(carried))
+        batches = list(places)
+        missing = listed.ids[len(have) :]
+        beside = self._beside(missing, batches[-1])
+        fetch = self.rows.window.begin(np.concatenate([missing, beside]), self._stages, len(carried))
         place_of = np.empty(listed.count, np.int32)
         place_of[carried] = len(fetch.rows) + np.arange(len(carried))
-        place_of[len(have) :] = fetch.places
+        place_of[len(have) :] = fetch.places[: len(missing)]
         for at in places.values():
             known = at >= 0
             at[known] = place_of[at[known]]
-        rows, batches = np.concatenate([fetch.rows, have[carried]]), list(places)
-        return _Stage(version, places, rows, carried, batches[(len(batches) - 1) // 2], batches[-1], fetch)
+        rows, middle = np.concatenate([fetch.rows, have[carried]]), batches[(len(batches) - 1) // 2]
+        return _Stage(version, places, rows, fetch.places[len(missing) :], carried, middle, batches[-1], fetch)
 
     def _finish(self, read: Read, slots: I32, version: int, words: Array) -> _Stage:
         """Wait for the stage of the next minibatch, ``read``, whose free rows are loaded meanwhile."""

@@ -27,6 +27,7 @@ from mpigraph.kernels.row_slots import (
     expect_none,
     find_slots,
     forget_uses,
+    latest_use,
     new_slots,
     note_reads,
     note_times,
@@ -246,6 +247,11 @@ class RowCache:
         """
         note_reads(rows, fresh, batch, self.slots.hint, self.slots.row_of, self._own)
 
+    @property
+    def latest_use(self) -> int:
+        """A row that is read next by this minibatch or a later one is not worth a slot."""
+        return latest_use(self._own)
+
     def begin_choosing(self) -> None:
         """From now on let :meth:`keep` give up slots; the reads of their rows are announced after this."""
         expect_none(self._own)
@@ -306,6 +312,10 @@ class RowCache:
             ring_next: int32[reads], the minibatch that reads a row next, by position (``kernels/upcoming.py``).
         """
         touch(rows, slots, batch, begin, ring_next, self._own)
+        self.admit(rows, slots, positions, out, begin, ring_next)
+
+    def admit(self, rows: I64, slots: I32, positions: I64, out: Array, begin: int, ring_next: I32) -> None:
+        """Keep those of ``rows`` without a slot that are worth it, in place of others; arguments as of :meth:`keep`."""
         taken = np.empty(len(rows), np.int32)
         which = np.empty(len(rows), np.int64)
         count = admit(rows, slots, begin, ring_next, self.slots.row_of, self.slots.times, self._own, taken, which)

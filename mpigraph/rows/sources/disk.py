@@ -47,7 +47,7 @@ class Reading(NamedTuple):
     """
 
     threads: int = 16
-    gap: int = 16384
+    gap: int = 8192
     direct: bool = False
     timeout: float = 300.0
 
