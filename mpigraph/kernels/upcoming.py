@@ -99,9 +99,7 @@ def advance(rows: I64, first: int, ring_next: I32, soon: I32) -> None:
 
 
 @njit(nogil=True, cache=True)
-def neighbours(
-    rows: I64, reach: int, after: int, before: int, soon: I32, hint: I32, row_of: I64, found: I64
-) -> int:
+def neighbours(rows: I64, reach: int, after: int, before: int, soon: I32, hint: I32, row_of: I64, found: I64) -> int:
     """List uncached rows near ``rows`` that a minibatch between ``after`` and ``before`` reads next; return how many.
 
     Args:

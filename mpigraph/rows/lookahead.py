@@ -123,7 +123,7 @@ class UpcomingReads:
     def note_rows(self) -> None:
         """From now on keep :attr:`soon`; no read is announced yet."""
         if not len(self.soon):
-            self.soon = np.zeros(self._num_rows, np.int32)
+            self.soon = np.full(self._num_rows, -1, np.int32)
 
     def done(self) -> None:
         """Note that the oldest announced read was made."""

@@ -44,7 +44,8 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def disks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The sources of "feat" in this process, from the next open graph on."""
+    """The sources of "feat" in this process, from the next open graph on; neighbours are not read with a row."""
+    monkeypatch.setenv("MPIGRAPH_DISK_GAP", "0")
     sources: list[Slow] = []
     monkeypatch.setattr(Store, "_sources", slow_sources(sources, Disk))
     return sources
@@ -85,7 +86,7 @@ class Reader:
         read = self.upcoming.reads[0]
         out = np.full((len(read.ids), 3), -1, np.float32)
         self.cached.read(read, out)
-        self.upcoming.reads.popleft()
+        self.upcoming.done()
         return out
 
     def close(self) -> None:
@@ -110,6 +111,46 @@ def test_the_next_minibatch_is_read_while_one_is_used(layout: Job, oracle, disks
                 have = batches[batch] if nbytes == HINTS else batches[: batch + 1]
                 wanted = [np.setdiff1d(ids, have) for ids in batches[batch + 1 : batch + 2]]
                 assert [rows.tolist() for rows in disk.begun[batch + 1 :]] == [rows.tolist() for rows in wanted]
+            reader.close()
+
+    layout.run(body)
+
+
+@own_on_layouts([ALONE])
+def test_rows_beside_missing_ones_are_read_with_them(layout: Job, oracle, disks: list[Disk], small_stages, monkeypatch):
+    """If a minibatch ahead reads them, none later than what fills the cache."""
+    monkeypatch.setenv("MPIGRAPH_DISK_GAP", str(3 * ROW + 1))
+
+    def body() -> None:
+        g = open_graph(oracle(3))
+        values, disk = values_of(g).numpy(), disks[0]
+        reader = Reader(g, 1 << 20, ahead=40)
+        for batch, ids in enumerate([[5, 20, 60], [30], [6, 8, 9, 23, 60], [4, 17, 16], [5, 6, 50]]):
+            reader.announce(batch, np.array(ids))
+        for _ in range(5):
+            ids = reader.upcoming.reads[0].ids
+            assert (reader.read() == values[ids]).all()
+        begun = [rows.tolist() for rows in disk.begun]
+        assert begun[:5] == [[4, 5, 6, 8, 17, 20, 23, 60], [30], [9], [16], [50]]
+        reader.close()
+        for nbytes in (HINTS + 24, FEW, 2 * FEW, 1 << 20):  # and whatever is kept, rows are right
+            reader = Reader(g, nbytes, ahead=8)
+            ids_of = list(np.random.default_rng(nbytes).integers(0, NUM_NODES, (40, 9)))
+            for batch, ids in enumerate(ids_of):
+                reader.announce(batch, ids)
+                if batch >= 8:
+                    assert (reader.read() == values[ids_of[batch - 8]]).all()
+                if batch == 20:  # the epoch is left
+                    reader.cached.clear()
+                    reader.upcoming.clear()
+                    break
+            for batch, ids in enumerate(ids_of[:10], 21):
+                reader.announce(batch, ids)
+            for ids in ids_of[:10]:
+                assert (reader.read() == values[ids]).all()
+            kept = reader.cache.slots.row_of[: reader.cache.used]
+            kept = kept[kept >= 0]
+            assert len(np.unique(kept)) == len(kept)
             reader.close()
 
     layout.run(body)

@@ -113,7 +113,7 @@ def test_trainers_of_a_node_read_a_row_once(layout: Job, oracle, monkeypatch: py
                     out = np.empty((len(ids), *rows.shape[1:]), np.float32)
                     cached.announce(*upcoming.announce(batch, ids))
                     cached.read(upcoming.reads[0], out)
-                    upcoming.reads.popleft()
+                    upcoming.done()
                     assert (out == values[ids, None]).all()
             g.barrier()
         reads = np.concatenate([source.reads for source in sources])
