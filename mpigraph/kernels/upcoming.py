@@ -99,27 +99,27 @@ def advance(rows: I64, first: int, ring_next: I32, soon: I32) -> None:
 
 
 @njit(nogil=True, cache=True)
-def neighbours(rows: I64, reach: int, after: int, before: int, soon: I32, hint: I32, row_of: I64, found: I64) -> int:
-    """List uncached rows near ``rows`` that a minibatch between ``after`` and ``before`` reads next; return how many.
+def neighbours(rows: I64, reach: int, after: int, before: int, soon: I32, hint: I32, row_of: I64, beside: I64) -> int:
+    """List uncached rows beside ``rows`` that a minibatch between ``after`` and ``before`` reads next; return how many.
 
     Args:
         rows: int64[n], ascending.
         reach: how many rows away they are at most.
         after: the number of a minibatch.
         before: likewise.
-        soon: see :func:`expect`.
-        hint: see ``kernels/row_slots.py``.
-        row_of: likewise.
-        found: int64[m], filled, ascending; the search ends when it is full.
+        soon: int32[all rows], see :func:`expect`.
+        hint: int32[all rows], see ``kernels/row_slots.py``.
+        row_of: int64[slots], likewise.
+        beside: int64[m], filled, ascending; the search ends when it is full.
     """
     count = begin = 0
     for i in range(len(rows)):
         end = min(rows[i] + reach + 1, len(soon))
         for row in range(max(begin, rows[i] - reach), end):
             if after < soon[row] and soon[row] < before and (hint[row] == 0 or row_of[hint[row] - 1] != row):
-                if count == len(found):
+                if count == len(beside):
                     return count
-                found[count] = row
+                beside[count] = row
                 count += 1
         begin = end
     return count

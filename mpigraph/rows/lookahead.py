@@ -319,11 +319,11 @@ class CachedRows:
         """Return neighbours of missing rows, none of them cached, that are read next after minibatch ``last``."""
         if not self._reach or not self.cache.per_trainer:
             return missing[:0]
-        found = np.empty(_MOST_NEIGHBOURS * len(missing), np.int64)
+        beside = np.empty(_MOST_NEIGHBOURS * len(missing), np.int64)
         before = self.cache.latest_use if self._chooses else NEVER
         table = self.cache.slots
         rows, soon = np.sort(missing), self.upcoming.soon
-        return found[: neighbours(rows, self._reach, last, before, soon, table.hint, table.row_of, found)]
+        return beside[: neighbours(rows, self._reach, last, before, soon, table.hint, table.row_of, beside)]
 
     def _begin(self, reads: Iterable[Read], version: int, have: I64, slots: I32 | None = None) -> _Stage:
         """Begin to fetch the missing rows of some minibatches: the first one, and the next ones while they are few.
