@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST_ROWS", "Bar", "bars", "curves", "legend", "matrix", "rows", "short", "strip"]
+__all__ = ["MOST_ROWS", "Bar", "bars", "curves", "key", "legend", "matrix", "rows", "short", "strip"]
 
 F64 = NDArray[np.float64]
 
@@ -52,8 +52,8 @@ def rows(title: str, about: str, names: Sequence[tuple[str, bool]], height: floa
     texts: dict[float, str] = {}
     often = int(np.ceil(14 / height))
     for i, (name, strong) in sorted(enumerate(names), key=lambda row: not row[1][1]):
-        y = (i + 0.5) * height + 4
-        if (strong or i % often == 0) and all(abs(y - other) >= 13 for other in texts):
+        y = max((i + 0.5) * height + 4, 10)
+        if (strong or i % often == 0) and all(abs(y - other) >= 12 for other in texts):
             texts[y] = f'<text class="{"slow" if strong else ""}" y="{y:.1f}">{short(name)}</text>'
     size = f'height="{height * len(names) + 2:.0f}"'
     drawn = _svg(f'class="plot" {size}', title, about, plot)
@@ -105,11 +105,17 @@ def bars(row: int, height: float, pieces: Iterable[Bar], top: float = 0.0, thick
 
 def legend(stages: Iterable[str]) -> str:
     """Return the colours of stages."""
+    names = sorted(set(stages), key=lambda name: (name not in _STAGES, name in _STAGES and _STAGES.index(name)))
+    return key((_class(name), name) for name in names[:24])
+
+
+def key(colours: Iterable[tuple[str, str]]) -> str:
+    """Return the meaning of colours, as pairs of a class and words."""
     items = (
-        f'<li><svg aria-hidden="true"><rect class="{_class(name)}" width="12" height="12"/></svg>{short(name)}</li>'
-        for name in sorted(set(stages), key=lambda name: (name not in _STAGES, name in _STAGES and _STAGES.index(name)))
+        f'<li><svg aria-hidden="true"><rect class="{name}" width="12" height="12"/></svg>{short(words, 30)}</li>'
+        for name, words in colours
     )
-    return f'<ul class="legend">{"".join(list(items)[:24])}</ul>'
+    return f'<ul class="legend">{"".join(items)}</ul>'
 
 
 def matrix(
@@ -186,9 +192,8 @@ def curves(
         at, share, name = mark
         at_x, at_y = map(float, place(at, share).split())
         parts.append(f'<path class="slow" d="M{at_x} {at_y}m-5 0l5 -6l5 6l-5 6z"/>')
-        parts.append(
-            _text(at_x + (-9 if at_x > 220 else 9), at_y + 14, short(name, 40), "end" if at_x > 220 else "start")
-        )
+        place_of_name = (at_x - 9, at_y - 5) if at_x > 220 else (at_x + 9, at_y + 14)  # where a rising curve is not
+        parts.append(_text(*place_of_name, short(name, 40), "end" if at_x > 220 else "start"))
     return _svg('class="square" viewBox="0 0 360 172"', title, about, "".join(parts))
 
 

@@ -6,43 +6,34 @@ events ("X"), which must nest; times are microseconds.
 
 import gzip
 import json
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from typing import TextIO
 
 from mpigraph.reports.summary import Summary, replacing
 
-__all__ = ["TraceWriter"]
+__all__ = ["TraceWriter", "writing_trace"]
+
+
+@contextmanager
+def writing_trace(path: Path, summary: Summary) -> Iterator["TraceWriter"]:
+    """Write one file, thread by thread; the summary has the names of the ranks. Raises StorageError at the end."""
+    with replacing(path) as temporary, gzip.open(temporary, "wt", compresslevel=4, encoding="ascii") as file:
+        yield TraceWriter(file, summary)
+        file.write("\n]}\n")
 
 
 class TraceWriter:
-    """Writer of one file, thread by thread, in a ``with`` block. Its end raises StorageError if writing failed."""
+    """Writer of the events of a file."""
 
-    def __init__(self, path: Path, summary: Summary) -> None:
-        """Prepare to write ``path``; the summary has the names of the ranks."""
-        self._path = path
-        self._summary = summary
+    def __init__(self, file: TextIO, summary: Summary) -> None:
+        self._file = file
         self._threads: dict[int, int] = {}
-        self._exits = ExitStack()
-
-    def __enter__(self) -> "TraceWriter":
-        temporary = self._exits.enter_context(replacing(self._path))
-        self._file = self._exits.enter_context(gzip.open(temporary, "wt", compresslevel=4, encoding="ascii"))
-        self._file.write('{"displayTimeUnit":"ms","traceEvents":[\n{"ph":"M","pid":0,"name":"mpigraph"}')
-        for order, rank in enumerate(self._summary.ranks):
-            self._write("M", rank.rank, 0, "process_name", name=f"{rank.name} on {self._summary.node_of(rank)}")
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n{"ph":"M","pid":0,"name":"mpigraph"}')
+        for order, rank in enumerate(summary.ranks):
+            self._write("M", rank.rank, 0, "process_name", name=f"{rank.name} on {summary.node_of(rank)}")
             self._write("M", rank.rank, 0, "process_sort_index", sort_index=order)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._exits.__exit__(kind, error, traceback)
-            return
-        with self._exits:
-            self._file.write("\n]}\n")
 
     def thread(self, rank: int, name: str, spans: Iterable[tuple[str, float, float, str, int]]) -> None:
         """Write all spans of a thread.

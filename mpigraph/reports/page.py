@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mpigraph.memory import in_units
-from mpigraph.reports.charts import MOST_ROWS, Bar, bars, curves, legend, matrix, rows, strip
+from mpigraph.reports.charts import MOST_ROWS, Bar, bars, curves, key, legend, matrix, rows, strip
 from mpigraph.reports.summary import Rank, Summary, Timeline, TimelineEvent, replacing
 from mpigraph.reports.verdict import SLOW, StepTable, Verdict, cache_hits, cache_size_for, duration, judge, main_thread
 
@@ -101,20 +101,12 @@ def _steps(summary: Summary, table: StepTable, verdict: Verdict) -> str:
         return _section("Steps of all trainers", "No steps were recorded.")
     first = summary.job.window.first_step if summary.job.window else 0
     how = (
-        "A column is a step. Dark: the trainer's own time; pale, above it: waiting for other ranks. The second colour "
+        "A column is a step. Below: the trainer's own time; faint, above it: waits for other ranks. The second colour "
         f"marks steps of {SLOW} times the median and more. Median step: {duration(table.step)}."
     )
     axis = f'<div class="axis"><span>step {first}</span><span>{first + table.count - 1}</span></div>'
-    key = (("usual", "own time"), ("slow", "own time of a slow step"), ("pale", "waiting for others"))
-    keys = "".join(f'<li><svg><rect class="{name}" width="12" height="12"/></svg>{text}</li>' for name, text in key)
-    return _section(
-        "Steps of all trainers",
-        how,
-        f'<ul class="legend">{keys}</ul>',
-        _strip(summary, table, verdict),
-        axis,
-        _numbers(table),
-    )
+    colours = key([("usual", "own time"), ("slow", "own time of a slow step"), ("pale", "waiting for others")])
+    return _section("Steps of all trainers", how, colours, _strip(summary, table, verdict), axis, _numbers(table))
 
 
 def _numbers(table: StepTable) -> str:
@@ -305,11 +297,8 @@ def _memory(summary: Summary) -> str:
         lines.append([summary.nodes[node].name, *sizes])
     about = "; ".join(f"{line[0]}: {line[1]} private, {line[2]} shared" for line in lines)
     chart = rows("Memory by node", about, [(summary.nodes[node].name, False) for node in nodes], 24.0, "".join(plot))
-    key = '<ul class="legend">' + "".join(
-        f'<li><svg><rect class="{name}" width="12" height="12"/></svg>{text}</li>'
-        for name, text in (("forward", "private"), ("plan", "shared"))
-    )
-    content = [key, "</ul>", chart, f'<div class="axis"><span>0</span><span>{in_units(whole)}</span></div>']
+    colours = key([("forward", "private"), ("plan", "shared")])
+    content = [colours, chart, f'<div class="axis"><span>0</span><span>{in_units(whole)}</span></div>']
     numbers = _details("as numbers", _table(["node", "private", "shared", "in all", "least free"], lines, numbers=True))
     return _section("Memory by node", "At its highest; the width is the memory of the largest node.", *content, numbers)
 

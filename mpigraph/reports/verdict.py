@@ -241,6 +241,15 @@ def _stages(rank: Rank, producing: bool) -> dict[str, float]:
     return own if producing or "step" in own else own | {"rest": thread.rest or 0.0}
 
 
+def _making(rank: Rank) -> dict[str, float]:
+    """Return the seconds of each stage that makes minibatches, with the waits for other ranks that belong to it."""
+    stages = _producer(rank).stages
+    whole = {name: stages[name].seconds for name in _PRODUCING if name in stages and name != "place"}  # has fetches
+    if "sample" in whole:  # in the rest of its time it waits for trainers that fetch
+        whole["sample"] = min(whole["sample"], _usual_seconds(stages["sample"]))
+    return whole
+
+
 def _usual_seconds(stage: Stage) -> float:
     """Return what a stage's spans would take in all if each took the median, from its histogram; inf without one."""
     numbers = np.cumsum([0.0, *stage.histogram])
@@ -415,11 +424,7 @@ def _balanced(summary: Summary, table: StepTable) -> Verdict:
     bound = max(parts, key=lambda name: parts[name] * (1 + (name == "wait")))  # the part that can be mended best
     seconds: dict[str, float] = {}
     for rank in table.trainers:
-        whole = {name: stage.seconds for name, stage in _producer(rank).stages.items() if name in _PRODUCING}
-        whole.pop("place", None)  # fetches lie inside
-        if "sample" in whole:  # the rest of its time it waits for trainers that fetch
-            whole["sample"] = min(whole["sample"], _usual_seconds(_producer(rank).stages["sample"]))
-        for name, value in (whole if bound == "wait" else _stages(rank, False)).items():
+        for name, value in (_making(rank) if bound == "wait" else _stages(rank, False)).items():
             seconds[name] = seconds.get(name, 0.0) + value / table.count / len(table.trainers)
     least = (0.75 if bound == "wait" else 0.3) * max(seconds.values(), default=0.0)
     largest = sorted(seconds, key=lambda name: -seconds[name])[:2]

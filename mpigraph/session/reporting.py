@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from mpigraph.mpi.clocks import Ahead, Drift, compare_clocks
 from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.witness import fields_of_rank
 from mpigraph.recording import STEP_FIELDS, Recording, Track, at_each_step
-from mpigraph.reports.chrome_trace import TraceWriter
+from mpigraph.reports.chrome_trace import writing_trace
 from mpigraph.reports.page import write_page
 from mpigraph.reports.summary import (
     Cache,
@@ -79,14 +79,8 @@ _FILES = ("summary.json", "trace.json.gz", "report.html")
 _SPAN = np.dtype([("name", "u2"), ("detail", "u4"), ("batch", "i8"), ("begin", "i8"), ("end", "i8")])
 
 
-class Span(NamedTuple):
-    """A span, in seconds since the report's begin on trainer 0's clock."""
-
-    name: str
-    begin: float
-    end: float
-    detail: str
-    minibatch: int
+Span = tuple[str, float, float, str, int]
+"""A span as in :meth:`.TraceWriter.thread`: stage, begin, end, more words, minibatch."""
 
 
 class Reporting:
@@ -393,7 +387,7 @@ class Reporting:
             at = first.begin[typical]
             number = typical + (summary.job.window.first_step if summary.job.window else 0)
             summary.timeline = Timeline(number, at, at + first.seconds[typical])
-        with TraceWriter(self._path / _FILES[1], summary) as writer:
+        with writing_trace(self._path / _FILES[1], summary) as writer:
             for rank, recorded, drift in zip(ranks, recordings, drifts, strict=True):
                 points = ((drift.own_time(seconds) - zero, size) for seconds, size in recorded.memory)
                 writer.counter(rank.rank, "memory", points)
@@ -424,19 +418,8 @@ class _Recorded:
         for name, names, details, number in self._heads:
             rows = self._spans[at : at + number].tolist()
             at += number
-            yield (
-                name,
-                [
-                    Span(
-                        names[row[0]],
-                        drift.own_time(row[3] / 1e9) - zero,
-                        drift.own_time(row[4] / 1e9) - zero,
-                        details[row[1]],
-                        row[2],
-                    )
-                    for row in rows
-                ],
-            )
+            times = ([drift.own_time(ns / 1e9) - zero for ns in row[3:]] for row in rows)
+            yield name, [(names[row[0]], *both, details[row[1]], row[2]) for row, both in zip(rows, times, strict=True)]
 
 
 def _pack(track: Track, most: int) -> tuple[list[Any], np.ndarray[Any, Any]]:
@@ -459,10 +442,10 @@ def _typical(steps: Steps) -> int | None:
 
 def _put_into(timeline: Timeline, rank: int, thread: str, spans: list[Span]) -> None:
     """Add the parts of a thread's spans that lie in the step."""
-    for span in spans:
-        begin, end = max(span.begin, timeline.begin), min(span.end, timeline.end)
+    for name, begin, end, *_ in spans:
+        begin, end = max(begin, timeline.begin), min(end, timeline.end)
         if begin < end:
-            timeline.events.append(TimelineEvent(rank, thread, span.name, begin, end))
+            timeline.events.append(TimelineEvent(rank, thread, name, begin, end))
 
 
 def prepare_folder(name: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from made_summaries import Setup, made
 
 from mpigraph.errors import StorageError
-from mpigraph.reports.chrome_trace import TraceWriter
+from mpigraph.reports.chrome_trace import writing_trace
 
 SUMMARY = made(0, Setup(trainers=2, nodes=2, steps=3))
 
@@ -45,7 +45,7 @@ def test_spans_in_any_order_nest_in_the_file(tmp_path: Path) -> None:
     begins = rng.uniform(-1, 10, 300)
     spans = [("fetch", float(b), float(b + rng.exponential(1)), "host 3", 7) for b in begins]
     spans += [("step", 2.0, 3.0, "", 0), ("forward", 2.0, 3.0, "", 0), ("own", 3.0, 3.0, "", 0)]
-    with TraceWriter(tmp_path / "trace.json.gz", SUMMARY) as trace:
+    with writing_trace(tmp_path / "trace.json.gz", SUMMARY) as trace:
         trace.thread(1, "MainThread", spans)
         trace.thread(1, "mpigraph-prefetch", [("sample", 1e6 + 1e-9, 1e6 + 2.5e-9, "", 1)])
         trace.thread(0, "MainThread", [])
@@ -69,17 +69,17 @@ def test_spans_in_any_order_nest_in_the_file(tmp_path: Path) -> None:
 
 def test_hostile_names_are_escaped(tmp_path: Path) -> None:
     name = '"},\n\u2028\ud800<script>'
-    with TraceWriter(tmp_path / "trace.json.gz", SUMMARY) as trace:
+    with writing_trace(tmp_path / "trace.json.gz", SUMMARY) as trace:
         trace.thread(0, name, [(name, 0.0, 1.0, name, 0)])
     span = next(event for event in checked(tmp_path / "trace.json.gz") if event["ph"] == "X")
     assert span["name"] == name and span["args"] == {"detail": name}
 
 
 def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), TraceWriter(tmp_path / "trace.json.gz", SUMMARY):
+    with pytest.raises(KeyError), writing_trace(tmp_path / "trace.json.gz", SUMMARY):
         raise KeyError
     assert os.listdir(tmp_path) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"trace.json.gz cannot be written"):
-        with TraceWriter(tmp_path / "file" / "trace.json.gz", SUMMARY):
+        with writing_trace(tmp_path / "file" / "trace.json.gz", SUMMARY):
             pass
