@@ -137,7 +137,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     lists = {mark.args[0]: mark.args[1] for mark in marks}
     layout = params.get("shared_job", params.get("layout"))
     chosen = lists.pop("shared_job", lists.pop("layout", API))
-    left_to = layouts.leave_to(layout, item.path.name)
+    left_to = layouts.leave_to(layout, item.path.name, chosen)
     if left_to is not None and len(chosen) >= len(API):
         item.add_marker(left_to)
     if rotated is not None:
@@ -146,7 +146,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     elif isinstance(layout, Layout) and layout.ranks > 1:
         most = 1 + sum(len(cases) - 1 for cases in lists.values())  # different sums of the cases' numbers
         if layouts.is_left_out(item.callspec.indices, min(most, CASES)):
-            item.add_marker("slow" if len(chosen) > len(API) or layout == API[-1] else "study")
+            item.add_marker("slow" if len(chosen) > len(API) else "study")
     elif params.get("comm") == 3 and "comm" not in lists and not layouts.OPEN_MPI:
         item.add_marker("slow")
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
+from damaged import flip
 from jobs import cannot_mount, clean_environment, mpiexec, run_job, warm_python, with_file_system
 from layouts import Job, on_all, rotated
 from mpi4py import MPI
@@ -103,11 +103,7 @@ def test_what_is_wrong_is_copied_again(config: PartConfig, tmp_path: Path, how: 
     elif how == "cut off":
         os.truncate(shard, shard.stat().st_size - 100)
     elif how == "flipped":
-        with h5py.File(shard) as file:
-            at = file["_N/feat"].id.get_offset()
-        data = bytearray(shard.read_bytes())
-        data[at + 5] ^= 1
-        shard.write_bytes(data)
+        flip(shard, "_N/feat")
     elif how == "another graph":  # of the same size and name, itself undamaged
         write_oracle(tmp_path / "other", 4, "given")
         shutil.copy(tmp_path / "other" / "part1" / "node_feat.h5", shard)
@@ -124,11 +120,7 @@ def test_what_is_wrong_is_copied_again(config: PartConfig, tmp_path: Path, how: 
 def test_a_damaged_original_is_never_staged(config: PartConfig, tmp_path: Path) -> None:
     shutil.copytree(config.directory, tmp_path / "bad")
     shard = tmp_path / "bad" / "part0" / "node_feat.h5"
-    with h5py.File(shard) as file:
-        at = file["_N/feat"].id.get_offset()
-    data = bytearray(shard.read_bytes())
-    data[at + 5] ^= 1
-    shard.write_bytes(data)
+    flip(shard, "_N/feat")
     with pytest.raises(ShardFormatError, match=r"bad/part0/node_feat.h5 is damaged"):
         stage(PartConfig.read(tmp_path / "bad" / "oracle.json"), [0], tmp_path / "to")
     assert not (tmp_path / "to/part0/node_feat.h5").exists()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from batches import OneHop
 from layouts import SharedJob, everywhere, on_all, rotated
 from memory_graphs import InMemory
 from oracle import NAME, open_graph
@@ -17,7 +18,6 @@ import mpigraph.function as fn
 from mpigraph.dataloading import BlockSampler, NeighborSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.negative_sampler import GlobalUniform, InBatch, JointUniform, LocalUniform, Uniform
 from mpigraph.errors import EdgeTypeError, FieldNameError, GraphDataError, InvalidArgumentError, MPIGraphError
-from mpigraph.graphs.block import to_block
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import HeteroGraph, heterograph
 from mpigraph.metadata.schema import DEFAULT_NTYPE, Schema
@@ -294,16 +294,6 @@ def test_excluded_edges_are_never_sampled_and_fanouts_are_honoured(
 
 
 # Samplers of the user's own, and other ways to give what is needed
-
-
-class OneHop(BlockSampler):
-    """A sampler of the user's own, which knows no exclusion."""
-
-    def sample_blocks(self, g, seed_nodes):
-        frontier = g.sample_neighbors(seed_nodes, 2)
-        block = to_block(frontier, seed_nodes)
-        block.edata[EID] = frontier.edata[EID]
-        return block.srcdata[NID], seed_nodes, [block]
 
 
 def test_samplers_of_the_users_own(job: SharedJob, oracle) -> None:

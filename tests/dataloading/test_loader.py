@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from batches import digest
+from batches import OneHop, digest
 from layouts import Layout, SharedJob, everywhere, on_all, on_layouts, rotated
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.dataloading import BlockSampler, MultiLayerFullNeighborSampler, NeighborSampler
+from mpigraph.dataloading import MultiLayerFullNeighborSampler, NeighborSampler
 from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import to_block
@@ -213,15 +213,6 @@ def test_arguments_of_a_sampler_may_be_set_later(job: SharedJob, oracle, given: 
     changed.fanouts = [-2]
     with pytest.raises(InvalidArgumentError, match=r"fanout must be an integer >= -1 \(got -2\)"):
         changed.sample_blocks(g, [1])
-
-
-class OneHop(BlockSampler):
-    """A sampler of the user's own, on the public functions."""
-
-    def sample_blocks(self, g, seed_nodes):
-        frontier = g.sample_neighbors(seed_nodes, 2)
-        block = to_block(frontier, seed_nodes)
-        return block.srcdata[NID], seed_nodes, [block]
 
 
 def test_a_sampler_of_the_users_own(job: SharedJob, oracle) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import typed_oracle as typed
-from layouts import SharedJob, everywhere, on_all, rotated, several
+from layouts import SharedJob, everywhere, on_all, refuses, rotated, several
 from oracle import NUM_NODES, in_memory
 from typed_oracle import typed_in_memory, write_typed_oracle
 
@@ -131,14 +131,6 @@ def test_a_loader_in_memory() -> None:
         assert torch.equal(nodes[: len(seeds)], seeds) and torch.equal(graph.ndata["label"], nodes % 7)
         assert torch.equal(graph.edata["weight"], g.edata["weight"][graph.edata[EID]])
         check(g, (nodes, seeds, graph), set())
-
-
-def refuses(error: type[MPIGraphError], text: str, make: Any) -> bool:
-    try:
-        make()
-    except error as raised:
-        return text in str(raised)
-    return False
 
 
 @several

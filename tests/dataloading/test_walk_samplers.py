@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import typed_oracle as typed
-from layouts import SharedJob, everywhere, on_all, several
+from layouts import SharedJob, everywhere, on_all, refuses, several
 from oracle import in_memory
 from typed_oracle import typed_in_memory, write_typed_oracle
 
@@ -124,14 +124,6 @@ def test_minibatches_are_the_same_in_every_layout(job: SharedJob, oracle) -> Non
 def test_typed_minibatches_are_the_same_in_every_layout(job: SharedJob) -> None:
     g = job.open(job.write(write_typed_oracle, 3))
     compare(job, g, typed_in_memory(), torch.arange(typed.NUM_NODES["paper"]), pinsage, True)
-
-
-def refuses(error: type[MPIGraphError], text: str, make: Callable[[], object]) -> bool:
-    try:
-        make()
-    except error as raised:
-        return text in str(raised)
-    return False
 
 
 def test_wrong_arguments_are_named(job: SharedJob) -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import h5py
 import numpy as np
 import pytest
+from damaged import flip
 from input_checks import bytes_in_memory
 from typed_parts import TYPED, typed_source
 
@@ -169,12 +169,7 @@ def test_little_is_in_memory_at_once(parts: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_is_read_is_verified(parts: Path, tmp_path: Path, which: str, dataset: str, use) -> None:
     shutil.copytree(parts.parent, tmp_path / "bad")
     config = PartConfig.read(tmp_path / "bad" / parts.name)
-    path = config.part_path(1, which)
-    with h5py.File(path) as file:
-        at = file[dataset].id.get_offset()
-    data = bytearray(path.read_bytes())
-    data[at + 8 * 3] ^= 1
-    path.write_bytes(data)
+    flip(config.part_path(1, which), dataset, 8 * 3)
     source = read_source(config.path)  # which reads no rows
     with pytest.raises(ShardFormatError, match=rf"part1/\w+\.h5: dataset '{dataset}' (is damaged|contradicts itself)"):
         use(source, SOURCE.schema.relation_id("cites"))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import h5py
 import pytest
+from damaged import flip
 from jobs import SOON, clean_environment, mpiexec, run_job, run_script, wait_for
 from layouts import Job, Layout, api, needs_threads
 from oracle import NAME, NUM_NODES
@@ -33,11 +34,7 @@ def damage(directory: Path, how: str) -> str:
         with h5py.File(shard, "w") as file:
             file["x"] = [1, 2, 3]
         return "graph.h5"
-    with h5py.File(shard) as file:
-        at = file["relations/_N:_E:_N/indices"].id.get_offset()
-    data = bytearray(shard.read_bytes())
-    data[at + 5] ^= 1
-    shard.write_bytes(data)
+    flip(shard, "relations/_N:_E:_N/indices")
     return "relations/_N:_E:_N/indices"
 
 

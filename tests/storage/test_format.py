@@ -64,9 +64,10 @@ def test_a_graph_has_its_own_names(job: SharedJob) -> None:
     g = job.open(job.write(write_odd))
     assert (tuple(g.ntypes), g.canonical_etypes) == (TYPES, RELATIONS)
     frames = [(g.nodes[t].data, g.num_nodes(t)) for t in TYPES] + [(g.edges[r].data, 40) for r in RELATIONS[::8]]
+    some = slice(None) if job.trainers.size == 1 else slice(None, None, 4)  # each name is a message or more
     for data, count in frames:
         assert set(NAMES) < set(data)
-        for number, name in enumerate(NAMES):
+        for number, name in list(enumerate(NAMES))[some]:
             assert torch.equal(data[name][torch.arange(count)].sort().values, number * 1000 + torch.arange(count))
     book = g.get_partition_book()
     for relation in RELATIONS:

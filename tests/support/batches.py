@@ -1,12 +1,14 @@
 """Minibatches that tests sample in many ways, and a fingerprint that says whether two are the same."""
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import torch
 from oracle import NUM_NODES
 
-from mpigraph.dataloading import LaborSampler, NeighborSampler
+from mpigraph.dataloading import BlockSampler, LaborSampler, NeighborSampler
+from mpigraph.graphs.block import to_block
 from mpigraph.graphs.fields import EID, NID
 
 NUM_BATCHES = 6
@@ -23,6 +25,16 @@ SAMPLERS = {
     "labor-mask": LaborSampler([2, 2], mask="even", batch_dependency=3),
     "labor-step": LaborSampler([2, 3], share="step", return_eids=False),
 }
+
+
+class OneHop(BlockSampler):
+    """A sampler of the user's own, on the public functions, which knows no exclusion."""
+
+    def sample_blocks(self, g: Any, seed_nodes: torch.Tensor) -> Any:
+        frontier = g.sample_neighbors(seed_nodes, 2)
+        block = to_block(frontier, seed_nodes)
+        block.edata[EID] = frontier.edata[EID]
+        return block.srcdata[NID], seed_nodes, [block]
 
 
 def batch(number: int) -> torch.Tensor:

@@ -130,18 +130,25 @@ def rotated(cases: int) -> pytest.MarkDecorator:
     return pytest.mark.rotated(cases)
 
 
-def leave_to(layout: Layout | None, module: str) -> str | None:
+def leave_to(layout: Layout | None, module: str, chosen: list[Layout]) -> str | None:
     """Name the marker of a layout that the suite leaves out for the tests of a module; None where it runs.
 
-    The first and the last layout run always. Of the others each module leaves half to Open MPI ("elsewhere"), which
-    leaves the other half to MPICH. Of what is left the suite has a quarter, with Open MPI half, and the slow tests the
-    rest.
+    The first and the last layout run always; but where tests run on each of :data:`API`, one half of the modules has
+    its second layout in place of the last, with Open MPI the other half. Slow tests have both. Of the layouts between
+    them each module leaves half to Open MPI ("elsewhere"), which leaves the other half to MPICH; of those of
+    :data:`LAYOUTS` a third to each, and a third is a study. Of what is left the suite has a quarter, with Open MPI
+    half, and the slow tests the rest.
     """
     others = LAYOUTS[1:-1]
+    number = zlib.crc32(module.encode())
+    if chosen == API and (number // 8 + OPEN_MPI) % 2 and layout in (API[1], API[-1]):
+        return None if layout == API[1] else "slow"
     if layout not in others:
         return None
-    number = zlib.crc32(module.encode()) + others.index(layout) + OPEN_MPI
-    return "elsewhere" if number % 2 else "slow" if number // 2 % (2 if OPEN_MPI else 4) else None
+    rest, whose = divmod(number + others.index(layout), 2 if chosen == API else 3)
+    if whose != OPEN_MPI:
+        return "study" if whose == 2 else "elsewhere"
+    return "slow" if rest % (2 if OPEN_MPI else 4) else None
 
 
 def is_left_out(params: Mapping[str, int], cases: int) -> bool:
@@ -188,6 +195,15 @@ def on_all(comm: MPI.Intracomm, ok: bool, message: str = "") -> None:
     results = comm.allgather((bool(ok), message))
     bad = [f"rank {rank}: {text}" for rank, (good, text) in enumerate(results) if not good]
     assert not bad, "; ".join(bad)
+
+
+def refuses(error: type[MPIGraphError], text: str, make: Callable[[], object]) -> bool:
+    """Return whether a call raises an error with a text in it."""
+    try:
+        make()
+    except error as raised:
+        return text in str(raised)
+    return False
 
 
 def start(comm: MPI.Intracomm, layout: Layout, transport: str, sampling: str, **options: Any) -> bool:

@@ -12,8 +12,10 @@ import numpy as np
 
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.shard import ShardReader
 
 TYPED = "typed"
 COUNTS = {"author": 40, "editor": 0, "field": 2, "paper": 90, "reader": 40}
@@ -59,6 +61,45 @@ def check_equal(expected: Path, actual: Path) -> None:
     assert names and sorted(path.relative_to(actual) for path in actual.rglob("*")) == names
     files = [str(name) for name in names if (expected / name).is_file()]
     assert filecmp.cmpfiles(expected, actual, files, shallow=False) == (files, [], [])
+
+
+def check_round_trip(source: GraphSource, result: PartitionResult, num_parts: int) -> None:
+    """Every node and edge of the source is found once, where the book says, with its features."""
+    config = PartConfig.read(result.config_path)
+    book, schema = config.book, source.schema
+    assert config.num_parts == num_parts
+    for t, ntype in enumerate(schema.ntypes):
+        orig = result.orig_nids[t]
+        assert np.array_equal(np.sort(orig), np.arange(source.num_nodes[t]))
+        for k in range(num_parts):
+            begin, end = book.node_range(k, t)
+            with ShardReader(config.part_path(k, "part_graph"), config.graph_name, k) as graph:
+                assert np.array_equal(graph.read(f"nodes/{ntype}/orig_ids"), orig[begin:end])
+            with ShardReader(config.part_path(k, "node_feats")) as feats:
+                assert np.array_equal(feats.read(f"{ntype}/id"), orig[begin:end])
+    for r, relation in enumerate(schema.relations):
+        key, (s, d) = ":".join(relation), schema.ends(r)
+        src, dst = source.edges[r]
+        assert np.array_equal(np.sort(result.orig_eids[r]), np.arange(len(src)))
+        for k in range(num_parts):
+            begin, end = book.edge_range(k, r)
+            orig = result.orig_eids[r][begin:end]
+            with ShardReader(config.part_path(k, "part_graph")) as graph:
+                fields = {
+                    f: graph.read(f"relations/{key}/{f}") for f in ("indptr", "indices", "out_degrees", "orig_ids")
+                }
+            assert fields["indices"].dtype == np.int32 and np.array_equal(fields["orig_ids"], orig)
+            assert fields["indptr"][0] == 0 and fields["indptr"][-1] == end - begin
+            first, last = book.node_range(k, d)
+            new_dst = np.repeat(np.arange(first, last), np.diff(fields["indptr"]))
+            assert np.array_equal(result.orig_nids[s][fields["indices"]], src[orig])
+            assert np.array_equal(result.orig_nids[d][new_dst], dst[orig])
+            order = np.lexsort((orig, fields["indices"], new_dst))
+            assert np.array_equal(order, np.arange(len(orig)))
+            own = result.orig_nids[s][slice(*book.node_range(k, s))]
+            assert np.array_equal(fields["out_degrees"], np.bincount(src, minlength=source.num_nodes[s])[own])
+            with ShardReader(config.part_path(k, "edge_feats")) as feats:
+                assert np.array_equal(feats.read(f"{key}/told"), np.stack([src, dst, np.arange(len(src))], 1)[orig])
 
 
 def random_book(num_parts: int, seed: int) -> RangeBook:
