@@ -17,8 +17,8 @@ from mpigraph.cli.ranks import working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.formats.assignment_files import read_assignment
-from mpigraph.formats.node_ranks import temporary_bytes
 from mpigraph.formats.readers import LAYOUTS, read_source
+from mpigraph.formats.reading_ranks import temporary_bytes
 from mpigraph.formats.shards import check_apart
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import muted

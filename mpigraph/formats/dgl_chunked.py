@@ -33,7 +33,7 @@ from mpigraph.formats.foreign_names import NOTE, with_original_names
 from mpigraph.formats.input_files import FolderFiles, graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.mapped_files import mapped_npy
-from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, read_columns
 from mpigraph.formats.table_files import TextForm, open_tables
 from mpigraph.metadata.schema import Relation, relations_in
@@ -74,7 +74,7 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
 class _Metadata:
     """The content of ``metadata.json``, checked while it is asked for."""
 
-    def __init__(self, folder: Path, ranks: NodeRanks) -> None:
+    def __init__(self, folder: Path, ranks: ReadingRanks) -> None:
         self.ranks = ranks
         self.folder_files = FolderFiles(folder)
         self.path = self.folder_files.read(folder / METADATA)

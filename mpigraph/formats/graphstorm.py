@@ -32,7 +32,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.id_maps import Distinct
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.mapped_files import GrowingFile
-from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, TableColumns, ValueColumn, read_columns
 from mpigraph.formats.table_files import JsonFiles, TextForm, json_values, open_tables
 from mpigraph.formats.typed_tables import graph_of_tables
@@ -83,7 +83,7 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     return replace(source, left_out=(*left_out, *source.left_out))
 
 
-def _entries(path: Path, section: Sequence[object], kind: str, ranks: NodeRanks) -> "dict[Any, _Entry]":
+def _entries(path: Path, section: Sequence[object], kind: str, ranks: ReadingRanks) -> "dict[Any, _Entry]":
     entries: dict[Any, _Entry] = {}
     for conf in section:
         entry = _Entry(path, conf, kind, ranks)
@@ -96,7 +96,7 @@ def _entries(path: Path, section: Sequence[object], kind: str, ranks: NodeRanks)
 class _Entry:
     """A :class:`~mpigraph.formats.typed_tables.ReadTable` that the configuration names as a node type or relation."""
 
-    def __init__(self, path: Path, conf: object, kind: str, ranks: NodeRanks) -> None:
+    def __init__(self, path: Path, conf: object, kind: str, ranks: ReadingRanks) -> None:
         if not isinstance(conf, dict):
             raise GraphDataError(f"{path}: {kind} must be a list of objects (got {conf!r:.60})")
         self._conf: dict[str, Any] = conf

@@ -1,12 +1,15 @@
 """Number the nodes of a type by the ids that tables have for them.
 
 Where a table has a row for each node, the row is the number. Else the ids of the edges are numbered in their order:
-integers by value and strings by their UTF-8 bytes. Ids that are 0, 1, ..., n - 1 already are their own numbers. The
-distinct ids are collected from chunks, sorted, and kept in a mapped temporary file; the ranks of a node divide this.
+integers by value and strings by their UTF-8 bytes. Ids that are 0, 1, ..., n - 1 already are their own numbers.
+
+Ranks sort ids together (a sample sort): each sorts its share and sends the ids of each range to one rank, which merges
+them. What all have merged is kept in a mapped temporary file.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +17,15 @@ from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.mapped_files import GrowingFile
-from mpigraph.formats.node_ranks import Grow, NodeRanks
+from mpigraph.formats.reading_ranks import Grow, ReadingRanks
 from mpigraph.formats.table_columns import IdColumn
+from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_int64, place_of, release
 from mpigraph.partition.source import EDGES_PER_CHUNK
 
 __all__ = ["Distinct", "NodeIds", "distinct_texts", "typewise"]
+
+_SAMPLES = 16  # of a rank for each range of ids
 
 
 class Distinct:
@@ -74,7 +80,7 @@ class NodeIds:
         what: str,
         table_ids: IdColumn | None,
         ends: Sequence[IdColumn],
-        ranks: NodeRanks,
+        ranks: ReadingRanks,
         count: int | None = None,
     ) -> None:
         self._what = what
@@ -136,23 +142,24 @@ class NodeIds:
         return f"an edge has the id {unknown!s:.80}, which no row of the table of {self._what} has"
 
     def _take(self, table_ids: IdColumn) -> None:
-
-        def sort(grow: Grow) -> tuple[None, list[GrowingFile]]:
+        """Number the rows of a table."""
+        ranks = self._ranks
+        exchange = ranks.exchange
+        with ranks.together(self._doing):
             if self.is_text:
-                chunks = [values[positions] for values, positions, _ in table_ids.texts()]
+                chunks = [values[positions] for values, positions, _ in table_ids.texts(ranks=ranks)]
                 ids = np.concatenate([np.zeros(0, "S1"), *chunks])
             else:
-                ids = np.concatenate([np.zeros(0, np.int64), *_chunks([table_ids.numbers])])
-                if np.array_equal(ids, np.arange(len(ids))):
-                    return None, []
-            order = np.argsort(ids, kind="stable")
-            keys = ids[order]
+                ids = np.concatenate([np.zeros(0, np.int64), *_chunks([table_ids.numbers], ranks)])
+        counts = exchange.gather(np.array([[len(ids)]], np.int64))
+        rows = counts[: exchange.rank].sum() + np.arange(len(ids))
+        if not self.is_text and exchange.sum_of(int(not np.array_equal(ids, rows))) == 0:
+            return
+        ids = ids.astype(_common_dtype(ranks, ids), copy=False)
+        keys, order = _sorted_together(ranks, ids, rows)
+        with ranks.together(self._doing):
             _check_unlike(keys, order, table_ids)
-            return None, [_kept(values, grow) for values in (ids, keys, order)]
-
-        arrays = self._ranks.once(self._doing, sort).arrays
-        if arrays:
-            self.original, self._keys, self._order = arrays
+        self.original, self._keys, self._order = _joined(ranks, self._doing, ids, keys, order)
 
     def _collect(self, ends: Sequence[IdColumn]) -> int:
         """Number the ids that edges have; return how many there are."""
@@ -191,7 +198,7 @@ class _Numbered(MadeRows):
 
 
 @collective("ranks")
-def distinct_texts(ranks: NodeRanks, doing: str, columns: Sequence[IdColumn], blanks: bool = False) -> Array:
+def distinct_texts(ranks: ReadingRanks, doing: str, columns: Sequence[IdColumn], blanks: bool = False) -> Array:
     """Return the distinct ids of columns as text, ascending, of dtype S; in a mapped file."""
 
     def own() -> Iterator[Array]:
@@ -202,22 +209,71 @@ def distinct_texts(ranks: NodeRanks, doing: str, columns: Sequence[IdColumn], bl
     return _distinct_of(ranks, doing, own)
 
 
-def _distinct_of(ranks: NodeRanks, doing: str, own: Callable[[], Iterator[Array]]) -> Array:
-    """Return the distinct values among those that all ranks of a node have, ascending, in a mapped file."""
+@collective("ranks")
+def _distinct_of(ranks: ReadingRanks, doing: str, own: Callable[[], Iterator[Array]]) -> Array:
+    """Return the distinct values among those that all ranks have, ascending, in a mapped file."""
+    with ranks.together(doing):
+        distinct = Distinct()
+        for values in own():
+            distinct.add(values)
+        run = distinct.sorted()
+    run = run.astype(_common_dtype(ranks, run), copy=False)
+    keys, _ = _sorted_together(ranks, run, np.zeros(len(run), np.int64))
+    return _joined(ranks, doing, _distinct(keys))[0]
+
+
+@collective("ranks")
+def _common_dtype(ranks: ReadingRanks, ids: Array) -> np.dtype[Any]:
+    """Return the dtype that holds the ids of all ranks: int64, or strings as long as the longest."""
+    width = ids.dtype.itemsize if ids.dtype.kind == "S" else 0
+    widest = int(ranks.exchange.gather(np.array([[width]], np.int64)).max())
+    return np.dtype(f"S{widest}") if widest else np.dtype(np.int64)
+
+
+@collective("ranks")
+def _sorted_together(ranks: ReadingRanks, ids: Array, rows: I64) -> tuple[Array, I64]:
+    """Sort the ids of all ranks, of one dtype, and their rows along, which ascend; return this rank's range of them."""
+    exchange = ranks.exchange
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    sample = ids[np.linspace(0, len(ids) - 1, min(len(ids), _SAMPLES * exchange.size), dtype=np.int64)]
+    known = np.sort(_values_of(exchange.gather(_bytes_of(sample)), ids.dtype))
+    ends = np.searchsorted(ids, known[even_bounds(len(known), exchange.size)[1:-1]] if len(known) else known)
+    counts = np.diff(np.append(ends, len(ids)), prepend=0) if len(known) else np.zeros(exchange.size, np.int64)
+    records = np.concatenate([_bytes_of(ids), _bytes_of(rows[order])], axis=1)
+    came, _ = exchange.all_to_all(records, counts)
+    ids, rows = _values_of(came[:, :-8], ids.dtype), _values_of(came[:, -8:], np.dtype(np.int64))
+    order = np.argsort(ids, kind="stable")  # equal ids came from lower ranks first, which have lower rows
+    return ids[order], rows[order]
+
+
+def _bytes_of(values: Array) -> Array:
+    return np.ascontiguousarray(values).view(np.uint8).reshape(len(values), values.dtype.itemsize)
+
+
+def _values_of(rows: Array, dtype: np.dtype[Any]) -> Array:
+    return np.ascontiguousarray(rows).reshape(-1).view(dtype)
+
+
+@collective("ranks")
+def _joined(ranks: ReadingRanks, doing: str, *own: Array) -> list[Array]:
+    """Return arrays of all ranks one after another, each in a mapped file."""
     with ExitStack() as stack:
         with ranks.together(doing):
-            distinct = Distinct()
-            for values in own():
-                distinct.add(values)
-            files = [_kept(distinct.sorted(), ranks.growing(stack))]
-        runs = [its.arrays[0] for its in ranks.gather(doing, files=files)]
-        filled = [run for run in runs if len(run)]
-        if len(filled) < 2:
-            return (filled or runs)[0]
-        return ranks.once(doing, lambda grow: (None, [_kept(_distinct(*filled), grow)])).arrays[0]
+            files = [_kept(values, ranks.growing(stack)) for values in own]
+        runs = [its.arrays for its in ranks.gather(doing, files=files)]
+
+    def join(grow: Grow) -> tuple[None, list[GrowingFile]]:
+        joined = [_kept(values, grow) for values in runs[0]]
+        for arrays in runs[1:]:
+            for file, values in zip(joined, arrays, strict=True):
+                file.append(values)
+        return None, joined
+
+    return runs[0] if len(runs) == 1 else ranks.once(doing, join).arrays
 
 
-def _distinct_numbers(ranks: NodeRanks, doing: str, columns: Sequence[RowArray]) -> tuple[int, I64 | None]:
+def _distinct_numbers(ranks: ReadingRanks, doing: str, columns: Sequence[RowArray]) -> tuple[int, I64 | None]:
     """Return how many distinct integers there are, and which, ascending; None if they are 0, 1, ..., n - 1."""
     with ranks.together(doing):
         bounds = [0, -1]
@@ -228,22 +284,19 @@ def _distinct_numbers(ranks: NodeRanks, doing: str, columns: Sequence[RowArray])
     if low < 0 or high >= sum(map(len, columns)):  # they have gaps
         keys = _distinct_of(ranks, doing, lambda: _chunks(columns, ranks))
         return len(keys), keys
-    with ExitStack() as stack:
-        with ranks.together(doing):
-            is_there = np.zeros(high + 1, bool)
-            for chunk in _chunks(columns, ranks):
-                is_there[chunk] = True
-            files = [_kept(is_there, ranks.growing(stack))] if ranks.count > 1 else []
-        for its in ranks.gather(doing, files=files):
-            for there in its.arrays:
-                is_there |= there
-    count = int(np.count_nonzero(is_there))
-    if count == len(is_there):
-        return count, None
-    return count, ranks.once(doing, lambda grow: (None, [_kept(np.flatnonzero(is_there), grow)])).arrays[0]
+    with ranks.together(doing):
+        is_there = np.zeros(high + 1, bool)
+        for chunk in _chunks(columns, ranks):
+            is_there[chunk] = True
+    exchange = ranks.exchange
+    ranges = even_bounds(high + 1, exchange.size)
+    came, _ = exchange.all_to_all(is_there[:, None], np.diff(ranges))
+    numbers = ranges[exchange.rank] + np.flatnonzero(came.reshape(exchange.size, -1).any(axis=0))
+    count = exchange.sum_of(len(numbers))
+    return count, None if count == high + 1 else _joined(ranks, doing, numbers)[0]
 
 
-def _chunks(columns: Sequence[RowArray], ranks: NodeRanks | None = None) -> Iterator[I64]:
+def _chunks(columns: Sequence[RowArray], ranks: ReadingRanks | None = None) -> Iterator[I64]:
     """Yield chunks of integers, if ranks are given this rank's share of them."""
     places = [(column, first) for column in columns for first in range(0, len(column), EDGES_PER_CHUNK)]
     for column, first in places if ranks is None else ranks.share_of(places):

@@ -26,7 +26,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import Place, arrow, values_as, values_of
 from mpigraph.formats.id_maps import NodeIds
 from mpigraph.formats.input_files import graph_of
-from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import Block, IdColumn, read_columns
 from mpigraph.formats.table_files import TextFiles
 from mpigraph.metadata.schema import Relation, relation_key
@@ -118,7 +118,7 @@ class LabelledTable:
 
 @collective("ranks")
 def read_labelled_tables(
-    nodes: Sequence[LabelledTable], edges: Sequence[LabelledTable], ranks: NodeRanks
+    nodes: Sequence[LabelledTable], edges: Sequence[LabelledTable], ranks: ReadingRanks
 ) -> GraphSource:
     """Read a property graph.
 
@@ -178,7 +178,7 @@ def _labels_of(text: str) -> str:
 class _Rows:
     """Rows of the files of one header. Each row belongs to an owner, a node type or a relation."""
 
-    def __init__(self, table: LabelledTable, ranks: NodeRanks) -> None:
+    def __init__(self, table: LabelledTable, ranks: ReadingRanks) -> None:
         self.table = table
         self._ranks = ranks
         ids = dict.fromkeys([*(column for column, _ in table.ids), *filter(None, [table.label])])
@@ -252,7 +252,7 @@ class _Values:
 class _Spaces:
     """The nodes of each id space, in the order of their rows."""
 
-    def __init__(self, nodes: Sequence[_Rows], edges: Sequence[_Rows], ranks: NodeRanks) -> None:
+    def __init__(self, nodes: Sequence[_Rows], edges: Sequence[_Rows], ranks: ReadingRanks) -> None:
         self._tables: dict[str, list[_Rows]] = {space: [] for rows in edges for _, space in rows.table.ids}
         for rows in nodes:
             self._tables.setdefault(rows.table.ids[0][1], []).append(rows)
@@ -325,7 +325,7 @@ def _as_bytes(width: int, ids: Array) -> Array:
 
 
 def _relations(
-    edges: Sequence[_Rows], spaces: _Spaces, types: Sequence[str], ranks: NodeRanks
+    edges: Sequence[_Rows], spaces: _Spaces, types: Sequence[str], ranks: ReadingRanks
 ) -> tuple[tuple[Relation, ...], list[tuple[RowArray, RowArray]]]:
     """Sort edges by relation; return the relations in alphabetical order, and their ends."""
     texts: dict[str, int] = {}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.partition.source import GraphSource
 
@@ -25,7 +25,7 @@ class ReadOptions:
     """
 
     num_nodes: int | None = None
-    ranks: NodeRanks = field(default_factory=NodeRanks)
+    ranks: ReadingRanks = field(default_factory=ReadingRanks)
     dataset: str | None = None
     adds_reverse: bool = False
     nodes: tuple[Path, ...] = ()
@@ -47,8 +47,8 @@ class Layout:
         is_at: returns whether a path, a file or a directory, has this layout; looks at names and first lines alone.
         read: reads the graph. Errors are GraphDataErrors that name the file and, in text, the line.
         takes: names of the :class:`ReadOptions` that it uses; the user gets an error for others.
-        by_all_ranks: every rank calls ``read``, which only maps files, or divides the work; else one rank of each node
-            calls it for all.
+        by_all_ranks: every rank calls ``read``, which only maps files, or divides the work; else one rank calls it for
+            all.
     """
 
     name: str

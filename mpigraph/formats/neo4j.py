@@ -32,7 +32,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.formats.input_files import first_bytes, in_natural_order
 from mpigraph.formats.labelled_tables import LabelledTable, Property, read_labelled_tables
 from mpigraph.formats.layout import Layout, ReadOptions
-from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_files import TextFiles, TextForm, fields_of, is_table
 from mpigraph.formats.typed_tables import log_categories
 from mpigraph.metadata.schema import DEFAULT_NTYPE
@@ -122,7 +122,7 @@ def _read(dialect: _Dialect, path: Path, options: ReadOptions) -> GraphSource:
                 raise GraphDataError(f"{paths[0]}: the header needs one column of {role}s (got {roles.count(role)})")
         table = _table(dialect, header, paths, id_roles, options.tables.types, categories)
         (edges if len(id_roles) > 1 else nodes).append(table)
-    source = read_labelled_tables(nodes, edges, NodeRanks(options.scratch))
+    source = read_labelled_tables(nodes, edges, ReadingRanks(options.scratch))
     for name, codes in categories.items():
         ordered = sorted(codes, key=str.encode)
         log_categories(f"{path}: property {name}", ordered)

@@ -25,9 +25,9 @@ from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.metis_files import METIS
 from mpigraph.formats.named_arrays import HDF5, NPY_DIRECTORY, NPZ
 from mpigraph.formats.neo4j import NEO4J, NEPTUNE
-from mpigraph.formats.node_ranks import NodeRanks, read_once
 from mpigraph.formats.ogb import OGB, OGB_TEXT
 from mpigraph.formats.processed_arrays import IGB, MAG240M
+from mpigraph.formats.reading_ranks import ReadingRanks, read_once
 from mpigraph.formats.shards import read_partition
 from mpigraph.formats.table_folders import TABLES
 from mpigraph.formats.typed_tables import TableOptions
@@ -97,7 +97,7 @@ def read_source(
         add_reverse: add the reverse of every relation as a relation of its own.
         nodes: csv or parquet files of nodes, where ``path`` is one of edges.
         tables: what the columns of csv and parquet files are.
-        exchange: ranks that read the same graph; those of a node divide text among them, and share its temporary files.
+        exchange: ranks that read the same graph; they divide text among them, and those of a node share files.
 
     Raises:
         GraphDataError: there is nothing that can be read, or an option is not for such an input; the message names
@@ -111,7 +111,7 @@ def read_source(
         raise GraphDataError(f"{path}: no such file or directory")
     if not path.is_file() and not path.is_dir():
         raise GraphDataError(f"{path}: neither a file nor a directory")
-    ranks = NodeRanks(None if scratch is None else Path(scratch), exchange)
+    ranks = ReadingRanks(None if scratch is None else Path(scratch), exchange)
     options = ReadOptions(
         num_nodes, ranks, dataset, undirected or add_reverse, tuple(map(Path, nodes)), tables or TableOptions()
     )

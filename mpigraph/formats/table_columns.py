@@ -30,7 +30,7 @@ from mpigraph.formats.arrow_values import (
     values_of,
 )
 from mpigraph.formats.mapped_files import GrowingFile
-from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_files import ParquetFiles, Piece, Tables, cut
 from mpigraph.log import get_logger
 from mpigraph.partition.row_arrays import (
@@ -108,7 +108,7 @@ class IdColumn:
         """The ids of a column of integers alone."""
         return concatenated([stretch for stretch in self.stretches if not isinstance(stretch, TextRows)])
 
-    def texts(self, blanks: bool = False, ranks: NodeRanks | None = None) -> Iterator[tuple[Array, I64, Place]]:
+    def texts(self, blanks: bool = False, ranks: ReadingRanks | None = None) -> Iterator[tuple[Array, I64, Place]]:
         """Yield the ids as text, a chunk at a time: distinct ones (dtype S), the position of each row, and its place.
 
         Args:
@@ -194,10 +194,10 @@ def read_columns(
     ids: Collection[str],
     values: Mapping[str, Sequence[str]],
     types: Mapping[str, str],
-    ranks: NodeRanks,
+    ranks: ReadingRanks,
     parsers: Mapping[str, Parser] | None = None,
 ) -> TableColumns:
-    """Read columns of a table; text is divided among the ranks of a node.
+    """Read columns of a table; text is divided among the ranks.
 
     Args:
         tables: the files.
@@ -297,9 +297,9 @@ def _lazy_values(tables: ParquetFiles, columns: Sequence[str], dtype: str) -> Va
 
 
 def _parsed(
-    tables: Tables, ranks: NodeRanks, columns: Mapping[str, _Column]
+    tables: Tables, ranks: ReadingRanks, columns: Mapping[str, _Column]
 ) -> list[tuple[Piece, int, list[Any], Array]]:
-    """Parse this rank's pieces; return those of all ranks of the node: piece, rows, blocks, and where arrays lie."""
+    """Parse this rank's pieces; return those of all ranks: piece, rows, blocks, and where arrays lie."""
     doing = f"reading {tables.paths[0]}"
     own = cut(tables, ranks)
     with ExitStack() as stack:

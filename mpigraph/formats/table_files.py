@@ -21,8 +21,9 @@ from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.arrow_values import EXACT, arrow, to_numpy, type_kind
 from mpigraph.formats.input_files import UNREADABLE, failure, is_packed, opened, reading
-from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.log import get_logger
+from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.row_arrays import RowArray, concatenated
 from mpigraph.storage.files import open_regular
 
@@ -100,14 +101,15 @@ def open_tables(
 
 
 @collective("ranks")
-def cut(tables: "Tables", ranks: NodeRanks) -> list[Piece]:
-    """Return the pieces that this rank of its node reads: as many bytes, or groups of rows, as every other rank.
+def cut(tables: "Tables", ranks: ReadingRanks) -> list[Piece]:
+    """Return the pieces that this rank reads: as many bytes, or groups of rows, as every other rank.
 
     Text is cut between lines; one rank reads a file that cannot be cut.
     """
     pieces = tables.pieces()
     total = sum(piece.end - piece.begin for piece in pieces if piece.end >= 0)
-    begin, end = (total * index // ranks.count for index in (ranks.index, ranks.index + 1))
+    rank, size = ranks.exchange.rank, ranks.exchange.size
+    begin, end = even_bounds(total, size)[rank : rank + 2].tolist()
     own = []
     for piece in pieces:
         if piece.end >= 0:
@@ -117,7 +119,7 @@ def cut(tables: "Tables", ranks: NodeRanks) -> list[Piece]:
             end -= piece.end - piece.begin
     if isinstance(tables, TextFiles):
         own = tables.between_lines(own, ranks)
-    return sorted([*own, *[piece for piece in pieces if piece.end < 0][ranks.index :: ranks.count]])
+    return sorted([*own, *[piece for piece in pieces if piece.end < 0][rank::size]])
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
@@ -173,18 +175,18 @@ class TextFiles:
         return [Piece(file, begin, end) for file, (begin, end) in enumerate(zip(self._begins, ends, strict=True))]
 
     @collective("ranks")
-    def between_lines(self, own: Sequence[Piece], ranks: NodeRanks) -> list[Piece]:
+    def between_lines(self, own: Sequence[Piece], ranks: ReadingRanks) -> list[Piece]:
         """Return this rank's pieces, moved so that each begins and ends at the beginning of a line.
 
         A line does not end between quotes, so all quotes before a piece are counted.
         """
         quotes = {}
-        if ranks.count > 1:
+        if ranks.exchange.size > 1:
             quotes = {str(piece.file): sum(data.count(b'"') for _, data in self._bytes(piece)) for piece in own}
         counted = [gathered.note for gathered in ranks.gather(f"reading {self.paths[0]}", quotes)]
         pieces = []
         for file, *bounds in own:
-            before = sum(its.get(str(file), 0) for its in counted[: ranks.index])
+            before = sum(its.get(str(file), 0) for its in counted[: ranks.exchange.rank])
             for number, at in enumerate(bounds):
                 if at not in (self._begins[file], self.pieces()[file].end):
                     bounds[number] = self._next_line(file, at, (before + quotes.get(str(file), 0) * number) % 2 == 1)

@@ -33,7 +33,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.id_maps import NodeIds, distinct_texts
 from mpigraph.formats.input_files import graph_of
-from mpigraph.formats.node_ranks import NodeRanks
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, are_numbers, read_columns
 from mpigraph.formats.table_files import ParquetFiles, TextFiles, TextForm, open_tables
 from mpigraph.log import get_logger
@@ -164,7 +164,7 @@ class _Plan:
 def read_typed_tables(
     nodes: Sequence[NodeTable],
     edges: Sequence[EdgeTable],
-    ranks: NodeRanks | None = None,
+    ranks: ReadingRanks | None = None,
     options: TableOptions | None = None,
     num_nodes: Mapping[str, int] | None = None,
 ) -> GraphSource:
@@ -182,7 +182,7 @@ def read_typed_tables(
         StorageError: a temporary file cannot be written.
     """
     options = options or TableOptions()
-    ranks = ranks or NodeRanks()
+    ranks = ranks or ReadingRanks()
     plans = [*(_Plan.of(table, options) for table in nodes), *(_Plan.of(table, options) for table in edges)]
     _check_all_used(options, plans)  # before what takes long
     tables = [_Table(plan, options, ranks) for plan in plans]
@@ -213,7 +213,7 @@ class ReadTable(Protocol):
 def graph_of_tables(
     nodes: Mapping[str, ReadTable],
     edges: Mapping[Relation, ReadTable],
-    ranks: NodeRanks,
+    ranks: ReadingRanks,
     num_nodes: Mapping[str, int] | None = None,
 ) -> GraphSource:
     """Number the nodes of tables by their ids, and return the graph; see :func:`read_typed_tables`."""
@@ -250,7 +250,7 @@ def graph_of_tables(
 class _Table:
     """A :class:`ReadTable` of csv or parquet files."""
 
-    def __init__(self, plan: _Plan, options: TableOptions, ranks: NodeRanks) -> None:
+    def __init__(self, plan: _Plan, options: TableOptions, ranks: ReadingRanks) -> None:
         self.title = name = str(plan.tables.paths[0])
         ids = (*plan.ids, *plan.words.values())
         columns_of = {**plan.features, **{column: (column,) for column in ids}}
@@ -334,13 +334,13 @@ def _check_all_used(options: TableOptions, plans: Sequence[_Plan]) -> None:
             raise GraphDataError(f"{what}: no table has a column {pattern!r} (there are {', '.join(sorted(names))})")
 
 
-def _masks(words: IdColumn, ranks: NodeRanks) -> dict[str, Feature]:
+def _masks(words: IdColumn, ranks: ReadingRanks) -> dict[str, Feature]:
     """Return the masks of a column of the words train, val and test."""
     parts = ranks.rows("reading the split", np.uint8, lambda: _splits(words, ranks))
     return {name: Feature.of(MadeRows(partial(np.equal, part), np.bool_, parts)) for part, name in enumerate(_MASKS)}
 
 
-def _splits(words: IdColumn, ranks: NodeRanks) -> Iterator[Array]:
+def _splits(words: IdColumn, ranks: ReadingRanks) -> Iterator[Array]:
     for values, positions, place in words.texts(True, ranks):
         parts = np.array([_SPLITS.get(value.lower(), 4) for value in values.tolist()], np.uint8)[positions]
         if len(parts) and parts.max() == 4:
@@ -356,7 +356,7 @@ def log_categories(title: str, names: Sequence[object]) -> None:
     get_logger().warning("%s: %d categories are numbered in their order: %s", title, len(names), listed)
 
 
-def _category(title: str, names: IdColumn, ranks: NodeRanks) -> Feature:
+def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Feature:
     """Return the number of each name in the order of all names, int64; -1 for a row without a name."""
     doing = "numbering categories"
     if names.is_text:

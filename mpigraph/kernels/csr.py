@@ -6,6 +6,8 @@ and holds, while edges are placed, the next free position of each row. All sorts
 their order. So a graph may be read in chunks, twice, and never lie in memory as a list of edges.
 """
 
+from typing import Any
+
 import numba
 import numpy as np
 
@@ -13,6 +15,7 @@ from mpigraph.arrays import Array
 
 __all__ = [
     "asymmetry",
+    "asymmetry_of_edges",
     "count_keys",
     "distinct_in_rows",
     "drop_repeats",
@@ -138,6 +141,30 @@ def distinct_in_rows(indptr: Array, values: Array, out: Array, kept: int, out_in
     return kept
 
 
+@numba.njit(nogil=True, cache=True, inline="always")
+def _pair_word(u: Any, v: Any) -> Any:
+    """Return a hash of an unordered pair, 0 for one node twice, with the sign of its direction."""
+    # the mixer of kernels/rng.py on a word that is distinct for each pair
+    word = np.uint64(min(u, v)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(max(u, v))
+    word ^= word >> np.uint64(31)
+    word *= np.uint64(0xBF58476D1CE4E5B9)
+    word ^= word >> np.uint64(27)
+    word *= np.uint64(0x94D049BB133111EB)
+    return word if u < v else np.uint64(0) - word if u > v else np.uint64(0)
+
+
+@numba.njit(nogil=True, cache=True)
+def asymmetry_of_edges(src: Array, src_base: int, dst: Array, dst_base: int) -> Any:
+    """Return a sum modulo 2**64 over edges; that of all edges is 0 if each has its reverse (see :func:`asymmetry`).
+
+    src, dst: int64[m].  src_base, dst_base: added to the ids.
+    """
+    remainder = np.uint64(0)
+    for i in range(len(src)):
+        remainder += _pair_word(src_base + src[i], dst_base + dst[i])
+    return remainder
+
+
 @numba.njit(nogil=True, cache=True)
 def asymmetry(indptr: Array, indices: Array) -> int:
     """Return 0 for a symmetric adjacency without repeats or self loops.
@@ -150,20 +177,9 @@ def asymmetry(indptr: Array, indices: Array) -> int:
     remainder = np.uint64(0)
     for row in range(len(indptr) - 1):
         for i in range(indptr[row], indptr[row + 1]):
-            value = indices[i]
-            low, high = min(row, value), max(row, value)
-            # the mixer of kernels/rng.py on a word that is distinct for each pair
-            word = np.uint64(low) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(high)
-            word ^= word >> np.uint64(31)
-            word *= np.uint64(0xBF58476D1CE4E5B9)
-            word ^= word >> np.uint64(27)
-            word *= np.uint64(0x94D049BB133111EB)
-            if row < value:
-                remainder += word
-            elif row > value:
-                remainder -= word
-            else:
+            if indices[i] == row:
                 return 1
+            remainder += _pair_word(row, indices[i])
     return 0 if remainder == np.uint64(0) else 1
 
 

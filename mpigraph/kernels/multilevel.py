@@ -6,6 +6,8 @@ memory, so that the order of nodes and edges does not matter. Outputs are alloca
 (int32[clusters], zeros) and ``touched`` (int32[clusters]) are scratch.
 """
 
+from typing import Any
+
 import numba
 import numpy as np
 
@@ -27,7 +29,7 @@ __all__ = [
 ]
 
 _AHEAD = 16  # entries between a prefetch and the access
-NEVER = -(2**62)
+_LARGEST = 2**31 - 1
 
 
 @numba.njit(nogil=True, cache=True)
@@ -52,11 +54,17 @@ def sum_by_group(
     return count
 
 
+@numba.njit(nogil=True, cache=True, inline="always")
+def _gain(weight: Any) -> Any:
+    """Return a gain as it fits int32."""
+    return min(max(weight, -_LARGEST), _LARGEST)
+
+
 @numba.njit(nogil=True, cache=True)
 def fits(weights: Array, row: int, loads: Array, group: int, limits: Array) -> bool:
     """Return whether a group stays within the limits with a row added, in each criterion in which the row has a weight.
 
-    weights: int64[rows, criteria].  loads: int64[groups, criteria].  limits: int64[criteria].
+    weights: int32[rows, criteria].  loads: int64[groups, criteria].  limits: int64[criteria].
     """
     for c in range(len(limits)):
         if weights[row, c] > 0 and loads[group, c] + weights[row, c] > limits[c]:
@@ -84,8 +92,8 @@ def propose_labels(
     """Find the cluster to which most edge weight of a node leads, for the nodes whose turn it is (hash modulo 8).
 
     indptr: int64[n + 1].  indices: int32[m], local nodes.  edge_weights: int32[m], or empty: all 1.
-    weights: int64[n, criteria].  labels: int32[nodes].  label_keys: int64[clusters]; the first n are those of the own
-    nodes.  loads: int64[clusters, criteria].  caps: int64[criteria], what a cluster may weigh.
+    weights: int32[n, criteria].  labels: int32[nodes].  label_keys: int64[clusters]; the first n are those of the own
+    nodes.  loads: int32[clusters, criteria].  caps: int64[criteria], what a cluster may weigh.
     out_nodes, out_labels: int32[n], filled with the nodes that want to move, and their targets.  Returns their number.
     """
     count_moves = 0
@@ -121,7 +129,7 @@ def propose_labels(
 def accept_in_order(clusters: Array, weights: Array, caps: Array, loads: Array, members: Array, out: Array) -> None:
     """Let nodes join clusters in the given order while the caps allow it.
 
-    clusters: int64[p].  weights: int64[p, criteria].  caps: int64[criteria].  loads: int64[clusters, criteria] and
+    clusters: int64[p].  weights: int32[p, criteria].  caps: int64[criteria].  loads: int32[clusters, criteria] and
     members: int32[clusters], increased here.  out: int64[p], 1 where a node may join.
     """
     for i in range(len(clusters)):
@@ -137,7 +145,7 @@ def accept_in_order(clusters: Array, weights: Array, caps: Array, loads: Array, 
 def add_rows(clusters: Array, sign: int, weights: Array, loads: Array, members: Array) -> None:
     """Add nodes to clusters, or take them away.
 
-    clusters: int64[p].  sign: 1 or -1.  weights: int64[p, criteria].  loads: int64[clusters, criteria] and
+    clusters: int64[p].  sign: 1 or -1.  weights: int32[p, criteria].  loads: int32[clusters, criteria] and
     members: int32[clusters], changed here.
     """
     for i in range(len(clusters)):
@@ -187,7 +195,7 @@ def favourite_labels(
 def pack_in_order(groups: Array, weights: Array, caps: Array, out: Array) -> None:
     """Cut each run of equal groups into packs that the caps allow.
 
-    groups: int64[p].  weights: int64[p, criteria].  caps: int64[criteria].  out: int64[p], the index of the first of
+    groups: int64[p].  weights: int32[p, criteria].  caps: int64[criteria].  out: int64[p], the index of the first of
     each one's pack.
     """
     load = np.zeros((1, len(caps)), np.int64)
@@ -259,11 +267,12 @@ def best_parts(
 ) -> int:
     """Find for each node the other part with most of its edge weight, if a move there loses little enough.
 
-    indptr: int64[n + 1].  indices: int32[m].  edge_weights: int32[m], or empty: all 1.  weights: int64[n, criteria].
+    indptr: int64[n + 1].  indices: int32[m].  edge_weights: int32[m], or empty: all 1.  weights: int32[n, criteria].
     keys: int64[nodes].  parts: int32[nodes].  locked: bool[n], who stays.  loads: int64[parts, criteria].
     limits: int64[criteria].  quarters: a move may lose so many quarters of the weight to the own part.
     keeping: consider only parts that stay within the limits.
-    out_parts: int32[n], -1 for who does not move.  out_gains: int64[n].  Returns the weight of the cut edges.
+    out_parts: int32[n], -1 for who does not move.  out_gains: int32[n], of those that move.  Returns the weight of the
+    cut edges.
     """
     num_parts = len(loads)
     links = np.zeros(num_parts, np.int64)
@@ -293,7 +302,8 @@ def best_parts(
                 best_links = value
                 best_tie = tie
         out_parts[u] = best
-        out_gains[u] = best_links - inside if best >= 0 else NEVER
+        if best >= 0:
+            out_gains[u] = _gain(best_links - inside)
     return cut
 
 
@@ -311,7 +321,7 @@ def confirm_moves(
 ) -> None:
     """Compute each gain again as if all neighbours that gain more had moved; keep moves that then lose nothing.
 
-    targets: int32[nodes], -1 for nodes that do not move.  gains: int64[nodes].  out: bool[n].  The others are as in
+    targets: int32[nodes], -1 for nodes that do not move.  gains: int32[nodes].  out: bool[n].  The others are as in
     :func:`best_parts`.
     """
     last = len(indices) - 1
@@ -389,7 +399,7 @@ def leaving_parts(
                 best = part
         if best >= 0:
             out_parts[u] = best
-            out_gains[u] = links[best] - links[here]
+            out_gains[u] = _gain(links[best] - links[here])
         for t in range(count):
             links[met[t]] = 0
 
@@ -398,7 +408,7 @@ def leaving_parts(
 def tally(groups: Array, bins: Array, weights: Array, out: Array) -> None:
     """Sum weights by group and bin.
 
-    groups: int32[p].  bins: int64[p].  weights: int64[p, criteria].  out: int64[groups, bins, criteria], increased
+    groups: int32[p].  bins: int64[p].  weights: int32[p, criteria].  out: int64[groups, bins, criteria], increased
     here.
     """
     for i in range(len(groups)):

@@ -15,7 +15,7 @@ __all__ = ["Criteria", "balance_criteria", "limits", "loads_of", "measured_balan
 
 TOLERANCE = 1.05
 
-Criteria = dict[str, I64]
+Criteria = dict[str, I32 | I64]
 
 
 @collective("ranks")
@@ -26,7 +26,7 @@ def balance_criteria(
     exchange: Exchange = ALONE,
     bounds: I64 | None = None,
 ) -> Criteria:
-    """Return the criteria to balance: name -> int64[own nodes], the weight of each node.
+    """Return the criteria to balance: name -> int[own nodes], the weight of each node.
 
     Criteria are the nodes of each type, or of each of its classes; and with ``balance_edges`` the edges, which count at
     their destination, because its part holds them.
@@ -59,7 +59,7 @@ def balance_criteria(
             name = f"nodes {ntype}" if len(ntypes) > 1 else "nodes"
             if ntype in classes:
                 name += f" class {number}"
-            criteria[name] = np.zeros(int(last - first), np.int64)
+            criteria[name] = np.zeros(int(last - first), np.int32)
             criteria[name][own] = node_classes == number
     if balance_edges:
         criteria["edges"] = _in_degrees(source, exchange, bounds)

@@ -8,7 +8,8 @@ import numpy as np
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.shared_arrivals import EDGES_PER_BUCKET
+from mpigraph.partition.multilevel.dist_csr import FEW_RANKS
+from mpigraph.partition.relabel import EDGES_PER_BUCKET
 from mpigraph.partition.spill import NOTHING_CARRIED, Carried, Scratch
 
 __all__ = ["Forecast", "Workload", "check_memory", "forecast", "ranks_on_this_node"]
@@ -20,8 +21,10 @@ _ROUND_ALONE = 160 << 20
 _RELABELLED_NODE = 60
 _PART = 4  # bytes for the part of a node
 _BUCKET_EDGE = 80  # bytes for each edge of a part's bucket while it is sorted
-_CLUSTERING = (50, 75)  # bytes for each own node and ghost, and beyond that for each own node
-_WAITING = (20, 36)  # of these while the next level is made and the coarsest is partitioned
+_CLUSTERING = (32, 39)  # bytes for each own node and ghost, and beyond that for each own node
+_CONTRACTING = (26, 36)  # of these while the next level is made
+_WAITING = (10, 24)  # and while the coarsest is partitioned
+_HASHED = 20  # more for each own node and ghost where their positions lie in a hash table
 _CONTRACTED = 0.75  # of the edges are there on the next level, where contraction does little, as on generated graphs
 _COARSEST = 0.1  # of the nodes are there on the last level, or fewer, but at least
 _COARSEST_LEAST = 30_000
@@ -91,9 +94,10 @@ def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
     stages = {"check edges": held + _READING}
     scratch = own_edges * _RELABELLED * (2 if max(num_nodes, num_edges) >= 2**31 else 1)
     nodes = np.array([own_nodes + (min(num_nodes - own_nodes, own_edges) if ranks > 1 else 0), own_nodes])
-    clustering, waiting = int(nodes @ _CLUSTERING), int(nodes @ _WAITING)
-    contracting = waiting + (0 if ranks == 1 else _ROUND)
-    partitioning = waiting + _metis(num_nodes, num_edges)
+    hashed = _HASHED * int(nodes[0]) if ranks > FEW_RANKS else 0
+    clustering = int(nodes @ _CLUSTERING) + hashed
+    contracting = int(nodes @ _CONTRACTING) + hashed + (0 if ranks == 1 else _ROUND)
+    partitioning = int(nodes @ _WAITING) + _metis(num_nodes, num_edges)
     finest, coarse = 4 * own_edges, int(8 * _CONTRACTED * own_edges)
     if not mapping:
         contracting += finest + coarse

@@ -150,7 +150,7 @@ def call_metis(
     if not criteria or _is_uniform(criteria):
         weights = None
     elif exported and 1 < len(criteria) <= MAX_CONSTRAINTS:
-        weights = np.stack(list(criteria.values()), axis=1)
+        weights = np.stack(list(criteria.values()), axis=1).astype(np.int64)
     else:
         weights = one_weight(criteria)[:, None]
     if exported:
@@ -232,7 +232,7 @@ def _objtype(objtype: str) -> int:
 
 def _restore_balance(adjacency: Adjacency, parts: I32, num_parts: int, criteria: Criteria) -> I32:
     """Move nodes greedily while a criterion is over its limit: first moves that cost nothing, then any."""
-    weights = np.ascontiguousarray(np.stack(list(criteria.values()), axis=1))
+    weights = np.stack(list(criteria.values()), axis=1).astype(np.int64)
     bounds = limits(criteria, num_parts)
     loads = loads_of(criteria, parts, num_parts)
     before = measured_balance(criteria, loads)

@@ -27,7 +27,14 @@ _DONE = (0.75, 0.9, 0.95, 1.0)  # of the time has passed after each level, about
 
 @collective("ranks")
 def cluster_keys(
-    source: GraphSource, *, seed: int, exchange: Exchange, bounds: I64, scratch: Scratch, report: Report
+    source: GraphSource,
+    *,
+    seed: int,
+    both_ways: bool,
+    exchange: Exchange,
+    bounds: I64,
+    scratch: Scratch,
+    report: Report,
 ) -> I64:
     """Return int64[own nodes], keys to sort nodes by: those of a cluster are equal, those of near clusters close.
 
@@ -36,6 +43,7 @@ def cluster_keys(
     Args:
         source: the graph; each rank reads its share.
         seed: for ties of the clustering.
+        both_ways: the reverse of every edge is among the edges.
         exchange: the ranks.
         bounds: int64[ranks + 1], the nodes that each rank owns, types one after the other.
         scratch: for temporary files.
@@ -44,9 +52,8 @@ def cluster_keys(
     num_own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
     if bounds[-1] == 0:
         return np.empty(0, np.int64)
-    level = level_of_edges(
-        exchange, bounds, all_edges(source, exchange, report), np.ones((num_own, 1), np.int64), scratch
-    )
+    weights = np.ones((num_own, 1), np.int32)
+    level = level_of_edges(exchange, bounds, all_edges(source, exchange, report), weights, scratch, both_ways)
     descents: list[Descent] = []
     for number, cap in enumerate(_CAPS):
         give_back()

@@ -29,6 +29,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
+from mpigraph.kernels.csr import asymmetry_of_edges
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
@@ -39,7 +40,6 @@ from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
 from mpigraph.partition.metis import metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.node_order import cluster_keys
-from mpigraph.partition.numbering import Numbering
 from mpigraph.partition.options import (
     Digest,
     Method,
@@ -60,15 +60,16 @@ from mpigraph.partition.output_folder import (
 )
 from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.progress import Progress, silent
-from mpigraph.partition.relabel import Arrivals
+from mpigraph.partition.relabel import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import check_space
-from mpigraph.storage.format import index_dtype, node_orig_ids_name, storage_dtype
+from mpigraph.storage.format import index_dtype, node_orig_ids_name, relation_dataset_name, storage_dtype
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
+from mpigraph.storage.shard import ShardReader
 
 __all__ = ["PartitionResult", "partition_source"]
 
@@ -88,17 +89,15 @@ class PartitionResult:
     @cached_property
     def orig_nids(self) -> tuple[I64, ...]:
         """For each node type int64[n], new id -> original id."""
-        with PartFiles(PartConfig.read(self.config_path)) as files:
-            parts = range(files.config.num_parts)
-            names = map(node_orig_ids_name, files.config.schema.ntypes)
-            return tuple(np.concatenate([files.open(k, "part_graph").read(name) for k in parts]) for name in names)
+        config = PartConfig.read(self.config_path)
+        return tuple(_joined(config, node_orig_ids_name(ntype)) for ntype in config.schema.ntypes)
 
     @cached_property
     def orig_eids(self) -> tuple[I64, ...]:
         """For each relation int64[m], new id -> original position in the edge list."""
-        with PartFiles(PartConfig.read(self.config_path)) as files:
-            parts, relations = range(files.config.num_parts), range(len(files.config.schema.relations))
-            return tuple(np.concatenate([files.read_edges(r, k, "orig_ids") for k in parts]) for r in relations)
+        config = PartConfig.read(self.config_path)
+        keys = map(relation_key, config.schema.relations)
+        return tuple(_joined(config, relation_dataset_name(key, "orig_ids")) for key in keys)
 
 
 @collective("ranks")
@@ -218,6 +217,7 @@ class _Run:
     bounds: I64 = field(init=False)  # int64[ranks + 1], the nodes that each rank owns
     left: Leftovers = field(init=False)
     took_assignment: bool = field(init=False, default=False)
+    both_ways: bool = field(init=False, default=False)  # the reverse of every edge is there
 
     def __post_init__(self) -> None:
         self.bounds = even_bounds(sum(self.source.num_nodes), self.exchange.size)
@@ -267,15 +267,20 @@ class _Run:
         digest = Digest(exchange)
         total = sum(source.edge_counts)
         done = 0
+        skew = 0
         with exchange.together("checking the edges"):
             for relation_id in range(len(source.edges)):
+                src_base, dst_base = (int(source.node_bases[i]) for i in source.schema.ends(relation_id))
                 for first, src, dst in edge_chunks(source, relation_id, rank=exchange.rank, ranks=exchange.size):
                     self.progress("check edges", done, total)
                     source.check_edges(relation_id, first, src, dst)
                     digest.add(1 + relation_id, first, src, dst)
+                    skew = (skew + int(asymmetry_of_edges(src, src_base, dst, dst_base))) % 2**64
                     done = min(done + len(src) * exchange.size, total)
             source.check_node_times(exchange.rank, exchange.size)
             self.progress("check edges", total, total)
+        skews = exchange.gather(np.array([[skew]], np.uint64))
+        self.both_ways = int(skews.sum()) == 0
         schema = source.schema
         return word_of(schema.ntypes, schema.relations, source.num_nodes, source.edge_counts, digest.total())
 
@@ -311,7 +316,8 @@ class _Run:
         """Return int64[own nodes], the keys by which to sort the nodes of a part."""
         total = max(sum(self.source.edge_counts), 1)
         keys = cluster_keys(
-            self.source, seed=self.method.seed, exchange=self.exchange, bounds=self.bounds, scratch=self.scratch,
+            self.source, seed=self.method.seed, both_ways=self.both_ways, exchange=self.exchange, bounds=self.bounds,
+            scratch=self.scratch,
             report=lambda fraction: self.progress("order nodes", min(int(fraction * total), total - 1), total),
         )  # fmt: skip
         self.progress("order nodes", total, total)
@@ -341,7 +347,7 @@ class _Run:
         method = self.method
         if method.name == "multilevel":
             parts = multilevel_assign(
-                self.source, method.num_parts, criteria, seed=method.seed,
+                self.source, method.num_parts, criteria, seed=method.seed, both_ways=self.both_ways,
                 exchange=exchange, bounds=self.bounds, scratch=self.scratch, report=report,
             )  # fmt: skip
             whole: I32 | None = exchange.gather_to_first(parts[:, None])[:, 0]
@@ -461,19 +467,22 @@ class _Run:
             directory=self.out,
             identity=identity,
             seals=tuple(dict(sorted(known.seals.items())) for known in about),
-            shared=self.source.shared,
         )
+
+
+def _joined(config: PartConfig, name: str) -> I64:
+    rows = []
+    for part in range(config.num_parts):
+        with ShardReader(config.part_path(part, "part_graph"), config.graph_name, part, config.identity) as shard:
+            rows.append(shard.read(name))
+    return np.concatenate(rows)
 
 
 def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_parts: int) -> int:
     """Return the bytes of the shards, without HDF5's own, which are few."""
     total = (8 + 4) * sum(source.num_nodes)  # original ids, and the assignment
-    shared = set(source.shared)
     for relation_id in range(len(source.edges)):
         src, dst = (source.num_nodes[i] for i in source.schema.ends(relation_id))
-        if relation_id in shared:
-            total += (8 + 2 * index_dtype(max(source.num_nodes)).itemsize) * source.num_edges(relation_id)
-            continue
         total += 8 * (src + dst + num_parts) + (8 + index_dtype(src).itemsize) * source.num_edges(relation_id)
     counts = dict(zip(source.schema.ntypes, source.num_nodes, strict=True))
     counts |= dict(zip(map(relation_key, source.schema.relations), source.edge_counts, strict=True))

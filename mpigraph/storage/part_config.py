@@ -16,7 +16,6 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from mpigraph.storage.format import NARROW, WIDE, storage_dtype
 __all__ = ["FeatureInfo", "Features", "PartConfig", "check_graph_name", "homogeneous_ranges"]
 
 CONFIG_FORMAT = "mpigraph"
-CONFIG_VERSIONS = (2, 3)  # 1 had no identity; 3 has relations that share tables
+CONFIG_VERSION = 2  # 1 had no identity
 
 _FILES = {"part_graph": "graph.h5", "node_feats": "node_feat.h5", "edge_feats": "edge_feat.h5"}
 _REQUIRED = (
@@ -81,7 +80,6 @@ class PartConfig:
         directory: the folder of the configuration file.
         identity: of this partitioning; every shard carries it.
         seals: for each part, the seals of its files by the same keys as in ``files``.
-        shared: ids of the relations whose edges lie in tables that they share, ascending.
     """
 
     graph_name: str
@@ -94,7 +92,6 @@ class PartConfig:
     directory: Path = Path()
     identity: str = field(default_factory=lambda: secrets.token_hex(16))
     seals: tuple[Mapping[str, str], ...] = ()
-    shared: tuple[int, ...] = ()
 
     @staticmethod
     def default_files(num_parts: int) -> tuple[Mapping[str, str], ...]:
@@ -110,19 +107,6 @@ class PartConfig:
     def schema(self) -> Schema:
         """The types."""
         return self.book.schema
-
-    @cached_property
-    def shared_begins(self) -> I64:
-        """int64[shared relations + 1, parts]: the first edge of each relation in the tables that they share."""
-        offsets = [self.book.edge_offsets[r] for r in self.shared]
-        counts = np.diff(np.array(offsets, np.int64).reshape(len(self.shared), self.num_parts + 1), axis=1)
-        begins: I64 = np.concatenate([np.zeros((1, self.num_parts), np.int64), np.cumsum(counts, axis=0)])
-        return begins
-
-    @cached_property
-    def place_of_shared(self) -> dict[int, int]:
-        """The place of each relation among those that share tables."""
-        return {relation: place for place, relation in enumerate(self.shared)}
 
     @property
     def num_parts(self) -> int:
@@ -168,8 +152,7 @@ class PartConfig:
         path = Path(directory) / f"{self.graph_name}.json"
         content = self._to_json() | {"checksum": self.checksum}
         with NewFile(path, queue=True) as file:  # a reader meets the old file or the new one, never half of one
-            # thousands of relations would be hundreds of thousands of lines
-            file.write((json.dumps(content, indent=None if self.shared else 2) + "\n").encode())
+            file.write((json.dumps(content, indent=2) + "\n").encode())
         return path
 
     @classmethod
@@ -206,7 +189,7 @@ class PartConfig:
         edges = homogeneous_ranges(book.edge_offsets)
         return {
             "format": CONFIG_FORMAT,
-            "format_version": CONFIG_VERSIONS[bool(self.shared)],
+            "format_version": CONFIG_VERSION,
             "identity": self.identity,
             "graph_name": self.graph_name,
             "num_nodes": sum(book.num_nodes(i) for i in range(len(ntypes))),
@@ -221,7 +204,6 @@ class PartConfig:
             "node_features": _features_to_json(self.node_features),
             "edge_features": _features_to_json(self.edge_features),
             "seals": [dict(seals) for seals in self.seals],
-            **({"shared_relations": list(self.shared)} if self.shared else {}),
             "report": dict(self.report),
             **{f"part-{k}": dict(files) for k, files in enumerate(self.files)},
         }
@@ -252,7 +234,6 @@ class PartConfig:
             directory=path.parent,
             identity=_a_string(content["identity"]),
             seals=tuple({key: _a_string(seals[key]) for key in _FILES} for seals in content["seals"]),
-            shared=_relation_ids(content.get("shared_relations", []), len(etypes)),
         )
         if len(config.seals) != num_parts:
             raise PartitionError(f"there are {num_parts} parts but {len(config.seals)} seals")
@@ -331,10 +312,9 @@ def _check_format(path: Path, content: object) -> None:
             )
         raise PartitionError(f"{path}: not a partition configuration of this library (no format {CONFIG_FORMAT!r})")
     version = content.get("format_version")
-    if version not in CONFIG_VERSIONS:
+    if version != CONFIG_VERSION:
         raise PartitionError(
-            f"{path}: format version {version!r} (this library reads {CONFIG_VERSIONS[0]} and {CONFIG_VERSIONS[1]}): "
-            "partition the graph again"
+            f"{path}: format version {version!r} (this library reads {CONFIG_VERSION}): partition the graph again"
         )
     missing = [key for key in _REQUIRED if key not in content]
     if missing:
@@ -386,13 +366,6 @@ def _count(value: object) -> int:
     if type(value) is not int or not 0 <= value <= _MOST:
         raise ValueError(f"a number of 0 to 2**62 is needed (got {value!r:.60})")
     return value
-
-
-def _relation_ids(value: list[Any], num_relations: int) -> tuple[int, ...]:
-    ids = tuple(map(_count, value))
-    if list(ids) != sorted(set(ids)) or not all(r < num_relations for r in ids):
-        raise ValueError(f"shared_relations must be ids of relations, ascending (got {value!r:.60})")
-    return ids
 
 
 def _a_string(value: object) -> str:

@@ -12,8 +12,8 @@ from pyarrow import parquet
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats import table_files
-from mpigraph.formats.node_ranks import NodeRanks
 from mpigraph.formats.readers import read_source
+from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.typed_tables import EdgeTable, NodeTable, TableOptions, read_typed_tables
 from mpigraph.storage.part_config import PartConfig
 
@@ -189,7 +189,7 @@ def test_the_builder_takes_chosen_columns(tmp_path, caplog):
     folder = folder_of(tmp_path / "in", {"n.csv": NODES, "e.csv": EDGES})
     nodes = [NodeTable("paper", (folder / "n.csv",), "id", {"x": ("f1", "f0"), "time": "seen"})]
     edges = [EdgeTable(("paper", "cites", "paper"), (folder / "e.csv",), columns={})]
-    source = read_typed_tables(nodes, edges, NodeRanks(tmp_path))
+    source = read_typed_tables(nodes, edges, ReadingRanks(tmp_path))
     assert set(source.node_feats["paper"]) == {"id", "x", "time"} and source.edge_feats["paper:cites:paper"] == {}
     assert rows(source.node_feats["paper"]["x"].values).tolist() == [[1, 0.5], [2, 1.5], [3, 2.5]]
 

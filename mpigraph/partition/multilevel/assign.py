@@ -53,10 +53,11 @@ def assign(
     exchange: Exchange,
     bounds: I64,
     edges: Iterable[tuple[I64, I64]],
-    weights: I64,
+    weights: I32,
     num_parts: int,
     *,
     seed: int = 0,
+    both_ways: bool = False,
     scratch: Scratch | None = None,
     coarsening: Coarsening = Coarsening(),  # noqa: B008  immutable
     report: Report = lambda fraction: None,
@@ -67,9 +68,10 @@ def assign(
         exchange: the ranks; ``Exchange()`` for one alone, ``MPIExchange(comm)`` for those of a communicator.
         bounds: int64[ranks + 1], the nodes that each rank owns.
         edges: this rank's share, in chunks: ``(src, dst)`` int64[k] each.
-        weights: int64[own nodes, criteria], >= 0.
+        weights: int32[own nodes, criteria], >= 0.
         num_parts: number of parts, >= 1; may exceed the number of nodes.
         seed: equal seeds give equal assignments.
+        both_ways: the reverse of every edge is among the edges of some rank, so that none is to be added.
         scratch: for temporary files.
         coarsening: the end of clustering.
         report: gets the progress.
@@ -88,9 +90,9 @@ def assign(
     totals = exchange.total(weights.sum(axis=0))
     limits = _limits(totals, num_parts)
     target = max(coarsening.least, int(total * coarsening.fraction), coarsening.of_parts * num_parts)
-    caps = np.maximum(CAP * totals // target, 2)
+    caps = np.clip(CAP * totals // target, 2, 2**31 - 1)
     scratch = scratch or Scratch()
-    level = level_of_edges(exchange, bounds, edges, weights, scratch)
+    level = level_of_edges(exchange, bounds, edges, weights, scratch, both_ways)
     give_back()
     level, ways_back = _coarsest(level, caps, target, coarsening, seed, scratch, report)
     report(_COARSENED)
@@ -117,6 +119,7 @@ def multilevel_assign(
     criteria: Criteria,
     *,
     seed: int = 0,
+    both_ways: bool = False,
     exchange: Exchange = ALONE,
     bounds: I64 | None = None,
     scratch: Scratch | None = None,
@@ -129,11 +132,14 @@ def multilevel_assign(
     """
     bounds = source.node_bases[[0, -1]] if bounds is None else bounds
     own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
-    weights = np.stack(list(criteria.values()), axis=1) if criteria else np.empty((own, 0), np.int64)
+    weights = np.empty((own, len(criteria)), np.int32)
+    for number, column in enumerate(criteria.values()):
+        weights[:, number] = column
     edges = all_edges(source, exchange, report)
     return assign(
-        exchange, bounds, edges, np.ascontiguousarray(weights), num_parts, seed=seed, scratch=scratch, report=report
-    )
+        exchange, bounds, edges, weights, num_parts,
+        seed=seed, both_ways=both_ways, scratch=scratch, report=report,
+    )  # fmt: skip
 
 
 def all_edges(source: GraphSource, exchange: Exchange, report: Report) -> Iterator[tuple[I64, I64]]:

@@ -10,7 +10,7 @@ together.
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64
+from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
 from mpigraph.kernels.multilevel import accept_in_order, add_rows, favourite_labels, pack_in_order, propose_labels
 from mpigraph.kernels.rng import combine
@@ -49,7 +49,7 @@ class Clusters:
     Attributes:
         labels: int32[n + ghosts], a position in ``table`` for each node.
         table: the level's, in which a cluster has the position of the node that it began with.
-        loads: int64[clusters, criteria], the weight of each known cluster.
+        loads: int32[clusters, criteria], the weight of each known cluster.
         members: int32[n], the number of nodes of each cluster that began with an own node.
         mirror: keeps copies of remote clusters up to date.
         rating: int32[clusters], zeros, and ``touched`` int32[clusters]: working memory of kernels.
@@ -64,7 +64,7 @@ class Clusters:
         self.table = level.table
         self.labels = np.arange(level.num_nodes, dtype=np.int32)
         self.mirror = level.ghosts.copy()
-        self.loads = np.zeros((level.num_nodes, len(caps)), np.int64)
+        self.loads = np.zeros((level.num_nodes, len(caps)), np.int32)
         self.loads[:own] = level.weights
         positions, values = self.mirror.update(None, level.weights)
         self.loads[positions] = values
@@ -93,17 +93,17 @@ class Clusters:
         keys = self.table.keys
         targets = keys[labels]
         route = Route(level.exchange, self.mirror.owners(targets))
-        came = route.there(np.concatenate([targets[:, None], keys[nodes, None], level.weights[nodes]], axis=1))
+        came = route.there(np.column_stack([targets, keys[nodes], level.weights[nodes]]))
         accepted = route.back(self._let_in(came, combine(self._seed, 2, turn))[:, None])[:, 0] == 1
         self._move(nodes[accepted], labels[accepted])
 
-    def _let_in(self, came: I64, salt: np.uint64) -> I64:
+    def _let_in(self, came: Array, salt: np.uint64) -> I64:
         """Judge rows of (cluster, node, weights ...); return int64[p], 1 where the node may join."""
         clusters = self.mirror.positions(came[:, 0])
         order = np.lexsort((hashes(came[:, 1], salt), clusters))
         answers = np.empty(len(came), np.int64)
         out = np.empty(len(came), np.int64)
-        weights = np.ascontiguousarray(came[order, 2:])
+        weights = came[order, 2:].astype(np.int32)
         clusters = clusters[order]
         accept_in_order(clusters, weights, self._caps, self.loads, self.members, out)
         self._changed = np.zeros(self._level.num_own, np.bool_)
@@ -120,31 +120,30 @@ class Clusters:
             return
         moved = np.zeros(level.num_own, np.bool_)
         moved[nodes] = True
-        own_labels = self.table.keys[self.labels[: level.num_own]]
-        ghosts, keys = level.ghosts.update(moved, own_labels[:, None])
+        ghosts, keys = level.ghosts.update(moved, self.table.keys[self.labels[: level.num_own]])
         known = len(self.table.keys)
         self.labels[ghosts] = self.table.positions(keys[:, 0])
         self._meet(known)
         positions, values = self.mirror.update(self._changed, self.loads[: level.num_own])
         self.loads[positions] = values
 
-    def _count_members(self, sign: int, keys: I64, nodes: I32 | I64) -> I64:
+    def _count_members(self, sign: int, keys: Array, nodes: I32 | I64) -> I64:
         """Add own nodes to the clusters with these keys (``sign`` is 1), or take them away (-1).
 
         The owner of each cluster counts. Return the positions of the clusters of this rank that changed.
         """
         level = self._level
         route = Route(level.exchange, self.mirror.owners(keys))
-        came = route.there(np.concatenate([keys[:, None], level.weights[nodes]], axis=1))
+        came = route.there(np.column_stack([keys, level.weights[nodes]]))
         clusters = self.mirror.positions(came[:, 0])
-        add_rows(clusters, sign, np.ascontiguousarray(came[:, 1:]), self.loads, self.members)
+        add_rows(clusters, sign, came[:, 1:].astype(np.int32), self.loads, self.members)
         return clusters
 
     def _meet(self, known: int) -> None:
         """Follow the clusters that this rank has met beyond the first ``known``."""
         keys = self.table.keys[known:]
         own_loads = self.loads[: self._level.num_own]
-        loads = self.mirror.follow(keys, np.arange(known, known + len(keys)), own_loads)
+        loads = self.mirror.follow(keys, np.arange(known, known + len(keys), dtype=np.int32), own_loads)
         if len(keys):
             self.loads = np.concatenate([self.loads, loads])
             self.rating = np.zeros(len(self.loads), np.int32)
@@ -174,7 +173,7 @@ class Clusters:
         groups[isolated] = -1 - bucket
         ranks[isolated] = bucket % level.exchange.size
         route = Route(level.exchange, ranks)
-        came = route.there(np.concatenate([groups[:, None], keys[alone, None], level.weights[alone]], axis=1))
+        came = route.there(np.column_stack([groups, keys[alone], level.weights[alone]]))
         leaders = route.back(self._packed(came, salt)[:, None])[:, 0]
         moving = leaders != keys[alone]
         joined = leaders[moving]
@@ -186,11 +185,11 @@ class Clusters:
         self._meet(known)
         self._move(moved.astype(np.int32), labels)
 
-    def _packed(self, came: I64, salt: np.uint64) -> I64:
+    def _packed(self, came: Array, salt: np.uint64) -> I64:
         """Pack rows of (group, node, weights ...); return int64[p], the key of the first node of each one's pack."""
         order = np.lexsort((hashes(came[:, 1], salt), came[:, 0]))
         first = np.empty(len(came), np.int64)
-        pack_in_order(came[order, 0], np.ascontiguousarray(came[order, 2:]), self._caps, first)
+        pack_in_order(came[order, 0].astype(np.int64), came[order, 2:].astype(np.int32), self._caps, first)
         leaders = np.empty(len(came), np.int64)
         leaders[order] = came[order, 1][first]
         return leaders

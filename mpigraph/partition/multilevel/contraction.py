@@ -42,8 +42,8 @@ class Descent:
         """
         of_cluster = np.full(self.num_clusters, -1, parts.dtype)
         of_cluster[self.leaders] = parts[: len(self.leaders)]
-        told = np.full((self.mirror.num_own, 1), -1, np.int64)
-        told[self.leaders, 0] = parts[: len(self.leaders)]
+        told = np.full(self.mirror.num_own, -1, parts.dtype)
+        told[self.leaders] = parts[: len(self.leaders)]
         positions, values = self.mirror.update(None, told)
         of_cluster[positions] = values[:, 0]
         return of_cluster[self.labels]
@@ -59,8 +59,10 @@ def contract(level: Level, clusters: Clusters, scratch: Scratch) -> tuple[Level,
     own = level.num_own
     exchange = level.exchange
     leaders = np.flatnonzero(clusters.members > 0)
+    weights = clusters.loads[leaders]
+    clusters.loads = np.empty((0, weights.shape[1]), np.int32)  # no longer needed
     descent = Descent(clusters.labels, leaders, clusters.mirror, len(clusters.table.keys))
-    table = NodeTable(level.keys[leaders], int(level.ghosts.bounds[-1]), exchange.size == 1)
+    table = NodeTable(level.keys[leaders], int(level.ghosts.bounds[-1]), exchange.size)
     merging = _Merging(level, clusters, scratch)
     if exchange.size == 1:
         number = np.full(own, -1, np.int32)
@@ -72,7 +74,6 @@ def contract(level: Level, clusters: Clusters, scratch: Scratch) -> tuple[Level,
     else:
         indptr, indices, edge_weights = _assembled(merging, table, len(leaders), scratch)
     bounds = level.ghosts.bounds
-    weights = clusters.loads[leaders]
     return Level.of_rows(exchange, bounds, table, indptr, indices, edge_weights, weights), descent
 
 
@@ -116,11 +117,11 @@ class _Merging:
         )  # fmt: skip
         return indptr, labels[:end], weights[:end]
 
-    def edges(self, first: int, last: int) -> I64:
-        """Return int64[m, 3] of a range of rows: the keys of both clusters, and the weight."""
+    def edges(self, first: int, last: int) -> Array:
+        """Return int[m, 3] of a range of rows: the keys of both clusters, and the weight."""
         known = self._clusters.table.keys
         indptr, labels, weights = self.rows(first, last)
-        edges = np.empty((len(labels), 3), np.int64)
+        edges = np.empty((len(labels), 3), known.dtype)
         edges[:, 0] = np.repeat(known[self._labels[first:last]], np.diff(indptr))
         edges[:, 1] = known[labels]
         edges[:, 2] = weights

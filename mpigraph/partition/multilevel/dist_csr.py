@@ -15,18 +15,26 @@ from mpigraph.kernels.csr import distinct_in_rows
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.spill import MatrixSpill, Scratch
 
-__all__ = ["Level", "Mirror", "NodeTable", "hashes", "level_of_edges"]
+__all__ = ["FEW_RANKS", "Level", "Mirror", "NodeTable", "hashes", "key_dtype", "level_of_edges"]
 
 _CHUNK = 1 << 22
+FEW_RANKS = 16
+"""On more ranks, each meets a small part of the nodes: their positions lie in a hash table then."""
+
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
 
 
-def hashes(keys: I64, salt: np.uint64) -> U64:
+def key_dtype(num_keys: int) -> type[np.int32] | type[np.int64]:
+    """Return the dtype of keys below ``num_keys``."""
+    return np.int32 if num_keys < 2**31 else np.int64
+
+
+def hashes(keys: Array, salt: np.uint64) -> U64:
     """Return uint64[n], a hash of each key, one to one for a salt: the mixer of ``kernels/rng.py`` on arrays.
 
     Args:
-        keys: int64[n].
+        keys: int[n].
         salt: another order for each salt.
     """
     x = keys.astype(np.uint64) ^ salt
@@ -42,13 +50,14 @@ class Mirror:
     Args:
         exchange: the ranks.
         bounds: int64[ranks + 1], the keys that each rank owns.
-        own_keys: int64[n], ascending.
+        own_keys: int[n], ascending.
     """
 
-    def __init__(self, exchange: Exchange, bounds: I64, own_keys: I64) -> None:
+    def __init__(self, exchange: Exchange, bounds: I64, own_keys: Array) -> None:
         self.exchange = exchange
         self.bounds = bounds
         self._own_keys = own_keys
+        self._are_all = len(own_keys) == int(bounds[exchange.rank + 1] - bounds[exchange.rank])  # as on the first level
         self._told: list[list[I32]] = [[] for _ in range(exchange.size)]  # own nodes that each rank follows
         self._followed: list[list[I32]] = [[] for _ in range(exchange.size)]  # positions of followed nodes
 
@@ -64,25 +73,27 @@ class Mirror:
         other._followed = [list(chunks) for chunks in self._followed]
         return other
 
-    def owners(self, keys: I64) -> I64:
+    def owners(self, keys: Array) -> I64:
         """Return int64[n], the ranks that own keys."""
         return owners_of(self.bounds, keys)
 
-    def positions(self, keys: I64) -> I64:
+    def positions(self, keys: Array) -> I64:
         """Return int64[n], the numbers of the own nodes with these keys."""
-        return np.searchsorted(self._own_keys, keys).astype(np.int64)
+        if self._are_all:
+            return np.asarray(keys - self.bounds[self.exchange.rank], np.int64)
+        return np.searchsorted(self._own_keys, keys.astype(self._own_keys.dtype, copy=False)).astype(np.int64)
 
     @collective("ranks")
-    def follow(self, keys: I64, positions: I64, values: I64) -> I64:
+    def follow(self, keys: Array, positions: I32, values: Array) -> Array:
         """Follow more nodes of other ranks from now on.
 
         Args:
-            keys: int64[k], not followed yet.
-            positions: int64[k], where this rank keeps their values.
-            values: int64[n, columns], of the own nodes, as of now.
+            keys: int[k], not followed yet.
+            positions: int32[k], where this rank keeps their values.
+            values: [n, columns], of the own nodes, as of now.
 
         Returns:
-            int64[k, columns], the values of the followed ones.
+            [k, columns], the values of the followed ones.
         """
         if self.exchange.size == 1:
             return values[:0]
@@ -90,37 +101,42 @@ class Mirror:
         asked = self.positions(route.there(keys[:, None])[:, 0]).astype(np.int32)
         for told, begin, end in _runs(route.coming):
             self._told[told].append(asked[begin:end])
-        ordered = positions[route.order].astype(np.int32)
+        ordered = positions[route.order]
         for owner, begin, end in _runs(route.counts):
             self._followed[owner].append(ordered[begin:end])
         return route.back(values.take(asked, axis=0))
 
     @collective("ranks")
-    def update(self, changed: Mask | None, values: I64) -> tuple[I32, I64]:
+    def update(self, changed: Mask | None, *columns: Array) -> tuple[I32, Array]:
         """Send the values of own nodes to their followers.
 
         Args:
             changed: bool[n], the nodes to send; None: all.
-            values: int64[n, columns].
+            columns: int[n] each, or one int[n, columns].
 
         Returns:
-            int32[k], positions of followed nodes that have changed, and int64[k, columns], their values.
+            int32[k], positions of followed nodes that have changed, and int[k, columns], their values.
         """
         size = self.exchange.size
         if size == 1:
-            return np.empty(0, np.int32), values[:0]
+            return np.empty(0, np.int32), np.column_stack([column[:0] for column in columns])
         told = [_joined(chunks) for chunks in self._told]
         followed = [_joined(chunks) for chunks in self._followed]
         if changed is None:
             counts = np.array([len(nodes) for nodes in told], np.int64)
-            news, _ = self.exchange.all_to_all(values.take(np.concatenate(told), axis=0), counts)
+            nodes = np.concatenate(told)
+            news, _ = self.exchange.all_to_all(
+                np.column_stack([values.take(nodes, axis=0) for values in columns]), counts
+            )
             return np.concatenate(followed), news
         leaving = []
         counts = np.zeros(size, np.int64)
         for rank, nodes in enumerate(told):
             chosen = np.flatnonzero(changed[nodes])
             counts[rank] = len(chosen)
-            leaving.append(np.concatenate([chosen[:, None], values.take(nodes[chosen], axis=0)], axis=1))
+            leaving.append(
+                np.column_stack([chosen.astype(np.int32), *(values.take(nodes[chosen], axis=0) for values in columns)])
+            )
         arrived, coming = self.exchange.all_to_all(np.concatenate(leaving), counts)
         positions = np.empty(len(arrived), np.int32)
         for owner, begin, end in _runs(coming):
@@ -132,36 +148,58 @@ class NodeTable:
     """Positions of nodes by key: the own ones first, then others as they are met.
 
     Args:
-        own_keys: int64[n].
+        own_keys: int[n], ascending.
         num_keys: above the largest key.
-        alone: there are no other nodes.
+        ranks: number of ranks; of one alone there are no other nodes.
     """
 
-    def __init__(self, own_keys: I64, num_keys: int, alone: bool) -> None:
-        self._alone = alone
-        self._keys = own_keys
-        self._ids = None if alone else LocalIds(max(num_keys, 1))
-        if self._ids is not None:
-            self._ids.reset(own_keys)
-            self._keys = self._ids.ids
+    def __init__(self, own_keys: Array, num_keys: int, ranks: int) -> None:
+        self._alone = ranks == 1
+        self._count = len(own_keys)
+        self._ids: LocalIds | None = None
+        self._position: I32 | None = None
+        if ranks == 1:
+            self._listed = own_keys.astype(key_dtype(num_keys))
+        elif ranks <= FEW_RANKS:
+            self._listed = np.empty(num_keys, key_dtype(num_keys))  # pages beyond the last position are never touched
+            self._listed[: self._count] = own_keys
+            self._position = np.full(num_keys, -1, np.int32)
+            self._position[own_keys] = np.arange(self._count, dtype=np.int32)
+        else:
+            self._ids = LocalIds(max(num_keys, 1))
+            self._ids.reset(own_keys.astype(np.int64))
+            self._listed = self._ids.ids
 
     @property
-    def keys(self) -> I64:
-        """int64[k], the keys by position."""
-        return self._keys
+    def keys(self) -> Array:
+        """int[k], the keys by position."""
+        return self._listed[: self._count]
 
     def positions(self, keys: Array) -> I32:
         """Return int32[n], the positions of keys, adding those that are new."""
         if self._alone:
-            return np.searchsorted(self._keys, keys).astype(np.int32)
-        assert self._ids is not None, "closed"
-        positions = self._ids.insert(keys)
-        self._keys = self._ids.ids
+            return np.searchsorted(self._listed, keys.astype(self._listed.dtype, copy=False)).astype(np.int32)
+        if self._position is None:
+            assert self._ids is not None, "closed"
+            positions = self._ids.insert(keys)
+            self._listed = self._ids.ids
+            self._count = len(self._listed)
+            return positions
+        positions = self._position.take(keys)
+        new = np.flatnonzero(positions < 0)
+        if len(new):
+            met = np.unique(keys[new])
+            end = self._count + len(met)
+            self._listed[self._count : end] = met
+            self._position[met] = np.arange(self._count, end, dtype=np.int32)
+            self._count = end
+            positions[new] = self._position.take(keys[new])
         return positions
 
     def close(self) -> None:
         """Keep only the keys: no more positions are looked up."""
         self._ids = None
+        self._position = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +212,7 @@ class Level:
         indptr: int64[n + 1].
         indices: int32[m], local ids.
         edge_weights: int32[m], or empty: all 1.
-        weights: int64[n, criteria].
+        weights: int32[n, criteria].
         ghosts: keeps values of the ghosts up to date.
     """
 
@@ -183,12 +221,12 @@ class Level:
     indptr: I64
     indices: I32
     edge_weights: I32
-    weights: I64
+    weights: I32
     ghosts: Mirror
 
     @property
-    def keys(self) -> I64:
-        """int64[n + ghosts], the id of the node of the finest level that each one began with."""
+    def keys(self) -> Array:
+        """int[n + ghosts], the id of the node of the finest level that each one began with."""
         return self.table.keys[: self.num_nodes]
 
     @property
@@ -208,8 +246,7 @@ class Level:
     @collective("ranks")
     def tell(self, values: Array, changed: Mask | None = None) -> None:
         """Bring the ghosts' part of an array of all local nodes ([n + ghosts]) up to date."""
-        own = self.num_own
-        positions, news = self.ghosts.update(changed, values[:own, None].astype(np.int64))
+        positions, news = self.ghosts.update(changed, values[: self.num_own])
         values[positions] = news[:, 0]
 
     @classmethod
@@ -222,7 +259,7 @@ class Level:
         indptr: I64,
         indices: I32,
         edge_weights: I32,
-        weights: I64,
+        weights: I32,
     ) -> "Level":
         """Return a level of complete rows; the owners of its ghosts learn that this rank follows them.
 
@@ -232,13 +269,18 @@ class Level:
         keys = table.keys
         own = len(indptr) - 1
         ghosts = Mirror(exchange, bounds, keys[:own])
-        ghosts.follow(keys[own:], np.arange(own, len(keys)), weights)
+        ghosts.follow(keys[own:], np.arange(own, len(keys), dtype=np.int32), weights)
         return cls(table, len(keys), indptr, indices, edge_weights, weights, ghosts)
 
 
 @collective("ranks")
 def level_of_edges(
-    exchange: Exchange, bounds: I64, chunks: Iterable[tuple[I64, I64]], weights: I64, scratch: Scratch
+    exchange: Exchange,
+    bounds: I64,
+    chunks: Iterable[tuple[I64, I64]],
+    weights: I32,
+    scratch: Scratch,
+    both_ways: bool = False,
 ) -> Level:
     """Return the finest level: ranks send edges to the owners of both ends; self loops and repeats are dropped.
 
@@ -248,12 +290,13 @@ def level_of_edges(
         exchange: the ranks.
         bounds: int64[ranks + 1], the nodes that each rank owns.
         chunks: this rank's edges, ``(src, dst)`` int64[k] each; ranks may have different numbers of chunks.
-        weights: int64[own nodes, criteria].
+        weights: int32[own nodes, criteria].
         scratch: for temporary files.
+        both_ways: the reverse of every edge is among the edges.
     """
     first, last = (int(bound) for bound in bounds[exchange.rank : exchange.rank + 2])
     total = int(bounds[-1])
-    dtype = np.int32 if total < 2**31 else np.int64
+    dtype = key_dtype(total)
     arrived = MatrixSpill(scratch, last - first, 2, dtype)
     remaining = iter(chunks)
     while True:
@@ -262,7 +305,8 @@ def level_of_edges(
             break
         src, dst = chunk if chunk is not None else (bounds[:0], bounds[:0])
         ends = np.stack([src, dst], axis=1).astype(dtype)[src != dst]
-        ends = np.concatenate([ends, ends[:, ::-1]])
+        if not both_ways:
+            ends = np.concatenate([ends, ends[:, ::-1]])
         rows = Route(exchange, owners_of(bounds, ends[:, 0])).there(ends)
         rows[:, 0] -= first
         arrived.add(rows)
@@ -272,7 +316,7 @@ def level_of_edges(
     for begin, end, starts, (sources,) in arrived.take():
         kept = distinct_in_rows(starts, sources, neighbours, kept, indptr[begin : end + 1])
     neighbours = neighbours[:kept]
-    table = NodeTable(np.arange(first, last), total, exchange.size == 1)
+    table = NodeTable(np.arange(first, last), total, exchange.size)
     indices = neighbours if dtype == np.int32 else scratch.empty(kept, np.int32)
     if exchange.size > 1 or indices is not neighbours:
         for begin in range(0, kept, _CHUNK):

@@ -27,6 +27,7 @@ _RELAXED = 1.1
 _NO_LIMIT = 2**62
 _BINS = 1024
 _HASH_BITS = 4
+_CHUNK = 1 << 20
 
 
 class Effort(NamedTuple):
@@ -85,7 +86,7 @@ class _Refinement:
         self._sizes = _relative_sizes(level.weights, self._scale)
         self._locked = np.zeros(level.num_own, np.bool_)
         self._targets = np.full(len(parts), -1, np.int32)
-        self._gains = np.zeros(len(parts), np.int64)
+        self._gains = np.zeros(len(parts), np.int32)
         self._best = parts.copy()
         self._best_loads = self._loads.copy()
         self._best_value = (float("inf"), 0)
@@ -188,9 +189,8 @@ class _Refinement:
     def _confirm(self) -> Mask:
         level = self._level
         own = level.num_own
-        news = np.stack([self._targets[:own].astype(np.int64), self._gains[:own]], axis=1)
         self._targets[own:] = -1
-        positions, values = level.ghosts.update(self._targets[:own] >= 0, news)
+        positions, values = level.ghosts.update(self._targets[:own] >= 0, self._targets[:own], self._gains[:own])
         self._targets[positions] = values[:, 0]
         self._gains[positions] = values[:, 1]
         confirmed = np.empty(own, np.bool_)
@@ -230,7 +230,7 @@ class _Refinement:
 
     def _by_gain(self, nodes: I64) -> I64:
         """Rank nodes, int64[k] in [1, 63]: lower for more gain by size, in half octaves on both sides of 0."""
-        gains = self._gains[nodes]
+        gains = self._gains[nodes].astype(np.int64)
         value: F64 = np.abs(gains) * 1024.0 / self._sizes[nodes]
         mantissa, exponent = np.frexp(value)
         steps = np.clip(2 * exponent.astype(np.int64) + (mantissa >= 0.75), 1, 31)
@@ -264,7 +264,7 @@ class _Refinement:
 
 
 def _first_bins(
-    exchange: Exchange, groups: I32, bins: I64, weights: I64, bounds: I64, enough: bool, last: bool = False
+    exchange: Exchange, groups: I32, bins: I64, weights: I32, bounds: I64, enough: bool, last: bool = False
 ) -> tuple[Mask, I64, I64]:
     """Choose whole bins of each group; return the chosen nodes, the first bin left out, and the bounds left for it."""
     table = np.zeros((len(bounds), _BINS, bounds.shape[1]), np.int64)
@@ -289,9 +289,10 @@ def _scale(level: Level) -> F64:
     return scale
 
 
-def _relative_sizes(weights: I64, scale: F64) -> I64:
-    """Return int64[n]: about 1024 for a node of mean weight, all criteria together."""
-    sizes = np.zeros(len(weights), np.int64)
-    for column, factor in zip(weights.T, scale.tolist(), strict=True):
-        sizes += np.floor(column * factor).astype(np.int64)
-    return np.maximum(sizes, 1)
+def _relative_sizes(weights: I32, scale: F64) -> I32:
+    """Return int32[n]: about 1024 for a node of mean weight, all criteria together."""
+    sizes = np.ones(len(weights), np.int32)
+    for first in range(0, len(weights), _CHUNK):
+        chunk = weights[first : first + _CHUNK]
+        sizes[first : first + _CHUNK] = np.clip(np.floor(chunk * scale).sum(axis=1), 1, 2**31 - 1)
+    return sizes

@@ -59,9 +59,9 @@ class _TemporalDraw:
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
         """See :class:`.Draw`."""
         count_temporal(
-            rows.to_count(self._how.fanout, self._how.replace),
+            rows.destinations(self._how.fanout, self._how.replace),
             rows.edges.indptr,
-            rows.first_row,
+            rows.edges.first_node,
             self._edges.times(rows.host),
             self._edges.order(rows.host),
             self._how.until,
@@ -78,9 +78,8 @@ class _TemporalDraw:
         """See :class:`.Draw`."""
         choose_temporal(
             rows.destinations(self._how.fanout, self._how.replace),
-            rows.rows,
             rows.edges.indptr,
-            rows.first_row,
+            rows.edges.first_node,
             self._edges.order(rows.host),
             self._how.last,
             self._allowed(rows.host),

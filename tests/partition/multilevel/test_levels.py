@@ -26,7 +26,7 @@ def grid_with_tail(comm: MPI.Intracomm) -> Level:
     exchange = MPIExchange(comm)
     own_values = slice(comm.rank, None, comm.size)
     degrees = np.bincount(shuffle[np.concatenate([src, dst])], minlength=NODES)
-    weights = np.stack([np.ones_like(degrees), degrees], axis=1)[slice(*bounds[comm.rank : comm.rank + 2])]
+    weights = np.stack([np.ones_like(degrees), degrees], axis=1)[slice(*bounds[comm.rank : comm.rank + 2])].astype("i4")
     return level_of_edges(exchange, bounds, [(shuffle[src[own_values]], shuffle[dst[own_values]])], weights, Scratch())
 
 

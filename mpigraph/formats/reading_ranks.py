@@ -1,8 +1,8 @@
-"""Ranks of one node that read an input together: what one has parsed into temporary files, all of them map.
+"""Ranks that read an input together: what one has parsed into temporary files, all of them map.
 
-So no text is parsed twice on a node, and no temporary file has a copy. The files have no names: a rank opens those of
-another by ``/proc/<pid>/fd``. Where it cannot (no ``/proc``, or process ids that mean something else), each rank reads
-everything for itself.
+So no text is parsed twice. The files have no names: a rank opens those of another rank of its node by
+``/proc/<pid>/fd``. Each other node gets one copy, sent to one of its ranks. Where ranks of a node cannot open one
+another's files (no ``/proc``, or process ids that mean something else), each is a node of its own.
 """
 
 import json
@@ -22,17 +22,17 @@ from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.exchange import ALONE, Exchange
+from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
 from mpigraph.partition.row_arrays import Concatenated, RowArray, concatenated, mapping_of, numpy_under, release
 from mpigraph.partition.source import Feature, Features, GraphSource, Parts
 
-__all__ = ["Gathered", "Grow", "NodeRanks", "read_once", "temporary_bytes"]
+__all__ = ["Gathered", "Grow", "ReadingRanks", "read_once", "temporary_bytes"]
 
 _CHUNK_BYTES = 32 << 20
 
 
 class Gathered(NamedTuple):
-    """The contribution of one rank to the ranks of its node.
+    """The contribution of one rank to all ranks.
 
     Attributes:
         note: what JSON can hold.
@@ -43,42 +43,30 @@ class Gathered(NamedTuple):
     arrays: list[Array]
 
 
-class NodeRanks:
-    """The ranks of this node. To be made by all ranks of all nodes together, and so is every call.
+class ReadingRanks:
+    """All ranks, which make it together, and so is every call.
 
     Args:
         folder: of temporary files; None for the system's.
-        exchange: all ranks.
+        exchange: the ranks.
 
-    Attributes:
-        folder: as given.
-        index: number of this rank among those of its node.
-        count: how many there are.
+    Attributes are the arguments.
     """
 
     @collective("ranks")
     def __init__(self, folder: Path | None = None, exchange: Exchange = ALONE) -> None:
         self.folder = folder
-        self._exchange = exchange
-        self._members = [exchange.rank]
-        if exchange.size > 1:
-            self._members = self._find_members()
-        self.index = self._members.index(exchange.rank)
-        self.count = len(self._members)
-
-    @property
-    def are_one(self) -> bool:
-        """True for one rank in all."""
-        return self._exchange.size == 1
+        self.exchange = exchange
+        self._nodes = self._members_of_nodes() if exchange.size > 1 else [[0]]
 
     @collective("ranks")
     def together(self, doing: str) -> AbstractContextManager[None]:
         """Run local code; if it raised on any rank, raise on every rank."""
-        return self._exchange.together(doing)
+        return self.exchange.together(doing)
 
     @collective("ranks")
     def gather(self, doing: str, note: Any = None, files: Sequence[GrowingFile] = ()) -> list[Gathered]:
-        """Return what each rank of the node gives; afterwards the files may be closed.
+        """Return what each rank gives; afterwards the files may be closed.
 
         Args:
             doing: what, for the message of an error.
@@ -88,23 +76,31 @@ class NodeRanks:
         Raises:
             StorageError: a file cannot be mapped; on every rank.
         """
-        if self._exchange.size == 1:
+        if self.exchange.size == 1:
             return [Gathered(note, [file.finish() for file in files])]
         with self.together(doing):
             own = [file.finish() for file in files]
-        places = [(file.fileno(), array.dtype.str, array.shape) for file, array in zip(files, own, strict=True)]
-        told = self._exchange.gather_bytes(json.dumps([os.getpid(), note, places]).encode())
-        gathered = []
-        with self.together(doing):
-            for rank in self._members:
-                pid, its_note, its_places = json.loads(told[rank])
-                mapped = own if rank == self._exchange.rank else [_mapped(pid, *place) for place in its_places]
-                gathered.append(Gathered(its_note, mapped))
-        return gathered
+        forms = [(array.dtype.str, array.shape) for array in own]
+        told = [json.loads(data) for data in self.exchange.gather_bytes(json.dumps([note, forms]).encode())]
+        with ExitStack() as stack:
+            copies = self._copies(doing, own, [its_forms for _, its_forms in told], self.growing(stack))
+            held = {(self.exchange.rank, number): file for number, file in enumerate(files)} | copies
+            places = [(key, os.getpid(), file.fileno()) for key, file in held.items()]
+            where: dict[tuple[int, int], tuple[int, int]] = {}
+            for rank, data in enumerate(self.exchange.gather_bytes(json.dumps(places).encode())):
+                if rank in self._members:
+                    where |= {tuple(key): place for key, *place in json.loads(data)}
+            with self.together(doing):
+                gathered = [
+                    Gathered(its_note, [_mapped(*where[rank, number], *form) for number, form in enumerate(its_forms)])
+                    for rank, (its_note, its_forms) in enumerate(told)
+                ]
+            with self.together(doing):  # all have mapped the files before they are closed
+                return gathered
 
     @collective("ranks")
     def once(self, doing: str, make: Callable[["Grow"], tuple[Any, Sequence[GrowingFile]]]) -> Gathered:
-        """Return what the first rank of the node makes: a note and files.
+        """Return what the first rank makes: a note and files.
 
         Raises:
             MPIGraphError: what it raised; on every rank.
@@ -113,13 +109,13 @@ class NodeRanks:
             note: Any = None
             files: Sequence[GrowingFile] = ()
             with self.together(doing):
-                if self.index == 0:
+                if self.exchange.rank == 0:
                     note, files = make(self.growing(stack))
             return self.gather(doing, note, files)[0]
 
     @collective("ranks")
     def rows(self, doing: str, dtype: npt.DTypeLike, own: Callable[[], Iterable[Array]]) -> RowArray:
-        """Return the rows that the ranks of the node make, those of the first rank first.
+        """Return the rows that the ranks make, those of the first rank first.
 
         Args:
             doing: what, for the message of an error.
@@ -139,14 +135,51 @@ class NodeRanks:
 
     def share_of(self, items: Sequence[Any]) -> Sequence[Any]:
         """Return the consecutive items that this rank works on."""
-        return items[len(items) * self.index // self.count : len(items) * (self.index + 1) // self.count]
+        first, last = even_bounds(len(items), self.exchange.size)[self.exchange.rank :][:2]
+        return items[first:last]
 
     def growing(self, stack: ExitStack) -> "Grow":
         """Return what makes temporary files, which are closed with a stack."""
         return lambda dtype, row_shape: stack.enter_context(GrowingFile(dtype, row_shape, self.folder))
 
-    def _find_members(self) -> list[int]:
-        """Return the ranks of this node, if each of them can open the files of the others; else this one."""
+    @property
+    def _members(self) -> list[int]:
+        return next(members for members in self._nodes if self.exchange.rank in members)
+
+    def _copies(
+        self, doing: str, own: Sequence[Array], forms: Sequence[Sequence[Any]], grow: "Grow"
+    ) -> dict[tuple[int, int], GrowingFile]:
+        """Send own files to a rank of each other node; return the copies of others' files that are kept here."""
+        here = self._members
+        remote = [members for members in self._nodes if members is not here]
+        copies: dict[tuple[int, int], GrowingFile] = {}
+        if not remote:
+            return copies
+        rank = self.exchange.rank
+        counts = np.zeros(self.exchange.size, np.int64)
+        step = max(1, _CHUNK_BYTES // len(remote))
+        sizes = [[_bytes_of(dtype, shape) for dtype, shape in its_forms] for its_forms in forms]
+        for number in range(max(map(len, sizes))):
+            with self.together(doing):
+                for sender, its_sizes in enumerate(sizes):
+                    if number < len(its_sizes) and sender not in here and here[sender % len(here)] == rank:
+                        copies[sender, number] = grow(np.uint8, ())
+            data = own[number].reshape(-1).view(np.uint8) if number < len(own) else np.zeros(0, np.uint8)
+            for at in range(0, max(its[number] for its in sizes if number < len(its)), step):
+                chunk = data[at : at + step]
+                counts[[members[rank % len(members)] for members in remote]] = len(chunk)
+                came, coming = self.exchange.all_to_all(np.tile(chunk, len(remote))[:, None], counts)
+                ends = np.cumsum(coming)
+                with self.together(doing):
+                    for sender in np.flatnonzero(coming).tolist():
+                        copies[sender, number].append(came[ends[sender] - coming[sender] : ends[sender], 0])
+        with self.together(doing):
+            for file in copies.values():
+                file.finish()
+        return copies
+
+    def _members_of_nodes(self) -> list[list[int]]:
+        """Return the ranks of each node that can open one another's files; others are alone."""
         token = np.frombuffer(secrets.token_bytes(16), np.uint8)
         with ExitStack() as stack:
             with self.together("beginning to read"):
@@ -154,11 +187,14 @@ class NodeRanks:
                 file.append(token)
                 file.finish()
             place = [os.uname().nodename, os.getpid(), file.fileno(), token.tolist()]
-            told = [json.loads(data) for data in self._exchange.gather_bytes(json.dumps(place).encode())]
-            members = [rank for rank, (name, *_) in enumerate(told) if name == place[0]]
-            sees = all(_sees(*told[rank][1:]) for rank in members)
-            all_see = self._exchange.gather(np.array([[sees]], np.int64))[:, 0]
-        return members if all_see[members].all() else [self._exchange.rank]
+            told = [json.loads(data) for data in self.exchange.gather_bytes(json.dumps(place).encode())]
+            nodes: dict[str, list[int]] = {}
+            for rank, (name, *_) in enumerate(told):
+                nodes.setdefault(name, []).append(rank)
+            sees = all(_sees(*told[rank][1:]) for rank in nodes[place[0]])
+            all_see = self.exchange.gather(np.array([[sees]], np.int64))[:, 0]
+        groups = ([its] if all_see[its].all() else [[rank] for rank in its] for its in nodes.values())
+        return [members for group in groups for members in group]
 
 
 Grow = Callable[[npt.DTypeLike, tuple[int, ...]], GrowingFile]
@@ -172,8 +208,12 @@ def _sees(pid: int, number: int, token: list[int]) -> bool:
         return False
 
 
+def _bytes_of(dtype: str, shape: Sequence[int]) -> int:
+    return int(np.prod(shape)) * np.dtype(dtype).itemsize
+
+
 def _mapped(pid: int, number: int, dtype: str, shape: Sequence[int]) -> Array:
-    """Map the file that another process has open."""
+    """Map a file that a process of this node has open."""
     if 0 in shape:
         return np.zeros(tuple(shape), dtype)
     with os.fdopen(os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY), "rb") as file:  # whose name is a number
@@ -181,8 +221,8 @@ def _mapped(pid: int, number: int, dtype: str, shape: Sequence[int]) -> Array:
 
 
 @collective("ranks")
-def read_once(ranks: NodeRanks, doing: str, read: Callable[[], GraphSource]) -> GraphSource:
-    """Return what ``read`` does, which one rank of each node calls.
+def read_once(ranks: ReadingRanks, doing: str, read: Callable[[], GraphSource]) -> GraphSource:
+    """Return what ``read`` does, which one rank calls.
 
     What it has mapped from named files is mapped by the others, too. Everything else is copied to temporary files,
     unless there is only one rank.
@@ -195,7 +235,7 @@ def read_once(ranks: NodeRanks, doing: str, read: Callable[[], GraphSource]) -> 
     Raises:
         MPIGraphError: what ``read`` raised; on every rank.
     """
-    if ranks.are_one:
+    if ranks.exchange.size == 1:
         return read()
 
     def make(grow: Grow) -> tuple[Any, Sequence[GrowingFile]]:

@@ -1,7 +1,8 @@
-"""Ranks of a node that read csv together: all have what one rank has, and none parses what another has parsed."""
+"""Ranks that read csv together: all have what one rank has, and none parses what another has parsed."""
 
 import gzip
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,19 +13,19 @@ from mpi4py import MPI
 from typed_parts import typed_source
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats import dgl_parts, metis_files, node_ranks, table_columns, table_files
+from mpigraph.formats import dgl_parts, metis_files, reading_ranks, table_columns, table_files
 from mpigraph.formats.dgl_binary import read_part_graph
 from mpigraph.formats.mapped_files import mapped_npy
-from mpigraph.formats.node_ranks import NodeRanks, read_once, temporary_bytes
 from mpigraph.formats.readers import read_source
+from mpigraph.formats.reading_ranks import ReadingRanks, read_once, temporary_bytes
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.metadata.schema import Schema
-from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.row_arrays import MadeRows, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts, feature_infos
 
 SIZES = [1, 2, 3]
+NODES = ["one node", "two nodes", "no /proc"]
 NAMES = ["plain", "quoted, with\nends of lines", 'say ""so""', "7", "007", ""]
 
 
@@ -57,15 +58,26 @@ def contents(source):
 
 @pytest.fixture
 def blocks(monkeypatch):
-    """Several blocks in each piece."""
+    """Several blocks in each piece, and several messages for each file."""
     monkeypatch.setattr(table_files, "_BLOCK_BYTES", 300)
     monkeypatch.setattr(table_columns, "_CHUNK", 17)
+    monkeypatch.setattr(reading_ranks, "_CHUNK_BYTES", 1000)
+
+
+def pretend(nodes, comm, monkeypatch):
+    """Make ranks believe that they are on two nodes, or cannot open one another's files; not where they are alone."""
+    if nodes == "two nodes":
+        monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=f"node{comm.rank // 2}"))
+    elif nodes == "no /proc" and comm.rank == 1:
+        monkeypatch.setattr(reading_ranks, "_sees", lambda *place: False)
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
 @pytest.mark.parametrize("kind", ["numbers", "text", "packed"])
-def test_all_ranks_have_what_one_has(comm: MPI.Intracomm, monkeypatch, blocks, kind: str) -> None:
+@pytest.mark.parametrize("nodes", NODES)
+def test_all_ranks_have_what_one_has(comm: MPI.Intracomm, monkeypatch, blocks, nodes: str, kind: str) -> None:
     parsed = []
+    pretend(nodes, comm, monkeypatch)
     parse = table_columns._parse
 
     def counted(*arguments):
@@ -93,7 +105,7 @@ def test_all_ranks_have_what_one_has(comm: MPI.Intracomm, monkeypatch, blocks, k
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
-def test_other_text_is_parsed_by_one_rank_of_a_node(comm: MPI.Intracomm, monkeypatch) -> None:
+def test_other_text_is_parsed_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
     calls = []
     numbers = metis_files._numbers
     monkeypatch.setattr(metis_files, "_numbers", lambda *a: calls.append(a) or numbers(*a))
@@ -120,7 +132,7 @@ def test_other_text_is_parsed_by_one_rank_of_a_node(comm: MPI.Intracomm, monkeyp
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
-def test_parts_of_dgl_are_read_by_one_rank_of_a_node(comm: MPI.Intracomm, monkeypatch) -> None:
+def test_parts_of_dgl_are_read_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
     calls = []
     monkeypatch.setattr(dgl_parts, "read_part_graph", lambda path: calls.append(path) or read_part_graph(path))
     with shared_folder(comm) as folder:
@@ -139,7 +151,10 @@ def test_parts_of_dgl_are_read_by_one_rank_of_a_node(comm: MPI.Intracomm, monkey
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
-def test_everything_of_a_graph_is_shared(comm: MPI.Intracomm) -> None:
+@pytest.mark.parametrize("nodes", NODES)
+def test_everything_of_a_graph_is_shared(comm: MPI.Intracomm, monkeypatch, nodes: str) -> None:
+    pretend(nodes, comm, monkeypatch)
+
     def read() -> GraphSource:
         ends = mapped_npy(folder / "ends.npy")
         feat = MadeRows(lambda rows: rows + 1, np.float32, np.arange(4, dtype=np.float32))
@@ -161,7 +176,7 @@ def test_everything_of_a_graph_is_shared(comm: MPI.Intracomm) -> None:
         if comm.rank == 0:
             np.save(folder / "ends.npy", np.arange(10).reshape(2, 5) % 3)
         comm.Barrier()
-        source, wanted = read_once(NodeRanks(folder, MPIExchange(comm)), "reading", read), read()
+        source, wanted = read_once(ReadingRanks(folder, MPIExchange(comm)), "reading", read), read()
         assert all(np.array_equal(value, contents(source)[name]) for name, value in contents(wanted).items())
         for name in ("schema", "num_nodes", "path", "left_out", "has_reverse"):
             assert getattr(source, name) == getattr(wanted, name)
@@ -209,19 +224,3 @@ def test_an_error_of_one_rank_between_two_steps_is_that_of_all(comm: MPI.Intraco
         with exchange.together("step"):
             pass
     assert exchange.sum_of(1) == 2  # in step
-
-
-@pytest.mark.parametrize("comm", [2], indirect=True)
-def test_ranks_that_do_not_see_each_other_read_alone(comm: MPI.Intracomm, monkeypatch) -> None:
-    if comm.rank == 1:
-        monkeypatch.setattr(node_ranks, "_sees", lambda *place: False)
-    with shared_folder(comm) as folder:
-        if comm.rank == 0:
-            write_tables(folder, "text")
-        comm.Barrier()
-        ranks = node_ranks.NodeRanks(folder, MPIExchange(comm))
-        assert (ranks.index, ranks.count) == (0, 1)
-        found = contents(read_source(folder, scratch=folder, exchange=MPIExchange(comm)))
-        wanted = contents(read_source(folder, scratch=folder, exchange=ALONE))
-        assert all(np.array_equal(found[name], values) for name, values in wanted.items() if values.dtype.kind != "f")
-        comm.Barrier()
