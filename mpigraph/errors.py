@@ -44,11 +44,17 @@ class MPIGraphError(Exception):
 
 
 class InvalidArgumentError(MPIGraphError, ValueError):
-    """An argument has a value that the function does not accept."""
+    """An argument has a value that the function does not accept.
+
+    The message says which argument, and what was expected.
+    """
 
 
 class OutOfRangeError(MPIGraphError, IndexError):
-    """A node, edge or row id lies outside its range."""
+    """A node, edge or row id lies outside its range.
+
+    Check the ids that the message names: partitioning gave nodes and edges new ones.
+    """
 
 
 class _UnknownNameError(MPIGraphError, KeyError):
@@ -57,55 +63,95 @@ class _UnknownNameError(MPIGraphError, KeyError):
 
 
 class NodeTypeError(_UnknownNameError):
-    """A node type is unknown, or missing where there are several."""
+    """A node type is unknown, or missing where there are several.
+
+    Name one of ``g.ntypes``.
+    """
 
 
 class EdgeTypeError(_UnknownNameError):
-    """An edge type is unknown, ambiguous, or missing where there are several."""
+    """An edge type is unknown, ambiguous, or missing where there are several.
+
+    Name one of ``g.canonical_etypes``.
+    """
 
 
 class FieldNameError(_UnknownNameError):
-    """A feature of this name does not exist."""
+    """A feature of this name does not exist.
+
+    ``g.ndata`` and ``g.edata`` list the names; on typed graphs ``g.nodes[ntype].data``.
+    """
 
 
 class MaskLengthError(MPIGraphError, AssertionError, ValueError):
-    """A mask does not have one entry for each node or edge of its type."""
+    """A mask does not have one entry for each node or edge of its type.
+
+    Make it of length ``g.num_nodes(ntype)`` or ``g.num_edges(etype)``.
+    """
 
 
 class TensorMismatchError(MPIGraphError, AssertionError, ValueError):
-    """A named tensor exists with another shape, dtype or policy."""
+    """A named tensor exists with another shape, dtype or policy.
+
+    Give the new one another name, or close the old one first.
+    """
 
 
 class GraphDataError(MPIGraphError, ValueError):
-    """An input graph contradicts itself (an endpoint out of range, a feature of the wrong length)."""
+    """An input graph contradicts itself (an endpoint out of range, a feature of the wrong length).
+
+    Mend the input; the message names the file, and the row where there is one.
+    """
 
 
 class PartitionError(MPIGraphError, ValueError):
-    """A partition book, an assignment or a partition configuration is not usable."""
+    """A partition book, an assignment or a partition configuration is not usable.
+
+    Partition the graph again, or give the ``.json`` of the partitioning that the files are of.
+    """
 
 
 class ShardFormatError(MPIGraphError, OSError):
-    """A shard file is missing, truncated, damaged or of another program; the message names file and dataset."""
+    """A shard file is missing, truncated, damaged or of another program; the message names file and dataset.
+
+    Copy the file again, or partition again with ``--resume``; ``python -m mpigraph verify`` checks all files.
+    """
 
 
 class StorageError(MPIGraphError, OSError):
-    """A file cannot be written (full disk, permissions, another writer), or a folder cannot be read."""
+    """A file cannot be written (full disk, permissions, another writer), or a folder cannot be read.
+
+    Mend what the message names: space, permissions, or the other writer.
+    """
 
 
 class SharedMemoryError(MPIGraphError, MemoryError):
-    """A node's memory, or its shared memory (``/dev/shm``), is too small for the rows of its hosts."""
+    """A node's memory, or its shared memory (``/dev/shm``), is too small for the rows of its hosts.
+
+    Use more nodes, smaller caches, features in 16 bits (``feat_dtype``) or on disk (``storage="disk"``), or a larger
+    ``/dev/shm``.
+    """
 
 
 class NotInitializedError(MPIGraphError, AssertionError, RuntimeError):
-    """A distributed object was used before ``mpigraph.distributed.initialize()``."""
+    """A distributed object was used before ``mpigraph.distributed.initialize()``.
+
+    Call ``initialize()`` first, in every script and every start.
+    """
 
 
 class ClosedError(MPIGraphError, RuntimeError):
-    """An object was used after its ``close()``."""
+    """An object was used after its ``close()``.
+
+    Make a new one. A loader has one iterator at a time: a new pass closes the one before.
+    """
 
 
 class CollectiveError(MPIGraphError, RuntimeError):
-    """A collective step failed on at least one rank; raised on every rank, naming those where it failed."""
+    """A collective step failed on at least one rank; raised on every rank, naming those where it failed.
+
+    Mend the cause on the ranks that the message names. Trainers must make the same collective calls in the same order.
+    """
 
 
 def check_integer(name: str, value: object, least: int, most: int = 2**63 - 1) -> int:

@@ -121,7 +121,7 @@ def test_rooms_are_in_plain_english() -> None:
 
 
 def test_documents_and_examples_are_in_plain_english() -> None:
-    documents = [path for end in ("README.md", "*/README.md", "tests/*/README.md") for path in ROOT.glob(end)]
+    documents = [path for end in ("README.md", "*/*.md", "tests/*/README.md") for path in ROOT.glob(end)]
     places = [
         f"{path.relative_to(ROOT)}: {idiom.group()}"
         for path in documents

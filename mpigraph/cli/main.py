@@ -10,9 +10,9 @@ from mpigraph.cli.pipes import Pipes
 from mpigraph.config import launcher_rank
 from mpigraph.errors import MPIGraphError
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]
 
-_COMMANDS = {  # and their modules, each imported when needed, since some load libraries for seconds
+COMMANDS = {  # and their modules, each imported when needed, since some load libraries for seconds
     **{name: name for name in ("generate", "partition", "info", "verify", "run", "launch", "copy", "stage", "bench")},
     "export": "export_graph",
     "report": "show_report",
@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m mpigraph", description="Distributed graph learning on MPI.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    names = words[:1] if words and words[0] in _COMMANDS else _COMMANDS
-    for module in dict.fromkeys(_COMMANDS[name] for name in names):
+    names = words[:1] if words and words[0] in COMMANDS else COMMANDS
+    for module in dict.fromkeys(COMMANDS[name] for name in names):
         import_module(f"mpigraph.cli.{module}").add_parser(commands)
     arguments = parser.parse_args(words)
     if getattr(arguments, "raises", False):

@@ -15,7 +15,7 @@ def test_help_and_tutorial_name_every_layout(capsys):
     with pytest.raises(SystemExit):
         main(["partition", "--help"])
     help_text = " ".join(capsys.readouterr().out.split())
-    tutorial = (ROOT / "examples" / "README.md").read_text()
+    tutorial = (ROOT / "examples" / "partitioning.md").read_text()
     for layout in LAYOUTS:
         assert layout.name in help_text and layout.name in tutorial
 

@@ -24,9 +24,16 @@ rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 """
 
 
-def submit(cluster: Cluster, where: Path, name: str, changes: dict[str, str], commands: dict[str, str]) -> str:
+def submit(
+    cluster: Cluster,
+    where: Path,
+    name: str,
+    changes: dict[str, str],
+    commands: dict[str, str],
+    templates: Path = SLURM,
+) -> str:
     """Edit the settings of a template as a user does, and submit it."""
-    text = settings(SLURM / f"{name}.sbatch", changes, commands)
+    text = settings(templates / f"{name}.sbatch", changes, commands)
     (where / f"{name}.sbatch").write_text(text)
     return cluster.submit(where / f"{name}.sbatch", where)
 
@@ -42,9 +49,10 @@ def run(
     changes: dict[str, str],
     commands: dict[str, str],
     seconds: float = PATIENCE,
+    templates: Path = SLURM,
 ) -> tuple[dict[str, str], str]:
     """Submit a template and wait for its end; return what Slurm says and its log."""
-    job = submit(cluster, where, name, changes, commands)
+    job = submit(cluster, where, name, changes, commands, templates)
     try:
         result = cluster.wait(job, seconds)
     except TimeoutError as error:

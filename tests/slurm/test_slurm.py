@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from batch import OPEN, ROOT, SETUP, SLURM, SMALL, SOON, TASKS, log_of, needs_slurm, run, train_script, until_gone
 from cluster import Cluster, settings, until
+from installed import install, ran
 
 TEMPLATES = sorted(SLURM.glob("*.sbatch"))
 
@@ -48,6 +49,21 @@ def test_the_example_trains_over_both_nodes_from_their_own_disks(cluster: Cluste
     said = cluster.run(["sacct", "--completion", "--noheader", "--parsable2", "--format=jobid,state"]).stdout
     assert f"{result['JobId']}|COMPLETED" in said, said
     until_gone(cluster)
+
+
+@needs_slurm
+@pytest.mark.slow
+def test_templates_of_a_wheel_in_its_environment(cluster: Cluster, tmp_path: Path) -> None:
+    """From nothing but ``pip install``: the settings keep their commands, only sizes change."""
+    python = install(tmp_path, tmp_path / "made")
+    for words in ("slurm slurm", "examples examples", "generate --nodes 3000 --edges 30000 --feat-dim 16 -o data/S"):
+        assert ran(python, tmp_path, "-m", "mpigraph", *words.split()).status == 0
+    logs = []
+    for name, changes in (("partition", {"--cpus-per-task": "1"}), ("train", SMALL)):
+        result, output = run(cluster, tmp_path, name, changes, {}, templates=tmp_path / "slurm")
+        assert result["JobState"] == "COMPLETED", output
+        logs.append(output)
+    assert "edges cut" in logs[0] and "test accuracy" in logs[1], logs
 
 
 @needs_slurm
