@@ -23,7 +23,6 @@ from mpigraph.arrays import F64, I64
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.reach import add_misses
 from mpigraph.storage.contents import PartFiles, check_sources
-from mpigraph.storage.format import relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
 
 __all__ = ["Minibatch", "expected_rows"]
@@ -114,8 +113,7 @@ def _add_part(
         if not reached[dst][first:last].any():
             continue
         indptr = files.read_indptr(relation, owner, 0, last - first)
-        name = relation_dataset_name(config.schema.relation_key(relation), "indices")
-        indices = files.open(owner, "part_graph").read(name)
+        indices = files.read_edges(relation, owner, "indices")
         check_sources(config, relation, config.book.edge_range(owner, relation)[0], indptr, indices)
         degrees, kinds = np.unique(np.diff(indptr), return_inverse=True)
         add_misses(indptr, indices, reached[dst][first:last], chances(degrees), kinds, misses[src])

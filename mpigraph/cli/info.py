@@ -147,11 +147,16 @@ def _walk_memory(files: PartFiles, part: int) -> int:
     for r in range(len(schema.relations)):
         src, dst = schema.ends(r)
         first, last = book.node_range(part, src)
+        columns = index_dtype(book.num_nodes(dst)), index_dtype(book.num_edges(r))
+        nbytes = sum(dtype.itemsize for dtype in columns)  # of an edge
+        total += 8 * (last - first + 1)
+        if r in files.config.place_of_shared:  # its edges into the part are about as many
+            total += nbytes * len(range(*book.edge_range(part, r)))
+            continue
         degrees = np.empty(last - first, np.int64)
         name = relation_dataset_name(schema.relation_key(r), "out_degrees")
         read_rows(files, "part_graph", name, book.node_offsets[src], first, degrees)
-        columns = index_dtype(book.num_nodes(dst)), index_dtype(book.num_edges(r))
-        total += 8 * (len(degrees) + 1) + int(degrees.sum()) * sum(dtype.itemsize for dtype in columns)
+        total += nbytes * int(degrees.sum())
     return total
 
 

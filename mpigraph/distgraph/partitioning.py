@@ -34,7 +34,7 @@ from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.contents import PartFiles, check_sources
-from mpigraph.storage.format import edge_feature_name, node_feature_name, relation_dataset_name
+from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.part_config import Features, PartConfig
 
 __all__ = ["load_partition", "load_partition_book", "load_partition_feats", "partition_graph"]
@@ -379,12 +379,11 @@ def _read_features(files: PartFiles, part_id: int, which: str, features: Feature
 def _part_graph(files: PartFiles, part_id: int) -> HeteroGraph:
     """Make the graph of a part with local node ids: own nodes first, then foreign sources."""
     config, book, schema = files.config, files.config.book, files.config.schema
-    reader = files.open(part_id, "part_graph")
     edges = {}
     for number, relation in enumerate(schema.relations):
         begin, end = book.node_range(part_id, schema.ntype_id(relation[2]))
         indptr = files.read_indptr(number, part_id, 0, end - begin)
-        sources = reader.read(relation_dataset_name(relation_key(relation), "indices")).astype(np.int64)
+        sources = files.read_edges(number, part_id, "indices").astype(np.int64)
         check_sources(config, number, book.edge_range(part_id, number)[0], indptr, sources)
         edges[relation] = sources, np.repeat(np.arange(end - begin), np.diff(indptr))
     nodes = {ntype: _part_nodes(book, part_id, ntype, edges) for ntype in schema.ntypes}

@@ -34,9 +34,9 @@ from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
-from mpigraph.storage.contents import PartFiles, read_rows
+from mpigraph.storage.contents import PartFiles, overlaps, read_rows
 from mpigraph.storage.files import storage_errors
-from mpigraph.storage.format import node_orig_ids_name, relation_dataset_name, storage_dtype
+from mpigraph.storage.format import node_orig_ids_name, storage_dtype
 from mpigraph.storage.part_config import PartConfig
 
 __all__ = ["DistTensor"]
@@ -507,13 +507,11 @@ def _file_blocks(session: Session, config: PartConfig, rows: RowTensor) -> Itera
     owned = RowOwners(session.world, rows.window.offsets).ranges()
     bounds = even_bounds(rows.shape[0], session.num_trainers)
     with session.world.together(doing), PartFiles(config) as files:
-        dataset, offsets = _orig_ids(config, rows)
         ids = np.concatenate([np.arange(part.first, part.last) for part in owned] or [np.empty(0, np.int64)])
         pairs = np.stack([np.empty_like(ids), ids], axis=1)
         begin = 0
         for part in owned:
-            orig_ids = np.empty(part.last - part.first, np.int64)
-            read_rows(files, "part_graph", dataset, offsets, part.first, orig_ids)
+            orig_ids = _orig_ids(files, rows, part.first, part.last)
             pairs[begin : begin + len(orig_ids), 0] = orig_ids
             begin += len(orig_ids)
         if len(pairs) and not (0 <= pairs[:, 0].min() and pairs[:, 0].max() < rows.shape[0]):
@@ -532,13 +530,20 @@ def _file_blocks(session: Session, config: PartConfig, rows: RowTensor) -> Itera
     return ((first + begin, new[begin : begin + step]) for begin in range(0, len(new), step))
 
 
-def _orig_ids(config: PartConfig, rows: RowTensor) -> tuple[str, I64]:
-    """Return the dataset of original ids, and the offsets of its parts."""
-    policy = rows.policy
+def _orig_ids(files: PartFiles, rows: RowTensor, first: int, last: int) -> I64:
+    """Return int64[last - first], the original ids of rows."""
+    policy, config = rows.policy, files.config
     offsets = policy.offsets(config.book)
+    orig_ids = np.empty(last - first, np.int64)
     if policy.is_node:
-        return node_orig_ids_name(config.schema.ntypes[policy.type_id]), offsets
-    return relation_dataset_name(config.schema.relation_key(policy.type_id), "orig_ids"), offsets
+        name = node_orig_ids_name(config.schema.ntypes[policy.type_id])
+        read_rows(files, "part_graph", name, offsets, first, orig_ids)
+        return orig_ids
+    at = 0
+    for part, begin, end in overlaps(offsets, first, last):
+        orig_ids[at : at + end - begin] = files.read_edges(policy.type_id, part, "orig_ids", begin, end)
+        at += end - begin
+    return orig_ids
 
 
 @collective("trainers")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.metadata.book import RangeBook, check_ids
+from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource, Parts
 from mpigraph.storage.audit import InEdges
 from mpigraph.storage.contents import PartFiles, overlaps, read_rows
@@ -103,6 +104,46 @@ class ShardRows:
         return result
 
 
+class SharedRows:
+    """A number of each edge of a relation that shares tables with others, int64; a :class:`.RowArray`.
+
+    Args:
+        files: of the partitioned graph.
+        relation: its id.
+        field: "indices", "orig_ids" or "destinations"; the last are global ids here.
+    """
+
+    ndim = 1
+    nbytes = 0
+
+    def __init__(self, files: PartFiles, relation: int, field: str) -> None:
+        self._files = files
+        self._relation = relation
+        self._field = field
+        self.shape: tuple[int, ...] = (files.config.book.num_edges(relation),)
+        self.dtype: np.dtype[Any] = np.dtype(np.int64)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | npt.NDArray[np.integer]) -> I64:
+        """Read a slice, or rows by their numbers (int[n]); such relations are small.
+
+        Raises:
+            ShardFormatError: a file is missing or damaged.
+        """
+        book, begin, end = self._files.config.book, 0, len(self)
+        if isinstance(rows, slice):
+            begin, end, _ = rows.indices(len(self))
+        values = [np.empty(0, np.int64)]
+        for part, first, last in overlaps(book.edge_offsets[self._relation], begin, end):
+            values.append(self._files.read_edges(self._relation, part, self._field, first, last).astype(np.int64))
+            if self._field == "destinations":
+                values[-1] += book.node_range(part, book.schema.ends(self._relation)[1])[0]
+        joined: I64 = np.concatenate(values)
+        return joined[:: rows.step] if isinstance(rows, slice) else joined[rows]
+
+
 class Destinations:
     """The destinations of all edges of a relation, int64, for reading by slices."""
 
@@ -153,7 +194,9 @@ def read_partition(path: str | os.PathLike[str]) -> GraphSource:
         files.check(part)
     keys = [schema.relation_key(relation) for relation in range(len(schema.relations))]
 
-    def of_relation(relation: int, field: str, dtype: npt.DTypeLike) -> ShardRows:
+    def of_relation(relation: int, field: str, dtype: npt.DTypeLike) -> RowArray:
+        if relation in config.place_of_shared:
+            return SharedRows(files, relation, field)
         name = relation_dataset_name(keys[relation], field)
         return ShardRows(files, "part_graph", name, book.edge_offsets[relation], dtype)
 
@@ -167,7 +210,8 @@ def read_partition(path: str | os.PathLike[str]) -> GraphSource:
         }
     for r, key in enumerate(keys):
         sources = of_relation(r, "indices", index_dtype(book.num_nodes(schema.ends(r)[0])))
-        edges.append((sources, Destinations(files, r)))
+        is_shared = r in config.place_of_shared
+        edges.append((sources, SharedRows(files, r, "destinations") if is_shared else Destinations(files, r)))
         edge_feats[key] = {
             name: _feature(files, "edge_feats", edge_feature_name(key, name), book.edge_offsets[r], info)
             for name, info in config.edge_features[key].items()

@@ -62,9 +62,9 @@ def remote_sources(g: DistGraph) -> dict[int, I64]:
                     continue
                 for owned in RowOwners(world, hosts.node_offsets[dst]).ranges():
                     edges = topology.adjacency(relation, owned.host)
-                    begin, end = edges.indptr[[owned.rows.start, owned.rows.stop]].tolist()
-                    for first in range(begin, end, _EDGES_AT_A_TIME):
-                        read[edges.indices[first : min(first + _EDGES_AT_A_TIME, end)]] = True
+                    own = edges.into(owned.rows.start, owned.rows.stop)
+                    for first in range(own.start, own.stop, _EDGES_AT_A_TIME):
+                        read[edges.indices[first : min(first + _EDGES_AT_A_TIME, own.stop)]] = True
             for host in np.flatnonzero(world.is_local).tolist():
                 read[offsets[host] : offsets[host + 1]] = False
             share = np.flatnonzero(read)

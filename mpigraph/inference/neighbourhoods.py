@@ -168,9 +168,9 @@ def masked_out_degrees(g: DistGraph, relation: int, mask: int) -> DistTensor:
         for owned in RowOwners(world, hosts[dst]).ranges():
             edges = topology.adjacency(relation, owned.host)
             kept = g.session.store.tensors[mask].segment(owned.host)
-            begin, end = edges.indptr[[owned.rows.start, owned.rows.stop]].tolist()
-            for first in range(begin, end, _EDGES_AT_A_TIME):
-                piece = slice(first, min(first + _EDGES_AT_A_TIME, end))
+            own = edges.into(owned.rows.start, owned.rows.stop)
+            for first in range(own.start, own.stop, _EDGES_AT_A_TIME):
+                piece = slice(first, min(first + _EDGES_AT_A_TIME, own.stop))
                 np.add.at(counts, edges.indices[piece][kept[piece] != 0], 1)
         owners = RowOwners(world, hosts[src])
         sources = np.flatnonzero(counts)

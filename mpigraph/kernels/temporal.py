@@ -162,6 +162,7 @@ def count_temporal(
 @njit(nogil=True, cache=True)
 def choose_temporal(
     dst: Destinations,
+    row_of: I64,
     indptr: I64,
     first_id: int,
     order: I32,
@@ -182,6 +183,7 @@ def choose_temporal(
         dst: the frontier.
         indptr: as in :func:`count_uniform`.
         first_id: as in :func:`count_uniform`.
+        row_of: int64[frontier], the row of each node, counted as ``first_id`` says.
         order: int32[nnz], by :func:`sort_rows`.
         last: draw only among the newest ``fanout`` edges.
         allowed: as in :func:`count_temporal`.
@@ -196,11 +198,11 @@ def choose_temporal(
     chosen = len(allowed) > 0 or len(excluded) > 0
     for i in range(len(positions) + _AHEAD):
         if i >= _AHEAD:  # the draws of an earlier node
-            _unsort(dst, indptr, first_id, order, positions[i - _AHEAD], offsets, picks)
+            _unsort(row_of, indptr, first_id, order, positions[i - _AHEAD], offsets, picks)
         if i >= len(positions):
             continue
         p = positions[i]
-        prefetch(indptr, dst.ids[p] - first_id)
+        prefetch(indptr, row_of[p] - first_id)
         out = picks[offsets[p] : offsets[p + 1]]
         k = len(out)
         if k == 0:
@@ -210,7 +212,7 @@ def choose_temporal(
         if of_list:
             if n > len(listed):
                 listed = np.empty(2 * n, np.int64)
-            begin = indptr[dst.ids[p] - first_id]
+            begin = indptr[row_of[p] - first_id]
             num_listed = _list_drawable(order, begin, first, n, allowed, excluded, listed)
             of_list = num_listed >= (1 if replace else k)  # else the mask was written meanwhile
             if of_list:
@@ -235,9 +237,9 @@ def choose_temporal(
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _unsort(dst: Any, indptr: Any, first_id: Any, order: Any, p: Any, offsets: Any, picks: Any) -> None:
+def _unsort(row_of: Any, indptr: Any, first_id: Any, order: Any, p: Any, offsets: Any, picks: Any) -> None:
     """Turn places among the sorted edges of a node into its edges."""
-    begin = indptr[dst.ids[p] - first_id]
+    begin = indptr[row_of[p] - first_id]
     for o in range(np.uint64(offsets[p]), np.uint64(offsets[p + 1])):  # unsigned indices are not tested for being < 0
         picks[o] = begin + order[np.uint64(picks[o])]
 

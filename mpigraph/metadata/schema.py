@@ -5,6 +5,7 @@ second code path. Users name types; inside the library they have ids, which are 
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -47,7 +48,8 @@ def unescape(name: str, mark: str = "~") -> str:
 
 def relation_key(relation: Relation) -> str:
     """Return ``"src:rel:dst"``, the name of a relation in files; ``:`` and ``~`` inside a name are escaped."""
-    return ":".join([escape(name, ":") for name in relation])
+    key = ":".join(relation)
+    return key if key.count(":") == 2 and "~" not in key else ":".join([escape(name, ":") for name in relation])
 
 
 def parse_relation(key: str) -> Relation:
@@ -113,7 +115,7 @@ class Schema:
         if not self.ntypes:
             raise InvalidArgumentError("a graph needs at least one node type (got none)")
         for what, names in (("node type", self.ntypes), ("relation", self.relations)):
-            repeated = sorted({str(name) for name in names if names.count(name) > 1})
+            repeated = sorted(str(name) for name, times in Counter[object](names).items() if times > 1)
             if repeated:
                 raise InvalidArgumentError(f"{what} {repeated[0]} is given twice")
         for relation in self.relations:
@@ -130,9 +132,8 @@ class Schema:
         for number, relation in enumerate(self.relations):
             ids[relation_key(relation)] = [number]  # also where another relation's name looks like it
         object.__setattr__(self, "_ids", ids)
-        object.__setattr__(
-            self, "_ends", [(self.ntypes.index(src), self.ntypes.index(dst)) for src, _, dst in self.relations]
-        )
+        number_of = {name: number for number, name in enumerate(self.ntypes)}
+        object.__setattr__(self, "_ends", [(number_of[src], number_of[dst]) for src, _, dst in self.relations])
 
     @classmethod
     def homogeneous(cls) -> "Schema":

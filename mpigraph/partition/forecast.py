@@ -9,7 +9,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.multilevel.dist_csr import FEW_RANKS
-from mpigraph.partition.relabel import EDGES_PER_BUCKET
+from mpigraph.partition.shared_arrivals import EDGES_PER_BUCKET
 from mpigraph.partition.spill import NOTHING_CARRIED, Carried, Scratch
 
 __all__ = ["Forecast", "Workload", "check_memory", "forecast", "ranks_on_this_node"]

@@ -20,6 +20,7 @@ from mpigraph.storage.format import (
     node_feature_name,
     node_orig_ids_name,
     relation_dataset_name,
+    shared_dataset_name,
 )
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import DatasetWriter, ShardWriter
@@ -68,14 +69,18 @@ class PartWriter:
         schema = self._source.schema
         relations = range(len(schema.relations))
         num_cut = 0
+        shared = set(self._source.shared)
         with ExitStack() as stack:
             graph = stack.enter_context(self._open(part, "part_graph"))
             feats = stack.enter_context(self._open(part, "edge_feats"))
             node_feats = stack.enter_context(self._open(part, "node_feats"))
             for ntype_id in range(len(schema.ntypes)):
                 self._write_nodes(graph, node_feats, ntype_id, part)
+            if self._source.shared:
+                num_cut += self._write_shared(graph, feats, part)
             for relation_id in relations:
-                num_cut += self._write_relation(graph, feats, relation_id, part)
+                if relation_id not in shared:
+                    num_cut += self._write_relation(graph, feats, relation_id, part)
         seals = {"part_graph": graph.seal, "edge_feats": feats.seal, "node_feats": node_feats.seal}
         return WrittenPart(seals, [self._arrivals.num_edges(relation_id, part) for relation_id in relations], num_cut)
 
@@ -115,6 +120,44 @@ class PartWriter:
         graph.add(relation_dataset_name(key, "out_degrees"), self._arrivals.out_degrees(relation_id, part))
         return num_cut
 
+    def _write_shared(self, graph: ShardWriter, feats: ShardWriter, part: int) -> int:
+        """Write the in-edges of a part's nodes in shared tables; return how many come from other parts."""
+        source, schema = self._source, self._source.schema
+        width = index_dtype(max(source.num_nodes))
+        count = int(self._arrivals.shared.counts[part - self._arrivals.parts.start].sum())
+        dtypes = {"destinations": width.name, "indices": width.name, "orig_ids": "int64"}
+        tables = {name: graph.create(shared_dataset_name(name), (count,), dtype) for name, dtype in dtypes.items()}
+        rows: dict[int, dict[str, DatasetWriter]] = {}  # of features, by place
+        for place, relation_id in enumerate(source.shared):
+            key = relation_key(schema.relations[relation_id])
+            if source.edge_feats.get(key):
+                edges = self._arrivals.num_edges(relation_id, part)
+                rows[place] = {
+                    name: self._begin(feats, edge_feature_name(key, name), feature, edges)
+                    for name, feature in source.edge_feats[key].items()
+                }
+        sources = np.array([schema.ends(relation_id)[0] for relation_id in source.shared])
+        first, last = (np.array([of[end] for of in self._numbering.offsets])[sources] for end in (part, part + 1))
+        num_cut = 0
+        for piece in self._arrivals.shared.pieces(part):
+            counts = np.diff(piece.bounds)
+            inside = (piece.indices >= np.repeat(first, counts)) & (piece.indices < np.repeat(last, counts))
+            num_cut += int(np.count_nonzero(~inside))
+            orig_ids = piece.orig_ids
+            for place in rows if source.edge_ids is None else np.flatnonzero(counts).tolist():
+                arrays = dict(self._edge_arrays[source.shared[place]])
+                here = slice(*piece.bounds[place : place + 2].tolist())
+                ids = piece.orig_ids[here]
+                if ORIGINAL_IDS in arrays:
+                    orig_ids = orig_ids.copy() if orig_ids is piece.orig_ids else orig_ids
+                    orig_ids[here] = arrays.pop(ORIGINAL_IDS)[ids]
+                for name, array in arrays.items():
+                    _gather(array, ids, rows[place][name])
+            tables["destinations"].write(piece.destinations.astype(width))
+            tables["indices"].write(piece.indices.astype(width))
+            tables["orig_ids"].write(orig_ids)
+        return num_cut
+
     def _begin(self, writer: ShardWriter, name: str, feature: Feature, count: int) -> DatasetWriter:
         if feature.form and feature.form.ranges is not None:
             writer.add(column_ranges_name(name), feature.form.ranges)
@@ -143,11 +186,15 @@ def _write_rows(
             rows[name].write(values)
     for name, array in arrays.items():
         if name not in traveled:
-            for chunk in _chunks(len(ids), array.dtype.itemsize * int(np.prod(array.shape[1:]))):
-                rows[name].write(np.asarray(array[ids[chunk]]))
-                release(array)
+            _gather(array, ids, rows[name])
     if ORIGINAL_IDS not in arrays:
         rows[ORIGINAL_IDS].write(ids.astype(np.int64))
+
+
+def _gather(array: RowArray, ids: Array, rows: DatasetWriter) -> None:
+    for chunk in _chunks(len(ids), array.dtype.itemsize * int(np.prod(array.shape[1:]))):
+        rows.write(np.asarray(array[ids[chunk]]))
+        release(array)
 
 
 def _chunks(count: int, row_bytes: int) -> Iterator[slice]:

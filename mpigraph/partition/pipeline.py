@@ -40,6 +40,7 @@ from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
 from mpigraph.partition.metis import metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.node_order import cluster_keys
+from mpigraph.partition.numbering import Numbering
 from mpigraph.partition.options import (
     Digest,
     Method,
@@ -60,16 +61,15 @@ from mpigraph.partition.output_folder import (
 )
 from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.progress import Progress, silent
-from mpigraph.partition.relabel import Arrivals, Numbering
+from mpigraph.partition.relabel import Arrivals
 from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import check_space
-from mpigraph.storage.format import index_dtype, node_orig_ids_name, relation_dataset_name, storage_dtype
+from mpigraph.storage.format import index_dtype, node_orig_ids_name, storage_dtype
 from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
-from mpigraph.storage.shard import ShardReader
 
 __all__ = ["PartitionResult", "partition_source"]
 
@@ -89,15 +89,17 @@ class PartitionResult:
     @cached_property
     def orig_nids(self) -> tuple[I64, ...]:
         """For each node type int64[n], new id -> original id."""
-        config = PartConfig.read(self.config_path)
-        return tuple(_joined(config, node_orig_ids_name(ntype)) for ntype in config.schema.ntypes)
+        with PartFiles(PartConfig.read(self.config_path)) as files:
+            parts = range(files.config.num_parts)
+            names = map(node_orig_ids_name, files.config.schema.ntypes)
+            return tuple(np.concatenate([files.open(k, "part_graph").read(name) for k in parts]) for name in names)
 
     @cached_property
     def orig_eids(self) -> tuple[I64, ...]:
         """For each relation int64[m], new id -> original position in the edge list."""
-        config = PartConfig.read(self.config_path)
-        keys = map(relation_key, config.schema.relations)
-        return tuple(_joined(config, relation_dataset_name(key, "orig_ids")) for key in keys)
+        with PartFiles(PartConfig.read(self.config_path)) as files:
+            parts, relations = range(files.config.num_parts), range(len(files.config.schema.relations))
+            return tuple(np.concatenate([files.read_edges(r, k, "orig_ids") for k in parts]) for r in relations)
 
 
 @collective("ranks")
@@ -467,22 +469,19 @@ class _Run:
             directory=self.out,
             identity=identity,
             seals=tuple(dict(sorted(known.seals.items())) for known in about),
+            shared=self.source.shared,
         )
-
-
-def _joined(config: PartConfig, name: str) -> I64:
-    rows = []
-    for part in range(config.num_parts):
-        with ShardReader(config.part_path(part, "part_graph"), config.graph_name, part, config.identity) as shard:
-            rows.append(shard.read(name))
-    return np.concatenate(rows)
 
 
 def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_parts: int) -> int:
     """Return the bytes of the shards, without HDF5's own, which are few."""
     total = (8 + 4) * sum(source.num_nodes)  # original ids, and the assignment
+    shared = set(source.shared)
     for relation_id in range(len(source.edges)):
         src, dst = (source.num_nodes[i] for i in source.schema.ends(relation_id))
+        if relation_id in shared:
+            total += (8 + 2 * index_dtype(max(source.num_nodes)).itemsize) * source.num_edges(relation_id)
+            continue
         total += 8 * (src + dst + num_parts) + (8 + index_dtype(src).itemsize) * source.num_edges(relation_id)
     counts = dict(zip(source.schema.ntypes, source.num_nodes, strict=True))
     counts |= dict(zip(map(relation_key, source.schema.relations), source.edge_counts, strict=True))

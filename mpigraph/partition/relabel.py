@@ -4,7 +4,8 @@ New ids of nodes are ordered by part, then by key where nodes have keys (``node_
 knows the new ids of the nodes that it owns, and asks the owners for others. Ranks own ranges of *global* original ids,
 which number the nodes of all types, type after type. New ids are numbered within a type.
 
-Edges are sorted by (new destination, new source, original edge). They arrive in the order of the input, since ranks
+Relations that share tables travel together (``shared_arrivals.py``). Other
+edges are sorted by (new destination, new source, original edge). They arrive in the order of the input, since ranks
 read them in turn, and wait in a :class:`.Spill` by ranges of destinations (*buckets*), each sorted on its own. So the
 result depends neither on the number of ranks nor on the size of the buckets. Rows that are slow to read
 at random (:class:`.CarriedRows`) travel with them.
@@ -15,95 +16,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64, Array, Mask
+from mpigraph.arrays import I64, Array, Mask
 from mpigraph.collective import collective
-from mpigraph.kernels.csr import count_keys, number_by_key, sort_rows
-from mpigraph.partition.exchange import Exchange, Route, even_bounds, owners_of
+from mpigraph.kernels.csr import sort_rows
+from mpigraph.partition.exchange import Route, even_bounds, owners_of
+from mpigraph.partition.numbering import Numbering
 from mpigraph.partition.progress import Progress
 from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.shared_arrivals import EDGES_PER_BUCKET, SharedArrivals
 from mpigraph.partition.source import EDGES_PER_CHUNK, GraphSource, edge_chunks
 from mpigraph.partition.spill import CarriedRows, Scratch, Spill, arrays_of, evenly_cut, sorted_by_row, to_carry
 from mpigraph.storage.format import index_dtype
 
-__all__ = ["Arrivals", "Bucket", "Numbering"]
-
-EDGES_PER_BUCKET = 1 << 22
-
-
-class Numbering:
-    """New ids of all nodes.
-
-    Args:
-        exchange: the ranks.
-        bounds: int64[ranks + 1], the nodes that each rank owns.
-        bases: int64[types + 1], where each type begins.
-        parts: int32[own nodes].
-        num_parts: number of parts.
-        keys: int64[own nodes], below the number of all nodes; None: all the same.
-
-    Attributes (besides the first three arguments):
-        offsets: for each type int64[parts + 1], the new ids of each part.
-        new_ids: int64[own nodes].
-        scattered: new ids do not ascend with the original ones inside a part.
-    """
-
-    @collective("ranks")
-    def __init__(
-        self, exchange: Exchange, bounds: I64, bases: I64, parts: I32, num_parts: int, keys: I64 | None = None
-    ) -> None:
-        self.exchange = exchange
-        self.bounds = bounds
-        self.bases = bases
-        self.scattered = keys is not None
-        num_types = len(bases) - 1
-        groups = parts.astype(np.int64)
-        for ntype_id in range(num_types):
-            groups[self.own(ntype_id)] += ntype_id * num_parts
-        if keys is not None:  # the owners of keys number the nodes
-            route = Route(exchange, owners_of(even_bounds(int(bases[-1]), exchange.size), keys))
-            came = route.there(np.stack([keys, groups], axis=1))
-            order = np.argsort(came[:, 0], kind="stable")
-            groups = came[order, 1]
-        table = np.zeros((exchange.size, num_types * num_parts), np.int64)
-        table[exchange.rank] = np.bincount(groups, minlength=num_types * num_parts)
-        table = exchange.total(table)
-        totals = table.sum(axis=0).reshape(num_types, num_parts)
-        self.offsets = [np.concatenate([[0], np.cumsum(counts)]).astype(np.int64) for counts in totals]
-        first = np.concatenate([offsets[:-1] for offsets in self.offsets])
-        self.new_ids = np.empty(len(groups), np.int64)
-        number_by_key(groups, first + table[: exchange.rank].sum(axis=0), self.new_ids)
-        if keys is not None:
-            answers = np.empty(len(order), np.int64)
-            answers[order] = self.new_ids
-            self.new_ids = route.back(answers[:, None])[:, 0]
-        self._dtype = np.int32 if bases[-1] < 2**31 else np.int64
-
-    def own(self, ntype_id: int) -> slice:
-        """Return the range of the own nodes that are of a type."""
-        first, last = self.bounds[self.exchange.rank : self.exchange.rank + 2]
-        begin, end = np.clip(self.bases[ntype_id : ntype_id + 2], first, last) - first
-        return slice(int(begin), int(end))
-
-    def own_ids(self, ntype_id: int) -> I64:
-        """Return int64[n], the original ids of the own nodes of a type, as ids of that type."""
-        own = self.own(ntype_id)
-        shift = int(self.bounds[self.exchange.rank] - self.bases[ntype_id])
-        return np.arange(own.start + shift, own.stop + shift)
-
-    @collective("ranks")
-    def of(self, ids: I64, met: I64 | None = None) -> Array:
-        """Return the new ids of nodes: int32[n], or int64[n] in a graph of 2**31 nodes and more.
-
-        Args:
-            ids: int64[n], global original ids.
-            met: int64[own nodes], counts how often ranks asked for each node.
-        """
-        route = Route(self.exchange, owners_of(self.bounds, ids))
-        asked = route.there(ids.astype(self._dtype)[:, None])[:, 0].astype(np.int64)
-        asked -= self.bounds[self.exchange.rank]
-        if met is not None:
-            count_keys(asked, 0, met)
-        return route.back(self.new_ids[asked].astype(self._dtype)[:, None])[:, 0]
+__all__ = ["Arrivals", "Bucket"]
 
 
 class Bucket(NamedTuple):
@@ -131,6 +56,7 @@ class Arrivals:
 
     Attributes (besides ``source`` and ``numbering``):
         parts: a range; this rank writes those that are not done.
+        shared: the edges of the relations that share tables; other methods are about the others.
     """
 
     def __init__(self, source: GraphSource, numbering: Numbering, done: Mask, scratch: Scratch) -> None:
@@ -140,11 +66,15 @@ class Arrivals:
         self._part_bounds = _bounds_of_missing(done, numbering.exchange.size)
         rank = numbering.exchange.rank
         self.parts = range(int(self._part_bounds[rank]), int(self._part_bounds[rank + 1]))
+        self.shared = SharedArrivals(source, numbering, self._part_bounds, done, scratch)
+        self._place_of_shared = {relation: place for place, relation in enumerate(source.shared)}
         num_relations = len(source.edges)
         sizes = source.edge_counts
         self._total = sum(sizes)
         self._received = 0  # edges that all ranks have read, about
         self._buckets = [max(1, -(-size // (len(done) * EDGES_PER_BUCKET))) for size in sizes]
+        for relation in source.shared:
+            self._buckets[relation] = 0
         groups = len(self.parts) * np.array(self._buckets, np.int64)
         self._first_group = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
         wide = max([*source.num_nodes, *sizes], default=0) >= 2**31
@@ -156,16 +86,18 @@ class Arrivals:
             self._carrier(to_carry(arrays, numbering.scattered), t, 1, scratch) for t, arrays in enumerate(of_nodes)
         ]
         self._edge_rows = [
-            self._carrier(to_carry(arrays), source.schema.ends(r)[1], self._buckets[r], scratch)
-            for r, arrays in enumerate(of_edges)
+            self._carrier(to_carry(arrays) if buckets else {}, source.schema.ends(r)[1], buckets, scratch)
+            for r, (arrays, buckets) in enumerate(zip(of_edges, self._buckets, strict=True))
         ]
 
     @collective("ranks")
     def receive(self, progress: Progress) -> None:
         """Send this rank's nodes, and edges as they are read; receive those of this rank's parts."""
         self._receive_nodes()
+        self.shared.receive()
         for relation_id in range(len(self.source.edges)):
-            self._receive_relation(relation_id, progress)
+            if relation_id not in self._place_of_shared:
+                self._receive_relation(relation_id, progress)
         progress("relabel edges", self._total, self._total)
 
     def _receive_nodes(self) -> None:
@@ -225,7 +157,9 @@ class Arrivals:
         return iter(()) if rows is None else rows.take(part, 0, np.arange(first, last), np.arange(last - first + 1))
 
     def num_edges(self, relation_id: int, part: int) -> int:
-        """Return the number of edges of a relation in a part."""
+        """Return the number of edges of a relation, which may share tables, in a part."""
+        if relation_id in self._place_of_shared:
+            return int(self.shared.counts[part - self.parts.start, self._place_of_shared[relation_id]])
         groups = self._groups(relation_id, part)
         return int(self._edges.counts[groups.start : groups.stop].sum())
 
@@ -246,6 +180,7 @@ class Arrivals:
 
     def close(self) -> None:
         """Forget all."""
+        self.shared.close()
         self._edges.close()
         self._nodes.close()
         for rows in (*self._node_rows, *self._edge_rows):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from mpigraph.metadata.schema import Schema, check_name, relation_key
 from mpigraph.partition.column_ranges import ColumnError, measured_form
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, RowError, place_of, release
-from mpigraph.storage.format import logical_dtype, storage_dtype
+from mpigraph.storage.format import logical_dtype, shared_relations, storage_dtype
 from mpigraph.storage.narrow import RoundingError, StoredForm
 from mpigraph.storage.part_config import FeatureInfo
 
@@ -23,6 +23,7 @@ __all__ = [
     "Features",
     "GraphSource",
     "Parts",
+    "chunks_of",
     "edge_chunks",
     "feature_infos",
     "mask_of",
@@ -145,6 +146,11 @@ class GraphSource:
         """Return the number of edges of a relation."""
         return len(self.edges[relation_id][0])
 
+    @cached_property
+    def shared(self) -> tuple[int, ...]:
+        """Ids of the relations whose edges parts keep in tables that they share, ascending."""
+        return shared_relations(self.schema, self.num_nodes, self.edge_counts)
+
     @property
     def edge_counts(self) -> list[int]:
         """Numbers of edges of all relations."""
@@ -231,7 +237,11 @@ def edge_chunks(source: GraphSource, relation_id: int, rank: int = 0, ranks: int
 
     Several ranks read chunk after chunk in turn. All yield the same number of chunks, so the last may be empty.
     """
-    src, dst = source.edges[relation_id]
+    return chunks_of(*source.edges[relation_id], rank, ranks)
+
+
+def chunks_of(src: RowArray, dst: RowArray, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:
+    """Yield as :func:`edge_chunks` does, of all edges whose ends are given."""
     size = EDGES_PER_CHUNK
     for number, begin in enumerate(range(0, len(src), size * ranks), 1):
         first = min(begin + size * rank, len(src))

@@ -76,9 +76,9 @@ class LocalSampling:
         self._draw = request.strategy.prepare(state, request.relation)
         self._keys = np.atleast_1d(request.key)
         self._scratch = _scratch(request, buffers, scratch)
-        self._slices = [(self._owned(host), positions) for host, positions in by_host]
+        self._slices = [self._owned(host, positions) for host, positions in by_host]
         self._counts = buffers.take(f"counts {scratch}", len(request.ids))
-        if sum(len(positions) for _, positions in by_host) < len(request.ids):
+        if sum(len(positions) for _, positions in self._slices) < len(request.ids):
             self._counts[:] = 0
         for rows, positions in self._slices:
 
@@ -87,12 +87,14 @@ class LocalSampling:
 
             workers.run(count, positions)
 
-    def _owned(self, host: int) -> OwnedRows:
+    def _owned(self, host: int, positions: I64) -> tuple[OwnedRows, I64]:
+        """Return a host's rows, and the positions of the nodes that have one."""
         request = self._request
         edges = self._topology.adjacency(request.relation, host)
         first = edges.first_edge
         excluded = request.excluded_in(first, first + len(edges.indices)) - first
-        return OwnedRows(host, edges, request.ids, self._keys, excluded, self._scratch)
+        rows, positions = _by_row(edges, request.ids, positions)
+        return OwnedRows(host, edges, request.ids, rows, self._keys, excluded, self._scratch), positions
 
     def finish(self) -> SampledNeighbors:
         """Draw; the next request for the same relation overwrites the sources."""
@@ -118,11 +120,27 @@ def look_up_edges(state: Store, query: EdgeQuery, by_host: PositionsByHost, work
     topology = state.graph_of_number[query.graph].topology
     for host, positions in by_host:
         edges = topology.adjacency(query.relation, host)
+        exist[positions] = False
+        rows, positions = _by_row(edges, query.ids, positions)
+        first = edges.first_node if edges.rows is None else 0
 
-        def look(part: I64, edges: Adjacency = edges) -> None:
-            find_in_rows(edges.indptr, edges.indices, edges.first_node, query.src, query.ids, part, exist)
+        def look(part: I64, edges: Adjacency = edges, rows: I64 = rows, first: int = first) -> None:
+            find_in_rows(edges.indptr, edges.indices, first, query.src, rows, part, exist)
 
         workers.run(look, positions)
+
+
+def _by_row(edges: Adjacency, ids: I64, positions: I64) -> tuple[I64, I64]:
+    """Return the rows of the destinations at ``positions``, and the positions of those that have one.
+
+    Where every destination has a row, it is its id.
+    """
+    if edges.rows is None:
+        return ids, positions
+    rows, known = edges.rows_of(ids[positions])
+    of_ids = np.empty(len(ids), np.int64)
+    of_ids[positions] = rows
+    return of_ids, positions[known]
 
 
 def _scratch(request: RelationRequest, buffers: Buffers, number: int) -> Candidates:

@@ -10,8 +10,8 @@ import numpy as np
 from mpigraph.arrays import I64, U64, Array
 from mpigraph.errors import MPIGraphError, ShardFormatError
 from mpigraph.kernels.soundness import falls, hash_of_degrees, hash_of_sources
-from mpigraph.storage.contents import PartFiles, check_sources
-from mpigraph.storage.format import relation_dataset_name, storage_dtype
+from mpigraph.storage.contents import PartFiles, check_shared, check_sources
+from mpigraph.storage.format import relation_dataset_name, shared_dataset_name, storage_dtype
 from mpigraph.storage.shard import DatasetInfo, read_chunks
 from mpigraph.storage.verified import note_verified
 
@@ -66,7 +66,17 @@ def _errors(files: PartFiles, part: int, which: str, sums: U64, advance: Advance
         return
     path = files.config.part_path(part, which)
     status = os.stat(path)
-    for relation in range(len(schema.relations) if which == "part_graph" else 0):
+    graph = which == "part_graph"
+    if graph and files.config.shared:
+        names = [shared_dataset_name(field) for field in ("destinations", "indices")]
+        try:
+            check_shared(files.config, part, *(files.open(part, which).read(name) for name in names))
+        except ShardFormatError as error:
+            yield error
+        advance(sum(dataset_bytes(rest.pop(name)[0]) for name in names))
+    for relation in range(len(schema.relations) if graph else 0):
+        if relation in files.config.place_of_shared:
+            continue
         key = schema.relation_key(relation)
         names = [relation_dataset_name(key, field) for field in ("indptr", "indices", "out_degrees")]
         try:
@@ -217,6 +227,11 @@ def _sources(files: PartFiles, part: int, ntype: int) -> Iterator[Array]:
     config = files.config
     for relation in range(len(config.schema.relations)):
         if config.schema.ends(relation)[0] != ntype:
+            continue
+        if relation in config.place_of_shared:
+            sources = files.read_edges(relation, part, "indices")
+            if len(sources):
+                yield sources
             continue
         name = relation_dataset_name(config.schema.relation_key(relation), "indices")
         for _, sources in read_chunks(files.open(part, "part_graph"), name):

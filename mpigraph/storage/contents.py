@@ -18,14 +18,16 @@ from mpigraph.storage.format import (
     node_feature_name,
     node_orig_ids_name,
     relation_dataset_name,
+    shared_dataset_name,
 )
 from mpigraph.storage.narrow import RoundingError, StoredForm
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, fingerprint, read_chunks, seal_of
 
-__all__ = ["PartFiles", "check_sources", "overlaps", "read_rows"]
+__all__ = ["PartFiles", "check_shared", "check_sources", "overlaps", "read_rows"]
 
 _FILES = 64  # that are open at once; a process may often have 1024
+_KEPT_BYTES = 1 << 20  # of a shared table that is kept whole, since thousands of relations read it piece by piece
 
 
 class PartFiles:
@@ -40,6 +42,7 @@ class PartFiles:
     def __init__(self, config: PartConfig) -> None:
         self.config = config
         self._open: dict[tuple[int, str], ShardReader] = {}
+        self._kept: dict[tuple[int, str], Array] = {}
 
     def open(self, part: int, which: str) -> ShardReader:
         """Open a file of a part, as of :meth:`.PartConfig.part_path`; it is closed again when many others were opened.
@@ -59,6 +62,7 @@ class PartFiles:
 
     def close(self) -> None:
         """Close all of them."""
+        self._kept.clear()
         while self._open:
             self._open.popitem()[1].close()
 
@@ -137,6 +141,37 @@ class PartFiles:
                 )
         return StoredForm(info.narrow, ranges[0])
 
+    def read_edges(self, relation: int, part: int, field: str, first: int = 0, last: int | None = None) -> Array:
+        """Read a number of each edge of a relation in a part, from the relation's own dataset or a shared one.
+
+        Args:
+            relation: relation id.
+            part: the part.
+            field: "indices" or "orig_ids"; "destinations" of a relation that shares, counted within the part.
+            first: the first edge, counted within the part.
+            last: one behind the last edge; None for all.
+
+        Raises:
+            ShardFormatError: the file is damaged.
+        """
+        config = self.config
+        begin, end = config.book.edge_range(part, relation)
+        last = end - begin if last is None else last
+        if relation not in config.place_of_shared:
+            name = relation_dataset_name(config.schema.relation_key(relation), field)
+            return self.open(part, "part_graph").read(name, first, last)
+        base = int(config.shared_begins[config.place_of_shared[relation], part])
+        name = shared_dataset_name(field)
+        rows = self._kept.get((part, field))
+        if rows is None:
+            shard = self.open(part, "part_graph")
+            if 8 * int(config.shared_begins[-1, part]) > _KEPT_BYTES:
+                return shard.read(name, base + first, base + last)
+            rows = self._kept[part, field] = shard.read(name)
+            if len(self._kept) > _FILES:
+                del self._kept[next(iter(self._kept))]
+        return rows[base + first : base + last]
+
     def read_indptr(self, relation: int, part: int, first: int, last: int) -> I64:
         """Read the first in-edge of each of a part's destinations ``[first, last)``, counted within the part.
 
@@ -151,6 +186,10 @@ class PartFiles:
             stop - start
             for start, stop in (book.node_range(part, schema.ends(relation)[1]), book.edge_range(part, relation))
         )
+        if relation in self.config.place_of_shared:
+            destinations = self.read_edges(relation, part, "destinations")
+            sorted_begins: I64 = np.searchsorted(destinations, np.arange(first, last + 1))
+            return sorted_begins
         name = relation_dataset_name(schema.relation_key(relation), "indptr")
         begins: I64 = self.open(part, "part_graph").read(name, first, last + 1)
         begin, end = begins[[0, -1]]
@@ -171,11 +210,20 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
         yield "part_graph", node_orig_ids_name(ntype), DatasetInfo((nodes[t],), "int64")
         for name, info in config.node_features[ntype].items():
             yield from _feature("node_feats", node_feature_name(ntype, name), nodes[t], info)
+    if config.shared:
+        rows = int(config.shared_begins[-1, part])
+        width = index_dtype(max(map(book.num_nodes, range(len(nodes))))).name
+        for field, dtype in (("destinations", width), ("indices", width), ("orig_ids", "int64")):
+            yield "part_graph", shared_dataset_name(field), DatasetInfo((rows,), dtype)
     for r in range(len(schema.relations)):
         key = schema.relation_key(r)
         src, dst = schema.ends(r)
         first, end = book.edge_range(part, r)
         edges = end - first
+        for name, info in config.edge_features[key].items():
+            yield from _feature("edge_feats", edge_feature_name(key, name), edges, info)
+        if r in config.place_of_shared:
+            continue
         sources = index_dtype(book.num_nodes(src)).name
         for field, rows, dtype in (
             ("indptr", nodes[dst] + 1, "int64"),
@@ -184,14 +232,43 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
             ("orig_ids", edges, "int64"),
         ):
             yield "part_graph", relation_dataset_name(key, field), DatasetInfo((rows,), dtype)
-        for name, info in config.edge_features[key].items():
-            yield from _feature("edge_feats", edge_feature_name(key, name), edges, info)
 
 
 def _feature(which: str, name: str, rows: int, info: FeatureInfo) -> Iterator[tuple[str, str, DatasetInfo]]:
     yield which, name, DatasetInfo((rows, *info.shape), info.stored)
     if info.narrow == "int8":
         yield which, column_ranges_name(name), DatasetInfo((2, *info.shape), info.dtype)
+
+
+def check_shared(config: PartConfig, part: int, destinations: Array, indices: Array) -> None:
+    """Check the edges in the tables that relations share.
+
+    Args:
+        config: the partitioned graph.
+        part: the part.
+        destinations: int32 or int64[m], counted within the part.
+        indices: int32 or int64[m], global ids of the sources.
+
+    Raises:
+        ShardFormatError: an end does not exist, or edges of a relation do not rise; names the relation.
+    """
+    ends = np.array([config.schema.ends(r) for r in config.shared], np.int64).reshape(-1, 2)
+    num_src = np.array([config.book.num_nodes(t) for t in range(len(config.schema.ntypes))])
+    num_dst = np.array([offsets[part + 1] - offsets[part] for offsets in config.book.node_offsets])
+    place = np.repeat(np.arange(len(ends)), np.diff(config.shared_begins[:, part]))
+    bad = (destinations < 0) | (destinations >= num_dst[ends[place, 1]])
+    bad |= (indices < 0) | (indices >= num_src[ends[place, 0]])
+    lower = destinations[1:] < destinations[:-1]
+    lower |= (destinations[1:] == destinations[:-1]) & (indices[1:] < indices[:-1])
+    bad[1:] |= lower & (place[1:] == place[:-1])
+    if bad.any():
+        edge = int(np.flatnonzero(bad)[0])
+        relation = config.schema.relations[config.shared[place[edge]]]
+        raise ShardFormatError(
+            f"{config.part_path(part, 'part_graph')}: dataset {shared_dataset_name('indices')!r} contradicts itself: "
+            f"edge {edge}, of {relation}, goes from node {indices[edge]} to node {destinations[edge]} of the part "
+            "(both must exist, and edges of a relation rise by destination, then source)"
+        )
 
 
 def overlaps(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -4,11 +4,16 @@ A partitioned graph is a directory::
 
     <name>.json              the partition configuration (part_config.py)
     part<k>/graph.h5         nodes/<ntype>/orig_ids, relations/<src:rel:dst>/{indptr, indices, out_degrees, orig_ids}
+                             shared_relations/{destinations, indices, orig_ids}
     part<k>/node_feat.h5     <ntype>/<name>
     part<k>/edge_feat.h5     <src:rel:dst>/<name>
 
 Types, relations and features may have any names: a ``/`` inside one is written as ``~2F``, ``:`` in a relation's as
 ``~3A`` and ``~`` as ``~7E`` (:func:`~mpigraph.metadata.schema.escape`).
+Where many relations have few edges, these share the tables ``shared_relations``, relation after relation, with the
+destination of each edge, counted within its part, in place of ``indptr`` (:func:`shared_relations`). The configuration
+says which.
+
 Datasets are contiguous, so that a reader can fill a buffer with any range of rows in one call. Each carries its
 logical dtype (torch's name; bfloat16 is stored as uint16 and bool as uint8) and one CRC-32 for each segment
 of ``segment_rows`` rows. For a feature stored in a narrower form (narrow.py) that is float16, bfloat16 or int8; the
@@ -22,11 +27,13 @@ seals, which the configuration lists, tell them apart.
 A file of another version is refused; there is no conversion. A graph is partitioned again, an optimizer saved again.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.metadata.schema import escape
+from mpigraph.metadata.schema import Schema, escape
 
 __all__ = [
     "FORMAT_NAME",
@@ -41,11 +48,15 @@ __all__ = [
     "node_orig_ids_name",
     "relation_dataset_name",
     "segment_rows",
+    "shared_dataset_name",
+    "shared_relations",
     "storage_dtype",
 ]
 
 FORMAT_NAME = "mpigraph-shard"
 FORMAT_VERSION = 2  # 1 had no identity
+
+_FEW = 8  # relations that can share; fewer are not worth the searches
 
 _SEGMENT_BYTES = 4 << 20  # a read at a random row verifies a whole segment, so they must not be large
 _MAX_SEGMENTS = 8192  # their checksums are an HDF5 attribute, which holds 64 KiB
@@ -95,6 +106,20 @@ def relation_dataset_name(relation_key: str, field: str) -> str:
         field: ``"indptr"``, ``"indices"``, ``"out_degrees"`` or ``"orig_ids"``.
     """
     return f"relations/{_of_relation(relation_key)}/{field}"
+
+
+def shared_relations(schema: Schema, num_nodes: Sequence[int], num_edges: Sequence[int]) -> tuple[int, ...]:
+    """Return the ids of the relations that share tables: those of fewer edges than half their destinations.
+
+    A table by destination would be larger than all their edges; in a knowledge graph many times as large.
+    """
+    few = [r for r, edges in enumerate(num_edges) if 2 * edges < num_nodes[schema.ends(r)[1]]]
+    return tuple(few) if len(few) >= _FEW else ()
+
+
+def shared_dataset_name(field: str) -> str:
+    """Return the dataset in ``graph.h5`` that relations share: "destinations", "indices" or "orig_ids"."""
+    return f"shared_relations/{field}"
 
 
 def node_orig_ids_name(ntype: str) -> str:

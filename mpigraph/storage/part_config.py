@@ -16,6 +16,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from mpigraph.storage.format import NARROW, WIDE, storage_dtype
 __all__ = ["FeatureInfo", "Features", "PartConfig", "check_graph_name", "homogeneous_ranges"]
 
 CONFIG_FORMAT = "mpigraph"
-CONFIG_VERSION = 2  # 1 had no identity
+CONFIG_VERSIONS = (2, 3)  # 1 had no identity; 3 has relations that share tables
 
 _FILES = {"part_graph": "graph.h5", "node_feats": "node_feat.h5", "edge_feats": "edge_feat.h5"}
 _REQUIRED = (
@@ -80,6 +81,7 @@ class PartConfig:
         directory: the folder of the configuration file.
         identity: of this partitioning; every shard carries it.
         seals: for each part, the seals of its files by the same keys as in ``files``.
+        shared: ids of the relations whose edges lie in tables that they share, ascending.
     """
 
     graph_name: str
@@ -92,6 +94,7 @@ class PartConfig:
     directory: Path = Path()
     identity: str = field(default_factory=lambda: secrets.token_hex(16))
     seals: tuple[Mapping[str, str], ...] = ()
+    shared: tuple[int, ...] = ()
 
     @staticmethod
     def default_files(num_parts: int) -> tuple[Mapping[str, str], ...]:
@@ -107,6 +110,19 @@ class PartConfig:
     def schema(self) -> Schema:
         """The types."""
         return self.book.schema
+
+    @cached_property
+    def shared_begins(self) -> I64:
+        """int64[shared relations + 1, parts]: the first edge of each relation in the tables that they share."""
+        offsets = [self.book.edge_offsets[r] for r in self.shared]
+        counts = np.diff(np.array(offsets, np.int64).reshape(len(self.shared), self.num_parts + 1), axis=1)
+        begins: I64 = np.concatenate([np.zeros((1, self.num_parts), np.int64), np.cumsum(counts, axis=0)])
+        return begins
+
+    @cached_property
+    def place_of_shared(self) -> dict[int, int]:
+        """The place of each relation among those that share tables."""
+        return {relation: place for place, relation in enumerate(self.shared)}
 
     @property
     def num_parts(self) -> int:
@@ -152,7 +168,8 @@ class PartConfig:
         path = Path(directory) / f"{self.graph_name}.json"
         content = self._to_json() | {"checksum": self.checksum}
         with NewFile(path, queue=True) as file:  # a reader meets the old file or the new one, never half of one
-            file.write((json.dumps(content, indent=2) + "\n").encode())
+            # thousands of relations would be hundreds of thousands of lines
+            file.write((json.dumps(content, indent=None if self.shared else 2) + "\n").encode())
         return path
 
     @classmethod
@@ -189,7 +206,7 @@ class PartConfig:
         edges = homogeneous_ranges(book.edge_offsets)
         return {
             "format": CONFIG_FORMAT,
-            "format_version": CONFIG_VERSION,
+            "format_version": CONFIG_VERSIONS[bool(self.shared)],
             "identity": self.identity,
             "graph_name": self.graph_name,
             "num_nodes": sum(book.num_nodes(i) for i in range(len(ntypes))),
@@ -204,6 +221,7 @@ class PartConfig:
             "node_features": _features_to_json(self.node_features),
             "edge_features": _features_to_json(self.edge_features),
             "seals": [dict(seals) for seals in self.seals],
+            **({"shared_relations": list(self.shared)} if self.shared else {}),
             "report": dict(self.report),
             **{f"part-{k}": dict(files) for k, files in enumerate(self.files)},
         }
@@ -234,6 +252,7 @@ class PartConfig:
             directory=path.parent,
             identity=_a_string(content["identity"]),
             seals=tuple({key: _a_string(seals[key]) for key in _FILES} for seals in content["seals"]),
+            shared=_relation_ids(content.get("shared_relations", []), len(etypes)),
         )
         if len(config.seals) != num_parts:
             raise PartitionError(f"there are {num_parts} parts but {len(config.seals)} seals")
@@ -312,9 +331,10 @@ def _check_format(path: Path, content: object) -> None:
             )
         raise PartitionError(f"{path}: not a partition configuration of this library (no format {CONFIG_FORMAT!r})")
     version = content.get("format_version")
-    if version != CONFIG_VERSION:
+    if version not in CONFIG_VERSIONS:
         raise PartitionError(
-            f"{path}: format version {version!r} (this library reads {CONFIG_VERSION}): partition the graph again"
+            f"{path}: format version {version!r} (this library reads {CONFIG_VERSIONS[0]} and {CONFIG_VERSIONS[1]}): "
+            "partition the graph again"
         )
     missing = [key for key in _REQUIRED if key not in content]
     if missing:
@@ -366,6 +386,13 @@ def _count(value: object) -> int:
     if type(value) is not int or not 0 <= value <= _MOST:
         raise ValueError(f"a number of 0 to 2**62 is needed (got {value!r:.60})")
     return value
+
+
+def _relation_ids(value: list[Any], num_relations: int) -> tuple[int, ...]:
+    ids = tuple(map(_count, value))
+    if list(ids) != sorted(set(ids)) or not all(r < num_relations for r in ids):
+        raise ValueError(f"shared_relations must be ids of relations, ascending (got {value!r:.60})")
+    return ids
 
 
 def _a_string(value: object) -> str:

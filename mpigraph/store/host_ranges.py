@@ -115,11 +115,21 @@ def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
     indptr = np.zeros(hosts.num_parts, np.int64)
     degrees = np.zeros(hosts.num_parts, np.int64)
     indices = {4: np.zeros(hosts.num_parts, np.int64), 8: np.zeros(hosts.num_parts, np.int64)}
+    shared = np.zeros(hosts.num_parts, np.int64)
     for relation, (src, _, dst) in enumerate(schema.relations):
+        if relation in config.place_of_shared:
+            shared += np.diff(hosts.edge_offsets[relation])
+            continue
         size = index_dtype(hosts.num_nodes(schema.ntype_id(src))).itemsize
         indptr += 8 * (np.diff(hosts.node_offsets[schema.ntype_id(dst)]) + 1)
         degrees += 8 * np.diff(hosts.node_offsets[schema.ntype_id(src)])
         indices[size] += size * np.diff(hosts.edge_offsets[relation])
+    if config.shared:
+        # at most: each edge has a row and a source of its own
+        width = index_dtype(max(map(hosts.num_nodes, range(len(schema.ntypes))))).itemsize
+        indptr += 8 * (shared + len(config.shared))
+        degrees += (8 + 2 * width) * shared
+        indices[width] += width * shared
     total = sum((_in_pages(nbytes) for nbytes in indices.values()), _in_pages(indptr) + _in_pages(degrees))
     for t, ntype in enumerate(schema.ntypes):
         total += _features(hosts.node_offsets[t], config.node_features[ntype])

@@ -3,16 +3,14 @@
 For each relation three tables, divided among the hosts like the nodes and edges themselves: ``indptr`` (a host's own
 offsets, starting at 0, one more than it has destinations), ``indices`` (global source ids in CSC order) and
 ``out_degrees`` (of the relation's sources). Edge ids are positions: nothing else is needed to find an edge. All
-relations use the same windows.
+relations use the same windows. Relations with few edges have smaller tables (``shared_edges.py``).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.errors import MPIGraphError, ShardFormatError
 from mpigraph.kernels.soundness import hash_of_degrees, hash_of_sources
@@ -20,68 +18,14 @@ from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.agree import everywhere, together
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
-from mpigraph.rows.window import RowWindow
 from mpigraph.storage.contents import PartFiles, check_sources, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
+from mpigraph.store.edge_tables import Adjacency, TableWindow
 from mpigraph.store.host_ranges import host_memory
+from mpigraph.store.shared_edges import SharedEdges, last_begin
 
 __all__ = ["Adjacency", "InMemoryTopology", "Topology"]
-
-
-@dataclass(frozen=True)
-class Adjacency:
-    """One relation's in-edges on one local host, as plain arrays.
-
-    Attributes:
-        indptr: int64[n + 1], from 0.
-        indices: int32 or int64 [nnz], global source ids, rising inside a row.
-        first_node: global id of the first destination.
-        first_edge: global id of the first edge.
-    """
-
-    indptr: I64
-    indices: Array
-    first_node: int
-    first_edge: int
-
-
-class _TableWindow:
-    """Tables that are divided among the hosts, each in its own way."""
-
-    @collective("world.comm")
-    def __init__(self, service: RowService, tables: Sequence[I64], dtype: npt.DTypeLike) -> None:
-        """Allocate zeros; host h holds the rows ``[offsets[h], offsets[h + 1])`` of each table's offsets."""
-        self._tables = list(tables)
-        hosts = len(service.world.hosts)
-        sizes = np.array([np.diff(offsets) for offsets in tables], np.int64).reshape(len(tables), hosts)
-        self._starts = np.concatenate([np.zeros((1, hosts), np.int64), np.cumsum(sizes, axis=0)])
-        self._window = RowWindow(service, np.append(0, np.cumsum(sizes.sum(axis=0))), (), dtype)
-
-    def segment(self, table: int, host: int) -> Array:
-        """Return a table's rows on a local host, a writable view of the window's memory."""
-        begin, end = self._starts[table : table + 2, host]
-        return self._window.memory(host)[begin:end]
-
-    def gather(self, table: int, ids: I64) -> Array:
-        """Read rows of a table in the order of ``ids`` (int64[n], all valid). One-sided."""
-        offsets = self._tables[table]
-        host = np.searchsorted(offsets, ids, side="right") - 1
-        begins = self._window.offsets[:-1] + self._starts[table] - offsets[:-1]
-        return self._window.gather(ids + begins[host])
-
-    def sync(self) -> None:
-        """Order the plain stores and loads of this process with those of the others."""
-        self._window.sync()
-
-    def retire(self) -> None:
-        """See :meth:`.RowWindow.retire`."""
-        self._window.retire()
-
-    @collective("world.comm")
-    def close(self) -> None:
-        """Free the memory; a second call does nothing."""
-        self._window.close()
 
 
 class Topology:
@@ -95,6 +39,8 @@ class Topology:
     """
 
     turned: "Topology | None" = None
+    _shared: SharedEdges | None = None
+    _place: Mapping[int, int] = {}  # of relations among those that share tables
 
     @collective("world.comm")
     def __init__(self, service: RowService, files: PartFiles, hosts: RangeBook, kept: PartConfig) -> None:
@@ -116,23 +62,30 @@ class Topology:
         self.hosts = hosts
         check_shared_memory(world, host_memory(kept, hosts), f"graph {config.graph_name!r}")
         relations = range(len(config.schema.relations))
+        self._place = config.place_of_shared
         nodes = hosts.node_offsets
+        own = [r for r in relations if r not in self._place]
         before = np.arange(len(world.hosts) + 1)
         ends = [config.schema.ends(r) for r in relations]
-        self._indptr = _TableWindow(service, [nodes[dst] + before for _, dst in ends], np.int64)
-        self._out_degrees = _TableWindow(service, [nodes[src] for src, _ in ends], np.int64)
         nothing = np.zeros(len(world.hosts) + 1, np.int64)
+        is_shared = [r in self._place for r in relations]
+        indptr = [nothing if shared else nodes[dst] + before for (_, dst), shared in zip(ends, is_shared, strict=True)]
+        out_degrees = [nothing if shared else nodes[src] for (src, _), shared in zip(ends, is_shared, strict=True)]
+        self._indptr = TableWindow(service, indptr, np.int64)
+        self._out_degrees = TableWindow(service, out_degrees, np.int64)
         self._indices = {
-            dtype: _TableWindow(
+            dtype: TableWindow(
                 service,
-                [self.hosts.edge_offsets[r] if self.index_dtype(r) == dtype else nothing for r in relations],
+                [hosts.edge_offsets[r] if r in own and self.index_dtype(r) == dtype else nothing for r in relations],
                 dtype,
             )
-            for dtype in sorted({self.index_dtype(r) for r in relations})
+            for dtype in sorted({self.index_dtype(r) for r in own})
         }
         try:
+            if config.shared:
+                self._shared = SharedEdges(service, files, hosts)
             with together(world.comm, f"loading graph {config.graph_name!r}"):
-                for relation in relations:
+                for relation in own:
                     if world.is_host:
                         self._load(relation, files)
             self._check_degrees()
@@ -143,10 +96,18 @@ class Topology:
 
     def index_dtype(self, relation: int) -> np.dtype[np.generic]:
         """Return the dtype of a relation's source ids in memory and on the wire."""
+        if self._shared is not None and relation in self._place:
+            return self._shared.dtype
         src = self.hosts.schema.ends(relation)[0]
         return index_dtype(self.hosts.num_nodes(src))
 
-    def _indices_of(self, relation: int) -> _TableWindow:
+    def row_offsets(self, relation: int) -> I64:
+        """Return int64[H + 1], the rows of each host: of its :meth:`adjacency`."""
+        if self._shared is not None and relation in self._place:
+            return self._shared.row_offsets(self._place[relation])
+        return self.hosts.node_offsets[self.hosts.schema.ends(relation)[1]]
+
+    def _indices_of(self, relation: int) -> TableWindow:
         return self._indices[self.index_dtype(relation)]
 
     def _load(self, relation: int, files: PartFiles) -> None:
@@ -187,6 +148,8 @@ class Topology:
         if self.world.is_host:
             host = self.world.host_index
             for relation in range(len(own)):
+                if relation in self._place:  # out-degrees were counted, not read
+                    continue
                 first = self.hosts.node_range(host, schema.ends(relation)[0])[0]
                 degrees = hash_of_degrees(self._out_degrees.segment(relation, host), first)
                 sources = hash_of_sources(self._indices_of(relation).segment(relation, host))
@@ -202,6 +165,8 @@ class Topology:
 
     def adjacency(self, relation: int, host: int) -> Adjacency:
         """Return the in-edges on a local host, as plain arrays."""
+        if self._shared is not None and relation in self._place:
+            return self._shared.adjacency(self._place[relation], host)
         dst = self.config.schema.ends(relation)[1]
         return Adjacency(
             self._indptr.segment(relation, host),
@@ -212,6 +177,8 @@ class Topology:
 
     def count_out_edges(self, relation: int, host: int) -> int:
         """Return the number of edges out of a local host's nodes."""
+        if self._shared is not None and relation in self._place:
+            return self._shared.count_out_edges(self._place[relation], host)
         return int(self._out_degrees.segment(relation, host).sum())
 
     def edge_id(self, edge: int, relation: int) -> int:
@@ -224,6 +191,8 @@ class Topology:
         Raises:
             OutOfRangeError: an id does not exist.
         """
+        if self._shared is not None and relation in self._place:
+            return self._shared.in_degrees(ids, self._place[relation])
         dst = self.config.schema.ends(relation)[1]
         rows = ids + self.hosts.node_owner(ids, dst)
         degrees: I64 = self._indptr.gather(relation, rows + 1) - self._indptr.gather(relation, rows)
@@ -237,6 +206,8 @@ class Topology:
         """
         src = self.config.schema.ends(relation)[0]
         check_ids(ids, self.config.book.num_nodes(src), f"node id of type {self.config.schema.ntypes[src]!r}")
+        if self._shared is not None and relation in self._place:
+            return self._shared.out_degrees(ids, self._place[relation])
         return self._out_degrees.gather(relation, ids)
 
     def find_edges(self, eids: I64, relation: int) -> tuple[I64, I64]:
@@ -248,18 +219,13 @@ class Topology:
         Raises:
             OutOfRangeError: an edge does not exist.
         """
+        if self._shared is not None and relation in self._place:
+            return self._shared.find_edges(eids, self._place[relation])
         owner = self.hosts.edge_owner(eids, relation)
         src = self._indices_of(relation).gather(relation, eids).astype(np.int64)
         nodes = self.hosts.node_offsets[self.config.schema.ends(relation)[1]]
         local = eids - self.hosts.edge_offsets[relation][owner]
-        low = nodes[owner].copy()
-        high = nodes[owner + 1] - 1
-        while (low < high).any():  # the last node whose first edge is not behind this one
-            middle = (low + high + 1) // 2
-            begins = self._indptr.gather(relation, middle + owner)
-            low = np.where(begins <= local, middle, low)
-            high = np.where(begins <= local, high, middle - 1)
-        return src, low
+        return src, last_begin(self._indptr, relation, nodes[owner], nodes[owner + 1] - 1, owner, local)
 
     def _sync(self) -> None:
         """Make the stores of the hosts visible to all loads."""
@@ -270,8 +236,9 @@ class Topology:
         for tables in self._all():
             tables.sync()
 
-    def _all(self) -> list[_TableWindow]:
-        return [self._indptr, self._out_degrees, *self._indices.values()]
+    def _all(self) -> list[TableWindow]:
+        shared = [] if self._shared is None else self._shared.windows()
+        return [self._indptr, self._out_degrees, *self._indices.values(), *shared]
 
     def retire(self) -> None:
         """Refuse reads from now on, and wait for those of other threads; while hosts answer."""

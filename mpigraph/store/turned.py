@@ -116,7 +116,7 @@ class TurnedTopology(Topology):
             order = np.argsort(world.hosts[owners], kind="stable")
             rows = np.empty((len(order), 3), rows.dtype)
             rows[:, 0] = edges.indices[order]
-            rows[:, 1] = edges.first_node + np.repeat(np.arange(len(edges.indptr) - 1), np.diff(edges.indptr))[order]
+            rows[:, 1] = edges.destinations()[order]
             rows[:, 2] = edges.first_edge + order
         received, _ = exchange_rows(world.comm, rows, counts)
         return received[np.lexsort((received[:, 2], received[:, 0]))]

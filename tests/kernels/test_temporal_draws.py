@@ -27,7 +27,7 @@ def draw(
     offsets = np.append(0, np.cumsum(counts))
     picks = np.empty(offsets[-1], np.int64)
     mask = mask if later is None else np.array(later, np.uint8)
-    choose_temporal(dst, indptr, 0, order, last, mask, left_out, positions, rows, offsets, picks)
+    choose_temporal(dst, dst.ids, indptr, 0, order, last, mask, left_out, positions, rows, offsets, picks)
     return picks.reshape(ROOTS, -1)
 
 

@@ -39,8 +39,8 @@ class First(Strategy):
         return self
 
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
-        dst = rows.destinations(-1, False)
-        count_uniform(dst, rows.edges.indptr, rows.edges.first_node, positions, rows.scratch, counts)
+        dst = rows.to_count(-1, False)
+        count_uniform(dst, rows.edges.indptr, rows.first_row, positions, rows.scratch, counts)
         if len(rows.excluded):
             shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
         counts[positions] = np.clip(rows.scratch.degrees[positions] - self.skip, 0, self.fanout)

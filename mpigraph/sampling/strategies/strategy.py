@@ -60,6 +60,7 @@ class OwnedRows:
         host: index of the host.
         edges: the host's in-edges of the relation.
         ids: int64[n], the destinations of the whole request.
+        rows: int64[n], their rows in ``edges``, counted from :attr:`first_row`; undefined on other hosts.
         keys: uint64[n], for each destination, or uint64[1], for all: input of the draws besides the destination.
         excluded: int64[k], excluded edges, ascending, counted from the host's first edge.
         scratch: int64[n] each, for kernels; ``choose`` reads the notes of ``count`` there.
@@ -68,13 +69,23 @@ class OwnedRows:
     host: int
     edges: Adjacency
     ids: I64
+    rows: I64
     keys: U64
     excluded: I64
     scratch: Candidates
 
+    @property
+    def first_row(self) -> int:
+        """The number of the first row of ``edges`` in :attr:`rows`."""
+        return self.edges.first_node if self.edges.rows is None else 0
+
     def destinations(self, fanout: int, replace: bool) -> Destinations:
-        """Return the destinations as kernels take them."""
+        """Return the destinations as kernels take them that choose."""
         return Destinations(self.ids, fanout, replace, self.keys)
+
+    def to_count(self, fanout: int, replace: bool) -> Destinations:
+        """Return the destinations as kernels take them that count: by row."""
+        return Destinations(self.rows, fanout, replace, self.keys)
 
     def split(self, positions: I64) -> tuple[I64, I64]:
         """Return the positions of the rows without excluded edges, and of those that were shortened."""

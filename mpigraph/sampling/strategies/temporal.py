@@ -59,9 +59,9 @@ class _TemporalDraw:
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
         """See :class:`.Draw`."""
         count_temporal(
-            rows.destinations(self._how.fanout, self._how.replace),
+            rows.to_count(self._how.fanout, self._how.replace),
             rows.edges.indptr,
-            rows.edges.first_node,
+            rows.first_row,
             self._edges.times(rows.host),
             self._edges.order(rows.host),
             self._how.until,
@@ -78,8 +78,9 @@ class _TemporalDraw:
         """See :class:`.Draw`."""
         choose_temporal(
             rows.destinations(self._how.fanout, self._how.replace),
+            rows.rows,
             rows.edges.indptr,
-            rows.edges.first_node,
+            rows.first_row,
             self._edges.order(rows.host),
             self._how.last,
             self._allowed(rows.host),

@@ -28,8 +28,8 @@ class Uniform(Strategy):
 
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
         """See :class:`.Draw`."""
-        dst = rows.destinations(self.fanout, self.replace)
-        count_uniform(dst, rows.edges.indptr, rows.edges.first_node, positions, rows.scratch, counts)
+        dst = rows.to_count(self.fanout, self.replace)
+        count_uniform(dst, rows.edges.indptr, rows.first_row, positions, rows.scratch, counts)
         if len(rows.excluded):
             shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
 

@@ -50,9 +50,9 @@ class _WeightedDraw:
             GraphDataError: an edge weight is negative, infinite or NaN.
         """
         edges = rows.edges
-        dst = rows.destinations(self._how.fanout, self._how.replace)
+        dst = rows.to_count(self._how.fanout, self._how.replace)
         weights = self._weights.values(rows.host)
-        where = (edges.indptr, edges.first_node, weights, self._tables.num_drawable(rows.host), positions)
+        where = (edges.indptr, rows.first_row, weights, self._tables.num_drawable(rows.host), positions)
         bad = count_weighted(dst, *where, rows.scratch, counts)
         if bad >= 0:
             raise GraphDataError(self._weights.complaint(edges.first_edge + bad, weights[bad]))

@@ -31,11 +31,11 @@ class Within(Strategy):
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
         """See :class:`.Draw`."""
         edges = rows.edges
-        where = (edges.indptr, edges.first_node, edges.indices, self.sources)
-        count_within(rows.ids, *where, rows.excluded, positions, counts)
+        where = (edges.indptr, rows.first_row, edges.indices, self.sources)
+        count_within(rows.rows, *where, rows.excluded, positions, counts)
 
     def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
         """See :class:`.Draw`."""
         edges = rows.edges
-        where = (edges.indptr, edges.first_node, edges.indices, self.sources)
-        choose_within(rows.ids, *where, rows.excluded, positions, offsets, picks)
+        where = (edges.indptr, rows.first_row, edges.indices, self.sources)
+        choose_within(rows.rows, *where, rows.excluded, positions, offsets, picks)

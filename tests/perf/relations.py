@@ -1,0 +1,94 @@
+"""CPU seconds and bytes of one graph by its number of relations: ``python tests/perf/relations.py [1 10 200 2000]``.
+
+The same 20,000 edges among 20,000 nodes, in 4 parts at random, divided over the relations; one process. Each number of
+relations has a process of its own, which first does all once with another graph, so that kernels are loaded.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import numpy as np
+
+NODES = EDGES = 20_000
+PARTS = 4
+
+
+def source(relations, seed=0):
+    """The graph, its edges dealt out to the relations."""
+    from mpigraph.metadata.schema import Schema
+    from mpigraph.partition.source import GraphSource
+
+    rng = np.random.default_rng(seed)
+    src, dst = rng.integers(0, NODES, (2, EDGES))
+    edges = tuple((src[r::relations], dst[r::relations]) for r in range(relations))
+    return GraphSource(Schema(("n",), tuple(("n", f"r{r}", "n") for r in range(relations))), (NODES,), edges)
+
+
+def measure(relations, out):
+    """Yield the stages' names with their CPU seconds, and the bytes of files and memory."""
+    import torch
+
+    from mpigraph.cli import info, verify
+    from mpigraph.dataloading import NeighborSampler
+    from mpigraph.distributed import DistGraph
+    from mpigraph.partition.pipeline import partition_source
+    from mpigraph.storage.part_config import PartConfig
+    from mpigraph.store.host_ranges import host_memory
+
+    graph, begin = source(relations), time.process_time()
+
+    def lap():
+        nonlocal begin
+        before, begin = begin, time.process_time()
+        return begin - before
+
+    path = str(partition_source(graph, out.name, PARTS, out, "random").config_path)
+    yield "partition", lap()
+    yield "files, MB", sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e6
+    config = PartConfig.read(path)
+    yield "memory, MB", host_memory(config, config.book).sum() / 1e6
+    for name, command in (("info", info.run), ("verify", verify.run)):
+        lap()
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            command(path)
+        yield name, lap()
+    g = DistGraph(out.name, part_config=path)
+    yield "open", lap()
+    seeds = torch.arange(100)
+    NeighborSampler([5]).sample_blocks(g, seeds)
+    lap()
+    for _ in range(3):
+        NeighborSampler([5]).sample_blocks(g, seeds)
+    yield "hop", lap() / 3
+
+
+def one(relations):
+    """Measure one number of relations in this process; print a row."""
+    import mpigraph.distributed as dist
+
+    dist.initialize()
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in measure(3, Path(folder) / "warm"):
+            pass
+        row = [f"{value:.3g}" for _, value in measure(relations, Path(folder) / "g")]
+    print(f"| {relations} | " + " | ".join(row) + " |", flush=True)
+
+
+def main(numbers):
+    """Print the table."""
+    print("| relations | partition, s | files, MB | memory, MB | info, s | verify, s | open, s | hop, s |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    for number in numbers:
+        subprocess.run([sys.executable, __file__, "--one", number], check=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        one(int(sys.argv[2]))
+    else:
+        main(sys.argv[1:] or ["1", "10", "200", "2000"])
