@@ -17,7 +17,7 @@ from mpi4py import MPI
 import mpigraph.distributed as dist
 from mpigraph.mpi.board import Board
 from mpigraph.recording import STEP_FIELDS, Recording, at_each_step, delayed
-from mpigraph.trace import Totals, _Sheet, address, clock, count, process, span, sums
+from mpigraph.trace import Totals, _Sheet, address, clock, count, counted, process, span, sums
 from mpigraph.trace_memory import COUNTERS, Snapshot, Sum, Trace
 
 
@@ -338,6 +338,10 @@ def test_sums_of_threads_and_loaders_that_are_gone() -> None:
     for _ in range(2):
         done = sums()["passing"].since(before.get("passing", Snapshot()))
         assert sum(done.stages["vanishes"].histogram) == 10 and done.counts == {("sent_bytes", 3): 50}
+    everywhere = [each.counts.items() for each in sums().values()]
+    sent = sum(number for each in everywhere for key, number in each if "sent_bytes" in (key, key[0]))
+    assert counted(["sent_bytes", "no such counter"]) == [sent, 0], "cells that were given back hide none behind them"
+    assert sums()["passing"] == Trace(address()).sums()["passing"]
 
 
 def test_sums_in_more_memory_than_others_can_read() -> None:
