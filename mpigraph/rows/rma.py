@@ -44,7 +44,9 @@ class _Get:
         count = int(lengths.sum())
         self._arrived = np.empty((count, out.shape[1]), out.dtype)
         with _runs_type(window.row, starts, lengths) as runs:
-            self._win.Get([self._arrived.view(np.uint8), count, window.row], remote.rank, target=[0, 1, runs])
+            self._win.Get(
+                [self._arrived.view(np.uint8), count, window.row], remote.rank, target=[window.begin, 1, runs]
+            )
 
     def finish(self) -> int:
         """Wait, put the rows into their places, and return their bytes."""
@@ -92,6 +94,8 @@ class RmaTransport(Transport):
                 _runs_type(window.row, starts, lengths) as runs,
                 self.world.watch(f"writing {len(going)} rows of rank {leaving.rank}"),
             ):
-                window.win.Put([going.view(np.uint8), len(going), window.row], leaving.rank, target=[0, 1, runs])
+                window.win.Put(
+                    [going.view(np.uint8), len(going), window.row], leaving.rank, target=[window.begin, 1, runs]
+                )
                 window.win.Flush(leaving.rank)
                 self.traffic.sent(leaving.rank, going.nbytes)

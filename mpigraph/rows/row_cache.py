@@ -36,10 +36,10 @@ from mpigraph.kernels.row_slots import (
     touch,
 )
 from mpigraph.memory import free_memory
-from mpigraph.mpi.compat import advise_large_pages, as_array
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
-from mpigraph.rows.shm_check import check_shared_memory, free_shared_memory
+from mpigraph.rows.segments import Block
+from mpigraph.rows.shm_check import free_shared_memory
 
 __all__ = ["RowCache", "cache_memory", "free_for_caches", "priced_rows", "slots_for"]
 
@@ -168,14 +168,9 @@ class RowCache:
         of_hosts = np.zeros(len(world.hosts), np.int64)
         of_hosts[world.hosts_of_node(world.node_index)[0]] = ends[-1]
         world.comm.Allreduce(MPI.IN_PLACE, of_hosts, op=MPI.MAX)
-        check_shared_memory(world, of_hosts, f"a cache of {rows.name!r}")
-        allocates = world.is_trainer and world.local_trainer == 0
-        self._win = MPI.Win.Allocate_shared(ends[-1] if allocates else 0, 1, comm=world.node)
-        self._win.Lock_all(MPI.MODE_NOCHECK)
-        first = np.array([world.node.rank if allocates else -1], np.int64)
-        world.node.Allreduce(MPI.IN_PLACE, first, op=MPI.MAX)
-        memory = as_array(self._win.Shared_query(int(first[0]))[0], np.uint8)[: ends[-1]]
-        advise_large_pages(memory)
+        self._segments = window.service.segments
+        self._block: Block | None = self._segments.take(of_hosts, "node", f"a cache of {rows.name!r}")
+        memory = self._block.memory(world.hosts_of_node(world.node_index)[0])[: ends[-1]]
         begins = [0, *ends[:-1]]
         hint, row_of, times, versions, table = (
             memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)
@@ -187,11 +182,11 @@ class RowCache:
             versions.view(np.int64),
             as_words(table.view(window.dtype).reshape(slots, *window.row_shape)),
             alone=trainers == 1,
-            fence=self._win.Sync,
+            fence=self._block.win.Sync,
         )
         self._me = world.local_trainer if world.is_trainer else 0
         self._own = new_slots(self._me * per_trainer, per_trainer if world.is_trainer else 0, ahead)
-        if allocates:
+        if world.is_trainer and world.local_trainer == 0:
             self.slots.hint[:] = 0  # and nothing else: memory of slots that are never used is not touched
             self.slots.versions[:] = _NO_VERSION
         self.slots.fence()
@@ -350,7 +345,6 @@ class RowCache:
     @collective("world.comm")
     def close(self) -> None:
         """Free the slots; a second call does nothing."""
-        win, self._win = self._win, MPI.WIN_NULL
-        if win:
-            win.Unlock_all()
-            win.Free()
+        block, self._block = self._block, None
+        if block:
+            self._segments.give_back(block)

@@ -217,6 +217,7 @@ class RowTensor:
         # the base of a view is the array at the end of the chain; the memoryview makes that this one
         lent = np.frombuffer(memoryview(memory.reshape(-1)), memory.dtype).reshape(memory.shape)  # type: ignore[arg-type]
         self._lent.append(weakref.ref(lent if lent.base is None else lent.base, self._take_back))
+        self.window.service.written.add(self.number)
         return lent
 
     def check_writable(self) -> None:
@@ -231,6 +232,7 @@ class RowTensor:
     def note_write(self) -> None:
         """Note that this rank wrote rows, or others did in a call that all trainers make together."""
         self.last_write = next(self._writes)
+        self.window.service.written.add(self.number)
 
     def _wait(self, owned: bool) -> None:
         """Wait for the background copy of the rows that this rank owns, or of all."""
@@ -271,3 +273,4 @@ class RowTensor:
         """Free the rows, after a background copy; a second call does nothing."""
         self._wait(owned=False)
         self.window.close()
+        self.window.service.written.discard(self.number)

@@ -27,6 +27,7 @@ from mpigraph.mpi.world import World
 from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.rma import RmaTransport
+from mpigraph.rows.segments import Segments
 from mpigraph.rows.transport import Traffic, Transport, WindowHandle
 
 __all__ = ["TRANSPORTS", "RowService", "shared_query_works", "window_kind"]
@@ -50,6 +51,8 @@ class RowService:
         transport: reads remote rows unless a caller names another; None on one node.
         automatic: ``rows/selection.py`` chooses ``transport`` by measuring; it is the first one until then.
         mutex: the write locks of the hosts.
+        segments: the memory of all windows and caches.
+        written: numbers of tensors that this rank may have written since the last control call.
     """
 
     @collective("world.comm")
@@ -61,6 +64,8 @@ class RowService:
                 ``MPIGRAPH_WINDOW``; on every rank.
         """
         self.world = world
+        self.segments = Segments(world)
+        self.written: set[int] = set()
         self.transports: tuple[Transport, ...] = ()
         self.transport: Transport | None = None
         if world.is_alone:

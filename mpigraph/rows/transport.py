@@ -34,6 +34,7 @@ class WindowHandle:
     Attributes:
         number: the window's number, the same on every rank.
         win: the MPI window.
+        begin: the byte of it where the rows begin, on every host.
         row: datatype of one row.
         row_bytes: bytes of one row, > 0.
         mutex: the locks of the hosts; a host's is held while its rows are written.
@@ -45,6 +46,7 @@ class WindowHandle:
 
     number: int
     win: MPI.Win
+    begin: int
     row: MPI.Datatype
     row_bytes: int
     mutex: HostMutex

@@ -1,8 +1,8 @@
 """An array of rows divided among the hosts: plain loads where memory is shared, a transport where it is not.
 
-One ``Lock_all`` at birth, ``Unlock_all`` at close; between them only ``Get``, ``Put`` and ``Flush`` (MPI 4.1, section
-12.5: passive target). A rank loads and stores rows of hosts on its node; a transport reads and writes the others,
-meanwhile. ``rows/service.py`` chooses the allocation and the transport.
+The memory is a block of a window (``rows/segments.py``), which stays locked for all: only ``Get``, ``Put`` and
+``Flush`` (MPI 4.1, section 12.5: passive target). A rank loads and stores rows of hosts on its node; a transport reads
+and writes the others, meanwhile. ``rows/service.py`` chooses the allocation and the transport.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +17,13 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError
 from mpigraph.kernels.row_ops import as_words, load_rows, order_by_range, scatter_rows, split_by_range
-from mpigraph.mpi.compat import advise_large_pages, as_array
 from mpigraph.mpi.coroutine import Task, finish
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import Gate
 from mpigraph.mpi.wait import TRANSFER
 from mpigraph.rows.pool import RowPool
+from mpigraph.rows.segments import Block
 from mpigraph.rows.service import RowService
-from mpigraph.rows.shm_check import check_shared_memory
 from mpigraph.rows.sources.row_source import NOT_MEMORY, Memory, RowSource, Ticket
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
 
@@ -34,7 +33,6 @@ SourceOf = Callable[[int], RowSource]
 """Returns the source of the rows of a host on this node."""
 
 _ZEROED_PER_SECOND = 1e8  # bytes, at the very least
-_ALIGNMENT = 64  # bytes: no two hosts share a cache line; see _allocate
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class RowWindow:
         self.row_shape = tuple(row_shape)
         self.dtype = np.dtype(dtype)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
-        self._win = self._shared = MPI.WIN_NULL
+        self._block: Block | None = None
         self._open = True
         self._gate = Gate("this window was closed")
         local = np.flatnonzero(world.is_local).tolist()
@@ -126,18 +124,17 @@ class RowWindow:
     def _share(self, local: Sequence[int], what: str) -> None:
         """Allocate zeroed rows that the ranks of a node share."""
         world = self.world
-        largest = int(np.diff(self.offsets).max(initial=0)) * self.row_bytes  # bytes that a host sets to zero
-        patience = 1 + largest / _ZEROED_PER_SECOND / world.config.timeout
+        sizes = np.diff(self.offsets) * self.row_bytes
+        patience = 1 + int(sizes.max(initial=0)) / _ZEROED_PER_SECOND / world.config.timeout
         with world.watch(f"allocating {what}", patience):
-            check_shared_memory(world, np.diff(self.offsets) * self.row_bytes, what)
-            self._allocate()
-            self._sources = {host: Memory(self._map(host)) for host in local}
-            if world.is_host:
-                memory = self.memory(world.host_index).reshape(-1).view(np.uint8)
-                advise_large_pages(memory)
-                memory[:] = 0
-            self._win.Lock_all(MPI.MODE_NOCHECK)
-            self._win.Sync()
+            self._block = block = self.service.segments.take(sizes, self.service.kind, what)
+            for host in local:
+                memory = block.memory(host)[: sizes[host]]
+                if host == world.host_index:
+                    memory[:] = 0
+                rows = memory.view(self.dtype) if self.row_bytes else np.empty(0, self.dtype)
+                self._sources[host] = Memory(rows.reshape(np.diff(self.offsets)[host], *self.row_shape))
+            block.win.Sync()
 
     @collective("world.comm")
     def _register(self) -> None:
@@ -149,7 +146,8 @@ class RowWindow:
             words = self._words.get(world.host_index)
             self.handle = WindowHandle(
                 service.number_window(),
-                self._win,
+                self._block.win if self._block else MPI.WIN_NULL,
+                self._block.begin if self._block else 0,
                 self._row,
                 self.row_bytes,
                 service.mutex,
@@ -160,44 +158,6 @@ class RowWindow:
             )
             service.register(self.handle)
             world.comm.Barrier()
-
-    def _allocate(self) -> None:
-        """Allocate whole cache lines, so that the next rank's memory begins with one.
-
-        MPICH 4.0 with UCX begins a window at the multiple of 16 before the memory of ``Win.Create``.
-        """
-        world = self.world
-        h = world.host_index
-        nbytes = int(self.offsets[h + 1] - self.offsets[h]) * self.row_bytes if world.is_host else 0
-        nbytes = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        if self.service.kind == "allocate":
-            self._win = MPI.Win.Allocate(nbytes, 1, comm=world.comm)
-            return
-        self._shared = MPI.Win.Allocate_shared(nbytes, 1, comm=world.node)
-        # Open MPI 4.1 cannot make the other window without a network
-        if world.all_local or self.service.kind == "node":
-            self._win = self._shared
-            return
-        memory = self._shared.Shared_query(world.node.rank)[0] if nbytes else None
-        self._win = MPI.Win.Create(memory, 1, comm=world.comm)
-
-    def _map(self, host: int) -> Array:
-        """Return the rows of a host on this node in this process's memory."""
-        count = int(self.offsets[host + 1] - self.offsets[host])
-        if count * self.row_bytes == 0:
-            return np.empty((count, *self.row_shape), self.dtype)
-        world = self.world
-        kind = self.service.kind
-        rank = int(world.hosts[host])
-        if kind == "allocate" and rank == world.rank:
-            memory = self._win.tomemory()
-        elif kind == "allocate":
-            memory = self._win.Shared_query(rank)[0]
-        else:
-            node_rank = MPI.Group.Translate_ranks(world.comm.group, [rank], world.node.group)[0]
-            memory = self._shared.Shared_query(node_rank)[0]
-        flat = as_array(memory, self.dtype)[: count * self.row_bytes // self.dtype.itemsize]
-        return flat.reshape(count, *self.row_shape)
 
     def memory(self, host: int) -> Array:
         """Return the rows of local host ``host``, writable. Write rows of a tensor through the tensor alone.
@@ -386,7 +346,7 @@ class RowWindow:
                     table = self._words[host]
                     with self.service.mutex.hold(host):
                         scatter_rows(words.view(table.dtype), positions, table, ids[positions] - self.offsets[host])
-                        self._win.Sync()
+                        self.sync()
             remote = self._remote(by_host, ids)
             if remote:
                 self.service.transports[0].write(self.handle, remote, words)
@@ -397,8 +357,8 @@ class RowWindow:
 
     def sync(self) -> None:
         """Order plain stores and loads of this process with the other processes'."""
-        if self._win:
-            self._win.Sync()
+        if self._block:
+            self._block.win.Sync()
 
     @collective("world.comm")
     def close(self) -> None:
@@ -407,18 +367,15 @@ class RowWindow:
         if not self._open:
             return
         self._open = False
-        win, self._win = self._win, MPI.WIN_NULL
+        block, self._block = self._block, None
         with self.world.watch("closing a window"):
             if not self.world.is_alone:
                 self.service.forget(self.handle)
                 self._row.Free()
             self._sources.clear()
             self._words.clear()
-            if win:
-                win.Unlock_all()
-                win.Free()
-            if self._shared:
-                self._shared.Free()
+            if block:
+                self.service.segments.give_back(block)
 
 
 def _read(read_local: Callable[[], None], read_remote: _ReadRemote | None) -> None:

@@ -93,12 +93,14 @@ class SamplingTransport(ABC):
     Attributes:
         name: the value of ``MPIGRAPH_SAMPLING`` that selects it.
         needs_threads: MPI must allow calls from several threads.
+        takes_communicators: each channel has one.
 
     It is closed with the world.
     """
 
     name: ClassVar[str]
     needs_threads: ClassVar[bool] = False
+    takes_communicators = False
 
     @collective("world.comm")
     def __init__(self, world: World, make_answer: Callable[[], Answer]) -> None:

@@ -232,6 +232,7 @@ class InStep(SamplingTransport):
     def __init__(self, world: World, make_answer: Callable[[], Answer]) -> None:
         super().__init__(world, make_answer)
         self._channels: dict[int, RoundChannel] = {}  # on a server
+        self.takes_communicators = not world.all_local
 
     @collective("world.comm")
     def open(self, number: int) -> RoundChannel:

@@ -205,8 +205,7 @@ class Control:
         if self._world.closed:
             raise ClosedError(f"{operation.name.lower()}: the job was ended")
         self._world.check_process()
-        for tensor in self._store.tensors.values():
-            tensor.window.sync()
+        self._store.rows.segments.sync()
         if error is not None:
             status = FAILED
         if Strict.begins():
@@ -296,7 +295,13 @@ class Control:
 
     def _exchange(self, args: Arguments, have: int | None) -> dict[int, _Message]:
         """Count up the versions of written tensors; return the trainers' messages, each by the first that sent it."""
-        written = {n: tensor.last_write for n, tensor in self._store.tensors.items() if tensor.written}
+        tensors, marked = self._store.tensors, self._store.rows.written
+        written: dict[int, int] = {}
+        for number in sorted(marked & tensors.keys()):
+            marked.discard(number)  # before looking: another thread may write now
+            if tensors[number].written:
+                marked.add(number)
+                written[number] = tensors[number].last_write
         own = _Message(args, have, sorted(self._dropped), list(written))
         replies = allgather_bytes(self._world.comm, json.dumps(own._asdict()).encode())
         messages = {reply: _Message(**json.loads(reply)) for reply in set(replies)}  # most ranks send the same

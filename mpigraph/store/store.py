@@ -35,7 +35,7 @@ from mpigraph.store.turned import TurnedTopology
 __all__ = ["LoadedGraph", "Store"]
 
 Kind = TypeVar("Kind", bound="VersionedTables[Any] | MaskCounts")
-MANY = 100  # tensors and channels, from which on it is checked whether there can be one more
+MANY = 100  # channels, from which on it is checked whether MPI has a communicator for one more
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +212,8 @@ class Store:
         """Count the selected rows of masks that were written."""
         masks = [
             tensor
-            for number, tensor in sorted(self.tensors.items())
-            if is_mask(tensor) and tensor.version and self._counts_are_stale(number)
+            for number, tensor in self.tensors.items()
+            if tensor.version and is_mask(tensor) and self._counts_are_stale(number)
         ]
         for mask, counts in zip(masks, count_masks(self.world, masks), strict=True):
             self._derived[MaskCounts, mask.number] = counts
@@ -371,7 +371,6 @@ class Store:
             SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
             CollectiveError: MPI has no communicators left; on every rank.
         """
-        self._check_communicators()
         tensor = RowTensor(
             self.rows,
             topology.hosts,
@@ -410,7 +409,10 @@ class Store:
         Raises:
             CollectiveError: MPI has no communicators left; on every rank.
         """
-        self._check_communicators()
+        if self.exchange.takes_communicators and len(self.channels) >= MANY:
+            self.world.check_communicators(
+                f"for another loader: there are {len(self.channels)}, each with one (MPICH has 2048 in all): drop some"
+            )
         channel = self.exchange.open(self.new_number())
         self.channels[channel.number] = channel
         return channel
@@ -434,7 +436,6 @@ class Store:
             SharedMemoryError: a node's shared memory cannot hold them; on every rank.
             CollectiveError: MPI has no communicators left; on every rank.
         """
-        self._check_communicators()
         caches: dict[int, RowCache] = {}
         try:
             for numbers, nbytes in groups:
@@ -448,16 +449,6 @@ class Store:
             self.free([cache.number for cache in caches.values()])
             raise
         return caches
-
-    @collective("world.comm", "where this rank holds much")
-    def _check_communicators(self) -> None:
-        """Check that MPI has communicators left, also for windows: MPICH crashes where it has none for one."""
-        if len(self.tensors) + len(self.channels) + len(self.caches) < MANY:
-            return
-        self.world.check_communicators(
-            f"for another tensor or loader: there are {len(self.tensors)} tensors and {len(self.channels)} loaders, "
-            "each with one or two (MPICH has 2048 in all): drop or close some, or keep several columns in one tensor"
-        )
 
     @collective("world.comm")
     def free(self, numbers: Iterable[int]) -> None:
