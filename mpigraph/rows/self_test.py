@@ -8,6 +8,7 @@ thread, then in two where MPI allows, to hosts on all nodes; each host then chec
 An operation that hangs cannot be cancelled, so it ends the job, and the message says which variable to set.
 """
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -53,7 +54,9 @@ def _find_fault(service: RowService) -> str:
     """Return the fault of the windows in use, "" if they work."""
     world = service.world
     doing = f"the test of windows of kind {service.kind!r} (MPIGRAPH_TRANSPORT=packed needs none)"
-    with world.watch(doing, patience(world)):
+    busy = np.array([os.getloadavg()[0] / (os.cpu_count() or 1)])  # processes a core
+    world.comm.Allreduce(MPI.IN_PLACE, busy, op=MPI.MAX)
+    with world.watch(doing, patience(world, busy[0])):
         try:
             trial = _Trial(service)
         except MPI.Exception as error:  # a library without such windows says so on every rank
@@ -72,10 +75,10 @@ def _find_fault(service: RowService) -> str:
         return fault
 
 
-def patience(world: World) -> float:
-    """Return the test's limit in timeouts of the job: more where many pairs of ranks may share few cores."""
+def patience(world: World, busy: float) -> float:
+    """Return the test's limit in timeouts of the job: more for many pairs of ranks, and ``busy`` processes a core."""
     pairs = len(world.trainer_ranks) * min(len(world.hosts), _TARGETS)
-    return min(1.0, _LONGEST / world.config.timeout) * max(1.0, pairs / _PAIRS)
+    return min(1.0, _LONGEST / world.config.timeout) * max(1.0, pairs / _PAIRS) * max(1.0, busy)
 
 
 @collective("service.world.comm")

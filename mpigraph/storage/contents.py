@@ -3,6 +3,7 @@
 Rows have global numbers, which go on from part to part.
 """
 
+import resource
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -26,8 +27,8 @@ from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, finger
 
 __all__ = ["PartFiles", "check_shared", "check_sources", "overlaps", "read_rows"]
 
-_FILES = 64  # that are open at once; a process may often have 1024
 _KEPT_BYTES = 1 << 20  # of a shared table that is kept whole, since thousands of relations read it piece by piece
+_FILES = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # that are open at once; often 512
 
 
 class PartFiles:

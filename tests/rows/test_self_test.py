@@ -13,11 +13,11 @@ from layouts import REMOTE, Job, Layout, own_on_layouts
 from mpi4py import MPI
 from worlds import meet, row_values, rows_of, simulated_world
 
-from mpigraph.arrays import Array
+from mpigraph.arrays import I64, Array
 from mpigraph.config import Config
 from mpigraph.errors import CollectiveError, InvalidArgumentError
 from mpigraph.mpi.compat import library_version
-from mpigraph.rows import window as windows
+from mpigraph.rows import segments
 from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.rma import RmaTransport
@@ -102,14 +102,14 @@ def lock_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def windows_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail as Open MPI 4.1 does over TCP where ranks have threads."""
-    allocate = windows.RowWindow._allocate
+    take = segments.Segments.take
 
-    def refused(self: RowWindow) -> None:
-        if self.service.kind != "node":
+    def refused(self: segments.Segments, sizes: I64, kind: str, what: str) -> segments.Block:
+        if kind != "node":
             raise MPI.Exception(MPI.ERR_WIN)
-        allocate(self)
+        return take(self, sizes, kind, what)
 
-    monkeypatch.setattr(windows.RowWindow, "_allocate", refused)
+    monkeypatch.setattr(segments.Segments, "take", refused)
 
 
 FAULTS = [
@@ -184,7 +184,8 @@ def test_no_way_left_is_an_error(
 @own_on_layouts([Layout(3, 0, 2), Layout(4, 0, 2)])
 def test_memory_may_begin_anywhere_where_that_works(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """MPICH 4.0 with UCX reads other rows than those asked for, and says nothing."""
-    monkeypatch.setattr(windows, "_ALIGNMENT", 1)
+    monkeypatch.setattr(segments, "_ALIGNMENT", 1)
+    monkeypatch.setattr(segments, "_SMALL", 0)  # each window has memory of its own
     with rows_of(layout, window="create") as service:
         find_working_windows(service)
         assert reads(service)
@@ -210,9 +211,9 @@ def test_a_read_that_hangs_ends_the_job_and_says_what_to_set(tmp_path: Path) -> 
 @pytest.mark.parametrize("timeout", [10.0, 300.0])
 def test_the_test_of_many_ranks_has_more_time(timeout: float) -> None:
     seconds = []
-    for nodes in (2, 16, 31):  # two trainers on each, which try up to 16 hosts
+    for nodes, busy in ((2, 0.1), (16, 0.5), (31, 3.0)):  # two trainers on each, which try up to 16 hosts
         world = simulated_world(nodes, 3, 1)
         world.config = Config(timeout=timeout)
-        seconds.append(patience(world) * timeout)
+        seconds.append(patience(world, busy) * timeout)
     shortest = min(60, timeout)
-    assert seconds == pytest.approx([shortest, shortest * 32 * 16 / 240, shortest * 62 * 16 / 240])
+    assert seconds == pytest.approx([shortest, shortest * 32 * 16 / 240, 3 * shortest * 62 * 16 / 240])
