@@ -13,7 +13,7 @@ from mpigraph.errors import MPIGraphError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {  # and their modules, each imported when needed, since some load libraries for seconds
-    **{name: name for name in ("generate", "partition", "info", "verify", "run", "launch", "copy", "stage", "bench")},
+    **{name: name for name in "generate partition info verify run launch copy stage bench forecast".split()},
     "export": "export_graph",
     "report": "show_report",
     "examples": "templates",

@@ -61,11 +61,17 @@ def picture(summary: Summary) -> str:
     names = [name for rank in busiest for name in main_thread(rank).stages]
     stages = _section("Stages by rank", "", legend([*names, "rest"]), _stage_rows(summary, busiest, verdict))
     height = 360 + 34 * min(len(table.trainers), 16) + 30 * len(busiest)
-    drawn = f"{steps}{stages}".replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ')
+    content = f'<section class="verdict named"><p>{escape(verdict.text)}</p></section>{steps}{stages}'
+    return svg_file(content, height)
+
+
+def svg_file(content: str, height: int) -> str:
+    """Return sections of a page as an SVG file of its own."""
+    drawn = content.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ')
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{height}"><style>{_style()}</style>'
-        '<foreignObject width="100%" height="100%"><main xmlns="http://www.w3.org/1999/xhtml">'
-        f'<section class="verdict named"><p>{escape(verdict.text)}</p></section>{drawn}</main></foreignObject></svg>'
+        f'<foreignObject width="100%" height="100%"><main xmlns="http://www.w3.org/1999/xhtml">{drawn}</main>'
+        "</foreignObject></svg>"
     )
 
 

@@ -139,10 +139,12 @@ def test_trainers_see_the_gpus_of_their_node(cluster: Cluster, tmp_path: Path) -
 
 
 @needs_slurm
-def test_bench_runs(cluster: Cluster, tmp_path: Path) -> None:
+def test_bench_runs(cluster: Cluster, parts: Path, tmp_path: Path) -> None:
     options = "(--nodes 2000 --edges 20000 --feat-dim 8 --batch-size 50 --hidden 16 --seconds 2)"
-    result, output = run(cluster, tmp_path, "bench", SMALL | {"OPTIONS": options}, {"setup": SETUP})
+    changes = {"OPTIONS": options, "PARTS": str(parts), "FORECAST": "(--nodes 2,4 --fanouts 3,3 --batch-size 50)"}
+    result, output = run(cluster, tmp_path, "bench", SMALL | changes, {"setup": SETUP})
     assert result["JobState"] == "COMPLETED", output
+    assert "bound by" in output and "measured: 1 node(s)" in output and "measured: 2 node(s)" in output, output
     report = json.loads((tmp_path / f"bench-{result['JobId']}.json").read_text())
     assert (report["layout"]["nodes"], report["layout"]["trainers"]) == (2, 2)
     assert report["figures"]["row_bytes_per_batch"]["value"] > 0  # rows of the other node

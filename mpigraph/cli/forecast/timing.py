@@ -1,0 +1,415 @@
+"""The time of simulated steps: trainers, hosts, cores and networks as queues, event by event.
+
+A trainer's thread makes minibatches, a few ahead of the model, as ``dataloading/work_ahead.py`` does: in each hop it
+sends its requests, draws its own part, and waits for the answers; then it fetches rows, and loads its own ones
+meanwhile. A host answers one request at a time. Messages that leave a node take turns, and so do threads where there
+are fewer cores. The trainers' steps end together, so a step is as long as that of the slowest: each trainer draws its
+minibatches from those that were simulated, and their durations from what was measured.
+"""
+
+import heapq
+import itertools
+import json
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpigraph.arrays import F64
+from mpigraph.cli.forecast.traffic import Asked, Cluster, Minibatch
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, IN_ROUND, PROGRESS, TRANSFER
+
+__all__ = ["Machine", "Model", "steps"]
+
+_TURN = 1e-3  # seconds that a thread keeps a core for which others wait
+_SEGMENT = 1 << 16  # bytes that a message sends while others wait
+_NEVER = float("inf")
+_Then = Callable[[], None]
+_Steps = Generator[Callable[[_Then], None], None, None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A node and its network, in seconds, bytes and bytes a second.
+
+    Attributes:
+        latency: of a message from node to node.
+        bandwidth: that a node sends.
+        receive: that a node receives; 0 for no limit but the senders'.
+        handshake: bytes of a message from which on its receiver must agree first: two latencies more.
+        message: processor time of a message, on each side.
+        byte: the same for each byte.
+        cores: of a node.
+        shared_cores: all nodes share them, as simulated nodes on one machine do.
+        rows: bytes a second of rows that are loaded, packed or placed by one thread.
+        speed: of sampling, relative to the machine where the forecast is made.
+        minibatch: processor time of a minibatch besides.
+    """
+
+    latency: float = 2e-5
+    bandwidth: float = 1.25e9
+    receive: float = 1.25e9
+    handshake: float = 16 << 10
+    message: float = 2e-5
+    byte: float = 3e-10
+    cores: int = 64
+    shared_cores: bool = False
+    rows: float = 2e9
+    speed: float = 1.0
+    minibatch: float = 0.0
+
+    @classmethod
+    def read(cls, path: str, speed_here: float) -> "Machine":
+        """Read what ``bench --out`` wrote, or an object with these fields; see :func:`of_bench` for the former.
+
+        Raises:
+            InvalidArgumentError: it is neither; names the field.
+        """
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            if document.get("schema") == "mpigraph-bench":
+                return _of_bench(document, speed_here)
+            known = asdict(cls())
+            return cls(**{name: type(known[name])(value) for name, value in document.items()})
+        except (AttributeError, ValueError, KeyError, TypeError) as error:
+            names = ", ".join(field.name for field in fields(cls))
+            raise InvalidArgumentError(
+                f"--machine {path} must be a file of `bench --out` or an object of numbers {names} "
+                f"({type(error).__name__}: {error})"
+            ) from None
+
+
+def _of_bench(document: dict[str, Any], speed_here: float) -> Machine:
+    """Return the machine on which ``bench`` ran."""
+    layout = document["layout"]
+    default = Machine()
+    value = {name: figure["value"] for name, figure in document["figures"].items()}
+    per_node = layout["trainers"] / layout["nodes"]
+    known: dict[str, Any] = {"rows": 1e9 * value["local_all"] / per_node}
+    sampling = value["step_sample"]
+    edges = 1e3 * value["edges_per_s"] / layout["trainers"] * (sampling + (value["step_exchange"] or 0.0))
+    known["speed"] = edges / (sampling / 1e3) / speed_here
+    if value["service_latency"] is not None:
+        notice = IDLE_SERVER_REMOTE if layout["servers_per_node"] else PROGRESS
+        waits = (notice.longest + IN_ROUND.longest) / 2 + 4 * default.message
+        known["latency"] = max((value["service_latency"] / 1e3 - waits) / 2, 1e-6)
+    if value["remote_packed"] is not None:
+        known["bandwidth"] = known["receive"] = 1e9 * value["remote_packed"] * per_node
+    simulated = layout["ranks_per_node"] > 0
+    cores = document["machine"]["cores"]
+    known |= {
+        "shared_cores": simulated,
+        "cores": cores if simulated else max(cores, layout["ranks"] // layout["nodes"]),
+    }
+    return replace(default, **known)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A trainer's step with a minibatch.
+
+    Attributes:
+        seconds: of its step; some that were measured, to draw from.
+        on_cores: the step takes a core of the node.
+        gradients: bytes that the trainers then sum.
+        ahead: minibatches that wait for the model at most.
+    """
+
+    seconds: Sequence[float]
+    on_cores: bool
+    gradients: float
+    ahead: int = 2
+
+
+class _Clock:
+    """The events to come."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, _Then]] = []
+        self._numbers = itertools.count()
+
+    def at(self, when: float, then: _Then) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), then))
+
+    def run(self) -> None:
+        while self._events:
+            self.now, _, then = heapq.heappop(self._events)
+            then()
+
+
+class _Turns:
+    """Cores that threads take turns on; or a link, for messages."""
+
+    def __init__(self, clock: _Clock, count: int, turn: float) -> None:
+        self._clock = clock
+        self._free = count
+        self._turn = turn
+        self._ready: deque[tuple[float, _Then]] = deque()
+
+    def run(self, seconds: float, then: _Then) -> None:
+        """Call ``then`` once a thread had a core for so long; one that comes is ahead of those that had a turn."""
+        self._ready.appendleft((seconds, then))
+        self._start()
+
+    def _start(self) -> None:
+        while self._free and self._ready:
+            self._free -= 1
+            seconds, then = self._ready.popleft()
+            turn = min(seconds, self._turn)
+            self._clock.at(self._clock.now + turn, partial(self._end, seconds - turn, then))
+
+    def _end(self, left: float, then: _Then) -> None:
+        self._free += 1
+        if left > 0:
+            self._ready.append((left, then))
+        else:
+            then()
+        self._start()
+
+
+class _Host:
+    """A rank that answers, one request after the other."""
+
+    def __init__(self, clock: _Clock, cores: _Turns, notice: float) -> None:
+        self._clock = clock
+        self._cores = cores
+        self._notice = notice
+        self._waiting: deque[tuple[float, _Then]] = deque()
+
+    def serve(self, seconds: float, then: _Then) -> None:
+        self._waiting.append((seconds, then))
+        if len(self._waiting) == 1:
+            self._clock.at(self._clock.now + self._notice, self._next)
+
+    def _next(self) -> None:
+        seconds, then = self._waiting[0]
+        self._cores.run(seconds, partial(self._done, then))
+
+    def _done(self, then: _Then) -> None:
+        then()
+        self._waiting.popleft()
+        if self._waiting:
+            self._next()
+
+
+class _Network:
+    """Messages between nodes; those of a node take turns."""
+
+    def __init__(self, clock: _Clock, machine: Machine, nodes: int) -> None:
+        self._clock = clock
+        self._machine = machine
+        self._links = [_Turns(clock, 1, _SEGMENT / machine.bandwidth) for _ in range(nodes)]
+        self._receives = [0.0] * nodes
+
+    def send(self, source: int, to: int, nbytes: int, then: _Then) -> None:
+        """Call ``then`` when the bytes have arrived."""
+        if nbytes > self._machine.handshake:
+            later = self._clock.now + 2 * self._machine.latency
+            self._clock.at(later, partial(self._leave, source, to, nbytes, then))
+        else:
+            self._leave(source, to, nbytes, then)
+
+    def _leave(self, source: int, to: int, nbytes: int, then: _Then) -> None:
+        self._links[source].run(nbytes / self._machine.bandwidth, partial(self._travel, to, nbytes, then))
+
+    def _travel(self, to: int, nbytes: int, then: _Then) -> None:
+        machine = self._machine
+        arrival = self._clock.now + machine.latency
+        if machine.receive:
+            arrival = self._receives[to] = max(self._receives[to] + nbytes / machine.receive, arrival)
+        self._clock.at(arrival, then)
+
+
+class _Job:
+    """A job of so many steps."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        cluster: Cluster,
+        model: Model,
+        minibatches: Sequence[Sequence[Minibatch]],
+        row_bytes: float,
+    ) -> None:
+        self._machine = machine
+        self._cluster = cluster
+        self._model = model
+        self._row_bytes = row_bytes
+        self._minibatches = minibatches
+        self._clock = clock = _Clock()
+        per_node = 2 * cluster.trainers + cluster.servers
+        threads = per_node * (cluster.nodes if machine.shared_cores else 1)
+        turn = _TURN if threads > machine.cores else _NEVER
+        pools = [_Turns(clock, machine.cores, turn) for _ in range(1 if machine.shared_cores else cluster.nodes)]
+        self._cores = [pools[0 if machine.shared_cores else node] for node in range(cluster.nodes)]
+        self._network = _Network(clock, machine, cluster.nodes)
+        notice = (IDLE_SERVER_REMOTE if cluster.servers else PROGRESS).longest / 2
+        self._hosts_of_node = cluster.hosts // cluster.nodes
+        nodes = [host // self._hosts_of_node for host in range(cluster.hosts)]
+        self._hosts = [_Host(clock, self._cores[node], notice) for node in nodes]
+        trainers = len(minibatches)
+        self._ready = [0] * trainers  # minibatches that wait for the model
+        self._blocked: list[_Then | None] = [None] * trainers
+        self._starving: list[_Then | None] = [None] * trainers
+        self._here: list[_Then] = []
+        self.ends: list[float] = []
+        sends = 2 * (trainers - 1)
+        self._sum = sends * (machine.latency + model.gradients / trainers / machine.bandwidth + 2 * machine.message)
+
+    def run(self, draw: np.random.Generator) -> F64:
+        """Return the times at which the steps end."""
+        for number, own in enumerate(self._minibatches):
+            seconds = draw.choice(np.asarray(self._model.seconds), len(own))
+            _go(self._produce(number, own))
+            _go(self._consume(number, seconds.tolist()))
+        self._clock.run()
+        return np.array(self.ends)
+
+    def _produce(self, number: int, minibatches: Sequence[Minibatch]) -> _Steps:
+        machine = self._machine
+        node = number // self._cluster.trainers
+        cores = self._cores[node]
+        for minibatch in minibatches:
+            *hops, fetched = minibatch.asked
+            rest = (minibatch.sample / machine.speed + machine.minibatch) / (len(hops) + 1)
+            yield partial(cores.run, rest)
+            for asked, drawn in zip(hops, minibatch.draw, strict=True):
+                yield partial(cores.run, rest / 2)
+                yield partial(self._ask, node, asked, drawn / machine.speed, IN_ROUND.longest / 2)
+                yield partial(cores.run, rest / 2)
+            yield partial(cores.run, minibatch.plan / machine.speed)
+            local = (minibatch.inputs - minibatch.remote) * self._row_bytes / machine.rows
+            yield partial(self._ask, node, fetched, local, TRANSFER.longest / 2)
+            yield partial(cores.run, minibatch.remote * self._row_bytes / machine.rows)
+            if self._ready[number] > self._model.ahead:
+                yield partial(self._wait_for, self._blocked, number)
+            self._ready[number] += 1
+            _wake(self._starving, number)
+
+    def _ask(self, node: int, asked: Sequence[Asked], meanwhile: float, notice: float, then: _Then) -> None:
+        """Ask hosts, do the own part meanwhile, and go on when all is here."""
+        machine = self._machine
+        cores = self._cores[node]
+        incoming = sum(1 + len(one.replies) for one in asked) * machine.message
+        incoming += sum(one.request + sum(one.replies) for one in asked) * machine.byte
+        left = len(asked) + 1
+
+        def arrived() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._clock.at(self._clock.now + (notice if asked else 0), partial(cores.run, incoming / 2, then))
+
+        def begin() -> None:
+            for one in asked:
+                to = one.host // self._hosts_of_node
+                self._network.send(node, to, one.request, partial(self._serve, node, to, one, arrived))
+            cores.run(meanwhile, arrived)
+
+        cores.run(incoming / 2, begin)
+
+    def _serve(self, node: int, to: int, one: Asked, arrived: _Then) -> None:
+        machine = self._machine
+        size = sum(one.replies)
+        work = one.seconds / machine.speed if one.seconds else size / machine.rows
+        work += machine.message * (1 + len(one.replies)) + machine.byte * (size + one.request)
+        left = len(one.replies)
+
+        def here() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                arrived()
+
+        def reply() -> None:
+            for nbytes in one.replies:
+                self._network.send(to, node, nbytes, here)
+
+        self._hosts[one.host].serve(work, reply)
+
+    def _consume(self, number: int, seconds: Sequence[float]) -> _Steps:
+        cores = self._cores[number // self._cluster.trainers]
+        for own in seconds:
+            if not self._ready[number]:
+                yield partial(self._wait_for, self._starving, number)
+            self._ready[number] -= 1
+            _wake(self._blocked, number)
+            yield partial(cores.run, own) if self._model.on_cores else partial(self._after, own)
+            yield self._meet
+
+    def _after(self, seconds: float, then: _Then) -> None:
+        self._clock.at(self._clock.now + seconds, then)
+
+    def _wait_for(self, waiting: list[_Then | None], number: int, then: _Then) -> None:
+        waiting[number] = then
+
+    def _meet(self, then: _Then) -> None:
+        """Go on when all trainers are here, and have summed their gradients."""
+        self._here.append(then)
+        if len(self._here) == len(self._minibatches):
+            self.ends.append(self._clock.now + self._sum)
+            for go_on in self._here:
+                self._clock.at(self.ends[-1], go_on)
+            self._here = []
+
+
+def _wake(waiting: list[_Then | None], number: int) -> None:
+    then, waiting[number] = waiting[number], None
+    if then is not None:
+        then()
+
+
+def _go(steps: _Steps) -> None:
+    """Take the steps of a thread, each when the one before is over."""
+    step = next(steps, None)
+    if step is not None:
+        step(partial(_go, steps))
+
+
+def steps(
+    machine: Machine,
+    cluster: Cluster,
+    model: Model,
+    simulated: Sequence[Minibatch],
+    row_bytes: float,
+    count: int,
+    seed: int = 0,
+) -> F64:
+    """Return float64[count], the seconds of steps.
+
+    Args:
+        machine: the nodes.
+        cluster: how many, and their ranks.
+        model: what trainers do with minibatches.
+        simulated: minibatches of some trainers; the others' are drawn from them.
+        row_bytes: bytes of all features of a node.
+        count: of steps.
+        seed: of the draws.
+    """
+    draw = np.random.default_rng(seed)
+    by_trainer: dict[int, list[Minibatch]] = {}
+    for minibatch in simulated:
+        by_trainer.setdefault(minibatch.trainer, []).append(minibatch)
+    known = list(by_trainer)
+    warm = model.ahead + 1
+    of_trainers = []
+    for number in range(cluster.nodes * cluster.trainers):
+        like = number if number in by_trainer else known[int(draw.integers(len(known)))]
+        first = int(draw.integers(len(by_trainer[like])))
+        turns = [by_trainer[like][(first + i) % len(by_trainer[like])] for i in range(count + warm)]
+        of_trainers.append([_elsewhere(m, like, number, cluster) for m in turns] if like != number else turns)
+    ends = _Job(machine, cluster, model, of_trainers, row_bytes).run(draw)
+    return np.diff(ends)[warm - 1 :]
+
+
+def _elsewhere(minibatch: Minibatch, like: int, number: int, cluster: Cluster) -> Minibatch:
+    """Return a minibatch of one trainer as another's would be: the hosts are as far from it, counted by number."""
+    shift = (number // cluster.trainers - like // cluster.trainers) * (cluster.hosts // cluster.nodes)
+    asked = [[one._replace(host=(one.host + shift) % cluster.hosts) for one in hop] for hop in minibatch.asked]
+    return replace(minibatch, trainer=number, asked=asked)

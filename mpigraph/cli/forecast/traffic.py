@@ -1,0 +1,508 @@
+"""The traffic of a simulated job, in one process: the loader's own sampler, work ahead and caches, and no network.
+
+Each host that is not on a trainer's node answers by the classes that answer in a job, and a transport that moves
+nothing counts requests and replies. So messages and bytes of each pair of hosts are those of a real job with the same
+seeds, one trainer on each node, rows that travel packed, and requests to owners alone. Where trainers share a node's
+cache, a job decides by its timing which of them fetches a row that both miss; here they take turns.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from mpigraph.arrays import I64, U8, Array, Mask
+from mpigraph.config import Config
+from mpigraph.dataloading.caches import LOOKAHEAD
+from mpigraph.dataloading.fetcher import Stages
+from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
+from mpigraph.dataloading.work_ahead import Pipeline
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.kernels.row_slots import new_slots
+from mpigraph.metadata.book import RangeBook
+from mpigraph.mpi.messages import FIRST, HEAD, Gate
+from mpigraph.rows.lookahead import CachedRows, Read, UpcomingReads
+from mpigraph.rows.packed import message_sizes
+from mpigraph.rows.pool import RowPool
+from mpigraph.rows.row_cache import RowCache, SlotTable
+from mpigraph.rows.row_tensor import Policy
+from mpigraph.rows.transport import RemoteRows
+from mpigraph.rows.window import RowWindow
+from mpigraph.sampling.answering import Answers
+from mpigraph.sampling.channel import Channel
+from mpigraph.sampling.minibatch import RandomContext, SamplingPlan, sample_hops
+from mpigraph.sampling.neighbor_service import NeighborService
+from mpigraph.sampling.strategies import Uniform
+from mpigraph.storage.contents import PartFiles, read_rows
+from mpigraph.storage.format import index_dtype, relation_dataset_name, storage_dtype
+from mpigraph.store.host_ranges import cut_offsets
+from mpigraph.store.placement import dataset_of
+from mpigraph.store.store import LoadedGraph
+from mpigraph.store.topology import Adjacency, InMemoryTopology
+
+__all__ = ["Asked", "Cluster", "Graph", "Minibatch", "Workload", "simulate"]
+
+_GRAPH = 1  # its number
+
+
+class Asked(NamedTuple):
+    """A request to one host, and its reply.
+
+    Attributes:
+        host: that is asked.
+        request: bytes of the request, one message.
+        replies: bytes of each message of the reply.
+        seconds: processor time of the answer; 0 for rows.
+    """
+
+    host: int
+    request: int
+    replies: Sequence[int]
+    seconds: float
+
+
+@dataclass
+class Minibatch:
+    """A minibatch that a trainer made.
+
+    Attributes:
+        trainer: its number in the job.
+        asked: what each hop asks, and last what is fetched: rows of several minibatches, or nothing.
+        draw: processor time of each hop while others answer.
+        sample: processor time of the rest of sampling.
+        plan: processor time of planning the reads.
+        edges: sampled ones.
+        inputs: its input nodes.
+        remote: input rows that other nodes hold, and ``fetched`` those of them that its fetch moves.
+    """
+
+    trainer: int
+    asked: list[list[Asked]] = field(default_factory=list)
+    draw: list[float] = field(default_factory=list)
+    sample: float = 0.0
+    plan: float = 0.0
+    edges: int = 0
+    inputs: int = 0
+    remote: int = 0
+    fetched: int = 0
+
+
+class Cluster(NamedTuple):
+    """The nodes of a job. Without servers trainers hold the graph."""
+
+    nodes: int
+    trainers: int
+    servers: int
+
+    @property
+    def hosts(self) -> int:
+        """The number of ranks that hold the graph."""
+        return self.nodes * (self.servers or self.trainers)
+
+    def is_local(self, node: int) -> Mask:
+        """Return bool[hosts], the hosts on a node."""
+        local: Mask = np.arange(self.hosts) // (self.servers or self.trainers) == node
+        return local
+
+
+class Workload(NamedTuple):
+    """The work of each trainer; the options are those of a ``DistNodeDataLoader`` with ``shuffle=True``.
+
+    Attributes:
+        fanouts: of each layer, outermost hop first.
+        batch_size: seeds of a minibatch.
+        slots: of each trainer's cache, for each of the features; None for no cache.
+        drop_last: leave out seeds that do not fill a minibatch.
+        return_eids: edge ids travel, too.
+        seed: of order and draws.
+    """
+
+    fanouts: Sequence[int]
+    batch_size: int
+    slots: int | None
+    drop_last: bool = False
+    return_eids: bool = True
+    seed: int = 0
+
+
+class Graph:
+    """A partitioned graph's topology in the memory of this process, and its seeds.
+
+    Attributes:
+        config: the configuration.
+        seeds: int64[n], the nodes of ``train_mask``, or all.
+        seed_type: node type id of the seeds.
+        features: node type id, name and bytes of a row of each feature that is gathered.
+    """
+
+    def __init__(self, files: PartFiles) -> None:
+        """Read topology and mask."""
+        self.config = config = files.config
+        schema = config.schema
+        book = config.book
+        if config.shared:
+            raise InvalidArgumentError(f"{config.path}: forecasts of relations that share a table are not supported")
+        self.indptr = []
+        self.indices = []
+        for relation, ends in enumerate(map(schema.ends, range(len(schema.relations)))):
+            offsets = book.node_offsets[ends[1]]
+            begins = [files.read_indptr(relation, part, 0, int(n)) for part, n in enumerate(np.diff(offsets))]
+            edges = book.edge_offsets[relation]
+            joined = [np.asarray(b[:-1] - b[0] + edges[part], np.int64) for part, b in enumerate(begins)]
+            self.indptr.append(np.concatenate([*joined, edges[-1:]]))
+            indices = np.empty(int(edges[-1]), index_dtype(book.num_nodes(ends[0])))
+            read_rows(
+                files, "part_graph", relation_dataset_name(schema.relation_key(relation), "indices"), edges, 0, indices
+            )
+            self.indices.append(indices)
+        named = [t for t, ntype in enumerate(schema.ntypes) if "train_mask" in config.node_features[ntype]]
+        self.seed_type = named[0] if named else 0
+        offsets = book.node_offsets[self.seed_type]
+        mask = np.ones(int(offsets[-1]), np.uint8)
+        if named:
+            which, name = dataset_of(Policy(True, self.seed_type), "train_mask", config)
+            mask = np.empty(
+                int(offsets[-1]), storage_dtype(config.node_features[schema.ntypes[named[0]]]["train_mask"].stored)
+            )
+            read_rows(files, which, name, offsets, 0, mask)
+        self.seeds: I64 = np.flatnonzero(mask)
+        self.features = [
+            (t, name, storage_dtype(info.stored).itemsize * int(np.prod(info.shape)))
+            for t, ntype in enumerate(schema.ntypes)
+            for name, info in config.node_features[ntype].items()
+            if info.shape
+        ]
+
+    def cut(self, hosts: int) -> "_Cut":
+        """Return the topology cut over so many hosts."""
+        schema = self.config.schema
+        book = self.config.book
+        nodes = tuple(cut_offsets(offsets, hosts) for offsets in book.node_offsets)
+        edges = tuple(indptr[nodes[schema.ends(r)[1]]] for r, indptr in enumerate(self.indptr))
+        return _Cut(RangeBook(schema, nodes, edges), self)
+
+
+class _Cut(InMemoryTopology):
+    """The topology on all hosts of a simulated job."""
+
+    def __init__(self, hosts: RangeBook, graph: Graph) -> None:
+        super().__init__(hosts, [])
+        self.config = graph.config
+        self._graph = graph
+        self._known: dict[tuple[int, int], Adjacency] = {}
+
+    def adjacency(self, relation: int, host: int) -> Adjacency:
+        """Return the in-edges on a host."""
+        if (relation, host) not in self._known:
+            first, last = self.hosts.node_range(host, self.hosts.schema.ends(relation)[1])
+            begin, end = self.hosts.edge_range(host, relation)
+            indptr = self._graph.indptr[relation][first : last + 1] - begin
+            self._known[relation, host] = Adjacency(indptr, self._graph.indices[relation][begin:end], first, begin)
+        return self._known[relation, host]
+
+
+class _World(NamedTuple):
+    """The ranks of a simulated job, as one of them sees them; the attributes are those of a :class:`.World`."""
+
+    hosts: I64
+    host_index: int
+    is_local: Mask
+    all_local: bool
+    config: Config
+
+
+class _Service(NamedTuple):
+    """The transport of a window."""
+
+    transport: "_Window"
+
+
+class _Rank:
+    """A simulated rank of a job, as samplers and windows see its store and world."""
+
+    def __init__(self, cluster: Cluster, topology: _Cut, node: int, host: int) -> None:
+        local = cluster.is_local(node)
+        self.world: Any = _World(np.arange(cluster.hosts), host, local, bool(local.all()), Config())
+        self.graph_of_number = {_GRAPH: LoadedGraph(_GRAPH, topology)}
+
+    def graph(self, number: int) -> LoadedGraph:
+        return self.graph_of_number[number]
+
+
+class _Answering(Channel):
+    """A channel on which owners answer at once; counts what it asks for the present minibatch."""
+
+    def __init__(self, world: Any, answers: Sequence[Answers]) -> None:
+        super().__init__(world, 0)
+        self._answers = answers
+        self.minibatch = Minibatch(0)
+
+    def ask(
+        self,
+        asked: Mapping[int, I64],
+        meanwhile: Callable[[], None] | None = None,
+        error: BaseException | None = None,
+    ) -> Mapping[int, U8]:
+        if error is not None:
+            raise error
+        replies = {}
+        sent = []
+        begin = time.thread_time()
+        if meanwhile is not None:
+            meanwhile()
+        drawn = time.thread_time()
+        self.minibatch.draw.append(drawn - begin)
+        for host, words in asked.items():
+            before = time.thread_time()
+            answer = self._answers[host].answer([words])[0]
+            replies[host] = answer[HEAD:].view(np.uint8)
+            parts = [part.nbytes for part in (answer[: HEAD + FIRST // 8], answer[HEAD + FIRST // 8 :]) if len(part)]
+            sent.append(Asked(host, 8 + words.nbytes, parts, time.thread_time() - before))
+        self.minibatch.asked.append(sent)
+        self.minibatch.sample -= time.thread_time() - begin
+        return replies
+
+    def serve_until_idle(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class _Nowhere:
+    """The rows of a host on the trainer's node: read, and not copied."""
+
+    def gather(self, rows: I64, out: Array, positions: I64) -> None:
+        """Do nothing."""
+
+
+class _Window(RowWindow):
+    """The rows of a feature without their contents: a byte stands for each row."""
+
+    def __init__(self, rank: _Rank, offsets: I64, row_bytes: int) -> None:
+        self.world = rank.world
+        self.offsets = offsets
+        self.row_shape = (1,)
+        self.dtype = np.dtype(np.uint8)
+        self.row_bytes = row_bytes
+        self.free = rank.world.is_local
+        self.from_sources = False
+        self.handle: Any = None
+        self.service: Any = _Service(self)
+        self.moved: list[Asked] = []
+        self._sources: Any = dict.fromkeys(np.flatnonzero(self.free).tolist(), _Nowhere())
+        self._words = {}
+        self._first = {host: int(offsets[host]) for host in self._sources}
+        self._gate = Gate("")
+
+    def read(self, _: Any, remote: Sequence[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
+        """Count the messages that move rows of remote hosts, as their transport."""
+        for rows in remote:
+            for request in rows.requests():
+                self.moved.append(Asked(request.rank, *message_sizes(request.rows, self.row_bytes), 0.0))
+        meanwhile()
+
+
+class _Rows:
+    """A tensor without contents, as readers see it."""
+
+    number = 0
+    version = 0
+    written = False
+
+    def __init__(self, window: _Window) -> None:
+        self.window = window
+        self.shape = (len(window), 1)
+
+    @contextmanager
+    def staging_buffer(self, out: Array) -> Iterator[Array]:
+        yield out
+
+
+class _Cache(RowCache):
+    """A trainer's slots in a table that the trainers of its node share."""
+
+    def __init__(self, rows: Any, slots: SlotTable, trainer: int, per_trainer: int, ahead: int) -> None:
+        self.rows = rows
+        self.slots = slots
+        self.per_trainer = per_trainer
+        self._me = trainer
+        self._own = new_slots(trainer * per_trainer, per_trainer, ahead)
+
+
+def _slot_table(num_rows: int, per_trainer: int, trainers: int) -> SlotTable:
+    count = trainers * per_trainer
+    return SlotTable(
+        hint=np.zeros(num_rows, np.int32),
+        row_of=np.empty(count, np.int64),
+        times=np.zeros(count, np.int32),
+        versions=np.full(trainers, -1, np.int64),
+        words=np.empty((count, 1), np.uint8),
+        alone=trainers == 1,
+        fence=lambda: None,
+    )
+
+
+class _Trainer:
+    """A trainer of a simulated job: makes the minibatches of one epoch after the other."""
+
+    def __init__(
+        self, graph: Graph, cluster: Cluster, work: Workload, topology: _Cut, answers: Sequence[Answers], number: int
+    ) -> None:
+        node = number // cluster.trainers
+        self.number = number
+        self.rank = _Rank(cluster, topology, node, -1)
+        self._channel = _Answering(self.rank.world, answers)
+        self._service = NeighborService(self.rank, self._channel)  # type: ignore[arg-type]
+        self._work = work
+        self._seed_type = graph.seed_type
+        pieces = np.array_split(graph.seeds, cluster.nodes * cluster.trainers)
+        self._seeds: I64 = pieces[number]
+        sizes = [agreed_steps(len(piece), work.batch_size, work.drop_last, lambda n, _: n) for piece in pieces]
+        self._steps = (min if work.drop_last else max)(filter(None, sizes), default=0)
+        relations = range(len(graph.config.schema.relations))
+        self._layers = [{r: Uniform(fanout) for r in relations if fanout} for fanout in work.fanouts]
+        self._pool = RowPool()
+        self._readers: list[tuple[int, CachedRows | None, _Window]] = []
+        self._upcoming: dict[int, UpcomingReads] = {}
+        self._pipeline = Pipeline()
+
+    def open(self, features: Sequence[tuple[int, str, int]], tables: Sequence[SlotTable], trainers: int) -> None:
+        """Make the readers of features; ``tables`` are the node's, none without caches."""
+        self._pipeline.lookahead = LOOKAHEAD if tables else 0
+        for at, (ntype, _, row_bytes) in enumerate(features):
+            window = _Window(self.rank, self._topology.hosts.node_offsets[ntype], row_bytes)
+            reader = None
+            if tables and self._work.slots is not None:
+                rows: Any = _Rows(window)
+                most = min(self._work.slots, int(np.diff(window.offsets)[~window.free].sum()))
+                cache = _Cache(rows, tables[at], self.number % trainers, most, LOOKAHEAD)
+                upcoming = self._upcoming.setdefault(ntype, UpcomingReads(window))
+                reader = CachedRows(rows, cache, upcoming, self._pool)
+            self._readers.append((ntype, reader, window))
+
+    @property
+    def _topology(self) -> _Cut:
+        return cast(_Cut, self.rank.graph(_GRAPH).topology)
+
+    def epoch(self, epoch: int) -> Iterator[Minibatch]:
+        """Yield the minibatches of an epoch in the order in which a loader makes them."""
+        work = self._work
+        order = shuffled(len(self._seeds), work.seed, epoch, self.number)
+        bounds = batch_bounds(len(self._seeds), work.batch_size, work.drop_last, self._steps)
+        batches = (order[bounds[i] : bounds[i + 1]] for i in range(len(bounds) - 1))
+        steps = iter(range(epoch * self._steps, (epoch + 1) * self._steps))
+
+        def sample(positions: I64) -> tuple[Minibatch, list[I64]]:
+            return self._sample(self._seeds[positions], RandomContext(work.seed, epoch, next(steps)))
+
+        fetcher: Any = self
+        stages = Stages[Any](self._seeds, sample, self._fetch, self._announce, [fetcher])
+        return self._pipeline.produce(batches, sample, stages, lambda: None)
+
+    def _sample(self, seeds: I64, context: RandomContext) -> tuple[Minibatch, list[I64]]:
+        minibatch = self._channel.minibatch = Minibatch(self.number)
+        plan = SamplingPlan(self._layers, {self._seed_type: seeds}, self._work.return_eids)
+        begin = time.thread_time()
+        sampled = sample_hops(self._service, self.rank.graph(_GRAPH), plan, context)
+        minibatch.sample += time.thread_time() - begin
+        minibatch.edges = sum(len(edges.indices) for hop in sampled.hops for edges in hop.edges.values())
+        minibatch.inputs = sum(map(len, sampled.ids))
+        return minibatch, sampled.ids
+
+    def _announce(self, sample: tuple[Minibatch, list[I64]], batch: int) -> None:
+        begin = time.thread_time()
+        for ntype, upcoming in self._upcoming.items():
+            read, fresh = upcoming.announce(batch, sample[1][ntype])
+            for _, reader, _ in self._readers:
+                if reader is not None and reader.upcoming is upcoming:
+                    reader.announce(read, fresh)
+        sample[0].plan = time.thread_time() - begin
+
+    def forget(self) -> None:
+        """Forget all that was announced and not fetched."""
+        for upcoming in self._upcoming.values():
+            upcoming.clear()
+        for _, reader, _ in self._readers:
+            if reader is not None:
+                reader.clear()
+
+    def _fetch(self, sample: tuple[Minibatch, list[I64]]) -> Minibatch:
+        minibatch, ids = sample
+        moved: list[Asked] = []
+        for ntype, reader, window in self._readers:
+            out = np.empty((len(ids[ntype]), 1), np.uint8)
+            if reader is None:
+                window.gather(ids[ntype], out)
+                minibatch.fetched += self._remote(window, ids[ntype])
+            else:
+                before = reader.fetched_rows
+                read: Read = reader.upcoming.reads[0]
+                reader.read(read, out)
+                minibatch.fetched += reader.fetched_rows - before
+            minibatch.remote += self._remote(window, ids[ntype])
+            moved += window.moved
+            window.moved = []
+        for upcoming in self._upcoming.values():
+            upcoming.reads.popleft()
+        minibatch.asked.append(moved)
+        return minibatch
+
+    @staticmethod
+    def _remote(window: _Window, ids: I64) -> int:
+        return int(np.count_nonzero(~window.free[window.host_of(ids)]))
+
+
+def simulate(
+    graph: Graph,
+    cluster: Cluster,
+    work: Workload,
+    *,
+    nodes: Sequence[int] | None = None,
+    minibatches: int | None = None,
+    epochs: int = 1,
+) -> list[Minibatch]:
+    """Make the minibatches of trainers, those of a node in turn.
+
+    Args:
+        graph: the graph.
+        cluster: the nodes.
+        work: what a trainer does.
+        nodes: whose trainers to simulate; all by default.
+        minibatches: of each trainer, through all epochs; all by default.
+        epochs: how many to make at most.
+    """
+    topology = graph.cut(cluster.hosts)
+    per_node = cluster.servers or cluster.trainers
+    answers = [Answers(_Rank(cluster, topology, host // per_node, host)) for host in range(cluster.hosts)]  # type: ignore[arg-type]
+    all_made = []
+    for node in range(cluster.nodes) if nodes is None else nodes:
+        numbers = range(node * cluster.trainers, (node + 1) * cluster.trainers)
+        trainers = [_Trainer(graph, cluster, work, topology, answers, number) for number in numbers]
+        tables = []
+        if work.slots is not None and cluster.nodes > 1:
+            for ntype, _, _ in graph.features:
+                offsets = topology.hosts.node_offsets[ntype]
+                remote = int(np.diff(offsets)[~cluster.is_local(node)].sum())
+                tables.append(_slot_table(int(offsets[-1]), min(work.slots, remote), cluster.trainers))
+        for trainer in trainers:
+            trainer.open(graph.features, tables, cluster.trainers)
+        going = [islice(_epochs(trainer, epochs), minibatches) for trainer in trainers]
+        while going:
+            alive = []
+            for batches in going:
+                minibatch = next(batches, None)
+                if minibatch is not None:
+                    all_made.append(minibatch)
+                    alive.append(batches)
+            going = alive
+    return all_made
+
+
+def _epochs(trainer: _Trainer, epochs: int) -> Iterator[Minibatch]:
+    for epoch in range(epochs):
+        yield from trainer.epoch(epoch)

@@ -1,0 +1,285 @@
+"""Forecast steps of jobs on 2 to 4 hosts and nine networks, then measure them.
+
+    python tests/perf/forecast.py prepare DIR                 # two graphs, each in 2, 3 and 4 parts
+    python tests/perf/forecast.py measure DIR --calibration -o known.json
+    python tests/perf/forecast.py calibrate DIR known.json -o machine.json
+    python tests/perf/forecast.py forecast DIR --machine machine.json -o forecast.json
+    python tests/perf/forecast.py measure DIR -o measured.json
+    python tests/perf/forecast.py compare forecast.json measured.json
+
+Every host has a trainer and a server, and the network is ``tests/support/wire.py``: all of them share the cores of this
+machine, which the forecast is told. A step waits for a minibatch with its rows, sleeps for as long as a model on a
+device would take, and sums gradients. ``calibrate`` measures on two hosts and two networks, neither of them among the
+nine, and fits the processor time of messages, bytes and minibatches.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+HOSTS = (2, 3, 4)
+LATENCIES = (0.0005, 0.002, 0.005)  # seconds
+RATES = (1e8, 3e8, 1e9)  # bits a second
+NETWORKS = tuple(itertools.product(LATENCIES, RATES))
+CALIBRATION = ((0.0002, 2e9), (0.003, 2e8))
+GRAPHS = {"generated": 300, "computers": 200}  # and seeds of a minibatch
+CACHES = {"none": 0, "cache": 0.2}  # share of all rows
+FANOUTS, MODEL, GRADIENTS = (10, 25), 0.005, 100_000
+WARM, SKIPPED, STEPS = 30, 6, 24
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("what", choices=("prepare", "calibrate", "forecast", "measure", "compare", "rank"))
+    p.add_argument("paths", nargs="+", type=Path)
+    p.add_argument("--machine", type=Path)
+    p.add_argument("--calibration", action="store_true", help="measure the networks to calibrate by")
+    p.add_argument("-o", "--out", type=Path)
+    args = p.parse_args()
+    result = globals()[args.what](args)
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def prepare(args):
+    """Write the graphs; ``computers`` is Amazon Computers, an npz file with dense features, given as second path."""
+    folder = args.paths[0]
+    mpigraph("generate", *"--nodes 20000 --edges 300000 --feat-dim 64 --classes 16 -o".split(), folder / "generated")
+    inputs = {"generated": folder / "generated"} | {path.stem: path for path in args.paths[1:]}
+    for (name, source), hosts in itertools.product(inputs.items(), HOSTS):
+        mpigraph("partition", source, "--parts", hosts, "--name", name, "-o", folder / f"{name}-{hosts}")
+
+
+def mpigraph(*words):
+    subprocess.run([sys.executable, "-m", "mpigraph", *map(str, words)], check=True)
+
+
+def config_of(folder, graph, hosts):
+    return folder / f"{graph}-{hosts}" / f"{graph}.json"
+
+
+def slots_of(config, share):
+    """The rows in the cache of a node, and its bytes; none without a share."""
+    from mpigraph.rows.row_cache import cache_memory
+    from mpigraph.storage.part_config import PartConfig
+
+    known = PartConfig.read(str(config))
+    rows, width = known.book.num_nodes(0), 4 * known.node_features[known.schema.ntypes[0]]["feat"].shape[0]
+    slots = int(share * rows)
+    return slots or None, cache_memory(rows, slots, width) if slots else 0
+
+
+def forecast(args):
+    """Milliseconds of a step by hosts, graph, cache and network, with the range of single steps."""
+    from mpigraph.cli.forecast.timing import Machine
+
+    return forecasts(args.paths[0], Machine.read(str(args.machine), 1.0), HOSTS, NETWORKS)
+
+
+def forecasts(folder, machine, all_hosts, networks, made=None):
+    from mpigraph.cli.forecast.timing import Model, steps
+    from mpigraph.cli.forecast.traffic import Cluster
+
+    result = {}
+    for hosts, graph, cache in itertools.product(all_hosts, GRAPHS, CACHES):
+        minibatches, row_bytes = simulated(folder, hosts, graph, cache) if made is None else made[hosts, graph, cache]
+        for latency, rate in networks:
+            node = replace(machine, latency=latency, bandwidth=rate / 8, receive=0.0)
+            drawn = [
+                steps(node, Cluster(hosts, 1, 1), Model([MODEL], False, GRADIENTS), minibatches, row_bytes, 40, seed)
+                for seed in range(4)
+            ]
+            name = f"{hosts} {graph} {cache} {latency * 1e3:g} {rate / 1e6:g}"
+            each = 1e3 * np.concatenate(drawn)
+            result[name] = [float(each.mean()), *np.quantile(each, (0.1, 0.9)).tolist()]
+    return result
+
+
+def simulated(folder, hosts, graph, cache):
+    """Minibatches of all trainers in the steady state, and the bytes of a row."""
+    from mpigraph.cli.forecast.traffic import Cluster, Graph, Workload, simulate
+    from mpigraph.storage.contents import PartFiles
+    from mpigraph.storage.part_config import PartConfig
+
+    path = config_of(folder, graph, hosts)
+    with PartFiles(PartConfig.read(str(path))) as files:
+        topology = Graph(files)
+    work = Workload(FANOUTS, GRAPHS[graph], slots_of(path, CACHES[cache])[0], drop_last=True)
+    simulate(topology, Cluster(hosts, 1, 1), work, minibatches=1)
+    made = simulate(topology, Cluster(hosts, 1, 1), work, minibatches=WARM + 40, epochs=1 << 20)
+    counted = []
+    for trainer in range(hosts):
+        counted += [m for m in made if m.trainer == trainer][WARM:]
+    return counted, sum(nbytes for _, _, nbytes in topology.features)
+
+
+def calibrate(args):
+    """Fit the machine to two networks of two hosts."""
+    from mpigraph.cli.forecast.timing import Machine
+
+    folder, path = args.paths
+    known = json.loads(path.read_text())
+    made = {(2, g, c): simulated(folder, 2, g, c) for g, c in itertools.product(GRAPHS, CACHES)}
+    best, machine = np.inf, Machine(cores=os.cpu_count(), shared_cores=True)
+    tried = {
+        "handshake": (8 << 10, 16 << 10, 64 << 10, 1 << 20),
+        "message": (2e-5, 5e-5, 1e-4, 2e-4),
+        "byte": (3e-10, 1e-9, 2e-9, 4e-9),
+        "minibatch": (0.0, 5e-4, 1e-3, 2e-3, 4e-3),
+        "rows": (1e9, 2e9, 4e9),
+        "speed": (0.5, 0.7, 1.0),
+    }
+    for _ in range(3):  # one field after the other
+        for name, values in tried.items():
+            for value in values:
+                node = replace(machine, **{name: value})
+                guessed = forecasts(folder, node, (2,), CALIBRATION, made)
+                wrong = float(np.mean([abs(np.log(guessed[k][0] / known[k][0])) for k in known]))
+                if wrong < best:
+                    best, machine = wrong, node
+            print(name, getattr(machine, name), f"{best:.1%}", flush=True)
+    return asdict(machine)
+
+
+def measure(args):
+    """Milliseconds of a step, as :func:`forecast`."""
+    return measured(args.paths[0], (2,), CALIBRATION) if args.calibration else measured(args.paths[0], HOSTS, NETWORKS)
+
+
+def measured(folder, all_hosts, networks):
+    import namespaces
+
+    result = {}
+    for hosts in all_hosts:
+        delay, rate = networks[0]
+        with tempfile.TemporaryDirectory() as out, namespaces.Hosts(hosts, "512m", delay, rate) as made:
+            words = [*made.mpiexec(2), sys.executable, __file__, "rank", folder.absolute(), out]
+            env = os.environ | {"MPIGRAPH_TRANSPORT": "packed", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "mpig"}
+            job = subprocess.Popen(list(map(str, words)), env=env)
+            for delay, rate in networks:
+                wait_for(Path(out) / "waits", job)
+                made.change(delay, rate)
+                (Path(out) / "waits").unlink()
+                tell(out, f"{hosts} {delay * 1e3:g} {rate / 1e6:g}")
+            wait_for(Path(out) / "waits", job)
+            (Path(out) / "waits").unlink()
+            tell(out, "")
+            wait_for(Path(out) / "times.json", job)
+            result |= json.loads((Path(out) / "times.json").read_text())
+            made.kill()
+            job.wait()
+    return result
+
+
+def tell(out, text):
+    """Write the whole file at once."""
+    (Path(out) / "going").write_text(text)
+    (Path(out) / "going").rename(Path(out) / "go")
+
+
+def wait_for(path, job):
+    while not path.exists():
+        if job.poll() is not None:
+            raise RuntimeError(f"the job ended with {job.returncode}")
+        time.sleep(0.02)
+
+
+def rank(args):
+    """One rank: on each network that it is told of, so many steps of each graph with and without a cache."""
+    import torch
+
+    import mpigraph as mg
+
+    folder, out = args.paths
+    mg.distributed.initialize(num_servers=1)
+    torch.distributed.init_process_group("gloo")
+    number, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    gradients = torch.zeros(GRADIENTS // 4)
+    loops = {}
+    for graph, cache in itertools.product(GRAPHS, CACHES):
+        config = config_of(folder, graph, count)
+        g = mg.distributed.DistGraph(graph, part_config=str(config))
+        seeds = mg.distributed.node_split(g.ndata["train_mask"], g.get_partition_book())
+        nbytes = slots_of(config, CACHES[cache])[1]
+        loader = mg.distributed.DistNodeDataLoader(
+            g,
+            seeds,
+            mg.dataloading.NeighborSampler(list(FANOUTS)),
+            batch_size=GRAPHS[graph],
+            shuffle=True,
+            drop_last=True,
+            features=["feat"],
+            cache=nbytes or None,
+            seed=0,
+        )
+        loops[f"{graph} {cache}"] = itertools.chain.from_iterable(itertools.repeat(loader))
+        take(loops[f"{graph} {cache}"], WARM, gradients)
+    times = {}
+    while (told := next_network(out, number)) != "":
+        hosts, *network = told.split()
+        for name, loop in loops.items():
+            seconds = take(loop, SKIPPED + STEPS, gradients)[SKIPPED:]
+            each = 1e3 * np.array(seconds)
+            times[" ".join([hosts, name, *network])] = [float(each.mean()), *np.quantile(each, (0.1, 0.9)).tolist()]
+    if number == 0:
+        (out / "written").write_text(json.dumps(times))
+        (out / "written").rename(out / "times.json")
+    torch.distributed.barrier()
+    time.sleep(60)  # whoever started it ends it, in the middle of endless loops
+
+
+def take(loop, count, gradients):
+    """Seconds of steps."""
+    import torch
+
+    seconds, begin = [], time.perf_counter()
+    for _ in itertools.islice(loop, count):
+        time.sleep(MODEL)
+        torch.distributed.all_reduce(gradients)
+        end = time.perf_counter()
+        seconds.append(end - begin)
+        begin = end
+    return seconds
+
+
+def next_network(out, number):
+    """Wait until the network is another one; trainer 0 tells the others its name."""
+    import torch
+
+    torch.distributed.barrier()
+    if number == 0:
+        (out / "waits").touch()
+        while not (out / "go").exists() or (out / "waits").exists():
+            time.sleep(0.02)
+        time.sleep(0.1)
+    words = [(out / "go").read_text()] if number == 0 else [""]
+    if number == 0:
+        (out / "go").unlink()
+    torch.distributed.broadcast_object_list(words)
+    return words[0]
+
+
+def compare(args):
+    """Print the errors of a forecast."""
+    guessed, known = (json.loads(path.read_text()) for path in args.paths)
+    rows = [(name, guessed[name][0], known[name][0], guessed[name][0] / known[name][0] - 1) for name in known]
+    for name, expected, seen, error in rows:
+        print(f"{name:40} {expected:8.1f} {seen:8.1f} {error:+7.1%}")
+    errors = np.abs([row[-1] for row in rows])
+    print(f"median {np.median(errors):.1%}, 90 % below {np.quantile(errors, 0.9):.1%}, largest {errors.max():.1%}")
+    return [list(row) for row in rows]
+
+
+if __name__ == "__main__":
+    main()
