@@ -3,7 +3,8 @@
 The words of a request (``mpi/messages.py``) are window, number of rows, bytes of an id, 0, then the ids (distinct rows,
 counted from the host's first one, 32 bits wide where they fit) up to a whole word. The reply has the rows as they are
 stored, in the order of the ids, in equal chunks of one to two :data:`CHUNK` bytes, or in one of less. A chunk of no
-bytes refuses the request: the window was closed, or the request is malformed.
+bytes refuses the request: the window was closed, the request is malformed, or a source cannot read its rows. Which, and
+the error of the source, is the answer to a request for 0 rows with the refused one's tag in place of the bytes of an id.
 
 A request to write has the bytes of a row in place of 0, and one chunk of rows behind the ids, up to a whole word. The
 host holds its lock while it stores them. The reply is one byte.
@@ -16,6 +17,7 @@ coroutines (``mpi/coroutine.py``).
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -24,12 +26,12 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.collective import collective
-from mpigraph.errors import ClosedError
+from mpigraph.errors import ClosedError, MPIGraphError
 from mpigraph.kernels.row_ops import first_alike, gather_rows, place_rows, scatter_rows
 from mpigraph.mpi.agree import no_way_back
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.interrupts import UNINTERRUPTED
-from mpigraph.mpi.messages import REQUEST, Request, Requester, RequestServer, answered
+from mpigraph.mpi.messages import HEAD, REQUEST, Request, Requester, RequestServer, answered, answering
 from mpigraph.mpi.wait import TRANSFER
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
@@ -174,6 +176,7 @@ class PackedTransport(Transport):
         self._requester = Requester(world, self._comm)
         self._pool = RowPool(kept=4 * _OF_ONE)
         self._windows: dict[int, WindowHandle] = {}
+        self._faults: dict[tuple[int, int], MPIGraphError] = {}  # of sources, by the asker and the tag of its request
         self.server = RequestServer(self._comm, self._answer, max_bytes=_MOST_BYTES, max_tasks=_MOST_REQUESTS)
 
     def register(self, window: WindowHandle) -> None:
@@ -206,6 +209,7 @@ class PackedTransport(Transport):
 
         Raises:
             ClosedError: a host has closed the window.
+            StorageError, ShardFormatError: a source there cannot read its rows.
         """
         what = f"rows of window {window.number} from rank(s) {', '.join(task.name for task in tasks)}"
         with self.world.watch(what), no_way_back(self._comm):
@@ -252,6 +256,9 @@ class PackedTransport(Transport):
                     request.Cancel()
                     request.Wait()
                 yield sending
+                if window.words is None:
+                    why = np.array([window.number, 0, tag, 0])
+                    yield from self._requester.ask(remote.rank, why, "reading rows on disk")
                 return False
             self.traffic.received(remote.rank, chunk.nbytes)
             post()  # before this chunk is placed, so that the next ones travel
@@ -313,6 +320,10 @@ class PackedTransport(Transport):
         """Send the rows of a request, as many chunks at a time as the other replies allow, or store them."""
         (request,) = requests
         words = request.words
+        if len(words) == _HEADER and words[1] == 0:
+            fault = self._faults.pop((request.asker, int(words[2])), None)
+            yield from answering(partial(_reason, fault))(server, requests)
+            return
         self.traffic.received(request.asker, request.nbytes)
         rows, values = self._rows_of(words)
         if rows is None:
@@ -336,10 +347,15 @@ class PackedTransport(Transport):
             if window.words is not None:
                 window.gather(requested, chunk)
             else:
-                for at in range(begin + step * len(reading), min(begin + 2 * step, len(rows)), step):
-                    reading.append(_Reading(*window.read_ahead(rows[at : at + step].astype(np.int64))))
-                yield cast(MPI.Request, reading[0])
-                reading.popleft().place(chunk)
+                try:
+                    for at in range(begin + step * len(reading), min(begin + 2 * step, len(rows)), step):
+                        reading.append(_Reading(*window.read_ahead(rows[at : at + step].astype(np.int64))))
+                    yield cast(MPI.Request, reading[0])
+                    reading.popleft().place(chunk)
+                except MPIGraphError as error:  # the asker's, which is told: this rank has not asked for these rows
+                    self._faults[request.asker, request.tag] = error
+                    sends.append(self._send(_NO_BYTES, request))
+                    break
             sends.append(self._send(chunk, request))
             # one chunk a step: other replies have their turn in between
             full = len(sends) >= _chunks_in_flight(max(1, len(server.tasks)))
@@ -384,6 +400,13 @@ class PackedTransport(Transport):
         if not 0 <= int(rows.min()) <= int(rows.max()) < window.held:
             return None, _NO_BYTES
         return rows, words[_HEADER + id_words :].view(np.uint8)[: count * row_bytes]
+
+
+def _reason(fault: MPIGraphError | None, requests: list[I64]) -> list[I64]:
+    """Raise the error of a source; return an empty answer if there is none: the window was closed."""
+    if fault is not None:
+        raise fault
+    return [np.zeros(HEAD, np.int64) for _ in requests]
 
 
 def _raise_refused(failed: list[str], window: WindowHandle) -> None:
