@@ -3,8 +3,8 @@
 The words of a request (``mpi/messages.py``) are window, number of rows, bytes of an id, 0, then the ids (distinct rows,
 counted from the host's first one, 32 bits wide where they fit) up to a whole word. The reply has the rows as they are
 stored, in the order of the ids, in equal chunks of one to two :data:`CHUNK` bytes, or in one of less. A chunk of no
-bytes refuses the request: the window was closed, the request is malformed, or a source cannot read its rows. Which, and
-the error of the source, is the answer to a request for 0 rows with the refused one's tag in place of the bytes of an id.
+bytes refuses the request: the window was closed, the request is malformed, or a source cannot read its rows. A request
+for 0 rows, with the refused one's tag in place of the bytes of an id, is answered by the error of the source.
 
 A request to write has the bytes of a row in place of 0, and one chunk of rows behind the ids, up to a whole word. The
 host holds its lock while it stores them. The reply is one byte.

@@ -50,6 +50,11 @@ class Disk(Slow):
         self.bad: set[int] = set()
         self.threads: list[threading.Thread] = []
 
+    def read(self, rows: I64, out: Array, positions: I64) -> None:
+        if bad := self.bad.intersection(rows.tolist()):
+            raise StorageError(f"feat.h5: row {min(bad)}: Input/output error")
+        super().read(rows, out, positions)
+
     def read_ahead(self, rows: I64) -> Ticket:
         if threading.current_thread().name == "mpigraph-progress":
             return Ticket(self, rows)
@@ -85,10 +90,10 @@ class _DiskTicket(Ticket):
 def _read(source: Disk, rows: I64, memory: Array, errors: list[StorageError], waits: bool) -> None:
     if waits:
         source.may_read.wait()
-    bad = source.bad.intersection(rows.tolist())
-    if bad:
-        errors.append(StorageError(f"feat.h5: row {min(bad)}: Input/output error"))
-    source.read(rows, memory, np.arange(len(rows)))
+    try:
+        source.read(rows, memory, np.arange(len(rows)))
+    except StorageError as error:
+        errors.append(error)
 
 
 def slow_sources(sources: list[Slow], kind: type[Slow] = Slow) -> Callable[..., SourceOf | None]:
