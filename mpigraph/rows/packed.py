@@ -403,7 +403,7 @@ class PackedTransport(Transport):
 
 
 def _reason(fault: MPIGraphError | None, requests: list[I64]) -> list[I64]:
-    """Raise the error of a source; return an empty answer if there is none: the window was closed."""
+    """Raise the error of a source; without one, as where the window was closed, return an empty answer."""
     if fault is not None:
         raise fault
     return [np.zeros(HEAD, np.int64) for _ in requests]
