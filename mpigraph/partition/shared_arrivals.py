@@ -72,7 +72,8 @@ class SharedArrivals:
         first, last = part_bounds[rank : rank + 2].tolist()
         self._first_part = first
         self._buckets = int(max(1, -(-self._first_edge[-1] // (len(done) * EDGES_PER_BUCKET))))
-        self._cuts = evenly_cut(self._keys[:: max(1, len(self._ends))][first : last + 1], self._buckets)
+        of_parts = self._keys[:: len(self._ends)] if source.shared else np.zeros(len(done) + 1, np.int64)
+        self._cuts = evenly_cut(of_parts[first : last + 1], self._buckets)
         wide = max(int(self._keys[-1]), int(self._first_edge[-1]), *source.num_nodes) >= 2**31
         groups = len(self._cuts) - 1 if source.shared else 0
         self._spill = Spill(scratch, groups, 3, np.int64 if wide else np.int32)
