@@ -18,7 +18,8 @@ __all__ = ["Forecast", "Workload", "check_memory", "forecast", "ranks_on_this_no
 _READING = 40 << 20  # chunks of edges
 _ROUND = 225 << 20  # edges on their way, and what spills keep
 _ROUND_ALONE = 160 << 20
-_RELABELLED_NODE = 60
+_RELABELLED_NODE = 24
+_WRITTEN_NODE = 40  # of a part, beside 20 for each own node
 _PART = 4  # bytes for the part of a node
 _BUCKET_EDGE = 80  # bytes for each edge of a part's bucket while it is sorted
 _CLUSTERING = (32, 39)  # bytes for each own node and ghost, and beyond that for each own node
@@ -115,7 +116,7 @@ def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
         scratch = max(scratch, own_edges * (_SHUFFLED + (_MAPPED if mapping else 0)))
     bucket = min(EDGES_PER_BUCKET, -(-num_edges // num_parts))
     stages["relabel edges"] = held + (_ROUND_ALONE if ranks == 1 else _ROUND) + _RELABELLED_NODE * own_nodes
-    stages["write parts"] = held + _BUCKET_EDGE * bucket + 20 * own_nodes
+    stages["write parts"] = held + _BUCKET_EDGE * bucket + 20 * own_nodes + _WRITTEN_NODE * -(-num_nodes // num_parts)
     if carried.total:
         stages["relabel edges"] += _CARRYING + 2 * carried.block  # as it is stored and as numbers
         stages["write parts"] += _CARRYING
