@@ -27,8 +27,9 @@ from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, finger
 
 __all__ = ["PartFiles", "check_shared", "check_sources", "overlaps", "read_rows"]
 
+_FILES = 4096  # that are open at once where there is no limit
+_KEPT = 512  # tables of parts that are kept whole
 _KEPT_BYTES = 1 << 20  # of a shared table that is kept whole, since thousands of relations read it piece by piece
-_FILES = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)  # that are open at once; often 512
 
 
 class PartFiles:
@@ -43,6 +44,9 @@ class PartFiles:
     def __init__(self, config: PartConfig) -> None:
         self.config = config
         self._open: dict[tuple[int, str], ShardReader] = {}
+        # half of what this process may open now, often 1024: rows on disk raise the limit for files of their own
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most_open = _FILES if limit == resource.RLIM_INFINITY else max(16, limit // 2)
         self._kept: dict[tuple[int, str], Array] = {}
 
     def open(self, part: int, which: str) -> ShardReader:
@@ -56,7 +60,7 @@ class PartFiles:
         if shard is None:
             config = self.config
             shard = ShardReader(config.part_path(part, which), config.graph_name, part, config.identity)
-            if len(self._open) == _FILES:
+            if len(self._open) == self._most_open:
                 self._open.pop(next(iter(self._open))).close()  # the one that was used longest ago
         self._open[part, which] = shard
         return shard
@@ -169,7 +173,7 @@ class PartFiles:
             if 8 * int(config.shared_begins[-1, part]) > _KEPT_BYTES:
                 return shard.read(name, base + first, base + last)
             rows = self._kept[part, field] = shard.read(name)
-            if len(self._kept) > _FILES:
+            if len(self._kept) > _KEPT:
                 del self._kept[next(iter(self._kept))]
         return rows[base + first : base + last]
 
