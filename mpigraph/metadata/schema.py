@@ -104,6 +104,7 @@ class Schema:
     relations: tuple[Relation, ...]
     _ids: dict[str | Relation, list[int]] = field(init=False, repr=False, compare=False)
     _ends: list[tuple[int, int]] = field(init=False, repr=False, compare=False)
+    _keys: list[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ntypes", tuple(self.ntypes))
@@ -129,8 +130,9 @@ class Schema:
             spellings: set[str | Relation] = {relation, relation[1], ":".join(relation)}
             for spelling in spellings:
                 ids.setdefault(spelling, []).append(number)
-        for number, relation in enumerate(self.relations):
-            ids[relation_key(relation)] = [number]  # also where another relation's name looks like it
+        object.__setattr__(self, "_keys", [relation_key(relation) for relation in self.relations])
+        for number, key in enumerate(self._keys):
+            ids[key] = [number]  # also where another relation's name looks like it
         object.__setattr__(self, "_ids", ids)
         number_of = {name: number for number, name in enumerate(self.ntypes)}
         object.__setattr__(self, "_ends", [(number_of[src], number_of[dst]) for src, _, dst in self.relations])
@@ -188,7 +190,7 @@ class Schema:
 
     def relation_key(self, relation: int | Relation) -> str:
         """Return ``"src:rel:dst"`` of a relation or of a relation id."""
-        return relation_key(self.relations[relation] if isinstance(relation, int) else relation)
+        return self._keys[relation] if isinstance(relation, int) else relation_key(relation)
 
 
 def _as_triple(relation: Relation) -> Relation:

@@ -222,13 +222,16 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
             yield "part_graph", shared_dataset_name(field), DatasetInfo((rows,), dtype)
     for r in range(len(schema.relations)):
         key = schema.relation_key(r)
-        src, dst = schema.ends(r)
+        features = config.edge_features[key]
+        if r in config.place_of_shared and not features:
+            continue
         first, end = book.edge_range(part, r)
         edges = end - first
-        for name, info in config.edge_features[key].items():
+        for name, info in features.items():
             yield from _feature("edge_feats", edge_feature_name(key, name), edges, info)
         if r in config.place_of_shared:
             continue
+        src, dst = schema.ends(r)
         sources = index_dtype(book.num_nodes(src)).name
         for field, rows, dtype in (
             ("indptr", nodes[dst] + 1, "int64"),

@@ -134,7 +134,9 @@ def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
     for t, ntype in enumerate(schema.ntypes):
         total += _features(hosts.node_offsets[t], config.node_features[ntype])
     for r in range(len(schema.relations)):
-        total += _features(hosts.edge_offsets[r], config.edge_features[schema.relation_key(r)])
+        features = config.edge_features[schema.relation_key(r)]
+        if features:
+            total += _features(hosts.edge_offsets[r], features)
     return total
 
 
