@@ -154,31 +154,35 @@ def calibrate(args):
 
 def measure(args):
     """Milliseconds of a step, as :func:`forecast`."""
-    return measured(args.paths[0], (2,), CALIBRATION) if args.calibration else measured(args.paths[0], HOSTS, NETWORKS)
-
-
-def measured(folder, all_hosts, networks):
-    import namespaces
-
+    all_hosts, networks = ((2,), CALIBRATION) if args.calibration else (HOSTS, NETWORKS)
     result = {}
     for hosts in all_hosts:
-        delay, rate = networks[0]
-        with tempfile.TemporaryDirectory() as out, namespaces.Hosts(hosts, "512m", delay, rate) as made:
-            words = [*made.mpiexec(2), sys.executable, __file__, "rank", folder.absolute(), out]
-            env = os.environ | {"MPIGRAPH_TRANSPORT": "packed", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "mpig"}
-            job = subprocess.Popen(list(map(str, words)), env=env)
-            for delay, rate in networks:
-                wait_for(Path(out) / "waits", job)
-                made.change(delay, rate)
-                (Path(out) / "waits").unlink()
-                tell(out, f"{hosts} {delay * 1e3:g} {rate / 1e6:g}")
+        result |= measured(args.paths[0], hosts, networks)
+        if args.out:  # what a later job that fails does not take along
+            args.out.write_text(json.dumps(result), encoding="utf-8")
+    return result
+
+
+def measured(folder, hosts, networks):
+    import namespaces
+
+    delay, rate = networks[0]
+    with tempfile.TemporaryDirectory() as out, namespaces.Hosts(hosts, "512m", delay, rate) as made:
+        words = [*made.mpiexec(2), sys.executable, __file__, "rank", folder.absolute(), out]
+        env = os.environ | {"MPIGRAPH_TRANSPORT": "packed", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "mpig"}
+        job = subprocess.Popen(list(map(str, words)), env=env)
+        for delay, rate in networks:
             wait_for(Path(out) / "waits", job)
+            made.change(delay, rate)
             (Path(out) / "waits").unlink()
-            tell(out, "")
-            wait_for(Path(out) / "times.json", job)
-            result |= json.loads((Path(out) / "times.json").read_text())
-            made.kill()
-            job.wait()
+            tell(out, f"{hosts} {delay * 1e3:g} {rate / 1e6:g}")
+        wait_for(Path(out) / "waits", job)
+        (Path(out) / "waits").unlink()
+        tell(out, "")
+        wait_for(Path(out) / "times.json", job)
+        result = json.loads((Path(out) / "times.json").read_text())
+        made.kill()
+        job.wait()
     return result
 
 
