@@ -50,7 +50,8 @@ class _Segment:
         """
         self.kind = kind
         self.size = int(sizes.max(initial=0))
-        self.holes = [(0, self.size)] if shared else None
+        # the first line stays free: so the self-test's block, the first of all, is read at a displacement, too
+        self.holes = [(_ALIGNMENT, self.size)] if shared else None
         self._node_win = MPI.WIN_NULL
         nbytes = int(sizes[world.host_index]) if world.is_host else 0
         if kind == "allocate":
@@ -102,7 +103,7 @@ class _Segment:
                 low = holes.pop()[0]
             holes.append((low, high))
         self.holes = None if self.holes is None else holes
-        return holes == [(0, self.size)] or self.holes is None
+        return holes == [(_ALIGNMENT, self.size)] or self.holes is None
 
     @collective("world.comm")
     def close(self) -> None:
@@ -161,7 +162,7 @@ class Segments:
             for segment in self._segments:
                 if segment.kind == kind and (begin := segment.cut(size)) is not None:
                     return Block(segment, begin, size)
-            more = max(_LEAST, min(2 * held // _PART, max(_MOST, 2 * size)))
+            more = max(_LEAST, min(2 * held // _PART, max(_MOST, 2 * size))) + _ALIGNMENT
             with suppress(SharedMemoryError):  # on every rank
                 segment = self._add(kind, np.full(len(sizes), -(-more // _PAGE) * _PAGE), True, what)
                 return Block(segment, segment.cut(size) or 0, size)

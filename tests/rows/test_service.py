@@ -48,7 +48,7 @@ class RowByRow(Transport):
         for rows in remote:
             for row, position in zip(rows.rows.tolist(), rows.positions.tolist(), strict=True):
                 place = [out[position].view(np.uint8), size, MPI.BYTE]
-                window.win.Get(place, rows.rank, target=[row * size, size, MPI.BYTE])
+                window.win.Get(place, rows.rank, target=[window.begin + row * size, size, MPI.BYTE])
                 self.traffic.sent(rows.rank, 0)
             window.win.Flush(rows.rank)
             self.traffic.received(rows.rank, len(rows.rows) * size)
