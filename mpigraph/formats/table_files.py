@@ -39,6 +39,7 @@ _BATCH_ROWS = 1 << 20
 _JSON_ROWS = 1 << 14
 _LONGEST_LINE = 1 << 20
 _LONGEST_JSON = 1 << 24
+_UNENDED = "a field in quotes does not end"
 _BOM = b"\xef\xbb\xbf"
 _ROW_OF_PIECE = re.compile(r"\bRow #(\d+)")
 
@@ -219,31 +220,43 @@ class TextFiles:
     def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
         """Yield record batches of strings."""
         arrow_csv = arrow().csv
+        done = 0
+        batch: Any = None
         try:
+            quotes = sum(data.count(b'"') for _, data in self._bytes(piece))
             stream = self._stream(piece)
             if stream is None:
                 return
             with stream:
-                yield from arrow_csv.open_csv(
+                for batch in arrow_csv.open_csv(
                     stream,
                     # one thread, so that errors name the row
                     arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, column_names=self.names),
                     arrow_csv.ParseOptions(
                         delimiter=self._delimiter,
                         # for values with ends of lines in them pyarrow takes longer
-                        newlines_in_values=any(b'"' in data for _, data in self._bytes(piece)),
+                        newlines_in_values=quotes > 0,
                     ),
                     arrow_csv.ConvertOptions(
                         column_types=dict.fromkeys(self.names, arrow().string()),
                         include_columns=list(names),
                         strings_can_be_null=False,
                     ),
-                )
+                ):
+                    yield batch
+                    done += batch.num_rows
+            last: dict[str, str] = (
+                next(iter(batch.slice(batch.num_rows - 1).to_pylist()), {}) if batch is not None else {}
+            )
+            if quotes % 2 and any("\n" in value for value in last.values()):
+                raise ValueError(f"row {self.first_row(piece) + done - 1}: {_UNENDED}")
         except UNREADABLE as error:
             match = None if isinstance(error, GraphDataError) else _ROW_OF_PIECE.search(str(error))
             if match is not None:
                 row = f"row {self.first_row(piece) - 1 + int(match[1])}"
                 error = ValueError(_ROW_OF_PIECE.sub(row, str(error)))
+            elif "straddling" in str(error):
+                error = ValueError(f"a row is longer than {_BLOCK_BYTES} bytes: perhaps {_UNENDED}")
             raise failure(self.paths[piece.file], error) from error
 
     def _stream(self, piece: Piece) -> Any:
