@@ -184,6 +184,10 @@ def _read(arguments: argparse.Namespace, scratch: str | Path, exchange: Exchange
     if len(counts) > 1 or (counts and files):
         raise InvalidArgumentError(f"--nodes is one number, or files (got {' and '.join(arguments.nodes)})")
     columns = _pairs("--columns", "NAME=COLUMN", arguments.columns)
+    for text in arguments.columns:
+        if text.count("=") > 1:
+            each = re.sub(r",(?=[^,=]*=)", " --columns ", text)
+            raise InvalidArgumentError(f"--columns has one NAME= each time: --columns {each} (got {text})")
     tables = TableOptions(
         _pairs("--types", "COLUMN=DTYPE", arguments.types),
         {name: tuple(text.split(",")) for name, text in columns.items()},

@@ -364,7 +364,9 @@ def _ids(column: Any, place: Place, dtype: str, trims: bool) -> tuple[str, int, 
 def _values(parts: Sequence[tuple[Any, Place]], dtype: str) -> tuple[str, int, list[Array]]:
     if dtype:
         beside = [values_as(np.dtype(dtype), *part) for part in parts]
-        values = Values(dtype, beside[0] if len(beside) == 1 else np.stack(beside, 1), -1)
+        rows = beside[0] if len(beside) == 1 else np.stack(beside, 1)
+        holes = np.isnan(rows).any(tuple(range(1, rows.ndim))) if rows.dtype.kind == "f" else np.zeros(0)
+        values = Values(dtype, rows, int(holes.argmax()) if holes.any() else -1)
     else:
         values = values_of(*parts[0])
     kind = values.kind or "none"

@@ -130,7 +130,7 @@ def test_two_csv_files_in_the_tutorial(tmp_path: Path) -> None:
     edges = [f"p{7 * a},p{7 * b}" for a, b in zip(src, dst, strict=True)]
     (tmp_path / "edges.csv").write_text("\n".join(["src,dst", *edges]))
     tutorial = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"### Two csv files.*?```sh\n(.*?)```", tutorial, re.DOTALL)[0].splitlines()
+    commands = re.findall(r"## From a csv of your own.*?```sh\n(.*?)```", tutorial, re.DOTALL)[0].splitlines()
     assert len(commands) <= 5 and commands[0].startswith("pip install")
     run(*warm_python(), *shlex.split(commands[1])[1:], cwd=tmp_path)
     _, _, ranks, _, script, *flags = shlex.split(commands[2])

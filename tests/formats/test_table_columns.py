@@ -197,6 +197,9 @@ def test_the_type_of_a_column_is_that_of_all_its_rows(tmp_path, caplog):
     assert values.dtype == "float64"
     assert np.array_equal(rows(values.values), [np.nan] * 60 + [3] * 60 + [0.5, np.nan], equal_nan=True)
     assert "1.csv, row 2: w has no value: it is NaN" in " ".join(caplog.messages)
+    beside = write_text(tmp_path / "f.csv", ["0,1,2,3", "0,1,2,", "1,0,,1"], "src,dst,w_0,w_1")
+    assert np.isnan(rows(feature(read_source(beside), "w").values)).tolist() == [[0, 0], [0, 1], [1, 0]]
+    assert "f.csv, row 3: w has no value: it is NaN" in " ".join(caplog.messages)
     source = read_source(write_text(tmp_path / "b.csv", whole, "src,dst,w"))
     assert feature(source, "w").dtype == "int64"
     source = read_source(write_files(tmp_path / "c", {"1.csv": whole, "2.csv": ["0,1,x"]}))
