@@ -87,6 +87,13 @@ def test_what_a_node_sends_takes_its_turn() -> None:
         assert milliseconds(machine, cluster, 0.0, asking(0, 50_000)) == pytest.approx(50 * trainers, rel=0.05)
 
 
+@pytest.mark.parametrize("receive", [1e6, 5e5])
+def test_a_message_is_received_while_it_is_sent(receive: float) -> None:
+    in_pieces = Minibatch(0, [[Asked(1, 0, [200_000] * 4, 1e-9)], []], [0.0])
+    machine = replace(IDEAL, bandwidth=1e6, receive=receive)
+    assert milliseconds(machine, TWO, 0.0, in_pieces) == pytest.approx(1e3 * 800_000 / receive, rel=0.1)
+
+
 def test_a_faster_network_is_never_slower(tmp_path: Path) -> None:
     graph = graph_of(parts(tmp_path, 400, 4))
     cluster = Cluster(4, 1, 1)

@@ -150,24 +150,28 @@ class _Turns:
         self._clock = clock
         self._free = count
         self._turn = turn
-        self._ready: deque[tuple[float, _Then]] = deque()
+        self._ready: deque[tuple[float, _Then, Callable[[float], None]]] = deque()
 
-    def run(self, seconds: float, then: _Then) -> None:
-        """Call ``then`` once a thread had a core for so long; one that comes is ahead of those that had a turn."""
-        self._ready.appendleft((seconds, then))
+    def run(self, seconds: float, then: _Then, after_turn: Callable[[float], None] = lambda _: None) -> None:
+        """Call ``then`` once a thread had a core for so long; one that comes is ahead of those that had a turn.
+
+        ``after_turn`` is called with the seconds of each turn.
+        """
+        self._ready.appendleft((seconds, then, after_turn))
         self._start()
 
     def _start(self) -> None:
         while self._free and self._ready:
             self._free -= 1
-            seconds, then = self._ready.popleft()
+            seconds, then, after_turn = self._ready.popleft()
             turn = min(seconds, self._turn)
-            self._clock.at(self._clock.now + turn, partial(self._end, seconds - turn, then))
+            self._clock.at(self._clock.now + turn, partial(self._end, turn, seconds - turn, then, after_turn))
 
-    def _end(self, left: float, then: _Then) -> None:
+    def _end(self, turn: float, left: float, then: _Then, after_turn: Callable[[float], None]) -> None:
         self._free += 1
+        after_turn(turn)
         if left > 0:
-            self._ready.append((left, then))
+            self._ready.append((left, then, after_turn))
         else:
             then()
         self._start()
@@ -216,14 +220,20 @@ class _Network:
             self._leave(source, to, nbytes, then)
 
     def _leave(self, source: int, to: int, nbytes: int, then: _Then) -> None:
-        self._links[source].run(nbytes / self._machine.bandwidth, partial(self._travel, to, nbytes, then))
+        seconds = nbytes / self._machine.bandwidth
+        self._links[source].run(seconds, partial(self._arrive, to, then), partial(self._receive, to, nbytes, seconds))
 
-    def _travel(self, to: int, nbytes: int, then: _Then) -> None:
+    def _receive(self, to: int, nbytes: int, seconds: float, turn: float) -> None:
+        """Receive what a message of so many bytes and seconds sent in a turn, while the rest waits or is sent."""
         machine = self._machine
         arrival = self._clock.now + machine.latency
         if machine.receive:
-            arrival = self._receives[to] = max(self._receives[to] + nbytes / machine.receive, arrival)
-        self._clock.at(arrival, then)
+            of_turn = nbytes * turn / seconds if seconds else nbytes
+            arrival = max(self._receives[to] + of_turn / machine.receive, arrival)
+        self._receives[to] = arrival
+
+    def _arrive(self, to: int, then: _Then) -> None:
+        self._clock.at(self._receives[to], then)
 
 
 class _Job:
