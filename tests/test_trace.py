@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from jobs import clean_environment
 from layouts import Layout, SharedJob, on_layouts
 from mpi4py import MPI
 
@@ -341,7 +342,30 @@ def test_sums_of_threads_and_loaders_that_are_gone() -> None:
     everywhere = [each.counts.items() for each in sums().values()]
     sent = sum(number for each in everywhere for key, number in each if "sent_bytes" in (key, key[0]))
     assert counted(["sent_bytes", "no such counter"]) == [sent, 0], "cells that were given back hide none behind them"
-    assert sums()["passing"] == Trace(address()).sums()["passing"]
+
+
+OF_A_THREAD_THAT_IS_GONE = """
+import threading
+from mpigraph.trace import Totals, address, count, span, sums
+from mpigraph.trace_memory import Trace
+
+def work():
+    with Totals(), span("vanishes"):
+        count("sent_bytes", 5, host=3)
+
+for _ in range(10):
+    thread = threading.Thread(target=work, name="passing_1")
+    thread.start()
+    thread.join()
+count("kept", 1)
+assert sums()["passing"].counts == {("sent_bytes", 3): 50}
+assert sums() == Trace(address()).sums()
+"""
+
+
+def test_others_read_the_same_sums() -> None:
+    """In a process of its own: in this one earlier tests may hold all memory that others can read."""
+    subprocess.run([sys.executable, "-c", OF_A_THREAD_THAT_IS_GONE], check=True, env=clean_environment(), timeout=60)
 
 
 def test_sums_in_more_memory_than_others_can_read() -> None:

@@ -28,7 +28,7 @@ from mpigraph.errors import (
     SharedMemoryError,
 )
 from mpigraph.metadata.schema import DEFAULT_ETYPE
-from mpigraph.rows import shm_check, window
+from mpigraph.rows import segments, shm_check, window
 from mpigraph.store import turned
 from mpigraph.store.derived import fetch_together
 
@@ -340,6 +340,8 @@ def test_out_edges_that_do_not_fit_are_named(oracle, monkeypatch: pytest.MonkeyP
         g = dist.DistGraph(NAME, part_config=oracle(3))
         with monkeypatch.context() as full:
             full.setattr(shm_check, "unheld_on_node", lambda: (0, 1 << 20))
+            full.setattr(segments, "_SMALL", 0)  # nor is there room in the memory of other arrays
+            full.setattr(segments, "_PART", 1 << 40)
             with pytest.raises(SharedMemoryError, match="not enough memory for the out-edges of relation .*_E"):
                 random_walk(g, [1], length=1)
         assert random_walk(g, [1], length=1)[0].shape == (1, 2)

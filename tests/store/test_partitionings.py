@@ -103,5 +103,7 @@ def test_a_graph_of_an_older_format(oracle: Callable[..., str], tmp_path: Path) 
     content = json.loads(Path(oracle(2)).read_text()) | {"format_version": 1}
     del content["identity"]
     (tmp_path / f"{NAME}.json").write_text(json.dumps(content))
-    with pytest.raises(PartitionError, match=r"oracle.json: format version 1 .this library reads 2.: partition the g"):
+    with pytest.raises(
+        PartitionError, match=r"oracle.json: format version 1 .this library reads 2 and 3.: partition the g"
+    ):
         PartConfig.read(tmp_path / f"{NAME}.json")
