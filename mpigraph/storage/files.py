@@ -22,6 +22,7 @@ import numpy as np
 from mpigraph.errors import MPIGraphError, StorageError
 
 __all__ = [
+    "FileOfHDF5",
     "NewFile",
     "check_space",
     "direct",
@@ -294,3 +295,33 @@ def _sync_folder(directory: Path) -> None:
             os.fsync(number)
         finally:
             os.close(number)
+
+
+class FileOfHDF5(NewFile):
+    """The file that HDF5 writes to.
+
+    After an error it discards all data, and :meth:`check` raises the error: HDF5 cannot close a file that it cannot
+    write, and ends the process with a signal at its exit.
+    """
+
+    def __init__(self, path: Path, durable: bool) -> None:
+        super().__init__(path, durable)
+        self._error: StorageError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write, or drop what comes after an error."""
+        if self._error is None:
+            try:
+                return super().write(data)
+            except StorageError as error:
+                self._error = error
+        return memoryview(data).nbytes
+
+    def give_up(self) -> None:
+        """Write nothing more."""
+        self._error = self._error or StorageError(f"{self.path}: given up")
+
+    def check(self) -> None:
+        """Raise the first error of writing, if there was one."""
+        if self._error is not None:
+            raise self._error

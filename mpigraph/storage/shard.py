@@ -24,8 +24,8 @@ import h5py
 import numpy as np
 
 from mpigraph.arrays import Array
-from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
-from mpigraph.storage.files import NewFile, check_space, open_regular
+from mpigraph.errors import InvalidArgumentError, ShardFormatError
+from mpigraph.storage.files import FileOfHDF5, check_space, open_regular
 from mpigraph.storage.format import FORMAT_NAME, FORMAT_VERSION, logical_dtype, segment_rows, storage_dtype
 
 __all__ = [
@@ -113,7 +113,7 @@ class ShardWriter:
         self, path: str | os.PathLike[str], graph_name: str, part: int, identity: str, durable: bool = False
     ) -> None:
         self._path = Path(path)
-        self._target = _Target(self._path, durable)
+        self._target = FileOfHDF5(self._path, durable)
         try:
             self._file = h5py.File(self._target, "w", libver=_LIBVER, **_ALIGNMENT)
         except BaseException:
@@ -172,39 +172,10 @@ class ShardWriter:
             raise
 
 
-class _Target(NewFile):
-    """The file that HDF5 writes to.
-
-    After an error it discards all data, and :meth:`check` raises the error: HDF5 cannot close a file that it cannot
-    write, and ends the process with a signal at its exit.
-    """
-
-    def __init__(self, path: Path, durable: bool) -> None:
-        super().__init__(path, durable)
-        self._error: StorageError | None = None
-
-    def write(self, data: Any) -> int:
-        if self._error is None:
-            try:
-                return super().write(data)
-            except StorageError as error:
-                self._error = error
-        return memoryview(data).nbytes
-
-    def give_up(self) -> None:
-        """Write nothing more."""
-        self._error = self._error or StorageError(f"{self.path}: given up")
-
-    def check(self) -> None:
-        """Raise the first error of writing, if there was one."""
-        if self._error is not None:
-            raise self._error
-
-
 class DatasetWriter:
     """A dataset of a shard that is being written: rows so far and their running checksums."""
 
-    def __init__(self, file: h5py.File, target: _Target, name: str, shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(self, file: h5py.File, target: FileOfHDF5, name: str, shape: tuple[int, ...], dtype: str) -> None:
         self._target = target
         stored = storage_dtype(dtype)
         self._name = name
