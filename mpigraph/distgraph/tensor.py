@@ -58,7 +58,7 @@ class DistTensor:
     rows lie in memory and caches and travel as :attr:`storage_dtype`; they are read as :attr:`dtype`, and values that
     are written are rounded. Rows in 8 bits cannot be written.
 
-    Dropping the last reference frees the memory at the trainers' next collective call, once all have dropped it.
+    Once all trainers have dropped the last reference and their views, their next collective call frees the memory.
     """
 
     _upcast = True
@@ -410,8 +410,8 @@ class DistTensor:
 
         Several trainers may have the same local part, as in DGL. What is written through a view, the other ranks and
         samplers see after the trainers' next collective call (:meth:`DistGraph.barrier`). As long as a view is alive
-        the rows count as written at each such call, so edge weights are prepared anew each time: drop the view when
-        it is no longer needed.
+        the rows count as written at each such call, so edge weights are prepared anew each time, and their memory is
+        kept: drop the view when it is no longer needed.
 
         Raises:
             PartitionError: the part's rows are not next to each other in the memory of one local host, which they are
@@ -448,7 +448,7 @@ class DistTensor:
 
     @collective("trainers")
     def close(self) -> None:
-        """Free the rows now; later use of any handle to this tensor raises."""
+        """Free the rows now, or once no trainer has views of them; later use of any handle to this tensor raises."""
         handle = self.handle
         if handle.closed:
             return
@@ -458,6 +458,7 @@ class DistTensor:
         if handle.key is not None and held(handle.session, handle.key) is handle:
             del handle.session.handles[handle.key]
         handle.session.control.call(Operation.FREE, numbers=[handle.rows.number])
+        handle.session.control.drop(handle.rows.number)  # for a later call, if views are left
 
     def __repr__(self) -> str:
         stored = f", storage_dtype={self.storage_dtype}" if self.storage_dtype != self.dtype else ""

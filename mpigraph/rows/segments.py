@@ -38,6 +38,7 @@ class _Segment:
     Attributes:
         kind: the way it was allocated; see ``rows/service.py``.
         win: the window, locked for all ranks.
+        sizes: int64[H], bytes of each host.
         size: bytes of the largest host.
         holes: where a shared segment is free, ascending ``(begin, end)``; None for one of a single block.
     """
@@ -49,6 +50,7 @@ class _Segment:
         MPICH 4.0 with UCX begins a window at the multiple of 16 before the memory of ``Win.Create``.
         """
         self.kind = kind
+        self.sizes = sizes
         self.size = int(sizes.max(initial=0))
         # the first line stays free: so the self-test's block, the first of all, is read at a displacement, too
         self.holes = [(_ALIGNMENT, self.size)] if shared else None
@@ -156,15 +158,17 @@ class Segments:
             CollectiveError: MPI has no communicators left; on every rank.
         """
         exact = -(-sizes // _ALIGNMENT) * _ALIGNMENT
-        size = int(exact.max(initial=0))
+        size = max(int(exact.max(initial=0)), _ALIGNMENT)  # a block of no bytes would not keep its segment
+        has = (exact > 0) | (size <= _SMALL)  # a cache has memory on one host of each node
         held = sum(segment.size for segment in self._segments)
         if size <= max(_SMALL, held // _PART):
             for segment in self._segments:
-                if segment.kind == kind and (begin := segment.cut(size)) is not None:
+                fits = segment.kind == kind and not (has & (segment.sizes == 0)).any()
+                if fits and (begin := segment.cut(size)) is not None:
                     return Block(segment, begin, size)
             more = max(_LEAST, min(2 * held // _PART, max(_MOST, 2 * size))) + _ALIGNMENT
             with suppress(SharedMemoryError):  # on every rank
-                segment = self._add(kind, np.full(len(sizes), -(-more // _PAGE) * _PAGE), True, what)
+                segment = self._add(kind, has * (-(-more // _PAGE) * _PAGE), True, what)
                 return Block(segment, segment.cut(size) or 0, size)
         return Block(self._add(kind, exact, False, what), 0, size)
 

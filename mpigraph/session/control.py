@@ -5,7 +5,7 @@ same, and then the same handler on every rank. A trainer whose script went astra
 operations and the ranks, instead of a hang.
 
 Nothing communicates when the garbage collector drops a tensor or a loader: its number is noted, travels with the
-next call, and is freed once every trainer has dropped it.
+next call, and is freed once every trainer has dropped it. A trainer that has lent views of a tensor's rows has not.
 """
 
 import json
@@ -110,8 +110,13 @@ def _prepare_walks(store: Store, args: Arguments) -> Any:
 
 
 def _free(store: Store, args: Arguments) -> Any:
+    """Free tensors now, except those that trainers have lent views of: other tensors would take their memory."""
+    numbers = np.array(args["numbers"], np.int64)
     _retire(store, args["numbers"])
-    store.free(args["numbers"])
+    lent = np.array([number in store.tensors and store.tensors[number].lent for number in args["numbers"]], np.uint8)
+    store.world.comm.Allreduce(MPI.IN_PLACE, lent, op=MPI.MAX)
+    store.free(numbers[lent == 0].tolist())
+    store.free_derived(numbers[lent > 0].tolist())
 
 
 def _shut_down(store: Store, args: Arguments) -> Any:
@@ -302,7 +307,8 @@ class Control:
             if tensors[number].written:
                 marked.add(number)
                 written[number] = tensors[number].last_write
-        own = _Message(args, have, sorted(self._dropped), list(written))
+        dropped = [number for number in sorted(self._dropped) if number not in tensors or not tensors[number].lent]
+        own = _Message(args, have, dropped, list(written))
         replies = allgather_bytes(self._world.comm, json.dumps(own._asdict()).encode())
         messages = {reply: _Message(**json.loads(reply)) for reply in set(replies)}  # most ranks send the same
         self._store.advance(set().union(*(message.written for message in messages.values())), written)

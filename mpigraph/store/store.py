@@ -455,11 +455,17 @@ class Store:
         """Free tensors, channels and caches by number, in ascending order; unknown numbers were freed before."""
         kinds: tuple[dict[int, Any], ...] = (self.caches, self.channels, self.tensors)
         for number in sorted(numbers):
-            for key in [key for key in self._derived if key[1] == number]:
-                self._derived.pop(key).close()
+            self.free_derived([number])
             for kind in kinds:
                 if number in kind:
                     kind.pop(number).close()
+
+    @collective("world.comm")
+    def free_derived(self, numbers: Iterable[int]) -> None:
+        """Free the tables that were derived from tensors."""
+        for number in sorted(numbers):
+            for key in [key for key in self._derived if key[1] == number]:
+                self._derived.pop(key).close()
 
     @collective("world.comm")
     def close(self) -> None:

@@ -246,6 +246,34 @@ def test_local_partition_is_the_local_part(job: SharedJob, oracle) -> None:
     assert torch.equal(t[:], want[:, None].expand(-1, 2))
 
 
+@on_layouts([Layout(2, 0, 0), Layout(2, 0, 1), Layout(3, 1, 0)])
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_view_keeps_the_rows(job: SharedJob, oracle, closed: bool) -> None:
+    """Another tensor does not get the memory of a closed or dropped one as long as a trainer has a view of it."""
+    g = job.open(oracle(1 if job.layout.servers else 2))
+    tensors = g.session.store.tensors
+    before = len(tensors)
+    t = dist.DistTensor((NUM_NODES,), torch.float32)
+    view = t.local_partition if g.rank() == 0 else None
+    if closed:
+        t.close()
+        with pytest.raises(ClosedError):
+            t[[0]]
+    del t
+    g.barrier()
+    g.barrier()
+    assert len(tensors) == before + 1
+    second = dist.DistTensor((NUM_NODES,), torch.float32)
+    if view is not None:
+        view.fill_(7)
+    g.barrier()
+    assert not second[:].any()
+    del view, second
+    g.barrier()
+    g.barrier()
+    assert len(tensors) == before
+
+
 @on_layouts([Layout(3, 2, 0), Layout(2, 0, 1)])
 def test_no_local_partition_of_a_part_on_two_hosts(job: SharedJob, oracle) -> None:
     g = job.open(oracle(1))
