@@ -179,20 +179,53 @@ class TextFiles:
     def between_lines(self, own: Sequence[Piece], ranks: ReadingRanks) -> list[Piece]:
         """Return this rank's pieces, moved so that each begins and ends at the beginning of a line.
 
-        A line does not end between quotes, so all quotes before a piece are counted.
+        A line does not end between quotes, so all quotes before a piece are counted. One rank reads a file in which a
+        quote begins inside a field, as in ``5" pipe``: such a quote does not count, but only a parser sees that.
         """
         quotes = {}
         if ranks.exchange.size > 1:
-            quotes = {str(piece.file): sum(data.count(b'"') for _, data in self._bytes(piece)) for piece in own}
+            quotes = {str(piece.file): self._quotes(piece) for piece in own}
         counted = [gathered.note for gathered in ranks.gather(f"reading {self.paths[0]}", quotes)]
         pieces = []
         for file, *bounds in own:
-            before = sum(its.get(str(file), 0) for its in counted[: ranks.exchange.rank])
+            ends = (self._begins[file], self.pieces()[file].end)
+            numbers = [0, *np.cumsum([its.get(str(file), (0,))[0] for its in counted]).tolist()]
+            inside = [
+                its[str(file)][1 + before % 2]
+                for its, before in zip(counted, numbers, strict=False)
+                if str(file) in its
+            ]
+            if any(inside):
+                pieces += [Piece(file, *ends)] if bounds[0] == ends[0] else []
+                continue
             for number, at in enumerate(bounds):
-                if at not in (self._begins[file], self.pieces()[file].end):
-                    bounds[number] = self._next_line(file, at, (before + quotes.get(str(file), 0) * number) % 2 == 1)
+                if at not in ends:
+                    bounds[number] = self._next_line(file, at, numbers[ranks.exchange.rank + number] % 2 == 1)
             pieces.append(Piece(file, *bounds))
         return pieces
+
+    def _quotes(self, piece: Piece) -> tuple[int, bool, bool]:
+        """Count the quotes of a piece, and tell if one begins inside a field.
+
+        Returns:
+            The number; and whether one that follows an even number of quotes stands inside a field, if the piece begins
+            outside of quotes, and if it begins between quotes.
+        """
+        count, inside = 0, [False, False]
+        may_begin = np.frombuffer(f'{self._delimiter}"\n\r'.encode(), np.uint8)
+        before = b"\n"
+        if piece.begin > self._begins[piece.file]:
+            before = next(self._bytes(piece._replace(begin=piece.begin - 1, end=piece.begin)))[1]
+        for _, data in self._bytes(piece):
+            if b'"' in data:
+                values = np.frombuffer(before + data, np.uint8)
+                quotes = np.flatnonzero(values[1:] == ord('"'))
+                is_inside = ~np.isin(values[quotes], may_begin)
+                for parity in (0, 1):
+                    inside[parity] |= bool(is_inside[(parity + count) % 2 :: 2].any())
+                count += len(quotes)
+            before = data[-1:]
+        return count, inside[0], inside[1]
 
     def _next_line(self, file: int, at: int, is_quoted: bool) -> int:
         end = self.pieces()[file].end
@@ -223,7 +256,7 @@ class TextFiles:
         done = 0
         batch: Any = None
         try:
-            quotes = sum(data.count(b'"') for _, data in self._bytes(piece))
+            quotes, is_inside, _ = self._quotes(piece)
             stream = self._stream(piece)
             if stream is None:
                 return
@@ -248,7 +281,7 @@ class TextFiles:
             last: dict[str, str] = (
                 next(iter(batch.slice(batch.num_rows - 1).to_pylist()), {}) if batch is not None else {}
             )
-            if quotes % 2 and any("\n" in value for value in last.values()):
+            if quotes % 2 and (not is_inside or any("\n" in value for value in last.values())):
                 raise ValueError(f"row {self.first_row(piece) + done - 1}: {_UNENDED}")
         except UNREADABLE as error:
             match = None if isinstance(error, GraphDataError) else _ROW_OF_PIECE.search(str(error))

@@ -134,6 +134,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--nodes", "2,0"], "--nodes must be"),
         (["--nodes", "2,x"], "--nodes must be integers"),
         (["--model-ms", "-3"], "--model-ms must be milliseconds"),
+        (["--model-ms", "nan"], "--model-ms must be milliseconds"),
+        (["--model-ms", "2,inf"], "--model-ms must be milliseconds"),
+        (["--minibatches", "0"], "--minibatches must be an integer >= 1"),
+        (["--warm", "-1"], "--warm must be an integer >= 0"),
+        (["--simulated-nodes", "0"], "--simulated-nodes must be an integer >= 1"),
+        (["--memory", "much"], "--memory must be a size"),
+        (["--measured", "wrong.json"], "--measured"),
         (["--cache", "much"], "--cache must be a size"),
         (["--fanouts", "-2"], "--fanouts must be"),
         (["--machine", "wrong.json"], "--machine"),
@@ -144,4 +151,5 @@ def test_wrong_options(words: list[str], told: str, tmp_path: Path, capsys: pyte
     (tmp_path / "wrong.json").write_text('{"latency": "soon"}')
     words = [str(tmp_path / word) if word in ("wrong.json", ".") else word for word in words]
     assert main(["forecast", parts(tmp_path, 60, 2), "--batch-size", "10", *words]) == 2
-    assert told in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert told in err and "trainers on each" not in err  # before anything is simulated

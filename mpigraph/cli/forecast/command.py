@@ -91,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
         for trainers in _numbers("--trainers", arguments.trainers)
     ]
     model = _model(arguments)
+    _check(arguments)
+    measured = list(_scaling(arguments.measured))
     configs = {config.num_parts: config for config in map(PartConfig.read, arguments.part_configs)}
     if len({config.graph_name for config in configs.values()}) > 1:
         raise PartitionError("PARTS must be of one graph, each in another number of parts")
@@ -121,10 +123,24 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(forecast) for forecast in forecasts], indent=1), flush=True)
     else:
-        notes += _scaling(arguments.measured)
+        notes += measured
         memory = None if arguments.memory is None else as_bytes(arguments.memory)
         print("\n".join([*_as_text(forecasts, best, memory), *dict.fromkeys(notes)]), flush=True)
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Check the options that are read only after the graph, which takes long."""
+    _numbers("--fanouts", arguments.fanouts, -1)
+    sizes = {"--memory": arguments.memory, "--cache": arguments.cache}
+    for option, size in sizes.items():
+        if size not in (None, "none", "best"):
+            _size(option, size)
+    counts = {"batch_size": 1, "minibatches": 1, "warm": 0, "simulated_nodes": 1}
+    for name, least in counts.items():
+        check_integer(f"--{name.replace('_', '-')}", getattr(arguments, name), least)
+    if arguments.machine is not None:
+        Machine.read(arguments.machine, 1.0)
 
 
 def _numbers(option: str, text: str, least: int = 1) -> list[int]:
@@ -149,7 +165,7 @@ def _model(arguments: argparse.Namespace) -> Model:
             times = [float(word) / 1e3 for word in arguments.model_ms.split(",")]
         except ValueError:
             times = [-1.0]
-        if min(times) < 0:
+        if not all(0 <= seconds < np.inf for seconds in times):
             raise InvalidArgumentError(f"--model-ms must be milliseconds such as 80 (got {arguments.model_ms!r})")
         return Model(times, False, gradients)
     if arguments.report:
@@ -191,12 +207,12 @@ def _note(nodes: int, parts: int) -> Iterator[str]:
 
 def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.Namespace) -> Forecast:
     fanouts = _numbers("--fanouts", arguments.fanouts, -1)
-    batch_size = check_integer("--batch-size", arguments.batch_size, 1)
+    batch_size = arguments.batch_size
     row_bytes = sum(nbytes for _, _, nbytes in graph.features)
     sizes = plan(graph.config, cluster.nodes, cluster.trainers + cluster.servers)
     limit = None if arguments.memory is None else max(_size("--memory", arguments.memory) - sizes.memory(False), 0) // 2
     work = Workload(fanouts, batch_size, None)
-    at = np.linspace(0, cluster.nodes - 1, min(max(arguments.simulated_nodes, 1), cluster.nodes)).astype(int).tolist()
+    at = np.linspace(0, cluster.nodes - 1, min(arguments.simulated_nodes, cluster.nodes)).astype(int).tolist()
     simulate(graph, cluster, work, nodes=[0], minibatches=1)  # loads the kernels, whose time would count
 
     def cached(slots: int | None) -> _Cached:
