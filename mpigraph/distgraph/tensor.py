@@ -411,7 +411,7 @@ class DistTensor:
         Several trainers may have the same local part, as in DGL. What is written through a view, the other ranks and
         samplers see after the trainers' next collective call (:meth:`DistGraph.barrier`). As long as a view is alive
         the rows count as written at each such call, so edge weights are prepared anew each time, and their memory is
-        kept: drop the view when it is no longer needed.
+        kept: drop the view when it is no longer needed. It ends with the job (``exit_client``): take a copy before.
 
         Raises:
             PartitionError: the part's rows are not next to each other in the memory of one local host, which they are
