@@ -128,6 +128,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert (one["messages"] > 0) == (one["nodes"] > 1)
 
 
+def test_more_trainers_than_seeds(tmp_path: Path) -> None:
+    graph = graph_of(parts(tmp_path, 6, 1))
+    assert len(graph.seeds) <= 6
+    made = simulate(graph, Cluster(2, 8, 1), Workload([2], 5, None), minibatches=3, epochs=1 << 40)
+    assert {m.trainer for m in made} == set(range(len(graph.seeds)))
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -170,6 +170,8 @@ class Graph:
             )
             read_rows(files, which, name, offsets, 0, mask)
         self.seeds: I64 = np.flatnonzero(mask)
+        if not len(self.seeds):
+            raise InvalidArgumentError(f"{config.path}: there are no seeds (nodes of train_mask, or all without one)")
         self.features = [
             (t, name, storage_dtype(info.stored).itemsize * int(np.prod(info.shape)))
             for t, ntype in enumerate(schema.ntypes)
@@ -505,4 +507,9 @@ def simulate(
 
 def _epochs(trainer: _Trainer, epochs: int) -> Iterator[Minibatch]:
     for epoch in range(epochs):
-        yield from trainer.epoch(epoch)
+        made = 0
+        for minibatch in trainer.epoch(epoch):
+            made += 1
+            yield minibatch
+        if not made:  # a trainer without seeds
+            return
