@@ -507,9 +507,9 @@ def simulate(
 
 def _epochs(trainer: _Trainer, epochs: int) -> Iterator[Minibatch]:
     for epoch in range(epochs):
-        made = 0
+        count = 0
         for minibatch in trainer.epoch(epoch):
-            made += 1
+            count += 1
             yield minibatch
-        if not made:  # a trainer without seeds
+        if not count:  # a trainer without seeds
             return
