@@ -160,6 +160,8 @@ class Session:
         "world",
     )
     running: ClassVar["Session | None"] = None
+    servers_ended: ClassVar[bool] = False
+    """True once a job of all ranks with servers is over, whose processes ended with it."""
 
     def __init__(self, store: Store, control: Control, num_threads: int = 1) -> None:
         self.store = store
@@ -388,10 +390,10 @@ def initialize(
             none). It has the sums of everything, the last 4,096 spans of each thread and the last 1,000 steps.
 
     Raises:
-        InvalidArgumentError: called again with other arguments, an argument or its variable out of range, ``RANK`` or
-            ``WORLD_SIZE`` set to something else than the job's, a node would have no trainer, or the report's folder
-            cannot be written to; on every rank. Or a launcher started several processes that MPI does not connect; on
-            the first of them.
+        InvalidArgumentError: called again with other arguments, or after a job whose servers have ended; an argument or
+            its variable out of range, ``RANK`` or ``WORLD_SIZE`` set to something else than the job's, a node would
+            have no trainer, or the report's folder cannot be written to; on every rank. Or a launcher started several
+            processes that MPI does not connect; on the first of them.
         SystemExit: on a server, when the job is over; on processes that MPI does not connect, except the first.
 
     While the job runs, a call with the same arguments does nothing, as when a cell of a notebook is run again. After an
@@ -413,6 +415,10 @@ def initialize(
         _leave(session)
     if comm is not None and not isinstance(comm, MPI.Intracomm):
         raise InvalidArgumentError(f"comm must be an mpi4py.MPI.Intracomm (got {comm!r})")
+    if comm is None and Session.servers_ended:
+        raise InvalidArgumentError(
+            "this job's servers have ended, as they do at exit_client(): start another job, or both with num_servers=0"
+        )
     everyone = job_comm(comm)
     try:
         seed = check_seed(seed)
@@ -586,4 +592,6 @@ def _leave(session: Session) -> None:
         session.saver.finish()  # the job fails if its last checkpoint does
     session.close()  # if it raises, as the others are in another call, the job goes on
     Session.running = None
+    world = session.world
+    Session.servers_ended |= session.arguments["comm"] is None and world.size > len(world.trainer_ranks)
     atexit.unregister(_exit_at_exit)

@@ -54,6 +54,13 @@ def test_a_job_says_nothing_when_it_ends(tmp_path, oracle, end: str, per_node: s
     assert not re.sub(SAYS.format("True"), "", said).strip(), output
 
 
+def test_a_job_whose_servers_have_ended_cannot_start_again(tmp_path, oracle) -> None:
+    """The trainers would wait for them for ever."""
+    body = "dist.exit_client()\ndist.initialize()\n"
+    status, output, _ = run_script(tmp_path, oracle(2), body, ranks=2)
+    assert status == 1 and "InvalidArgumentError: this job's servers have ended" in output, output
+
+
 @pytest.mark.slow
 def test_bad_weights_at_the_end_do_not_keep_the_job(tmp_path, oracle) -> None:
     """The tables of edge weights that were written are not made anew only to be freed."""
