@@ -9,7 +9,7 @@
 
 Every host has a trainer and a server, and the network is ``tests/support/wire.py``: all of them share the cores of this
 machine, which the forecast is told. A step waits for a minibatch with its rows, sleeps for as long as a model on a
-device would take, and sums gradients. ``calibrate`` measures on two hosts and two networks, neither of them among the
+device would take, and sums gradients. ``calibrate`` measures on two hosts and four networks, none of them among the
 nine, and fits the processor time of messages, bytes and minibatches.
 """
 
@@ -32,11 +32,11 @@ HOSTS = (2, 3, 4)
 LATENCIES = (0.0005, 0.002, 0.005)  # seconds
 RATES = (1e8, 3e8, 1e9)  # bits a second
 NETWORKS = tuple(itertools.product(LATENCIES, RATES))
-CALIBRATION = ((0.0002, 2e9), (0.003, 2e8))
+CALIBRATION = ((0.0002, 2e9), (0.001, 6e8), (0.003, 2e8), (0.008, 1.5e8))
 GRAPHS = {"generated": 300, "computers": 200}  # and seeds of a minibatch
 CACHES = {"none": 0, "cache": 0.2}  # share of all rows
 FANOUTS, MODEL, GRADIENTS = (10, 25), 0.005, 100_000
-WARM, SKIPPED, STEPS = 30, 6, 24
+WARM, SKIPPED, STEPS = 30, 6, 48
 
 
 def main():
@@ -125,7 +125,7 @@ def simulated(folder, hosts, graph, cache):
 
 
 def calibrate(args):
-    """Fit the machine to two networks of two hosts."""
+    """Fit the machine to four networks of two hosts."""
     from mpigraph.cli.forecast.timing import Machine
 
     folder, path = args.paths
@@ -134,11 +134,11 @@ def calibrate(args):
     best, machine = np.inf, Machine(cores=os.cpu_count(), shared_cores=True)
     tried = {
         "handshake": (8 << 10, 16 << 10, 64 << 10, 1 << 20),
-        "message": (2e-5, 5e-5, 1e-4, 2e-4),
-        "byte": (3e-10, 1e-9, 2e-9, 4e-9),
-        "minibatch": (0.0, 5e-4, 1e-3, 2e-3, 4e-3),
-        "rows": (1e9, 2e9, 4e9),
-        "speed": (0.5, 0.7, 1.0),
+        "message": (5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 4e-4),
+        "byte": (1e-10, 3e-10, 6e-10, 1e-9, 2e-9, 4e-9),
+        "minibatch": (0.0, 1e-3, 2e-3, 4e-3, 6e-3, 8e-3, 1.2e-2),
+        "rows": (1e9, 2e9, 4e9, 8e9),
+        "speed": (0.25, 0.35, 0.5, 0.7, 1.0),
     }
     for _ in range(3):  # one field after the other
         for name, values in tried.items():
