@@ -62,6 +62,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 FILES = 60  # so many more than at the start may be open at the end: of pools of threads, of groups of ranks
 CASES = 3  # of so many cases of a test the suite has one on each layout of several ranks, and all on one rank
+ASKS_FOR_RANKS = re.compile(r"""def \w+\([^)]*\b(comm|layout|job|shared_job)\b|["'](comm|layout|shared_job)["']""")
 FAILED = pytest.StashKey[bool]()
 JOBS = {
     "checkpoint",
@@ -109,6 +110,13 @@ def pytest_configure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if WORLD.rank != 0 and reporter is not None:
         config.pluginmanager.unregister(reporter)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no module of which ``--together`` leaves nothing: none of its tests asks for ranks."""
+    if config.option.together and collection_path.name.startswith("test_"):
+        return None if ASKS_FOR_RANKS.search(collection_path.read_text()) else True
+    return None
 
 
 def params_of(item: pytest.Item) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from gradients import embedding
-from jobs import cannot_mount, clean_environment, mpiexec, run_job, with_file_system
+from jobs import cannot_mount, clean_environment, run_job, warm_python, with_file_system
 from layouts import SharedJob, alone, needs_threads, several
 
 from mpigraph import checkpoint
@@ -257,7 +256,7 @@ def test_a_full_disk(oracle, tmp_path: Path) -> None:
     disk.mkdir()
     script = tmp_path / "script.py"
     script.write_text(FULL.format(path=oracle(2), disk=str(disk)))
-    command = [*with_file_system(disk, "2m"), *mpiexec(1), sys.executable, script]  # a warm one does not see the disk
+    command = [*with_file_system(disk, "2m"), *warm_python(), script]
     done = run_job(command, clean_environment())
     assert done.status == 0, done.output
     assert done.stdout.count("lacks space") == 2, done.output

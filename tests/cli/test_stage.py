@@ -4,7 +4,6 @@ import fcntl
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -245,7 +244,7 @@ def test_the_command_does_not_stage_where_the_parts_are(oracle, run_stage: Calla
 def test_a_full_disk_is_one_error(oracle, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     disk = with_file_system(tmp_path / "disk", "4k")
-    start = [*disk, *mpiexec(2), sys.executable, "-m", "mpigraph", "stage"]  # the warm Python does not see the disk
+    start = [*disk, *mpiexec(2), *warm_python(), "-m", "mpigraph", "stage"]
     words = [oracle(2), "--to", tmp_path / "disk" / "a"]
     done = run_job([*start, *words], clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "1"})
     assert done.status == 2 and done.stderr.count("error: ") == 1, done.stderr

@@ -148,7 +148,7 @@ def test_quickstart_on_two_nodes_with_disks_of_their_own(tmp_path: Path) -> None
     first.mkdir()
     second.mkdir()
     mount = f'mount --make-rprivate / && mount --bind "{second}" "{first}" && exec "$@"'
-    python = ["env", f"TMPDIR={first}", *TWO_NODES, sys.executable, EXAMPLES / "quickstart.py"]
+    python = ["env", f"TMPDIR={first}", *TWO_NODES, *warm_python(), EXAMPLES / "quickstart.py"]
     output = run(launcher(), "-n", 2, *python, ":", "-n", 2, "unshare", "--mount", "sh", "-c", mount, "sh", *python)
     (accuracy,) = numbers(r"^epoch 4  loss [\d.]+  test accuracy ([\d.]+)", output)
     assert accuracy > 0.75, output

@@ -98,7 +98,7 @@ def test_three_layers_equal_the_whole_graph(job: SharedJob, oracle) -> None:
         layers = [make(a, b) for a, b in SIZES]
         layers[1].eval()
         wanted = in_float64(layers, graph, x[:].double())
-        found = layerwise(g, layers, x, batch_size=7)
+        found = layerwise(g, layers, x, batch_size=7 if job.trainers.size == 1 else 17)  # of 101
         on_all(job.trainers, close(found[:], wanted), kind)
         assert [layer.training for layer in layers] == [True, False, True]
     assert torch.is_grad_enabled()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from jobs import cannot_mount, clean_environment, mpiexec, run_job, with_file_system
+from jobs import cannot_mount, clean_environment, mpiexec, run_job, warm_python, with_file_system
 from layouts import Job, alone
 from oracle import NAME, NUM_NODES
 
@@ -125,7 +125,7 @@ def test_a_process_may_map_what_its_limit_leaves() -> None:
 def test_a_small_shared_memory_is_an_error_and_no_bus_error(tmp_path: Path, oracle) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(columns=BIG // NUM_NODES))
-    command = [*with_file_system("/dev/shm", "64m"), *mpiexec(3), sys.executable, script, oracle(2)]
+    command = [*with_file_system("/dev/shm", "64m"), *mpiexec(3), *warm_python(), script, oracle(2)]
     done = run_job(command, clean_environment())
     assert done.status == 0, done.output
     pattern = (

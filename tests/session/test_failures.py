@@ -133,9 +133,13 @@ LEAVING = {
 
 
 @pytest.mark.parametrize(
-    "elsewhere", ["g.barrier()", pytest.param("time.sleep(300)", marks=pytest.mark.slow)], ids=["barrier", "elsewhere"]
+    ("how", "elsewhere"),
+    [
+        ("raise", "g.barrier()"),
+        pytest.param("all", "g.barrier()", marks=pytest.mark.slow),
+        pytest.param("exit", "time.sleep(300)", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("how", ["raise", *(pytest.param(how, marks=pytest.mark.slow) for how in ("all", "exit"))])
 def test_an_error_that_passes_exit_client_ends_the_job(tmp_path: Path, oracle, how: str, elsewhere: str) -> None:
     body = f"{HURRY}try:\n    {LEAVING[how]}\n    {elsewhere}\nfinally: dist.exit_client()"
     status, output, seconds = run_script(tmp_path, oracle(2), body)
@@ -302,13 +306,6 @@ g.barrier()
     status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=4, **env)
     assert status != 0 and seconds < SOON and "survived" not in output
     assert "uncaught exception on trainer 1/2 (rank 2)" in output and "no memory for the requests" in output
-
-
-@pytest.mark.slow
-def test_a_killed_rank_ends_the_job(tmp_path: Path, oracle) -> None:
-    body = "if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\ng.barrier()"
-    status, _, seconds = run_script(tmp_path, oracle(2), body)
-    assert status != 0 and seconds < SOON
 
 
 def test_a_failing_server_ends_the_job(tmp_path: Path, oracle) -> None:

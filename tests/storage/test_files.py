@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import cannot_mount, clean_environment, run_job, with_file_system
+from jobs import cannot_mount, clean_environment, run_job, warm_python, with_file_system
 
 from mpigraph.errors import StorageError
 from mpigraph.storage.files import NewFile, check_space, open_regular, read_text, temporary_name
@@ -126,7 +126,7 @@ for _ in range(3):
 def test_a_full_disk_is_one_error(tmp_path: Path, space: str) -> None:
     """HDF5 cannot close a file that it cannot write: it prints dozens of lines, and dies by a signal at exit."""
     (tmp_path / "disk").mkdir()
-    command = [*with_file_system(tmp_path / "disk", "3500k"), sys.executable, "-c", FULL_DISK, tmp_path / "disk", space]
+    command = [*with_file_system(tmp_path / "disk", "3500k"), *warm_python(), "-c", FULL_DISK, tmp_path / "disk", space]
     done = run_job(command, clean_environment())
     assert done.status == 0 and done.stderr == "", done.output
     lines = done.stdout.splitlines()

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import pytest
 from mpi4py import MPI
 
+from mpigraph.cli.main import main
+
 DEADLINE = float(os.environ.get("MPIGRAPH_TEST_DEADLINE", "300"))  # seconds of a test
 SLOW = 3  # times the deadline, for tests that are marked slow
 SOON = 0.7 * DEADLINE  # seconds in which a job ends that does not hang, on a busy machine, too
@@ -184,6 +186,13 @@ def run_script(
     script.write_text(before + PRELUDE.format(servers=servers, path=path) + body)
     done = run_job([*mpiexec(ranks), *warm_python(), script], clean_environment() | env, seconds)
     return done.status, done.output, done.seconds
+
+
+def generated(where: Path, sizes: str, parts: str) -> Path:
+    """Write a random graph by the commands, in this process; return the path of its configuration."""
+    for words in (f"generate {sizes} -o {where}/data", f"partition {where}/data {parts} --name S -o {where}"):
+        assert main(words.split()) == 0
+    return where / "S.json"
 
 
 def wait_for(paths: Sequence[Path], seconds: float = DEADLINE / 2) -> bool:

@@ -134,15 +134,15 @@ def leave_to(layout: Layout | None, module: str, chosen: list[Layout]) -> str | 
     """Name the marker of a layout that the suite leaves out for the tests of a module; None where it runs.
 
     The first and the last layout run always; but where tests run on each of :data:`API`, one half of the modules has
-    its second layout in place of the last, with Open MPI the other half. Slow tests have both. Of the layouts between
-    them each module leaves half to Open MPI ("elsewhere"), which leaves the other half to MPICH; of those of
+    its second layout in place of the last, with Open MPI the other half: "elsewhere". Of the layouts between
+    them each module leaves half to Open MPI, which leaves the other half to MPICH; of those of
     :data:`LAYOUTS` a third to each, and a third is a study. Of what is left the suite has a quarter, with Open MPI
     half, and the slow tests the rest.
     """
     others = LAYOUTS[1:-1]
     number = zlib.crc32(module.encode())
-    if chosen == API and (number // 8 + OPEN_MPI) % 2 and layout in (API[1], API[-1]):
-        return None if layout == API[1] else "slow"
+    if chosen == API and layout in (API[1], API[-1]):
+        return None if layout == API[-1 if (number // 8 + OPEN_MPI) % 2 == 0 else 1] else "elsewhere"
     if layout not in others:
         return None
     rest, whose = divmod(number + others.index(layout), 2 if chosen == API else 3)

@@ -2,17 +2,21 @@
 
 It runs without MPI. :mod:`zygote_rank` is what a launcher starts in place of ``python``: it sends its arguments, its
 environment, its directory and its open files here, and ends as the process ends that is forked for it. That process
-runs the script as ``__main__`` does, imports the library itself, and meets MPI as if the launcher had started it, by
-the files that it was given.
+enters the namespaces of who asked, runs the script as ``__main__`` does, imports the library itself, and meets MPI as
+if the launcher had started it, by the files that it was given.
 """
 
 import array
+import ctypes
+import gc
 import json
 import os
 import select
 import signal
 import socket
+import struct
 import sys
+import tempfile
 import types
 from typing import Any
 
@@ -29,6 +33,8 @@ def preload() -> None:
     from mpigraph.kernels import warm_up
 
     warm_up()
+    gc.collect()
+    gc.freeze()  # no rank looks at all of this, and copies its memory, whenever it collects rubbish, as at its end
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -65,6 +71,7 @@ def serve(path: str) -> tuple[dict[str, Any], list[int]]:
 def watch_over(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Fork a rank, return in it, and tell how it ends; it ends with who asked for it."""
     job, files = receive(connection)
+    job["pid"], _, _ = struct.unpack("iii", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     pid = os.fork()
     if pid == 0:
         connection.close()
@@ -72,20 +79,32 @@ def watch_over(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     for number in files:
         os.close(number)
     end = os.pidfd_open(pid)
+    connection.send(b"%d\n" % pid)
     ready, _, _ = select.select([end, connection], [], [])
     if end not in ready:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     try:
-        connection.send(str(status).encode())
+        connection.send(b"%d\n" % status)
     except OSError:
         pass  # whoever asked is gone
     os._exit(0)
 
 
+def enter(pid: int) -> None:
+    """Enter the namespaces of a process: its network, its name, its shared memory, its file systems."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name in ("net", "uts", "ipc", "mnt"):
+        theirs, ours = f"/proc/{pid}/ns/{name}", f"/proc/self/ns/{name}"
+        if os.readlink(theirs) != os.readlink(ours):
+            with open(theirs, "rb") as namespace:
+                assert libc.setns(namespace.fileno(), 0) == 0, os.strerror(ctypes.get_errno())
+
+
 def become(job: dict[str, Any], files: list[int]) -> tuple[types.CodeType, dict[str, Any]]:
     """Make this process the one that the launcher meant to start; return its script and the names in it."""
     os.setsid()
+    enter(job["pid"])
     aside = [os.dup2(number, MOST + i) for i, number in enumerate(files)]
     os.closerange(0, MOST)
     for number, at in zip(aside, job["files"], strict=True):
@@ -95,11 +114,13 @@ def become(job: dict[str, Any], files: list[int]) -> tuple[types.CodeType, dict[
     os.environ.clear()
     os.environ.update(job["environment"])
     os.chdir(job["directory"])
+    tempfile.tempdir = None  # read TMPDIR again
     sys.stdin = open(0, closefd=False)
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
-    first, *rest = job["arguments"]
+    arguments = job["arguments"]
+    first, *rest = arguments[1:] if arguments[0] == "-u" else arguments  # lines are written at once
     if first == "-c":
         sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
         source = rest[0]

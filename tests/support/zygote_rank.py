@@ -1,10 +1,15 @@
-"""Stands in for a rank that a zygote forks: ``python -I -S zygote_rank.py SOCKET`` and what follows ``python``."""
+"""Stands in for a rank that a zygote forks: ``python -I -S zygote_rank.py SOCKET`` and what follows ``python``.
+
+It passes on signals, and ends as the rank does.
+"""
 
 import json
 import os
+import signal
 import socket
 import sys
 from array import array
+from contextlib import suppress
 
 connection = socket.socket(socket.AF_UNIX)
 connection.connect(sys.argv[1])
@@ -21,9 +26,21 @@ text = json.dumps(job).encode()
 data = b"%d\n%s" % (len(text), text)
 sent = connection.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))])
 connection.sendall(data[sent:])
-answer = connection.recv(16)
-assert answer, "the zygote is gone"
-status = int(answer)
+answers = connection.makefile()
+rank = int(answers.readline() or sys.exit("the zygote is gone"))
+
+
+def pass_on(number: int, _: object) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(rank, number)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+for number in SIGNALS:
+    signal.signal(number, pass_on)
+status = int(answers.readline())
+for number in SIGNALS:
+    signal.signal(number, signal.SIG_DFL)
 if os.WIFSIGNALED(status):
     os.kill(os.getpid(), os.WTERMSIG(status))
 os._exit(os.WEXITSTATUS(status))
