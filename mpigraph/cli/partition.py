@@ -240,9 +240,11 @@ def _print_result(result: PartitionResult, method: str) -> None:
     print(f"edges cut: {report['edges_cut']} ({report['edge_cut_fraction']:.1%})")
     for name, balance in report["balance"].items():
         print(f"largest part / mean, {printable(name)}: {balance:.3f}")
-    for title, error in report.get("int8", {}).items():
-        share = f", {error['error'] / error['std']:.2%} of its standard deviation" if error["std"] else ""
-        print(f"int8, {printable(title)}: errors of at most {error['error']:.4g} in column {error['column']}{share}")
+    for title, columns in report.get("int8", {}).items():
+        errors, stds = columns["errors"], columns["stds"]
+        worst = max(range(len(errors)), key=lambda column: errors[column] / stds[column] if stds[column] else 0)
+        share = f", {errors[worst] / stds[worst]:.2%} of its standard deviation" if stds[worst] else ""
+        print(f"int8, {printable(title)}: errors of at most {errors[worst]:.4g} in column {worst}{share}")
 
 
 def _feat_dtype(texts: list[str]) -> FeatDtype:

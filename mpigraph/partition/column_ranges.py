@@ -7,7 +7,6 @@ of 0 and 1, and the lowest and the highest 1 % of the others, which must be at l
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.narrow import StoredForm
 from mpigraph.storage.part_config import FeatureInfo
 
-__all__ = ["ColumnError", "measured_form"]
+__all__ = ["measured_form"]
 
 _MOST_LOST = 1 / 64
 _FEWEST = 20  # numbers that can tell
@@ -29,22 +28,11 @@ Chunks = Callable[[], Iterable[tuple[int, Array]]]
 """Yields ``(first row, rows)``: a rank's share of the rows of a feature, some MiB at a time."""
 
 
-class ColumnError(NamedTuple):
-    """The column of a feature that int8 changes most, beside its standard deviation.
-
-    column: its number in a row.  error: half a level.  std: the standard deviation in the rows that were sampled.
-    """
-
-    column: int
-    error: float
-    std: float
-
-
 @collective("ranks")
 def measured_form(
     title: str, like: FeatureInfo, count: int, chunks: Chunks, place: Callable[[int], str], exchange: Exchange
-) -> tuple[StoredForm, ColumnError | None]:
-    """Return the int8 form of a feature, the same on every rank, and its largest error; None if it has no numbers.
+) -> tuple[StoredForm, Array]:
+    """Return the int8 form of a feature, and float64[columns], standard deviations in a sample; the same on every rank.
 
     Args:
         title: names the feature in messages.
@@ -60,7 +48,7 @@ def measured_form(
     dtype = np.dtype(like.dtype)
     columns = int(np.prod(like.shape))
     if not count or not columns:
-        return StoredForm("int8", np.zeros((2, *like.shape), dtype)), None
+        return StoredForm("int8", np.zeros((2, *like.shape), dtype)), np.zeros(columns)
     size = max(_FEWEST_SAMPLED, min(_SAMPLE, _SAMPLE_BYTES // (columns * dtype.itemsize)))
     sampled = np.unique(np.linspace(0, count - 1, size, dtype=np.int64))
     low = np.full(columns, np.inf, dtype)
@@ -84,11 +72,7 @@ def measured_form(
     form = StoredForm("int8", np.stack([low, high]).reshape(2, *like.shape))
     with exchange.together(f"measuring int8 of {title}"):
         _check(title, low.astype(np.float64), high.astype(np.float64), form, rows)
-    step = form.step.reshape(-1).astype(np.float64)
-    std = rows.std(0, dtype=np.float64)
-    relative = np.divide(step, std, out=np.zeros(columns), where=std > 0)
-    worst = int(relative.argmax())
-    return form, ColumnError(worst, float(step[worst]) / 2, float(std[worst]))
+    return form, rows.std(0, dtype=np.float64)
 
 
 def _check(title: str, low: Array, high: Array, form: StoredForm, rows: Array) -> None:

@@ -200,7 +200,7 @@ class Leftovers:
         path = self._record_path(word, part)
         try:
             content = json.loads(read_text(path))
-            written = WrittenPart(content["seals"], content["num_edges"], content["num_cut"])
+            written = WrittenPart(content["seals"], content["num_edges"], content["num_cut"], content["errors"])
             if content["checksum"] == _checksum(word, part, written):
                 return written
         except FileNotFoundError:

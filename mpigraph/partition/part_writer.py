@@ -34,11 +34,13 @@ class WrittenPart(NamedTuple):
     """The record of a written part, in JSON's types.
 
     seals: by the keys of the configuration.  num_edges: of each relation.  num_cut: edges from other parts' nodes.
+    errors: the largest error of each column of features that became int8, as far as they were rounded by then.
     """
 
     seals: dict[str, str]
     num_edges: list[int]
     num_cut: int
+    errors: dict[str, list[float]]
 
 
 class PartWriter:
@@ -82,7 +84,8 @@ class PartWriter:
                 if relation_id not in shared:
                     num_cut += self._write_relation(graph, feats, relation_id, part)
         seals = {"part_graph": graph.seal, "edge_feats": feats.seal, "node_feats": node_feats.seal}
-        return WrittenPart(seals, [self._arrivals.num_edges(relation_id, part) for relation_id in relations], num_cut)
+        num_edges = [self._arrivals.num_edges(relation_id, part) for relation_id in relations]
+        return WrittenPart(seals, num_edges, num_cut, {})
 
     def _write_nodes(self, graph: ShardWriter, feats: ShardWriter, ntype_id: int, part: int) -> None:
         ntype = self._source.schema.ntypes[ntype_id]

@@ -35,7 +35,6 @@ from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
-from mpigraph.partition.column_ranges import ColumnError
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
 from mpigraph.partition.metis import metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
@@ -68,7 +67,7 @@ from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import check_space
 from mpigraph.storage.format import index_dtype, node_orig_ids_name, storage_dtype
-from mpigraph.storage.narrow import FeatDtype, narrowed
+from mpigraph.storage.narrow import FeatDtype, StoredForm, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
 
 __all__ = ["PartitionResult", "partition_source"]
@@ -80,7 +79,8 @@ class PartitionResult:
 
     Attributes:
         config_path: the configuration file.
-        report: edge cut, balance, and the largest errors of features stored as int8.
+        report: edge cut, balance, and of features that became int8 each column's largest error
+            and standard deviation.
     """
 
     config_path: Path
@@ -182,7 +182,7 @@ def partition_source(
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
         method = Method(part_method, int(num_parts), int(seed), objtype, recursive, bool(balance_edges))
         check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, node_order, resume)
-        source, errors = narrowed_source(source, infos, exchange)
+        source, levels = narrowed_source(source, infos, exchange)
         run = _Run(
             source,
             graph_name,
@@ -195,7 +195,7 @@ def partition_source(
             scratch or Scratch(out),
             progress or silent,
             bool(resume),
-            errors,
+            levels,
         )
         return run.make()
 
@@ -215,7 +215,7 @@ class _Run:
     scratch: Scratch
     progress: Progress
     resume: bool
-    errors: Mapping[str, ColumnError]
+    levels: Mapping[str, tuple[StoredForm, Array]]  # of features that become int8, and columns' standard deviations
     bounds: I64 = field(init=False)  # int64[ranks + 1], the nodes that each rank owns
     left: Leftovers = field(init=False)
     took_assignment: bool = field(init=False, default=False)
@@ -417,6 +417,8 @@ class _Run:
         """Relabel and write the incomplete parts, and record each; return those of this rank."""
         arrivals = Arrivals(self.source, numbering, done, self.scratch)
         arrivals.receive(self.progress)
+        for form, _ in self.levels.values():  # rows that traveled were rounded by their senders
+            form.errors = self.exchange.gather(form.errors[None]).max(0)
         give_back()
         writer = PartWriter(arrivals, self.graph_name, identity, self.out)
         missing = [part for part in arrivals.parts if not done[part]]
@@ -424,7 +426,9 @@ class _Run:
         with self.exchange.together("writing the parts"):
             for part in missing:
                 self.progress("write parts", len(written), len(missing))
-                written[part] = writer.write(part)
+                about = writer.write(part)
+                errors = {title: form.errors.tolist() for title, (form, _) in self.levels.items()}
+                written[part] = about._replace(errors=errors)
                 self.left.write_record(word, part, written[part])
             self.progress("write parts", len(missing), len(missing))
         arrivals.close()
@@ -434,15 +438,19 @@ class _Run:
         self, identity: str, numbering: Numbering, written: Mapping[int, WrittenPart], balance: Mapping[str, float]
     ) -> PartitionResult:
         """Gather the records of all parts, and write the configuration with the edge cut and the balance."""
-        own = json.dumps([(part, *about) for part, about in written.items()])
+        own = json.dumps([(part, *about._replace(errors={})) for part, about in written.items()])
         records: dict[int, WrittenPart] = {}
         for data in self.exchange.gather_bytes(own.encode()):
             records |= {part: WrittenPart(*about) for part, *about in json.loads(data)}
         cut = sum(about.num_cut for about in records.values())
         fraction = cut / max(sum(self.source.edge_counts), 1)
-        report = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": round(fraction, 4)}
-        if self.errors:
-            report["int8"] = {title: error._asdict() for title, error in self.errors.items()}
+        report: dict[str, Any] = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": round(fraction, 4)}
+        if self.levels:
+            report["int8"] = {}
+            for title, (form, stds) in self.levels.items():
+                of_parts = np.array([form.errors, *(about.errors[title] for about in written.values())])
+                errors = self.exchange.gather(of_parts.max(0, keepdims=True)).max(0)
+                report["int8"][title] = {"errors": errors.tolist(), "stds": stds.tolist()}
         config = self.config_of(identity, numbering, records, report)
         with self.exchange.together("writing the configuration"):
             path = config.write(self.out) if self.exchange.rank == 0 else self.out / f"{self.graph_name}.json"
@@ -454,7 +462,7 @@ class _Run:
         self, identity: str, numbering: Numbering, records: Mapping[int, WrittenPart], report: Mapping[str, Any]
     ) -> PartConfig:
         """Return the configuration; parts without a record have no edges and no seals."""
-        unknown = WrittenPart({}, [0] * len(self.source.edges), 0)
+        unknown = WrittenPart({}, [0] * len(self.source.edges), 0, {})
         about = [records.get(part, unknown) for part in range(self.method.num_parts)]
         num_edges = np.array([unknown.num_edges, *(known.num_edges for known in about)], np.int64)
         node_features, edge_features = feature_infos(self.source)

@@ -11,7 +11,7 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, check_name, relation_key
-from mpigraph.partition.column_ranges import ColumnError, measured_form
+from mpigraph.partition.column_ranges import measured_form
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, RowError, place_of, release
 from mpigraph.storage.format import logical_dtype, shared_relations, storage_dtype
@@ -263,7 +263,7 @@ def feature_infos(source: GraphSource) -> tuple[FeatureInfos, FeatureInfos]:
 @collective("ranks")
 def narrowed_source(
     source: GraphSource, infos: tuple[Infos, Infos], exchange: Exchange
-) -> tuple[GraphSource, dict[str, ColumnError]]:
+) -> tuple[GraphSource, dict[str, tuple[StoredForm, Array]]]:
     """Return a graph with features in narrower forms, to which rows are rounded when they are read.
 
     A number that does not fit raises a GraphDataError then, which names feature and row.
@@ -274,12 +274,12 @@ def narrowed_source(
         exchange: the ranks, each with the same graph; they share the reading of what becomes int8.
 
     Returns:
-        The graph, and the largest error of each feature that becomes int8.
+        The graph, and of each feature that becomes int8 the form and the standard deviations of its columns.
 
     Raises:
         GraphDataError: a feature cannot be int8; on every rank.
     """
-    errors: dict[str, ColumnError] = {}
+    levels: dict[str, tuple[StoredForm, Array]] = {}
 
     def narrower(title: str, feature: Feature, narrow: str) -> Feature:
         if feature.info.narrow == narrow:
@@ -288,9 +288,9 @@ def narrowed_source(
         if narrow == "int8":
             rows = feature.values
             chunks = partial(_own_chunks, rows, exchange)
-            form, error = measured_form(title, feature.info, len(rows), chunks, partial(_place, rows), exchange)
-            if error is not None:
-                errors[title] = error
+            form, stds = measured_form(title, feature.info, len(rows), chunks, partial(_place, rows), exchange)
+            if len(rows) and len(stds):
+                levels[title] = form, stds
         return _rounded(title, feature, form)
 
     def of_all(kind: str, features: Features, infos: Infos) -> Features:
@@ -304,7 +304,7 @@ def narrowed_source(
 
     nodes = of_all("node", source.node_feats, infos[0])
     edges = of_all("edge", source.edge_feats, infos[1])
-    return replace(source, node_feats=nodes, edge_feats=edges), errors
+    return replace(source, node_feats=nodes, edge_feats=edges), levels
 
 
 def _own_chunks(rows: RowArray, exchange: Exchange) -> Iterator[tuple[int, Array]]:

@@ -50,6 +50,7 @@ class StoredForm:
         dtype: the logical dtype of stored rows.
         ranges: as above.
         step: [*row_shape], the distance of levels; float32 for float16.
+        errors: for int8, float64[columns], how far at most a number of each column that was rounded is from its level.
     """
 
     def __init__(self, dtype: str, ranges: Array | None = None) -> None:
@@ -60,6 +61,7 @@ class StoredForm:
             with np.errstate(over="ignore"):
                 self.step: Array = ((high.astype(np.float64) - low) / LAST).astype(low.dtype)
             repeats = max(1, _TILE // max(1, low.size))
+            self.errors = np.zeros(low.size)
             self._tiled = [np.tile(values.reshape(-1), repeats) for values in (low, self.step, high)]
 
     def narrow(self, rows: Array) -> Array:
@@ -78,7 +80,11 @@ class StoredForm:
             return _in_16_bits(rows, self.dtype)
         levels = np.empty(rows.shape, np.int8)
         low, step, _ = self._tiled
-        to_levels(np.ascontiguousarray(rows, low.dtype).reshape(-1), low, step, levels.reshape(-1))
+        numbers = np.ascontiguousarray(rows, low.dtype)
+        to_levels(numbers.reshape(-1), low, step, levels.reshape(-1))
+        if levels.size:
+            lost = abs(numbers - self.widened(levels, self.ranges.dtype.name)).reshape(len(rows), -1)
+            np.maximum(self.errors, lost.max(0), out=self.errors)
         return levels
 
     def widen(self, wide: Array) -> None:

@@ -98,10 +98,9 @@ def test_files_hold_levels_on_any_number_of_ranks(comm: MPI.Intracomm, monkeypat
             assert config.edge_features[KEY]["feat"] == FeatureInfo("float64", (2,), "int8")
             assert config.edge_features[KEY]["weight"] == FeatureInfo("float32", ())
             for title, rows in (("node feature 'feat' of '_N'", FEAT), (f"edge feature 'feat' of '{KEY}'", EDGE_FEAT)):
-                half, std = np.ptp(rows, 0) / 510, rows.std(0)
-                column = int((half / std).argmax())
-                expected = {"column": column, "error": pytest.approx(half[column]), "std": pytest.approx(std[column])}
-                assert result.report["int8"][title] == expected
+                errors = abs(rows - as_int8(rows)[1]).max(0)
+                expected = {"errors": errors.tolist(), "stds": pytest.approx(rows.std(0))}
+                assert config.report["int8"][title] == result.report["int8"][title] == expected
 
 
 def test_parts_of_int8_are_a_quarter_as_large_and_stay_so(tmp_path: Path) -> None:
@@ -181,6 +180,15 @@ def test_a_killed_run_is_resumed_with_the_same_dtype_only(tmp_path: Path, monkey
     path = partition_source(source, "g", 4, tmp_path, "random", feat_dtype="bfloat16", resume=True).config_path
     assert "no part is complete with this assignment and these features" in caplog.text
     check_features(path, torch.bfloat16, torch.bfloat16)
+    for name in ("options._SAMPLES", "column_ranges._SAMPLE", "column_ranges._FEWEST_SAMPLED"):
+        monkeypatch.setattr(f"mpigraph.partition.{name}", 2)  # so that only rows that are written tell the errors
+    monkeypatch.setattr(PartWriter, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        partition_source(source, "g", 4, tmp_path, "random", feat_dtype="int8")
+    monkeypatch.setattr(PartWriter, "write", write)
+    result = partition_source(source, "g", 4, tmp_path, "random", feat_dtype="int8", resume=True)
+    errors = abs(FEAT - as_int8(FEAT)[1]).max(0).tolist()
+    assert result.report["int8"]["node feature 'feat' of '_N'"]["errors"] == errors
 
 
 def test_what_is_cut_again_stays_in_16_bits(tmp_path: Path) -> None:
