@@ -44,23 +44,6 @@ def as_words(rows: Array) -> Array:
 
 
 @njit(nogil=True, cache=True)
-def gather_rows(table: Array, rows: I64, positions: I64, out: Array) -> None:
-    """``out[positions[i]] = table[rows[i]]`` for C-contiguous 2-D arrays of one dtype."""
-    width, line = table.shape[1], max(1, 64 // table.itemsize)
-    words, asked = table.reshape(-1), min(width, _ASKED * line)
-    for i in range(len(rows)):
-        if i + _AHEAD < len(rows):
-            first = rows[i + _AHEAD] * width
-            for word in range(first, first + asked, line):
-                prefetch(words, word)
-        if width < line:
-            for j in range(width):
-                out[positions[i], j] = table[rows[i], j]
-        else:
-            copy_row(out, positions[i], table, rows[i])
-
-
-@njit(nogil=True, cache=True)
 def _is_streamed(table: Array, out: Array) -> bool:
     """Return whether to write rows of ``table`` to ``out`` past the caches.
 
@@ -70,6 +53,30 @@ def _is_streamed(table: Array, out: Array) -> bool:
     nbytes = out.shape[1] * out.itemsize
     fits = nbytes >= _LINE and nbytes % 16 == 0 and out.ctypes.data % 16 == 0
     return bool(fits and len(out) * nbytes >= _STREAMED and len(table) * nbytes <= _CACHED)
+
+
+@njit(nogil=True, cache=True)
+def gather_rows(table: Array, rows: I64, positions: I64, out: Array) -> None:
+    """``out[positions[i]] = table[rows[i]]`` for C-contiguous 2-D arrays of one dtype.
+
+    A large ``out`` is not left in the cache.
+    """
+    width, line, streamed = table.shape[1], max(1, _LINE // table.itemsize), _is_streamed(table, out)
+    words, asked = table.reshape(-1), min(width, _ASKED * line)
+    for i in range(len(rows)):
+        if i + _AHEAD < len(rows):
+            first = rows[i + _AHEAD] * width
+            for word in range(first, first + asked, line):
+                prefetch(words, word)
+        if streamed:
+            stream_row(out, positions[i], table, rows[i])
+        elif width < line:
+            for j in range(width):
+                out[positions[i], j] = table[rows[i], j]
+        else:
+            copy_row(out, positions[i], table, rows[i])
+    if streamed:
+        order_streams()
 
 
 @njit(nogil=True, cache=True)

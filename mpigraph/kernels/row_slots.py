@@ -54,8 +54,8 @@ class Slots(NamedTuple):
         first: int64[1], number of the first slot among the slots of all trainers of the node.
         next_use: int32[s], the minibatch that reads the row of each slot next, or ``NEVER``; 0 in slots never used.
         following: int32[s], the next slot on the same list, -1 at its end.
-        lists: int32[m], the first slot on the list of minibatch b at ``b % m``, -1 if it is empty. No more than m
-            minibatches are ahead.
+        lists: int32[2**k], the first slot on the list of minibatch b at b modulo the length, -1 if it is empty. No more
+            minibatches than that are ahead.
         uses: uint8[s], how often the row was read, up to a few.
         idle: int32[s], a ring of slots whose rows had no known next read when they were added.
         is_idle: bool[s], whether a slot is in the ring.
@@ -78,7 +78,7 @@ def new_slots(first: int, count: int, ahead: int) -> Slots:
         first=np.array([first], np.int64),
         next_use=np.zeros(count, np.int32),  # untouched, like the others: unused slots take no memory
         following=np.zeros(count, np.int32),
-        lists=np.full(ahead + 2, -1, np.int32),
+        lists=np.full(1 << (ahead + 1).bit_length(), -1, np.int32),
         uses=np.zeros(count, np.uint8),
         idle=np.zeros(count, np.int32),
         is_idle=np.zeros(count, np.bool_),
@@ -180,12 +180,24 @@ def note_reads(rows: I64, fresh: Mask, batch: int, hint: I32, row_of: I64, own: 
     """
     first, count = own.first[0], len(own.next_use)
     n = len(rows)
-    for i in range(n):
-        if i + _AHEAD < n:
-            prefetch(hint, rows[i + _AHEAD])
-        if fresh[i]:
+    for begin in range(0, n, _BLOCK):
+        end = min(begin + _BLOCK, n)
+        for i in range(begin, end):
+            if i + _AHEAD < n:
+                prefetch(hint, rows[i + _AHEAD])
             slot = hint[rows[i]] - 1 - first
-            if 0 <= slot and slot < count and row_of[first + slot] == rows[i] and own.next_use[slot] == NEVER:
+            if fresh[i] and 0 <= slot and slot < count:
+                prefetch(row_of, first + slot)
+                prefetch(own.next_use, slot)
+        for i in range(begin, end):
+            slot = hint[rows[i]] - 1 - first
+            if (
+                fresh[i]
+                and 0 <= slot
+                and slot < count
+                and row_of[first + slot] == rows[i]
+                and own.next_use[slot] == NEVER
+            ):
                 _expect(slot, batch, own)
 
 
@@ -193,8 +205,13 @@ def note_reads(rows: I64, fresh: Mask, batch: int, hint: I32, row_of: I64, own: 
 def touch(rows: I64, slots: I32, batch: int, begin: int, ring_next: I32, own: Slots) -> None:
     """Note that a minibatch has read ``rows`` from ``slots``; the ring has their next reads from ``begin`` on."""
     first, count, mask = own.first[0], len(own.next_use), len(ring_next) - 1
-    own.lists[batch % len(own.lists)] = -1
+    own.lists[batch & (len(own.lists) - 1)] = -1
     for i in range(len(rows)):
+        slot = slots[min(i + _AHEAD, len(rows) - 1)] - first
+        if 0 <= slot and slot < count:
+            prefetch(own.next_use, slot)
+            prefetch(own.following, slot)
+            prefetch(own.uses, slot)
         slot = slots[i] - first
         next_use = ring_next[(begin + i) & mask]
         if 0 <= slot and slot < count and next_use != AGAIN:
@@ -300,17 +317,23 @@ def latest_use(own: Slots) -> int:
 
 
 @njit(nogil=True, cache=True)
+def _in_ring(at: int, own: Slots) -> int:
+    """Return ``at``, less than two lengths of the ring, modulo its length; a division takes longer."""
+    return at if at < len(own.idle) else at - len(own.idle)
+
+
+@njit(nogil=True, cache=True)
 def _expect(slot: int, next_use: int, own: Slots) -> None:
     """Note the next read of a slot that is on no list."""
     state = own.state
     own.next_use[slot] = next_use
     if next_use != NEVER:
-        at = next_use % len(own.lists)
+        at = next_use & (len(own.lists) - 1)
         own.following[slot] = own.lists[at]
         own.lists[at] = slot
         state[_LATEST] = max(state[_LATEST], next_use)
     elif not own.is_idle[slot]:
-        own.idle[(state[_HEAD] + state[_IDLE]) % len(own.idle)] = slot
+        own.idle[_in_ring(state[_HEAD] + state[_IDLE], own)] = slot
         own.is_idle[slot] = True
         state[_IDLE] += 1
 
@@ -326,7 +349,7 @@ def _slot_for(next_use: int, own: Slots) -> int:
     if slot >= 0:
         return slot
     while state[_LATEST] > next_use:
-        at = state[_LATEST] % len(own.lists)
+        at = state[_LATEST] & (len(own.lists) - 1)
         slot = int(own.lists[at])
         if slot >= 0:
             own.lists[at] = own.following[slot]
@@ -347,8 +370,12 @@ def _idle_slot(surely: bool, own: Slots) -> int:
         while True:
             if state[_IDLE] == 0:
                 return -1
+            coming = np.int64(own.idle[_in_ring(state[_HEAD] + min(_AHEAD, state[_IDLE]), own)])
+            prefetch(own.next_use, coming)
+            prefetch(own.is_idle, coming)
+            prefetch(own.uses, coming)
             slot = int(own.idle[state[_HEAD]])
-            state[_HEAD] = (state[_HEAD] + 1) % len(own.idle)
+            state[_HEAD] = _in_ring(state[_HEAD] + 1, own)
             state[_IDLE] -= 1
             own.is_idle[slot] = False
             if own.next_use[slot] == NEVER:

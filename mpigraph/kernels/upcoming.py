@@ -10,7 +10,7 @@ from numba import njit
 from mpigraph.arrays import I32, I64, Mask
 from mpigraph.kernels.prefetch_hint import prefetch
 
-__all__ = ["AGAIN", "NEVER", "add_reads", "advance", "expect", "neighbours", "split_free"]
+__all__ = ["AGAIN", "NEVER", "add_reads", "add_reads_of", "advance", "split_free", "with_neighbours"]
 
 NEVER = 2**31 - 1
 """In place of the number of a minibatch: no sampled one reads the row again."""
@@ -74,16 +74,36 @@ def add_reads(numbers: I32, batch: int, first: int, pending: int, last: I64, rin
 
 
 @njit(nogil=True, cache=True)
-def expect(rows: I64, batch: int, pending: int, soon: I32) -> None:
-    """Note that a new minibatch reads ``rows``, in ``soon``: int32[all rows], the minibatch that reads each row next.
+def add_reads_of(
+    rows: I64, batch: int, first: int, pending: int, soon: I32, last: I32, ring_next: I32, fresh: Mask
+) -> None:
+    """Do as :func:`add_reads`, by tables of all rows.
 
-    Minibatches before ``pending`` are done.
+    Args:
+        rows: int64[n], the rows.
+        batch: see :func:`add_reads`.
+        first: likewise.
+        pending: minibatches before this one are done.
+        soon: int32[all rows], the minibatch that reads each row next, unless it is done.
+        last: int32[all rows], the position of the last read of such a row, modulo the ring's length.
+        ring_next: see :func:`add_reads`.
+        fresh: likewise.
     """
-    for i in range(len(rows)):
-        if i + _AHEAD < len(rows):
+    mask = len(ring_next) - 1
+    n = len(rows)
+    for i in range(n):
+        if i + _AHEAD < n:
             prefetch(soon, rows[i + _AHEAD])
-        if soon[rows[i]] < pending:
-            soon[rows[i]] = batch
+            prefetch(last, rows[i + _AHEAD])
+        row = rows[i]
+        fresh[i] = soon[row] < pending
+        if fresh[i]:
+            soon[row] = batch
+        else:
+            again = (last[row] - first) & mask < i
+            ring_next[last[row]] = AGAIN if again else batch
+        last[row] = (first + i) & mask
+        ring_next[last[row]] = NEVER
 
 
 @njit(nogil=True, cache=True)
@@ -99,27 +119,44 @@ def advance(rows: I64, first: int, ring_next: I32, soon: I32) -> None:
 
 
 @njit(nogil=True, cache=True)
-def neighbours(rows: I64, reach: int, after: int, before: int, soon: I32, hint: I32, row_of: I64, beside: I64) -> int:
-    """List uncached rows beside ``rows`` that a minibatch between ``after`` and ``before`` reads next; return how many.
+def with_neighbours(
+    rows: I64, reach: int, after: int, before: int, soon: I32, hint: I32, row_of: I64, merged: I64, at: I64, beside: I64
+) -> tuple[int, int]:
+    """List rows, and beside them uncached ones that a minibatch between ``after`` and ``before`` reads next.
 
     Args:
-        rows: int64[n], ascending.
-        reach: how many rows away they are at most.
+        rows: int64[n], ascending, each once.
+        reach: how many rows away neighbours are at most.
         after: the number of a minibatch.
         before: likewise.
-        soon: int32[all rows], see :func:`expect`.
+        soon: int32[all rows], see :func:`add_reads_of`.
         hint: int32[all rows], see ``kernels/row_slots.py``.
         row_of: int64[slots], likewise.
-        beside: int64[m], filled, ascending; the search ends when it is full.
+        merged: int64[n + m], filled with all, ascending.
+        at: int64[n], filled with the places of ``rows`` there.
+        beside: int64[m], filled with those of the neighbours; no more are listed than fit.
+
+    Returns:
+        How many there are, and how many are beside.
     """
-    count = begin = 0
+    count = added = begin = known = 0
     for i in range(len(rows)):
         end = min(rows[i] + reach + 1, len(soon))
         for row in range(max(begin, rows[i] - reach), end):
-            if after < soon[row] and soon[row] < before and (hint[row] == 0 or row_of[hint[row] - 1] != row):
-                if count == len(beside):
-                    return count
-                beside[count] = row
-                count += 1
+            if known < len(rows) and row == rows[known]:
+                at[known] = count
+                known += 1
+            elif (
+                after < soon[row]
+                and soon[row] < before
+                and added < len(beside)
+                and (hint[row] == 0 or row_of[hint[row] - 1] != row)
+            ):
+                beside[added] = count
+                added += 1
+            else:
+                continue
+            merged[count] = row
+            count += 1
         begin = end
-    return count
+    return count, added

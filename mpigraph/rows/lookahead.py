@@ -21,7 +21,7 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import as_words, gather_rows
-from mpigraph.kernels.upcoming import NEVER, add_reads, advance, expect, neighbours, split_free
+from mpigraph.kernels.upcoming import NEVER, add_reads, add_reads_of, advance, split_free, with_neighbours
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.read_sample import note
 from mpigraph.rows.row_cache import RowCache
@@ -36,6 +36,7 @@ _FETCHED_TOGETHER = 4 << 20  # bytes from which on a fetch of more minibatches m
 _MOST_TOGETHER = 16  # minibatches in one fetch
 _STAGES = 2  # fetches in memory: the present one and the next
 _MOST_NEIGHBOURS = 2  # for each missing row
+_STAGE_BYTES = 32 << 20  # of a stage's missing rows and neighbours, unless the missing ones take more
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,13 @@ class Read:
 class UpcomingReads:
     """The reads of sampled minibatches from a node type or relation, in order.
 
-    The minibatch that reads each row next is known after :meth:`link`: a cache with memory for all rows needs it not.
+    The minibatch that reads each row next is known after :meth:`link` or :meth:`note_rows`: a cache with memory for all
+    rows needs it not.
 
     Attributes:
         reads: those that were announced and not made, oldest first.
         ring_next: int32[2**k], by position modulo its length: the minibatch that reads a priced row next.
-        soon: int32[rows], the minibatch that reads each priced row next, if it is not done; empty before
+        soon: int32[rows], the minibatch that reads each priced row next, if it is not done; empty without
             :meth:`note_rows`.
     """
 
@@ -83,7 +85,7 @@ class UpcomingReads:
         self.soon: I32 = np.empty(0, np.int32)
         self._num_rows = len(window)
         self._numbers: LocalIds | None = None  # of rows, once they are linked: small, the same for the same row
-        self._last: I64 = np.full(1 << 10, -1, np.int64)
+        self._last: Array = np.full(1 << 10, -1, np.int64)  # reads, by number or, with ``soon``, by row
         self._end = 0
         self._positions: I64 = np.empty(0, np.int64)
 
@@ -91,7 +93,7 @@ class UpcomingReads:
         """Note that minibatch ``batch`` will read ``ids``.
 
         Returns:
-            The read; and bool[k], the priced rows that no earlier pending read has, or None before :meth:`link`.
+            The read; and bool[k], the priced rows that no earlier pending read has, or None if reads are not linked.
         """
         if len(self._begins):
             free = np.empty(len(ids) + 1, np.int64)
@@ -103,36 +105,41 @@ class UpcomingReads:
             if len(ids) > len(self._positions):
                 self._positions = np.arange(2 * len(ids))
             read = Read(batch, ids, self._positions[:0], self._positions[: len(ids)], ids, self._end)
-        fresh = None if self._numbers is None else self._link(read, self._numbers)
+        fresh = None
         if len(self.soon):
-            expect(read.rows, batch, self.reads[0].batch if self.reads else batch, self.soon)
+            fresh = np.empty(len(read.rows), np.bool_)
+            self._make_space(read)
+            pending = self.reads[0].batch if self.reads else batch
+            add_reads_of(read.rows, batch, read.first, pending, self.soon, self._last, self.ring_next, fresh)
+        elif self._numbers is not None:
+            fresh = self._link(read, self._numbers)
         self._end += len(read.rows)
         self.reads.append(read)
         return read, fresh
 
     def link(self) -> None:
         """From now on know the minibatch that reads each row next, also for the announced reads."""
-        if self._numbers is None:
+        if self._numbers is None and not len(self.soon):
             self._numbers = LocalIds(self._num_rows)
             for read in self.reads:
                 self._link(read, self._numbers)
-            if len(self.soon):
-                for read in reversed(self.reads):
-                    self.soon[read.rows] = read.batch
 
     def note_rows(self) -> None:
-        """From now on keep :attr:`soon`; no read is announced yet."""
+        """From now on keep :attr:`soon`, and link reads; none is announced yet."""
         if not len(self.soon):
             self.soon = np.full(self._num_rows, -1, np.int32)
+            self._last = np.zeros(self._num_rows, np.int32)
 
     def done(self) -> None:
         """Note that the oldest announced read was made."""
         read = self.reads.popleft()
-        if len(self.soon) and self._numbers is not None:
+        if len(self.soon):
             advance(read.rows, read.first, self.ring_next, self.soon)
 
     def _link(self, read: Read, numbers: LocalIds) -> Mask:
-        self._make_space(read, numbers)
+        self._make_space(read)
+        if numbers.count > max(2 * (read.first + len(read.rows) - self._pending(read)), 1 << 16):
+            self._forget_numbers(read, numbers)
         indices = numbers.insert(read.rows)
         if numbers.count > len(self._last):
             grown = np.full(2 * numbers.count, -1, np.int64)
@@ -146,8 +153,8 @@ class UpcomingReads:
         """Return the position of the first pending row when ``read`` is the newest read."""
         return self.reads[0].first if self.reads else read.first
 
-    def _make_space(self, read: Read, numbers: LocalIds) -> None:
-        """Make the ring large enough for one more read, and forget the numbers of most past ones."""
+    def _make_space(self, read: Read) -> None:
+        """Make the ring large enough for one more read."""
         pending = self._pending(read)
         needed = read.first + len(read.rows) - pending
         if needed > len(self.ring_next):
@@ -155,12 +162,17 @@ class UpcomingReads:
             positions = np.arange(pending, read.first)
             grown[positions & (len(grown) - 1)] = self.ring_next[positions & (len(self.ring_next) - 1)]
             self.ring_next = grown
-        if numbers.count > max(2 * needed, 1 << 16):
-            numbers.reset(np.empty(0, np.int64))
-            self._last[:] = -1
-            for before in self.reads:
-                if before.first < read.first:
-                    self._last[numbers.insert(before.rows)] = before.first + np.arange(len(before.rows))
+            if len(self.soon):
+                for before in self.reads:
+                    self._last[before.rows] = (before.first + np.arange(len(before.rows))) & (len(grown) - 1)
+
+    def _forget_numbers(self, read: Read, numbers: LocalIds) -> None:
+        """Forget the numbers of most rows that were read in the past."""
+        numbers.reset(np.empty(0, np.int64))
+        self._last[:] = -1
+        for before in self.reads:
+            if before.first < read.first:
+                self._last[numbers.insert(before.rows)] = before.first + np.arange(len(before.rows))
 
     def clear(self) -> None:
         """Forget the announced minibatches, which will not come."""
@@ -315,15 +327,26 @@ class CachedRows:
         elif cache.used + len(rows) <= cache.per_trainer:
             cache.keep_all(rows, slots, stage.beside, self._words)
 
-    def _beside(self, missing: I64, last: int) -> I64:
-        """Return neighbours of missing rows, none of them cached, that are read next after minibatch ``last``."""
+    def _with_neighbours(self, missing: I64, last: int) -> tuple[I64, I64, I64]:
+        """Add uncached neighbours of missing rows that are read next after minibatch ``last``.
+
+        Returns:
+            All rows, int64[n], the places of the missing ones there, and those of the neighbours.
+        """
         if not self._reach or not self.cache.per_trainer:
-            return missing[:0]
-        beside = np.empty(_MOST_NEIGHBOURS * len(missing), np.int64)
+            return missing, np.arange(len(missing)), missing[:0]
+        order = np.argsort(missing)
+        fit = max(_STAGE_BYTES // self.rows.window.row_bytes - len(missing), 0)
+        beside = np.empty(min(_MOST_NEIGHBOURS * len(missing), fit), np.int64)
+        rows = np.empty(len(missing) + len(beside), np.int64)
+        places, at = np.empty((2, len(missing)), np.int64)
         before = self.cache.latest_use if self._chooses else NEVER
-        table = self.cache.slots
-        rows, soon = np.sort(missing), self.upcoming.soon
-        return beside[: neighbours(rows, self._reach, last, before, soon, table.hint, table.row_of, beside)]
+        table, soon = self.cache.slots, self.upcoming.soon
+        count, added = with_neighbours(
+            missing[order], self._reach, last, before, soon, table.hint, table.row_of, rows, at, beside
+        )
+        places[order] = at
+        return rows[:count], places, beside[:added]
 
     def _begin(self, reads: Iterable[Read], version: int, have: I64, slots: I32 | None = None) -> _Stage:
         """Begin to fetch the missing rows of some minibatches: the first one, and the next ones while they are few.
@@ -334,7 +357,7 @@ class CachedRows:
             have: int64[n], the rows of the stage before, by place.
             slots: of the first one's rows.
         """
-        listed, places = self._listed, dict[int, I32]()
+        listed, places, numbers = self._listed, dict[int, I32](), dict[int, tuple[I64, I32]]()
         listed.reset(have)
         for read in reads:
             fetched = (listed.count - len(have)) * self.rows.window.row_bytes
@@ -344,23 +367,21 @@ class CachedRows:
             slots = None
             missing = np.flatnonzero(cached < 0)
             places[read.batch] = np.full(len(cached), -1, np.int32)
-            places[read.batch][missing] = listed.insert(read.rows[missing])
+            numbers[read.batch] = missing, listed.insert(read.rows[missing])
         is_carried = np.zeros(len(have), np.bool_)
-        for at in places.values():
-            is_carried[at[(at >= 0) & (at < len(have))]] = True
+        for _, at in numbers.values():
+            is_carried[at[at < len(have)]] = True
         carried = np.flatnonzero(is_carried)
         batches = list(places)
-        missing = listed.ids[len(have) :]
-        beside = self._beside(missing, batches[-1])
-        fetch = self.rows.window.begin(np.concatenate([missing, beside]), self._stages, len(carried))
+        wanted, at_missing, beside = self._with_neighbours(listed.ids[len(have) :], batches[-1])
+        fetch = self.rows.window.begin(wanted, self._stages, len(carried))
         place_of = np.empty(listed.count, np.int32)
         place_of[carried] = len(fetch.rows) + np.arange(len(carried))
-        place_of[len(have) :] = fetch.places[: len(missing)]
-        for at in places.values():
-            known = at >= 0
-            at[known] = place_of[at[known]]
+        place_of[len(have) :] = fetch.places[at_missing]
+        for batch, (missing, at) in numbers.items():
+            places[batch][missing] = place_of[at]
         rows, middle = np.concatenate([fetch.rows, have[carried]]), batches[(len(batches) - 1) // 2]
-        return _Stage(version, places, rows, fetch.places[len(missing) :], carried, middle, batches[-1], fetch)
+        return _Stage(version, places, rows, fetch.places[beside], carried, middle, batches[-1], fetch)
 
     def _finish(self, read: Read, slots: I32, version: int, words: Array) -> _Stage:
         """Wait for the stage of the next minibatch, ``read``, whose free rows are loaded meanwhile."""

@@ -147,19 +147,15 @@ class _Reading:
 
     Attributes:
         ticket: of the rows.
-        places: int64[n], their places in the chunk.
+        chunk: where they will be.
     """
 
     ticket: Ticket
-    places: I64
+    chunk: Array
 
     def Test(self, status: MPI.Status | None = None) -> bool:
         """Return whether the rows are here."""
         return self.ticket.done
-
-    def place(self, chunk: Array) -> None:
-        """Put the rows into the chunk."""
-        self.ticket.place(chunk, self.places)
 
 
 class PackedTransport(Transport):
@@ -342,16 +338,19 @@ class PackedTransport(Transport):
             if window is None:  # closed meanwhile
                 sends.append(self._send(_NO_BYTES, request))
                 break
-            requested = rows[begin : begin + step].astype(np.int64)
-            chunk = _chunk(self._pool, len(requested), window.like)
             if window.words is not None:
+                requested = rows[begin : begin + step].astype(np.int64)
+                chunk = _chunk(self._pool, len(requested), window.like)
                 window.gather(requested, chunk)
             else:
                 try:
                     for at in range(begin + step * len(reading), min(begin + 2 * step, len(rows)), step):
-                        reading.append(_Reading(*window.read_ahead(rows[at : at + step].astype(np.int64))))
+                        requested = rows[at : at + step].astype(np.int64)
+                        chunk = _chunk(self._pool, len(requested), window.like)
+                        reading.append(_Reading(window.read_ahead(requested, chunk), chunk))
                     yield cast(MPI.Request, reading[0])
-                    reading.popleft().place(chunk)
+                    reading[0].ticket.finish()
+                    chunk = reading.popleft().chunk
                 except MPIGraphError as error:  # the asker's, which is told: this rank has not asked for these rows
                     self._faults[request.asker, request.tag] = error
                     sends.append(self._send(_NO_BYTES, request))

@@ -60,11 +60,11 @@ class WindowHandle:
         assert self.words is not None
         gather_rows(self.words, rows, np.arange(len(rows)), out)
 
-    def read_ahead(self, rows: I64) -> tuple[Ticket, I64]:
-        """Begin to read ``rows`` (int64[n], each once) of this rank; return the ticket and the places of its rows."""
+    def read_ahead(self, rows: I64, out: Array) -> Ticket:
+        """Begin to read ``rows`` (int64[n], each once) of this rank into ``out``."""
         assert self.source is not None
         order = np.argsort(rows)
-        return self.source.read_ahead(rows[order]), order
+        return self.source.read_ahead(rows[order], out, order)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError
 from mpigraph.kernels.row_ops import as_words, load_rows, order_by_range, scatter_rows, split_by_range
+from mpigraph.kernels.soundness import falls
 from mpigraph.mpi.coroutine import Task, finish
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import Gate
@@ -42,16 +43,15 @@ class Fetch:
     Attributes:
         places: int64[n], the place of each row among the rows that :meth:`RowWindow.finish` returns.
         rows: int64[n], the rows by place.
-        by_host: each host with rows, and their places.
         words: [n + more, words], filled by :meth:`RowWindow.finish`.
-        local: what sources of this node have begun to read, and the places.
+        local: what sources of this node have begun to read.
         read_remote: reads the rows of other nodes, and does the caller's work meanwhile; None without such rows.
     """
 
     places: I64
     rows: I64
     words: Array
-    local: Sequence[tuple[Ticket, I64]]
+    local: Sequence[Ticket]
     read_remote: "_ReadRemote | None"
 
 
@@ -252,7 +252,7 @@ class RowWindow:
             ClosedError: the window was closed.
         """
         if self.from_sources:  # which read ascending rows
-            order = np.argsort(rows)
+            order = np.argsort(rows) if falls(rows) else np.arange(len(rows))
             bounds = np.searchsorted(rows[order], self.offsets)
         else:
             order, bounds = order_by_range(rows, self.offsets)
@@ -264,7 +264,7 @@ class RowWindow:
         remote = self._remote(by_host, rows)
         with UNINTERRUPTED, self._gate:
             local = [
-                (self._sources[host].read_ahead(rows[at] - self._first[host]), at)
+                self._sources[host].read_ahead(rows[at] - self._first[host], words, at)
                 for host, at in by_host
                 if host in self._sources
             ]
@@ -303,8 +303,8 @@ class RowWindow:
 
         def read_local() -> None:
             meanwhile()
-            for ticket, places in fetch.local:
-                ticket.place(fetch.words, places)
+            for ticket in fetch.local:
+                ticket.finish()
 
         with UNINTERRUPTED, self._gate:
             _read(read_local, fetch.read_remote)

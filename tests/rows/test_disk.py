@@ -121,12 +121,12 @@ def read(source: DiskRows, ids: I64, width: int) -> Any:
 
 @pytest.mark.parametrize("width", [1, 3, 8, 512, 5000])
 @pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize(("gap", "slice_bytes"), [(0, 8192), (100, 1 << 20), (16384, 4096)])
+@pytest.mark.parametrize(("gap", "together"), [(0, 64), (100, 1), (16384, 3)])
 def test_rows(
-    on_files: Any, monkeypatch: pytest.MonkeyPatch, width: int, direct: bool, gap: int, slice_bytes: int
+    on_files: Any, monkeypatch: pytest.MonkeyPatch, width: int, direct: bool, gap: int, together: int
 ) -> None:
-    """Any rows in any order, of any width, in any number of runs and slices."""
-    monkeypatch.setattr(disk, "_SLICE_BYTES", slice_bytes)
+    """Any rows in any order, of any width, in any number of runs and pieces."""
+    monkeypatch.setattr(disk, "_TOGETHER", together)
     monkeypatch.setattr(disk, "_RUN_BYTES", 20000)
     source, rows = on_files(width, reading=Reading(3, gap, direct))
     draws = np.random.default_rng(0)
@@ -138,13 +138,14 @@ def test_rows(
         *(draws.integers(0, len(rows), count) for count in (1, 10, 100, 3000)),
     ):
         assert np.array_equal(read(source, ids, width), rows[ids])
-    tickets = [source.read_ahead(np.arange(first, len(rows), 7)) for first in range(7)]
+    out = np.zeros((7, len(rows), width), np.uint8)
+    ids = [np.arange(first, len(rows), 7) for first in range(7)]
+    tickets = [source.read_ahead(ids[k], as_words(out[k]), ids[k][::-1].copy()) for k in range(7)]
     del tickets[3]  # costs no more
-    for first, ticket in zip((0, 1, 2, 4, 5, 6), tickets, strict=True):
-        ids = np.arange(first, len(rows), 7)
-        out = np.zeros((len(rows), width), np.uint8)
-        ticket.place(as_words(out), ids[::-1].copy())
-        assert ticket.done and np.array_equal(out[ids[::-1]], rows[ids])
+    for k, ticket in zip((0, 1, 2, 4, 5, 6), tickets, strict=True):
+        ticket.finish()
+        assert ticket.done and np.array_equal(out[k][ids[k][::-1]], rows[ids[k]])
+        assert not np.delete(out[k], ids[k], 0).any()
 
 
 def test_neighbours_are_read_together(on_files: Any) -> None:
@@ -157,14 +158,14 @@ def test_neighbours_are_read_together(on_files: Any) -> None:
 def test_a_fork_reads(on_files: Any) -> None:
     """Also what its parent has begun to read."""
     source, rows = on_files(512)
-    ticket = source.read_ahead(np.arange(100))
     out = np.zeros((100, 512), np.uint8)
+    ticket = source.read_ahead(np.arange(100), as_words(out), np.arange(100))
     child = os.fork()
     if child == 0:
-        ticket.place(as_words(out), np.arange(100))
+        ticket.finish()
         right = np.array_equal(out, rows[:100]) and np.array_equal(read(source, np.arange(50), 512), rows[:50])
         os._exit(0 if right else 1)
-    ticket.place(as_words(out), np.arange(100))
+    ticket.finish()
     assert np.array_equal(out, rows[:100])
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

@@ -30,9 +30,9 @@ def test_rows_in_any_order(free: bool) -> None:
     out = np.zeros((6, 3), np.float32)
     source.gather(rows, as_words(out), positions)
     assert np.array_equal(out[positions], table[rows]) and not out[2].any()
-    ticket = source.read_ahead(np.arange(3))
+    ticket = source.read_ahead(np.arange(3), as_words(out), np.array([5, 0, 2]))
     assert ticket.done
-    ticket.place(as_words(out), np.array([5, 0, 2]))
+    ticket.finish()
     assert np.array_equal(out[[5, 0, 2]], table[:3])
     if isinstance(source, Slow):
         assert source.reads.max() == 2

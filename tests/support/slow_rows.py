@@ -55,23 +55,22 @@ class Disk(Slow):
             raise StorageError(f"feat.h5: row {min(bad)}: Input/output error")
         super().read(rows, out, positions)
 
-    def read_ahead(self, rows: I64) -> Ticket:
+    def read_ahead(self, rows: I64, out: Array, positions: I64) -> Ticket:
         if threading.current_thread().name == "mpigraph-progress":
-            return Ticket(self, rows)
+            return Ticket(self, rows, out, positions)
         self.begun.append(rows)
-        return _DiskTicket(self, rows)
+        return _DiskTicket(self, rows, out, positions)
 
 
 class _DiskTicket(Ticket):
-    __slots__ = ("_error", "_memory", "_thread")
+    __slots__ = ("_error", "_thread")
 
-    def __init__(self, source: Disk, rows: I64) -> None:
-        super().__init__(source, rows)
-        self._memory = np.zeros((len(rows), source.words.shape[1]), source.words.dtype)
+    def __init__(self, source: Disk, rows: I64, out: Array, positions: I64) -> None:
+        super().__init__(source, rows, out, positions)
         self._error: list[StorageError] = []
         waits = len(source.begun) > source.held
         self._thread = threading.Thread(
-            target=_read, args=(source, rows, self._memory, self._error, waits), name="disk", daemon=True
+            target=_read, args=(source, rows, out, positions, self._error, waits), name="disk", daemon=True
         )
         source.threads.append(self._thread)
         self._thread.start()
@@ -80,18 +79,17 @@ class _DiskTicket(Ticket):
     def done(self) -> bool:
         return not self._thread.is_alive()
 
-    def place(self, out: Array, positions: I64) -> None:
+    def finish(self) -> None:
         self._thread.join()
         for error in self._error:
             raise error
-        out.view(self._memory.dtype)[positions] = self._memory
 
 
-def _read(source: Disk, rows: I64, memory: Array, errors: list[StorageError], waits: bool) -> None:
+def _read(source: Disk, rows: I64, out: Array, positions: I64, errors: list[StorageError], waits: bool) -> None:
     if waits:
         source.may_read.wait()
     try:
-        source.read(rows, memory, np.arange(len(rows)))
+        source.read(rows, out, positions)
     except StorageError as error:
         errors.append(error)
 

@@ -1,15 +1,14 @@
 """Rows of features that stay on disk: read from the shards by a few threads of each process.
 
-A read is planned as runs: rows in ascending order, neighbours together up to a gap. The threads read the runs of all
-tickets in order, and a ticket keeps its rows in a buffer of its own until they are placed. A large ticket is read in
-slices, so that a bounded amount of memory is in use.
+A read is planned as runs: rows in ascending order, neighbours together up to a gap. The threads take some runs of each
+ticket in turn. A thread reads a run into a buffer of its own, small enough for a core's cache, and copies its rows to
+where they are wanted; runs without gaps are read to there. So reading takes no memory but these buffers.
 """
 
 import errno
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +19,7 @@ import numpy as np
 
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.errors import ShardFormatError, StorageError
-from mpigraph.kernels.file_runs import FIRST, PIECE, PLACE, RUN, SIZE, place_bytes, plan_runs, read_runs
-from mpigraph.rows.pool import RowPool
+from mpigraph.kernels.file_runs import COUNT, FIRST, PIECE, RUN, SIZE, place_bytes, plan_runs, read_runs
 from mpigraph.rows.sources.row_source import RowSource, Ticket
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import open_direct, open_regular
@@ -29,11 +27,9 @@ from mpigraph.storage.files import open_direct, open_regular
 __all__ = ["DiskFile", "DiskRows", "Reading", "open_rows"]
 
 _PAGE = 4096  # bytes; what direct reads begin at
-_RUN_BYTES = 1 << 20
-_SLICE_BYTES = 8 << 20
-_SLICES = 4  # of a ticket in memory
-_PIECES = 2  # of a slice for each thread
-_POOL = RowPool(kept=8)
+_RUN_BYTES = 256 << 10
+_TOGETHER = 64  # runs at most that a thread reads before it looks for another ticket
+_PIECES = 2  # of a small ticket for each thread
 
 
 class Reading(NamedTuple):
@@ -88,40 +84,6 @@ class DiskFile:
         return number
 
 
-class _Slice:
-    """Rows that are read together: the rows ``[first, last)`` of a ticket."""
-
-    def __init__(self, source: "DiskRows", runs: I64, first: int, last: int) -> None:
-        self.first = first
-        self.last = last
-        self._source = source
-        self._runs = runs
-        self.base = int(runs[0, PLACE])
-        nbytes = -(-int(runs[-1, PLACE] + runs[-1, SIZE] - self.base) // _PAGE) * _PAGE
-        size = nbytes if nbytes < _RUN_BYTES else max(nbytes, _SLICE_BYTES)  # one size, so that it is used again
-        memory = _POOL.empty((size + _PAGE,), np.uint8)
-        self.buffer: U8 = memory[-memory.ctypes.data % _PAGE :][:nbytes]
-        self.done = threading.Event()
-        self.error: Exception | None = None
-        threads = source.reading.threads
-        step = max(1, -(-len(runs) // (_PIECES * threads)))
-        self._left = -(-len(runs) // step)
-        self._lock = threading.Lock()
-        for begin in range(0, len(runs), step):
-            _READERS.put(self, begin, begin + step, threads)
-
-    def read(self, begin: int, end: int) -> None:
-        """Read some of the runs: called by a reader."""
-        try:
-            self._source.read_runs(self._runs[begin:end], self.base, self.buffer)
-        except Exception as error:
-            self.error = self.error or error
-        with self._lock:
-            self._left -= 1
-            if not self._left:
-                self.done.set()
-
-
 class _Readers:
     """The threads that read, begun with the first read of a process."""
 
@@ -131,87 +93,110 @@ class _Readers:
 
     def begin(self) -> None:
         """Forget the threads, which a child has not."""
-        self._queue: SimpleQueue[tuple[weakref.ref[_Slice], int, int]] = SimpleQueue()
+        self._queue: SimpleQueue[weakref.ref[_DiskTicket]] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def put(self, part: _Slice, begin: int, end: int, threads: int) -> None:
-        """Have some runs of a slice read by so many threads, unless it is dropped before."""
+    def put(self, ticket: "_DiskTicket", threads: int) -> None:
+        """Have a ticket read by so many threads, in turn with others, unless it is dropped before."""
         if len(self._threads) < threads:
             with self._lock:
                 while len(self._threads) < threads:
                     reader = threading.Thread(target=_serve, args=(self._queue,), name="mpigraph-disk", daemon=True)
                     reader.start()
                     self._threads.append(reader)
-        self._queue.put((weakref.ref(part), begin, end))
+        known = weakref.ref(ticket)
+        for _ in range(threads):
+            self._queue.put(known)
 
 
-def _serve(queue: "SimpleQueue[tuple[weakref.ref[_Slice], int, int]]") -> None:
+def _serve(queue: "SimpleQueue[weakref.ref[_DiskTicket]]") -> None:
+    buffer: U8 = np.empty(0, np.uint8)
     while True:
-        known, begin, end = queue.get()
-        part = known()
-        if part is not None:
-            part.read(begin, end)
-        del part
+        known = queue.get()
+        ticket = known()
+        if ticket is not None:
+            if len(buffer) < ticket.longest:
+                memory = np.empty(ticket.longest + _PAGE, np.uint8)
+                buffer = memory[-memory.ctypes.data % _PAGE :][: ticket.longest]
+            if ticket.read_some(buffer):
+                queue.put(known)
+        del ticket
 
 
 _READERS = _Readers()
 
 
 class _DiskTicket(Ticket):
-    """Rows that the readers have begun to read, slice by slice, a few at a time."""
+    """Rows that the readers put into ``out``, some runs at a time.
 
-    __slots__ = ("_cuts", "_pid", "_places", "_runs", "_slices")
+    Attributes:
+        longest: bytes of the longest run, in whole pages.
+    """
+
     _source: "DiskRows"
 
-    def __init__(self, source: "DiskRows", rows: I64) -> None:
-        super().__init__(source, rows)
+    def __init__(self, source: "DiskRows", rows: I64, out: Array, positions: I64) -> None:
+        super().__init__(source, rows, out, positions)
         self._pid = os.getpid()
         self._runs, self._places = source.plan(rows)
-        ends = self._runs[:, PLACE] + self._runs[:, SIZE]
-        self._cuts = deque([0])
-        while self._cuts[-1] < len(self._runs):
-            full = self._runs[self._cuts[-1], PLACE] + _SLICE_BYTES
-            self._cuts.append(max(self._cuts[-1] + 1, int(np.searchsorted(ends, full, "right"))))
-        self._slices: deque[_Slice] = deque()
-        for _ in range(_SLICES):
-            self._begin()
+        self.longest = -(-int(self._runs[:, SIZE].max(initial=0)) // _PAGE) * _PAGE
+        threads = source.reading.threads
+        self._step = max(1, min(_TOGETHER, -(-len(self._runs) // (_PIECES * threads))))
+        self._begun = 0  # runs
+        self._reading = 0  # threads
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        if len(rows):
+            _READERS.put(self, min(threads, -(-len(self._runs) // self._step)))
+        else:
+            self._done.set()
 
-    def _begin(self) -> None:
-        """Begin to read the next slice, if there is one."""
-        if len(self._cuts) == 1:
-            return
-        begin = self._cuts.popleft()
-        end = self._cuts[0]
-        last = int(self._runs[end, FIRST]) if end < len(self._runs) else len(self._rows)
-        self._slices.append(_Slice(self._source, self._runs[begin:end], int(self._runs[begin, FIRST]), last))
+    def read_some(self, buffer: U8) -> bool:
+        """Read the next runs: called by a reader. Return False if all are begun."""
+        with self._lock:
+            runs = self._runs[self._begun : self._begun + self._step]
+            if not len(runs):
+                return False
+            self._begun += len(runs)
+            self._reading += 1
+        error = None
+        try:
+            self._source.read_runs(runs, self._places, self._positions, buffer, self._out)
+        except Exception as failed:
+            error = failed
+        with self._lock:
+            self._reading -= 1
+            if error is not None:
+                self._error = self._error or error
+                self._begun = len(self._runs)
+            if not self._reading and self._begun == len(self._runs):
+                self._done.set()
+        return True
 
     @property
     def done(self) -> bool:
-        """True once the first slices are there."""
-        return all(part.done.is_set() for part in self._slices)
+        """True once the rows are there."""
+        return self._done.is_set()
 
-    def place(self, out: Array, positions: I64) -> None:
-        """Wait for the rows and put them into ``out``. Call it once.
+    def finish(self) -> None:
+        """Wait until the rows are in their places. Call it once.
 
         Raises:
             StorageError: the disk cannot read them, or their file was written meanwhile.
             ShardFormatError: the file ends before them.
         """
         if os.getpid() != self._pid:  # a fork has no readers that read for it
-            self._source.read(self._rows, out, positions)
+            super().finish()
             return
-        target = out.reshape(-1).view(np.uint8)
-        row_bytes = out.shape[1] * out.itemsize
-        while self._slices:
-            part = self._slices.popleft()
-            self._source.wait(part.done)
-            if part.error is not None:
-                raise part.error
-            rows = slice(part.first, part.last)
-            place_bytes(part.buffer, part.base, self._places[rows], positions[rows], row_bytes, target)
-            del part
-            self._begin()
+        begun = self._begun
+        while not self._done.wait(self._source.reading.timeout):
+            if self._begun == begun:
+                raise self._source.silent()
+            begun = self._begun
+        if self._error is not None:
+            raise self._error
         self._source.check(self._runs)
 
 
@@ -256,27 +241,31 @@ class DiskRows(RowSource):
         count = plan_runs(rows, self._bounds, self._begins, self.row_bytes, self._page, gap, _RUN_BYTES, runs, places)
         return runs[:count], places
 
-    def read_runs(self, runs: I64, base: int, buffer: U8) -> None:
-        """Read runs into a buffer, which begins at place ``base``.
+    def read_runs(self, runs: I64, places: I64, positions: I64, buffer: U8, out: Array) -> None:
+        """Read runs; ``buffer`` is large enough for each.
 
         Raises:
             StorageError: the disk cannot read them.
             ShardFormatError: the file ends before them.
         """
         done = 0
+        target = out.reshape(-1).view(np.uint8)
         while True:
-            done += read_runs(self._numbers, runs[done:], self._page, base, buffer)
+            left = runs[done:]
+            done += read_runs(self._numbers, left, self._page, places, positions, self.row_bytes, buffer, target)
             if done == len(runs):
                 return
-            self._read_again(runs[done], base, buffer)
+            self._read_again(runs[done], buffer)
+            rows = slice(runs[done, FIRST], runs[done, FIRST] + runs[done, COUNT])
+            place_bytes(buffer, places[rows], positions[rows], self.row_bytes, target)
             done += 1
 
-    def _read_again(self, run: I64, base: int, buffer: U8) -> None:
+    def _read_again(self, run: I64, buffer: U8) -> None:
         """Read a run that could not be read, or say why that fails."""
-        piece, begin, size, place, _ = run.tolist()
+        piece, begin, size, _, _ = run.tolist()
         first = self._firsts[piece] + max(0, (begin - int(self._begins[piece])) // self.row_bytes)
         where = f"{self._files[piece].path}: dataset {self._name!r}, row {first}"
-        view = buffer[place - base :][:size].data
+        view = buffer[:size].data
         try:
             while view and (count := os.preadv(self._files[piece].number, [view], begin + size - len(view))):
                 view = view[count:]
@@ -285,12 +274,11 @@ class DiskRows(RowSource):
         if view:
             raise ShardFormatError(f"{where}: the file ends before it: it was cut off")
 
-    def wait(self, event: threading.Event) -> None:
-        """Wait until rows were read. Raises StorageError if the disk does not answer."""
+    def silent(self) -> StorageError:
+        """Return the error that the disk does not answer."""
+        paths = ", ".join(str(file.path) for file in self._files)
         seconds = self.reading.timeout
-        if not event.wait(seconds):
-            paths = ", ".join(str(file.path) for file in self._files)
-            raise StorageError(f"{paths}: dataset {self._name!r}: the disk has not answered for {seconds:.0f} s")
+        return StorageError(f"{paths}: dataset {self._name!r}: the disk has not answered for {seconds:.0f} s")
 
     def check(self, runs: I64) -> None:
         """Raise StorageError if a file of these runs was written since it was opened."""
@@ -299,11 +287,11 @@ class DiskRows(RowSource):
 
     def read(self, rows: I64, out: Array, positions: I64) -> None:
         """Read rows."""
-        self.read_ahead(rows).place(out, positions)
+        self.read_ahead(rows, out, positions).finish()
 
-    def read_ahead(self, rows: I64) -> Ticket:
+    def read_ahead(self, rows: I64, out: Array, positions: I64) -> Ticket:
         """Have the readers read rows."""
-        return _DiskTicket(self, rows)
+        return _DiskTicket(self, rows, out, positions)
 
 
 def open_rows(

@@ -23,21 +23,23 @@ NOT_MEMORY = "these rows do not lie in memory: they can be read by their ids, an
 class Ticket:
     """Rows that a source has begun to read."""
 
-    __slots__ = ("_rows", "_source")
+    __slots__ = ("_out", "_positions", "_rows", "_source")
 
-    def __init__(self, source: "RowSource", rows: I64) -> None:
-        """Take ``rows`` (int64[n], ascending, each once), which nothing reads before :meth:`place`."""
+    def __init__(self, source: "RowSource", rows: I64, out: Array, positions: I64) -> None:
+        """Take the arguments of :meth:`RowSource.read`, which is not called before :meth:`finish`."""
         self._source = source
         self._rows = rows
+        self._out = out
+        self._positions = positions
 
     @property
     def done(self) -> bool:
-        """True if :meth:`place` need not wait."""
+        """True if :meth:`finish` need not wait."""
         return True
 
-    def place(self, out: Array, positions: I64) -> None:
-        """Wait for the rows and put them into ``out``, as :meth:`RowSource.read` does. Call it once."""
-        self._source.read(self._rows, out, positions)
+    def finish(self) -> None:
+        """Wait until the rows are in their places. Call it once."""
+        self._source.read(self._rows, self._out, self._positions)
 
 
 class RowSource(ABC):
@@ -68,9 +70,9 @@ class RowSource(ABC):
             positions: int64[n].
         """
 
-    def read_ahead(self, rows: I64) -> Ticket:
-        """Begin to read ``rows`` (int64[n], ascending, each once). A ticket that is dropped costs no more."""
-        return Ticket(self, rows)
+    def read_ahead(self, rows: I64, out: Array, positions: I64) -> Ticket:
+        """Begin to read as :meth:`read` does. A ticket that is dropped costs no more; ``out`` may be written to."""
+        return Ticket(self, rows, out, positions)
 
     def gather(self, rows: I64, out: Array, positions: I64) -> None:
         """Read rows as :meth:`read` does, in any order, with repeats."""
