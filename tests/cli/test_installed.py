@@ -34,9 +34,8 @@ def test_examples_and_slurm_scripts_come_along(installed: Path, tmp_path: Path) 
         assert (tmp_path / name / some).read_text() == (ROOT / name / some).read_text()
         again = ran(installed, tmp_path, "-m", "mpigraph", name, name)
         assert again.status == 2 and "give another folder" in again.stderr
-    for ranks in (1, 4):
-        done = ran(installed, tmp_path, "examples/quickstart.py", ranks=ranks)
-        assert done.status == 0 and float(done.stdout.split()[-1]) > 0.5, done.output
+    done = ran(installed, tmp_path, "examples/quickstart.py", ranks=2)
+    assert done.status == 0 and float(done.stdout.split()[-1]) > 0.5, done.output
 
 
 def test_a_script_of_dgl(installed: Path, tmp_path: Path) -> None:
@@ -44,10 +43,9 @@ def test_a_script_of_dgl(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script.read_text())
     assert ran(installed, tmp_path, "-c", PARTITION).status == 0
     words = ("-m", "mpigraph", "run", "--as-dgl", "train.py", "--graph_name", "g", "--part_config", "parts/g.json")
-    for ranks in (1, 4):
-        done = ran(installed, tmp_path, *words, ranks=ranks)
-        accuracy = re.search(r"^Val Acc ([\d.]+)$", done.stdout, re.MULTILINE)
-        assert done.status == 0 and accuracy and float(accuracy[1]) > 0.7, done.output  # a quarter by chance
+    done = ran(installed, tmp_path, *words, ranks=2)
+    accuracy = re.search(r"^Val Acc ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert done.status == 0 and accuracy and float(accuracy[1]) > 0.7, done.output  # a quarter by chance
 
 
 def test_types_of_an_installed_library(installed: Path, tmp_path: Path) -> None:
@@ -59,8 +57,6 @@ def test_types_of_an_installed_library(installed: Path, tmp_path: Path) -> None:
         "reveal_type(mg.graph)\n"
     )
     mypy = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--python-executable", installed]
-    done = run_job([*mypy, "quickstart.py"], clean_environment(), cwd=tmp_path / "examples")
-    assert done.status == 0, done.output
-    done = run_job([*mypy, "typed.py"], clean_environment(), cwd=tmp_path / "examples")
+    done = run_job([*mypy, "quickstart.py", "typed.py"], clean_environment(), cwd=tmp_path / "examples")
     assert '"None"' in done.output and "DistNodeDataLoader" in done.output, done.output
-    assert "HeteroGraph" in done.output
+    assert "HeteroGraph" in done.output and "quickstart.py" not in done.output, done.output

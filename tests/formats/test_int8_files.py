@@ -1,11 +1,10 @@
 """Graphs with features as int8, written for other packages, made graphs in memory, and staged: numbers come out."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 from int8 import as_int8
-from jobs import run
+from jobs import run, warm_python
 
 from mpigraph import convert
 from mpigraph.formats.original import as_numpy
@@ -52,6 +51,6 @@ def test_numbers_are_written_for_other_packages(tmp_path: Path) -> None:
 def test_graphs_in_memory_and_staged_ones(tmp_path: Path) -> None:
     path = write(tmp_path / "parts")
     check_graph(path)
-    run(sys.executable, "-m", "mpigraph", "stage", path, "--to", tmp_path / "local")
+    run(*warm_python(), "-m", "mpigraph", "stage", path, "--to", tmp_path / "local")
     check_graph(tmp_path / "local" / path.name)
-    run(sys.executable, "-m", "mpigraph", "verify", tmp_path / "local" / path.name)
+    run(*warm_python(), "-m", "mpigraph", "verify", tmp_path / "local" / path.name)

