@@ -210,6 +210,9 @@ class PackedTransport(Transport):
         what = f"rows of window {window.number} from rank(s) {', '.join(task.name for task in tasks)}"
         with self.world.watch(what), no_way_back(self._comm):
             meanwhile()
+            begin = clock()  # what has come before made nobody wait
+            for task in tasks:
+                task.then(partial(answered, int(task.name), begin))
             finish(tasks, TRANSFER)
         _raise_refused([task.name for task in tasks if not task.result()], window)
 
@@ -241,7 +244,6 @@ class PackedTransport(Transport):
         for _ in range(most):
             post()
         message = _message(window.number, distinct.rows, tag)
-        asked = clock()
         self.traffic.sent(remote.rank, message.nbytes)
         sending = self._comm.Isend(message, remote.rank, REQUEST)
         while receives:
@@ -260,7 +262,6 @@ class PackedTransport(Transport):
             post()  # before this chunk is placed, so that the next ones travel
             if not in_place:
                 place_rows(chunk, distinct.places[begin : begin + len(chunk)], out)
-        answered(remote.rank, asked)
         yield sending
         if len(distinct.repeats):
             gather_rows(out, distinct.originals, distinct.repeats, out)

@@ -11,6 +11,7 @@ from layouts import REMOTE, WAIT, Job, api, own_on_layouts
 from worlds import HELD, by_packing, filled_window, meet, row_values, rows_of
 
 from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.rows.pool import RowPool
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.transport import Transport
 from mpigraph.rows.window import RowWindow
@@ -116,6 +117,23 @@ def test_what_a_rank_sends_another_receives(layout: Job) -> None:
         assert np.array_equal(requests, 2 * asks) and np.array_equal(seconds > 0, asks)
         assert (received[asks] >= 2 * 50 * 400).all() and not received[~(asks | asks.T)].any()
         assert np.array_equal(messages, 2 * asks + 2 * asks.T)
+        window.close()
+
+
+@own_on_layouts(REMOTE)
+def test_the_wait_for_rows_begins_after_the_work_meanwhile(layout: Job) -> None:
+    with rows_of(layout, transport="packed") as service:
+        world = service.world
+        choose_transport(service)
+        window = filled_window(service, (100,), "f4")
+        remote = np.flatnonzero(~world.is_local)
+        if world.is_trainer:
+            ids = (remote[:, None] * HELD + np.arange(50)).ravel()
+            before, begin = counted("answered_ns", world.size), clock()
+            window.fetch(ids, RowPool(), lambda: time.sleep(0.2))
+            waited = counted("answered_ns", world.size) - before
+            assert waited[world.hosts[remote]].all() and waited.max(initial=0) <= 1e9 * (clock() - begin - 0.2)
+        meet(world, service.progress)
         window.close()
 
 
