@@ -210,7 +210,7 @@ class PackedTransport(Transport):
         what = f"rows of window {window.number} from rank(s) {', '.join(task.name for task in tasks)}"
         with self.world.watch(what), no_way_back(self._comm):
             meanwhile()
-            begin = clock()  # what has come before made nobody wait
+            begin = clock()  # rows that have arrived by now made no thread wait
             for task in tasks:
                 task.then(partial(answered, int(task.name), begin))
             finish(tasks, TRANSFER)
