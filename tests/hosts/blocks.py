@@ -2,9 +2,8 @@
 
     python blocks.py CONFIG OUT NUM_SERVERS
 
-Every trainer takes its share of the minibatches of ``batches.py`` and writes
-``OUT/<transport><rank>.json``, once for each way in which rows of other hosts can be read. ``OUT/hosts`` says how many
-hosts the job found.
+Every trainer takes its share of the minibatches of ``batches.py`` and writes ``OUT/<transport><rank>.json``;
+``MPIGRAPH_TRANSPORT`` is how rows of other hosts are read. ``OUT/hosts`` says how many hosts the job found.
 """
 
 import dataclasses
@@ -30,17 +29,11 @@ INDUCED = dataclasses.replace(NeighborSampler([3, 2]).arguments, seed=7)
 
 def main():
     config, out, num_servers = sys.argv[1:]
-    for transport in TRANSPORTS:
-        os.environ["MPIGRAPH_TRANSPORT"] = transport
-        try:
-            dist.initialize(num_servers=int(num_servers))
-        except SystemExit:  # a server, when the job is over
-            continue
-        session = current()
-        result = sample_all(dist.DistGraph(NAME, part_config=config), session.rank, session.num_trainers)
-        Path(out, f"{transport}{session.rank}.json").write_text(json.dumps(result))
-        Path(out, "hosts").write_text(str(session.world.num_nodes))
-        dist.exit_client()
+    dist.initialize(num_servers=int(num_servers))
+    session = current()
+    result = sample_all(dist.DistGraph(NAME, part_config=config), session.rank, session.num_trainers)
+    Path(out, f"{os.environ['MPIGRAPH_TRANSPORT']}{session.rank}.json").write_text(json.dumps(result))
+    Path(out, "hosts").write_text(str(session.world.num_nodes))
 
 
 def sample_all(graph, rank, num_trainers):

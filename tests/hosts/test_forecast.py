@@ -1,14 +1,12 @@
 """Messages and bytes of a simulated job are those of a real one on as many hosts."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import namespaces
 import pytest
-from jobs import clean_environment, needs, run
+from jobs import clean_environment, generated, needs, run_job, warm_python
 
 from mpigraph.cli.forecast.traffic import Cluster, Graph, Workload, simulate
 from mpigraph.rows.row_cache import cache_memory
@@ -41,19 +39,16 @@ for number, cache in enumerate(caches):
 
 @pytest.mark.parametrize(("hosts", "servers"), [(2, 0), (3, 0), (4, 0), (2, 1)])
 def test_traffic_is_that_of_real_hosts(hosts: int, servers: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mpigraph"]
-    sizes = f"--nodes {NODES} --edges 60000 --feat-dim 16 --classes 4".split()
-    run(*command, "generate", *sizes, "-o", tmp_path / "data")
-    run(*command, "partition", tmp_path / "data", *f"--parts {hosts} --method metis --name S -o".split(), tmp_path)
+    sizes = f"--nodes {NODES} --edges 60000 --feat-dim 16 --classes 4"
+    config = generated(tmp_path, sizes, f"--parts {hosts} --method metis")
     (tmp_path / "script.py").write_text(SCRIPT.replace("EPOCHS", str(EPOCHS)))
-    env = clean_environment() | {"MPIGRAPH_TRANSPORT": "packed", "MPIGRAPH_TIMEOUT": "60"}
+    env = clean_environment() | {"MPIGRAPH_TRANSPORT": "packed", "MPIGRAPH_TIMEOUT": "120"}
     caches = [0, cache_memory(NODES, SLOTS, 64)]
     with namespaces.Hosts(hosts, shm="256m") as made:
-        words = [*made.mpiexec(1 + servers), sys.executable, tmp_path / "script.py", tmp_path, tmp_path / "S.json"]
-        command = [*map(str, [*words, servers, *caches])]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
-    with PartFiles(PartConfig.read(str(tmp_path / "S.json"))) as files:
+        words = [*made.mpiexec(1 + servers), *warm_python(), tmp_path / "script.py", tmp_path, config, servers]
+        done = run_job([*words, *caches], env)
+    assert done.status == 0, done.output
+    with PartFiles(PartConfig.read(str(config))) as files:
         graph = Graph(files)
     for number, slots in enumerate((None, SLOTS)):
         made_here = simulate(graph, Cluster(hosts, 1, servers), Workload([4, 6], 100, slots), epochs=EPOCHS)

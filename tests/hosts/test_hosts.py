@@ -15,17 +15,17 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import jobs
 import namespaces
 import pytest
 from batches import NUM_BATCHES
 from blocks import KINDS, TRANSPORTS
-from jobs import EXAMPLES, PRELUDE, clean_environment, needs
+from jobs import EXAMPLES, PRELUDE, clean_environment, generated, needs, warm_python
 from oracle import NAME, write_oracle
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = EXAMPLES / "node_classification.py"
-PATIENCE = 100  # seconds for a job
-SOON = 10  # seconds from a rank's death to the end of its job
+SOON = 60  # seconds from a rank's death to the end of its job, on a busy machine; waits end later by themselves
 SLOW = {"delay": 2e-3, "rate": 1e9}
 SPREAD = 0.04  # of the example's accuracy, between numbers of trainers
 
@@ -55,22 +55,18 @@ def oracle_config(tmp_path_factory: pytest.TempPathFactory) -> str:
 def trained_graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A graph to train on, in two parts."""
     where = tmp_path_factory.mktemp("graph")
-    sizes = "--nodes 4000 --edges 40000 --feat-dim 16 --classes 4".split()
-    command = [sys.executable, "-m", "mpigraph"]
-    subprocess.run([*command, "generate", *sizes, "-o", where / "data"], check=True, capture_output=True)
-    parts = ["--parts", "2", "--method", "metis", "--name", "S"]
-    subprocess.run([*command, "partition", where / "data", *parts, "-o", where], check=True, capture_output=True)
-    return where / "S.json"
+    return generated(where, "--nodes 4000 --edges 40000 --feat-dim 16 --classes 4", "--parts 2 --method metis")
 
 
 def environment(**more: str) -> dict[str, str]:
     kept = {key: value for key, value in clean_environment().items() if not key.startswith("MPIGRAPH_")}
     paths = os.pathsep.join(map(str, (HERE, HERE.parent / "support")))
-    return kept | {"MPIGRAPH_TIMEOUT": "60", "PYTHONPATH": paths} | more
+    return kept | {"MPIGRAPH_TIMEOUT": "120", "PYTHONPATH": paths} | more
 
 
-def finish(hosts: namespaces.Hosts, job: "subprocess.Popen[str]", seconds: float = PATIENCE) -> str:
+def finish(hosts: namespaces.Hosts, job: "subprocess.Popen[str]", seconds: float | None = None) -> str:
     """Wait for a job's end and return what it printed; a job that takes too long is ended."""
+    seconds = jobs.patience if seconds is None else seconds
     try:
         return job.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired:
@@ -97,9 +93,10 @@ def fingerprints(
 ) -> dict[str, str]:
     """Return hashes of the samples and rows of a job, with either transport."""
     out.mkdir()
-    run(hosts, [*launcher, sys.executable, HERE / "blocks.py", config, out, servers], **env)
     result = [{}, {}]
     for transport, prints in zip(TRANSPORTS, result, strict=True):
+        command = [*launcher, *warm_python(), HERE / "blocks.py", config, out, servers]
+        run(hosts, command, MPIGRAPH_TRANSPORT=transport, **env)
         for path in out.glob(f"{transport}*.json"):
             prints.update(json.loads(path.read_text()))
     assert result[0] == result[1]
@@ -197,7 +194,7 @@ def test_a_killed_job_that_reads_a_disk_goes_on(
     """Each row says its node's original id; node 0's may have been written, in memory."""
     script = tmp_path / "script.py"
     script.write_text(PRELUDE.format(servers=servers, path=oracle_config) + EPOCHS.format())
-    command = [*hosts.mpiexec([1 + servers] * 2), sys.executable, script]
+    command = [*hosts.mpiexec([1 + servers] * 2), *warm_python(), script]
     logs = []
     for name, kills, env in (("memory", [0], {}), ("disk", [13, 0], ON_DISK)):
         (tmp_path / name).mkdir()
@@ -226,7 +223,7 @@ def accuracy(output: str) -> float:
 
 @pytest.fixture(scope="module")
 def accuracy_alone(hosts: namespaces.Hosts, trained_graph: Path) -> float:
-    alone = accuracy(run(hosts, [sys.executable, *example(trained_graph)]))
+    alone = accuracy(run(hosts, [*warm_python(), *example(trained_graph)]))
     assert alone > 0.6
     return alone
 
@@ -236,7 +233,7 @@ def test_the_example_trains_as_well_as_one_process(
     hosts: namespaces.Hosts, trained_graph: Path, accuracy_alone: float, ranks: list[int], servers: int, backend: str
 ) -> None:
     more = ["--num_servers", str(servers), "--backend", backend]
-    command = [*hosts.mpiexec(ranks), sys.executable, *example(trained_graph), *more]
+    command = [*hosts.mpiexec(ranks), *warm_python(), *example(trained_graph), *more]
     output = run(hosts, command, MPIGRAPH_LOG_LEVEL="INFO")
     assert f"{len(ranks)} trainers, {len(ranks)} hosts, {len(ranks)} nodes" in output
     assert accuracy(output) == pytest.approx(accuracy_alone, abs=SPREAD)
@@ -247,13 +244,13 @@ def test_the_example_trains_as_well_as_one_process(
 def test_the_example_trains_on_a_slow_network(
     slow_hosts: namespaces.Hosts, trained_graph: Path, accuracy_alone: float
 ) -> None:
-    output = run(slow_hosts, [*slow_hosts.mpiexec(2), sys.executable, *example(trained_graph)])
+    output = run(slow_hosts, [*slow_hosts.mpiexec(2), *warm_python(), *example(trained_graph)])
     assert accuracy(output) == pytest.approx(accuracy_alone, abs=SPREAD)
 
 
 def test_a_host_without_a_trainer_is_a_clear_error(hosts: namespaces.Hosts, oracle_config: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(PRELUDE.format(servers=1, path=oracle_config))
-    job = start([*hosts.mpiexec([1, 3]), sys.executable, tmp_path / "script.py"])
+    job = start([*hosts.mpiexec([1, 3]), *warm_python(), tmp_path / "script.py"])
     output = finish(hosts, job)
     assert job.returncode != 0
     assert "num_servers=1 leaves no trainer on node 0, which has 1 rank(s)" in output
@@ -281,7 +278,7 @@ def test_a_killed_rank_on_another_host_ends_the_job(
     hosts: namespaces.Hosts, oracle_config: str, tmp_path: Path, find: str
 ) -> None:
     (tmp_path / "script.py").write_text(PRELUDE.format(servers=1, path=oracle_config) + KILL.format(find=find))
-    job = start([*hosts.mpiexec([2, 2]), sys.executable, tmp_path / "script.py"])
+    job = start([*hosts.mpiexec([2, 2]), *warm_python(), tmp_path / "script.py"])
     output = finish(hosts, job)
     ended = time.time()
     killed = re.search(r"killed at ([0-9.]+)", output)
@@ -308,7 +305,7 @@ def launch(hosts: namespaces.Hosts, where: Path, script: list[str], *more: str) 
     flags = f"--launcher_flags={shlex.join(hosts.launcher_flags)}"
     options = ["--num_trainers", "1", "--num_servers", "1", "--ip_config", "ip_config.txt", "--workspace", str(where)]
     tool = [sys.executable, "-m", "mpigraph", "launch", "--launcher", "hydra", flags, *options, *more]
-    return [*hosts.enter(0), *tool, shlex.join([sys.executable, *script])]
+    return [*hosts.enter(0), *tool, shlex.join([*warm_python(), *script])]
 
 
 def test_the_launch_command_trains_over_the_hosts(

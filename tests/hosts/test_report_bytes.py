@@ -1,14 +1,12 @@
 """The bytes between hosts in a report are those that the hosts' network interfaces count."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import namespaces
 import numpy as np
 import pytest
-from jobs import clean_environment, needs, run
+from jobs import clean_environment, generated, needs, run_job, warm_python
 
 from mpigraph.reports.summary import read
 
@@ -42,18 +40,20 @@ json.dump([b - a for a, b in zip(before, after)], open(f"{folder}-{g.rank()}.jso
 """
 
 
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sizes = "--nodes 12000 --edges 120000 --feat-dim 256 --classes 4"
+    return generated(tmp_path_factory.mktemp("graph"), sizes, "--parts 3 --method random")
+
+
 @pytest.mark.parametrize("transport", ["packed", "rma"])
-def test_bytes_between_hosts_are_those_of_the_interfaces(tmp_path: Path, transport: str) -> None:
-    command = [sys.executable, "-m", "mpigraph"]
-    sizes = "--nodes 12000 --edges 120000 --feat-dim 256 --classes 4".split()
-    run(*command, "generate", *sizes, "-o", tmp_path / "data")
-    run(*command, "partition", tmp_path / "data", *"--parts 3 --method random --name S -o".split(), tmp_path)
+def test_bytes_between_hosts_are_those_of_the_interfaces(config: Path, tmp_path: Path, transport: str) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    env = clean_environment() | {"MPIGRAPH_TRANSPORT": transport, "MPIGRAPH_TIMEOUT": "60"}
+    env = clean_environment() | {"MPIGRAPH_TRANSPORT": transport, "MPIGRAPH_TIMEOUT": "120"}
     with namespaces.Hosts(3, shm="256m") as hosts:
-        words = [*hosts.mpiexec(1), sys.executable, tmp_path / "script.py", tmp_path / "report", tmp_path / "S.json"]
-        done = subprocess.run(list(map(str, words)), env=env, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stdout + done.stderr
+        words = [*hosts.mpiexec(1), *warm_python(), tmp_path / "script.py", tmp_path / "report", config]
+        done = run_job(words, env)
+    assert done.status == 0, done.output
     counted = np.zeros((3, 3))
     for rank in read(tmp_path / "report").ranks:
         for to in rank.to_hosts:
