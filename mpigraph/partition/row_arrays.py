@@ -252,9 +252,9 @@ def as_float32(rows: Array) -> Array:
     if rows.dtype.kind == "f":
         lost = np.isinf(cast) & np.isfinite(rows)
         if lost.any():
-            row, *columns = np.argwhere(lost)[0].tolist()
+            row, *columns = place = tuple(np.argwhere(lost)[0].tolist())
             column = "".join(f", column {number}" for number in columns)
-            raise RowError(row, f"{rows[(row, *columns)]}{column} does not fit float32")
+            raise RowError(row, f"{rows[place]}{column} does not fit float32")
     return cast
 
 

@@ -15,6 +15,7 @@ from cluster import Cluster, settings, until
 from installed import install, ran
 
 TEMPLATES = sorted(SLURM.glob("*.sbatch"))
+BENCH = "(--nodes 2000 --edges 20000 --feat-dim 8 --batch-size 50 --hidden 16 --seconds 2)"
 
 
 @pytest.mark.parametrize("restarts, resumes", [("", False), ("0", False), ("2", True)])
@@ -58,11 +59,12 @@ def test_templates_of_a_wheel_in_its_environment(cluster: Cluster, tmp_path: Pat
     for words in ("slurm slurm", "examples examples", "generate --nodes 3000 --edges 30000 --feat-dim 16 -o data/S"):
         assert ran(python, tmp_path, "-m", "mpigraph", *words.split()).status == 0
     logs = []
-    for name, changes in (("partition", {"--cpus-per-task": "1"}), ("train", SMALL)):
+    sizes = {"partition": {"--cpus-per-task": "1"}, "train": SMALL, "bench": SMALL | {"OPTIONS": BENCH}}
+    for name, changes in sizes.items():
         result, output = run(cluster, tmp_path, name, changes, {}, templates=tmp_path / "slurm")
         assert result["JobState"] == "COMPLETED", output
         logs.append(output)
-    assert "edges cut" in logs[0] and "test accuracy" in logs[1], logs
+    assert "edges cut" in logs[0] and "test accuracy" in logs[1] and "GB/s" in logs[2], logs
 
 
 @needs_slurm
@@ -137,8 +139,7 @@ def test_trainers_see_the_gpus_of_their_node(cluster: Cluster, tmp_path: Path) -
 
 @needs_slurm
 def test_bench_runs(cluster: Cluster, parts: Path, tmp_path: Path) -> None:
-    options = "(--nodes 2000 --edges 20000 --feat-dim 8 --batch-size 50 --hidden 16 --seconds 2)"
-    changes = {"OPTIONS": options, "PARTS": str(parts), "FORECAST": "(--nodes 2,4 --fanouts 3,3 --batch-size 50)"}
+    changes = {"OPTIONS": BENCH, "PARTS": str(parts), "FORECAST": "(--nodes 2,4 --fanouts 3,3 --batch-size 50)"}
     result, output = run(cluster, tmp_path, "bench", SMALL | changes, {"setup": SETUP})
     assert result["JobState"] == "COMPLETED", output
     assert "bound by" in output and "measured: 1 node(s)" in output and "measured: 2 node(s)" in output, output

@@ -1,7 +1,7 @@
 # In a checkout:
-#     spack repo add slurm/install/spack
+#     spack repo add slurm/install/spack_repo/mpigraph
 #     spack dev-build --source-path . py-mpigraph@0.1.0
-# spack_repo is Spack's since 1.0.
+# For Spack 1.0 and newer.
 
 from spack.package import depends_on, license, variant, version
 from spack_repo.builtin.build_systems.python import PythonPackage
