@@ -21,8 +21,7 @@ ask something. One thread at a time makes the collective steps of a communicator
 
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Condition, Lock, get_ident
@@ -63,6 +62,7 @@ __all__ = [
     "alltoall",
     "answered",
     "answering",
+    "complete",
     "exchange_answers",
     "exchange_rows",
     "exchange_words",
@@ -81,7 +81,6 @@ HEAD = 2  # words before an answer: its status and length
 FIRST = 16 << 10  # bytes of an answer in its first message: what MPI libraries send without asking first
 TOGETHER = 256 << 10  # bytes of requests from which on a server answers no more of them together
 _TAGS = 1 << 15  # MPI allows at least this many
-_TURN = 1e-3  # seconds for new requests, after which the thread polls its other work
 _WORDS = {1: MPI.BYTE, 4: MPI.INT32_T, 8: MPI.INT64_T}
 
 
@@ -182,9 +181,7 @@ class RequestServer:
         return bool(self.tasks)
 
     def progress(self) -> bool:
-        """Advance the replies, receive requests for a while, and return whether anything moved."""
-        if not self.tasks and not self.comm.Iprobe(MPI.ANY_SOURCE, REQUEST):  # nearly always: keep that cheap
-            return False
+        """Advance the replies, answer the requests that have come, and return whether anything moved."""
         with self.lock:
             moved = any([task.advance() for task in self.tasks])
             if moved:
@@ -192,12 +189,7 @@ class RequestServer:
                     if task.done:
                         task.result()  # an error ends the job
                 self.tasks = [task for task in self.tasks if not task.done]
-            end = time.monotonic() + _TURN
-            while self._take_in():
-                moved = True
-                if time.monotonic() > end:
-                    break
-            return moved
+            return self._take_in() or moved
 
     def drain(self, world: World, what: str) -> None:
         """Complete all replies, at the end: every asker has asked, and receives its reply."""
@@ -225,8 +217,8 @@ class RequestServer:
         while (
             left > 0
             and len(batch) < self._together
-            and len(self.tasks) < self._max_tasks
-            and self.held < self._max_bytes
+            and len(self.tasks) + len(batch) < self._max_tasks
+            and self.held + TOGETHER - left < self._max_bytes
         ):
             message = self.comm.Improbe(MPI.ANY_SOURCE, REQUEST, self._status)
             if message is None:
@@ -323,13 +315,18 @@ def answering(answer: Answer) -> Handler:
                 if len(part):
                     sent(request.asker, part.nbytes)
                     sends.append(server.comm.Isend([part, MPI.INT64_T], request.asker, request.tag))
-        if not MPI.Request.Testall(sends):
-            for send in sends:
-                if not send.Test():
-                    yield send
+        yield from complete(sends)
         server.held -= nbytes
 
     return handle
+
+
+def complete(sends: Collection[MPI.Request]) -> Coroutine[None]:
+    """Complete sends; those of small messages are complete at once."""
+    if not MPI.Request.Testall(list(sends)):
+        for send in sends:
+            if not send.Test():
+                yield send
 
 
 def _error_words(error: Exception) -> I64:

@@ -28,7 +28,10 @@ class Listener(Protocol):
 
 
 class Progress:
-    """A thread that polls tasks until they are done, and listeners until they stop; it sleeps while it has neither."""
+    """A thread that polls tasks until they are done, and listeners until they stop; it sleeps while it has neither.
+
+    The longer nothing moves, the longer it sleeps between polls (:mod:`.wait`); a new task, or the end, wakes it up.
+    """
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[Task[Any] | None] = queue.SimpleQueue()
@@ -65,12 +68,14 @@ class Progress:
     def _run(self) -> None:
         tasks: list[Task[Any]] = []
         backoff = Backoff()
-        while not self._closed:
+        seconds: float | None = None
+        while True:
             try:
-                task = self._inbox.get(block=not tasks and not self._listeners)
+                task = self._inbox.get(seconds != 0, seconds)
+                if self._closed:
+                    return
                 tasks += [] if task is None else [task]
                 backoff.reset()
-                continue
             except queue.Empty:
                 pass
             with self._polling:
@@ -80,5 +85,8 @@ class Progress:
             tasks = [task for task in tasks if not task.done]
             if moved:
                 backoff.reset()
+            if tasks or self._listeners:
+                left = any(not task.awaited for task in tasks)
+                seconds = backoff.next(TRANSFER if busy else PROGRESS if left else IDLE_SERVER_REMOTE)
             else:
-                backoff.pause(TRANSFER if busy else PROGRESS if tasks else IDLE_SERVER_REMOTE)
+                seconds = None

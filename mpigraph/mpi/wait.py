@@ -19,6 +19,7 @@ __all__ = [
     "IDLE_SERVER_REMOTE",
     "IDLE_SERVER_LOCAL",
     "IN_ROUND",
+    "PATIENCE",
     "PEERS_COMPUTE",
     "PROGRESS",
     "TRANSFER",
@@ -36,17 +37,26 @@ class Policy(NamedTuple):
         first: seconds of the first sleep; each one is half as long again.
         longest: seconds of a sleep at most.
         yields: turns between spins and sleeps that give the core to another process.
+        quiet: seconds of a sleep at most after the first :data:`PATIENCE` sleeps, if that is more.
     """
 
     spins: int
     first: float
     longest: float
     yields: int = 0
+    quiet: float = 0.0
 
     def seconds(self, turn: int) -> float:
         """Return the seconds to sleep in a turn, the first being turn 0."""
         slept = turn - self.spins - self.yields
-        return 0.0 if slept < 0 else min(self.first * 1.5 ** min(slept, 64), self.longest)
+        if slept < 0:
+            return 0.0
+        longest = self.longest if slept < PATIENCE else max(self.longest, self.quiet)
+        return min(self.first * 1.5 ** min(slept, 64), longest)
+
+
+PATIENCE = 1000
+"""Sleeps after which nothing is expected soon: at 1 ms each, a second."""
 
 
 IN_ROUND = Policy(spins=5, first=1e-5, longest=1e-4)
@@ -72,9 +82,10 @@ PROGRESS = Policy(spins=20, first=2e-5, longest=2e-4)
 """Operations that advance beside computing: an all_reduce of 4 MB over 1 Gbit/s then takes 6 ms of 52 ms of computing
 instead of 32 ms after it."""
 
-IDLE_SERVER_REMOTE = Policy(spins=2, first=1e-4, longest=1e-3)
-"""Requests for rows or rounds may come at any moment, or not for hours: below 3 % of a core. A trainer asks again after
-milliseconds at the earliest, and each look costs its core tens of microseconds, mostly because of cold caches."""
+IDLE_SERVER_REMOTE = Policy(spins=2, first=1e-4, longest=1e-3, quiet=2e-2)
+"""Requests for rows or rounds may come at any moment, or not for hours. A trainer asks again after milliseconds at the
+earliest, and each look costs its core tens of microseconds, mostly because of cold caches. So a request waits 1 ms at
+most (3 % of a core), or 20 ms (50 looks a second) if the last one was more than a second ago."""
 
 IDLE_SERVER_LOCAL = Policy(spins=5, first=1e-4, longest=2e-2)
 """Only control calls can come, since trainers read this memory themselves; they wait for all ranks anyway."""
@@ -90,16 +101,19 @@ class Backoff:
         """Something moved: begin again without sleeping."""
         self._turn = 0
 
-    def pause(self, policy: Policy) -> None:
-        """Wait one turn."""
+    def next(self, policy: Policy) -> float:
+        """Return the seconds to sleep in this turn."""
         if UNINTERRUPTED.since:
             end_if_overdue()
-        turn = self._turn
         self._turn += 1
-        seconds = policy.seconds(turn)
+        return policy.seconds(self._turn - 1)
+
+    def pause(self, policy: Policy) -> None:
+        """Wait one turn."""
+        seconds = self.next(policy)
         if seconds:
             time.sleep(seconds)
-        elif turn >= policy.spins:
+        elif self._turn > policy.spins:
             os.sched_yield()
 
 

@@ -4,7 +4,8 @@ The words of a request (``mpi/messages.py``) are window, number of rows, bytes o
 counted from the host's first one, 32 bits wide where they fit) up to a whole word. The reply has the rows as they are
 stored, in the order of the ids, in equal chunks of one to two :data:`CHUNK` bytes, or in one of less. A chunk of no
 bytes refuses the request: the window was closed, the request is malformed, or a source cannot read its rows. A request
-for 0 rows, with the refused one's tag in place of the bytes of an id, is answered by the error of the source.
+for 0 rows, with the refused one's tag in place of the bytes of an id, is answered by the error of the source; with
+0 there, by nothing, but the host has looked.
 
 A request to write has the bytes of a row in place of 0, and one chunk of rows behind the ids, up to a whole word. The
 host holds its lock while it stores them. The reply is one byte.
@@ -14,8 +15,10 @@ packs a chunk or two whenever it makes progress, so a slow reader only keeps its
 coroutines (``mpi/coroutine.py``).
 """
 
+import math
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -31,7 +34,7 @@ from mpigraph.kernels.row_ops import first_alike, gather_rows, place_rows, scatt
 from mpigraph.mpi.agree import no_way_back
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.interrupts import UNINTERRUPTED
-from mpigraph.mpi.messages import HEAD, REQUEST, Request, Requester, RequestServer, answered, answering
+from mpigraph.mpi.messages import HEAD, REQUEST, Request, Requester, RequestServer, answered, answering, complete
 from mpigraph.mpi.wait import TRANSFER
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
@@ -54,6 +57,9 @@ _OF_ONE = 3  # chunks in flight of one reply
 _OF_ALL = 24  # and of all replies together
 _MOST_REQUESTS = 64  # answered at once; the others wait at their senders
 _MOST_BYTES = 64 << 20  # of the requests that are answered at once
+_ROUSED = 0.5  # seconds for which a host that was roused surely looks often (PATIENCE of mpi/wait.py)
+_TOGETHER = 64  # requests that are packed together
+_SMALL = 64 << 10  # bytes of the reply to one of them: above that, a pass of its own costs next to nothing
 _NO_BYTES = np.empty(0, np.uint8)
 _ID_TYPES: dict[int, npt.DTypeLike] = {4: np.uint32, 8: np.int64}
 _STORED = np.ones(1, np.uint8)
@@ -172,8 +178,11 @@ class PackedTransport(Transport):
         self._requester = Requester(world, self._comm)
         self._pool = RowPool(kept=4 * _OF_ONE)
         self._windows: dict[int, WindowHandle] = {}
+        self._roused: dict[int, float] = {}  # by rank, when it answered last
         self._faults: dict[tuple[int, int], MPIGraphError] = {}  # of sources, by the asker and the tag of its request
-        self.server = RequestServer(self._comm, self._answer, max_bytes=_MOST_BYTES, max_tasks=_MOST_REQUESTS)
+        self.server = RequestServer(
+            self._comm, self._answer, max_bytes=_MOST_BYTES, max_tasks=_MOST_REQUESTS, together=_TOGETHER
+        )
 
     def register(self, window: WindowHandle) -> None:
         """Answer for a window from now on, if this rank holds rows of it."""
@@ -300,6 +309,19 @@ class PackedTransport(Transport):
         answered(leaving.rank, asked)
         return stored
 
+    def rouse(self, ranks: Sequence[int]) -> None:
+        """Make hosts look at their messages often for a while, unless they have just been asked to.
+
+        Ranks read and write rows in a host's windows only while it looks, where the network needs its help.
+        """
+        now = time.monotonic()
+        asleep = [rank for rank in ranks if now - self._roused.get(rank, -math.inf) > _ROUSED]
+        if asleep:
+            words = np.zeros(_HEADER, np.int64)
+            asking = [self._requester.ask(rank, words, "being roused") for rank in asleep]
+            self._requester.finish("rousing hosts", asking, TRANSFER, whom=asleep)
+            self._roused.update(dict.fromkeys(asleep, time.monotonic()))
+
     def progress(self) -> bool:
         """Advance the replies to other ranks; return whether anything moved."""
         return self.server.progress()
@@ -314,12 +336,42 @@ class PackedTransport(Transport):
         self.server.drain(self.world, "sending the last rows")
 
     def _answer(self, server: RequestServer, requests: list[Request]) -> Coroutine[None]:
+        """Answer requests: those for few rows of a window in one pass, any other by itself."""
+        if len(requests) == 1:
+            yield from self._answer_one(server, requests[0])
+            return
+        alike: dict[int, list[tuple[Request, Array]]] = {}
+        for request in requests:
+            rows, values = self._rows_of(request.words)
+            if rows is None or len(values) or not self._fits(int(request.words[0]), len(rows)):
+                server.handle([request])
+            else:
+                alike.setdefault(int(request.words[0]), []).append((request, rows))
+        sends: list[MPI.Request] = []
+        for number, few in alike.items():
+            window = self._windows[number]
+            all_rows = np.concatenate([rows for _, rows in few], dtype=np.int64)
+            packed = _chunk(self._pool, len(all_rows), window.like)
+            window.gather(all_rows, packed)
+            begin = 0
+            for request, rows in few:
+                self.traffic.received(request.asker, request.nbytes)
+                sends.append(self._send(packed[begin : begin + len(rows)], request))
+                begin += len(rows)
+        yield from complete(sends)
+
+    def _fits(self, number: int, count: int) -> bool:
+        """Return whether a reply of so many rows of a window may be packed with others."""
+        window = self._windows[number]
+        small = count * window.row_bytes <= _SMALL and count <= _rows_per_chunk(count, window.row_bytes)
+        return small and window.words is not None
+
+    def _answer_one(self, server: RequestServer, request: Request) -> Coroutine[None]:
         """Send the rows of a request, as many chunks at a time as the other replies allow, or store them."""
-        (request,) = requests
         words = request.words
         if len(words) == _HEADER and words[1] == 0:
             fault = self._faults.pop((request.asker, int(words[2])), None)
-            yield from answering(partial(_reason, fault))(server, requests)
+            yield from answering(partial(_reason, fault))(server, [request])
             return
         self.traffic.received(request.asker, request.nbytes)
         rows, values = self._rows_of(words)
@@ -357,11 +409,10 @@ class PackedTransport(Transport):
                     sends.append(self._send(_NO_BYTES, request))
                     break
             sends.append(self._send(chunk, request))
-            # one chunk a step: other replies have their turn in between
-            full = len(sends) >= _chunks_in_flight(max(1, len(server.tasks)))
-            yield sends.popleft() if full else MPI.REQUEST_NULL
-        while sends:  # not "yield from": a deque has no method "send", which the engine resumes a coroutine by
-            yield sends.popleft()
+            if begin + step < len(rows):  # one chunk a step: other replies have their turn in between
+                full = len(sends) >= _chunks_in_flight(max(1, len(server.tasks)))
+                yield sends.popleft() if full else MPI.REQUEST_NULL
+        yield from complete(sends)
 
     def _write(self, number: int, rows: Array, values: U8) -> Coroutine[bool]:
         """Write rows when it is their turn, and return whether the window was still there."""

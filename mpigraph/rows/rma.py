@@ -64,6 +64,7 @@ class RmaTransport(Transport):
     def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """See :class:`~mpigraph.rows.transport.Transport`. One-sided."""
         for requests in split_requests(remote):
+            self.wake([rows.rank for rows in requests])
             what = f"one-sided reads of rows of rank(s) {', '.join(str(rows.rank) for rows in requests)}"
             with no_way_back(self.world.comm, MPI.Exception):  # MPI is about to write to their memory
                 with self.world.watch(what):
@@ -79,6 +80,7 @@ class RmaTransport(Transport):
 
     def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
         """See :class:`~mpigraph.rows.transport.Transport`. One-sided."""
+        self.wake([rows.rank for rows in leaving])
         for rows in leaving:
             with window.mutex.hold(int(np.searchsorted(self.world.hosts, rows.rank))):
                 self.put(window, rows, values)

@@ -80,6 +80,9 @@ class RowService:
         self._opened = () if world.all_local else tuple(transport(world) for transport in TRANSPORTS)
         for transport in self._opened:
             world.at_close(transport.close)
+            if isinstance(transport, PackedTransport):
+                for other in self._opened:
+                    other.wake = transport.rouse
         self._begin()
         world.at_close(lambda: self.mutex.close())
         if self._opened and world.is_host and world.progress is not None:

@@ -5,7 +5,7 @@ and the caller's own work for the meantime. ``rows/service.py`` lists the classe
 to the settings, to the measurement at start and to ``bench``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from threading import Lock
@@ -140,6 +140,8 @@ class Transport:
         how: the same for readers: "random remote rows" are read ``how``.
         one_sided: it needs windows that reach other nodes.
         traffic: the traffic so far.
+        wake: makes hosts, given by rank, look at their messages often for a while (``PackedTransport.rouse``).
+            One-sided transports call it first: some networks move a host's rows only while it looks.
 
     All ranks construct, and later close, their transports in the same order, so both may make collective calls.
     """
@@ -152,6 +154,7 @@ class Transport:
         """Get ready in a job of several nodes; a communicator from ``world.dup()`` is freed by the world."""
         self.world = world
         self.traffic = Traffic()
+        self.wake: Callable[[Sequence[int]], None] = lambda ranks: None
 
     def register(self, window: WindowHandle) -> None:
         """Serve a new window: its rows on this rank may be read once every rank has registered it."""

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
 from mpigraph.mpi.progress_thread import Progress
-from mpigraph.mpi.wait import IN_ROUND, Policy, wait
+from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, IN_ROUND, PATIENCE, Policy, wait
 
 
 class Later:
@@ -37,6 +37,12 @@ def test_policies_sleep_longer_and_longer_up_to_a_limit() -> None:
     policy = Policy(spins=2, first=1e-5, longest=4e-5)
     assert [policy.seconds(turn) for turn in (0, 1)] == [0, 0]
     assert [policy.seconds(turn) for turn in (2, 3, 5, 10**6)] == pytest.approx([1e-5, 1.5e-5, 3.375e-5, 4e-5])
+
+
+def test_a_request_waits_longer_for_a_host_that_was_not_asked_for_a_second() -> None:
+    sleeps = [IDLE_SERVER_REMOTE.seconds(IDLE_SERVER_REMOTE.spins + turn) for turn in range(2 * PATIENCE)]
+    assert max(sleeps[:PATIENCE]) == 1e-3 and 0.99 < sum(sleeps[:PATIENCE])
+    assert sleeps[PATIENCE:] == [2e-2] * PATIENCE
 
 
 def test_waits_end_with_what_they_wait_for_or_in_time() -> None:
@@ -83,6 +89,14 @@ class Asked:
         return self.calls % 2 == 0
 
 
+class Quiet(Asked):
+    """The same, where nothing ever comes."""
+
+    def progress(self) -> bool:
+        self.calls += 1
+        return False
+
+
 def soon(done: Callable[[], bool]) -> bool:
     """Wait until another thread has done something; return whether it has."""
     end = time.monotonic() + WAIT
@@ -108,3 +122,25 @@ def test_the_progress_thread_advances_and_listens() -> None:
             time.sleep(0.02)
             assert asked.calls == before
     progress.close()
+
+
+def test_the_progress_thread_looks_seldom_where_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpigraph.mpi.wait.PATIENCE", 3)
+    progress, quiet = Progress(), Quiet()
+    progress.listen(quiet)
+    assert soon(lambda: quiet.calls > 20)  # its sleeps have grown
+    begin, before = time.monotonic(), quiet.calls
+    time.sleep(0.2)
+    assert quiet.calls - before <= (time.monotonic() - begin) / IDLE_SERVER_REMOTE.quiet + 1
+    progress.close()
+
+
+def test_a_progress_thread_that_sleeps_wakes_up_for_a_task_and_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpigraph.mpi.progress_thread.IDLE_SERVER_REMOTE", Policy(spins=0, first=1e6, longest=1e6))
+    progress, quiet = Progress(), Quiet()
+    progress.listen(quiet)
+    assert soon(lambda: quiet.calls > 0)
+    task = Task(add_up([Later(30)]))
+    progress.add(task)
+    assert soon(lambda: task.done)
+    progress.close()  # in a moment

@@ -1,6 +1,7 @@
 """Rows that their host packs: without windows, damaged requests, bounds, an idle host."""
 
 import time
+from functools import partial
 from threading import Thread
 
 import numpy as np
@@ -11,7 +12,7 @@ from mpi4py import MPI
 from worlds import HELD, by_packing, filled_window, meet, row_values, rows_of
 
 from mpigraph.errors import ClosedError
-from mpigraph.mpi.messages import REQUEST
+from mpigraph.mpi.messages import REQUEST, Request, RequestServer
 from mpigraph.rows import packed
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.transport import RemoteRows, split_requests
@@ -150,6 +151,63 @@ def test_requests_taken_in_at_once_are_bounded(
         assert not wrong and all(held <= 2 * largest for _, held in seen)
         assert bound == "bytes" or all(tasks <= 2 for tasks, _ in seen)
         window.close()
+
+
+@own_on_layouts(REMOTE)
+def test_requests_that_wait_are_packed_together(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For few rows of several windows, for many, to write, and a damaged one: each gets its own reply."""
+    monkeypatch.setattr(packed, "_SMALL", 150 * 400)
+    with rows_of(layout, transport="packed") as service:
+        world = service.world
+        windows = [filled_window(service, shape, dtype) for shape, dtype in ROWS]
+        written = filled_window(service, (), "i8")
+        way = by_packing(service)
+        sizes, wrong = [], []
+        handle = RequestServer.handle
+
+        def note(server: RequestServer, requests: list[Request]) -> None:
+            sizes.append(len(requests))
+            handle(server, requests)
+
+        def read(number: int) -> None:
+            shape, dtype = ROWS[number % len(ROWS)]
+            window = windows[number % len(ROWS)]
+            count = len(window) if number >= len(ROWS) else 50
+            ids = np.random.default_rng([world.rank, number]).integers(0, len(window), count)
+            wrong.extend([] if np.array_equal(window.gather(ids), row_values(ids, shape, dtype)) else [number])
+
+        def damaged() -> None:
+            status = MPI.Status()
+            owner = int(world.hosts[np.flatnonzero(~world.is_local)[0]])
+            way.server.comm.Send(np.array([77, 999, 1, 8, 0, 0]), owner, REQUEST)
+            way.server.comm.Recv(np.ones(1, np.int64), owner, 77, status)
+            wrong.extend(["damaged"] if status.Get_count(MPI.BYTE) else [])
+
+        def write() -> None:
+            own = np.arange(len(written))[world.rank :: world.size]
+            written.scatter(own, own + 1)
+
+        monkeypatch.setattr(RequestServer, "handle", note)
+        works = [*(partial(read, number) for number in range(2 * len(ROWS))), damaged, write]
+        threads = [Thread(target=work) for work in (works if world.is_trainer else [])]
+        with way.server.lock:  # nobody answers
+            world.comm.Barrier()
+            for thread in threads:
+                thread.start()
+            time.sleep(0.1)
+            world.comm.Barrier()
+        if world.is_trainer:
+            for thread in threads:
+                thread.join(WAIT)
+                assert not thread.is_alive()
+        meet(world, service.progress)
+        written.sync()
+        ids = np.concatenate([np.arange(len(written))[rank :: world.size] for rank in world.trainer_ranks])
+        assert not wrong and (not world.is_trainer or np.array_equal(written.gather(ids), ids + 1))
+        assert not world.is_host or max(sizes) > 1
+        meet(world, service.progress)
+        for window in (*windows, written):
+            window.close()
 
 
 def test_requests_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,14 @@ import pytest
 import torch
 from batches import NUM_BATCHES, SAMPLERS, batch, digest
 from jobs import SOON, run_script
-from layouts import Job, Layout, SharedJob, needs_threads, on_all, on_layouts, own_on_layouts
+from layouts import WAIT, Job, Layout, SharedJob, alone, needs_threads, on_all, on_layouts, own_on_layouts
 from oracle import NAME, NUM_NODES, open_graph
-from worlds import behind_head, meet, world_of
+from worlds import behind_head, by_packing, meet, world_of
 
 import mpigraph.distributed as dist
 from mpigraph.errors import ClosedError, CollectiveError, GraphDataError, InvalidArgumentError, OutOfRangeError
-from mpigraph.mpi.messages import FIRST, NotOpenHere
+from mpigraph.mpi.messages import FIRST, NotOpenHere, RequestServer
+from mpigraph.mpi.wait import IDLE_SERVER_REMOTE
 from mpigraph.mpi.world import World
 from mpigraph.sampling import sparse
 from mpigraph.sampling.answering import Answers
@@ -229,6 +230,37 @@ def test_bad_seeds_are_the_error_of_one_trainer(job: SharedJob, oracle) -> None:
         g.sample_blocks(torch.arange(NUM_NODES), [2, 2])
     on_all(job.trainers, current().store.exchange.name == "sparse")
     g.sample_blocks(torch.arange(NUM_NODES), [2, 2])
+
+
+@own_on_layouts([TRAINERS_HOST, Layout(3, 0, 1), Layout(4, 0, 1)])
+def test_hosts_that_nobody_asks_look_seldom(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """50 times a second; then they answer, and the job ends."""
+    monkeypatch.setattr("mpigraph.mpi.wait.PATIENCE", 20)
+    looks: list[RequestServer] = []
+    progress = RequestServer.progress
+
+    def look(server: RequestServer) -> bool:
+        looks.append(server)
+        return progress(server)
+
+    def seldom(server: RequestServer) -> bool:
+        begin, before = time.monotonic(), looks.count(server)
+        time.sleep(0.5)
+        return looks.count(server) - before <= (time.monotonic() - begin) / IDLE_SERVER_REMOTE.quiet + 1
+
+    monkeypatch.setattr(RequestServer, "progress", look)
+    path = oracle(3)
+
+    def body() -> dict[tuple[str, int], str]:
+        g = open_graph(path)
+        session = current()
+        end = time.monotonic() + WAIT
+        while not seldom(by_packing(session.store.rows).server):  # other ranks may still ask
+            assert time.monotonic() < end
+        session.world.trainers.Barrier()
+        return everything(g)
+
+    assert layout.run(body) == alone(lambda: everything(open_graph(path)))
 
 
 @own
