@@ -209,9 +209,9 @@ class Cluster:
         """Return the ids of all processes of jobs, of any parent."""
         daemons = {daemon.pid for daemon in self._daemons.values()} | {os.getpid()}
         nodes = {_mounts_of(self._daemons[name].pid) for name in self.names if self.parted and name in self._daemons}
-        return [pid for pid in _pids() if pid not in daemons and self._belongs(pid, nodes)]
+        return [pid for pid in _pids() if pid not in daemons and self._belongs(pid, nodes - {None})]
 
-    def _belongs(self, pid: int, nodes: set[str]) -> bool:
+    def _belongs(self, pid: int, nodes: set[str | None]) -> bool:
         with suppress(OSError):
             if Path(f"/proc/{pid}/comm").read_text().strip() in ("slurmctld", "slurmscriptd"):
                 return False  # slurmctld has a child
@@ -288,8 +288,11 @@ def settings(template: Path, changes: Mapping[str, str], commands: Mapping[str, 
     return head + begin + block + end + tail
 
 
-def _mounts_of(pid: int) -> str:
-    return os.readlink(f"/proc/{pid}/ns/mnt")
+def _mounts_of(pid: int) -> str | None:
+    """What names the mounts of a process; None if it has ended."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    return None
 
 
 def _pids() -> list[int]:
