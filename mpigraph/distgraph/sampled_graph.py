@@ -181,9 +181,10 @@ class SampledGraph:
         relations = self.schema.relations
         edges, eids = dict.fromkeys(relations, (_NONE, _NONE)), dict.fromkeys(relations, _NONE)
         with self.session.sampling() as service:
-            for request, neighbors in zip(requests, service.sample(requests), strict=True):
-                relation = relations[request.relation]
-                edges[relation] = neighbors.src.astype(np.int64), np.repeat(request.ids, np.diff(neighbors.offsets))
+            for number, neighbors in service.sample(requests).items():
+                relation = relations[number]
+                dst = np.repeat(plan.seeds[self.schema.ends(number)[1]], np.diff(neighbors.offsets))
+                edges[relation] = neighbors.src.astype(np.int64), dst
                 eids[relation] = neighbors.eids
         columns = {r: (torch.from_numpy(src), torch.from_numpy(dst)) for r, (src, dst) in edges.items()}
         hosts = self.loaded.topology.hosts
@@ -565,10 +566,8 @@ def hop_blocks(sampled: SampledHops) -> BlockList:
             for r, csc in hop.edges.items()
         }
         src_ids = {ntype: sampled.ids[t][: hop.num_src[t]] for t, ntype in enumerate(schema.ntypes)}
-        block = Block.from_csc(schema, edges, src_ids, dict(zip(schema.ntypes, hop.num_dst, strict=True)))
-        for relation in schema.relations:
-            if sampled.want_eids and relation not in edges:
-                block.edges[relation].data[EID] = torch.from_numpy(_NONE)
+        num_dst = dict(zip(schema.ntypes, hop.num_dst, strict=True))
+        block = Block.from_csc(schema, edges, src_ids, num_dst, sampled.want_eids)
         for ntype, columns in of_trees.items():
             frames = (block.srcnodes[ntype].data, block.dstnodes[ntype].data)
             for frame, count in zip(frames, (hop.num_src, hop.num_dst), strict=True):

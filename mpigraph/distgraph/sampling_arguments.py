@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, TypeAlias, TypedDict
 
 from mpigraph.arrays import I64
@@ -134,9 +135,10 @@ class SamplingArguments:
             raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {self.edge_dir!r})")
         tensors = g.session.store.tensors
         weights = {r: tensors[number] for r, number in g.edge_weights(self.prob).items()} if self.prob else {}
+        strategy = cache(self.strategy)  # relations that are drawn by alike have one object
         layers = [
             {
-                r: self.strategy(number, weights.get(r), sorted_edges.get(r, 0))
+                r: strategy(number, weights.get(r), sorted_edges.get(r, 0))
                 for r, number in _by_relation(g.schema, layer).items()
                 if number
             }

@@ -6,6 +6,7 @@ destinations at ``h[:block.number_of_dst_nodes()]``. Ids inside are positions; g
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -24,7 +25,6 @@ from mpigraph.metadata.schema import Relation, Schema
 __all__ = ["Block", "Blocks", "to_block"]
 
 Csc = tuple[I64, I32, I64 | None]
-_NO_INDEX = np.zeros(0, np.int32)
 _OF_LOADERS = (
     "; name the features that a loader gathers: features=[{name!r}] for blocks[0].srcdata, labels=[{name!r}] for "
     "blocks[-1].dstdata"
@@ -63,6 +63,7 @@ class Block(MessagePassing):
         relations: Mapping[Relation, Csc],
         src_ids: Mapping[str, I64],
         num_dst: Mapping[str, int],
+        want_eids: bool = False,
     ) -> "Block":
         """Make a block of a sampler's arrays, without copying them.
 
@@ -72,25 +73,37 @@ class Block(MessagePassing):
                 eids int64[num_edges] global edge ids or None).
             src_ids: node type -> int64[num_src] global ids, destinations first.
             num_dst: node type -> number of destinations.
+            want_eids: relations that are left out have edge ids, too.
 
         Raises:
             GraphDataError: the arrays contradict each other.
         """
         ids = {t: as_tensor(src_ids.get(t, np.zeros(0, np.int64))) for t in schema.ntypes}
         frames = _empty_frames(schema, ids, {t: num_dst.get(t, 0) for t in schema.ntypes})
-        structures = {}
+        structures: dict[Relation, InEdges] = {}
+        empty: dict[tuple[str, str], InEdges] = {}  # thousands of relations may have no edges
+        no_eids = {EID: torch.empty(0, dtype=torch.int64)} if want_eids else {}
         for relation in schema.relations:
             src_type, _, dst_type = relation
+            given = relations.get(relation)
+            if given is None:
+                ends = src_type, dst_type
+                if ends not in empty:
+                    no_edges = torch.zeros(frames.dst[dst_type].num_rows + 1, dtype=torch.int64)
+                    empty[ends] = InEdges(no_edges, torch.empty(0, dtype=torch.int32), len(ids[src_type]))
+                structures[relation] = empty[ends]
+                frames.edge[relation] = Frame(0, _edges_of(relation), no_eids)
+                continue
+            begins, indices, eids = given
             rows = frames.dst[dst_type].num_rows
-            indptr, indices, eids = relations.get(relation, (np.zeros(rows + 1, np.int64), _NO_INDEX, None))
-            if len(indptr) != rows + 1 or indptr[-1] != len(indices):
+            if len(begins) != rows + 1 or begins[-1] != len(indices):
                 raise GraphDataError(
-                    f"relation {relation}: indptr has {len(indptr)} entries up to {indptr[-1]}, "
+                    f"relation {relation}: indptr has {len(begins)} entries up to {begins[-1]}, "
                     f"but there are {rows} destinations and {len(indices)} edges"
                 )
             # no perm: samplers give the edges destination by destination, so edge ids are CSC positions
-            structures[relation] = InEdges(as_tensor(indptr), as_tensor(indices), len(ids[src_type]))
-            frames.edge[relation] = Frame(len(indices), f"edges of relation {relation}")
+            structures[relation] = InEdges(as_tensor(begins), as_tensor(indices), len(ids[src_type]))
+            frames.edge[relation] = Frame(len(indices), _edges_of(relation))
             if eids is not None:
                 frames.edge[relation][EID] = eids
         return cls(schema, structures, frames, torch.device("cpu"))
@@ -207,7 +220,7 @@ def to_block(
         local = _positions(dst_ids[relation[2]], dst, relation)
         sizes = src_ids[relation[0]].shape[0], counts[relation[2]]
         structures[relation] = InEdges.from_coo(src_local[relation], local, *sizes)
-        frames.edge[relation] = Frame(dst.shape[0], f"edges of relation {relation}")
+        frames.edge[relation] = Frame(dst.shape[0], _edges_of(relation))
         frames.edge[relation].update(g.edges[relation].data)
         frames.edge[relation][EID] = torch.arange(dst.shape[0], device=g.device)
     return Block(g.schema, structures, frames, g.device)
@@ -231,6 +244,11 @@ class Blocks(list[Block]):
             for nodes in (block._frames.src, block._frames.dst):
                 for frame in nodes.values():
                     frame.hint = _OF_LOADERS
+
+
+@cache
+def _edges_of(relation: Relation) -> str:
+    return f"edges of relation {relation}"
 
 
 def _empty_frames(schema: Schema, src_ids: Mapping[str, torch.Tensor], num_dst: Mapping[str, int]) -> Frames:

@@ -20,6 +20,8 @@ K = TypeVar("K", str, Relation)
 
 
 _Later = Callable[[], torch.Tensor]
+_Columns = Mapping[str, torch.Tensor | _Later]
+_EMPTY: _Columns = {}
 
 
 class Frame(MutableMapping[str, torch.Tensor]):
@@ -31,6 +33,7 @@ class Frame(MutableMapping[str, torch.Tensor]):
     Args:
         num_rows: number of rows of every tensor.
         owner: names the rows in errors ("nodes of type 'paper'").
+        columns: the first features, already checked.
 
     Attributes:
         hint: added to the error about a missing feature; contains ``{name}``.
@@ -38,10 +41,10 @@ class Frame(MutableMapping[str, torch.Tensor]):
 
     hint = ""
 
-    def __init__(self, num_rows: int, owner: str) -> None:
+    def __init__(self, num_rows: int, owner: str, columns: _Columns = _EMPTY) -> None:
         self.num_rows = num_rows
         self.owner = owner
-        self._columns: dict[str, torch.Tensor | _Later] = {}
+        self._columns = dict(columns)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         try:
@@ -87,9 +90,8 @@ class Frame(MutableMapping[str, torch.Tensor]):
 
     def copy(self) -> "Frame":
         """Return a frame with the same tensors; fields set on one do not show on the other."""
-        twin = Frame(self.num_rows, self.owner)
+        twin = Frame(self.num_rows, self.owner, self._columns)
         twin.hint = self.hint
-        twin._columns = dict(self._columns)
         return twin
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Frame":

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I32, I64
 from mpigraph.errors import OutOfRangeError, PartitionError
-from mpigraph.metadata.schema import Schema, relation_key
+from mpigraph.metadata.schema import Schema
 
 __all__ = ["RangeBook", "check_ids"]
 
@@ -47,11 +47,9 @@ class RangeBook:
 
     def __post_init__(self) -> None:
         # the class is frozen, so its fields can be normalised only this way
-        object.__setattr__(self, "node_offsets", tuple(_frozen(offsets) for offsets in self.node_offsets))
-        object.__setattr__(self, "edge_offsets", tuple(_frozen(offsets) for offsets in self.edge_offsets))
-        _check_offsets("node type", self.schema.ntypes, self.node_offsets, self.num_parts)
-        keys = [relation_key(relation) for relation in self.schema.relations]
-        _check_offsets("relation", keys, self.edge_offsets, self.num_parts)
+        object.__setattr__(self, "node_offsets", _checked("node type", self.schema.ntypes, self.node_offsets))
+        keys = [self.schema.relation_key(relation) for relation in range(len(self.schema.relations))]
+        object.__setattr__(self, "edge_offsets", _checked("relation", keys, self.edge_offsets, self.num_parts))
 
     @property
     def num_parts(self) -> int:
@@ -100,19 +98,26 @@ def _owner(offsets: I64, ids: npt.NDArray[np.integer]) -> I32:
     return (np.searchsorted(offsets, ids, side="right") - 1).astype(np.int32)
 
 
-def _frozen(offsets: npt.ArrayLike) -> I64:
-    array = np.array(offsets, dtype=np.int64)
-    array.setflags(write=False)
-    return array
-
-
-def _check_offsets(what: str, names: Sequence[str], table: tuple[I64, ...], num_parts: int) -> None:
-    if len(table) != len(names):
-        raise PartitionError(f"the book needs offsets for each {what}: {len(names)} (got {len(table)})")
-    if num_parts < 1 and table:
-        raise PartitionError(f"num_parts must be >= 1 (got {num_parts})")
-    for name, offsets in zip(names, table, strict=True):
-        if offsets.shape != (num_parts + 1,):
-            raise PartitionError(f"offsets of {what} {name!r} must have {num_parts + 1} entries (got {offsets.shape})")
-        if offsets[0] != 0 or (np.diff(offsets) < 0).any():
-            raise PartitionError(f"offsets of {what} {name!r} must start at 0 and never fall (got {offsets.tolist()})")
+def _checked(
+    what: str, names: Sequence[str], given: Sequence[npt.ArrayLike], num_parts: int | None = None
+) -> tuple[I64, ...]:
+    """Return the offsets of each type or relation, read-only: rows of one array, since there may be thousands."""
+    if len(given) != len(names):
+        raise PartitionError(f"the book needs offsets for each {what}: {len(names)} (got {len(given)})")
+    if not names:
+        return ()
+    entries = len(np.asarray(given[0])) if num_parts is None else num_parts + 1
+    if entries < 2:
+        raise PartitionError(f"num_parts must be >= 1 (got {entries - 1})")
+    for name, offsets in zip(names, given, strict=True):
+        if np.shape(offsets) != (entries,):
+            raise PartitionError(f"offsets of {what} {name!r} must have {entries} entries (got {np.shape(offsets)})")
+    table = np.array(given, np.int64)
+    wrong = (table[:, 0] != 0) | (table[:, 1:] < table[:, :-1]).any(axis=1)
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        raise PartitionError(
+            f"offsets of {what} {names[first]!r} must start at 0 and never fall (got {table[first].tolist()})"
+        )
+    table.setflags(write=False)
+    return tuple(table)

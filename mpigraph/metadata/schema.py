@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias
 
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError, check_text
@@ -43,9 +44,12 @@ def escape(name: str, separators: str, mark: str = "~") -> str:
 
 def unescape(name: str, mark: str = "~") -> str:
     """Undo :func:`escape`."""
+    if mark not in name:
+        return name
     return re.sub(f"{mark}([0-9A-F]{{2}})", lambda digits: chr(int(digits[1], 16)), name)
 
 
+@lru_cache(1 << 14)
 def relation_key(relation: Relation) -> str:
     """Return ``"src:rel:dst"``, the name of a relation in files; ``:`` and ``~`` inside a name are escaped."""
     key = ":".join(relation)

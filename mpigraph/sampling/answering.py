@@ -5,7 +5,7 @@ destinations and key, so that the overhead of Python and of the kernels is paid 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,10 +18,13 @@ from mpigraph.sampling.protocol import (
     Joined,
     Part,
     Request,
+    SharedRequest,
     neighbor_arrays,
     pack_answers,
+    row_arrays,
     unpack_requests,
 )
+from mpigraph.sampling.shared import SharedSampling, shared_of
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.store import Store
 
@@ -51,18 +54,22 @@ class Answers:
 
     def _answer_together(self, messages: Sequence[I64]) -> list[I64]:
         unpacked = unpack_requests(messages)
-        times = Counter(joined.request.relation for joined in unpacked.joined)
+        requests = [joined.request for joined in unpacked.joined]
+        times = Counter(request.relation for request in requests if not isinstance(request, SharedRequest))
         parts = []
         for joined in unpacked.joined:
             self._check_open(joined.request)
-            parts.append(self._answer_joined(joined, keep=times[joined.request.relation] > 1))
+            parts.append(self._answer_joined(joined, times))
         return pack_answers(unpacked, len(messages), parts, HEAD)
 
     def _check_open(self, request: Request) -> None:
         self._state.graph(request.graph)
 
-    def _answer_joined(self, joined: Joined, keep: bool) -> list[Part]:
-        """Return the arrays that answer joined requests; without ``keep`` the relation's next request reuses them."""
+    def _answer_joined(self, joined: Joined, times: Mapping[int, int]) -> list[Part]:
+        """Return the arrays that answer joined requests.
+
+        ``times`` says how many there are of each relation, which reuse their arrays.
+        """
         state, request = self._state, joined.request
         host = state.world.host_index
         all_positions = [(host, self._buffers.arange(len(request.ids)))]
@@ -70,8 +77,11 @@ class Answers:
             exist = np.empty(len(request.ids), np.bool_)
             look_up_edges(state, request, all_positions, self._workers, exist)
             return [(exist, joined.bounds)]
+        if isinstance(request, SharedRequest):
+            rows = SharedSampling(state, request, host, all_positions[0][1], self._workers).finish()
+            return row_arrays(request, rows, shared_of(state, request).num_edges(host))
         neighbors = LocalSampling(state, request, all_positions, self._buffers, self._workers).finish()
-        if keep:
+        if times[request.relation] > 1:
             neighbors = replace(neighbors, src=neighbors.src.copy())
         hosts = state.graph_of_number[request.graph].topology.hosts
         return neighbor_arrays(request, joined.bounds, neighbors, hosts.edge_range(host, request.relation))

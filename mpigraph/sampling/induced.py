@@ -1,4 +1,6 @@
-"""The edges among some nodes, asked of the owners of their destinations: one request a relation."""
+"""The edges among some nodes, asked of the owners of their destinations: a request for each relation, or for all that
+share tables.
+"""
 
 from collections.abc import Mapping
 
@@ -33,15 +35,16 @@ def induced_edges(
     counts = [len(nodes.get(ntype, ())) for ntype in range(len(schema.ntypes))]
     relations = [r for r in range(len(schema.relations)) if all(counts[end] for end in schema.ends(r))]
     ascending = {ntype: np.sort(ids) for ntype, ids in nodes.items()}
-    within = {r: Within(-1, ascending[schema.ends(r)[0]]) for r in relations}
+    among = {ntype: Within(-1, ids) for ntype, ids in ascending.items()}
+    within = {r: among[schema.ends(r)[0]] for r in relations}
     plan = SamplingPlan([within], nodes, excluded=excluded)
     requests = hop_requests(plan, 0, graph, nodes, HopKeys.of(np.uint64(0), 0))
     tables = service.local_ids(graph)
     edges = {}
-    for request, neighbors in zip(requests, service.sample(requests), strict=True):
-        src = schema.ends(request.relation)[0]
+    for relation, neighbors in service.sample(requests).items():
+        src = schema.ends(relation)[0]
         tables[src].reset(nodes[src])
         places = tables[src].insert(neighbors.src).astype(np.int64)
-        dst = np.repeat(np.arange(len(request.ids)), np.diff(neighbors.offsets))
-        edges[request.relation] = places, dst, neighbors.eids
+        dst = np.repeat(np.arange(len(neighbors.offsets) - 1), np.diff(neighbors.offsets))
+        edges[relation] = places, dst, neighbors.eids
     return edges

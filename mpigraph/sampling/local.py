@@ -6,7 +6,7 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.kernels.sample import Candidates, copy_neighbours
 from mpigraph.kernels.search import find_in_rows
-from mpigraph.sampling.protocol import EdgeQuery, RelationRequest, SampledNeighbors
+from mpigraph.sampling.protocol import EdgeQuery, RelationRequest, SampledNeighbors, edges_in
 from mpigraph.sampling.strategies.strategy import OwnedRows
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.store import Store
@@ -92,7 +92,7 @@ class LocalSampling:
         request = self._request
         edges = self._topology.adjacency(request.relation, host)
         first = edges.first_edge
-        excluded = request.excluded_in(first, first + len(edges.indices)) - first
+        excluded = edges_in(request.excluded, first, first + len(edges.indices)) - first
         rows, positions = _by_row(edges, request.ids, positions)
         return OwnedRows(host, edges, request.ids, rows, self._keys, excluded, self._scratch), positions
 

@@ -13,7 +13,7 @@ Where trees are disjoint every seed is the root of a tree of its own, and a node
 draws of a tree depend on its root and the root's time, not on the minibatch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,9 +23,10 @@ from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.temporal import root_keys, tree_keys
 from mpigraph.metadata.schema import Schema
-from mpigraph.sampling.neighbor_service import NeighborService
-from mpigraph.sampling.protocol import RelationRequest, SampledNeighbors
+from mpigraph.sampling.neighbor_service import NeighborService, SamplingRequest
+from mpigraph.sampling.protocol import RelationRequest, SampledNeighbors, SharedRequest
 from mpigraph.sampling.strategies import HopKeys, Strategy
+from mpigraph.store.shared_edges import SharedEdges
 from mpigraph.store.store import LoadedGraph
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 _NONE = np.empty(0, np.int64)
+_NO_ROOTS = np.empty(0, np.uint64)
 _EVERY = 0xE7E4  # separates keys without an epoch from those of epochs
 
 
@@ -134,7 +136,7 @@ class Hop:
     """The edges of one hop.
 
     Attributes:
-        edges: sampled edges by relation id.
+        edges: sampled edges by relation id; relations that share tables may be left out where none were drawn.
         first_dst: by node type id, the local id of the first destination; 0 in hops of blocks.
         num_dst: by node type id, one behind the local id of the last destination.
         num_src: by node type id, the number of nodes after the hop; the first ``num_dst`` were there before.
@@ -195,7 +197,13 @@ class SampledHops:
     def subgraph(self) -> Subgraph:
         """Return the hops as one graph, where each node was expanded once."""
         edges, eids, num_edges = [], [], []
+        drawn_from = set().union(*(hop.edges for hop in self.hops))
         for relation in range(len(self.schema.relations)):
+            if relation not in drawn_from:  # thousands of relations may have no edges
+                edges.append(_NO_ENDS)
+                eids.append(_NONE)
+                num_edges.append([0] * len(self.hops))
+                continue
             dst = self.schema.ends(relation)[1]
             drawn = [(hop.edges.get(relation, _NO_EDGES), hop.first_dst[dst]) for hop in self.hops]
             edges.append(np.concatenate([_NO_ENDS, *(_ends(csc, first) for csc, first in drawn)], axis=1))
@@ -228,22 +236,71 @@ def hop_requests(
     frontier: Mapping[int, I64],
     keys: HopKeys,
     trees: "_Growing | None" = None,
-) -> list[RelationRequest]:
-    """Return the requests of one hop, one for each relation with a strategy and destinations in the frontier."""
+) -> list[SamplingRequest]:
+    """Return the requests of one hop: through each relation with a strategy and destinations in the frontier.
+
+    Relations that share tables have one request for each of their strategies that needs nothing else.
+    """
     schema = graph.topology.hosts.schema
-    requests = []
-    for relation, how in sorted(plan.layers[layer].items()):
+    hows = plan.layers[layer]
+    requests: list[SamplingRequest] = []
+    alone = set(hows)
+    if graph.topology.shared is not None:
+        for request in _shared_requests(plan, hows, graph, graph.topology.shared, frontier, keys, trees):
+            alone.difference_update(graph.topology.shared.relations[request.chosen].tolist())
+            requests += [request] if len(request.ids) else []
+    for relation in sorted(alone):
         src, dst = schema.ends(relation)
-        ids = frontier.get(dst, _NONE)
-        if len(ids) == 0:
+        if len(frontier.get(dst, _NONE)) == 0:
             continue
-        strategy = how.at_step(keys.step)
+        strategy = hows[relation].at_step(keys.step)
         key: np.uint64 | U64 = strategy.key(keys, relation, src)
         if trees is not None:
             key, strategy = trees.of_roots(dst, key, strategy)
-        excluded = plan.excluded.get(relation, _NONE)
-        requests.append(RelationRequest(graph.number, relation, ids, strategy, plan.want_eids, key, excluded))
+        edges_of = plan.excluded.get(relation, _NONE)
+        requests.append(RelationRequest(graph.number, relation, frontier[dst], strategy, plan.want_eids, key, edges_of))
     return requests
+
+
+def _shared_requests(
+    plan: SamplingPlan,
+    hows: Mapping[int, Strategy],
+    graph: LoadedGraph,
+    shared: SharedEdges,
+    frontier: Mapping[int, I64],
+    keys: HopKeys,
+    trees: "_Growing | None",
+) -> Iterator[SharedRequest]:
+    """Yield the requests of a hop through relations that share tables, have one object as strategy, and one node type
+    of destinations.
+    """
+    relations = np.fromiter(hows, np.int64, len(hows))
+    numbers = np.fromiter(map(id, hows.values()), np.int64, len(hows))
+    num_types = len(graph.topology.hosts.schema.ntypes)
+    for how in {id(how): how for how in hows.values() if not how.needs_tables}.values():
+        among = np.isin(shared.relations, relations[numbers == id(how)])
+        strategy = how.at_step(keys.step)
+        types = shared.ends[:, 1] + (0 if how.keys_by_relation else num_types * shared.ends[:, 0])
+        for one in np.unique(types[among]).tolist():
+            src, dst = divmod(one, num_types)  # a source type where keys need one
+            chosen = among & (types == one)
+            place_of = graph.topology.place_of_shared
+            edges = [
+                shared.numbers(place_of[r], ids)
+                for r, ids in plan.excluded.items()
+                if r in place_of and chosen[place_of[r]]
+            ]
+            yield SharedRequest(
+                graph.number,
+                dst,
+                chosen,
+                frontier.get(dst, _NONE),
+                strategy,
+                plan.want_eids,
+                strategy.hop_key(keys, src),
+                _NO_ROOTS if trees is None else trees.roots(dst),
+                np.sort(np.concatenate([_NONE, *edges])),
+            )
 
 
 @collective("the channel's trainers", WHEN_REMOTE)
@@ -286,10 +343,10 @@ def sample_hops(
         of_hop = keys or HopKeys.of(key, len(hops), every, context.step)
         requests = hop_requests(plan, layer, graph, frontier, of_hop, trees)
         edges = {}
-        for request, neighbors in zip(requests, sample(requests), strict=True):
-            src, dst = schema.ends(request.relation)
+        for relation, neighbors in sample(requests).items():
+            src, dst = schema.ends(relation)
             indices = tables[src].insert(neighbors.src) if trees is None else trees.insert(src, dst, neighbors)
-            edges[request.relation] = SampledCSC(neighbors.offsets, indices, neighbors.eids)
+            edges[relation] = SampledCSC(neighbors.offsets, indices, neighbors.eids)
         hops.append(Hop(edges, first_dst, num_dst, [table.count for table in nodes]))
         first_dst = num_dst if expand_once else first_dst
     if trees is not None:
@@ -334,6 +391,11 @@ class _Growing:
         listed = [table.listed(first) for table, first in zip(self.tables, first_dst, strict=True)]
         self._trees = [trees for _, trees in listed]
         return {ntype: ids for ntype, (ids, _) in enumerate(listed)}
+
+    def roots(self, dst: int) -> U64:
+        """Return uint64[n], the keys of the trees of the frontier's nodes of type ``dst``."""
+        roots: U64 = self._keys[self._trees[dst]]
+        return roots
 
     def of_roots(self, dst: int, key: np.uint64 | U64, strategy: Strategy) -> tuple[U64, Strategy]:
         """Return the keys of the frontier's nodes of type ``dst``, by root, and the strategy for their roots' times."""

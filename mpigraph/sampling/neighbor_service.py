@@ -1,10 +1,11 @@
 """One hop of neighbour sampling: local destinations by plain loads, remote ones in a round. Also looks up edges.
 
-All relations of a hop share the round. The result is the same on every rank: a draw is a hash of the request's key,
-the node and the number of the draw. The host of its destination looks an edge up. Some trainers may look up edges in
-the same round in which others sample.
+All relations of a hop share the round, and those that share tables a request. The result is the same on every rank: a
+draw is a hash of the request's key, the node and the number of the draw. The host of its destination looks an edge up.
+Some trainers may look up edges in the same round in which others sample.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import NoReturn
@@ -25,13 +26,18 @@ from mpigraph.sampling.protocol import (
     RelationRequest,
     Request,
     SampledNeighbors,
+    SharedRequest,
+    edges_in,
     pack_query,
     pack_request,
 )
+from mpigraph.sampling.shared import RowsOfHost, SharedSampling, neighbors_by_relation, shared_of
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.store import LoadedGraph, Store
 
-__all__ = ["NeighborService"]
+__all__ = ["NeighborService", "SamplingRequest"]
+
+SamplingRequest = RelationRequest | SharedRequest
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,9 @@ class _Found:
     counts: Array
     src: Array
     eids: Array
+
+
+_Drawn = SampledNeighbors | list[RowsOfHost]
 
 
 class NeighborService:
@@ -79,37 +88,38 @@ class NeighborService:
             self._workers = Workers(num_threads)
 
     @collective("the channel's trainers", WHEN_REMOTE)
-    def sample(self, requests: list[RelationRequest]) -> list[SampledNeighbors]:
+    def sample(self, requests: Sequence[SamplingRequest]) -> dict[int, SampledNeighbors]:
         """Sample all requests of one hop.
 
         Remote hosts answer while this rank draws the local neighbours; then both are merged.
 
         Args:
-            requests: one for each relation that takes part; those into one node type have the same destinations.
+            requests: those into one node type have the same destinations; no relation is in two.
 
         Returns:
-            The neighbours for each request; the next call overwrites their sources.
+            The neighbours by relation id, ascending, without the relations that share tables and found none; the next
+            call overwrites their sources.
         """
         if self._world.all_local:
             return self.sample_local(requests)
         error: Exception | None = None
         words: dict[int, I64] = {}
-        drawing: list[LocalSampling] = []
+        drawing: list[Callable[[], _Drawn]] = []
         remote: dict[int, PositionsByHost] = {}
         try:
             local = dict[int, PositionsByHost]()
             for dst, by_host in self._by_destination(requests).items():
                 local[dst], remote[dst] = self._split(by_host)
-            drawing = [self._local(r, local[self._dst(r)], self._buffers, r.relation) for r in requests]
+            drawing = [self._begin(r, local[self._dst(r)], k) for k, r in enumerate(requests)]
             words = self._pack(requests, remote)
         except Exception as exc:  # raised on every rank by the round
             error = exc
-        drawn: list[SampledNeighbors] = []
+        drawn: list[_Drawn] = []
         failed: list[Exception] = []
 
         def draw_local() -> None:
             try:
-                drawn.extend(draw.finish() for draw in drawing)
+                drawn.extend(draw() for draw in drawing)
             except Exception as exc:  # once the round is over: the others are in the middle of it
                 failed.append(exc)
 
@@ -117,15 +127,12 @@ class NeighborService:
         if failed:
             raise failed[0]
         readers = {rank: AnswerReader(answer) for rank, answer in answers.items()}
-        return [
-            self._merge(request, remote[self._dst(request)], sample, readers)
-            for request, sample in zip(requests, drawn, strict=True)
-        ]
+        return self._joined(requests, drawn, remote, readers)
 
-    def sample_local(self, requests: list[RelationRequest]) -> list[SampledNeighbors]:
+    def sample_local(self, requests: Sequence[SamplingRequest]) -> dict[int, SampledNeighbors]:
         """As :meth:`sample`, where hosts of this node hold all destinations; local."""
         hosts_of = self._by_destination(requests)
-        return [self._local(r, hosts_of[self._dst(r)], self._buffers).finish() for r in requests]
+        return self._joined(requests, [self._begin(r, hosts_of[self._dst(r)])() for r in requests], {}, {})
 
     @collective("the channel's trainers", WHEN_REMOTE)
     def fail(self, error: Exception) -> NoReturn:
@@ -184,20 +191,51 @@ class NeighborService:
         """Return when the other trainers need nothing more of this thread."""
         self.channel.serve_until_idle()
 
-    def _local(
-        self, request: RelationRequest, by_host: PositionsByHost, buffers: Buffers, scratch: int = 0
-    ) -> LocalSampling:
-        return LocalSampling(self._state, request, by_host, buffers, self._workers, scratch)
+    def _begin(self, request: SamplingRequest, by_host: PositionsByHost, scratch: int = 0) -> Callable[[], _Drawn]:
+        """Count the neighbours of a request on local hosts; return what draws them."""
+        if isinstance(request, RelationRequest):
+            return LocalSampling(self._state, request, by_host, self._buffers, self._workers, scratch).finish
+        draws = [(h, at, SharedSampling(self._state, request, h, at, self._workers)) for h, at in by_host]
+        return lambda: [(host, positions, draw.finish()) for host, positions, draw in draws]
+
+    def _joined(
+        self,
+        requests: Sequence[SamplingRequest],
+        drawn: Sequence[_Drawn],
+        remote: dict[int, PositionsByHost],
+        readers: dict[int, AnswerReader],
+    ) -> dict[int, SampledNeighbors]:
+        """Return what was drawn here and answered by ``remote`` hosts, relation by relation."""
+        sampled: dict[int, SampledNeighbors] = {}
+        for request, here in zip(requests, drawn, strict=True):
+            elsewhere = remote.get(self._dst(request), [])
+            if isinstance(request, RelationRequest):
+                assert isinstance(here, SampledNeighbors)
+                sampled[request.relation] = self._merge(request, elsewhere, here, readers)
+                continue
+            assert isinstance(here, list)
+            shared = shared_of(self._state, request)
+            for host, positions in elsewhere:
+                reader = readers[int(self._world.hosts[host])]
+                rows = reader.rows(request, len(positions), shared.dtype, shared.num_edges(host))
+                here.append((host, positions, rows))
+            sampled.update(neighbors_by_relation(request, shared, here))
+        return dict(sorted(sampled.items()))
 
     def _hosts_of(self, request: Request) -> RangeBook:
         return self._state.graph_of_number[request.graph].topology.hosts
 
     def _dst(self, request: Request) -> int:
         """Return the node type of a request's destinations."""
+        if isinstance(request, SharedRequest):
+            return request.dst
         return self._hosts_of(request).schema.ends(request.relation)[1]
 
-    def _owned(self, host: int, request: RelationRequest) -> tuple[int, int]:
+    def _owned(self, host: int, request: SamplingRequest) -> tuple[int, int]:
         """Return the range of a host's edges."""
+        if isinstance(request, SharedRequest):
+            begin, end = shared_of(self._state, request).edges_of_hosts[host : host + 2].tolist()
+            return begin, end
         return self._hosts_of(request).edge_range(host, request.relation)
 
     def _positions(self, request: Request) -> PositionsByHost:
@@ -207,7 +245,7 @@ class NeighborService:
             return [(0, self._buffers.arange(len(request.ids)))]
         return split_by_range(request.ids, hosts.node_offsets[self._dst(request)])
 
-    def _by_destination(self, requests: list[RelationRequest]) -> dict[int, PositionsByHost]:
+    def _by_destination(self, requests: Sequence[SamplingRequest]) -> dict[int, PositionsByHost]:
         """Return the positions by host for each node type of destinations, computed once for all its relations."""
         return {dst: self._positions(r) for dst, r in {self._dst(r): r for r in requests}.items()}
 
@@ -216,7 +254,7 @@ class NeighborService:
         is_local = self._world.is_local
         return [one for one in by_host if is_local[one[0]]], [one for one in by_host if not is_local[one[0]]]
 
-    def _pack(self, requests: list[RelationRequest], remote: dict[int, PositionsByHost]) -> dict[int, I64]:
+    def _pack(self, requests: Sequence[SamplingRequest], remote: dict[int, PositionsByHost]) -> dict[int, I64]:
         """Return the request words by owner; the first request of a node type carries its destinations."""
         words: dict[int, list[I64]] = {}
         count: dict[int, int] = {}
@@ -228,7 +266,7 @@ class NeighborService:
                 number = count.get(rank, 0)
                 first = carrier.setdefault((rank, dst), number)
                 ids = request.ids[positions] if first == number else first
-                packed = pack_request(request, ids, request.excluded_in(*self._owned(host, request)), positions)
+                packed = pack_request(request, ids, edges_in(request.excluded, *self._owned(host, request)), positions)
                 words.setdefault(rank, []).extend(packed)
                 count[rank] = number + 1
         return {rank: np.concatenate(arrays) for rank, arrays in words.items()}

@@ -5,10 +5,11 @@ round, one after the other. A request is a header (:func:`_header`) and two list
 A list of n ids is ``2 n + narrow, id 0 .. id n-1``, narrow being 1 with two ids in a word, where they fit 32 bits, else
 0. Destinations that request k of the same message has already are the word ``-1 - k``. The second list is the excluded
 edges; before them are the keys of the destinations, where each has its own, the columns of the strategy, and its shared
-arrays, each after its length.
+arrays, each after its length. A request through several relations has a bit for each of them before all that, after
+their number, and in place of the relation ``-1 - type`` of its destinations.
 
-The answer is, request by request, a few arrays, each padded to eight bytes: those of :func:`neighbor_arrays`, or bool
-[n] for edges.
+The answer is, request by request, a few arrays, each padded to eight bytes: those of :func:`neighbor_arrays` or
+:func:`row_arrays`, or bool [n] for edges.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.arrays import I64, U8, U64, Array
+from mpigraph.arrays import I64, U8, U64, Array, Mask
 from mpigraph.errors import CollectiveError
 from mpigraph.kernels.joined_requests import COLUMNS, find_requests, lay_out, place_runs, run_sizes, unpack_lists
 from mpigraph.sampling.strategies.strategy import MAX_WORDS, Strategy
@@ -33,17 +34,25 @@ __all__ = [
     "RelationRequest",
     "Request",
     "SampledNeighbors",
+    "SampledRows",
+    "SharedRequest",
     "Unpacked",
+    "edges_in",
     "neighbor_arrays",
     "pack_answers",
     "pack_query",
     "pack_request",
+    "row_arrays",
     "unpack_requests",
 ]
 
 
 def _no_ids() -> I64:
     return np.empty(0, np.int64)
+
+
+def _no_roots() -> U64:
+    return np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True)
@@ -73,12 +82,32 @@ class RelationRequest:
         """True if each destination has a key of its own."""
         return isinstance(self.key, np.ndarray)
 
-    def excluded_in(self, begin: int, end: int) -> I64:
-        """Return the excluded edges in ``[begin, end)``, an owner's range."""
-        if len(self.excluded) == 0:
-            return self.excluded
-        low, high = np.searchsorted(self.excluded, (begin, end))
-        return self.excluded[low:high]
+
+@dataclass(frozen=True)
+class SharedRequest:
+    """Sample in-neighbours of nodes through relations that share tables, in one pass.
+
+    Attributes:
+        graph: number of the graph.
+        dst: node type id of the destinations.
+        chosen: bool[relations that share tables], true for those to sample.
+        ids: int64[n], destinations; may repeat.
+        strategy: chooses the neighbours; it needs no tables of a relation.
+        want_eids: answer edges too.
+        key: of the hop, as :meth:`.Strategy.hop_key` gives it.
+        roots: uint64[n], the keys of the destinations' trees; empty without trees.
+        excluded: int64[k], numbers of excluded edges, see :attr:`.SharedEdges.edges_of_hosts`; ascending, each once.
+    """
+
+    graph: int
+    dst: int
+    chosen: Mask
+    ids: I64
+    strategy: Strategy
+    want_eids: bool
+    key: np.uint64
+    roots: U64 = field(default_factory=_no_roots)
+    excluded: I64 = field(default_factory=_no_ids)
 
 
 @dataclass(frozen=True)
@@ -98,16 +127,24 @@ class EdgeQuery:
     src: I64
 
 
-Request = RelationRequest | EdgeQuery
+Request = RelationRequest | SharedRequest | EdgeQuery
 
 
 _QUERY = 0  # in the place of a strategy's tag
 _HEADER = 6 + MAX_WORDS
-_MOST_PARTS = 3  # arrays that answer a request
+_MOST_PARTS = 5  # arrays that answer a request
+
+
+def edges_in(edges: I64, begin: int, end: int) -> I64:
+    """Return the ``edges`` (int64[k], ascending) in ``[begin, end)``, such as an owner's range."""
+    if len(edges) == 0:
+        return edges
+    low, high = np.searchsorted(edges, (begin, end))
+    return edges[low:high]
 
 
 def pack_request(
-    request: RelationRequest, ids: I64 | int, excluded: I64, positions: I64 | slice = slice(None)
+    request: RelationRequest | SharedRequest, ids: I64 | int, excluded: I64, positions: I64 | slice = slice(None)
 ) -> list[I64]:
     """Return the words that ask one rank for ``ids`` of a request; ``excluded`` are edges of that rank.
 
@@ -115,10 +152,19 @@ def pack_request(
     number of the earlier request to this rank that has them. ``positions`` are the places of ``ids`` in the request.
     """
     strategy = request.strategy
-    by_root = isinstance(request.key, np.ndarray)
-    key = 0 if by_root else int(request.key.view(np.int64))
-    header = _header(strategy.tag, request.graph, request.relation, request.want_eids, by_root, strategy.words(), key)
-    own = [request.key[positions].view(np.int64)] if isinstance(request.key, np.ndarray) else []
+    own: list[I64] = []
+    if isinstance(request, SharedRequest):
+        relation = -1 - request.dst
+        roots = request.roots
+        own += [np.array([len(request.chosen)]), _as_bits(request.chosen)]
+    else:
+        relation = request.relation
+        roots = request.key if isinstance(request.key, np.ndarray) else _no_roots()
+    key = np.uint64(0) if isinstance(request.key, np.ndarray) else request.key
+    by_root = len(roots) > 0
+    words = strategy.words()
+    header = _header(strategy.tag, request.graph, relation, request.want_eids, by_root, words, int(key.view(np.int64)))
+    own += [roots[positions].view(np.int64)] if by_root else []
     own += [getattr(strategy, name)[positions] for name in strategy.columns]
     for name in strategy.shared:
         array = getattr(strategy, name)
@@ -127,6 +173,12 @@ def pack_request(
         return _pack(header, ids, _pack_ids(excluded))
     second_list = np.concatenate([*own, excluded])
     return _pack(header, ids, [np.array([2 * len(second_list)], np.int64), second_list])
+
+
+def _as_bits(mask: Mask) -> I64:
+    padded = np.zeros(-(-len(mask) // 64) * 64, np.bool_)
+    padded[: len(mask)] = mask
+    return np.packbits(padded).view(np.int64)
 
 
 def pack_query(query: EdgeQuery, positions: I64) -> list[I64]:
@@ -222,6 +274,12 @@ def _join(words: I64, numbers: I64, headers: I64) -> Joined:
     second_list, _ = _lists(words, rows[:, 3], rows[:, 4])
     if tag == _QUERY:
         return Joined(EdgeQuery(graph, relation, destinations, second_list), numbers, bounds)
+    chosen = None
+    if relation < 0:
+        count = int(second_list[0])
+        end = 1 + -(-count // 64)
+        chosen = np.unpackbits(second_list[1:end].view(np.uint8), count=count).view(np.bool_)
+        second_list = second_list[end:]
     kind = Strategy.of_tag(tag)
     keys = rows[:, -1].view(np.uint64)
     key: np.uint64 | U64 = keys[0] if len(keys) == 1 else np.repeat(keys, np.diff(bounds))
@@ -229,15 +287,18 @@ def _join(words: I64, numbers: I64, headers: I64) -> Joined:
     count = len(destinations)
     arrays = [second_list[k * count : (k + 1) * count] for k in range(of_each)]
     excluded = second_list[of_each * count :]
-    if by_root:
-        key = arrays.pop(0).view(np.uint64)
+    roots = arrays.pop(0).view(np.uint64) if by_root else _no_roots()
     for _ in kind.shared:
         arrays.append(excluded[1 : 1 + excluded[0]])
         excluded = excluded[1 + excluded[0] :]
     strategy = kind.from_words(parameters, arrays)
-    return Joined(
-        RelationRequest(graph, relation, destinations, strategy, bool(want_eids), key, excluded), numbers, bounds
-    )
+    if chosen is None:
+        key = roots if by_root else key
+        request: Request = RelationRequest(graph, relation, destinations, strategy, bool(want_eids), key, excluded)
+    else:
+        many = (graph, -1 - relation, chosen, destinations, strategy, bool(want_eids))
+        request = SharedRequest(*many, keys[0], roots, excluded)
+    return Joined(request, numbers, bounds)
 
 
 def _lists(words: I64, begins: I64, sizes: I64) -> tuple[I64, I64]:
@@ -266,6 +327,25 @@ class SampledNeighbors:
     eids: I64
 
 
+@dataclass(frozen=True)
+class SampledRows:
+    """Sampled neighbours of some destinations through many relations: rows, each of a destination and a relation.
+
+    Attributes:
+        bounds: int64[n + 1], the first row of each destination.
+        places: int[m], the relation of each row, by its place among those that share tables; rising in a destination.
+        counts: int[m], the neighbours of each row.
+        src: int32 or int64 [sum of counts], global source ids.
+        edges: int64[sum of counts], counted from the host's first edge of these relations; empty without ``want_eids``.
+    """
+
+    bounds: I64
+    places: Array
+    counts: Array
+    src: Array
+    edges: I64
+
+
 Part = tuple[Array, I64]
 """One array of the answers to joined requests; and int64[n + 1], the first element of each request."""
 
@@ -286,8 +366,20 @@ def neighbor_arrays(
     return parts
 
 
-def _count_dtype(fanout: int) -> np.dtype[Any]:
-    return np.dtype(np.uint8 if 0 <= fanout < 256 else np.int32)
+def row_arrays(request: SharedRequest, rows: SampledRows, num_edges: int) -> list[Part]:
+    """Return the arrays that answer a request, of a host with ``num_edges`` edges of these relations.
+
+    The number of rows of each destination [n], then places, counts, sources, and edges with ``want_eids``.
+    """
+    places = _count_dtype(len(request.chosen))
+    arrays = [np.diff(rows.bounds).astype(places), rows.places.astype(places)]
+    arrays += [rows.counts.astype(_count_dtype(request.strategy.fanout)), rows.src]
+    arrays += [rows.edges.astype(index_dtype(num_edges))] if request.want_eids else []
+    return [(array, np.array([0, len(array)])) for array in arrays]
+
+
+def _count_dtype(most: int) -> np.dtype[Any]:
+    return np.dtype(np.uint8 if 0 <= most < 256 else np.int32)
 
 
 def pack_answers(unpacked: Unpacked, num_messages: int, parts: Sequence[Sequence[Part]], head: int) -> list[I64]:
@@ -337,3 +429,15 @@ class AnswerReader:
         src = self.take(total, src_dtype)
         eids = self.take(total if request.want_eids else 0, index_dtype(last - first))
         return counts, src, eids.astype(np.int64) + first
+
+    def rows(self, request: SharedRequest, count: int, src_dtype: npt.DTypeLike, num_edges: int) -> SampledRows:
+        """Return what :func:`row_arrays` packed for ``count`` destinations."""
+        places = _count_dtype(len(request.chosen))
+        bounds = np.zeros(count + 1, np.int64)
+        np.cumsum(self.take(count, places), out=bounds[1:])
+        of_rows = self.take(int(bounds[-1]), places)
+        counts = self.take(len(of_rows), _count_dtype(request.strategy.fanout))
+        total = int(counts.sum(dtype=np.int64))
+        src = self.take(total, src_dtype)
+        edges = self.take(total if request.want_eids else 0, index_dtype(num_edges))
+        return SampledRows(bounds, of_rows, counts, src, edges.astype(np.int64))

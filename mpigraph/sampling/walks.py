@@ -72,7 +72,9 @@ def walk(service: NeighborService, plan: WalkPlan, context: RandomContext) -> tu
             own = _of_step(keys, walking, step, _EDGES)
             at, strategy = np.ascontiguousarray(traces[walking, step]), plan.strategies[relation]
             requests = [RelationRequest(plan.graph, relation, at, strategy, plan.want_eids, own)]
-        for neighbors in service.sample(requests):  # a round even without requests: the other trainers make one
+        for neighbors in service.sample(
+            requests
+        ).values():  # a round even without requests: the other trainers make one
             walking = walking[np.diff(neighbors.offsets) > 0]
             traces[walking, step + 1] = neighbors.src
             if plan.want_eids:

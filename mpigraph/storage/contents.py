@@ -220,11 +220,9 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
         width = index_dtype(max(map(book.num_nodes, range(len(nodes))))).name
         for field, dtype in (("destinations", width), ("indices", width), ("orig_ids", "int64")):
             yield "part_graph", shared_dataset_name(field), DatasetInfo((rows,), dtype)
-    for r in range(len(schema.relations)):
+    for r in config.with_datasets:
         key = schema.relation_key(r)
         features = config.edge_features[key]
-        if r in config.place_of_shared and not features:
-            continue
         first, end = book.edge_range(part, r)
         edges = end - first
         for name, info in features.items():

@@ -25,7 +25,7 @@ import numpy as np
 from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.metadata.book import RangeBook
-from mpigraph.metadata.schema import Schema, check_name, parse_relation, relation_key
+from mpigraph.metadata.schema import Schema, check_name, parse_relation
 from mpigraph.storage.files import NewFile, read_text
 from mpigraph.storage.format import NARROW, WIDE, storage_dtype
 
@@ -40,8 +40,6 @@ _REQUIRED = (
 ).split()
 _NO_CHECKSUM = ("report", "checksum")  # beside the paths
 _MOST = 2**62  # ids, so that sums of them fit
-
-Ranges = list[I64]
 
 
 class FeatureInfo(NamedTuple):
@@ -114,15 +112,21 @@ class PartConfig:
     @cached_property
     def shared_begins(self) -> I64:
         """int64[shared relations + 1, parts]: the first edge of each relation in the tables that they share."""
-        offsets = [self.book.edge_offsets[r] for r in self.shared]
-        counts = np.diff(np.array(offsets, np.int64).reshape(len(self.shared), self.num_parts + 1), axis=1)
-        begins: I64 = np.concatenate([np.zeros((1, self.num_parts), np.int64), np.cumsum(counts, axis=0)])
+        offsets = np.array([self.book.edge_offsets[r] for r in self.shared], np.int64)
+        counts = np.diff(offsets.reshape(len(self.shared), self.num_parts + 1), axis=1)
+        begins: I64 = np.pad(np.cumsum(counts, axis=0), ((1, 0), (0, 0)))
         return begins
 
     @cached_property
     def place_of_shared(self) -> dict[int, int]:
         """The place of each relation among those that share tables."""
         return {relation: place for place, relation in enumerate(self.shared)}
+
+    @cached_property
+    def with_datasets(self) -> list[int]:
+        """The relations that have datasets of their own: all but those that share tables and have no features."""
+        keys = enumerate(map(self.schema.relation_key, range(len(self.schema.relations))))
+        return [r for r, key in keys if r not in self.place_of_shared or self.edge_features[key]]
 
     @property
     def num_parts(self) -> int:
@@ -153,7 +157,7 @@ class PartConfig:
             raise PartitionError(f"{path}: a link leads out of the graph's folder (part {part} of {self.path})")
         return path
 
-    @property
+    @cached_property
     def checksum(self) -> str:
         """SHA-256 of all that the shards depend on."""
         content = {key: value for key, value in self._to_json().items() if not _is_free(key)}
@@ -201,7 +205,7 @@ class PartConfig:
     def _to_json(self) -> dict[str, Any]:
         book = self.book
         ntypes = self.schema.ntypes
-        keys = [relation_key(relation) for relation in self.schema.relations]
+        keys = [self.schema.relation_key(relation) for relation in range(len(self.schema.relations))]
         nodes = homogeneous_ranges(book.node_offsets)
         edges = homogeneous_ranges(book.edge_offsets)
         return {
@@ -232,7 +236,7 @@ class PartConfig:
         ntypes = _by_id(content["ntypes"])
         etypes = _by_id(content["etypes"])
         schema = Schema(tuple(ntypes), tuple(parse_relation(key) for key in etypes))
-        escaped = [relation_key(relation) for relation in schema.relations]
+        escaped = [schema.relation_key(relation) for relation in range(len(etypes))]
         if escaped != etypes:
             raise PartitionError(f"edge types must be escaped as {escaped} (got {etypes})")
         num_parts = _count(content["num_parts"])
@@ -272,38 +276,48 @@ def check_graph_name(name: str) -> None:
         raise InvalidArgumentError(f"graph_name must be usable as a file name (got {name!r})")
 
 
-def homogeneous_ranges(offsets: Sequence[I64]) -> Ranges:
+def homogeneous_ranges(offsets: Sequence[I64] | I64) -> list[I64]:
     """Return for each type int64[num_parts, 2]: its ranges of homogeneous ids.
 
     Homogeneous ids are numbered part by part and, inside a part, type by type.
     """
-    # [parts, types], so that the running sum over its rows counts in the order of homogeneous ids
-    counts = np.stack([np.diff(table) for table in offsets], axis=1) if offsets else np.zeros((0, 0), np.int64)
+    if not len(offsets):
+        return []
+    counts = np.diff(offsets, axis=1).T  # [parts, types], so that the running sum counts in the order of these ids
     ends = np.cumsum(counts.ravel()).reshape(counts.shape)
-    return [np.stack([ends[:, i] - counts[:, i], ends[:, i]], axis=1) for i in range(counts.shape[1])]
+    return list(np.stack([ends - counts, ends], axis=2).swapaxes(0, 1))
 
 
 def _offsets(what: str, table: dict[str, Any], names: list[str], num_parts: int, total: int) -> tuple[I64, ...]:
     """Turn homogeneous ranges into type-wise offsets; they must tile ``[0, total)`` in order."""
-    if sorted(table) != sorted(names):
+    if table.keys() != set(names):
         raise PartitionError(f"{what} has the types {sorted(table)}, expected {sorted(names)}")
-    ranges = [np.asarray(table[name]) for name in names]
-    for name, rows in zip(names, ranges, strict=True):
-        if rows.shape != (num_parts, 2):
-            raise PartitionError(f"{what} of {name!r} must have {num_parts} ranges (got shape {rows.shape})")
-        if rows.dtype != np.int64 or int(rows.min()) < 0 or int(rows.max()) > _MOST:
-            raise PartitionError(f"{what} of {name!r} must hold ids of 0 to 2**62")
-        if (rows[:, 1] < rows[:, 0]).any():
-            raise PartitionError(f"{what} of {name!r} has a range that ends before it begins")
-    offsets = tuple(np.concatenate([[0], np.cumsum(rows[:, 1] - rows[:, 0])]) for rows in ranges)
+    if not names:
+        return ()
+    try:
+        ranges = np.array([table[name] for name in names])
+    except ValueError:  # of different lengths
+        ranges = np.empty(0)
+    if ranges.shape != (len(names), num_parts, 2) or ranges.dtype != np.int64:
+        for name in names:
+            rows = np.asarray(table[name])
+            if rows.shape != (num_parts, 2):
+                raise PartitionError(f"{what} of {name!r} must have {num_parts} ranges (got shape {rows.shape})")
+            if rows.dtype != np.int64:
+                raise PartitionError(f"{what} of {name!r} must hold ids of 0 to 2**62")
+    sizes = ranges[:, :, 1] - ranges[:, :, 0]
     # lengths of ranges determine type-wise offsets, and these the only ranges that tile without gaps
-    expected = homogeneous_ranges(offsets)
-    for name, rows, tiled in zip(names, ranges, expected, strict=True):
-        if not np.array_equal(rows, tiled):
-            raise PartitionError(f"{what} of {name!r} is inconsistent: the ranges do not follow each other")
-    if sum(int(table[-1]) for table in offsets) != total:
-        raise PartitionError(f"{what} covers {sum(int(table[-1]) for table in offsets)} ids, expected {total}")
-    return offsets
+    offsets = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0)))
+    for wrong, problem in (
+        ((ranges < 0) | (ranges > _MOST), "must hold ids of 0 to 2**62"),
+        (sizes < 0, "has a range that ends before it begins"),
+        (ranges != np.array(homogeneous_ranges(offsets)), "is inconsistent: the ranges do not follow each other"),
+    ):
+        if wrong.any():
+            raise PartitionError(f"{what} of {names[np.argwhere(wrong)[0, 0]]!r} {problem}")
+    if offsets[:, -1].sum() != total:
+        raise PartitionError(f"{what} covers {offsets[:, -1].sum()} ids, expected {total}")
+    return tuple(offsets)
 
 
 def _not_cut(path: Path) -> str:

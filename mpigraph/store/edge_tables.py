@@ -61,11 +61,11 @@ class TableWindow:
     """Tables that are divided among the hosts, each in its own way."""
 
     @collective("world.comm")
-    def __init__(self, service: RowService, tables: Sequence[I64], dtype: npt.DTypeLike) -> None:
+    def __init__(self, service: RowService, tables: Sequence[I64] | I64, dtype: npt.DTypeLike) -> None:
         """Allocate zeros; host h holds the rows ``[offsets[h], offsets[h + 1])`` of each table's offsets."""
-        self._tables = list(tables)
         hosts = len(service.world.hosts)
-        sizes = np.diff(np.array(tables, np.int64).reshape(len(tables), hosts + 1), axis=1)
+        self._tables = np.array(tables, np.int64).reshape(len(tables), hosts + 1)
+        sizes = np.diff(self._tables, axis=1)
         self._starts = np.concatenate([np.zeros((1, hosts), np.int64), np.cumsum(sizes, axis=0)])
         self._window = RowWindow(service, np.append(0, np.cumsum(sizes.sum(axis=0))), (), dtype)
 
@@ -74,12 +74,26 @@ class TableWindow:
         begin, end = self._starts[table : table + 2, host]
         return self._window.memory(host)[begin:end]
 
-    def gather(self, table: int, ids: I64) -> Array:
-        """Read rows of a table in the order of ``ids`` (int64[n], all valid). One-sided."""
+    @property
+    def offsets(self) -> I64:
+        """int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])`` of all tables."""
+        return self._window.offsets
+
+    def begins(self, host: int) -> I64:
+        """Return int64[tables + 1], where the rows of each table begin among those of a host."""
+        return np.ascontiguousarray(self._starts[:, host])
+
+    def numbers(self, table: int, ids: I64) -> I64:
+        """Return the numbers of a table's rows (int64[n], all valid) among those of all tables and hosts."""
         offsets = self._tables[table]
         host = np.searchsorted(offsets, ids, side="right") - 1
-        begins = self._window.offsets[:-1] + self._starts[table] - offsets[:-1]
-        return self._window.gather(ids + begins[host])
+        begins = self.offsets[:-1] + self._starts[table] - offsets[:-1]
+        numbers: I64 = ids + begins[host]
+        return numbers
+
+    def gather(self, table: int, ids: I64) -> Array:
+        """Read rows of a table in the order of ``ids`` (int64[n], all valid). One-sided."""
+        return self._window.gather(self.numbers(table, ids))
 
     def memory(self, host: int) -> Array:
         """Return all tables' rows on a local host, one after another."""

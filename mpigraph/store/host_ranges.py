@@ -49,13 +49,13 @@ def cut_for_hosts(world: "World", files: PartFiles) -> RangeBook:
     config, book = files.config, files.config.book
     num_hosts = len(world.hosts)
     nodes = tuple(cut_offsets(offsets, num_hosts) for offsets in book.node_offsets)
-    own_begins = np.zeros(len(book.edge_offsets), np.int64)
+    of_parts = np.array(book.edge_offsets, np.int64).reshape(-1, book.num_parts + 1)
+    own_begins = np.zeros(len(of_parts), np.int64)
     with together(world.comm, f"opening graph {config.graph_name!r}"):
         if world.is_host:
             for part in parts_of_hosts([world.host_index], num_hosts, book.num_parts):
                 files.check(part)
-            for relation in range(len(own_begins)):
-                own_begins[relation] = _edge_begin(files, relation, nodes, world.host_index)
+            own_begins[:] = _edge_begins(files, of_parts, nodes, world.host_index)
     gathered = np.empty((world.size, len(own_begins)), np.int64)
     world.comm.Allgather(own_begins, gathered)
     begins = gathered[world.hosts].T
@@ -63,21 +63,19 @@ def cut_for_hosts(world: "World", files: PartFiles) -> RangeBook:
         path = config.part_path((host + 1) * book.num_parts // num_hosts, "part_graph")
         key = book.schema.relation_key(relation)
         raise everywhere(ShardFormatError(f"{path}: the edges of {key} contradict themselves: indptr must rise"))
-    edges = tuple(np.append(begins[relation], book.num_edges(relation)) for relation in range(len(book.edge_offsets)))
-    return RangeBook(book.schema, nodes, edges)
+    return RangeBook(book.schema, nodes, tuple(np.append(begins, of_parts[:, -1:], axis=1)))
 
 
-def _edge_begin(files: PartFiles, relation: int, nodes: tuple[I64, ...], host: int) -> int:
-    """Return the first edge of a host, read from ``indptr`` where the boundary falls inside a part."""
+def _edge_begins(files: PartFiles, of_parts: I64, nodes: tuple[I64, ...], host: int) -> I64:
+    """Return the first edge of a host in each relation, read from ``indptr`` where it begins inside a part."""
     book = files.config.book
-    dst = book.schema.ends(relation)[1]
-    node = int(nodes[dst][host])
-    part = (host * book.num_parts) // len(nodes[dst][:-1])
-    begin = int(book.edge_offsets[relation][part])
-    inside = node - int(book.node_offsets[dst][part])
-    if inside == 0:
-        return begin
-    return begin + int(files.read_indptr(relation, part, inside, inside)[0])
+    part = (host * book.num_parts) // len(nodes[0][:-1])
+    begins = of_parts[:, part].copy()
+    inside = [int(of_hosts[host] - offsets[part]) for of_hosts, offsets in zip(nodes, book.node_offsets, strict=True)]
+    for relation in range(len(begins)) if any(inside) else ():
+        if row := inside[book.schema.ends(relation)[1]]:
+            begins[relation] += int(files.read_indptr(relation, part, row, row)[0])
+    return begins
 
 
 @collective("ranks")
@@ -115,20 +113,19 @@ def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
     indptr = np.zeros(hosts.num_parts, np.int64)
     degrees = np.zeros(hosts.num_parts, np.int64)
     indices = {4: np.zeros(hosts.num_parts, np.int64), 8: np.zeros(hosts.num_parts, np.int64)}
-    shared = np.zeros(hosts.num_parts, np.int64)
     for relation, (src, _, dst) in enumerate(schema.relations):
         if relation in config.place_of_shared:
-            shared += np.diff(hosts.edge_offsets[relation])
             continue
         size = index_dtype(hosts.num_nodes(schema.ntype_id(src))).itemsize
         indptr += 8 * (np.diff(hosts.node_offsets[schema.ntype_id(dst)]) + 1)
         degrees += 8 * np.diff(hosts.node_offsets[schema.ntype_id(src)])
         indices[size] += size * np.diff(hosts.edge_offsets[relation])
     if config.shared:
-        # at most: each edge has a row and a source of its own
+        shared = np.diff([hosts.edge_offsets[relation] for relation in config.shared], axis=1).sum(axis=0)
+        # at most: each edge has a row, listed twice, and a source of its own
         width = index_dtype(max(map(hosts.num_nodes, range(len(schema.ntypes))))).itemsize
         indptr += 8 * (shared + len(config.shared))
-        degrees += (8 + 2 * width) * shared
+        degrees += (8 + 2 * width + index_dtype(int(shared.max())).itemsize) * shared
         indices[width] += width * shared
     total = sum((_in_pages(nbytes) for nbytes in indices.values()), _in_pages(indptr) + _in_pages(degrees))
     for t, ntype in enumerate(schema.ntypes):

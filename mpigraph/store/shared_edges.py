@@ -1,9 +1,11 @@
 """The edges of relations that share tables, in the hosts' memory.
 
 Each host has, relation after relation, the destinations that have edges (*rows*), where the edges of each row begin,
-and the sources; and the sources that have out-edges with their number. All is proportional to the edges, however many
-relations there are.
+and the sources; the rows into each node type once more, by destination; and the sources that have out-edges with their
+number. All is proportional to the edges, however many relations there are.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,14 +21,84 @@ from mpigraph.storage.format import index_dtype, shared_dataset_name
 from mpigraph.store.edge_tables import Adjacency, TableWindow
 from mpigraph.store.staging import parts_of_hosts
 
-__all__ = ["SharedEdges", "last_begin"]
+__all__ = ["HostTables", "RowsInto", "SharedEdges", "last_begin", "read_shared"]
+
+
+@dataclass(frozen=True)
+class RowsInto:
+    """The rows into one node type on a local host, as the kernels in ``kernels/shared_rows.py`` take them.
+
+    Attributes:
+        first_node: global id of the host's first destination.
+        listed: int32 or int64 [n], by destination and relation, the number of each row among all of the host.
+        nodes: int32 or int64 [rows], the destination of each row of the host, counted from the first.
+        indptr: int64[rows + relations], relation after relation the first edges of its rows and their end, from 0.
+        indices: int32 or int64 [edges], global source ids of all relations.
+        row_begins: int64[relations + 1], the first row of each relation.
+        edge_begins: int64[relations + 1], the first edge of each.
+    """
+
+    first_node: int
+    listed: Array
+    nodes: Array
+    indptr: I64
+    indices: Array
+    row_begins: I64
+    edge_begins: I64
+
+
+@dataclass(frozen=True)
+class HostTables:
+    """The edges of one host.
+
+    Attributes (as in :class:`RowsInto`, besides):
+        listed: the rows into all types, one after the other.
+        list_begins: int64[types + 1], where those into each begin.
+    """
+
+    rows: I64
+    indptr: I64
+    indices: Array
+    listed: I64
+    row_begins: I64
+    edge_begins: I64
+    list_begins: I64
+
+    @classmethod
+    def of(cls, place: I64, destinations: I64, sources: Array, ends: I64, num_types: int) -> "HostTables":
+        """Make the tables.
+
+        Args:
+            place: int64[m], the relation of each edge, not falling.
+            destinations: int64[m], counted from the host's first, not falling in a relation.
+            sources: int[m].
+            ends: int64[relations, 2], node type ids.
+            num_types: number of node types.
+        """
+        relations = np.arange(len(ends) + 1)
+        first = np.flatnonzero(_changes(place, destinations))
+        of_rows = place[first]
+        rows = destinations[first]
+        row_begins = np.searchsorted(of_rows, relations)
+        edge_begins = np.searchsorted(place, relations)
+        indptr = np.empty(len(rows) + len(ends), np.int64)
+        indptr[np.arange(len(rows)) + of_rows] = first - edge_begins[of_rows]
+        indptr[row_begins[1:] + relations[:-1]] = np.diff(edge_begins)
+        types = ends[of_rows, 1]
+        listed = np.lexsort((rows, types))
+        list_begins = np.searchsorted(types[listed], np.arange(num_types + 1))
+        return cls(rows, indptr, sources, listed, row_begins, edge_begins, list_begins)
 
 
 class SharedEdges:
     """The relations of a graph that share tables. A relation is named by its place among them.
 
     Attributes:
+        relations: int64[n], the relation ids, ascending.
+        ends: int64[n, 2], node type ids of source and destination.
         dtype: of source ids.
+        edges_of_hosts: int64[H + 1]; host h holds the edges ``[edges_of_hosts[h], edges_of_hosts[h + 1])``, where edges
+            of all these relations are numbered by host, relation and id.
     """
 
     @collective("world.comm")
@@ -39,9 +111,9 @@ class SharedEdges:
         """
         config, self._world = files.config, service.world
         world, num_hosts, relations = self._world, len(self._world.hosts), config.shared
-        self._relations = relations
+        self.relations = np.array(relations, np.int64)
         self._hosts = hosts
-        self._ends = np.array([config.schema.ends(r) for r in relations], np.int64).reshape(-1, 2)
+        self.ends = np.array([config.schema.ends(r) for r in relations], np.int64).reshape(-1, 2)
         self._edges = np.array([hosts.edge_offsets[r] for r in relations], np.int64).reshape(-1, num_hosts + 1)
         self._nodes = np.array(hosts.node_offsets, np.int64)
         self.dtype = index_dtype(int(self._nodes[:, -1].max()))
@@ -50,46 +122,71 @@ class SharedEdges:
             if world.is_host:
                 place, rows, sources = self._read(files, world.host_index)
         host_places, out_rows, degrees = self._out_degrees(place, sources)
-        first = np.flatnonzero(_changes(place, rows))
-        counts = np.zeros((2, len(relations), num_hosts), np.int64)
+        own = HostTables.of(place, rows, sources, self.ends, len(self._nodes))
+        counts = np.zeros((3, max(len(relations), len(self._nodes)), num_hosts), np.int64)
         if world.is_host:
-            for table, places in zip(counts, (place[first], host_places), strict=True):
-                table[:, world.host_index] = np.bincount(places, minlength=len(relations))
+            of_sources = np.bincount(host_places, minlength=len(relations))
+            for table, sizes in zip(
+                counts, (np.diff(own.row_begins), of_sources, np.diff(own.list_begins)), strict=True
+            ):
+                table[: len(sizes), world.host_index] = sizes
         with world.watch("loading a graph"):
             counts = sum_over_ranks(world.comm, counts)
-        zeros = np.zeros((len(relations), 1), np.int64)
-        self._rows_of, self._sources_of = (np.append(zeros, np.cumsum(table, axis=1), axis=1) for table in counts)
+        ends = np.pad(np.cumsum(counts, axis=2), ((0, 0), (0, 0), (1, 0)))
+        self._rows_of, self._sources_of = ends[:2, : len(relations)]
         local = index_dtype(int(np.diff(self._nodes, axis=1).max()))
-        self._rows = TableWindow(service, list(self._rows_of), local)
-        self._indptr = TableWindow(service, list(self._rows_of + np.arange(num_hosts + 1)), np.int64)
-        self._indices = TableWindow(service, list(self._edges), self.dtype)
-        self._sources = TableWindow(service, list(self._sources_of), local)
-        self._degrees = TableWindow(service, list(self._sources_of), np.int64)
+        of_rows = index_dtype(int(counts[0].sum(axis=0).max()))
+        self._rows = TableWindow(service, self._rows_of, local)
+        self._indptr = TableWindow(service, self._rows_of + np.arange(num_hosts + 1), np.int64)
+        self._indices = TableWindow(service, self._edges, self.dtype)
+        self._listed = TableWindow(service, ends[2, : len(self._nodes)], of_rows)
+        self._sources = TableWindow(service, self._sources_of, local)
+        self._degrees = TableWindow(service, self._sources_of, np.int64)
+        self.edges_of_hosts = self._indices.offsets
         if world.is_host:
-            host = world.host_index
-            in_relation = np.diff(self._edges, axis=1)[:, host]
-            begins = np.append(0, np.cumsum(in_relation))
-            self._rows.memory(host)[:] = rows[first]
-            indptr = self._indptr.memory(host)
-            indptr[np.arange(len(first)) + place[first]] = first - begins[place[first]]
-            indptr[np.cumsum(counts[0, :, host]) + np.arange(len(relations))] = in_relation
-            self._indices.memory(host)[:] = sources
-            self._sources.memory(host)[:] = out_rows
-            self._degrees.memory(host)[:] = degrees
+            for window, values in zip(
+                self.windows(), (own.rows, own.indptr, own.indices, own.listed, out_rows, degrees), strict=True
+            ):
+                window.memory(world.host_index)[:] = values
 
     def windows(self) -> list[TableWindow]:
         """Return the windows."""
-        return [self._rows, self._indptr, self._indices, self._sources, self._degrees]
+        return [self._rows, self._indptr, self._indices, self._listed, self._sources, self._degrees]
 
     def adjacency(self, place: int, host: int) -> Adjacency:
         """Return the in-edges on a local host, as plain arrays."""
         return Adjacency(
             self._indptr.segment(place, host),
             self._indices.segment(place, host),
-            int(self._nodes[self._ends[place, 1], host]),
+            int(self._nodes[self.ends[place, 1], host]),
             int(self._edges[place, host]),
             self._rows.segment(place, host),
         )
+
+    def rows_into(self, ntype: int, host: int) -> RowsInto:
+        """Return the rows into a node type on a local host."""
+        return RowsInto(
+            int(self._nodes[ntype, host]),
+            self._listed.segment(ntype, host),
+            self._rows.memory(host),
+            self._indptr.memory(host),
+            self._indices.memory(host),
+            self._rows.begins(host),
+            self._indices.begins(host),
+        )
+
+    def numbers(self, place: int, eids: I64) -> I64:
+        """Return the numbers (int64[n]) of edges among those of all these relations, see :attr:`edges_of_hosts`."""
+        return self._indices.numbers(place, eids)
+
+    def num_edges(self, host: int) -> int:
+        """Return the number of edges of a host."""
+        return int(self.edges_of_hosts[host + 1] - self.edges_of_hosts[host])
+
+    def eid_shifts(self, host: int) -> I64:
+        """Return int64[relations], what makes the number of an edge, counted from the host's first, its id."""
+        shifts: I64 = self._edges[:, host] - self._indices.begins(host)[:-1]
+        return shifts
 
     def row_offsets(self, place: int) -> I64:
         """Return int64[hosts + 1], the rows of each host."""
@@ -102,7 +199,7 @@ class SharedEdges:
 
     def in_degrees(self, ids: I64, place: int) -> I64:
         """See :meth:`.Topology.in_degrees`."""
-        ntype = int(self._ends[place, 1])
+        ntype = int(self.ends[place, 1])
         owner = self._hosts.node_owner(ids, ntype)
         row, known = self._find(self._rows, self._rows_of, place, owner, ids - self._nodes[ntype, owner])
         degrees = np.zeros(len(ids), np.int64)
@@ -112,7 +209,7 @@ class SharedEdges:
 
     def out_degrees(self, ids: I64, place: int) -> I64:
         """See :meth:`.Topology.out_degrees`."""
-        ntype = int(self._ends[place, 0])
+        ntype = int(self.ends[place, 0])
         owner = self._hosts.node_owner(ids, ntype)
         row, known = self._find(self._sources, self._sources_of, place, owner, ids - self._nodes[ntype, owner])
         degrees = np.zeros(len(ids), np.int64)
@@ -121,10 +218,10 @@ class SharedEdges:
 
     def find_edges(self, eids: I64, place: int) -> tuple[I64, I64]:
         """See :meth:`.Topology.find_edges`."""
-        owner = self._hosts.edge_owner(eids, self._relations[place])
+        owner = self._hosts.edge_owner(eids, int(self.relations[place]))
         low, high = self._rows_of[place, owner], self._rows_of[place, owner + 1] - 1
         row = last_begin(self._indptr, place, low, high, owner, eids - self._edges[place, owner])
-        destinations = self._rows.gather(place, row) + self._nodes[self._ends[place, 1], owner]
+        destinations = self._rows.gather(place, row) + self._nodes[self.ends[place, 1], owner]
         return self._indices.gather(place, eids).astype(np.int64), destinations.astype(np.int64)
 
     def _find(self, table: TableWindow, offsets: I64, place: int, owner: Array, wanted: I64) -> tuple[I64, Array]:
@@ -148,21 +245,16 @@ class SharedEdges:
         """Return the place, the row and the source of each edge of a host, in the order of the tables."""
         config = files.config
         columns = [np.empty((3, 0), np.int64)]
-        first, last = self._nodes[self._ends[:, 1], host : host + 2].T
+        first, last = self._nodes[self.ends[:, 1], host : host + 2].T
         for part in parts_of_hosts([host], len(self._world.hosts), config.num_parts):
-            shard = files.open(part, "part_graph")
-            destinations, indices = (shard.read(shared_dataset_name(field)) for field in ("destinations", "indices"))
-            check_shared(config, part, destinations, indices)
-            place = np.repeat(np.arange(len(self._ends)), np.diff(config.shared_begins[:, part]))
-            of_part = np.array([offsets[part] for offsets in config.book.node_offsets])
-            nodes = destinations + of_part[self._ends[place, 1]]
+            place, nodes, indices = read_shared(files, part)
             own = (nodes >= first[place]) & (nodes < last[place])
             columns.append(np.stack([place, nodes - first[place], indices])[:, own])
         edges = np.concatenate(columns, axis=1)
         place, rows, sources = edges[:, np.argsort(edges[0], kind="stable")]
-        held = np.bincount(place, minlength=len(self._ends))
+        held = np.bincount(place, minlength=len(self.ends))
         for bad in np.flatnonzero(held != np.diff(self._edges, axis=1)[:, host])[:1].tolist():
-            key = config.schema.relation_key(self._relations[bad])
+            key = config.schema.relation_key(int(self.relations[bad]))
             raise ShardFormatError(f"{config.path}: edges of {key} contradict the numbers of edges of its parts")
         return place, rows, sources
 
@@ -172,7 +264,7 @@ class SharedEdges:
         world = self._world
         bases = np.append(0, np.cumsum(self._nodes[:, -1]))[:-1]
         firsts = (self._nodes[:, :-1] + bases[:, None]).reshape(-1)  # of each type and host, among all nodes
-        nodes = sources + bases[self._ends[place, 0]]
+        nodes = sources + bases[self.ends[place, 0]]
         of_type = np.searchsorted(firsts, nodes, side="right") - 1
         ranks = world.hosts[of_type % len(world.hosts)]
         going = np.stack([place, nodes - firsts[of_type]], axis=1)[np.argsort(ranks, kind="stable")]
@@ -181,6 +273,21 @@ class SharedEdges:
         came = came[np.lexsort((came[:, 1], came[:, 0]))]
         begin = np.flatnonzero(_changes(came[:, 0], came[:, 1]))
         return came[begin, 0], came[begin, 1], np.diff(np.append(begin, len(came)))
+
+
+def read_shared(files: PartFiles, part: int) -> tuple[I64, I64, Array]:
+    """Return the place, the destination and the source of each edge of a part, in the order of its file.
+
+    Raises:
+        ShardFormatError: the file is missing, damaged or contradicts itself.
+    """
+    config = files.config
+    shard = files.open(part, "part_graph")
+    destinations, indices = (shard.read(shared_dataset_name(field)) for field in ("destinations", "indices"))
+    check_shared(config, part, destinations, indices)
+    place = np.repeat(np.arange(len(config.shared)), np.diff(config.shared_begins[:, part]))
+    of_part = np.array([config.book.node_offsets[config.schema.ends(r)[1]][part] for r in config.shared])
+    return place, destinations + of_part[place], indices
 
 
 def last_begin(indptr: TableWindow, table: int, low: I64, high: I64, owner: Array, edges: I64) -> I64:

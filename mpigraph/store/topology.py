@@ -36,11 +36,13 @@ class Topology:
         name: of the graph.
         hosts: the book whose owners are the hosts.
         turned: the out-edges of the nodes, once they were asked for.
+        shared: the relations that share tables, if there are any.
+        place_of_shared: by relation id its place among them.
     """
 
     turned: "Topology | None" = None
-    _shared: SharedEdges | None = None
-    _place: Mapping[int, int] = {}  # of relations among those that share tables
+    shared: SharedEdges | None = None
+    place_of_shared: Mapping[int, int] = {}
 
     @collective("world.comm")
     def __init__(self, service: RowService, files: PartFiles, hosts: RangeBook, kept: PartConfig) -> None:
@@ -62,13 +64,13 @@ class Topology:
         self.hosts = hosts
         check_shared_memory(world, host_memory(kept, hosts), f"graph {config.graph_name!r}")
         relations = range(len(config.schema.relations))
-        self._place = config.place_of_shared
+        self.place_of_shared = config.place_of_shared
         nodes = hosts.node_offsets
-        own = [r for r in relations if r not in self._place]
+        own = [r for r in relations if r not in self.place_of_shared]
         before = np.arange(len(world.hosts) + 1)
         ends = [config.schema.ends(r) for r in relations]
         nothing = np.zeros(len(world.hosts) + 1, np.int64)
-        is_shared = [r in self._place for r in relations]
+        is_shared = [r in self.place_of_shared for r in relations]
         indptr = [nothing if shared else nodes[dst] + before for (_, dst), shared in zip(ends, is_shared, strict=True)]
         out_degrees = [nothing if shared else nodes[src] for (src, _), shared in zip(ends, is_shared, strict=True)]
         self._indptr = TableWindow(service, indptr, np.int64)
@@ -83,7 +85,7 @@ class Topology:
         }
         try:
             if config.shared:
-                self._shared = SharedEdges(service, files, hosts)
+                self.shared = SharedEdges(service, files, hosts)
             with together(world.comm, f"loading graph {config.graph_name!r}"):
                 for relation in own:
                     if world.is_host:
@@ -96,15 +98,15 @@ class Topology:
 
     def index_dtype(self, relation: int) -> np.dtype[np.generic]:
         """Return the dtype of a relation's source ids in memory and on the wire."""
-        if self._shared is not None and relation in self._place:
-            return self._shared.dtype
+        if self.shared and relation in self.place_of_shared:
+            return self.shared.dtype
         src = self.hosts.schema.ends(relation)[0]
         return index_dtype(self.hosts.num_nodes(src))
 
     def row_offsets(self, relation: int) -> I64:
         """Return int64[H + 1], the rows of each host: of its :meth:`adjacency`."""
-        if self._shared is not None and relation in self._place:
-            return self._shared.row_offsets(self._place[relation])
+        if self.shared and relation in self.place_of_shared:
+            return self.shared.row_offsets(self.place_of_shared[relation])
         return self.hosts.node_offsets[self.hosts.schema.ends(relation)[1]]
 
     def _indices_of(self, relation: int) -> TableWindow:
@@ -148,7 +150,7 @@ class Topology:
         if self.world.is_host:
             host = self.world.host_index
             for relation in range(len(own)):
-                if relation in self._place:  # out-degrees were counted, not read
+                if relation in self.place_of_shared:  # out-degrees were counted, not read
                     continue
                 first = self.hosts.node_range(host, schema.ends(relation)[0])[0]
                 degrees = hash_of_degrees(self._out_degrees.segment(relation, host), first)
@@ -165,8 +167,8 @@ class Topology:
 
     def adjacency(self, relation: int, host: int) -> Adjacency:
         """Return the in-edges on a local host, as plain arrays."""
-        if self._shared is not None and relation in self._place:
-            return self._shared.adjacency(self._place[relation], host)
+        if self.shared and relation in self.place_of_shared:
+            return self.shared.adjacency(self.place_of_shared[relation], host)
         dst = self.config.schema.ends(relation)[1]
         return Adjacency(
             self._indptr.segment(relation, host),
@@ -177,8 +179,8 @@ class Topology:
 
     def count_out_edges(self, relation: int, host: int) -> int:
         """Return the number of edges out of a local host's nodes."""
-        if self._shared is not None and relation in self._place:
-            return self._shared.count_out_edges(self._place[relation], host)
+        if self.shared and relation in self.place_of_shared:
+            return self.shared.count_out_edges(self.place_of_shared[relation], host)
         return int(self._out_degrees.segment(relation, host).sum())
 
     def edge_id(self, edge: int, relation: int) -> int:
@@ -191,8 +193,8 @@ class Topology:
         Raises:
             OutOfRangeError: an id does not exist.
         """
-        if self._shared is not None and relation in self._place:
-            return self._shared.in_degrees(ids, self._place[relation])
+        if self.shared and relation in self.place_of_shared:
+            return self.shared.in_degrees(ids, self.place_of_shared[relation])
         dst = self.config.schema.ends(relation)[1]
         rows = ids + self.hosts.node_owner(ids, dst)
         degrees: I64 = self._indptr.gather(relation, rows + 1) - self._indptr.gather(relation, rows)
@@ -206,8 +208,8 @@ class Topology:
         """
         src = self.config.schema.ends(relation)[0]
         check_ids(ids, self.config.book.num_nodes(src), f"node id of type {self.config.schema.ntypes[src]!r}")
-        if self._shared is not None and relation in self._place:
-            return self._shared.out_degrees(ids, self._place[relation])
+        if self.shared and relation in self.place_of_shared:
+            return self.shared.out_degrees(ids, self.place_of_shared[relation])
         return self._out_degrees.gather(relation, ids)
 
     def find_edges(self, eids: I64, relation: int) -> tuple[I64, I64]:
@@ -219,8 +221,8 @@ class Topology:
         Raises:
             OutOfRangeError: an edge does not exist.
         """
-        if self._shared is not None and relation in self._place:
-            return self._shared.find_edges(eids, self._place[relation])
+        if self.shared and relation in self.place_of_shared:
+            return self.shared.find_edges(eids, self.place_of_shared[relation])
         owner = self.hosts.edge_owner(eids, relation)
         src = self._indices_of(relation).gather(relation, eids).astype(np.int64)
         nodes = self.hosts.node_offsets[self.config.schema.ends(relation)[1]]
@@ -237,7 +239,7 @@ class Topology:
             tables.sync()
 
     def _all(self) -> list[TableWindow]:
-        shared = [] if self._shared is None else self._shared.windows()
+        shared = [] if self.shared is None else self.shared.windows()
         return [self._indptr, self._out_degrees, *self._indices.values(), *shared]
 
     def retire(self) -> None:

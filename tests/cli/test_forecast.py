@@ -12,7 +12,9 @@ from oracle import NAME, oracle_source
 from mpigraph.cli.forecast.timing import Machine, Model, steps
 from mpigraph.cli.forecast.traffic import Asked, Cluster, Graph, Minibatch, Workload, simulate
 from mpigraph.cli.main import main
+from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
+from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 
@@ -46,7 +48,7 @@ def asking(request: int, reply: int) -> Minibatch:
 
 def test_a_trainer_with_all_neighbours_of_its_part_reads_the_halo(tmp_path: Path) -> None:
     graph = graph_of(parts(tmp_path, 300, 2))
-    offsets, (indptr,), (sources,) = graph.config.book.node_offsets[0], graph.indptr, graph.indices
+    offsets, indptr, sources = graph.config.book.node_offsets[0], graph.indptr[0], graph.indices[0]
     made = simulate(graph, TWO, Workload([-1], 1000, 1000), epochs=2)
     for minibatch in made:
         first, last = offsets[minibatch.trainer : minibatch.trainer + 2]
@@ -57,6 +59,32 @@ def test_a_trainer_with_all_neighbours_of_its_part_reads_the_halo(tmp_path: Path
         assert minibatch.inputs == len(np.unique(read))
     assert [m.fetched for m in made[::2]] == [m.remote for m in made[::2]]
     assert [m.fetched for m in made[1::2]] == [0, 0]  # the cache has them
+
+
+def test_relations_that_share_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The minibatches are those of tables of their own; a hop asks each host once."""
+    schema = Schema(("n",), tuple(("n", f"r{r}", "n") for r in range(20)))
+    ends = np.random.default_rng(0).integers(0, 300, (20, 2, 60))
+    source = GraphSource(schema, (300,), tuple(map(tuple, ends)), {"n": {"x": Feature.of(np.zeros((300, 2)))}})
+
+    def made(name: str) -> list[Minibatch]:
+        path = partition_source(source, name, 3, tmp_path / name, "random").config_path
+        return simulate(graph_of(str(path)), Cluster(2, 1, 1), Workload([3, 2], 30, 1000), epochs=2)
+
+    shared = made("shared")
+    monkeypatch.setattr("mpigraph.partition.source.shared_relations", lambda *_: ())
+    for one, other in zip(shared, made("own"), strict=True):
+        assert (one.edges, one.inputs, one.remote, one.fetched) == (
+            other.edges,
+            other.inputs,
+            other.remote,
+            other.fetched,
+        )
+        assert one.remote > 0
+        assert [[asked.host for asked in hop] for hop in one.asked] == [
+            [asked.host for asked in hop] for hop in other.asked
+        ]
+        assert all(a.request < b.request / 4 for a, b in zip(one.asked[0], other.asked[0], strict=True))
 
 
 def test_a_network_without_delay_gives_the_time_of_computing() -> None:

@@ -15,7 +15,7 @@ from layouts import SharedJob, alone, everywhere, on_all, rotated
 
 import mpigraph.distributed as dist
 from mpigraph.cli import info, verify
-from mpigraph.dataloading import LaborSampler, NeighborSampler
+from mpigraph.dataloading import LaborSampler, NeighborSampler, ShaDowKHopSampler
 from mpigraph.dataloading.random_walks import random_walk
 from mpigraph.formats.shards import read_partition
 from mpigraph.graphs.fields import EID, NID
@@ -41,6 +41,8 @@ SAMPLERS = {
     "labor": LaborSampler([2, 2]),
     "labor weighted": LaborSampler([1, 2], prob="weight", layer_dependency=True),
     "time": NeighborSampler([2, 2], time_attr="time"),
+    "disjoint": NeighborSampler([2, 2], disjoint=True),
+    "by relation": NeighborSampler([2, {relation: k % 3 for k, relation in enumerate(SCHEMA.relations)}]),
 }
 
 
@@ -91,6 +93,14 @@ def everything(path: str, rank: int, trainers: int) -> dict[str, str]:
             ends = [block.edges(etype=r)[i] for block in blocks for r in SCHEMA.relations for i in (0, 1)]
             eids = [b.edges[r].data.get(EID, torch.empty(0)) for b in blocks for r in SCHEMA.relations]
             found[name] = digest(*(inputs[t] for t in NODES), *ends, *eids)
+    for number, name in enumerate(("one hop", "induced")):
+        seeds = {t: torch.arange(number, NODES[t], 2) for t in "ab"} if number % trainers == rank else {}
+        sampler = ShaDowKHopSampler([2])
+        graph = g.sample_neighbors(seeds, 2, seed=3) if name == "one hop" else sampler.sample(g, seeds)[2]
+        if seeds:
+            found[name] = digest(
+                *(x for r in SCHEMA.relations for x in (*graph.edges(etype=r), graph.edges[r].data[EID]))
+            )
     for number, relation in enumerate(SCHEMA.relations):
         edges = torch.arange(g.num_edges(relation))
         if number % trainers != rank:

@@ -194,7 +194,7 @@ class Hop:
 
     def make(self) -> I64:
         """Make it once; return the sources that were drawn."""
-        (neighbors,) = self._service.sample(self._requests)
+        (neighbors,) = self._service.sample(self._requests).values()
         return neighbors.src.copy()
 
     def seconds(self, repeats: int = 50) -> float:

@@ -41,6 +41,7 @@ from mpigraph.storage.contents import PartFiles, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name, storage_dtype
 from mpigraph.store.host_ranges import cut_offsets
 from mpigraph.store.placement import dataset_of
+from mpigraph.store.shared_edges import HostTables, RowsInto, read_shared
 from mpigraph.store.store import LoadedGraph
 from mpigraph.store.topology import Adjacency, InMemoryTopology
 
@@ -144,21 +145,24 @@ class Graph:
         self.config = config = files.config
         schema = config.schema
         book = config.book
-        if config.shared:
-            raise InvalidArgumentError(f"{config.path}: forecasts of relations that share a table are not supported")
-        self.indptr = []
-        self.indices = []
+        self.indptr: dict[int, I64] = {}
+        self.indices: dict[int, Array] = {}
+        shared = [np.stack(read_shared(files, part)) for part in range(book.num_parts if config.shared else 0)]
+        self.shared: I64 = np.concatenate([np.empty((3, 0), np.int64), *shared], axis=1)
+        self.shared = self.shared[:, np.argsort(self.shared[0], kind="stable")]
         for relation, ends in enumerate(map(schema.ends, range(len(schema.relations)))):
+            if relation in config.place_of_shared:
+                continue
             offsets = book.node_offsets[ends[1]]
             begins = [files.read_indptr(relation, part, 0, int(n)) for part, n in enumerate(np.diff(offsets))]
             edges = book.edge_offsets[relation]
             joined = [np.asarray(b[:-1] - b[0] + edges[part], np.int64) for part, b in enumerate(begins)]
-            self.indptr.append(np.concatenate([*joined, edges[-1:]]))
+            self.indptr[relation] = np.concatenate([*joined, edges[-1:]])
             indices = np.empty(int(edges[-1]), index_dtype(book.num_nodes(ends[0])))
             read_rows(
                 files, "part_graph", relation_dataset_name(schema.relation_key(relation), "indices"), edges, 0, indices
             )
-            self.indices.append(indices)
+            self.indices[relation] = indices
         named = [t for t, ntype in enumerate(schema.ntypes) if "train_mask" in config.node_features[ntype]]
         self.seed_type = named[0] if named else 0
         offsets = book.node_offsets[self.seed_type]
@@ -184,8 +188,16 @@ class Graph:
         schema = self.config.schema
         book = self.config.book
         nodes = tuple(cut_offsets(offsets, hosts) for offsets in book.node_offsets)
-        edges = tuple(indptr[nodes[schema.ends(r)[1]]] for r, indptr in enumerate(self.indptr))
-        return _Cut(RangeBook(schema, nodes, edges), self)
+        bounds = np.searchsorted(self.shared[0], np.arange(len(self.config.shared) + 1))
+        edges = []
+        for relation in range(len(schema.relations)):
+            cuts = nodes[schema.ends(relation)[1]]
+            place = self.config.place_of_shared.get(relation)
+            if place is None:
+                edges.append(self.indptr[relation][cuts])
+            else:
+                edges.append(np.searchsorted(self.shared[1, bounds[place] : bounds[place + 1]], cuts))
+        return _Cut(RangeBook(schema, nodes, tuple(edges)), self)
 
 
 class _Cut(InMemoryTopology):
@@ -195,6 +207,9 @@ class _Cut(InMemoryTopology):
         super().__init__(hosts, [])
         self.config = graph.config
         self._graph = graph
+        self.place_of_shared = graph.config.place_of_shared
+        if self.place_of_shared:
+            self.shared = cast(Any, _SharedCut(graph, hosts))
         self._known: dict[tuple[int, int], Adjacency] = {}
 
     def adjacency(self, relation: int, host: int) -> Adjacency:
@@ -205,6 +220,39 @@ class _Cut(InMemoryTopology):
             indptr = self._graph.indptr[relation][first : last + 1] - begin
             self._known[relation, host] = Adjacency(indptr, self._graph.indices[relation][begin:end], first, begin)
         return self._known[relation, host]
+
+
+class _SharedCut:
+    """The relations that share tables, on all hosts of a simulated job; the attributes are those of SharedEdges."""
+
+    def __init__(self, graph: Graph, hosts: RangeBook) -> None:
+        relations = graph.config.shared
+        self.ends = ends = np.array([hosts.schema.ends(r) for r in relations])
+        self.relations = np.array(relations)
+        self.dtype = index_dtype(max(map(hosts.num_nodes, range(len(hosts.node_offsets)))))
+        self._first_edges = np.array([hosts.edge_offsets[r] for r in relations])
+        self._nodes = np.array(hosts.node_offsets)
+        place, destinations, sources = graph.shared
+        self._tables = []
+        for host in range(hosts.num_parts):
+            first, last = self._nodes[ends[place, 1], host : host + 2].T
+            own = (destinations >= first) & (destinations < last)
+            edges = place[own], (destinations - first)[own], sources[own].astype(self.dtype)
+            self._tables.append(HostTables.of(*edges, ends, len(self._nodes)))
+        self.edges_of_hosts = np.append(0, np.cumsum([len(tables.indices) for tables in self._tables]))
+
+    def rows_into(self, ntype: int, host: int) -> RowsInto:
+        own = self._tables[host]
+        listed = own.listed[own.list_begins[ntype] : own.list_begins[ntype + 1]]
+        first = int(self._nodes[ntype, host])
+        return RowsInto(first, listed, own.rows, own.indptr, own.indices, own.row_begins, own.edge_begins)
+
+    def num_edges(self, host: int) -> int:
+        return len(self._tables[host].indices)
+
+    def eid_shifts(self, host: int) -> I64:
+        shifts: I64 = self._first_edges[:, host] - self._tables[host].edge_begins[:-1]
+        return shifts
 
 
 class _World(NamedTuple):
@@ -367,7 +415,7 @@ class _Trainer:
         sizes = [agreed_steps(len(piece), work.batch_size, work.drop_last, lambda n, _: n) for piece in pieces]
         self._steps = (min if work.drop_last else max)(filter(None, sizes), default=0)
         relations = range(len(graph.config.schema.relations))
-        self._layers = [{r: Uniform(fanout) for r in relations if fanout} for fanout in work.fanouts]
+        self._layers = [dict.fromkeys(relations, Uniform(fanout)) if fanout else {} for fanout in work.fanouts]
         self._pool = RowPool()
         self._readers: list[tuple[int, CachedRows | None, _Window]] = []
         self._upcoming: dict[int, UpcomingReads] = {}

@@ -38,6 +38,7 @@ class Labor(Strategy):
     """
 
     tag = 5
+    keys_by_relation = False
     replace: ClassVar[bool] = False
     weights: int = 0
     same_in_hops: bool = False
@@ -48,7 +49,12 @@ class Labor(Strategy):
         """See :class:`.Strategy`."""
         return replace(self, phase=step % self.period) if self.period else self
 
-    def key(self, keys: HopKeys, relation: int, src_type: int) -> np.uint64:
+    @property
+    def needs_tables(self) -> bool:
+        """True with weights."""
+        return bool(self.weights)
+
+    def hop_key(self, keys: HopKeys, src_type: int) -> np.uint64:
         """Return the key of the numbers of a source type; where they have a period, that of the next one is by 1 more.
 
         ``keys`` are those of the step in :meth:`at_step`.

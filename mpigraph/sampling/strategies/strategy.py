@@ -123,6 +123,8 @@ class Strategy(ABC):
     """Names of the fields that have a number for each destination."""
     shared: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that are arrays which every owner gets whole."""
+    keys_by_relation: ClassVar[bool] = True
+    """Each relation has keys of its own; else those with one source type have the same."""
     _by_tag: ClassVar[dict[int, type["Strategy"]]] = {}
 
     fanout: int
@@ -158,9 +160,19 @@ class Strategy(ABC):
         values |= {name: kind(word) for (name, kind), word in zip(_parameters(cls), words, strict=False)}
         return cls(**values)
 
+    def hop_key(self, keys: HopKeys, src_type: int) -> np.uint64:
+        """Return the key of the draws in a hop through relations from a source type."""
+        return keys.hop
+
     def key(self, keys: HopKeys, relation: int, src_type: int) -> np.uint64:
         """Return the key of a relation's draws in a hop; destination and number of the draw are mixed in later."""
-        return combine(keys.hop, relation)
+        key = self.hop_key(keys, src_type)
+        return combine(key, relation) if self.keys_by_relation else key
+
+    @property
+    def needs_tables(self) -> bool:
+        """True if owners look up something of the relation besides its edges; others may be drawn by in one pass."""
+        return True
 
     def at_step(self, step: int) -> "Strategy":
         """Return the strategy for draws of a step; :meth:`key` has the step in its ``keys``."""

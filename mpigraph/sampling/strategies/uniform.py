@@ -22,6 +22,11 @@ class Uniform(Strategy):
     tag = 1
     replace: bool = False
 
+    @property
+    def needs_tables(self) -> bool:
+        """False: edges are enough."""
+        return False
+
     def prepare(self, store: Store, relation: int) -> Draw:
         """Return the strategy itself, which needs no tables."""
         return self

@@ -24,6 +24,11 @@ class Within(Strategy):
     shared = ("sources",)
     sources: I64 = field(default_factory=lambda: np.empty(0, np.int64))
 
+    @property
+    def needs_tables(self) -> bool:
+        """False: edges are enough."""
+        return False
+
     def prepare(self, store: Store, relation: int) -> Draw:
         """Return the strategy itself, which needs no tables."""
         return self
