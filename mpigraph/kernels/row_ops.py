@@ -4,6 +4,8 @@ Rows are handled as fixed-size words whatever their dtype (see :func:`as_words`)
 every dtype and row shape.
 """
 
+import threading
+
 import numpy as np
 from numba import njit
 
@@ -152,16 +154,20 @@ def scatter_rows(values: Array, positions: I64, table: Array, rows: I64) -> None
         copy_row(table, rows[i], values, positions[i])
 
 
-@njit(nogil=True, cache=True)
-def _order_by_owner(owner: I32, bounds: I64, order: I64) -> None:
-    fill = bounds[:-1].copy()
-    for i in range(len(owner)):
-        order[fill[owner[i]]] = i
-        fill[owner[i]] += 1
+class _Scratch(threading.local):
+    """Three numbers for each range, for a thread; the first ones are zeros before and after they are used."""
+
+    numbers: I64 = np.zeros((3, 1), np.int64)
+
+
+_scratch = _Scratch()
 
 
 @njit(nogil=True, cache=True)
-def _owners(ids: I64, offsets: I64, owner: I32, bounds: I64) -> None:
+def _order_by_owner(ids: I64, offsets: I64, scratch: I64, owner: I32, order: I64) -> int:
+    """Fill ``owner`` and ``order``; return how many ranges have ids, which are in the scratch, then their bounds."""
+    counts, which, bounds = scratch[0], scratch[1], scratch[2]
+    used = 0
     for i in range(len(ids)):
         low, high = 0, len(offsets) - 1  # the owner is in low .. high - 1
         while high - low > 1:
@@ -171,28 +177,43 @@ def _owners(ids: I64, offsets: I64, owner: I32, bounds: I64) -> None:
             else:
                 high = middle
         owner[i] = low
-        bounds[low + 1] += 1
-    for k in range(1, len(bounds)):
-        bounds[k] += bounds[k - 1]
+        if counts[low] == 0:
+            which[used] = low
+            used += 1
+        counts[low] += 1
+    which[:used].sort()
+    at = 0
+    for k in range(used):
+        bounds[k] = at
+        at += counts[which[k]]
+        counts[which[k]] = bounds[k]
+    bounds[used] = at
+    for i in range(len(ids)):
+        order[counts[owner[i]]] = i
+        counts[owner[i]] += 1
+    for k in range(used):
+        counts[which[k]] = 0
+    return used
 
 
-def order_by_range(ids: I64, offsets: I64) -> tuple[I64, I64]:
-    """Sort positions by the range that holds their id, stably.
+def order_by_range(ids: I64, offsets: I64) -> tuple[I64, I64, I64]:
+    """Sort positions by the range that holds their id, stably. Ranges without ids cost nothing.
 
     Args:
         ids: int64[n], in ``[offsets[0], offsets[-1])``.
         offsets: int64[k + 1], ascending: range j is ``[offsets[j], offsets[j + 1])``.
 
     Returns:
-        ``order`` int64[n] and ``bounds`` int64[k + 1]: ``order[bounds[j]:bounds[j + 1]]`` are the positions whose id is
-        in range j, ascending.
+        ``order`` int64[n], ``which`` int64[r], the ranges that have ids, ascending, and ``bounds`` int64[r + 1]:
+        ``order[bounds[i]:bounds[i + 1]]`` are the positions whose id is in range ``which[i]``, ascending.
     """
+    if _scratch.numbers.shape[1] < len(offsets):
+        _scratch.numbers = np.zeros((3, len(offsets)), np.int64)
+    numbers = _scratch.numbers
     owner = np.empty(len(ids), np.int32)
-    bounds = np.zeros(len(offsets), np.int64)
-    _owners(ids, offsets, owner, bounds)
     order = np.empty(len(ids), np.int64)
-    _order_by_owner(owner, bounds, order)
-    return order, bounds
+    used = _order_by_owner(ids, offsets, numbers, owner, order)
+    return order, numbers[1, :used].copy(), numbers[2, : used + 1].copy()
 
 
 def split_by_range(ids: I64, offsets: I64) -> list[tuple[int, I64]]:
@@ -203,8 +224,8 @@ def split_by_range(ids: I64, offsets: I64) -> list[tuple[int, I64]]:
     """
     if len(offsets) == 2:
         return [(0, np.arange(len(ids)))] if len(ids) else []
-    order, bounds = order_by_range(ids, offsets)
-    return [(j, order[bounds[j] : bounds[j + 1]]) for j in np.flatnonzero(np.diff(bounds)).tolist()]
+    order, which, bounds = order_by_range(ids, offsets)
+    return [(j, order[bounds[i] : bounds[i + 1]]) for i, j in enumerate(which.tolist())]
 
 
 @njit(nogil=True, cache=True)

@@ -69,14 +69,14 @@ class RowOwners:
             ``order`` int64[n], positions in ``ids``, and ``counts`` int64[T]: the first ``counts[0]`` are for trainer
             0, and so on.
         """
-        order, bounds = order_by_range(ids, self.bounds)
-        sizes = np.diff(bounds)
+        order, which, bounds = order_by_range(ids, self.bounds)
+        trainers = self.trainers[which]
         counts = np.zeros(len(self._begins) - 1, np.int64)
-        np.add.at(counts, self.trainers, sizes)
-        used = self._by_trainer[sizes[self._by_trainer] > 0]
-        if (np.diff(used) > 0).all():
+        np.add.at(counts, trainers, np.diff(bounds))
+        if (np.diff(trainers) >= 0).all():
             return order, counts
-        return np.concatenate([order[bounds[which] : bounds[which + 1]] for which in used.tolist()]), counts
+        pieces = np.argsort(trainers, kind="stable").tolist()
+        return np.concatenate([order[bounds[i] : bounds[i + 1]] for i in pieces]), counts
 
     def ranges(self, trainer: int | None = None) -> list[OwnedRange]:
         """Return the ranges that a trainer owns, by default this one; without empty ones."""

@@ -253,14 +253,14 @@ class RowWindow:
         """
         if self.from_sources:  # which read ascending rows
             order = np.argsort(rows) if falls(rows) else np.arange(len(rows))
-            bounds = np.searchsorted(rows[order], self.offsets)
+            _, which, bounds = order_by_range(rows[order], self.offsets)
         else:
-            order, bounds = order_by_range(rows, self.offsets)
+            order, which, bounds = order_by_range(rows, self.offsets)
         places = np.empty(len(rows), np.int64)
         places[order] = np.arange(len(rows))
         rows = rows[order]
         words = as_words(pool.empty((len(rows) + more, *self.row_shape), self.dtype))
-        by_host = [(h, np.arange(bounds[h], bounds[h + 1])) for h in np.flatnonzero(np.diff(bounds)).tolist()]
+        by_host = [(host, np.arange(*bounds[i : i + 2])) for i, host in enumerate(which.tolist())]
         remote = self._remote(by_host, rows)
         with UNINTERRUPTED, self._gate:
             local = [

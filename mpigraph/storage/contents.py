@@ -28,12 +28,13 @@ from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, finger
 __all__ = ["PartFiles", "check_shared", "check_sources", "overlaps", "read_rows"]
 
 _FILES = 4096  # that are open at once where there is no limit
+_KNOWN = 1 << 14  # whose datasets are known
 _KEPT = 512  # tables of parts that are kept whole
 _KEPT_BYTES = 1 << 20  # of a shared table that is kept whole, since thousands of relations read it piece by piece
 
 
 class PartFiles:
-    """The files of a partitioned graph, each opened and checked once and kept open for what is read next.
+    """The files of a partitioned graph, each checked once and known for what is read next.
 
     A context manager.
 
@@ -43,33 +44,41 @@ class PartFiles:
 
     def __init__(self, config: PartConfig) -> None:
         self.config = config
-        self._open: dict[tuple[int, str], ShardReader] = {}
+        self._known: dict[tuple[int, str], ShardReader] = {}
+        self._awake: dict[tuple[int, str], ShardReader] = {}
         # half of what this process may open now, often 1024: rows on disk raise the limit for files of their own
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_open = _FILES if limit == resource.RLIM_INFINITY else max(16, limit // 2)
         self._kept: dict[tuple[int, str], Array] = {}
 
     def open(self, part: int, which: str) -> ShardReader:
-        """Open a file of a part, as of :meth:`.PartConfig.part_path`; it is closed again when many others were opened.
+        """Return a file of a part, as of :meth:`.PartConfig.part_path`; it is closed when many others were opened.
 
         Raises:
             PartitionError: the part does not exist, or its file lies outside the graph's folder.
             ShardFormatError: the file is missing, damaged, or belongs to something else.
         """
-        shard = self._open.pop((part, which), None)
+        key = part, which
+        shard = self._known.get(key)
         if shard is None:
+            if len(self._known) == _KNOWN:
+                oldest = next(iter(self._known))
+                self._awake.pop(oldest, None)
+                self._known.pop(oldest).close()
             config = self.config
             shard = ShardReader(config.part_path(part, which), config.graph_name, part, config.identity)
-            if len(self._open) == self._most_open:
-                self._open.pop(next(iter(self._open))).close()  # the one that was used longest ago
-        self._open[part, which] = shard
+            self._known[key] = shard
+        if self._awake.pop(key, None) is None and len(self._awake) == self._most_open:
+            self._awake.pop(next(iter(self._awake))).rest()  # the one that was used longest ago
+        self._awake[key] = shard
         return shard
 
     def close(self) -> None:
         """Close all of them."""
         self._kept.clear()
-        while self._open:
-            self._open.popitem()[1].close()
+        self._awake.clear()
+        while self._known:
+            self._known.popitem()[1].close()
 
     def __enter__(self) -> "PartFiles":
         return self
@@ -113,7 +122,9 @@ class PartFiles:
             ShardFormatError: the file is missing, damaged, or another one.
             PartitionError: the file lies outside the graph's folder.
         """
-        content = fingerprint(self.open(part, which))
+        shard = self.open(part, which)
+        content = fingerprint(shard)
+        shard.rest()  # HDF5 takes half a MiB for an open file
         if seal_of(content) != self.config.seals[part][which]:
             raise ShardFormatError(
                 f"{self.config.part_path(part, which)}: not the file that {self.config.path} was written for "

@@ -44,7 +44,7 @@ __all__ = [
 _SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # of HDF5's superblock, and the version of it that _LIBVER gives
 _BESIDE = 4 << 20  # bytes whose checksums a thread takes while the disk writes: zlib's 0.15 ns a byte, beside 0.5
 _READ_BYTES = 64 << 20
-_KEPT = 64  # datasets of a file that stay open
+_KEPT = 1024  # datasets of a file that are known
 _ATTRIBUTE_BYTES = 1 << 16  # what HDF5 allows in an object's header
 
 # Metadata of this file format version carry checksums, so that HDF5 notices damage instead of following a wild pointer.
@@ -231,17 +231,24 @@ class DatasetWriter:
 
 
 class _Dataset(NamedTuple):
-    """A dataset of a file that is read: its handle, the dtype in the file, rows of a segment, and checksums."""
+    """A dataset of a file that is read: its first byte, the dtype in the file, rows of a segment, and checksums."""
 
-    id: Any
+    begin: int | None  # without rows
     info: DatasetInfo
     stored: np.dtype[Any]
     segment: int
     crcs: Array
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.stored.itemsize * math.prod(self.info.shape[1:])
+
 
 class ShardReader:
     """Reads datasets of one shard file; a context manager.
+
+    HDF5 finds the datasets, which takes most of a millisecond a file; their rows are read without it.
 
     Args:
         path: file to open.
@@ -262,16 +269,33 @@ class ShardReader:
         identity: str | None = None,
     ) -> None:
         self._path = Path(path)
+        self._owner = graph_name, part, identity
         self._datasets: dict[str, _Dataset] = {}
-        with self._failures("the file header"):
-            self._size = self._check_file()
-            self._file = h5py.File(self._path, "r", locking=False)
-        try:
-            with self._failures("the file header"):
-                self._check_header(graph_name, part, identity)
-        except BaseException:
-            self.close()
-            raise
+        self._file: h5py.File | None = None
+        self._number: int | None = None  # of the file, where HDF5 has not opened it
+        self._hdf5()
+
+    def _hdf5(self) -> Any:
+        """Open the file by HDF5, unless it is open, and check its header; return its id."""
+        if self._file is None:
+            try:
+                with self._failures("the file header"):
+                    self._size = self._check_file()
+                    self._file = h5py.File(self._path, "r", locking=False)
+                    self._check_header(*self._owner)
+            except BaseException:
+                self.close()
+                raise
+        return self._file.id
+
+    def rest(self) -> None:
+        """Close the file until something is read; what is known of its datasets is kept."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._number is not None:
+            os.close(self._number)
+            self._number = None
 
     def names(self) -> list[str]:
         """Return the paths of all datasets."""
@@ -282,7 +306,7 @@ class ShardReader:
                 names.append(name.decode())
 
         with self._failures("the list of datasets"):
-            h5py.h5o.visit(self._file.id, visit, info=True)
+            h5py.h5o.visit(self._hdf5(), visit, info=True)
         return names
 
     def info(self, name: str) -> DatasetInfo:
@@ -305,12 +329,9 @@ class ShardReader:
             ShardFormatError: the dataset is missing or damaged, or has no numbers.
         """
         dataset = self._open(name)
-        begin = dataset.id.get_offset()
-        if begin is None:
+        if dataset.begin is None:
             raise ShardFormatError(f"{self._path}: dataset {name!r} is empty")
-        shape = dataset.info.shape
-        row_bytes = dataset.stored.itemsize * math.prod(shape[1:])
-        return Extent(begin, shape[0], row_bytes, dataset.segment, dataset.crcs)
+        return Extent(dataset.begin, dataset.info.shape[0], dataset.row_bytes, dataset.segment, dataset.crcs)
 
     def read_into(self, name: str, out: Array, begin: int = 0, verify: bool = True) -> None:
         """Read rows ``[begin, begin + len(out))`` straight into ``out``.
@@ -344,10 +365,17 @@ class ShardReader:
 
     def _fill(self, name: str, dataset: "_Dataset", out: Array, begin: int) -> None:
         """Read rows from ``begin`` on."""
+        left = _bytes(out)
         with self._failures(f"dataset {name!r}"):
-            place = dataset.id.get_space()
-            place.select_hyperslab((begin, *(0,) * (out.ndim - 1)), out.shape)
-            dataset.id.read(h5py.h5s.create_simple(out.shape), place, out)
+            if self._file is None and self._number is None:
+                self._number = open_regular(self._path)
+            number: Any = self._number if self._file is None else self._file.id.get_vfd_handle()
+            place = (dataset.begin or 0) + begin * dataset.row_bytes
+            while len(left):
+                count = os.preadv(number, [left], place)
+                if not count:
+                    raise OSError("the file ends before its rows")
+                left, place = left[count:], place + count
 
     def _verify(self, name: str, dataset: "_Dataset", out: Array, begin: int) -> None:
         """Compare the rows in ``out`` with the checksums of the segments that they lie in."""
@@ -375,7 +403,7 @@ class ShardReader:
     def close(self) -> None:
         """Close the file."""
         self._datasets.clear()
-        self._file.close()
+        self.rest()
 
     def __enter__(self) -> "ShardReader":
         return self
@@ -391,9 +419,11 @@ class ShardReader:
             number = open_regular(self._path)
         except FileNotFoundError:
             raise ShardFormatError(f"{self._path}: shard file is missing") from None
-        with open(number, "rb") as file:
-            begin = file.read(len(_SIGNATURE))
+        try:
+            begin = os.pread(number, len(_SIGNATURE), 0)
             size = os.fstat(number).st_size
+        finally:
+            os.close(number)
         if begin[:-1] != _SIGNATURE[:-1]:
             raise OSError("not an HDF5 file")
         if begin != _SIGNATURE:  # older versions have no checksums of metadata
@@ -421,7 +451,8 @@ class ShardReader:
 
     def _header(self, name: str) -> Any:
         """Return an attribute of the file, None if it is missing."""
-        return _attribute(self._file.id, name) if h5py.h5a.exists(self._file.id, name.encode()) else None
+        file = self._hdf5()
+        return _attribute(file, name) if h5py.h5a.exists(file, name.encode()) else None
 
     def _open(self, name: str) -> "_Dataset":
         """Return a dataset, checked; the last ones are kept open."""
@@ -442,34 +473,35 @@ class ShardReader:
             # attributes may be damaged too, and a wrong segment size would check nothing
             if len(shape) < 1 or rows < 1 or crcs.dtype != np.uint32 or crcs.shape != (-(-shape[0] // rows),):
                 raise ShardFormatError(f"{self._path}: dataset {name!r} has damaged checksums")
-            self._check_storage(name, item, math.prod(shape) * stored.itemsize)
+            begin = self._check_storage(name, item, math.prod(shape) * stored.itemsize)
         if len(self._datasets) == _KEPT:
             del self._datasets[next(iter(self._datasets))]
-        self._datasets[name] = _Dataset(item, DatasetInfo(shape, logical), stored, rows, crcs)
+        self._datasets[name] = _Dataset(begin, DatasetInfo(shape, logical), stored, rows, crcs)
         return self._datasets[name]
 
     def _find(self, name: str) -> Any:
         """Return the dataset of this name in this very file, None if it is missing."""
-        links = self._file.id.links
+        file = self._hdf5()
         path = b""
         for step in filter(None, name.encode().split(b"/")):
             path += b"/" + step
-            if not links.exists(path):
+            if not file.links.exists(path):
                 return None
-            if links.get_info(path).type != h5py.h5l.TYPE_HARD:
+            if file.links.get_info(path).type != h5py.h5l.TYPE_HARD:
                 raise ShardFormatError(f"{self._path}: dataset {name!r} is a link to another place")
-        item = h5py.h5o.open(self._file.id, path)
+        item = h5py.h5o.open(file, path)
         return item if isinstance(item, h5py.h5d.DatasetID) else None
 
-    def _check_storage(self, name: str, item: Any, size: int) -> None:
-        """Check that all bytes of a dataset lie in this file, as they are."""
+    def _check_storage(self, name: str, item: Any, size: int) -> int | None:
+        """Check that all bytes of a dataset lie in this file, as they are; return where they begin."""
         creation = item.get_create_plist()
         if creation.get_layout() != h5py.h5d.CONTIGUOUS or creation.get_external_count():
             raise ShardFormatError(f"{self._path}: dataset {name!r} is not stored contiguously in this file")
-        begin = item.get_offset()
+        begin: int | None = item.get_offset()
         inside = size == 0 or (begin is not None and begin + size <= self._size)
         if not inside or item.get_storage_size() != size:
             raise ShardFormatError(f"{self._path}: dataset {name!r} is larger than the file")
+        return begin
 
     def _read_rest(self, name: str, dataset: "_Dataset", begin: int, end: int) -> bytes | memoryview:
         if begin == end:

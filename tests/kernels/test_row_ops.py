@@ -87,9 +87,14 @@ def test_as_words_takes_the_widest_word_that_fits() -> None:
 @pytest.mark.parametrize("offsets", [[0, 30], [0, 0, 7, 7, 29, 30], [0, 10, 20, 30, 30]])
 def test_order_by_range(n: int, offsets: list[int]) -> None:
     ids = np.random.default_rng(n).integers(0, 30, n)
-    order, bounds = order_by_range(ids, np.array(offsets))
-    for k, (low, high) in enumerate(pairwise(offsets)):
-        assert np.array_equal(order[bounds[k] : bounds[k + 1]], np.flatnonzero((ids >= low) & (ids < high)))
+    order, which, bounds = order_by_range(ids, np.array(offsets))
+    assert np.array_equal(
+        which, [k for k, (low, high) in enumerate(pairwise(offsets)) if ((ids >= low) & (ids < high)).any()]
+    )
+    for i, k in enumerate(which):
+        low, high = offsets[k : k + 2]
+        assert np.array_equal(order[bounds[i] : bounds[i + 1]], np.flatnonzero((ids >= low) & (ids < high)))
+    assert bounds[-1] == n
 
 
 @pytest.mark.parametrize("rows", [[], [5], [5, 5, 5], [1, 2, 3], [0, 2, 4], [0, 0, 1, 1, 4, 5, 5, 6, 9, 9]])

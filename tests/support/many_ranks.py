@@ -1,26 +1,41 @@
-"""One rank's hop in a job of many simulated ranks, in one process: what it sends, and what it does in Python.
+"""The work of one rank in a job of many simulated ranks, in one process: what it sends, and what it does in Python.
 
 The rank, every library class of it, is real; the communicator is not. What the rank sends is counted, and what the
-owners answer is made, outside of the time that counts, by the classes that answer in a job.
+owners of nodes answer is made, outside of what counts, by the classes that answer in a job.
 """
 
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from mpi4py import MPI
 
 from mpigraph.config import Config
+from mpigraph.dataloading.fetcher import FeatureFetcher, Stages
+from mpigraph.dataloading.work_ahead import Pipeline
+from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
+from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.messages import HEAD, OK, REQUEST
 from mpigraph.mpi.world import World
+from mpigraph.rows.lookahead import CachedRows, UpcomingReads
+from mpigraph.rows.owners import RowOwners
+from mpigraph.rows.packed import PackedTransport
+from mpigraph.rows.pool import RowPool
+from mpigraph.rows.push import Outgoing, push_rows
+from mpigraph.rows.row_cache import RowCache
+from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.in_step import RoundChannel, RoundOperation
+from mpigraph.sampling.minibatch import RandomContext, SamplingPlan, sample_hops
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import RelationRequest
 from mpigraph.sampling.sparse import Sparse
@@ -30,13 +45,34 @@ from mpigraph.store.topology import Adjacency, InMemoryTopology
 
 I64 = npt.NDArray[np.int64]
 NODES, DEGREE = 1000, 8  # of each rank; in-neighbours of each node
+WIDTH = 32  # float32 of each row, which all are the number of its node
 
 
 class Done:
     """A request that has completed."""
 
+    nbytes = 0
+
     def Test(self, status: Any = None) -> bool:
+        if status is not None:
+            status.Set_elements(MPI.BYTE, self.nbytes)
         return True
+
+
+class Cost(NamedTuple):
+    """What one piece of work costs a rank.
+
+    Attributes:
+        messages: that it sends and receives; a collective step has one each way for each other rank.
+        bytes: their bytes.
+        lines: of the library that it runs.
+        allocated: bytes that these lines allocate, whether they are kept or not; without lines of less than a KiB.
+    """
+
+    messages: int
+    bytes: int
+    lines: int
+    allocated: int
 
 
 class Traffic:
@@ -61,30 +97,65 @@ class Traffic:
         self.messages += messages
         self.bytes += nbytes
 
+    def cost_of(self, work: Callable[[], object]) -> Cost:
+        """Do some work, and count what it costs without the work of the owners."""
+        lines = allocated = known = 0
+
+        def see(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal lines, allocated, known
+            if not frame.f_globals.get("__name__", "").startswith("mpigraph."):
+                return None
+            if not self.away:
+                lines += event == "line"
+                new = tracemalloc.get_traced_memory()[1] - known
+                allocated += new if new >= 1024 else 0
+            tracemalloc.reset_peak()
+            known = tracemalloc.get_traced_memory()[0]
+            return see
+
+        self.messages = self.bytes = 0
+        before = sys.gettrace()
+        tracemalloc.start()
+        sys.settrace(see)
+        try:
+            work()
+        finally:
+            sys.settrace(before)
+            tracemalloc.stop()
+        return Cost(self.messages, self.bytes, lines, allocated)
+
 
 class PointToPoint:
     """A communicator on which every owner answers at once."""
 
-    def __init__(self, traffic: Traffic, answer: Callable[[int, I64], I64]) -> None:
+    def __init__(self, traffic: Traffic, answer: Callable[[int, I64], npt.NDArray[Any]], head: bool = True) -> None:
+        """``head``: an answer follows its status and length, and its rest a first message that is full."""
         self.size, self.rank = 2, 0  # an error ends the job, as in any communicator with others
         self._traffic = traffic
         self._answer = answer
-        self._buffers: dict[tuple[int, int], I64] = {}
+        self._head = head
+        self._posted: dict[tuple[int, int], tuple[Any, Done]] = {}
         self._rest: dict[tuple[int, int], I64] = {}
 
     def Irecv(self, spec: list[Any], rank: int, tag: int) -> Done:
+        done = Done()
         if (rank, tag) in self._rest:
             spec[0][:] = self._rest.pop((rank, tag))
         else:
-            self._buffers[rank, tag] = spec[0]
-        return Done()
+            self._posted[rank, tag] = spec[0], done
+        return done
 
-    def Isend(self, spec: list[Any], rank: int, tag: int) -> Done:
+    def Isend(self, spec: Any, rank: int, tag: int) -> Done:
         assert tag == REQUEST
         with self._traffic.at_others():
-            words = spec[0]
-            buffer = self._buffers.pop((rank, int(words[0])))
+            words = spec[0] if isinstance(spec, list) else spec
+            buffer, done = self._posted.pop((rank, int(words[0])))
             answer = self._answer(rank, words[1:])
+            if not self._head:
+                done.nbytes = answer.nbytes
+                buffer[: answer.nbytes] = answer.reshape(-1).view(np.uint8)
+                self._traffic.moved(2, words.nbytes + answer.nbytes)
+                return Done()
             here = min(len(answer), len(buffer) - 2)
             buffer[:2] = OK, len(answer)
             buffer[2 : 2 + here] = answer[:here]
@@ -131,66 +202,87 @@ def watched(*_: object, **__: object) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def store_of(rank: int, ranks: int, comm: Any) -> Store:
-    """The store of a rank with one relation; every rank has the same number of nodes, whose rows are alike."""
-    schema = Schema(("node",), (("node", "to", "node"),))
-    hosts = RangeBook(schema, np.arange(ranks + 1)[None] * NODES, np.arange(ranks + 1)[None] * NODES * DEGREE)
-    indptr = np.arange(NODES + 1, dtype=np.int64) * DEGREE
-    indices = np.sort((np.arange(NODES * DEGREE, dtype=np.int32) * 7919) % (NODES * ranks))
-    edges = Adjacency(indptr, indices, rank * NODES, rank * NODES * DEGREE)
-    store = Store(World.alone(Config()), 0)
-    store.add_in_memory(InMemoryTopology(hosts, [(edges, np.empty(0, np.int64))]))
-    world: Any = SimpleNamespace(
+def world_of_many(rank: int, ranks: int, comm: Any) -> Any:
+    """What a rank knows of the job; each rank is a node, hosts and trains."""
+    one = np.arange(ranks) == rank
+    alone = SimpleNamespace(Dup=lambda: comm, Barrier=lambda: None, Allreduce=lambda *_, **__: None)
+    return SimpleNamespace(
         rank=rank,
         size=ranks,
-        comm=SimpleNamespace(Dup=lambda: comm),
+        comm=alone,
         dup=lambda: comm,
         hosts=np.arange(ranks),
         host_index=rank,
-        is_local=np.arange(ranks) == rank,
+        node_index=rank,
+        nodes_of_hosts=np.arange(ranks),
+        nodes_of_trainers=np.arange(ranks),
+        hosts_of_node=lambda node: [node],
+        num_local_trainers=1,
+        local_trainer=0,
+        is_local=one,
+        is_alone=False,
         all_local=False,
-        is_host=False,
+        closed=False,
+        is_host=True,
         is_trainer=True,
         trainer_ranks=np.arange(ranks),
+        progress=None,
+        at_close=watched,
         watch=watched,
         meeting=watched,
-        config=SimpleNamespace(num_worker_threads=1),
+        config=Config(),
     )
-    store.world = world
+
+
+def book_of_many(ranks: int) -> RangeBook:
+    """The nodes of each rank and their edges, of one relation."""
+    schema = Schema(("node",), (("node", "to", "node"),))
+    return RangeBook(schema, np.arange(ranks + 1)[None] * NODES, np.arange(ranks + 1)[None] * NODES * DEGREE)
+
+
+def store_of(rank: int, ranks: int, comm: Any, among: int) -> Store:
+    """The store of a rank with one relation, whose sources lie on the first ``among`` ranks; all ranks are alike."""
+    indptr = np.arange(NODES + 1, dtype=np.int64) * DEGREE
+    indices = np.sort((np.arange(NODES * DEGREE, dtype=np.int32) * 7919) % (NODES * among))
+    edges = Adjacency(indptr, indices, rank * NODES, rank * NODES * DEGREE)
+    store = Store(World.alone(Config()), 0)
+    store.add_in_memory(InMemoryTopology(book_of_many(ranks), [(edges, np.empty(0, np.int64))]))
+    store.world = world_of_many(rank, ranks, comm)
     return store
 
 
-class Hop:
-    """A hop of one rank.
+class Sampling:
+    """Hops of one rank."""
 
-    Attributes:
-        messages: that it sends and receives; a collective step has one each way for each other rank.
-        bytes: their bytes.
-    """
-
-    def __init__(self, way: str, ranks: int, asked: int, frontier: int = 1000) -> None:
-        """Prepare a hop in a job of so many ranks, whose frontier lies on some of them, a part on this one."""
-        self._traffic = Traffic()
+    def __init__(self, way: str, traffic: Traffic, ranks: int, among: int) -> None:
         answers: dict[int, Answers] = {}
 
         def answer(rank: int, words: I64) -> I64:
             if rank not in answers:
-                answers[rank] = Answers(store_of(rank, ranks, None))
+                answers[rank] = Answers(store_of(rank, ranks, None, among))
             return answers[rank].answer([words])[0][HEAD:]
 
-        comm = PointToPoint(self._traffic, answer) if way == "sparse" else AllToAll(self._traffic, ranks, answer)
-        store = store_of(0, ranks, comm)
-        own = Answers(store)
+        comm = PointToPoint(traffic, answer) if way == "sparse" else AllToAll(traffic, ranks, answer)
+        self.store = store_of(0, ranks, comm, among)
+        own = Answers(self.store)
         if way == "sparse":
-            channel: Any = Sparse(store.world, lambda: own.answer).open(1)
+            channel: Any = Sparse(self.store.world, lambda: own.answer).open(1)
         else:
-            channel = RoundChannel(store.world, 1, own.answer)
-        self._service = NeighborService(store, channel)
+            channel = RoundChannel(self.store.world, 1, own.answer)
+        self.service = NeighborService(self.store, channel)
+
+
+class Hop:
+    """A hop of one rank."""
+
+    def __init__(self, way: str, ranks: int, asked: int, frontier: int = 1000) -> None:
+        """Prepare a hop in a job of so many ranks, whose frontier lies on some of them, a part on this one."""
+        self._traffic = Traffic()
+        self._service = Sampling(way, self._traffic, ranks, ranks).service
         owners = np.arange(asked + 1) * (ranks // (asked + 1))
         ids = np.random.default_rng(0).integers(0, NODES, frontier) + NODES * owners[np.arange(frontier) % len(owners)]
         self._requests = [RelationRequest(1, 0, ids, Uniform(5), True, np.uint64(7))]
         self.make()
-        self.messages, self.bytes = self._traffic.messages, self._traffic.bytes
 
     def make(self) -> I64:
         """Make it once; return the sources that were drawn."""
@@ -207,21 +299,153 @@ class Hop:
             taken.append(time.thread_time() - begin - self._traffic.elsewhere)
         return float(np.median(taken))
 
-    def lines(self) -> int:
-        """Count the lines of the library that this rank runs, without those of the owners."""
-        count = 0
+    def cost(self) -> Cost:
+        """What it costs to make it once more."""
+        return self._traffic.cost_of(self.make)
 
-        def see(frame: FrameType, event: str, _: Any) -> Any:
-            nonlocal count
-            if not frame.f_globals.get("__name__", "").startswith("mpigraph."):
-                return None
-            count += event == "line" and not self._traffic.away
-            return see
 
-        before = sys.gettrace()
-        sys.settrace(see)
-        try:
-            self.make()
-        finally:
-            sys.settrace(before)
-        return count
+class _Segments:
+    """Memory of a node whose ranks are this process."""
+
+    def __init__(self) -> None:
+        self.begin = 0
+        self.win = SimpleNamespace(Sync=lambda: None)
+
+    def take(self, sizes: I64, kind: str, what: str) -> Any:
+        held = np.zeros(int(sizes[0]), np.uint8)
+        return SimpleNamespace(begin=0, win=self.win, memory=lambda host: held)
+
+
+class Minibatches:
+    """The minibatches of a loader: two hops, rows of a feature, with a cache or without."""
+
+    def __init__(self, ranks: int, asked: int, slots: int, seeds: int = 100) -> None:
+        """Prepare them in a job of so many ranks, the first of which have all seeds and neighbours.
+
+        Args:
+            ranks: of the job.
+            asked: ranks that have the seeds and neighbours besides this one.
+            slots: of the cache; 0 for none.
+            seeds: of a minibatch.
+        """
+        self._traffic = Traffic()
+        self._nodes = NODES * (asked + 1)
+        self._seeds = seeds
+        sampling = Sampling("sparse", self._traffic, ranks, asked + 1)
+        graph = sampling.store.graph_of_number[1]
+        world = world_of_many(0, ranks, PointToPoint(self._traffic, self._rows_of, head=False))
+        way = PackedTransport(world)
+        service: Any = SimpleNamespace(
+            world=world,
+            segments=_Segments(),
+            kind="node",
+            mutex=None,
+            written=set(),
+            transport=way,
+            by_messages=way,
+            number_window=lambda: 1,
+            register=way.register,
+        )
+        rows = RowTensor(
+            service,
+            book_of_many(ranks),
+            number=1,
+            graph="g",
+            name="feat",
+            policy=Policy(True, 0),
+            row_shape=(WIDTH,),
+            dtype="float32",
+        )
+        rows.window.memory(0)[:] = np.arange(NODES)[:, None]
+        pool = RowPool()
+        session: Any = SimpleNamespace(world=world, pool=pool, check_thread=watched)
+        tensors = {("node", "feat"): DistTensor.of_rows(session, "g", rows)}
+        spaces: Any = SimpleNamespace(named=lambda *_: tensors)
+        fetcher: FeatureFetcher[str] = FeatureFetcher(spaces, False, ("feat",))
+        fetcher.counted = True
+        self._pipeline = Pipeline()
+        if slots:
+            self._pipeline.lookahead = 4
+            upcoming = fetcher.upcoming["node", b""] = UpcomingReads(rows.window)
+            cache = RowCache(world, 1, rows, slots, 4)
+            fetcher.readers["node", "feat"] = CachedRows(rows, cache, upcoming, pool)
+        layers = [{0: Uniform(3)}, {0: Uniform(3)}]
+
+        def sample(seeds: I64) -> torch.Tensor:
+            plan = SamplingPlan(layers, {0: seeds}, want_eids=False)
+            return torch.from_numpy(sample_hops(sampling.service, graph, plan, RandomContext(0, 0)).ids[0])
+
+        def fetch(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            data: dict[str, torch.Tensor] = {}
+            fetcher.fetch(lambda _: ids, lambda _: data)
+            return ids, data["feat"]
+
+        def announce(ids: torch.Tensor, batch: int) -> None:
+            fetcher.announce(lambda _: ids, batch)
+
+        self._stages = Stages(torch.empty(0), sample, fetch, announce, [fetcher])
+        self.make(20)
+
+    def _rows_of(self, rank: int, words: I64) -> npt.NDArray[np.float32]:
+        """The rows that a host answers with, of which it is asked in ids of 32 bits."""
+        asked = words[4:].view(np.uint32)[: words[1]] + NODES * rank
+        return np.repeat(asked[:, None], WIDTH, axis=1).astype(np.float32)
+
+    def make(self, number: int) -> None:
+        """Make so many, and check their rows."""
+        random = np.random.default_rng(number)
+        batches = (random.permutation(self._nodes)[: self._seeds] for _ in range(number))
+        made = 0
+        for ids, rows in self._pipeline.produce(batches, self._stages.sample, self._stages, lambda: None):
+            assert torch.equal(rows, ids[:, None].expand(-1, WIDTH).float())
+            made += 1
+        assert made == number
+
+    def cost(self, number: int = 10) -> Cost:
+        """What more of them cost."""
+        return self._traffic.cost_of(lambda: self.make(number))
+
+
+class _Pushes:
+    """A communicator on which the other trainers take part in a push, without gradients."""
+
+    def __init__(self, traffic: Traffic, size: int) -> None:
+        self.size, self.rank = size, 0
+        self._traffic = traffic
+
+    def Ialltoall(self, sent: I64, received: I64) -> Done:
+        self._traffic.moved(2 * (self.size - 1), 2 * sent.nbytes)
+        received[:] = sent[0, 0], OK, 0
+        received[0] = sent[0]
+        return Done()
+
+    def Ialltoallv(self, sent: list[Any], received: list[Any]) -> Done:
+        rows, counts, _ = sent
+        self._traffic.moved(2 * (self.size - 1), rows.nbytes)
+        received[0][:] = rows[: counts[0]]
+        return Done()
+
+
+class Push:
+    """Gradients of some rows of this rank and of others, on their way to their owners."""
+
+    def __init__(self, ranks: int, asked: int, rows: int = 1000) -> None:
+        """Prepare it in a job of so many ranks; the rows belong to the first ones."""
+        self._traffic = Traffic()
+        self._comm = _Pushes(self._traffic, ranks)
+        world: Any = world_of_many(0, ranks, self._comm)
+        self._owners = RowOwners(world, book_of_many(ranks).node_offsets[0])
+        self._ids = np.random.default_rng(0).integers(0, NODES * (asked + 1), rows)
+        self.make()
+
+    def make(self) -> None:
+        """Make it once."""
+        order, counts = self._owners.route(self._ids)
+        outgoing = Outgoing(self._ids[order], np.zeros((len(order), WIDTH), np.float32), order, counts)
+        comm: Any = self._comm
+        pushed = run(push_rows(comm, "a push", 1, "gradients", outgoing, np.empty))
+        assert np.array_equal(pushed.ids, self._ids[self._ids < NODES])
+
+    def cost(self) -> Cost:
+        """What it costs to make it once more."""
+        return self._traffic.cost_of(self.make)
