@@ -28,7 +28,7 @@ MEMORY = Path("/sys/fs/cgroup/memory")  # version 1, or of version 2
 CPU = Path("/sys/fs/cgroup/cpu")
 LIMIT = 32 << 20  # bytes of a rank under memory pressure, beside those it has
 FILE = 256 << 20  # bytes that it reads at random
-PATIENCE = 120
+PATIENCE = 300  # seconds
 STEPS = {"cold_cache": 20, "small_cache": 40, "stopped": 30, "limited": 30, "delay": 40, "bandwidth": 40}
 
 
