@@ -38,7 +38,8 @@ def judge(fault: Fault, graph: Path, folder: Path, python: list[str] | None = No
     for trainer in summary.trainers:
         stages = next(thread.stages for thread in trainer.threads if "step" in thread.stages)
         both = stages["step"].seconds + stages["wait"].seconds
-        assert sum(trainer.steps.seconds) == pytest.approx(both, rel=0.02)
+        delay = sum(trainer.steps.delay)  # on a busy machine also between spans
+        assert 0.98 * both <= sum(trainer.steps.seconds) <= 1.02 * both + delay
 
 
 @pytest.mark.study  # a verdict on times, which a busy machine changes: made-up ones are tested everywhere
