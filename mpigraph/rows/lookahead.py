@@ -36,7 +36,7 @@ _FETCHED_TOGETHER = 4 << 20  # bytes from which on a fetch of more minibatches m
 _MOST_TOGETHER = 16  # minibatches in one fetch
 _STAGES = 2  # fetches in memory: the present one and the next
 _MOST_NEIGHBOURS = 2  # for each missing row
-_STAGE_BYTES = 32 << 20  # of a stage's missing rows and neighbours, unless the missing ones take more
+_STAGE_BYTES = 64 << 20  # of a stage's missing rows and neighbours, unless the missing ones take more
 
 
 @dataclass(frozen=True)

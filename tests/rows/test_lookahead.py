@@ -3,12 +3,15 @@
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from layouts import Layout, SharedJob, on_all, on_layouts
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
+from mpigraph.kernels.upcoming import NEVER
+from mpigraph.rows.lookahead import UpcomingReads
 
 remote = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])
 
@@ -17,6 +20,39 @@ def loader_of(g: dist.DistGraph, **options: Any) -> dist.DistNodeDataLoader:
     seeds = dist.node_split(np.ones(NUM_NODES))
     common: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 3, "features": ["feat"]}
     return dist.DistNodeDataLoader(g, seeds, NeighborSampler([3, 4]), **common | options)
+
+
+class Window:
+    """What reads are announced with: rows of one host, none of them free."""
+
+    free, offsets = np.zeros(1, np.bool_), np.array([0, 5000])
+
+    def __len__(self) -> int:
+        return 5000
+
+
+@pytest.mark.parametrize("of_all_rows", [False, True])
+def test_the_next_read_of_each_row_is_known_however_many_are_ahead(of_all_rows: bool) -> None:
+    window: Any = Window()
+    upcoming, draws = UpcomingReads(window), np.random.default_rng(0)
+    if of_all_rows:
+        upcoming.note_rows()
+    else:
+        upcoming.link()
+    for batch in range(1, 40):
+        upcoming.announce(batch, draws.choice(5000, draws.integers(0, 900 if batch < 20 else 4000), replace=False))
+        while len(upcoming.reads) > 6 or (upcoming.reads and draws.random() < 0.3):
+            upcoming.done()
+        following = np.full(5000, NEVER)
+        for read in reversed(upcoming.reads):
+            at = np.arange(read.first, read.first + len(read.rows)) & (len(upcoming.ring_next) - 1)
+            assert np.array_equal(upcoming.ring_next[at], following[read.rows])
+            following[read.rows] = read.batch
+        if of_all_rows:
+            known = following < NEVER
+            assert np.array_equal(upcoming.soon[known], following[known])
+            assert (upcoming.soon[~known] < batch + (not upcoming.reads)).all()
+    assert len(upcoming.ring_next) > 1 << 10
 
 
 @remote
