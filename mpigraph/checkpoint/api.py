@@ -12,8 +12,6 @@ from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.session.context import current
 
-__all__ = ["async_save", "latest", "load", "save", "wait"]
-
 
 @collective("trainers")
 def save(

@@ -19,8 +19,6 @@ from mpigraph.rows.pool import RowPool
 from mpigraph.session.context import BackgroundLoop, Session
 from mpigraph.trace import clock
 
-__all__ = ["Saver", "saver_of"]
-
 _NICE = 10
 SHARE = 0.08  # of a core: what training loses where all cores are busy
 _KEPT = 1000  # copies of one size, for the next save

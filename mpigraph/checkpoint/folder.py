@@ -21,16 +21,6 @@ from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.storage.files import temporary_name
 
-__all__ = [
-    "Writer",
-    "check_vacant",
-    "checkpoints",
-    "newest_number",
-    "remove_checkpoints",
-    "remove_other_saves",
-    "token_name",
-]
-
 _WRITER = ".mpigraph-writer"
 _RECORD = 1024  # bytes of that file
 _PATIENCE = 60.0  # seconds to wait for a lock that other processes hold for milliseconds

@@ -11,8 +11,6 @@ from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.log import get_logger
 from mpigraph.session.context import OfTrainer, Session
 
-__all__ = ["RandomState", "load_job", "of_job"]
-
 
 def of_job(session: Session) -> dict[str, Any]:
     """Return the state of a job."""

@@ -31,8 +31,6 @@ from mpigraph.storage.files import NewFile
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.shard import ShardReader, fingerprint, read_chunks, seal_of
 
-__all__ = ["CheckpointFiles", "as_directory", "export", "find_manifest", "is_whole", "load", "newest_first", "verify"]
-
 _BLOCK = 64 << 20  # bytes of a tensor that one trainer gives to the others at a time
 
 

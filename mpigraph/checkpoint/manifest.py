@@ -31,8 +31,6 @@ from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.storage.files import NewFile, read_text
 from mpigraph.storage.format import storage_dtype
 
-__all__ = ["FILE", "GRAPH", "MANIFEST", "SMALL", "File", "Manifest", "Own", "TensorRows", "Tensor", "file_name"]
-
 MANIFEST = "manifest.json"
 FILE = re.compile(r"([0-9a-f]{12})-([0-9]+)\.h5")
 GRAPH = "checkpoint"  # stands where shards have the name of their graph
@@ -212,6 +210,7 @@ class Manifest:
 
 
 def checksum(content: dict[str, Any]) -> str:
+    """Return the checksum of a manifest's content without it."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

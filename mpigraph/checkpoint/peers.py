@@ -10,8 +10,6 @@ from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.messages import Comm
 from mpigraph.mpi.world import TRAINERS, World
 
-__all__ = ["Peers"]
-
 
 class Peers:
     """One thread of every trainer; ``world`` is the job."""

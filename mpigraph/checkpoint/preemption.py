@@ -21,8 +21,6 @@ from mpigraph.log import get_logger
 from mpigraph.mpi.stopping import ask, asked, forget
 from mpigraph.session.context import current, exit_client, is_initialized
 
-__all__ = ["STATUS", "Preemption", "preemption", "requeue"]
-
 STATUS = 75
 """The exit status of a job that wants to be started again: EX_TEMPFAIL of sysexits.h."""
 _SLURM_ANSWERS = 60.0  # seconds

@@ -40,8 +40,6 @@ from mpigraph.rows.row_tensor import Copying
 from mpigraph.session.context import OfTrainer, Session
 from mpigraph.storage.shard import DatasetWriter, ShardWriter
 
-__all__ = ["Save"]
-
 _BLOCK = 8 << 20  # bytes that are written at a time
 _BLOCK_BESIDE = 1 << 20  # the same beside training, which waits for the interpreter meanwhile
 _SMALL_BYTES = 1 << 16  # of a tensor: a dataset of its own takes more time than that many bytes

@@ -22,8 +22,6 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.session.context import OfTrainer
 
-__all__ = ["Decoder", "Leaves", "LoadedObject", "Stateful", "Tree", "LoadRequest", "check_tree", "encode"]
-
 Tree: TypeAlias = Any
 """A JSON value."""
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}

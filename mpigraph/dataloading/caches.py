@@ -15,8 +15,6 @@ from mpigraph.rows.row_cache import RowCache, free_for_caches, priced_rows
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
 
-__all__ = ["LOOKAHEAD", "CacheOptions", "Sizes", "check_cache", "open_caches"]
-
 Sizes = str | int | Mapping[str, Mapping[str, str | int]] | None
 """``"auto"``; a size for all features together; ``{"node": {name: size}, "edge": {name: size}}``; None for no cache."""
 

@@ -24,8 +24,6 @@ from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, EdgeTensors, Names
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, EdgeType
 
-__all__ = ["DistEdgeDataLoader", "EdgeCollator"]
-
 
 class DistEdgeDataLoader(SampledDataLoader):
     """Minibatches of edges: yields ``(input_nodes, pair_graph, blocks)``.

@@ -48,8 +48,6 @@ from mpigraph.kernels.tree_ids import TreeIds
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation
 
-__all__ = ["EdgePredictionSampler", "PairSample", "Pairs", "as_edge_prediction_sampler"]
-
 PairSample: TypeAlias = (
     tuple[NodeTensors, HeteroGraph, list[Block]] | tuple[NodeTensors, HeteroGraph, HeteroGraph, list[Block]]
 )

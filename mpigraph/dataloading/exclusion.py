@@ -20,8 +20,6 @@ from mpigraph.graphs.fields import EID, EdgeType, IdsLike, as_ids
 from mpigraph.metadata.schema import Relation
 from mpigraph.rows.owners import RowOwners
 
-__all__ = ["Exclude", "Exclusion", "ReverseEids", "make_exclusion", "reverse_edges", "with_same_ids"]
-
 _SOURCES_AT_A_TIME = 1 << 14  # sources looked up at a time
 
 Eids: TypeAlias = dict[Relation, torch.Tensor]

@@ -19,8 +19,6 @@ from mpigraph.graphs.fields import by_first_appearance
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.trace import count, span
 
-__all__ = ["BlockFetcher", "FeatureFetcher", "Stages"]
-
 Sample = TypeVar("Sample")
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["check_foreign", "without_processes"]
-
 # They are about processes that sample, copies to a GPU, and how ids are shared: a trainer has threads, a stream of its
 # own, and its own ids.
 _CHANGE_NOTHING = frozenset(

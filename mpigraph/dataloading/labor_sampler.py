@@ -17,8 +17,6 @@ from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.strategies import Labor, Strategy
 
-__all__ = ["LaborSampler", "sample_labors"]
-
 _MOST_STEPS = 2**31 - 1
 
 

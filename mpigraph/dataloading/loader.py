@@ -43,8 +43,6 @@ from mpigraph.session.control import Operation
 from mpigraph.session.draws import check_seed
 from mpigraph.trace import met, span
 
-__all__ = ["DistDataLoader", "LoaderOptions", "SampledDataLoader", "arguments"]
-
 _CLOSED = "the loader was closed"
 
 

@@ -44,8 +44,6 @@ from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import job_seed
 from mpigraph.session.draws import check_seed, default_seed
 
-__all__ = ["DataLoader", "EdgeDataLoader", "NodeDataLoader"]
-
 
 @dataclass(frozen=True)
 class _Share:

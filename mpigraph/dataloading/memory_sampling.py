@@ -39,8 +39,6 @@ from mpigraph.store.topology import Adjacency, InMemoryTopology
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["InMemorySampling", "sample_by", "sample_neighbors", "sampled", "take_later"]
-
 _SORTED = "sorted for sampling"  # key of the structure in the graph's cache
 
 

@@ -19,8 +19,6 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeIds, NodeTensors, by_ntype, unwrap_nodes
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["DistNodeDataLoader", "NodeCollator"]
-
 
 class DistNodeDataLoader(SampledDataLoader):
     """Minibatches of nodes: yields ``(input_nodes, output_nodes, blocks)``, or what PyG's models take.

@@ -22,8 +22,6 @@ from mpigraph.log import get_logger
 from mpigraph.mpi.world import World
 from mpigraph.session.context import OfTrainer
 
-__all__ = ["EpochPlan", "Passes"]
-
 _GOING_ON = "going on from the state of a loader"
 _FORMS = {"fingerprint": dict, "trainers": int, "batches": list, "progress": OfTrainer, "left": OfTrainer}
 _NO_PASS = 0

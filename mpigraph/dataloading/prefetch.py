@@ -16,8 +16,6 @@ from mpigraph.log import get_logger
 from mpigraph.mpi.world import World
 from mpigraph.session.context import BackgroundLoop
 
-__all__ = ["Prefetch"]
-
 T = TypeVar("T")
 
 _POLL = 0.05  # seconds between looks at the stop flag while the queue is full

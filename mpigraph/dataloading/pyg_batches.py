@@ -57,8 +57,6 @@ from mpigraph.graphs.pyg import OF_MINIBATCHES, as_data, check_apart, check_name
 from mpigraph.metadata.schema import Relation
 from mpigraph.sampling.minibatch import Subgraph
 
-__all__ = ["pyg_edge_stages", "pyg_node_stages"]
-
 _Attributes: TypeAlias = dict[str, Any]
 _NodeSample: TypeAlias = tuple[dict[int, I64], Subgraph]
 _EdgeSample: TypeAlias = tuple[Chosen, list[HeteroGraph], Subgraph]

@@ -17,8 +17,6 @@ from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Schema
 from mpigraph.sampling.walks import WalkPlan, walk
 
-__all__ = ["pack_traces", "random_walk"]
-
 _MOST_STEPS = 2**20
 
 Ends = float | Sequence[float] | torch.Tensor

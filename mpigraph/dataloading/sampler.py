@@ -27,19 +27,6 @@ from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.sampling.minibatch import Subgraph
 from mpigraph.session.context import Session
 
-__all__ = [
-    "BlockSampler",
-    "MultiLayerFullNeighborSampler",
-    "MultiLayerNeighborSampler",
-    "NeighborSampler",
-    "Needs",
-    "Sampler",
-    "has_method",
-    "needs_of",
-    "plain",
-    "session_of",
-]
-
 
 @dataclass(frozen=True)
 class Needs:

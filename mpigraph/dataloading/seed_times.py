@@ -25,14 +25,6 @@ from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
 from mpigraph.sampling.minibatch import RandomContext
 
-__all__ = [
-    "check_edge_times",
-    "check_input_time",
-    "check_loader_times",
-    "negative_times",
-    "redraw_newer",
-]
-
 _TAG = 0x4E4554  # separates these draws from others with the same seed and epoch
 _TRIES = 10
 

@@ -24,18 +24,6 @@ from mpigraph.kernels.id_hashes import hash_each, hash_of_sequence, sum_of_hashe
 from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
 
-__all__ = [
-    "Chosen",
-    "Item",
-    "Seeds",
-    "TypedIds",
-    "TypedTensors",
-    "agreed_steps",
-    "as_seed_tensors",
-    "batch_bounds",
-    "shuffled",
-]
-
 TypedIds: TypeAlias = NodeIds | EdgeIds
 """int[n] ids, or type -> int[n], of nodes or of edges."""
 TypedTensors: TypeAlias = torch.Tensor | dict[str, torch.Tensor] | dict[Relation, torch.Tensor]

@@ -25,8 +25,6 @@ from mpigraph.distgraph.typed_ids import (
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import HeteroGraph
 
-__all__ = ["ShaDowKHopSampler", "shadow_stages"]
-
 InducedSample: TypeAlias = tuple[NodeTensors, NodeTensors, HeteroGraph]
 """Nodes, seeds, and the subgraph of the nodes."""
 

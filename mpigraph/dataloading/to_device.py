@@ -20,8 +20,6 @@ from mpigraph.graphs.accelerators import Accelerator, accelerator_here, accelera
 from mpigraph.graphs.in_memory import InMemoryGraph, exact_device
 from mpigraph.tracebacks import stack_level
 
-__all__ = ["ToDevice"]
-
 _CPU = torch.device("cpu")
 _ALIGNED = 256  # bytes, as kernels like tensors to be
 _Change = Callable[[torch.Tensor], torch.Tensor]

@@ -22,8 +22,6 @@ from mpigraph.graphs.fields import EID, NID, EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Relation, Schema
 
-__all__ = ["PinSAGESampler", "RandomWalkNeighborSampler"]
-
 _MOST = 2**20
 
 

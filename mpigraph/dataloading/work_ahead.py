@@ -13,8 +13,6 @@ from mpigraph.mpi.world import World
 from mpigraph.trace import Totals, count, span
 from mpigraph.trace_memory import Snapshot
 
-__all__ = ["Answering", "LoaderStats", "Pipeline"]
-
 
 @dataclass(frozen=True)
 class LoaderStats:

@@ -12,8 +12,6 @@ from mpigraph.graphs.fields import TensorLike
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.narrow import FeatDtype, StoredForm, check_feat_dtype
 
-__all__ = ["GivenDtype", "convert", "dtype_name", "feat_dtype_names", "to_storage", "to_torch", "widened"]
-
 GivenDtype = str | torch.dtype | Mapping[str, str | torch.dtype] | None
 """The dtype in which features are stored, ``torch.float16``, ``bfloat16``, ``int8`` or its name; for all or by name."""
 

@@ -25,8 +25,6 @@ from mpigraph.kernels.rng import combine
 from mpigraph.rows.owners import RowOwners
 from mpigraph.session.context import current
 
-__all__ = ["DistEmbedding", "Lookup"]
-
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 

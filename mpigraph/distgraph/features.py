@@ -12,8 +12,6 @@ from mpigraph.errors import FieldNameError, InvalidArgumentError, TensorMismatch
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import Policy
 
-__all__ = ["EdgeSpaces", "FeatureMap", "Features", "Kind", "NodeSpaces", "Scheme", "Space", "Spaces"]
-
 Kind = TypeVar("Kind", str, Relation)
 Features = dict[tuple[Policy, str], DistTensor]
 """All features of a graph, by what their rows are and by name."""

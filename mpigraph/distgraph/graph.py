@@ -27,8 +27,6 @@ from mpigraph.session.control import Operation
 from mpigraph.store.placement import check_storage
 from mpigraph.store.store import LoadedGraph
 
-__all__ = ["DistGraph", "Scheme"]
-
 GivenStorage = str | Mapping[str, Mapping[str, str]] | None
 """The features that stay on disk: a word for all, or by name."""
 

@@ -25,8 +25,6 @@ from mpigraph.session.context import Session, current
 from mpigraph.session.control import Operation
 from mpigraph.storage.format import storage_dtype
 
-__all__ = ["Fill", "Handle", "InitFunc", "TensorRequest", "by_chunk", "by_range", "create", "find_policy", "held"]
-
 InitFunc = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 Fill = Callable[[RowTensor, RowOwners], None]
 """Fills the rows that this trainer owns."""

@@ -19,15 +19,6 @@ from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
 from mpigraph.mpi.world import World
 
-__all__ = [
-    "EdgePartitionPolicy",
-    "NodePartitionPolicy",
-    "PartitionPolicy",
-    "RangePartitionBook",
-    "local_nodes",
-    "local_part",
-]
-
 Ranges = npt.ArrayLike
 """[num_parts, 2], half-open ranges of homogeneous ids."""
 

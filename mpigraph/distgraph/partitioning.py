@@ -37,8 +37,6 @@ from mpigraph.storage.contents import PartFiles, check_sources
 from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.part_config import Features, PartConfig
 
-__all__ = ["load_partition", "load_partition_book", "load_partition_feats", "partition_graph"]
-
 Tensors = dict[str, torch.Tensor]
 Path = str | os.PathLike[str]
 

@@ -62,15 +62,6 @@ from mpigraph.store.turned import OutWeights, TurnedTopology
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = [
-    "OutEdges",
-    "SampledGraph",
-    "hop_blocks",
-    "in_subgraph",
-    "sample_etype_neighbors",
-    "sample_neighbors",
-]
-
 _NONE = np.empty(0, np.int64)
 
 

@@ -26,10 +26,8 @@ from mpigraph.sampling.strategies import Masked, Strategy, Temporal, Uniform, We
 from mpigraph.session.context import Session
 from mpigraph.session.draws import check_seed
 
-__all__ = ["Layers", "SamplingArguments", "SamplingOptions"]
 
-
-class Checks(Protocol):
+class _Checks(Protocol):
     """Part of a graph, distributed or in memory, that checks arguments; see :class:`.SampledGraph`."""
 
     session: Session
@@ -109,7 +107,7 @@ class SamplingArguments:
     @collective("trainers", "at the first use of a time, else local")
     def check(
         self,
-        g: Checks,
+        g: _Checks,
         nodes: NodeIds,
         exclude_edges: EdgeIds | None = None,
         seed_times: NodeIds | None = None,

@@ -21,8 +21,6 @@ from mpigraph.rows.row_tensor import Policy
 from mpigraph.session.context import Session, current
 from mpigraph.store.derived import MaskCounts
 
-__all__ = ["edge_split", "node_split"]
-
 MaskLike: TypeAlias = DistTensor | torch.Tensor | npt.NDArray[np.generic] | Sequence[bool]
 """One entry for each node of a type or edge of a relation; non-zero is selected."""
 

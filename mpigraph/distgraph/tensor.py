@@ -39,8 +39,6 @@ from mpigraph.storage.files import storage_errors
 from mpigraph.storage.format import node_orig_ids_name, storage_dtype
 from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["DistTensor"]
-
 _BLOCK = 1 << 16  # rows that are counted at a time
 _FILE_BLOCK_BYTES = 16 << 20
 _PLAIN = {torch.bfloat16: torch.float32}  # numpy has no such dtype

@@ -13,8 +13,6 @@ from mpigraph.errors import FieldNameError, InvalidArgumentError, check_integer
 from mpigraph.graphs.fields import IdsLike
 from mpigraph.metadata.schema import Schema
 
-__all__ = ["TimeFilter", "Times", "check_times", "times_by_ntype"]
-
 
 @dataclass(frozen=True)
 class TimeFilter:

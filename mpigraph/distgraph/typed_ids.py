@@ -17,27 +17,6 @@ from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import IdsLike
 from mpigraph.metadata.schema import Relation, Schema
 
-__all__ = [
-    "Blocks",
-    "ByEdgeType",
-    "EdgeIds",
-    "EdgeTensors",
-    "Fanout",
-    "FeatureName",
-    "Names",
-    "NodeIds",
-    "NodeTensors",
-    "by_ntype",
-    "by_relation",
-    "canonical",
-    "check_fanout",
-    "check_layers",
-    "id_array",
-    "to_rows",
-    "unwrap_edges",
-    "unwrap_nodes",
-]
-
 V = TypeVar("V")
 _MOST_NEIGHBOURS = 2**31 - 1
 ByEdgeType: TypeAlias = Mapping[str, V] | Mapping[Relation, V] | Mapping[str | Relation, V]

@@ -33,8 +33,6 @@ from mpigraph.rows.transport import nothing
 from mpigraph.rows.window import Fetch
 from mpigraph.session.control import Operation
 
-__all__ = ["HaloReader", "remote_sources", "open_readers"]
-
 _FETCHED_TOGETHER = 16 << 20  # bytes
 _EDGES_AT_A_TIME = 1 << 24
 _AHEAD = 1  # blocks that are known before they read

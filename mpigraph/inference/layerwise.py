@@ -33,8 +33,6 @@ from mpigraph.mpi.world import World
 from mpigraph.rows.owners import RowOwners
 from mpigraph.trace import clock
 
-__all__ = ["Inference", "LayerCounts", "layerwise"]
-
 _SECONDS_IN_LOG = 10.0
 
 NodeTensors = DistTensor | Mapping[str, DistTensor]

@@ -11,8 +11,6 @@ from torch import nn
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
 
-__all__ = ["Rows", "Step", "evaluating", "input_dtype", "steps_of"]
-
 Rows: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
 """Rows of the nodes of the only type, or by node type."""
 Step: TypeAlias = Callable[[Block, tuple[Rows, Rows]], Rows]

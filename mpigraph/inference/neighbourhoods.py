@@ -28,8 +28,6 @@ from mpigraph.sampling.minibatch import RandomContext, sample_hops
 from mpigraph.sampling.strategies import HopKeys
 from mpigraph.session.control import Operation
 
-__all__ = ["Neighbourhoods"]
-
 _EDGES_AT_A_TIME = 1 << 24
 _DRAWS = 0x1AFE  # separates draws of inference from those of loaders with the same seed
 

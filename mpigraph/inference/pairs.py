@@ -10,8 +10,6 @@ from mpigraph.errors import InvalidArgumentError, OutOfRangeError, check_integer
 from mpigraph.graphs.fields import IdsLike, as_ids
 from mpigraph.graphs.in_memory import exact_device
 
-__all__ = ["score_pairs", "top_k"]
-
 Score: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Rows of sources and of destinations, [n, ...] each -> float[n]."""
 

@@ -15,8 +15,6 @@ from mpigraph.arrays import I32, I64
 from mpigraph.errors import OutOfRangeError, PartitionError
 from mpigraph.metadata.schema import Schema
 
-__all__ = ["RangeBook", "check_ids"]
-
 
 def check_ids(ids: npt.NDArray[np.integer], count: int, what: str) -> None:
     """Check that every id (int[n]) lies in ``[0, count)``; ``what`` names them ("node id of type 'author'").

@@ -13,19 +13,6 @@ from typing import TypeAlias
 
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError, check_text
 
-__all__ = [
-    "DEFAULT_ETYPE",
-    "DEFAULT_NTYPE",
-    "Relation",
-    "Schema",
-    "check_name",
-    "escape",
-    "parse_relation",
-    "relation_key",
-    "relations_in",
-    "unescape",
-]
-
 Relation: TypeAlias = tuple[str, str, str]
 
 DEFAULT_NTYPE = "_N"

@@ -13,8 +13,6 @@ from mpigraph.nn.common import Features, check_edge_weight, check_in_degrees, so
 from mpigraph.nn.drop import Dropout
 from mpigraph.nn.functional import edge_softmax
 
-__all__ = ["EdgeGATConv", "GATConv", "GATv2Conv"]
-
 
 class _AttentionLayer(nn.Module):
     """Heads, the maps of both sides, residual and initialisation; a subclass makes ``res_fc`` and ``bias``, or None."""

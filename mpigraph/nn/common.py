@@ -11,16 +11,6 @@ from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.graphs.messages import Message
 from mpigraph.graphs.table_rows import first_rows
 
-__all__ = [
-    "Features",
-    "check_edge_weight",
-    "check_in_degrees",
-    "project_first",
-    "source_and_destination",
-    "source_degrees",
-    "weighted_copy",
-]
-
 Features = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """Rows of the sources, destinations first in a block; or a pair of tensors for sources and destinations."""
 

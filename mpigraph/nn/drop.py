@@ -16,8 +16,6 @@ from mpigraph.arrays import Array
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels import dropout as kernels
 
-__all__ = ["Dropout", "dropout", "relu_dropout"]
-
 
 def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Tensor:
     """Zero each element with probability ``p`` and divide the others by ``1 - p``.

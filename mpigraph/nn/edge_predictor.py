@@ -6,8 +6,6 @@ from torch.nn import functional as F
 
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["EdgePredictor"]
-
 _OPS = ("dot", "cos", "ele", "cat", "distmult")
 
 

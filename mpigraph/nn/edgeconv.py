@@ -8,8 +8,6 @@ import mpigraph.function as fn
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.nn.common import Features, check_in_degrees, source_and_destination
 
-__all__ = ["EdgeConv"]
-
 
 class EdgeConv(nn.Module):
     """Edge convolution: the maximum over in-neighbours u of ``theta(h_v - h_u) + phi(h_v)``.

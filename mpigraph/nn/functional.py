@@ -8,8 +8,6 @@ from mpigraph.graphs.fields import ALL, IdsLike, as_ids
 from mpigraph.graphs.in_memory import check_range
 from mpigraph.graphs.message_passing import MessagePassing
 
-__all__ = ["edge_softmax", "softmax_rows"]
-
 
 def edge_softmax(
     graph: MessagePassing, logits: torch.Tensor, eids: IdsLike | str = ALL, norm_by: str = "dst"

@@ -11,8 +11,6 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.nn.common import Features, source_and_destination, weighted_copy
 
-__all__ = ["GINConv", "GINEConv"]
-
 _Apply = Callable[[torch.Tensor], torch.Tensor]
 _AGGREGATORS = {"sum": fn.sum, "max": fn.max, "mean": fn.mean}
 

@@ -10,8 +10,6 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.nn.common import Features, check_in_degrees, project_first, source_degrees, weighted_copy
 
-__all__ = ["GraphConv"]
-
 _NORMS = ("none", "both", "right", "left")
 
 

@@ -12,8 +12,6 @@ from mpigraph.graphs.message_passing import combine
 from mpigraph.metadata.schema import Relation, escape
 from mpigraph.nn.typed import TypedFeatures, TypedGraph, sides
 
-__all__ = ["HeteroGraphConv"]
-
 Aggregate = Callable[[list[torch.Tensor], str], torch.Tensor]
 
 _OPS = ("sum", "mean", "max", "min", "stack")

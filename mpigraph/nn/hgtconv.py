@@ -13,8 +13,6 @@ from mpigraph.nn.functional import softmax_rows
 from mpigraph.nn.typed import TypedEdges, TypedFeatures, TypedGraph, TypedRows, Types, checked_types, is_typed
 from mpigraph.nn.typedlinear import TypedLinear, grouped_product
 
-__all__ = ["HGTConv"]
-
 
 class HGTConv(nn.Module):
     """Heterogeneous graph transformer: attention over the in-edges of all relations together.

@@ -11,8 +11,6 @@ from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.nn.common import check_edge_weight, check_in_degrees, weighted_copy
 from mpigraph.nn.drop import Dropout
 
-__all__ = ["APPNPConv", "EdgeWeightNorm", "SGConv", "TAGConv"]
-
 _NORMS = ("none", "both", "right")
 
 

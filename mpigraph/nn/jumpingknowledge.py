@@ -7,8 +7,6 @@ from torch import nn
 
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["JumpingKnowledge"]
-
 _MODES = ("cat", "max", "lstm")
 
 

@@ -14,8 +14,6 @@ from mpigraph.nn.drop import Dropout
 from mpigraph.nn.typed import TypedEdges, TypedGraph, TypedRows, Types, is_typed
 from mpigraph.nn.typedlinear import TypedLinear
 
-__all__ = ["RelGraphConv"]
-
 
 class RelGraphConv(nn.Module):
     """Relational graph convolution: ``sum over relations r and in-neighbours u by r of h_u W_r + h W_0 + bias``.

@@ -14,8 +14,6 @@ from mpigraph.graphs.messages import Message
 from mpigraph.nn.common import Features, project_first, source_and_destination, weighted_copy
 from mpigraph.nn.drop import Dropout
 
-__all__ = ["SAGEConv"]
-
 _AGGREGATORS = ("mean", "gcn", "pool", "lstm")
 
 

@@ -19,17 +19,6 @@ from mpigraph.graphs.in_memory import InMemoryGraph
 from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.message_passing import MessagePassing
 
-__all__ = [
-    "TypedEdges",
-    "TypedFeatures",
-    "TypedGraph",
-    "TypedRows",
-    "Types",
-    "checked_types",
-    "is_typed",
-    "sides",
-]
-
 TypedGraph = HeteroGraph | Block
 Types = torch.Tensor | Sequence[int]
 TypedFeatures = Mapping[str, torch.Tensor] | tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]

@@ -9,8 +9,6 @@ from torch.nn import functional as F
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.nn.typed import Types, checked_types
 
-__all__ = ["TypedLinear", "WeightBasis", "grouped_product"]
-
 _REGULARIZERS = (None, "basis", "bdd")
 
 

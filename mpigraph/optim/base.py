@@ -43,8 +43,6 @@ from mpigraph.session.context import current
 from mpigraph.session.control import Operation
 from mpigraph.storage.format import index_dtype
 
-__all__ = ["SparseOptimizer"]
-
 LocalState: TypeAlias = dict[str, dict[str, Any]]
 """See :meth:`SparseOptimizer.local_state_dict`."""
 _NONE = np.empty(0, np.int64)

@@ -10,8 +10,6 @@ from mpigraph.distgraph.embedding import DistEmbedding
 from mpigraph.kernels.updates import Gradients, adagrad, adam, row_wise_adagrad, sgd
 from mpigraph.optim.base import SparseOptimizer
 
-__all__ = ["SparseAdagrad", "SparseAdam", "SparseSGD"]
-
 
 class SparseAdagrad(SparseOptimizer):
     """Adagrad: ``G += g * g; w -= lr * g / (sqrt(G) + eps)`` for the touched rows.

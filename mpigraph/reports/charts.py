@@ -11,8 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST_ROWS", "Bar", "bars", "curves", "key", "legend", "matrix", "rows", "short", "strip"]
-
 F64 = NDArray[np.float64]
 
 MOST_ROWS = 160

@@ -13,8 +13,6 @@ from typing import TextIO
 
 from mpigraph.reports.summary import Summary, replacing
 
-__all__ = ["TraceWriter", "writing_trace"]
-
 
 @contextmanager
 def writing_trace(path: Path, summary: Summary) -> Iterator["TraceWriter"]:

@@ -8,8 +8,6 @@ from mpigraph.memory import in_units
 from mpigraph.reports.summary import Summary
 from mpigraph.reports.verdict import StepTable, cache_hits, duration
 
-__all__ = ["compare"]
-
 _DIFFERS = 0.04  # of a step: a smaller change is not shown
 
 

@@ -11,8 +11,6 @@ from mpigraph.reports.charts import MOST_ROWS, Bar, bars, curves, key, legend, m
 from mpigraph.reports.summary import Rank, Summary, Timeline, TimelineEvent, replacing
 from mpigraph.reports.verdict import SLOW, StepTable, Verdict, cache_hits, cache_size_for, duration, judge, main_thread
 
-__all__ = ["picture", "render", "write_page"]
-
 _MOST_EVENTS = 12_000
 _HEAD = (
     '<!doctype html><html lang="en"><meta charset="utf-8">'

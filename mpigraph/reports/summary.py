@@ -17,8 +17,6 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hint
 
 from mpigraph.errors import StorageError
 
-__all__ = ["Rank", "Summary", "decode", "encode", "read", "replacing", "write"]
-
 FORMAT = "mpigraph report"
 VERSION = 1
 FILE = "summary.json"

@@ -15,18 +15,6 @@ from numpy.typing import NDArray
 from mpigraph.memory import in_units
 from mpigraph.reports.summary import Rank, Stage, Summary, Thread
 
-__all__ = [
-    "FEWEST_STEPS",
-    "SLOW",
-    "StepTable",
-    "Verdict",
-    "cache_hits",
-    "cache_size_for",
-    "duration",
-    "judge",
-    "main_thread",
-]
-
 F64 = NDArray[np.float64]
 
 SLOW = 1.25

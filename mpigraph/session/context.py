@@ -48,18 +48,6 @@ from mpigraph.session.shown_spans import show_spans_to_profiler
 from mpigraph.session.torch_waits import TorchWaits
 from mpigraph.store.store import Store
 
-__all__ = [
-    "CREATING",
-    "BackgroundLoop",
-    "OfTrainer",
-    "Session",
-    "current",
-    "exit_client",
-    "initialize",
-    "is_initialized",
-    "job_seed",
-]
-
 _LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
 _PATIENCE = 12.0  # timeouts that compiling the kernels may take
 _NOT_STARTED = (

@@ -33,8 +33,6 @@ from mpigraph.store.store import Store
 from mpigraph.store.turned import OutWeights
 from mpigraph.tracebacks import line_calling
 
-__all__ = ["Control", "Operation"]
-
 
 class Operation(IntEnum):
     """The operation of a control call: servers join the trainers' call."""

@@ -9,8 +9,6 @@ from mpigraph.errors import check_integer
 from mpigraph.kernels.rng import combine
 from mpigraph.sampling.minibatch import RandomContext
 
-__all__ = ["Randomness", "check_seed", "default_seed", "fork_key", "next_in_memory", "seed_in_memory"]
-
 _NUMBERS = 2**63 - 1
 _IN_MEMORY = 0x3E3  # separates draws in memory from those of jobs and of loaders with the same seed
 

@@ -16,8 +16,6 @@ from torch.utils.hooks import RemovableHandle
 
 from mpigraph.trace import span
 
-__all__ = ["watch_gradients"]
-
 
 def watch_gradients() -> RemovableHandle:
     """Time the waits of all DistributedDataParallel that are made from now on, as spans "meet"; return what ends it."""

@@ -13,8 +13,6 @@ from mpigraph.session.context import Session, current
 from mpigraph.session.control import Operation
 from mpigraph.trace_memory import Snapshot
 
-__all__ = ["report"]
-
 
 class _Report:
     """Callable, so that ``with mg.report(folder):`` reads well beside ``mg.report.scalars()``."""

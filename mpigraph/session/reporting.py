@@ -59,8 +59,6 @@ from mpigraph.reports.summary import (
 from mpigraph.rows import read_sample
 from mpigraph.store.store import Store
 
-__all__ = ["MOST_SPANS", "MOST_STEPS", "Reporting", "prepare_folder"]
-
 MOST_SPANS = 4096
 """Spans of a thread that a report without a window of steps has: the last ones."""
 

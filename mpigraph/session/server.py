@@ -10,8 +10,6 @@ from mpigraph.mpi.wait import IDLE_SERVER_LOCAL, IDLE_SERVER_REMOTE, IN_ROUND, T
 from mpigraph.session.control import Control, Operation
 from mpigraph.store.store import Store
 
-__all__ = ["serve"]
-
 _LONG = 0.1  # seconds of a control call after which a second thread answers rounds
 
 

@@ -4,8 +4,6 @@ from torch.autograd import profiler
 
 from mpigraph.trace import show_spans
 
-__all__ = ["show_spans_to_profiler"]
-
 
 def show_spans_to_profiler() -> None:
     """Show spans as ``record_function`` while ``torch.profiler`` is on: by default those of the thread it is on in."""

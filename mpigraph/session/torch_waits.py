@@ -18,8 +18,6 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 
 from mpigraph.mpi.idle import ForeignWait
 
-__all__ = ["TorchWaits"]
-
 _DEFAULT_GROUP = "torch.distributed's default group"
 _BACKWARD = ("autograd/graph.py", "_engine_run_backward")
 _FORWARD = "nn/parallel/distributed.py"
