@@ -16,6 +16,7 @@ from mpigraph.errors import MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.messages import Comm
 from mpigraph.rows.pool import RowPool
+from mpigraph.rows.transport import nothing
 from mpigraph.session.context import BackgroundLoop, Session
 from mpigraph.trace import clock
 
@@ -40,16 +41,12 @@ class Saver(BackgroundLoop):
 
     @collective("trainers")
     def save(self, state_dict: dict[str, Any], directory: Path, keep: int | None, background: bool) -> None:
-        """Wait for the save before, and save a state dict.
-
-        Raises:
-            MPIGraphError: the save before, or this one, failed.
-        """
+        """Wait for the save before, whose error is raised here, and save a state dict."""
         self.finish()
         session = self._session
         background = background and session.world.threads_may_communicate
         self._pace = Pace()
-        copies, pause = (self._copies, self._pace.pause) if background else (None, None)
+        copies, pause = (self._copies, self._pace.pause) if background else (None, nothing)
         save = Save(session, self.writer, state_dict, directory, keep, copies, pause)
         if not background:
             save.run(Peers(session.world))
@@ -71,7 +68,7 @@ class Saver(BackgroundLoop):
 
     def _join(self) -> None:
         if self._thread is not None:
-            self._pace.hurry()
+            self._pace.urgent.set()
             with self._session.world.watchdog.own("the writing of a checkpoint"):
                 self._thread.join()  # the user may interrupt it, and wait again later
             self._thread = None
@@ -106,35 +103,28 @@ class Pace:
 
     A low priority alone does not suffice: a trainer that needs the core is often asleep, waiting for a peer that waits
     for a core. So the thread rests after each piece of work. Waiting for the disk counts as rest.
-
-    Attributes:
-        urgent: set once somebody waits: rest no more.
-        begun: when its piece of work began, by the clock.
-        worked: the processor time of the thread then.
     """
 
     def __init__(self) -> None:
-        self.urgent = threading.Event()
-        self.begun = self.worked = 0.0
+        self.urgent = threading.Event()  # somebody waits: rest no more
+        self.begun = self.worked = 0.0  # clock and processor time at the begin of a piece of work
 
     def step_back(self) -> None:
         """Begin, at the lowest priority."""
         if sys.platform == "linux":  # where threads have priorities of their own
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        self.begun = clock()
-        self.worked = time.thread_time()
+        self._work()
 
     def pause(self) -> None:
         """Rest in proportion to the work since the last call."""
         took, worked = clock() - self.begun, time.thread_time() - self.worked
         self.urgent.wait(max(0.0, worked / SHARE - took))
+        self._work()
+
+    def _work(self) -> None:
         self.begun = clock()
         self.worked = time.thread_time()
-
-    def hurry(self) -> None:
-        """Rest no more: somebody waits. Called by another thread."""
-        self.urgent.set()
 
 
 def saver_of(session: Session) -> Saver:

@@ -76,10 +76,8 @@ def _lacks_manifest(directory: Path) -> bool:
     """Return whether a folder certainly has no manifest."""
     try:
         os.stat(directory / MANIFEST)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return False
 
 
@@ -91,11 +89,7 @@ def _belongs_to_save(name: str, except_word: str = "") -> bool:
 
 
 def check_vacant(directory: Path) -> None:
-    """Check that a folder is empty, or holds a checkpoint or the remains of a killed save.
-
-    Raises:
-        InvalidArgumentError: it holds other files; hidden ones do not count.
-    """
+    """Raise InvalidArgumentError if a folder without a checkpoint holds files of others; hidden ones do not count."""
     try:
         names = os.listdir(directory)
     except OSError:  # it does not exist yet, or writing there will raise

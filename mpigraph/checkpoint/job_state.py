@@ -1,6 +1,7 @@
 """The state of a job in every checkpoint: draws outside loaders, epochs of loaders, torch's generators."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,21 +43,18 @@ def load_job(session: Session, state: dict[str, Any]) -> None:
         else:
             text = "loader %d was %s when the checkpoint was written, and is %s: it begins with epoch %d"
             get_logger().warning(text, number, kind, loader.place()[1], loader.place()[0])
-    same = state["trainers"] == session.num_trainers
-    if same:
-        torch.set_rng_state(state["torch"].rows)
-    else:
-        seed = int(combine(_digest(state["torch"].rows), session.rank, session.num_trainers))
-        torch.default_generator.manual_seed(seed)
+    generators: dict[str, tuple[Callable[[torch.Tensor], object], Callable[[int], object]]] = {
+        "torch": (torch.set_rng_state, torch.default_generator.manual_seed)
+    }
     if "cuda" in state and len(state["cuda"].rows) and torch.cuda.is_available():
-        if same:
-            torch.cuda.set_rng_state(state["cuda"].rows)
+        generators["cuda"] = torch.cuda.set_rng_state, torch.cuda.manual_seed
+    for name, (restore, seed) in generators.items():
+        saved = state[name].rows
+        if state["trainers"] == session.num_trainers:
+            restore(saved)
         else:
-            torch.cuda.manual_seed(int(combine(_digest(state["cuda"].rows), session.rank, session.num_trainers)))
-
-
-def _digest(rows: torch.Tensor) -> int:
-    return int(fingerprint(rows.numpy().astype(np.int64)))
+            digest = int(fingerprint(saved.numpy().astype(np.int64)))
+            seed(int(combine(digest, session.rank, session.num_trainers)))
 
 
 class RandomState:

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, ShardFormatError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import everywhere
-from mpigraph.rows.owners import OwnedRange, RowOwners
+from mpigraph.rows.transport import nothing
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
 from mpigraph.storage.files import NewFile
@@ -49,8 +49,7 @@ def as_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
 def find_manifest(peers: Peers, directory: Path, doing: str) -> Manifest:
     """Return the newest manifest that any trainer sees in the folder of a checkpoint.
 
-    Raises:
-        ShardFormatError: no trainer sees one that is whole; on every trainer.
+    Raises ShardFormatError, on every trainer, if none sees one that is whole.
     """
     error: ShardFormatError | None = None
     manifest: Manifest | None = None
@@ -80,11 +79,7 @@ class CheckpointFiles:
         return os.path.exists(self.directory / self.manifest.file(trainer))  # no errors where permission is missing
 
     def open(self, trainer: int) -> ShardReader:
-        """Open the file of a trainer.
-
-        Raises:
-            ShardFormatError: it is missing, damaged or of another save.
-        """
+        """Open the file of a trainer. Raises ShardFormatError if it is missing, damaged or of another save."""
         if trainer not in self._open:
             path = self.directory / self.manifest.file(trainer)
             if not self.sees(trainer):
@@ -107,11 +102,7 @@ class CheckpointFiles:
                 self.open(0).read_into(f"tensors/{number}", _memory(tensor))
 
     def read_small(self) -> dict[int, Array]:
-        """Read the bytes of all small tensors, by number.
-
-        Raises:
-            ShardFormatError: one is damaged; names it.
-        """
+        """Read the bytes of all small tensors, by number. Raises ShardFormatError that names a damaged one."""
         reader = self.open(0)
         small = self.manifest.small_tensors()
         path = self.directory / self.manifest.file(0)
@@ -158,8 +149,6 @@ def _readers(peers: Peers, files: CheckpointFiles, doing: str) -> list[int]:
 
 
 def _memory_of(manifest: Manifest) -> Callable[[int], torch.Tensor]:
-    """Return an allocator for dense tensors, by number; it raises ShardFormatError."""
-
     def memory(number: int) -> torch.Tensor:
         tensor = manifest.tensors[number]
         try:
@@ -177,15 +166,8 @@ def newest_first(
 ) -> list[tuple[str, str]]:
     """Return the names and words of all checkpoints that any node sees in a folder, newest first.
 
-    Args:
-        peers: the trainers.
-        around: the folder.
-        doing: the action, for errors.
-        warn: log damaged manifests.
-        links: include links to folders.
-
-    Raises:
-        StorageError: the folder cannot be read; on every trainer.
+    ``warn`` logs damaged manifests; ``links`` includes links to folders. Raises StorageError, on every trainer, if the
+    folder cannot be read.
     """
     with peers.together(doing):
         leads = peers.world.local_trainer == 0
@@ -199,12 +181,7 @@ def newest_first(
 
 @collective("trainers")
 def is_whole(
-    peers: Peers,
-    directory: Path,
-    doing: str,
-    known: dict[str, bool],
-    word: str,
-    pause: Callable[[], None] | None = None,
+    peers: Peers, directory: Path, doing: str, known: dict[str, bool], word: str, pause: Callable[[], None] = nothing
 ) -> bool:
     """Return whether a checkpoint is whole; reads all of it unless ``known`` has the word of its save.
 
@@ -223,13 +200,10 @@ def is_whole(
 
 
 @collective("trainers")
-def verify(
-    peers: Peers, manifest: Manifest, directory: Path, doing: str, pause: Callable[[], None] | None = None
-) -> None:
+def verify(peers: Peers, manifest: Manifest, directory: Path, doing: str, pause: Callable[[], None]) -> None:
     """Read all files of a checkpoint, each on one trainer that sees it, and compare them with their checksums.
 
-    Raises:
-        ShardFormatError: one is missing or damaged; on every trainer.
+    Raises ShardFormatError, on every trainer, if one is missing or damaged.
     """
     with CheckpointFiles(manifest, directory) as files:
         readers = _readers(peers, files, doing)
@@ -244,8 +218,7 @@ def verify(
                             files.read_small()
                             continue
                         for _ in read_chunks(shard, name):
-                            if pause is not None:
-                                pause()
+                            pause()
 
 
 @collective("trainers")
@@ -273,7 +246,7 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
         _load_or_restore(peers, [loaded for loaded in plan.objects if not loaded.waits_for_rows], doing)
         with peers.together(doing):
             for number, tensor in plan.rows:
-                _read_rows(session, files, number, tensor)
+                _read_rows(files, number, tensor)
     for _, tensor in plan.rows:
         tensor.rows.window.sync()
         tensor.rows.note_write()  # on every trainer: cached copies of remote rows are old
@@ -401,33 +374,17 @@ def share(ends: "np.ndarray[Any, Any]", rank: int, trainers: int) -> tuple[int, 
     return total * rank // trainers, total * (rank + 1) // trainers
 
 
-class _Overlap(NamedTuple):
-    """The rows of dataset ``place`` of ``file``, from row ``begin`` on, that go to one host."""
-
-    file: int
-    place: int
-    begin: int
-    host: int
-    rows: slice
-
-
-def _overlaps(saved: Sequence[Sequence[Sequence[int]]], owned_ranges: list[OwnedRange]) -> Iterator[_Overlap]:
-    """Yield the overlaps of the saved ranges (by file) with the owned ones."""
-    for file, ranges in enumerate(saved):
+def _read_rows(files: CheckpointFiles, number: int, tensor: DistTensor) -> None:
+    """Read the rows that this trainer owns into the shared memory of its node."""
+    for file, ranges in enumerate(files.manifest.rows[number].ranges):
         for place, (first, last) in enumerate(ranges):
-            for owned in owned_ranges:
+            for owned in tensor.owned():
                 begin, end = max(first, owned.first), min(last, owned.last)
                 if begin < end:
                     at = owned.rows.start + begin - owned.first
-                    yield _Overlap(file, place, begin - first, owned.host, slice(at, at + end - begin))
-
-
-def _read_rows(session: Session, files: CheckpointFiles, number: int, tensor: DistTensor) -> None:
-    """Read the rows that this trainer owns into the shared memory of its node."""
-    owned = RowOwners(session.world, tensor.rows.window.offsets).ranges()
-    for overlap in _overlaps(files.manifest.rows[number].ranges, owned):
-        with tensor.rows.writing(overlap.host) as segment:
-            files.open(overlap.file).read_into(f"rows/{number}/{overlap.place}", segment[overlap.rows], overlap.begin)
+                    with tensor.rows.writing(owned.host) as segment:
+                        rows = segment[at : at + end - begin]
+                        files.open(file).read_into(f"rows/{number}/{place}", rows, begin - first)
 
 
 def export(checkpoint_id: str | os.PathLike[str], path: str | os.PathLike[str], name: str = "model") -> None:

@@ -135,11 +135,7 @@ class Manifest:
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
-        """Read the manifest of a checkpoint.
-
-        Raises:
-            ShardFormatError: it is missing, damaged or something else.
-        """
+        """Read the manifest of a checkpoint. Raises ShardFormatError if it is missing or damaged."""
         path = directory / MANIFEST
         try:
             return cls.parse(read_text(path), path)
@@ -152,11 +148,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str, path: Path) -> "Manifest":
-        """Parse the text of a file.
-
-        Raises:
-            ShardFormatError: the text is damaged or something else.
-        """
+        """Parse the text of a file. Raises ShardFormatError if it is damaged or something else."""
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:

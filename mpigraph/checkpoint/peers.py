@@ -39,10 +39,9 @@ class Peers:
 
     @collective("trainers")
     def difference(self, doing: str, text: str) -> tuple[int, Any, Any] | None:
-        """Compare a JSON text that should be the same on every trainer.
+        """Compare a JSON text that should be the same on every trainer; None if it is.
 
-        Returns:
-            None if it is, else a trainer whose text differs from the first's, and the values of the first and of it.
+        Else return a trainer whose text differs from the first's, and the values of the first and of it.
         """
         hashes = self.gather(doing, hashlib.sha256(text.encode()).hexdigest())
         other = next((k for k, digest in enumerate(hashes) if digest != hashes[0]), None)

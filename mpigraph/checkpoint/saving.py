@@ -50,20 +50,10 @@ _Dataset: TypeAlias = tuple[str, Callable[[], tuple[Array, str]]]
 
 
 class Save:
-    """One save, begun on every trainer; see :func:`.save`.
+    """One save, begun on every trainer; arguments and errors are those of :func:`.save`.
 
-    Args:
-        session: the job.
-        writer: the job's right to write.
-        state_dict: the values to save.
-        directory: the folder of the checkpoint.
-        keep: how many checkpoints to keep in the folder around; None for all.
-        copies: memory for copies of all tensors, so that training can go on. Tensors are copied now, rows in
-            :meth:`copy_rows`. None: write the tensors themselves.
-        pause: called after each block that was written.
-
-    Raises:
-        InvalidArgumentError: the state dict holds what cannot be saved, or differs between trainers; on every trainer.
+    ``copies`` is memory for copies of all tensors, so that training can go on: tensors are copied now, rows in
+    :meth:`copy_rows`. None: the tensors themselves are written. ``pause`` is called after each block that was written.
     """
 
     @collective("trainers")
@@ -75,7 +65,7 @@ class Save:
         directory: Path,
         keep: int | None,
         copies: RowPool | None,
-        pause: Callable[[], None] | None = None,
+        pause: Callable[[], None],
     ) -> None:
         self.doing = f"saving a checkpoint to {str(directory)!r}"
         self._session = session
@@ -131,8 +121,7 @@ class Save:
     def run(self, peers: Peers) -> None:
         """Write the checkpoint. An older one in the folder stays until the new one is whole.
 
-        Raises:
-            StorageError: a file cannot be written, or another job writes there; on every trainer.
+        Raises StorageError, on every trainer, if a file cannot be written, or another job writes there.
         """
         world = self._session.world
         leads = world.local_trainer == 0
@@ -267,11 +256,10 @@ class Save:
 
     def _write_rows(self, out: DatasetWriter, rows: Array) -> None:
         row_bytes = max(1, rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64)))
-        step = max(1, (_BLOCK if self._pause is None else _BLOCK_BESIDE) // row_bytes)
+        step = max(1, (_BLOCK if self._copies is None else _BLOCK_BESIDE) // row_bytes)
         for begin in range(0, len(rows), step):
             out.write(rows[begin : begin + step])
-            if self._pause is not None:
-                self._pause()
+            self._pause()
 
     def _complete(self, reports: list[dict[str, Any]]) -> Manifest:
         owns = []
@@ -316,9 +304,8 @@ def _check_one_name(names: list[str]) -> None:
 
 def _describe_tensor(tensor: torch.Tensor) -> Tensor:
     described = Tensor(dtype_name(tensor.dtype), list(tensor.shape))
-    return (
-        replace(described, crc=0) if described.nbytes <= _SMALL_BYTES else described
-    )  # the checksum is known once it is written
+    is_small = described.nbytes <= _SMALL_BYTES  # its checksum is known once it is written
+    return replace(described, crc=0) if is_small else described
 
 
 def _packed(tensors: list[torch.Tensor]) -> tuple[Array, str]:

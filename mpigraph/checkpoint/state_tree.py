@@ -167,7 +167,6 @@ def _add(items: list[Any], item: object) -> int:
 
 
 def _plain(value: torch.Tensor, where: str) -> torch.Tensor:
-    """Return the tensor detached. Raises InvalidArgumentError if it cannot be stored."""
     if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
         raise InvalidArgumentError(f"{where} is a tensor of a kind that a checkpoint cannot hold ({value.layout})")
     try:
@@ -197,12 +196,9 @@ class LoadRequest:
 
 
 class Decoder:
-    """Turns trees into values.
+    """Turns trees into values: ``memory(number)`` is that for a tensor, ``what`` names the checkpoint in errors.
 
-    Args:
-        memory: returns the memory for a tensor, by its number.
-        what: names the checkpoint in errors.
-        arrays: keep numpy arrays; else they become tensors.
+    Without ``arrays``, numpy arrays become tensors.
     """
 
     def __init__(self, memory: Callable[[int], torch.Tensor], what: str, arrays: bool = True) -> None:
@@ -229,9 +225,10 @@ class Decoder:
     def _ask(self, value: Any, tree: Tree, where: str) -> Any:
         """Ask for a value; return its replacement, the value itself if it is overwritten in place."""
         self.wanted.places.append(where)
-        if isinstance(value, DistTensor):
-            self._check(tree, "rows", where)
-            return self._decode(tree, value, where)
+        for kind, tag in ((DistTensor, "rows"), (OfTrainer, "own")):
+            if isinstance(value, kind):
+                self._check(tree, tag, where)
+                return self._decode(tree, value, where)
         if isinstance(value, torch.Tensor):
             self._check(tree, "tensor", where)
             read = self._tensor(tree["tensor"])
@@ -245,9 +242,6 @@ class Decoder:
         if type(value) in _MAPPINGS.values():
             self.update(value, tree, where)
             return value
-        if isinstance(value, OfTrainer):
-            self._check(tree, "own", where)
-            return self._decode(tree, value, where)
         if isinstance(value, Stateful):
             self._check(tree, "object", where)
             there, here = tree.get("class"), _compared_class(value)
@@ -292,11 +286,7 @@ class Decoder:
         return self.wanted.tensors[number]
 
     def value(self, tree: Tree, key: str) -> Any:
-        """Return one value of a state dict.
-
-        Raises:
-            InvalidArgumentError: the checkpoint has no such key.
-        """
+        """Return one value of a state dict. Raises InvalidArgumentError if the checkpoint has no such key."""
         saved = self._items(tree, "state_dict")
         if key not in saved:
             raise InvalidArgumentError(f"{self._what} has no {key!r} (it has {', '.join(map(repr, saved))})")

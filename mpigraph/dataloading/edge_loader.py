@@ -1,13 +1,11 @@
 """The loader of minibatches of edges: edges as training examples, with negatives, and the blocks of their end nodes."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import torch
 
 from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.dataloading.caches import Sizes
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Stages
@@ -17,7 +15,7 @@ from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_edge_stages
 from mpigraph.dataloading.sampler import BlockSampler, Sampler, has_method, needs_of, session_of
 from mpigraph.dataloading.seed_times import check_loader_times
-from mpigraph.dataloading.seeds import Item, TypedIds, as_seed_tensors
+from mpigraph.dataloading.seeds import Chosen, Item, TypedIds, as_seed_tensors
 from mpigraph.dataloading.shadow import ShaDowKHopSampler
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, EdgeTensors, Names, by_relation, unwrap_edges
@@ -79,7 +77,7 @@ class DistEdgeDataLoader(SampledDataLoader):
         edge_label_time: EdgeIds | None = None,
         num_prefetch: int = 2,
         seed: int | None = None,
-        cache: Sizes = "auto",
+        cache: str | int | None = "auto",
         lookahead: int | None = None,
         pin_memory: bool = False,
         queue_size: int | None = None,
@@ -142,18 +140,13 @@ def _pair_stages(
         of_edges.fetch(lambda r: pairs.edges[r].data[EID], lambda r: pairs.edges[r].data)
         return sample
 
-    def announce(sample: PairSample, batch: int) -> None:
-        of_blocks.announce(sample[0], batch)
-
     ids = by_relation(g.schema, eids, "eids")
     times = check_loader_times(g, needs.times, ids, options.seed_times)
 
-    def sample_at(chosen: Any) -> PairSample:
-        return sampler.sample(g, chosen.ids, edge_label_time=chosen.times)
+    def sample(chosen: Chosen) -> PairSample:
+        return sampler.sample(g, chosen.ids, **chosen.times_as("edge_label_time"))
 
-    sample: Callable[[Any], PairSample] = partial(sampler.sample, g) if times is None else sample_at
-    seeds = unwrap_edges(g.schema, ids)
-    return Stages(seeds, sample, fetch, announce, [of_blocks.inputs], times=times)
+    return Stages(unwrap_edges(g.schema, ids), sample, fetch, of_blocks.announce, [of_blocks.inputs], times=times)
 
 
 class EdgeCollator:

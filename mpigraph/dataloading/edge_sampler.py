@@ -5,8 +5,7 @@ the negatives. It is the order of the blocks' output nodes, so a model's output 
 graphs.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -17,7 +16,7 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.dataloading.exclusion import Exclude, Exclusion, ReverseEids, make_exclusion, reverse_edges, with_same_ids
-from mpigraph.dataloading.memory_sampling import sampled, take_later
+from mpigraph.dataloading.memory_sampling import sampled, take_features
 from mpigraph.dataloading.negative_sampler import (
     NO_EDGES,
     Negatives,
@@ -38,11 +37,12 @@ from mpigraph.distgraph.typed_ids import (
     NodeTensors,
     by_relation,
     canonical,
+    id_array,
     unwrap_edges,
 )
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
-from mpigraph.graphs.fields import EID, NID, SEED_TIME, EdgeType, IdsLike, as_ids
+from mpigraph.graphs.fields import EID, NID, SEED_TIME, EdgeType, IdsLike
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.kernels.tree_ids import TreeIds
 from mpigraph.metadata.book import check_ids
@@ -58,19 +58,12 @@ _NOTHING: _Ends = (NO_EDGES.src, NO_EDGES.dst)
 
 @dataclass(frozen=True)
 class Pairs:
-    """The seed edges of a minibatch and their negatives, before neighbours of their ends are drawn.
+    """The seed edges of a minibatch and their negatives, before neighbours of their ends are drawn."""
 
-    Attributes:
-        graphs: the pair graph and, with a negative sampler, that of the negatives.
-        nodes: int64[n], the ends, or by node type: the seeds of the sampler of blocks.
-        excluded: ids of edges to exclude, in the form of the loader's edges; None without ``exclude``.
-        times: int64[n], the times of the ends, in the form of ``nodes``; None without times.
-    """
-
-    graphs: list[HeteroGraph]
-    nodes: NodeTensors
-    excluded: EdgeTensors | None
-    times: NodeTensors | None
+    graphs: list[HeteroGraph]  # the pair graph and, with a negative sampler, that of the negatives
+    nodes: NodeTensors  # int64[n], the ends, or by node type: the seeds of the sampler of blocks
+    excluded: EdgeTensors | None  # ids of edges to exclude, in the form of the loader's edges
+    times: NodeTensors | None  # int64[n], the times of the ends, in the form of ``nodes``
 
     def sample_ends(self, sample: Callable[..., Any], g: object) -> Any:
         """Draw around the ends; without exclusion or times the sampler need not take such arguments."""
@@ -80,7 +73,7 @@ class Pairs:
 
 
 class EdgePredictionSampler(Sampler):
-    """Samples minibatches of edges; made by :func:`as_edge_prediction_sampler`.
+    """Samples minibatches of edges: pairs of nodes to predict, and the blocks of their ends.
 
     Attributes:
         sampler: draws the blocks.
@@ -97,7 +90,31 @@ class EdgePredictionSampler(Sampler):
         negative_sampler: NegativesOf | None = None,
         prefetch_labels: Names = (),
     ) -> None:
-        """The arguments are those of :func:`as_edge_prediction_sampler`."""
+        """Make a sampler of edges of a sampler of blocks.
+
+        Edges that are excluded are removed before neighbours are drawn, so a node gets its full fanout of others.
+
+        Args:
+            sampler: has ``sample_blocks(g, seeds, exclude_eids)``, for example a ``NeighborSampler``; without
+                ``exclude`` it is called with two arguments.
+            exclude: edges that the blocks of a minibatch must not contain. None: no edges; "self": its seed edges;
+                "reverse_id": these and their reverse edges, of the same relation; "reverse_types": these and their
+                reverse edges in another relation; int64[n] edge ids (or edge type -> edge ids): always these; a
+                function from seed edges to edge ids, both in the form of the loader's edges.
+            reverse_eids: int64[num_edges], the reverse edge of each edge: a tensor, ndarray or DistTensor, which is
+                read for each minibatch; or edge type -> one of these. If it is left out, a loader with "reverse_types",
+                or with "reverse_id" in a graph with one relation, looks reverse edges up once by their ends, as
+                :func:`.reverse_edges` (partitioning renumbers each relation; in a graph in memory an edge and its
+                reverse have one id). Where both relations keep that id as a feature ``orig``, you can invert it
+                instead: ``back["orig"][:].argsort()[there["orig"][:]]``, with ``there = g.edges[etype].data`` and
+                ``back`` of the reverse edges.
+            reverse_etypes: edge type -> edge type of the reverse edges; with "reverse_types".
+            negative_sampler: ``(g, seed edges) -> (src, dst)``, for example :class:`.negative_sampler.Uniform`.
+            prefetch_labels: names of edge features that loaders gather for the seed edges; or edge type -> names.
+
+        Raises:
+            InvalidArgumentError: an argument has another value, or ``reverse_etypes`` is missing.
+        """
         if not has_method(sampler, "sample_blocks"):
             raise InvalidArgumentError(
                 f"sampler must have sample_blocks(g, seeds) (got {type(sampler).__name__}): NeighborSampler and "
@@ -112,10 +129,9 @@ class EdgePredictionSampler(Sampler):
         self.prefetch_labels = prefetch_labels or ()
         self._exclude = exclude
         self._reverse_etypes = reverse_etypes
-        self._looks_up = (
-            reverse_eids is None and isinstance(exclude, str) and exclude in ("reverse_id", "reverse_types")
-        )
-        if self._looks_up and exclude == "reverse_types" and not isinstance(reverse_etypes, Mapping):
+        way = exclude if isinstance(exclude, str) else ""
+        self._looks_up = reverse_eids is None and way in ("reverse_id", "reverse_types")
+        if way == "reverse_types" and not isinstance(reverse_etypes, Mapping):
             raise InvalidArgumentError("exclude='reverse_types' needs reverse_etypes, a dict edge type -> edge type")
         self._exclusion = None if self._looks_up else make_exclusion(exclude, reverse_eids, reverse_etypes)
 
@@ -198,7 +214,7 @@ class EdgePredictionSampler(Sampler):
         g = sampled(g)
         negatives: dict[Relation, _Ends] | None = None
         excluded: EdgeTensors | None = None
-        with _raised_on_all(g):
+        with g.raised_everywhere():
             if self._looks_up and (isinstance(g, DistGraph) or self._exclude == "reverse_id"):
                 raise InvalidArgumentError(
                     f"exclude={self._exclude!r} needs reverse_eids: DistEdgeDataLoader looks them up by itself, and "
@@ -233,58 +249,16 @@ class EdgePredictionSampler(Sampler):
         for relation in g.schema.relations:
             graphs[0].edges[relation].data[EID] = torch.from_numpy(edges.get(relation, NO_EDGES).eids)
         if isinstance(graph, HeteroGraph):
-            _take_features(graphs, graph)
+            for pairs in graphs:
+                take_features(pairs, graph)
         ends, times_given = (
             by_type if len(by_type) != 1 else by_type[g.schema.ntypes[0]] for by_type in (nodes, node_times)
         )
         return Pairs(graphs, ends, excluded, times_given if node_times else None)
 
 
-def as_edge_prediction_sampler(
-    sampler: BlockSampler,
-    exclude: Exclude = None,
-    reverse_eids: ReverseEids = None,
-    reverse_etypes: ByEdgeType[EdgeType] | None = None,
-    negative_sampler: NegativesOf | None = None,
-    prefetch_labels: Names = (),
-) -> EdgePredictionSampler:
-    """Make a sampler of edges of a sampler of blocks.
-
-    Edges that are excluded are removed before neighbours are drawn, so a node gets its full fanout of others.
-
-    Args:
-        sampler: has ``sample_blocks(g, seeds, exclude_eids)``, for example a ``NeighborSampler``; without ``exclude``
-            it is called with two arguments.
-        exclude: edges that the blocks of a minibatch must not contain. None: no edges; "self": its seed edges;
-            "reverse_id": these and their reverse edges, of the same relation; "reverse_types": these and their reverse
-            edges in another relation; int64[n] edge ids (or edge type -> edge ids): always these; a function from seed
-            edges to edge ids, both in the form of the loader's edges.
-        reverse_eids: int64[num_edges], the reverse edge of each edge: a tensor, ndarray or DistTensor, which is read
-            for each minibatch; or edge type -> one of these. If it is left out, a loader with "reverse_types", or with
-            "reverse_id" in a graph with one relation, looks reverse edges up once by their ends, as
-            :func:`.reverse_edges` (partitioning renumbers each relation; in a graph in memory an edge and its reverse
-            have one id). Where both relations keep that id as a feature ``orig``, you can invert it instead:
-            ``back["orig"][:].argsort()[there["orig"][:]]``, with ``there = g.edges[etype].data`` and ``back`` of the
-            reverse edges.
-        reverse_etypes: edge type -> edge type of the reverse edges; with "reverse_types".
-        negative_sampler: ``(g, seed edges) -> (src, dst)``, for example :class:`.negative_sampler.Uniform`.
-        prefetch_labels: names of edge features that loaders gather for the seed edges; or edge type -> names.
-
-    Raises:
-        InvalidArgumentError: an argument has another value, or ``reverse_etypes`` is missing.
-    """
-    return EdgePredictionSampler(sampler, exclude, reverse_eids, reverse_etypes, negative_sampler, prefetch_labels)
-
-
-def _take_features(graphs: list[HeteroGraph], g: HeteroGraph) -> None:
-    """Give pair graphs the features of their nodes, and the first one those of its edges, gathered when read."""
-    for pairs in graphs:
-        for ntype in g.ntypes:
-            frame = pairs.nodes[ntype].data
-            take_later(frame, g.nodes[ntype].data, frame[NID])
-    for relation in g.canonical_etypes:
-        frame = graphs[0].edges[relation].data
-        take_later(frame, g.edges[relation].data, frame[EID])
+as_edge_prediction_sampler = EdgePredictionSampler
+"""DGL's name for making one."""
 
 
 class _Numbering:
@@ -331,26 +305,8 @@ class _Numbering:
         return graphs, nodes, times
 
 
-@contextmanager
-def _raised_on_all(g: DistGraph) -> Iterator[None]:
-    """Raise an error on one trainer on every trainer, by the next round, where the others would wait for this one."""
-    try:
-        yield
-    except Exception as error:
-        if not getattr(error, "everywhere", False):  # else the round that failed has told them
-            with g.session.sampling() as service:
-                service.fail(error)
-        raise
-
-
 def _checked(g: DistGraph, negatives: Negatives) -> dict[Relation, _Ends]:
-    """Check the return value of a negative sampler; return it by relation.
-
-    Raises:
-        InvalidArgumentError: it is not one pair of integer arrays of one length for each relation.
-        OutOfRangeError: a node does not exist.
-        EdgeTypeError: a relation does not exist, or is not named where there are several.
-    """
+    """Check the return value of a negative sampler; return it by relation."""
     pairs = canonical(g.schema, negatives, "negatives")
     return {relation: _checked_pair(g, relation, pair) for relation, pair in pairs.items()}
 
@@ -360,19 +316,15 @@ def _checked_pair(g: DistGraph, relation: Relation, pair: tuple[IdsLike, IdsLike
         raise InvalidArgumentError(
             f"the negative sampler must return a pair (src, dst) for {relation} (got {type(pair).__name__})"
         )
-    src, dst = (
-        _checked_ends(g, ids, ntype, f"{what} of a negative of {relation}")
-        for ids, ntype, what in zip(pair, relation[::2], ("source", "destination"), strict=True)
-    )
+    ends = []
+    for ids, ntype, side in zip(pair, relation[::2], ("source", "destination"), strict=True):
+        what = f"{side} of a negative of {relation}"
+        ends.append(id_array(ids, what))
+        check_ids(ends[-1], g.num_nodes(ntype), what)
+    src, dst = ends
     if len(src) != len(dst):
         raise InvalidArgumentError(
             f"the negative sampler must return as many sources as destinations for {relation} "
             f"(got {len(src)} and {len(dst)})"
         )
     return src, dst
-
-
-def _checked_ends(g: DistGraph, ids: IdsLike, ntype: str, what: str) -> I64:
-    array: I64 = as_ids(ids, what).cpu().contiguous().numpy()
-    check_ids(array, g.num_nodes(ntype), what)
-    return array

@@ -5,7 +5,7 @@ A model that predicts an edge must not see it, nor its reverse, among the neighb
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -37,27 +37,24 @@ def make_exclusion(
 ) -> Exclusion | None:
     """Return the function that ``exclude`` stands for, or None; see :func:`.as_edge_prediction_sampler`.
 
-    It reads ``reverse_eids`` one-sidedly, if that is a DistTensor.
-
-    Raises:
-        InvalidArgumentError: an argument is wrong, or missing where it is needed.
+    It reads ``reverse_eids`` one-sidedly, if that is a DistTensor. Raises InvalidArgumentError.
     """
     if exclude is None:
         return None
     if callable(exclude):
-        return partial(_chosen, exclude)
+        return lambda g, seeds: by_relation(g.schema, exclude(unwrap_edges(g.schema, seeds)), "edges to exclude")
+    ids: Any = None
     if isinstance(exclude, Mapping):
-        return partial(_always, {etype: _ascending(ids) for etype, ids in exclude.items()})
-    if isinstance(exclude, torch.Tensor | np.ndarray | list | tuple):
-        return partial(_always, _ascending(exclude))
+        ids = {etype: _ascending(of_type) for etype, of_type in exclude.items()}
+    elif isinstance(exclude, torch.Tensor | np.ndarray | list | tuple):
+        ids = _ascending(exclude)
+    if ids is not None:
+        return lambda g, seeds: by_relation(g.schema, ids, "edges to exclude")
     if exclude == "self":
-        return _self
-    if exclude == "reverse_id":
-        return partial(_with_reverse_ids, _tables(reverse_eids))
-    if exclude == "reverse_types":
-        if not isinstance(reverse_etypes, Mapping):
-            raise InvalidArgumentError("exclude='reverse_types' needs reverse_etypes, a dict edge type -> edge type")
-        return partial(_with_reverse_types, reverse_etypes, _tables(reverse_eids))
+        return lambda g, seeds: seeds
+    if exclude in ("reverse_id", "reverse_types"):
+        pairs = cast(ByEdgeType[EdgeType], reverse_etypes) if exclude == "reverse_types" else None
+        return partial(_with_reverse, pairs, _tables(reverse_eids))
     raise InvalidArgumentError(
         "exclude must be None, 'self', 'reverse_id', 'reverse_types', edge ids or a function of edge ids "
         f"(got {exclude!r})"
@@ -85,33 +82,24 @@ def _and_reverse(
     return {relation: torch.cat(parts) for relation, parts in excluded.items()}
 
 
-def _self(g: DistGraph, seeds: Eids) -> Eids:
-    return seeds
-
-
 def _ascending(ids: IdsLike) -> torch.Tensor:
     """Sort edge ids once, and not for every minibatch."""
     return torch.from_numpy(np.unique(as_ids(ids, "edges to exclude").cpu().numpy()))
 
 
-def _always(edges: EdgeIds, g: DistGraph, seeds: Eids) -> Eids:
-    return by_relation(g.schema, edges, "edges to exclude")
-
-
-def _chosen(choose: Callable[[EdgeTensors], EdgeIds], g: DistGraph, seeds: Eids) -> Eids:
-    return by_relation(g.schema, choose(unwrap_edges(g.schema, seeds)), "edges to exclude")
-
-
-def _with_reverse_ids(tables: _Table | ByEdgeType[_Table], g: DistGraph, seeds: Eids) -> Eids:
+def _with_reverse(
+    reverse_etypes: ByEdgeType[EdgeType] | None, tables: _Table | ByEdgeType[_Table], g: DistGraph, seeds: Eids
+) -> Eids:
+    """Return the seeds and their reverse edges, by tables of these; None: they are of the seeds' own relations."""
     by_etype: dict[Relation, _Table] = canonical(g.schema, tables, "reverse_eids")
-    return {
-        relation: torch.cat([ids, _reverse(_table_of(by_etype, relation), ids, g, relation)])
-        for relation, ids in seeds.items()
-    }
+    pairs = {relation: relation for relation in seeds} if reverse_etypes is None else reverse_etypes
+    return _and_reverse(pairs, g, seeds, lambda relation, ids: _reverse(by_etype, ids, g, relation))
 
 
-def _reverse(table: _Table, ids: torch.Tensor, g: DistGraph, relation: Relation) -> torch.Tensor:
-    """Return the reverse of each edge."""
+def _reverse(by_etype: Mapping[Relation, _Table], ids: torch.Tensor, g: DistGraph, relation: Relation) -> torch.Tensor:
+    if relation not in by_etype:
+        raise InvalidArgumentError(f"reverse_eids has no edges of {relation} (has {list(by_etype)})")
+    table = by_etype[relation]
     if len(table) != g.num_edges(relation):
         raise InvalidArgumentError(
             f"reverse_eids must have one entry for each of {g.num_edges(relation)} edges of {relation} "
@@ -135,21 +123,6 @@ def _table(table: IdsLike | DistTensor | None) -> _Table:
             f"of {getattr(table, 'dtype', None)})"
         )
     return cast(DistTensor, table)
-
-
-def _with_reverse_types(
-    reverse_etypes: ByEdgeType[EdgeType], tables: _Table | ByEdgeType[_Table], g: DistGraph, seeds: Eids
-) -> Eids:
-    by_etype: dict[Relation, _Table] = canonical(g.schema, tables, "reverse_eids")
-    return _and_reverse(
-        reverse_etypes, g, seeds, lambda relation, ids: _reverse(_table_of(by_etype, relation), ids, g, relation)
-    )
-
-
-def _table_of(by_etype: Mapping[Relation, _Table], relation: Relation) -> _Table:
-    if relation not in by_etype:
-        raise InvalidArgumentError(f"reverse_eids has no edges of {relation} (has {list(by_etype)})")
-    return by_etype[relation]
 
 
 @collective("trainers")

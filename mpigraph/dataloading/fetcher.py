@@ -35,15 +35,10 @@ class Stages(Generic[Sample]):
     """The stages of a loader; they must not refer to the loader, which can be dropped while they work.
 
     Attributes:
-        seeds: the loader's ids, or type -> ids.
-        times: the times of the seeds, in their form, if they have any.
-        placed: the minibatch needs the places of its seeds in ``seeds``.
-        sample: draws a minibatch for some seeds, in the form of :meth:`.Seeds.tensors`. Collective when hosts are
-            remote, else local.
+        sample: draws a minibatch for some seeds (:class:`.Chosen`). Collective when hosts are remote, else local.
         fetch: turns a sample into the loader's minibatch. One-sided.
         announce: tells ``inputs`` the rows that :attr:`fetch` of this sample will read, with the number of the
             minibatch. Local.
-        inputs: gather the features of a minibatch's nodes and edges, which may be remote.
         receive: turns the result of :attr:`fetch` into the consumer's minibatch, in its thread. Local.
     """
 
@@ -51,19 +46,18 @@ class Stages(Generic[Sample]):
     sample: Callable[[Any], Sample]
     fetch: Callable[[Sample], Any]
     announce: Callable[[Sample, int], None] = _tell_nobody
-    inputs: Sequence["FeatureFetcher[Any]"] = ()
+    inputs: Sequence["FeatureFetcher[Any]"] = ()  # gather the features of nodes and edges, which may be remote
     receive: Callable[[Any], Any] = _as_made
-    times: TypedIds | None = None
-    placed: bool = False
+    times: TypedIds | None = None  # of the seeds, in their form, if they have any
+    placed: bool = False  # the minibatch needs the places of its seeds in ``seeds``
 
 
 class FeatureFetcher(Generic[Kind]):
-    """Gathers rows of features, by type and name, for minibatches.
+    """Gathers rows of features, by type (of edges: the relation) and name, for minibatches.
 
     One-sided: :meth:`fetch`.
 
     Attributes:
-        tensors: the features by type (of edges: the relation) and name.
         readers: the features that are read through a cache.
         upcoming: rows that sampled minibatches will read, by type of the features with readers, and by the hosts
             whose rows are free: features of a type with the same hosts share one.
@@ -71,17 +65,9 @@ class FeatureFetcher(Generic[Kind]):
     """
 
     def __init__(self, spaces: Spaces[Kind], pin_memory: bool, *names: Names, repeated: bool = False) -> None:
-        """Look the features up.
+        """Look features up by name in ``g.nodes`` or ``g.edges``; errors are those of :meth:`.Spaces.named`.
 
-        Args:
-            spaces: ``g.nodes`` or ``g.edges``.
-            pin_memory: put the rows into pinned memory.
-            names: of features, or type -> names.
-            repeated: minibatches repeat ids, as those of disjoint trees do; read each row once.
-
-        Raises:
-            FieldNameError: a feature does not exist.
-            NodeTypeError, EdgeTypeError: a type that was given with a feature does not exist.
+        ``repeated``: minibatches repeat ids, as those of disjoint trees do, so read each row once.
         """
         self.tensors: dict[tuple[Kind, str], DistTensor] = spaces.named(*names)
         self.readers: dict[tuple[Kind, str], CachedRows] = {}
@@ -93,8 +79,7 @@ class FeatureFetcher(Generic[Kind]):
     def announce(self, ids: Callable[[Kind], torch.Tensor], batch: int) -> None:
         """Note that minibatch ``batch`` will fetch the rows ``ids(type)``; call it for each, in the order of fetching.
 
-        Raises:
-            OutOfRangeError: a row does not exist.
+        Raises OutOfRangeError if a row does not exist.
         """
         for (kind, _), upcoming in self.upcoming.items():
             readers = [reader for reader in self.readers.values() if reader.upcoming is upcoming]
@@ -141,7 +126,6 @@ class FeatureFetcher(Generic[Kind]):
         return torch.index_select(rows, 0, places, out=out)
 
     def _gather(self, tensor: DistTensor, ids: torch.Tensor) -> torch.Tensor:
-        """Gather without a cache."""
         with span("fetch"):
             rows = tensor.gather(ids, pin_memory=self._pin_memory)
         window = tensor.rows.window
@@ -155,41 +139,19 @@ class FeatureFetcher(Generic[Kind]):
 
 
 class BlockFetcher:
-    """Gathers the node features of a minibatch's blocks.
-
-    One-sided: a call.
-
-    Attributes:
-        inputs: gathers the features of the input nodes.
-    """
+    """Gathers the node features of a minibatch's blocks: ``inputs`` those of the input nodes. One-sided: a call."""
 
     def __init__(self, g: DistGraph, needs: Needs, features: Names, labels: Names, pin_memory: bool) -> None:
-        """Look the features up.
-
-        Args:
-            g: the graph.
-            needs: of the sampler, which may name more.
-            features: names of features for the input nodes.
-            labels: names of features for the output nodes.
-            pin_memory: put the rows into pinned memory.
-
-        Raises:
-            FieldNameError: a feature does not exist.
-            NodeTypeError: a node type that was given with a feature does not exist.
-        """
+        """Look up ``features`` for the input nodes, ``labels`` for the output nodes, and what the sampler needs."""
         self.inputs = FeatureFetcher(g.nodes, pin_memory, features, needs.node_feats, repeated=needs.disjoint)
         self._outputs = FeatureFetcher(g.nodes, pin_memory, labels, needs.labels, repeated=needs.disjoint)
 
-    def announce(self, input_nodes: NodeTensors, batch: int) -> None:
-        """Note the input nodes of minibatch ``batch``. Raises OutOfRangeError if one does not exist."""
-        self.inputs.announce(lambda t: _of_type(input_nodes, t), batch)
+    def announce(self, sample: tuple[Any, ...], batch: int) -> None:
+        """Note the input nodes of a sample, which come first in it. Raises OutOfRangeError if one does not exist."""
+        self.inputs.announce(lambda t: _of_type(sample[0], t), batch)
 
     def __call__(self, sample: Blocks) -> Blocks:
-        """Put rows of a sample's nodes into ``blocks[0].srcnodes`` and ``blocks[-1].dstnodes``.
-
-        Raises:
-            InvalidArgumentError: there are features to gather, but no blocks.
-        """
+        """Put rows of a sample's nodes into ``blocks[0].srcnodes`` and ``blocks[-1].dstnodes``."""
         input_nodes, output_nodes, blocks = sample
         if not blocks and (self.inputs.tensors or self._outputs.tensors):
             raise InvalidArgumentError("features and labels come with blocks: the sampler has no layer")

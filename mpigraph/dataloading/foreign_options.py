@@ -13,36 +13,17 @@ from mpigraph.errors import InvalidArgumentError
 # They are about processes that sample, copies to a GPU, and how ids are shared: a trainer has threads, a stream of its
 # own, and its own ids.
 _CHANGE_NOTHING = frozenset(
-    {
-        "async_load",
-        "cpu_worker_affinity_cores",
-        "ddp_seed",
-        "gb_padding",
-        "gpu_cache",
-        "in_order",
-        "multiprocessing_context",
-        "num_workers",
-        "persistent_workers",
-        "pin_memory_device",
-        "pin_prefetcher",
-        "prefetch_factor",
-        "timeout",
-        "use_alternate_streams",
-        "use_cpu_worker_affinity",
-        "use_ddp",
-        "use_prefetch_thread",
-        "use_uva",
-        "worker_init_fn",
-    }
+    """
+    async_load cpu_worker_affinity_cores ddp_seed gb_padding gpu_cache in_order multiprocessing_context num_workers
+    persistent_workers pin_memory_device pin_prefetcher prefetch_factor timeout use_alternate_streams
+    use_cpu_worker_affinity use_ddp use_prefetch_thread use_uva worker_init_fn
+    """.split()
 )
 _INSTEAD = {
     "g_sampling": "neighbours are sampled from the graph of the edges: leave it out; what to leave out of the graph is "
     "exclude=, a fanout of 0 for a relation, or a sampler of your own",
     "load_input": "name the features: features=[...] gathers them for the input nodes",
     "load_output": "name the features: labels=[...] gathers them for the output nodes",
-    "cache_policy": "there are no cache policies any more: a cache keeps the rows that the minibatches ahead read "
-    "soonest, which no fixed choice of rows was better than; cache= says how large it is, lookahead= how many "
-    "minibatches are known",
     "collate_fn": "the sampler makes the minibatches: change them in the loop, or use DistDataLoader(ids, batch_size, "
     "collate_fn=...)",
     "generator": "order and draws depend on seed=",
@@ -53,11 +34,7 @@ _INSTEAD = {
 
 
 def check_foreign(loader: type, options: Mapping[str, object]) -> None:
-    """Check the options of a loader that are not its own.
-
-    Args:
-        loader: the loader, whose own options are suggested for unknown names.
-        options: name -> value; None counts as absent.
+    """Check the options of a loader that are not its own, by name; None counts as absent.
 
     Raises:
         InvalidArgumentError: one would change something, or is unknown; says what to do.

@@ -22,11 +22,7 @@ _MOST_STEPS = 2**31 - 1
 
 @dataclass(frozen=True)
 class _LaborArguments(SamplingArguments):
-    """The arguments of :class:`LaborSampler`.
-
-    Raises:
-        InvalidArgumentError: an argument that LABOR cannot have.
-    """
+    """The arguments of :class:`LaborSampler`."""
 
     layer_dependency: bool = False
     batch_dependency: int = 1
@@ -123,16 +119,12 @@ class LaborSampler(NeighborSampler):
                 ``share`` has another value, an option that LABOR cannot have, or as :class:`NeighborSampler`.
         """
         _check_importance(importance_sampling)
-        names: dict[str, Any] = {
-            "prefetch_node_feats": prefetch_node_feats,
-            "prefetch_labels": prefetch_labels,
-            "prefetch_edge_feats": prefetch_edge_feats,
-            "output_device": output_device,
-        }
         self.layer_dependency = bool(layer_dependency)
         self.batch_dependency = batch_dependency
         self.share = share
-        super().__init__(fanouts, edge_dir, prob, mask, **names, **options)
+        prefetched = prefetch_node_feats, prefetch_labels, prefetch_edge_feats
+        with_replacement = options.pop("replace", False)
+        super().__init__(fanouts, edge_dir, prob, mask, with_replacement, *prefetched, output_device, **options)
 
     @property
     def _own(self) -> dict[str, Any]:

@@ -17,16 +17,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
-from mpigraph.dataloading.caches import CacheOptions, Sizes, check_cache, open_caches
+from mpigraph.dataloading.caches import CacheOptions, check_cache, open_caches
 from mpigraph.dataloading.fetcher import Stages
 from mpigraph.dataloading.foreign_options import check_foreign
-from mpigraph.dataloading.passes import EpochPlan, Passes
+from mpigraph.dataloading.passes import EpochPlan, HasEpochs, Passes
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.sampler import Sampler, needs_of, session_of
 from mpigraph.dataloading.seeds import Seeds, TypedIds
@@ -50,9 +51,7 @@ class _Epochs:
     """Runs a loader's epochs on a channel of its own; does not know the loader, so the loader can be dropped.
 
     Attributes:
-        session: the job.
-        pipeline: makes the minibatches.
-        depth: how many of them a thread is ahead; 0 without a thread.
+        depth: how many minibatches a thread is ahead; 0 without a thread.
         numbers: numbers of the channel and of the caches, which are freed with it.
     """
 
@@ -68,16 +67,7 @@ class _Epochs:
         self._closed = False
 
     def start(self, plan: EpochPlan, seeds_at: Callable[[I64], object], stages: Stages[Any]) -> Prefetch[Any]:
-        """Begin an epoch, once the one before is over on every trainer.
-
-        Args:
-            plan: the pass over the seeds.
-            seeds_at: the seeds at some positions.
-            stages: the loader's stages.
-
-        Raises:
-            ClosedError: the loader was closed, or the job was ended.
-        """
+        """Begin an epoch, once the one before is over on every trainer; ``seeds_at`` returns seeds by position."""
         session = self.session
         session.check_open()
         if self._closed:
@@ -131,7 +121,7 @@ class _Epochs:
             self.session.control.drop(number)
 
 
-class DistDataLoader:
+class DistDataLoader(HasEpochs):
     """Batches of a dataset of ids, made by the user's ``collate_fn``.
 
     Every rank yields its own ids, each once, in the same number of batches (see ``dataloading/seeds.py``). One epoch
@@ -188,7 +178,7 @@ class DistDataLoader:
             get_logger().warning("MPI lacks MPI_THREAD_MULTIPLE: batches are made without prefetching")
             depth = 0
         self._by_item = collate_fn is not None
-        self._stages: Stages[Any] = Stages(dataset, collate_fn or _same, _same)
+        self._stages: Stages[Any] = Stages(dataset, collate_fn or attrgetter("ids"), _same)
         self._epochs = _Epochs(session, seed, depth)  # its checked call before the plain ones below
         self._retire = weakref.finalize(self, self._epochs.retire)
         self._retire.atexit = False
@@ -200,13 +190,6 @@ class DistDataLoader:
         session.num_loaders += 1
         session.loaders[session.num_loaders] = self
 
-    def __len__(self) -> int:
-        """Number of batches that this rank yields in an epoch; a resumed epoch has fewer left."""
-        return len(self._passes.bounds) - 1
-
-    def __repr__(self) -> str:
-        return repr(self._passes)
-
     @property
     def dataset(self) -> TypedIds:
         """This rank's ids, or type -> ids."""
@@ -216,18 +199,6 @@ class DistDataLoader:
     def expected_idxs(self) -> int:
         """DGL's name for ``len``."""
         return len(self)
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch in progress, else of the next one; a resumed script continues there."""
-        return self._passes.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Number the next epoch, for example when training resumes. Raises InvalidArgumentError if it is no integer.
-
-        If a loaded state is in this epoch, only the rest of it follows.
-        """
-        self._passes.set_epoch(check_integer("epoch", epoch, 0))
 
     def state_dict(self) -> dict[str, Any]:
         """Return this trainer's position: the epoch, the batches handed out, and the seeds left.
@@ -262,7 +233,7 @@ class DistDataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         plan = self._passes.begin()
-        seeds_at: Callable[[I64], object] = plan.seeds.items if self._by_item else plan.seeds.tensors
+        seeds_at: Callable[[I64], object] = plan.seeds.items if self._by_item else plan.seeds.chosen
         batches = iter(self._epochs.start(plan, seeds_at, self._stages))
         return _hold(self, plan, map(self._stages.receive, batches))
 
@@ -340,11 +311,7 @@ def _num_inputs(batch: Any) -> int:
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """The options that loaders of nodes and of edges share, as :class:`.DistNodeDataLoader` describes them.
-
-    Attributes:
-        seed_times: the times of the seeds, in their form; ``input_time`` of nodes, ``edge_label_time`` of edges.
-    """
+    """The options that loaders of nodes and of edges share, as :class:`.DistNodeDataLoader` describes them."""
 
     device: torch.device | str | None
     batch_size: int
@@ -353,10 +320,10 @@ class LoaderOptions:
     features: Names
     labels: Names
     output: str
-    seed_times: NodeIds | EdgeIds | None
+    seed_times: NodeIds | EdgeIds | None  # ``input_time`` of nodes, ``edge_label_time`` of edges
     num_prefetch: int
     seed: int | None
-    cache: Sizes
+    cache: str | int | None
     lookahead: int | None
     pin_memory: bool
     queue_size: int | None
@@ -373,15 +340,7 @@ class SampledDataLoader(DistDataLoader):
     def __init__(
         self, g: DistGraph, ids: TypedIds, sampler: Sampler, options: LoaderOptions, foreign: Mapping[str, object]
     ) -> None:
-        """Plan the batches, and have the hosts prepare the edge weights of the sampler, if it has any.
-
-        Args:
-            g: the graph.
-            ids: the seeds of this rank.
-            sampler: the sampler of nodes or of edges.
-            options: the options.
-            foreign: options that only other loaders have.
-        """
+        """Plan the batches, and have the hosts prepare the edge weights of the sampler, if it has any."""
         with arguments(session_of(g)):
             check_foreign(type(self), foreign)
             if options.output not in ("dgl", "pyg"):
@@ -437,7 +396,7 @@ class SampledDataLoader(DistDataLoader):
             return
         if not world.all_local and not world.threads_may_communicate:
             return
-        if (options.lookahead or options.total or options.named) and any(fetcher.tensors for fetcher in fetchers):
+        if (options.lookahead or options.total) and any(fetcher.tensors for fetcher in fetchers):
             pipeline = self._epochs.pipeline
             caches, pipeline.lookahead = open_caches(session, options, fetchers)
             self._epochs.numbers += [cache.number for cache in caches]

@@ -4,10 +4,8 @@ The minibatches are those of :class:`.DistNodeDataLoader` and :class:`.DistEdgeD
 for the same seeds and ``seed``. The caller's thread makes each when it is asked for.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from inspect import signature
 from typing import Any, cast
 
@@ -22,53 +20,23 @@ from mpigraph.dataloading.foreign_options import check_foreign, without_processe
 from mpigraph.dataloading.memory_sampling import InMemorySampling
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.node_loader import DistNodeDataLoader
-from mpigraph.dataloading.passes import EpochPlan, Passes
+from mpigraph.dataloading.passes import EpochPlan, HasEpochs, Passes
 from mpigraph.dataloading.sampler import BlockSampler, Sampler, has_method, needs_of
 from mpigraph.dataloading.seed_times import check_input_time, check_loader_times
 from mpigraph.dataloading.seeds import Seeds, TypedIds, as_seed_tensors
+from mpigraph.dataloading.to_device import moved
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.typed_ids import (
-    ByEdgeType,
-    EdgeIds,
-    NodeIds,
-    by_ntype,
-    by_relation,
-    unwrap_edges,
-    unwrap_nodes,
-)
+from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, NodeIds, by_ntype, by_relation, unwrap_edges, unwrap_nodes
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.graphs.fields import EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
-from mpigraph.graphs.in_memory import InMemoryGraph, exact_device
+from mpigraph.graphs.in_memory import exact_device
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import job_seed
 from mpigraph.session.draws import check_seed, default_seed
 
 
-@dataclass(frozen=True)
-class _Share:
-    """The part of the ids that this process iterates over."""
-
-    rank: int = 0
-    size: int = 1
-
-    @classmethod
-    def of_ddp(cls) -> "_Share":
-        """Return the share of this rank of ``torch.distributed``."""
-        distributed = torch.distributed
-        if not distributed.is_available() or not distributed.is_initialized():
-            raise InvalidArgumentError("use_ddp=True needs torch.distributed.init_process_group() first")
-        return cls(distributed.get_rank(), distributed.get_world_size())
-
-    def of(self, seeds: Seeds) -> Seeds:
-        """Return every ``size``-th seed, equally many for each process; the first seeds repeat to fill up."""
-        if self.size == 1 or len(seeds) == 0:
-            return seeds
-        positions = np.arange(self.rank, -(-len(seeds) // self.size) * self.size, self.size) % len(seeds)
-        return seeds.of_rows(seeds.rows(positions))
-
-
-class DataLoader:
+class DataLoader(HasEpochs):
     """Minibatches of a graph in memory: yields the sampler's output.
 
     With a sampler of blocks ``(input_nodes, output_nodes, blocks)``, with one of edges ``(input_nodes, pair_graph,
@@ -147,29 +115,14 @@ class DataLoader:
         self._collate = collate_fn
         self._session = InMemorySampling(graph).session
         self._seed = default_seed(job_seed()) if seed is None else check_seed(seed)
-        share = _Share.of_ddp() if use_ddp else _Share()
-        seeds = share.of(Seeds(self.dataset, "indices", times))
+        seeds, rank = Seeds(self.dataset, "indices", times), 0
+        if use_ddp:
+            seeds, rank = _share_of_ddp(seeds)
         batch_size = check_integer("batch_size", batch_size, 1)
-        self._passes = Passes(self._session.world, share.rank, seeds, batch_size, shuffle, drop_last, self._seed)
+        self._passes = Passes(self._session.world, rank, seeds, batch_size, shuffle, drop_last, self._seed)
         self._passes.fingerprint |= {"loader": type(self).__name__, "sampler": needs.description}
         if seed is None and (shuffle or needs.random):
             self._passes.begun = _BEGUN
-
-    def __repr__(self) -> str:
-        return repr(self._passes)
-
-    def __len__(self) -> int:
-        """Number of minibatches of an epoch."""
-        return len(self._passes.bounds) - 1
-
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch that is in progress, else of the next one."""
-        return self._passes.epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Number the next epoch. Raises InvalidArgumentError if it is no integer."""
-        self._passes.set_epoch(check_integer("epoch", epoch, 0))
 
     def __iter__(self) -> Iterator[Any]:
         plan = self._passes.begin()
@@ -184,9 +137,9 @@ class DataLoader:
     def _minibatch(self, plan: EpochPlan, positions: I64) -> Any:
         session = self._session
         with session.sampling_with(session.service, RandomContext(self._seed, plan.epoch, plan.step)):
-            batch = self._sample(plan.seeds.tensors(positions))
+            batch = self._sample(plan.seeds.chosen(positions))
         if self._device is not None:
-            batch = _moved(batch, self._device)
+            batch = moved(batch, self._device)
         return batch if self._collate is None else self._collate(batch)
 
     @contextmanager
@@ -212,15 +165,9 @@ class EdgeDataLoader(DataLoader):
         g: the graph.
         eids: int[n], seed edges; or edge type -> int[n].
         graph_sampler: a sampler of blocks.
-        device: as in :class:`DataLoader`.
-        use_ddp: as there.
-        ddp_seed: as there.
-        exclude: as in :func:`.as_edge_prediction_sampler`.
-        reverse_eids: as there.
-        reverse_etypes: as there.
-        negative_sampler: as there.
+        exclude, reverse_eids, reverse_etypes, negative_sampler: as in :func:`.as_edge_prediction_sampler`.
         g_sampling: only None.
-        foreign: the other options of :class:`DataLoader`.
+        device, use_ddp, ddp_seed, foreign: as in :class:`DataLoader`, with its other options.
 
     Raises:
         InvalidArgumentError, EdgeTypeError: as there.
@@ -251,17 +198,15 @@ class EdgeDataLoader(DataLoader):
 
 
 def _plan(
-    g: HeteroGraph,
-    sampler: Sampler,
-    indices: TypedIds,
-    input_time: NodeIds | None,
-    edge_label_time: EdgeIds | None,
+    g: HeteroGraph, sampler: Sampler, indices: TypedIds, input_time: NodeIds | None, edge_label_time: EdgeIds | None
 ) -> tuple[TypedIds, TypedIds | None, Callable[..., Any]]:
     """Return a loader's ids, their times if they have any, and the function that makes a minibatch of some.
 
     Ids are by the canonical names of their types where there are several.
     """
     memory, schema = cast(DistGraph, InMemorySampling(g)), g.schema
+    ids: TypedIds
+    times: TypedIds | None
     of_edges = isinstance(sampler, EdgePredictionSampler)
     if (input_time if of_edges else edge_label_time) is not None:
         raise InvalidArgumentError("edges have edge_label_time, nodes have input_time")
@@ -269,27 +214,28 @@ def _plan(
         edges = by_relation(schema, indices, "indices")
         times = check_loader_times(memory, sampler.needs.times, edges, edge_label_time)
         ids = unwrap_edges(schema, edges)
-        if times is None:
-            return ids, None, partial(sampler.sample, g)
-        return ids, times, lambda chosen: sampler.sample(g, chosen.ids, edge_label_time=chosen.times)
-    if not isinstance(sampler, BlockSampler):  # a user's own: ids of anything
-        check_input_time(memory, None, {}, input_time)
-        own_ids = as_seed_tensors(indices, "indices")
-        return own_ids, None, partial(sampler.sample, g)
-    nodes = by_ntype(schema, cast(NodeIds, indices), "indices")
-    own = check_input_time(memory, sampler.needs.times, nodes, input_time)
-    seeds = unwrap_nodes(schema, nodes)
-    if own is None:
-        return seeds, None, partial(sampler.sample, g)
-    return seeds, own, lambda chosen: cast(Any, sampler).sample_blocks(g, chosen.ids, input_time=chosen.times)
+    elif isinstance(sampler, BlockSampler):
+        nodes = by_ntype(schema, cast(NodeIds, indices), "indices")
+        times = check_input_time(memory, sampler.needs.times, nodes, input_time)
+        ids = unwrap_nodes(schema, nodes)
+    else:  # a user's own: ids of anything
+        times = check_input_time(memory, None, {}, input_time)
+        ids = as_seed_tensors(indices, "indices")
+    make: Any = sampler.sample_blocks if times is not None and isinstance(sampler, BlockSampler) else sampler.sample
+    name = "edge_label_time" if of_edges else "input_time"
+    return ids, times, lambda chosen: make(g, chosen.ids, **chosen.times_as(name))
 
 
-def _moved(part: Any, device: torch.device) -> Any:
-    """Move a minibatch, and all tensors in it, to a device."""
-    if isinstance(part, torch.Tensor | InMemoryGraph):
-        return part.to(device)
-    if isinstance(part, Mapping):
-        return {key: _moved(value, device) for key, value in part.items()}
-    if isinstance(part, list | tuple):
-        return type(part)(_moved(value, device) for value in part)
-    return part
+def _share_of_ddp(seeds: Seeds) -> tuple[Seeds, int]:
+    """Return the seeds of this rank of ``torch.distributed``, and the rank.
+
+    They are every n-th seed, equally many for each process; the first seeds repeat to fill up.
+    """
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise InvalidArgumentError("use_ddp=True needs torch.distributed.init_process_group() first")
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    if size > 1 and len(seeds):
+        positions = np.arange(rank, -(-len(seeds) // size) * size, size) % len(seeds)
+        seeds = seeds.of_rows(seeds.rows(positions))
+    return seeds, rank

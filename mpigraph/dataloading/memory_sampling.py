@@ -8,21 +8,22 @@ structure here, so that both draw the same neighbours for the same seeds.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
 
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
-from mpigraph.distgraph.features import EdgeSpaces, Features
+from mpigraph.distgraph.features import Features, Spaces
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import OutEdges, SampledGraph
-from mpigraph.distgraph.sampling_arguments import Layers, SamplingArguments, SamplingOptions
+from mpigraph.distgraph.sampling_arguments import Layers, SamplingArguments
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.times import Times
 from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, NodeIds, NodeTensors
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
+from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID, Contents, EdgeType, IdsLike, contents_of
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.hetero import HeteroGraph
@@ -35,9 +36,6 @@ from mpigraph.session.context import Session
 from mpigraph.storage.format import index_dtype, storage_dtype
 from mpigraph.store.derived import EdgeTimes, EdgeWeights
 from mpigraph.store.topology import Adjacency, InMemoryTopology
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _SORTED = "sorted for sampling"  # key of the structure in the graph's cache
 
@@ -100,19 +98,14 @@ def sample_by(
     output_device: torch.device | str | None,
 ) -> HeteroGraph:
     """Do the work of :func:`sample_neighbors` by the arguments of one layer."""
-    if not isinstance(g, HeteroGraph):
-        return g.sample_neighbors(nodes, arguments, exclude_edges=exclude_edges, output_device=output_device)
-    turned = arguments.edge_dir == "out"
-    graph = g
-    if turned:
+    if isinstance(g, HeteroGraph) and arguments.edge_dir == "out":
         fanout, prob, exclude_edges = (
             _turned_keys(g, argument) for argument in (arguments.fanouts[0], arguments.prob, exclude_edges)
         )
         arguments = replace(arguments, fanouts=[fanout], prob=prob, edge_dir="in")
-        graph = _turned(g)
-    drawn = InMemorySampling(graph).sample_neighbors(nodes, arguments, exclude_edges=exclude_edges)
-    if turned:
-        drawn = drawn.reverse(copy_edata=True)
+        drawn = InMemorySampling(_turned(g)).sample_hop(nodes, arguments, exclude_edges).reverse(copy_edata=True)
+    else:
+        drawn = sampled(g).sample_hop(nodes, arguments, exclude_edges)
     for ntype in g.ntypes if not copy_ndata else ():
         drawn.nodes[ntype].data.clear()
     for relation in g.canonical_etypes if not copy_edata else ():
@@ -122,17 +115,8 @@ def sample_by(
     return drawn if output_device is None else drawn.to(output_device)
 
 
-class _MinibatchOptions(SamplingOptions, total=False):
-    exclude_edges: EdgeIds | None
-    seed_times: NodeIds | None
-
-
 class InMemorySampling(SampledGraph):
-    """A graph in memory as samplers see it. Other attributes are those of the graph. Everything is local.
-
-    Attributes:
-        graph: the graph.
-    """
+    """``graph`` in memory as samplers see it. Other attributes are those of the graph. Everything is local."""
 
     def __init__(self, graph: HeteroGraph) -> None:
         self.graph = graph
@@ -152,45 +136,24 @@ class InMemorySampling(SampledGraph):
         """Those of the graph."""
         return self.graph.edges
 
-    def sample_neighbors(
-        self,
-        seed_nodes: NodeIds,
-        fanout: Fanout | SamplingArguments,
-        edge_dir: str = "in",
-        prob: FeatureName | None = None,
-        exclude_edges: EdgeIds | None = None,
-        replace: bool = False,
-        etype_sorted: bool = True,
-        output_device: torch.device | str | None = None,
-        *,
-        use_graphbolt: bool = False,
-        seed: int | None = None,
+    def sample_hop(
+        self, seed_nodes: NodeIds, arguments: SamplingArguments, exclude_edges: EdgeIds | None = None
     ) -> HeteroGraph:
-        """As :meth:`SampledGraph.sample_neighbors`, with the features of the graph."""
-        frontier = super().sample_neighbors(seed_nodes, fanout, edge_dir, prob, exclude_edges, replace, seed=seed)
-        for relation in self.schema.relations:
-            frame = frontier.edges[relation].data
-            frame[EID] = self._structure.eids(relation, frame[EID])
-            take_later(frame, self.graph._edge_frame(relation), frame[EID])
+        """As :meth:`SampledGraph.sample_hop`, with the features of the graph."""
+        frontier = super().sample_hop(seed_nodes, arguments, exclude_edges)
+        self._finish(frontier)
         for ntype in self.schema.ntypes:
             frontier.nodes[ntype].data.update(self.graph.nodes[ntype].data)
-        return frontier if output_device is None else frontier.to(output_device)
+        return frontier
 
-    def sample_blocks(self, seed_nodes: NodeIds, fanouts: Layers, **options: "Unpack[_MinibatchOptions]") -> Blocks:
+    def sample_blocks(self, seed_nodes: NodeIds, fanouts: Layers, **options: Any) -> Blocks:
         """As :meth:`SampledGraph.sample_blocks`; the blocks have the features of the graph, gathered when used."""
         input_nodes, output_nodes, blocks = super().sample_blocks(seed_nodes, fanouts, **options)
         for block in blocks:
-            for relation in self.schema.relations:
-                frame = block.edges[relation].data
-                if EID in frame:
-                    frame[EID] = self._structure.eids(relation, frame[EID])
-                    take_later(frame, self.graph.edges[relation].data, frame[EID])
-            for ntype in self.schema.ntypes:
-                for side in (block.srcnodes[ntype].data, block.dstnodes[ntype].data):
-                    take_later(side, self.graph.nodes[ntype].data, side[NID])
+            self._finish(block)
         return input_nodes, output_nodes, blocks
 
-    def sample_subgraph(self, seed_nodes: NodeIds, fanouts: Layers, **options: "Unpack[_MinibatchOptions]") -> Subgraph:
+    def sample_subgraph(self, seed_nodes: NodeIds, fanouts: Layers, **options: Any) -> Subgraph:
         """As :meth:`SampledGraph.sample_subgraph`."""
         subgraph = super().sample_subgraph(seed_nodes, fanouts, **options)
         for number, ids in enumerate(subgraph.eids or []):
@@ -202,14 +165,16 @@ class InMemorySampling(SampledGraph):
     ) -> tuple[NodeTensors, NodeTensors, HeteroGraph]:
         """As :meth:`SampledGraph.sample_induced`; the subgraph has the features of the graph, gathered when used."""
         nodes, seeds, subgraph = super().sample_induced(seed_nodes, arguments, exclude_edges)
-        for relation in self.schema.relations:
-            frame = subgraph.edges[relation].data
-            frame[EID] = self._structure.eids(relation, frame[EID])
-            take_later(frame, self.graph.edges[relation].data, frame[EID])
-        for ntype in self.schema.ntypes:
-            frame = subgraph.nodes[ntype].data
-            take_later(frame, self.graph.nodes[ntype].data, frame[NID])
+        self._finish(subgraph)
         return nodes, seeds, subgraph
+
+    def _finish(self, sample: HeteroGraph | Block) -> None:
+        """Number the edges of a sample as in the graph, and give it the features."""
+        for relation in self.schema.relations:
+            frame = sample.edges[relation].data
+            if EID in frame:
+                frame[EID] = self._structure.eids(relation, frame[EID])
+        take_features(sample, self.graph)
 
     def times(self, name: str) -> Times:
         """As :meth:`SampledGraph.times`."""
@@ -261,19 +226,14 @@ class InMemorySampling(SampledGraph):
         return src.cpu(), dst.cpu()
 
     def edge_weights(self, prob: FeatureName) -> dict[int, int]:
-        """Return the number of the edge weights by relation id, as :meth:`SampledGraph.edge_weights`.
-
-        Raises:
-            GraphDataError: a weight is negative, infinite or NaN.
-            InvalidArgumentError: not one number or mask for each edge.
-        """
+        """As :meth:`SampledGraph.edge_weights`; raises GraphDataError if one is negative, infinite or NaN."""
         frames: dict[tuple[Policy, str], Frame] = {}
         for number, relation in enumerate(self.schema.relations):
             frame = self.graph._edge_frame(relation)
             frames.update({(Policy(False, number), name): frame for name in frame})
-        named = EdgeSpaces(self.schema, cast(Features, frames)).named(prob)
+        named: Any = Spaces[Relation](self.schema, cast(Features, frames), False).named(prob)
         numbers = {}
-        for (relation, name), frame in cast(Mapping[tuple[Relation, str], Any], named).items():
+        for (relation, name), frame in named.items():
             values, number = frame[name], self.schema.relation_id(relation)
             if values.dim() != 1 or values.dtype not in (torch.bool, torch.uint8, torch.float32, torch.float64):
                 raise InvalidArgumentError(
@@ -342,15 +302,10 @@ class _Structure:
 
 @dataclass(frozen=True)
 class _Sorted:
-    """The in-edges of one relation as hosts hold them, by destination and source.
-
-    Attributes:
-        adjacency: the edges.
-        order: int64[num_edges], their ids in the graph.
-    """
+    """The in-edges of one relation as hosts hold them, by destination and source."""
 
     adjacency: Adjacency
-    order: I64
+    order: I64  # [num_edges], their ids in the graph
 
     @classmethod
     def of(cls, graph: HeteroGraph, relation: Relation) -> "_Sorted":
@@ -379,8 +334,22 @@ def _turned(g: HeteroGraph) -> HeteroGraph:
     return graph
 
 
-def take_later(to: Frame, features: Frame, ids: torch.Tensor) -> None:
-    """Give a frame the rows ``ids`` of all features that it lacks, gathered when they are read."""
+def take_features(sample: HeteroGraph | Block, g: HeteroGraph) -> None:
+    """Give a subgraph or block the features that ``g`` has of its ``NID`` and ``EID``, gathered when they are read."""
+    for ntype in g.ntypes:
+        for frame in (sample.srcnodes[ntype].data, sample.dstnodes[ntype].data):
+            _take_later(frame, g.nodes[ntype].data, NID)
+    for relation in sample.canonical_etypes:
+        frame = sample.edges[relation].data
+        if EID in frame:
+            _take_later(frame, g.edges[relation].data, EID)
+
+
+def _take_later(to: Frame, features: Frame, ids_name: str) -> None:
+    """Give a frame the rows of all features that it lacks, by the ids that it has under a name, if it has them."""
+    if ids_name not in to:
+        return
+    ids = to[ids_name]
     for name in features:
         if name not in to:
             to.set_later(name, lambda name=name: features[name][ids.to(features[name].device)])  # type: ignore[misc]

@@ -1,13 +1,11 @@
 """The loader of minibatches of nodes: seeds, and the blocks that a sampler makes of them."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import torch
 
 from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.dataloading.caches import Sizes
 from mpigraph.dataloading.fetcher import BlockFetcher, Stages
 from mpigraph.dataloading.loader import LoaderOptions, SampledDataLoader
 from mpigraph.dataloading.pyg_batches import pyg_node_stages
@@ -45,9 +43,8 @@ class DistNodeDataLoader(SampledDataLoader):
         input_time: int[n], the time of each of ``nids``, in their form; for a sampler with ``time_attr``. By
             default their own, where nodes have times.
         cache: memory on each node for copies of rows of ``features`` (and of the sampler's) that other nodes hold, or
-            that are on disk, shared by its trainers: a size for all of them, such as "2GiB"; sizes by name, as in
-            ``{"node": {"feat": "2GiB"}}``; "auto" for a quarter of what is free, with rows on disk for half of it; or
-            None. The minibatches are the same.
+            that are on disk, shared by its trainers: a size for all of them, such as "2GiB"; "auto" for a quarter of
+            what is free, with rows on disk for half of it; or None. The minibatches are the same.
         lookahead: how many minibatches are sampled ahead, so that it is known what they read: a full cache keeps
             the rows that they read soonest, and disks read rows before they are needed. Their blocks are kept
             meanwhile. By default 8, 0 without a cache, and with rows on disk up to 16, one for each free GiB of a
@@ -84,7 +81,7 @@ class DistNodeDataLoader(SampledDataLoader):
         input_time: NodeIds | None = None,
         num_prefetch: int = 2,
         seed: int | None = None,
-        cache: Sizes = "auto",
+        cache: str | int | None = "auto",
         lookahead: int | None = None,
         pin_memory: bool = False,
         queue_size: int | None = None,
@@ -132,16 +129,10 @@ def _block_stages(
     ids = by_ntype(g.schema, nids, "nids")
     times = check_input_time(g, needs.times, ids, cast(NodeIds | None, options.seed_times))
 
-    def announce(sample: Blocks, batch: int) -> None:
-        fetch.announce(sample[0], batch)
+    def sample(chosen: Chosen) -> Blocks:
+        return sampler.sample_blocks(g, chosen.ids, **chosen.times_as("input_time"))
 
-    def sample_at(chosen: Chosen) -> Blocks:
-        timed: dict[str, Any] = {"input_time": chosen.times}
-        return sampler.sample_blocks(g, chosen.ids, **timed)
-
-    seeds: NodeTensors = unwrap_nodes(g.schema, ids)
-    sample: Callable[[Any], Blocks] = partial(sampler.sample_blocks, g) if times is None else sample_at
-    return Stages(seeds, sample, fetch, announce, [fetch.inputs], times=times)
+    return Stages(unwrap_nodes(g.schema, ids), sample, fetch, fetch.announce, [fetch.inputs], times=times)
 
 
 class NodeCollator:

@@ -16,7 +16,7 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffled
-from mpigraph.errors import InvalidArgumentError, check_state
+from mpigraph.errors import InvalidArgumentError, check_integer, check_state
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.mpi.world import World
@@ -33,16 +33,7 @@ _WARNED = -1  # no hash of Python's
 
 
 class EpochPlan:
-    """A pass over seeds.
-
-    Attributes:
-        epoch: number of the epoch.
-        seeds: its seeds; of a remainder without those handed out before it was loaded.
-        steps: the trainers' number of steps, from its beginning on.
-        length: number of seeds at its beginning.
-        taken: batches that were handed out.
-        is_remainder: it is the rest of an epoch of other trainers.
-    """
+    """A pass over seeds; ``length`` is their number at its beginning."""
 
     def __init__(
         self,
@@ -59,14 +50,15 @@ class EpochPlan:
         """Begin or go on.
 
         Args:
-            epoch: its number.
-            seeds: the seeds.
+            epoch: number of the epoch.
+            seeds: its seeds; of a remainder without those handed out before it was loaded.
             order: int64[n], their positions in the order of the pass.
             bounds: int64[batches + 1], the bounds of its batches, counted from its beginning.
-            steps: see above.
+            steps: the trainers' number of steps, from its beginning on.
             first_step: number of the step of its first batch, counted through all epochs.
             taken: batches that were handed out.
-            is_remainder: see above. The first seed in ``order`` is then the first one that was not handed out.
+            is_remainder: it is the rest of an epoch of other trainers; the first seed in ``order`` is then the first
+                one that was not handed out.
         """
         self.epoch = epoch
         self.seeds = seeds
@@ -105,10 +97,8 @@ class Passes:
     """The passes of a loader over this trainer's seeds: the next one, and the progress of the present one.
 
     Attributes:
-        seeds: the seeds.
         bounds: int64[batches + 1], the bounds of an epoch's batches.
         next: number of the next epoch.
-        current: the pass in progress, if any.
         loaded: the pass to begin with, from a loaded state.
         fingerprint: JSON values by name that a state must agree with.
         begun: hashes of the job's loaders that began with the first epoch, to warn of a loader that is made anew in
@@ -213,7 +203,6 @@ class Passes:
         return EpochPlan(epoch, self.seeds, order, self.bounds, self._steps, first_step=first, taken=taken)
 
     def _first_of(self, epoch: int) -> int:
-        """Return the number of an epoch's first step."""
         known, step = self._first_step
         return step + (epoch - known) * self._steps
 
@@ -292,7 +281,8 @@ class Passes:
         if bool(((numbers < least) | (numbers > limits)).any()):
             what = "epoch, kind of pass, seeds, steps and batches taken, and the next step"
             raise InvalidArgumentError(f"the state of a loader of {most} seeds: {what} cannot be {numbers.tolist()}")
-        if len(left) > most or (self.seeds.types and len(left) and not _are_kinds(left[:, 0], len(self.seeds.types))):
+        kinds = left[:, :1] if self.seeds.types else left[:0]
+        if len(left) > most or bool(((kinds < 0) | (kinds >= len(self.seeds.types or ()))).any()):
             raise InvalidArgumentError(f"the state of a loader: the seeds left are not seeds of it ({len(left)} rows)")
         alike = bool(state["trainers"] == len(self._world.trainer_ranks) and state["batches"] == self._batching)
         if not alike or len(progress) != 1:
@@ -301,7 +291,6 @@ class Passes:
         return bool(kind == _REMAINDER or its_seeds == self._sequence)
 
     def _go_on(self, progress: list[int], left: I64) -> None:
-        """Go on with this trainer's own pass."""
         epoch, kind, length, steps, taken, _, step = progress
         rest = steps - taken if kind == _REMAINDER else -taken
         first_step = epoch + (kind == _REMAINDER), step + rest
@@ -340,6 +329,31 @@ class Passes:
             self.loaded = self._remainder(self.next, left, bounds, steps, 0)
 
 
+class HasEpochs:
+    """The length and the epochs of a loader, which are those of its passes."""
+
+    _passes: Passes
+
+    def __len__(self) -> int:
+        """Number of minibatches that this rank yields in an epoch; a resumed epoch has fewer left."""
+        return len(self._passes.bounds) - 1
+
+    def __repr__(self) -> str:
+        return repr(self._passes)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch in progress, else of the next one; a resumed script continues there."""
+        return self._passes.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Number the next epoch, for example when training resumes. Raises InvalidArgumentError if it is no integer.
+
+        If a loaded state is in this epoch, only the rest of it follows.
+        """
+        self._passes.set_epoch(check_integer("epoch", epoch, 0))
+
+
 def _check_rows(name: str, rows: torch.Tensor, columns: int) -> None:
     """Raise InvalidArgumentError unless rows of a state are int64[n, columns or more]; of one column also int64[n]."""
     width = 1 if rows.ndim == 1 else rows.shape[1] if rows.ndim == 2 else 0
@@ -347,7 +361,3 @@ def _check_rows(name: str, rows: torch.Tensor, columns: int) -> None:
         raise InvalidArgumentError(
             f"{name!r} in the state of a loader must be int64[n, {columns}] (got {rows.dtype}{list(rows.shape)})"
         )
-
-
-def _are_kinds(kinds: torch.Tensor, count: int) -> bool:
-    return 0 <= int(kinds.min()) <= int(kinds.max()) < count

@@ -62,8 +62,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Yield the items; leaving the loop early, or never beginning it, abandons the rest.
 
-        Raises:
-            ClosedError: it was abandoned from elsewhere; by the iterator.
+        The iterator raises ClosedError if the pass was abandoned from elsewhere.
         """
         items = self._take_all()
         weakref.finalize(items, self.abandon).atexit = False  # what was never advanced runs no "finally"

@@ -35,7 +35,6 @@ Where trees are disjoint PyG has a tree for each end of each edge and negative, 
 ends that are one node at one time share a tree, and ``batch`` numbers trees.
 """
 
-from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -63,21 +62,9 @@ _EdgeSample: TypeAlias = tuple[Chosen, list[HeteroGraph], Subgraph]
 
 
 def pyg_node_stages(
-    g: DistGraph,
-    nids: NodeIds,
-    sampler: BlockSampler,
-    options: LoaderOptions,
-    pin_memory: bool,
+    g: DistGraph, nids: NodeIds, sampler: BlockSampler, options: LoaderOptions, pin_memory: bool
 ) -> Stages[_NodeSample]:
     """Return the stages of a loader of nodes that makes ``Data`` or ``HeteroData``, with the seeds' places in ``nids``.
-
-    Args:
-        g: the graph.
-        nids: int[n], or node type -> int[n].
-        sampler: has ``sample_subgraph(g, seeds)``; may name features, as ``prefetch_node_feats``, ``prefetch_labels``
-            and ``prefetch_edge_feats``.
-        options: of the loader; PyG makes no difference between ``features`` and ``labels``.
-        pin_memory: put the rows into pinned memory.
 
     Raises:
         InvalidArgumentError: PyG is not installed, the sampler cannot do it, times are missing, or a feature has the
@@ -91,9 +78,8 @@ def pyg_node_stages(
     times = check_input_time(g, needs_of(sampler).times, ids, cast(NodeIds | None, options.seed_times))
 
     def sample(chosen: Chosen) -> _NodeSample:
-        timed = {} if chosen.times is None else {"input_time": chosen.times}
-        places = by_ntype(schema, chosen.places)
-        return places, attributes.sampler.sample_subgraph(g, chosen.ids, **timed)
+        subgraph = attributes.sampler.sample_subgraph(g, chosen.ids, **chosen.times_as("input_time"))
+        return by_ntype(schema, chosen.places), subgraph
 
     def fetch(sampled: _NodeSample) -> object:
         places, subgraph = sampled
@@ -104,30 +90,21 @@ def pyg_node_stages(
             of_type |= {"input_id": torch.from_numpy(at), "batch_size": len(at)}
             if subgraph.trees is not None and subgraph.trees.times is not None:
                 of_type["seed_time"] = torch.from_numpy(subgraph.trees.times[subgraph.trees.of_nodes[ntype][: len(at)]])
-        return attributes.data(nodes, edges)
-
-    def announce(sampled: _NodeSample, batch: int) -> None:
-        attributes.announce(sampled[1], batch)
+        return as_data(schema, nodes, edges)
 
     seeds = unwrap_nodes(schema, ids)
-    return Stages(seeds, sample, fetch, announce, attributes.inputs, times=times, placed=True)
+    return Stages(seeds, sample, fetch, attributes.announce, attributes.inputs, times=times, placed=True)
 
 
 def pyg_edge_stages(
-    g: DistGraph,
-    eids: EdgeIds,
-    sampler: EdgePredictionSampler,
-    options: LoaderOptions,
-    pin_memory: bool,
+    g: DistGraph, eids: EdgeIds, sampler: EdgePredictionSampler, options: LoaderOptions, pin_memory: bool
 ) -> Stages[_EdgeSample]:
     """Return the stages of a loader of edges that makes ``Data`` or ``HeteroData``, with the edges' places in ``eids``.
 
-    Arguments and errors are those of :func:`pyg_node_stages`, with an :class:`.EdgePredictionSampler` of such a
-    sampler; ``labels`` is the name of an edge feature, or edge type -> name.
+    Errors are those of :func:`pyg_node_stages`, with edges in place of nodes.
 
     Raises:
         InvalidArgumentError: besides, there are several labels for a relation, or labels and negatives.
-        EdgeTypeError: an edge type does not exist, or there are several and ``eids`` are not by type.
     """
     schema = g.schema
     ids = by_relation(g.schema, eids, "eids")
@@ -142,8 +119,7 @@ def pyg_edge_stages(
     times = check_loader_times(g, sampler.needs.times, ids, options.seed_times)
 
     def sample(chosen: Chosen) -> _EdgeSample:
-        timed = {} if chosen.times is None else {"edge_label_time": chosen.times}
-        pairs = sampler.sample_pairs(g, chosen.ids, **timed)
+        pairs = sampler.sample_pairs(g, chosen.ids, **chosen.times_as("edge_label_time"))
         told = (
             None if ids_or_none is None else by_relation(schema, ids_or_none, "seed edges") for ids_or_none in chosen
         )
@@ -161,13 +137,10 @@ def pyg_edge_stages(
         for relation in ids:
             for rows in read[relation].values():
                 edges[relation]["edge_label"] = rows
-        return attributes.data(nodes, edges)
-
-    def announce(sampled: _EdgeSample, batch: int) -> None:
-        attributes.announce(sampled[2], batch)
+        return as_data(schema, nodes, edges)
 
     seeds = unwrap_edges(schema, ids)
-    return Stages(seeds, sample, fetch, announce, attributes.inputs, times=times, placed=True)
+    return Stages(seeds, sample, fetch, attributes.announce, attributes.inputs, times=times, placed=True)
 
 
 class _Fetcher:
@@ -189,18 +162,15 @@ class _Fetcher:
         named = (features, labels, needs.node_feats, needs.labels, of_node)
         self._nodes = FeatureFetcher(g.nodes, pin_memory, *named, repeated=needs.disjoint)
         self._edges = FeatureFetcher(g.edges, pin_memory, needs.edge_feats, of_edge, repeated=needs.disjoint)
+        self.inputs: list[FeatureFetcher[Any]] = [self._nodes, self._edges]
         of_nodes, of_edges = {name for _, name in self._nodes.tensors}, {name for _, name in self._edges.tensors}
         check_names(of_nodes, OF_MINIBATCHES, "nodes")
         check_names(of_edges, OF_MINIBATCHES, "edges")
         check_apart(g.schema, of_nodes, of_edges)
 
-    @property
-    def inputs(self) -> list[FeatureFetcher[Any]]:
-        """The fetchers of features."""
-        return [self._nodes, self._edges]
-
-    def announce(self, subgraph: Subgraph, batch: int) -> None:
-        """Note the subgraph of minibatch ``batch``. Raises OutOfRangeError if a node does not exist."""
+    def announce(self, sample: tuple[Any, ...], batch: int) -> None:
+        """Note the subgraph of a sample, which is last in it. Raises OutOfRangeError if a node does not exist."""
+        subgraph: Subgraph = sample[-1]
         ntypes, relations = self._schema.ntypes, self._schema.relations
         self._nodes.announce(lambda ntype: torch.from_numpy(subgraph.ids[ntypes.index(ntype)]), batch)
         if subgraph.eids is not None:
@@ -229,10 +199,6 @@ class _Fetcher:
         self._nodes.fetch(lambda ntype: nodes[ntype]["n_id"], nodes.__getitem__)
         self._edges.fetch(lambda relation: edges[relation]["e_id"], edges.__getitem__)
         return nodes, edges
-
-    def data(self, nodes: Mapping[str, _Attributes], edges: Mapping[Relation, _Attributes]) -> object:
-        """Return a ``Data`` or ``HeteroData``."""
-        return as_data(self._schema, nodes, edges)
 
 
 def _labels(g: DistGraph, sampler: EdgePredictionSampler, labels: Names, pin_memory: bool) -> FeatureFetcher[Relation]:

@@ -116,7 +116,6 @@ def pack_traces(
 
 
 def _relations(schema: Schema, metapath: Sequence[EdgeType] | None, length: int | None) -> list[int]:
-    """Return the relation of each step, by id."""
     if (metapath is None) == (length is None):
         raise InvalidArgumentError(f"give metapath or length (got metapath={metapath!r}, length={length!r})")
     if metapath is None:

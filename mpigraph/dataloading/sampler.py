@@ -13,15 +13,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.distgraph.times import TimeFilter
-from mpigraph.distgraph.typed_ids import (
-    Blocks,
-    EdgeIds,
-    Fanout,
-    FeatureName,
-    Names,
-    NodeIds,
-    check_layers,
-)
+from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, Names, NodeIds, check_layers
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.sampling.minibatch import Subgraph
@@ -30,30 +22,17 @@ from mpigraph.session.context import Session
 
 @dataclass(frozen=True)
 class Needs:
-    """The needs of a sampler, which loaders prepare and gather.
+    """The needs of a sampler, which loaders prepare and gather; names of features may be by type."""
 
-    Attributes:
-        node_feats: names of node features to gather for the input nodes, or node type -> names.
-        labels: the same for the output nodes.
-        edge_feats: names of edge features to gather for the sampled edges (only PyG's minibatches), or edge type ->
-            names.
-        edge_labels: the same for the seed edges.
-        weights: name of the edge weights or masks that hosts prepare, or edge type -> name.
-        times: the filter of edges by time.
-        disjoint: minibatches repeat ids, once in each tree.
-        random: two minibatches of the same seeds may differ.
-        description: the known parameters of the draws; compared when a loader continues from a state.
-    """
-
-    node_feats: Names = ()
-    labels: Names = ()
-    edge_feats: Names = ()
-    edge_labels: Names = ()
-    weights: FeatureName | None = None
-    times: TimeFilter | None = None
-    disjoint: bool = False
-    random: bool = True
-    description: str = ""
+    node_feats: Names = ()  # of node features to gather for the input nodes
+    labels: Names = ()  # the same for the output nodes
+    edge_feats: Names = ()  # of edge features to gather for the sampled edges (only PyG's minibatches)
+    edge_labels: Names = ()  # the same for the seed edges
+    weights: FeatureName | None = None  # the edge weights or masks that hosts prepare
+    times: TimeFilter | None = None  # the filter of edges by time
+    disjoint: bool = False  # minibatches repeat ids, once in each tree
+    random: bool = True  # two minibatches of the same seeds may differ
+    description: str = ""  # the known parameters of the draws; compared when a loader continues from a state
 
 
 class Sampler(ABC):
@@ -81,18 +60,19 @@ class Sampler(ABC):
     @property
     def needs(self) -> Needs:
         """The data that loaders prepare and gather for the sampler."""
-        prefetched = (self.prefetch_node_feats, self.prefetch_labels, self.prefetch_edge_feats)
-        return Needs(*prefetched, description=type(self).__qualname__)
+        return _prefetched(self)
 
 
 def needs_of(sampler: object) -> Needs:
     """Return the needs of a sampler; of an object of another class, the names in its ``prefetch_...``."""
-    if isinstance(sampler, Sampler):
-        return sampler.needs
-    node_feats, labels, edge_feats = (
+    return sampler.needs if isinstance(sampler, Sampler) else _prefetched(sampler)
+
+
+def _prefetched(sampler: object) -> Needs:
+    of_nodes, labels, of_edges = (
         getattr(sampler, f"prefetch_{kind}", ()) for kind in ("node_feats", "labels", "edge_feats")
     )
-    return Needs(node_feats, labels, edge_feats, description=type(sampler).__qualname__)
+    return Needs(of_nodes, labels, of_edges, description=type(sampler).__qualname__)
 
 
 def plain(value: Any) -> Any:
@@ -113,11 +93,7 @@ def has_method(sampler: object, name: str) -> bool:
 
 
 def session_of(g: object) -> Session:
-    """Return the job of a loader's graph.
-
-    Raises:
-        InvalidArgumentError: it is no distributed graph.
-    """
+    """Return the job of a loader's graph. Raises InvalidArgumentError if it is no distributed graph."""
     if not isinstance(g, SampledGraph):
         raise InvalidArgumentError(
             f"g must be a DistGraph (got {type(g).__name__}): partition_graph() writes one, for one rank, too"

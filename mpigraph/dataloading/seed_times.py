@@ -34,8 +34,7 @@ def check_input_time(
 ) -> NodeTensors | None:
     """Check the times of a loader's seeds, and return them in the form of the seeds; None without ``input_time``.
 
-    Raises:
-        InvalidArgumentError: the sampler takes no times, or needs them; or they are not one integer for each seed.
+    Raises InvalidArgumentError if the sampler takes no times, or needs them.
     """
     if input_time is None:
         if time_filter is not None:  # types without seeds need no times
@@ -51,14 +50,7 @@ def check_edge_times(
 ) -> dict[Relation, I64] | None:
     """Check the times of a loader's seed edges, and return them, int64[n] by relation; None without a filter.
 
-    Args:
-        g: the graph.
-        time_filter: the sampler's filter by time.
-        ids: the seed edges.
-        edge_label_time: the user's times, in the form of the edges.
-
-    Raises:
-        InvalidArgumentError: the sampler takes no times, or needs them; or they are not one integer for each edge.
+    Raises InvalidArgumentError if the sampler takes no times, or needs them.
     """
     if (time_filter is None) != (edge_label_time is None):
         raise InvalidArgumentError(
@@ -84,11 +76,7 @@ def check_loader_times(
 
 
 def negative_times(relation: Relation, edges: Edges, times: I64, src: I64) -> I64:
-    """Return the times of negatives with sources ``src``: each has that of its edge.
-
-    Raises:
-        InvalidArgumentError: the sources do not show the edge of each negative.
-    """
+    """Return the times of negatives with sources ``src``, which show its edge: each has that of its edge."""
     k = len(src) // max(len(edges.src), 1)
     if not np.array_equal(np.repeat(edges.src, k), src):
         raise InvalidArgumentError(
@@ -110,21 +98,19 @@ def redraw_newer(
     """Replace the destinations of negatives that are newer than their time, where nodes have times.
 
     They are drawn again among all nodes, as hashes of the edge and the number of the negative. A negative that is still
-    too new after :data:`_TRIES` draws is left out.
+    too new after :data:`_TRIES` draws is left out. One-sided: it reads the times of nodes.
 
     Args:
         g: the graph.
         how: the sampler's filter.
-        context: user seed and epoch.
+        context: seed and epoch.
         relation: of the edges.
         edges: the edges.
         times: int64[n], the times of their negatives.
         ends: int64[n] sources and destinations of the negatives, as many for each edge.
 
     Returns:
-        Sources and destinations, and their times.
-
-    One-sided: it reads the times of nodes.
+        ``ends`` and ``times`` of the negatives that are left.
     """
     src, dst = ends
     of_nodes = g.times(how.attr).of_nodes.get(g.schema.ntype_id(relation[2]))

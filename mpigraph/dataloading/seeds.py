@@ -33,30 +33,24 @@ Item: TypeAlias = int | tuple[str | Relation, int]
 
 
 class Chosen(NamedTuple):
-    """Seeds with times or places, all in the form of the ids.
+    """The seeds of a minibatch."""
 
-    Attributes:
-        ids: the seeds.
-        times: their times, or None.
-        places: their places among the ids of the trainer that had them first, or None.
-    """
+    ids: Any  # int64[b], or type -> int64[b]
+    times: Any  # their times in this form, or None
+    places: Any  # their places among the ids of the trainer that had them first, in this form, or None
 
-    ids: Any
-    times: Any
-    places: Any
+    def times_as(self, name: str) -> dict[str, Any]:
+        """Return the times as an argument of this name; no argument without times."""
+        return {} if self.times is None else {name: self.times}
 
 
 class Seeds:
     """A rank's seeds: ids, or ids of several types, which batches mix; optionally with times and places."""
 
     def __init__(self, ids: TypedIds, what: str, times: TypedIds | None = None, *, placed: bool = False) -> None:
-        """Keep the ids.
+        """Keep the ids and their times; ``what`` names them in errors.
 
-        Args:
-            ids: the ids.
-            what: their name in errors.
-            times: their times, in the same form.
-            placed: keep for each seed, which may move to another trainer, its place among ``ids`` (of its type).
+        With ``placed``, seeds that move to another trainer keep their places among ``ids`` (of their type).
 
         Raises:
             InvalidArgumentError: the values are not integers in one dimension.
@@ -134,14 +128,10 @@ class Seeds:
         hash_each(key, ids if self._types is None else ids + (self._kinds.astype(np.int64) << 48), out)
         return out
 
-    def tensors(self, positions: I64) -> TypedTensors | Chosen:
-        """Return the seeds at int64[b] positions: ids, or type -> ids; a :class:`Chosen` with times or places."""
-        ids, times, places = (
-            None if column is None else self._by_type(column, positions)
-            for column in (self._ids, self._times, self._places)
-        )
-        assert ids is not None
-        return ids if times is None and places is None else Chosen(ids, times, places)
+    def chosen(self, positions: I64) -> Chosen:
+        """Return the seeds at int64[b] positions."""
+        columns = (self._ids, self._times, self._places)
+        return Chosen(*(None if column is None else self._by_type(column, positions) for column in columns))
 
     def _by_type(self, column: I64, positions: I64) -> TypedTensors:
         ids = column[positions]
@@ -160,7 +150,7 @@ class Seeds:
 
 
 def as_seed_tensors(seeds_or_pairs: TypedIds | list[Item], what: str) -> TypedTensors:
-    """Return seeds in the form of :meth:`Seeds.tensors`, from ids, type -> ids or ``(type, id)`` pairs."""
+    """Return ids in the form of :class:`Chosen`, from ids, type -> ids or ``(type, id)`` pairs."""
     ids = cast(TypedIds, seeds_or_pairs)
     if isinstance(seeds_or_pairs, list) and seeds_or_pairs and isinstance(seeds_or_pairs[0], tuple):
         by_kind: dict[str | Relation, list[int]] = {}
@@ -168,7 +158,7 @@ def as_seed_tensors(seeds_or_pairs: TypedIds | list[Item], what: str) -> TypedTe
             by_kind.setdefault(kind, []).append(one)
         ids = by_kind
     seeds = Seeds(ids, what)
-    return cast(TypedTensors, seeds.tensors(np.arange(len(seeds))))
+    return cast(TypedTensors, seeds.chosen(np.arange(len(seeds))).ids)
 
 
 def _joined(lists: list[I64]) -> I64:
@@ -205,9 +195,8 @@ def batch_bounds(num_seeds: int, batch_size: int, drop_last: bool, steps: int) -
         return np.minimum(np.arange(steps + 1, dtype=np.int64) * batch_size, num_seeds)
     batches = min(steps, num_seeds)
     small, larger = divmod(num_seeds, max(batches, 1))
-    sizes = np.full(batches, small, np.int64)
-    sizes[:larger] += 1
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    number = np.arange(batches + 1)
+    return number * small + np.minimum(number, larger)  # the first ones have one more
 
 
 def shuffled(num_seeds: int, seed: int, epoch: int, rank: int) -> I64:

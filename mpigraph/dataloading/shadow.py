@@ -114,7 +114,7 @@ def shadow_stages(
         return sample
 
     seeds = unwrap_nodes(g.schema, by_ntype(g.schema, nids, "nids"))
-    return Stages(seeds, lambda ids: sampler.sample(g, ids), fetch, announce, [nodes, edges])
+    return Stages(seeds, lambda chosen: sampler.sample(g, chosen.ids), fetch, announce, [nodes, edges])
 
 
 def _nodes_of(sample: InducedSample) -> Callable[[str], torch.Tensor]:

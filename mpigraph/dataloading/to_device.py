@@ -27,25 +27,15 @@ _Change = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class _Sent:
-    """A minibatch whose copies were begun.
-
-    Attributes:
-        batch: the minibatch.
-        event: completes with the copies; None if nothing is outstanding.
-        memory: tensors made on the copying stream.
-    """
+    """A minibatch whose copies were begun."""
 
     batch: Any
-    event: Any = None
-    memory: Sequence[torch.Tensor] = ()
+    event: Any = None  # completes with the copies; None if nothing is outstanding
+    memory: Sequence[torch.Tensor] = ()  # tensors made on the copying stream
 
 
 class ToDevice:
-    """Moves the minibatches of one loader to their device.
-
-    Attributes:
-        pin_memory: gather rows into pinned memory.
-    """
+    """Moves the minibatches of one loader to their device; with ``pin_memory`` rows are gathered into pinned memory."""
 
     def __init__(self, device: torch.device | str | None, pin_memory: bool) -> None:
         """Set up in the consumer's thread: "cuda" is the GPU that is current there.
@@ -74,9 +64,7 @@ class ToDevice:
     def of(self, stages: Stages[Any], own_thread: bool) -> Stages[Any]:
         """Return the stages followed by the move to the device, if there is any.
 
-        Args:
-            stages: make minibatches on the CPU, with rows in pinned memory if :attr:`pin_memory`.
-            own_thread: a thread of the library makes them, not the consumer's.
+        ``own_thread``: a thread of the library makes the minibatches, not the consumer's.
         """
         if self._device == _CPU and self._accelerator is None:
             return stages
@@ -86,8 +74,7 @@ class ToDevice:
         """Make a minibatch, and begin to move it. One-sided."""
         accelerator = self._accelerator
         if accelerator is None:
-            move: _Change = partial(torch.Tensor.to, device=self._device)
-            return _Sent(_changed(fetch(sample), move, move, self._device))
+            return _Sent(moved(fetch(sample), self._device))
         with accelerator.on(self._stream, own_thread):
             batch, memory = self._begin(fetch(sample), accelerator)
             return _Sent(batch, accelerator.record(self._stream) if memory else None, memory)
@@ -128,18 +115,21 @@ class ToDevice:
         return sent.batch
 
 
+def moved(batch: Any, device: torch.device) -> Any:
+    """Return a minibatch with all tensors in it on a device."""
+    move: _Change = partial(torch.Tensor.to, device=device)
+    return _changed(batch, move, move, device)
+
+
 def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
 def _changed(part: Any, alone: _Change, inside: _Change, device: torch.device | None) -> Any:
-    """Replace the tensors of a minibatch; a PyG object is changed in place.
+    """Replace the tensors of a minibatch, or of a part of it; a PyG object is changed in place.
 
-    Args:
-        part: the minibatch, or a part of it.
-        alone: returns the replacement of a tensor by itself.
-        inside: returns the replacement of a tensor in a graph, or in a PyG object.
-        device: device of the new tensors; that of the old ones if None.
+    ``alone`` replaces tensors by themselves, ``inside`` those in graphs and PyG objects. None as ``device`` of the new
+    tensors means that of the old ones.
     """
     if isinstance(part, torch.Tensor):
         return alone(part)

@@ -10,14 +10,14 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.dataloading.memory_sampling import sampled, take_later
+from mpigraph.dataloading.memory_sampling import sampled, take_features
 from mpigraph.dataloading.random_walks import random_walk
 from mpigraph.dataloading.sampler import BlockSampler, Needs
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Names, NodeIds, by_ntype, id_array, unwrap_nodes
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, check_integer, check_text
-from mpigraph.graphs.block import Block, to_block
 from mpigraph.graphs.block import Blocks as BlockList
+from mpigraph.graphs.block import to_block
 from mpigraph.graphs.fields import EID, NID, EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Relation, Schema
@@ -149,7 +149,7 @@ class RandomWalkNeighborSampler(BlockSampler):
             inputs = block.srcnodes[self.ntype].data[NID].numpy()
         if isinstance(g, HeteroGraph):
             for block in blocks:
-                _give_features(block, g)
+                take_features(block, g)
         number = schema.ntype_id(self.ntype)
         return unwrap_nodes(schema, {number: inputs}), unwrap_nodes(schema, {number: seeds}), blocks
 
@@ -225,14 +225,10 @@ class PinSAGESampler(RandomWalkNeighborSampler):
 
 
 def most_visited(visits: I64, count: int) -> tuple[I64, I64, I64]:
-    """Return the nodes visited most often, of equally many those of higher id.
+    """Return the nodes visited most often, at most ``count`` of a place, of equally many those of higher id.
 
-    Args:
-        visits: int64[n, visits], nodes that the walks from n places visit; -1 where a walk had ended.
-        count: most nodes of a place.
-
-    Returns:
-        The nodes, their places, and the numbers of visits, int64[m] each, by place and falling number.
+    ``visits`` is int64[n, visits], nodes that the walks from n places visit, -1 where a walk had ended. The result are
+    the nodes, their places, and the numbers of visits, int64[m] each, by place and falling number.
     """
     places = np.repeat(np.arange(len(visits)), visits.shape[1])[visits.reshape(-1) >= 0]
     pairs = np.stack([places, visits[visits >= 0]], axis=1)
@@ -248,7 +244,6 @@ def most_visited(visits: I64, count: int) -> tuple[I64, I64, I64]:
 
 
 def _closed_path(schema: Schema, metapath: Sequence[EdgeType] | None) -> list[Relation]:
-    """Return the relations of a path from a node type to itself."""
     if metapath is not None and (isinstance(metapath, str) or not metapath):
         raise InvalidArgumentError(f"metapath must be a list of one or more edge types (got {metapath!r})")
     path = [schema.to_canonical(etype) for etype in metapath or [None]]
@@ -265,9 +260,3 @@ def _only_relation(schema: Schema, src: str, dst: str) -> Relation:
             "metapath"
         )
     return between[0]
-
-
-def _give_features(block: Block, g: HeteroGraph) -> None:
-    for ntype in g.ntypes:
-        for side in (block.srcnodes[ntype].data, block.dstnodes[ntype].data):
-            take_later(side, g.nodes[ntype].data, side[NID])

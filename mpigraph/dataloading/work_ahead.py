@@ -56,9 +56,7 @@ class LoaderStats:
         stages = ("fetch", "sample", "plan", "place", "wait", "step")
         seconds = _seconds(totals)
         return cls(
-            totals,
-            *(totals.counts.get(name, 0) for name in counts),
-            *(seconds.get(name, 0.0) for name in stages),
+            totals, *(totals.counts.get(name, 0) for name in counts), *(seconds.get(name, 0.0) for name in stages)
         )
 
     @property
@@ -88,12 +86,7 @@ def _seconds(totals: Snapshot) -> dict[str, float]:
 
 
 class Pipeline:
-    """Makes the minibatches of one loader, an epoch at a time.
-
-    Attributes:
-        lookahead: minibatches sampled before the first of them is fetched.
-        totals: sums of all epochs.
-    """
+    """Makes the minibatches of one loader, an epoch at a time, and samples ``lookahead`` before the first fetch."""
 
     def __init__(self) -> None:
         self.lookahead = 0
@@ -106,22 +99,13 @@ class Pipeline:
         return LoaderStats.of(self.totals.snapshot())
 
     def produce(
-        self,
-        batches: Iterator[I64],
-        sample: Callable[[I64], Any],
-        stages: Stages[Any],
-        all_sampled: Callable[[], None],
+        self, batches: Iterator[I64], sample: Callable[[I64], Any], stages: Stages[Any], all_sampled: Callable[[], None]
     ) -> Iterator[Any]:
         """Yield the minibatches of an epoch.
 
         The first one is fetched as soon as it is sampled; then two are sampled for each fetch, until ``lookahead`` are
-        ahead. If sampling fails, the minibatches sampled before come first.
-
-        Args:
-            batches: positions of each minibatch's seeds.
-            sample: draws the minibatch of some positions.
-            stages: the stages after sampling.
-            all_sampled: called after the last sample, if minibatches are still to be fetched.
+        ahead. If sampling fails, the minibatches sampled before come first. ``batches`` has the positions of each
+        minibatch's seeds; ``all_sampled`` is called after the last sample, if minibatches are still to be fetched.
         """
         ahead: deque[Any] = deque()
         error: Exception | None = None
@@ -167,10 +151,9 @@ def _forget(stages: Stages[Any]) -> None:
 
 
 class Answering:
-    """Answers the other trainers, once this one has sampled its last minibatch, until all have."""
+    """Answers the other trainers by ``serve()``, once this one has sampled its last minibatch, until all have."""
 
     def __init__(self, serve: Callable[[], None], world: World) -> None:
-        """``serve()`` answers until all trainers are idle."""
         self._serve = serve
         self._world = world
         self._thread: threading.Thread | None = None

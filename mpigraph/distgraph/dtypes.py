@@ -17,11 +17,7 @@ GivenDtype = str | torch.dtype | Mapping[str, str | torch.dtype] | None
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the logical name of a torch dtype ("float32").
-
-    Raises:
-        InvalidArgumentError: not a dtype, or one that cannot be stored.
-    """
+    """Return the logical name of a torch dtype ("float32"). Raises InvalidArgumentError if it cannot be stored."""
     if not isinstance(dtype, torch.dtype):
         raise InvalidArgumentError(f"dtype must be a torch.dtype (got {dtype!r})")
     name = str(dtype).removeprefix("torch.")
@@ -42,11 +38,6 @@ def feat_dtype_names(feat_dtype: GivenDtype) -> FeatDtype:
 
 def convert(values: TensorLike, dtype: torch.dtype, what: str) -> torch.Tensor:
     """Convert values to a tensor of a dtype on the CPU; fractions are cut off for integers, as torch does.
-
-    Args:
-        values: numbers in any form.
-        dtype: the dtype of the result.
-        what: names the values in the error.
 
     Raises:
         InvalidArgumentError: a value is no number, or has none in this dtype: it is complex, or for integers NaN or

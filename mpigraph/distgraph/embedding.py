@@ -29,15 +29,10 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Lookup(NamedTuple):
-    """One read that may be followed by ``backward``.
+    """One read that may be followed by ``backward``."""
 
-    Attributes:
-        ids: int64[n], the rows.
-        leaf: float32[n, dim], the rows as they were read; its ``grad`` is that of the rows.
-    """
-
-    ids: I64
-    leaf: torch.Tensor
+    ids: I64  # [n], the rows
+    leaf: torch.Tensor  # float32[n, dim], the rows as they were read; its ``grad`` is that of the rows
 
 
 class DistEmbedding:

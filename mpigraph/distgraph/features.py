@@ -1,8 +1,7 @@
 """The features of a DistGraph by type and name: ``g.ndata``, ``g.nodes[ntype].data`` and the like."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Generic, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -77,25 +76,18 @@ class Space(NamedTuple):
     data: FeatureMap
 
 
-class Spaces(ABC, Generic[Kind]):
-    """The spaces of a graph by node type or by relation."""
+class Spaces(Generic[Kind]):
+    """``g.nodes``, by node type, or ``g.edges``, by relation; ``types`` are these, by id."""
 
-    def __init__(self, schema: Schema, features: Features) -> None:
-        self._schema = schema
+    def __init__(self, schema: Schema, features: Features, is_node: bool) -> None:
+        self.types: tuple[Kind, ...] = cast(Any, schema.ntypes if is_node else schema.relations)
+        self._number_of: Callable[[Any], int] = schema.ntype_id if is_node else schema.relation_id
         self._features = features
+        self._is_node = is_node
 
-    @abstractmethod
-    def __getitem__(self, kind: Kind) -> Space:
-        """Return the space of a type."""
-
-    @property
-    @abstractmethod
-    def types(self) -> tuple[Kind, ...]:
-        """The types, by id."""
-
-    @abstractmethod
-    def canonical(self, kind: str | Relation) -> Kind:
-        """Return the type as in :attr:`types`. Raises NodeTypeError or EdgeTypeError if unknown or ambiguous."""
+    def __getitem__(self, kind: str | Relation) -> Space:
+        policy = Policy(self._is_node, self._number_of(kind))
+        return Space(FeatureMap(self._features, policy, f"{'nodes' if self._is_node else 'edges'} of type {kind!r}"))
 
     def named(self, *names: Names) -> dict[tuple[Kind, str], DistTensor]:
         """Return features by type (of edges: the triple) and name, each once.
@@ -112,7 +104,7 @@ class Spaces(ABC, Generic[Kind]):
                 if not isinstance(listed, Iterable):
                     raise InvalidArgumentError(f"features are given by name (got {listed!r})")
                 for name in [listed] if isinstance(listed, str) else listed:
-                    types = self._types_with(name) if of_type is None else [self.canonical(of_type)]
+                    types = self._types_with(name) if of_type is None else [self.types[self._number_of(of_type)]]
                     tensors.update({(kind, name): self[kind].data[name] for kind in types})
         return tensors
 
@@ -122,37 +114,3 @@ class Spaces(ABC, Generic[Kind]):
         if not having and len(self.types) != 1:
             raise FieldNameError(f"no feature {name!r} on any of {list(self.types)}")
         return having or self.types
-
-
-class NodeSpaces(Spaces[str]):
-    """``g.nodes[ntype]``."""
-
-    def __getitem__(self, ntype: str) -> Space:
-        policy = Policy(True, self._schema.ntype_id(ntype))
-        return Space(FeatureMap(self._features, policy, f"nodes of type {ntype!r}"))
-
-    @property
-    def types(self) -> tuple[str, ...]:
-        """The node types."""
-        return self._schema.ntypes
-
-    def canonical(self, ntype: str | Relation) -> str:
-        """Return the node type itself. Raises NodeTypeError if unknown."""
-        return self._schema.ntypes[self._schema.ntype_id(cast(str, ntype))]
-
-
-class EdgeSpaces(Spaces[Relation]):
-    """``g.edges[etype]``."""
-
-    def __getitem__(self, etype: str | Relation) -> Space:
-        policy = Policy(False, self._schema.relation_id(etype))
-        return Space(FeatureMap(self._features, policy, f"edges of type {etype!r}"))
-
-    @property
-    def types(self) -> tuple[Relation, ...]:
-        """The relations."""
-        return self._schema.relations
-
-    def canonical(self, etype: str | Relation) -> Relation:
-        """Return the triple of an edge type. Raises EdgeTypeError if unknown or ambiguous."""
-        return self._schema.to_canonical(etype)

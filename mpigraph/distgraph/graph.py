@@ -114,21 +114,6 @@ class DistGraph(SampledGraph):
         return self._topology.config.identity
 
     @property
-    def ntypes(self) -> list[str]:
-        """Node types by id."""
-        return list(self.schema.ntypes)
-
-    @property
-    def etypes(self) -> list[str]:
-        """Relation names by id."""
-        return [relation[1] for relation in self.schema.relations]
-
-    @property
-    def canonical_etypes(self) -> list[Relation]:
-        """Relations ``(src, rel, dst)`` by id."""
-        return list(self.schema.relations)
-
-    @property
     def idtype(self) -> torch.dtype:
         """The dtype of ids."""
         return torch.int64
@@ -145,18 +130,6 @@ class DistGraph(SampledGraph):
     def metadata(self) -> tuple[list[str], list[Relation]]:
         """Node types and relations, in the form in which PyG's models take them."""
         return self.ntypes, self.canonical_etypes
-
-    def to_canonical_etype(self, etype: EdgeType) -> Relation:
-        """The triple of an edge type. Raises EdgeTypeError if unknown or ambiguous."""
-        return self.schema.to_canonical(etype)
-
-    def get_ntype_id(self, ntype: str | None) -> int:
-        """The id of a node type; None with one type. Raises NodeTypeError."""
-        return self.schema.ntype_id(ntype)
-
-    def get_etype_id(self, etype: EdgeType) -> int:
-        """The id of an edge type; None with one type. Raises EdgeTypeError."""
-        return self.schema.relation_id(etype)
 
     def num_nodes(self, ntype: str | None = None) -> int:
         """Number of nodes of a type, or of all types together."""
@@ -204,13 +177,7 @@ class DistGraph(SampledGraph):
         return self._degrees(v, etype, side=1)
 
     def out_degrees(self, u: IdsLike = ALL, etype: EdgeType = None) -> torch.Tensor | int:
-        """Out-degrees of nodes ``u`` in input order: int64[n], or an int for an int.
-
-        Raises:
-            OutOfRangeError: a node does not exist.
-
-        One-sided; the target does nothing.
-        """
+        """Out-degrees of nodes ``u``; otherwise as :meth:`in_degrees`. One-sided; the target does nothing."""
         return self._degrees(u, etype, side=0)
 
     def _degrees(self, nodes: IdsLike, etype: EdgeType, side: int) -> torch.Tensor | int:

@@ -8,7 +8,6 @@ import random
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +73,9 @@ def create(request: TensorRequest, label: str, fill: Fill | None) -> Handle:
         request: shape, dtype, name and so on.
         label: the name of an anonymous tensor in messages.
         fill: makes the rows; zeros if None.
+
+    Raises:
+        CollectiveError: ``fill`` raised somewhere; on every trainer.
     """
     session = current()
     label = label if request.name is None else request.name
@@ -100,11 +102,17 @@ def create(request: TensorRequest, label: str, fill: Fill | None) -> Handle:
         dtype=dtype,
     )
     if handle is not None and handle.rows is rows:
-        _check_match(rows, shape, dtype)
+        if (rows.shape, rows.dtype) != (shape, dtype):
+            raise TensorMismatchError(
+                f"tensor {rows.name!r} exists with shape {rows.shape} and dtype {rows.dtype}: "
+                f"it cannot be attached as {shape} {dtype}"
+            )
         return handle
     handle = Handle(session, graph, rows, owned=True)
     if fill is not None:
-        fill_rows(session, rows, fill)
+        with session.world.together(f"init_func of tensor {rows.name!r}"):
+            fill(rows, RowOwners(session.world, rows.window.offsets))
+        session.control.call(Operation.BARRIER)
     if key is not None:
         handle.key = key
         session.handles[key] = handle if request.persistent else weakref.ref(handle)
@@ -135,14 +143,6 @@ def held(session: Session, key: tuple[Any, ...] | None) -> Handle | None:
     reference = session.handles.get(key) if key is not None else None
     handle: Handle | None = reference() if isinstance(reference, weakref.ref) else reference
     return handle
-
-
-def _check_match(rows: RowTensor, shape: tuple[int, ...], dtype: str) -> None:
-    if (rows.shape, rows.dtype) != (shape, dtype):
-        raise TensorMismatchError(
-            f"tensor {rows.name!r} exists with shape {rows.shape} and dtype {rows.dtype}: "
-            f"it cannot be attached as {shape} {dtype}"
-        )
 
 
 def find_policy(session: Session, shape: tuple[int, ...], part_policy: PartitionPolicy | None) -> tuple[str, Policy]:
@@ -184,26 +184,12 @@ def find_policy(session: Session, shape: tuple[int, ...], part_policy: Partition
     )
 
 
-@collective("trainers")
-def fill_rows(session: Session, rows: RowTensor, fill: Fill) -> None:
-    """Fill the rows of a new tensor.
-
-    Raises:
-        CollectiveError: ``fill`` raised somewhere; on every trainer.
-    """
-    with session.world.together(f"init_func of tensor {rows.name!r}"):
-        fill(rows, RowOwners(session.world, rows.window.offsets))
-    session.control.call(Operation.BARRIER)
-
-
 def by_range(init_func: InitFunc, dtype: torch.dtype) -> Fill:
     """Call ``init_func(shape, dtype)`` once for each range of rows that a trainer owns."""
 
     def fill(rows: RowTensor, owners: RowOwners) -> None:
         for owned in owners.ranges():
-            shape = (owned.last - owned.first, *rows.shape[1:])
-            values = convert(init_func(shape, dtype), dtype, "what it returns")
-            _check_shape(values, shape)
+            values = _made(init_func, (owned.last - owned.first, *rows.shape[1:]), dtype)
             with rows.writing(owned.host) as segment:
                 to_torch(segment[owned.rows], rows.dtype)[:] = values
 
@@ -216,30 +202,32 @@ def by_chunk(init_func: InitFunc, dtype: torch.dtype, seed: int) -> Fill:
     So the rows do not depend on the trainer that makes them. If several trainers own rows of a chunk, each makes all of
     it and keeps its own rows.
     """
-    return partial(_fill_chunks, init_func, dtype, seed)
+
+    def fill(rows: RowTensor, owners: RowOwners) -> None:
+        ranges = owners.ranges()
+        for number, begin in enumerate(range(0, rows.shape[0], CHUNK)):
+            end = min(begin + CHUNK, rows.shape[0])
+            inside = [owned for owned in ranges if owned.first < end and begin < owned.last]
+            if not inside:
+                continue
+            with _draws_of(int(combine(seed, _DRAWS, number))):
+                values = _made(init_func, (end - begin, *rows.shape[1:]), dtype)
+            for owned in inside:
+                first, last = max(begin, owned.first), min(end, owned.last)
+                at = owned.rows.start + first - owned.first
+                with rows.writing(owned.host) as segment:
+                    out = to_torch(segment[at : at + last - first], rows.dtype)
+                    out[:] = values[first - begin : last - begin]
+
+    return fill
 
 
-def _fill_chunks(init_func: InitFunc, dtype: torch.dtype, seed: int, rows: RowTensor, owners: RowOwners) -> None:
-    ranges = owners.ranges()
-    for number, begin in enumerate(range(0, rows.shape[0], CHUNK)):
-        end = min(begin + CHUNK, rows.shape[0])
-        inside = [owned for owned in ranges if owned.first < end and begin < owned.last]
-        if not inside:
-            continue
-        with _draws_of(int(combine(seed, _DRAWS, number))):
-            values = convert(init_func((end - begin, *rows.shape[1:]), dtype), dtype, "what it returns")
-        _check_shape(values, (end - begin, *rows.shape[1:]))
-        for owned in inside:
-            first, last = max(begin, owned.first), min(end, owned.last)
-            at = owned.rows.start + first - owned.first
-            with rows.writing(owned.host) as segment:
-                out = to_torch(segment[at : at + last - first], rows.dtype)
-                out[:] = values[first - begin : last - begin]
-
-
-def _check_shape(values: torch.Tensor, shape: tuple[int, ...]) -> None:
+def _made(init_func: InitFunc, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Call a user's function, and check what it returns."""
+    values = convert(init_func(shape, dtype), dtype, "what it returns")
     if tuple(values.shape) != shape:
         raise InvalidArgumentError(f"it must return a tensor of shape {shape} (got {tuple(values.shape)})")
+    return values
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from mpigraph.distgraph.typed_ids import id_array
 from mpigraph.errors import InvalidArgumentError, OutOfRangeError, PartitionError
 from mpigraph.graphs.fields import EdgeType, IdsLike
 from mpigraph.metadata.book import RangeBook, check_ids
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, relation_key
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema, TypeNames, relation_key
 from mpigraph.mpi.world import World
 
 Ranges = npt.ArrayLike
@@ -44,10 +44,9 @@ def _homogeneous_begins(tables: Sequence[I64], num_parts: int) -> I64:
     sizes = np.zeros((num_parts, 0), np.int64)
     if tables:
         sizes = np.stack([np.diff(offsets) for offsets in tables], axis=1)
-    begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes.reshape(-1))])
+    begins = np.append(0, np.cumsum(sizes))
     parts, types = sizes.shape
-    rows = np.arange(parts)[:, None] * types + np.arange(types + 1)[None, :]
-    table: I64 = begins[rows]
+    table: I64 = begins[np.arange(parts)[:, None] * types + np.arange(types + 1)]
     return table
 
 
@@ -59,7 +58,7 @@ def _type_wise(ranges: Ranges, name: object, num_parts: int) -> I64:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(table[:, 1] - table[:, 0])])
 
 
-class RangePartitionBook:
+class RangePartitionBook(TypeNames):
     """The owner of each id, with DGL's methods.
 
     Ids are type-wise. As in DGL, the type ``"_N"`` or ``"_E"``, which is the default where ids are looked up, means
@@ -109,6 +108,7 @@ class RangePartitionBook:
         if not isinstance(part_id, int | np.integer) or not 0 <= part_id < book.num_parts:
             raise PartitionError(f"part_id must be in [0, {book.num_parts}) (got {part_id!r})")
         self.book = book
+        self.schema = book.schema
         self._part_id = int(part_id)
         self._node_begins = _homogeneous_begins(book.node_offsets, book.num_parts)
         self._edge_begins = _homogeneous_begins(book.edge_offsets, book.num_parts)
@@ -119,30 +119,6 @@ class RangePartitionBook:
     def partid(self) -> int:
         """The local part."""
         return self._part_id
-
-    @property
-    def ntypes(self) -> list[str]:
-        """Node types by id."""
-        return list(self.book.schema.ntypes)
-
-    @property
-    def etypes(self) -> list[str]:
-        """Relation names by id."""
-        return [relation[1] for relation in self.book.schema.relations]
-
-    @property
-    def canonical_etypes(self) -> list[Relation]:
-        """Relations by id."""
-        return list(self.book.schema.relations)
-
-    @property
-    def is_homogeneous(self) -> bool:
-        """True with one node type and one relation."""
-        return self.book.schema.is_homogeneous
-
-    def to_canonical_etype(self, etype: EdgeType) -> Relation:
-        """Return the triple of an edge type."""
-        return self.book.schema.to_canonical(etype)
 
     def num_partitions(self) -> int:
         """Return the number of parts."""
@@ -168,22 +144,12 @@ class RangePartitionBook:
         """Accepted for DGL's scripts: every rank has the book."""
 
     def nid2partid(self, nids: IdsLike, ntype: str | None = DEFAULT_NTYPE) -> torch.Tensor:
-        """int64[n]: the part of each node.
-
-        Raises:
-            NodeTypeError: the type does not exist, or None with several types.
-            OutOfRangeError: a node does not exist.
-        """
+        """int64[n]: the part of each node. Raises NodeTypeError and OutOfRangeError."""
         book, kind = self._node_space(ntype)
         return _tensor(book.node_owner(id_array(nids, "node ids"), kind))
 
     def eid2partid(self, eids: IdsLike, etype: EdgeType = DEFAULT_ETYPE) -> torch.Tensor:
-        """int64[n]: the part of each edge.
-
-        Raises:
-            EdgeTypeError: the type does not exist or is ambiguous.
-            OutOfRangeError: an edge does not exist.
-        """
+        """int64[n]: the part of each edge. Raises EdgeTypeError and OutOfRangeError."""
         book, kind = self._edge_space(etype)
         return _tensor(book.edge_owner(id_array(eids, "edge ids"), kind))
 
@@ -217,14 +183,14 @@ class RangePartitionBook:
 
     def map_to_homo_nid(self, ids: IdsLike, ntype: str | None = None) -> torch.Tensor:
         """int64[n]: homogeneous ids of type-wise node ids. Raises NodeTypeError and OutOfRangeError."""
-        kind = self.book.schema.ntype_id(ntype)
+        kind = self.schema.ntype_id(ntype)
         values = id_array(ids, "node ids")
         owner = self.book.node_owner(values, kind)
         return _tensor(values - self.book.node_offsets[kind][owner] + self._node_begins[owner, kind])
 
     def map_to_homo_eid(self, ids: IdsLike, etype: EdgeType = None) -> torch.Tensor:
         """int64[n]: homogeneous ids of type-wise edge ids. Raises EdgeTypeError and OutOfRangeError."""
-        kind = self.book.schema.relation_id(etype)
+        kind = self.schema.relation_id(etype)
         values = id_array(ids, "edge ids")
         owner = self.book.edge_owner(values, kind)
         return _tensor(values - self.book.edge_offsets[kind][owner] + self._edge_begins[owner, kind])
@@ -232,16 +198,12 @@ class RangePartitionBook:
     @property
     def local_ntype_offset(self) -> list[int]:
         """Prefix sums of the local part's node counts by type."""
-        begins = self._node_begins[self._part_id]
-        offsets: list[int] = (begins - begins[0]).tolist()
-        return offsets
+        return _from_first(self._node_begins[self._part_id])
 
     @property
     def local_etype_offset(self) -> list[int]:
         """Prefix sums of the local part's edge counts by type."""
-        begins = self._edge_begins[self._part_id]
-        offsets: list[int] = (begins - begins[0]).tolist()
-        return offsets
+        return _from_first(self._edge_begins[self._part_id])
 
     def _num_nodes(self, ntype: str | None = DEFAULT_NTYPE) -> int:
         book, kind = self._node_space(ntype)
@@ -253,14 +215,14 @@ class RangePartitionBook:
 
     def _node_space(self, ntype: str | None) -> tuple[RangeBook, int]:
         """Return the book and the type id in which ids of a node type are looked up."""
-        schema = self.book.schema
+        schema = self.schema
         if ntype == DEFAULT_NTYPE and ntype not in schema.ntypes:
             return self._homogeneous, 0
         return self.book, schema.ntype_id(ntype)
 
     def _edge_space(self, etype: EdgeType) -> tuple[RangeBook, int]:
         """Return the book and the relation id in which ids of an edge type are looked up."""
-        schema = self.book.schema
+        schema = self.schema
         if etype in (DEFAULT_ETYPE, DEFAULT_ETYPE[1]) and etype not in (*schema.relations, *self.etypes):
             return self._homogeneous, 0
         return self.book, schema.relation_id(etype)
@@ -269,6 +231,11 @@ class RangePartitionBook:
         if not isinstance(partid, int | np.integer) or not 0 <= partid < self.book.num_parts:
             raise PartitionError(f"partid must be in [0, {self.book.num_parts}) (got {partid!r})")
         return int(partid)
+
+
+def _from_first(begins: I64) -> list[int]:
+    offsets: list[int] = (begins - begins[0]).tolist()
+    return offsets
 
 
 def _tensor(values: I32 | I64) -> torch.Tensor:

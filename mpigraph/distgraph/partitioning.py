@@ -138,8 +138,7 @@ def partition_graph(
             if not isinstance(out_path, str | os.PathLike):
                 raise InvalidArgumentError(f"out_path must be the path of a directory (got {out_path!r})")
             if not reshuffle:
-                text = "reshuffle must be True: parts own ranges of new ids (return_mapping tells the old)"
-                raise InvalidArgumentError(text)
+                raise InvalidArgumentError("reshuffle must be True: parts own new ids (return_mapping tells the old)")
             names = feat_dtype_names(feat_dtype)
             graph = as_graph(g)
             source = _source(graph)
@@ -171,11 +170,7 @@ def partition_graph(
 
 
 def load_partition(
-    part_config: Path,
-    part_id: int,
-    load_feats: bool = True,
-    use_graphbolt: bool = False,
-    homogeneous: bool = False,
+    part_config: Path, part_id: int, load_feats: bool = True, use_graphbolt: bool = False, homogeneous: bool = False
 ) -> tuple[HeteroGraph, Tensors | None, Tensors | None, RangePartitionBook, str, list[str], list[Relation]]:
     """Read one part as a graph in memory.
 
@@ -236,19 +231,10 @@ def load_partition_feats(
 def load_partition_book(
     part_config: Path, part_id: int, part_metadata: object = None
 ) -> tuple[RangePartitionBook, str, dict[str, int], dict[Relation, int]]:
-    """Read the partition book as one part sees it.
+    """Read the partition book as part ``part_id`` sees it; ``part_metadata`` is without effect.
 
-    Args:
-        part_config: the configuration file.
-        part_id: the part that is local.
-        part_metadata: without effect.
-
-    Returns:
-        ``(book, graph_name, node type -> id, (src, rel, dst) -> id)``.
-
-    Raises:
-        PartitionError: the configuration or the part does not exist.
-        InvalidArgumentError: ``part_id`` is no integer >= 0.
+    Arguments and errors are those of :func:`load_partition`. Returns ``(book, graph_name, node type -> id, (src, rel,
+    dst) -> id)``.
     """
     config = _config_with(part_config, part_id)
     ntypes = {name: i for i, name in enumerate(config.schema.ntypes)}

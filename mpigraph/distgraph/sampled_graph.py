@@ -7,15 +7,15 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.distgraph.features import EdgeSpaces, Features, NodeSpaces
-from mpigraph.distgraph.sampling_arguments import Layers, SamplingArguments, SamplingOptions
+from mpigraph.distgraph.features import Features, Spaces
+from mpigraph.distgraph.sampling_arguments import Layers, SamplingArguments
 from mpigraph.distgraph.times import Times
 from mpigraph.distgraph.typed_ids import (
     Blocks,
@@ -33,56 +33,32 @@ from mpigraph.graphs.block import Blocks as BlockList
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE, EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import check_ids
-from mpigraph.metadata.schema import Relation, Schema
+from mpigraph.metadata.schema import Relation, Schema, TypeNames
 from mpigraph.sampling.induced import induced_edges
-from mpigraph.sampling.minibatch import (
-    SampledHops,
-    SamplingPlan,
-    Subgraph,
-    Trees,
-    hop_requests,
-    minibatch_key,
-    sample_hops,
-)
+from mpigraph.sampling.minibatch import SampledHops, Subgraph, Trees, hop_requests, minibatch_key, sample_hops
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import EdgeQuery
-from mpigraph.sampling.strategies import (
-    HopKeys,
-    MaskedOut,
-    Strategy,
-    Uniform,
-    WeightedOut,
-)
+from mpigraph.sampling.strategies import HopKeys, MaskedOut, Strategy, Uniform, WeightedOut
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
 from mpigraph.store.derived import EdgeTimes
 from mpigraph.store.store import LoadedGraph
 from mpigraph.store.turned import OutWeights, TurnedTopology
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 _NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class OutEdges:
-    """The out-edges of a graph's nodes, as walks follow them.
+    """The out-edges of a graph's nodes, as walks follow them."""
 
-    Attributes:
-        session: the job whose channels carry the requests.
-        number: the number of the graph of out-edges.
-        strategies: by relation id, what chooses one out-edge.
-        eids: maps a relation id, and int64[n] ids of its edges there, to int64[n] ids in the graph.
-    """
-
-    session: Session
-    number: int
-    strategies: dict[int, Strategy]
-    eids: Callable[[int, I64], I64]
+    session: Session  # the job whose channels carry the requests
+    number: int  # of the graph of out-edges
+    strategies: dict[int, Strategy]  # by relation id, what chooses one out-edge
+    eids: Callable[[int, I64], I64]  # maps a relation id, and ids of its edges there, to ids in the graph
 
 
-class SampledGraph:
+class SampledGraph(TypeNames):
     """The side of a :class:`DistGraph` that samples.
 
     All methods that sample are collective when hosts are remote, else local: an error in the arguments
@@ -108,20 +84,20 @@ class SampledGraph:
         return self.session.service
 
     @property
-    def nodes(self) -> NodeSpaces:
+    def nodes(self) -> Spaces[str]:
         """``g.nodes[ntype].data[name]``."""
-        return NodeSpaces(self.schema, self._features)
+        return Spaces(self.schema, self._features, is_node=True)
 
     @property
-    def edges(self) -> EdgeSpaces:
+    def edges(self) -> Spaces[Relation]:
         """``g.edges[etype].data[name]``."""
-        return EdgeSpaces(self.schema, self._features)
+        return Spaces(self.schema, self._features, is_node=False)
 
     @collective("trainers", WHEN_REMOTE)
     def sample_neighbors(
         self,
         seed_nodes: NodeIds,
-        fanout: Fanout | SamplingArguments,
+        fanout: Fanout,
         edge_dir: str = "in",
         prob: FeatureName | None = None,
         exclude_edges: EdgeIds | None = None,
@@ -137,7 +113,7 @@ class SampledGraph:
         Args:
             seed_nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need.
             fanout: most neighbours of a node in each relation; -1 means all. Or edge type -> most neighbours, with
-                every edge type. Or the arguments of a sampler with one layer, which then count in place of the others.
+                every edge type.
             edge_dir: only "in": parts hold the in-edges of their nodes.
             prob: name of an edge feature with a weight for each edge, or a mask. Drawn with probability proportional to
                 the weight; an edge of weight 0 is never drawn. It counts for the relations that have the feature, the
@@ -162,10 +138,17 @@ class SampledGraph:
             EdgeTypeError: a fanout, a weight or excluded edges of a type that does not exist, or a fanout is missing.
             InvalidArgumentError: fanout below -1, another ``edge_dir``, or ids that are not integers.
         """
-        arguments = fanout
-        if not isinstance(arguments, SamplingArguments):
-            arguments = SamplingArguments([arguments], edge_dir, prob, replace, seed=seed)
-        plan = self._plan(arguments, seed_nodes, exclude_edges)
+        arguments = SamplingArguments([fanout], edge_dir, prob, replace, seed=seed)
+        frontier = self.sample_hop(seed_nodes, arguments, exclude_edges)
+        return frontier if output_device is None else frontier.to(output_device)
+
+    @collective("trainers", WHEN_REMOTE)
+    def sample_hop(
+        self, seed_nodes: NodeIds, arguments: SamplingArguments, exclude_edges: EdgeIds | None = None
+    ) -> HeteroGraph:
+        """Do the work of :meth:`sample_neighbors` by the arguments of one layer."""
+        with self.raised_everywhere():
+            plan = arguments.check(self, seed_nodes, exclude_edges)
         context = self.session.next_context(arguments.seed)
         keys = HopKeys.of(minibatch_key(context, plan.seeds), 0, context.every, context.step)
         requests = hop_requests(plan, 0, self.loaded, plan.seeds, keys)
@@ -183,7 +166,7 @@ class SampledGraph:
         frontier = HeteroGraph(self.schema, columns, counts)
         for relation, ids in eids.items():
             frontier.edges[relation].data[EID] = torch.from_numpy(ids)
-        return frontier if output_device is None else frontier.to(output_device)
+        return frontier
 
     @collective("trainers", WHEN_REMOTE)
     def sample_blocks(
@@ -193,7 +176,7 @@ class SampledGraph:
         *,
         exclude_edges: EdgeIds | None = None,
         seed_times: NodeIds | None = None,
-        **options: "Unpack[SamplingOptions]",
+        **options: Any,
     ) -> Blocks:
         """Sample the blocks of one minibatch, all hops fused.
 
@@ -214,11 +197,7 @@ class SampledGraph:
 
         The first use of a time that :meth:`prepare_times` was not told is always collective.
         """
-        arguments = SamplingArguments.of(fanouts, options)
-        plan = self._plan(arguments, seed_nodes, exclude_edges, seed_times)
-        context = self.session.next_context(arguments.seed)
-        with self.session.sampling(arguments.num_threads) as service:
-            sampled = sample_hops(service, self.loaded, plan, context)
+        sampled = self._hops(SamplingArguments.of(fanouts, options), seed_nodes, exclude_edges, seed_times)
         input_nodes = dict(enumerate(sampled.ids)) if sampled.hops else sampled.seeds
         return unwrap_nodes(self.schema, input_nodes), unwrap_nodes(self.schema, sampled.seeds), hop_blocks(sampled)
 
@@ -230,7 +209,7 @@ class SampledGraph:
         *,
         exclude_edges: EdgeIds | None = None,
         seed_times: NodeIds | None = None,
-        **options: "Unpack[SamplingOptions]",
+        **options: Any,
     ) -> Subgraph:
         """Sample the subgraph of one minibatch as PyG does: one for all layers, in which a node is expanded once.
 
@@ -243,10 +222,7 @@ class SampledGraph:
         The first use of a time that :meth:`prepare_times` was not told is always collective.
         """
         arguments = SamplingArguments.of(fanouts, options)
-        plan = self._plan(arguments, seed_nodes, exclude_edges, seed_times)
-        context = self.session.next_context(arguments.seed)
-        with self.session.sampling(arguments.num_threads) as service:
-            return sample_hops(service, self.loaded, plan, context, expand_once=True).subgraph()
+        return self._hops(arguments, seed_nodes, exclude_edges, seed_times, expand_once=True).subgraph()
 
     @collective("trainers", WHEN_REMOTE)
     def sample_induced(
@@ -309,14 +285,10 @@ class SampledGraph:
         return {self.schema.relations[query.relation]: exist for query, exist in zip(queries, answers, strict=True)}
 
     def edge_weights(self, prob: FeatureName) -> dict[int, int]:
-        """Return the number of the tensor of edge weights, by relation id.
-
-        Args:
-            prob: as in :meth:`sample_neighbors`.
+        """Return the number of the tensor of edge weights ``prob``, by relation id.
 
         Raises:
-            EdgeTypeError: an edge type does not exist.
-            FieldNameError: there is no such edge feature.
+            EdgeTypeError, FieldNameError: an edge type, or such a feature, does not exist.
             InvalidArgumentError: it is not one number or mask for each edge.
         """
         weights = {}
@@ -330,12 +302,7 @@ class SampledGraph:
         return weights
 
     def times(self, name: str) -> Times:
-        """Return the times that nodes, or edges, have under a name.
-
-        Raises:
-            FieldNameError: neither have it.
-            InvalidArgumentError: both have it, or it is not one int64 for each.
-        """
+        """Return the times that nodes, or edges, have under a name; raises as :meth:`.Times.find`."""
         return Times.find(self.schema, self.nodes, self.edges, name)
 
     @collective("trainers")
@@ -379,7 +346,7 @@ class SampledGraph:
             relations = {self.schema.relation_id(etype) for etype in listed}
             weights = self.out_weights(relations, prob)
         except MPIGraphError as error:
-            self._prepare_walks((), {}, error)
+            self._prepare_walks((), {}, error)  # raises it, on every trainer
             raise
         self._prepare_walks(relations, weights)
 
@@ -398,11 +365,7 @@ class SampledGraph:
         )
 
     def out_weights(self, relations: Collection[int], prob: FeatureName | None) -> dict[int, int]:
-        """Return the numbers of the weights of out-edges, by relation id, for those of ``relations`` that have any.
-
-        Raises:
-            EdgeTypeError, FieldNameError, InvalidArgumentError: as :meth:`edge_weights`.
-        """
+        """Return :meth:`edge_weights` of out-edges for those of ``relations`` that have any."""
         weights = self.edge_weights(prob) if prob else {}
         return {relation: number for relation, number in weights.items() if relation in relations}
 
@@ -449,21 +412,25 @@ class SampledGraph:
         """Raise errors of arguments on every trainer of the round, if the call makes ``rounds``."""
         try:
             yield
-        except MPIGraphError as error:
-            if not rounds:
-                raise
-            with self.session.sampling() as service:
-                service.fail(error)
+        except Exception as error:
+            if rounds and not getattr(error, "everywhere", False):
+                with self.session.sampling() as service:
+                    service.fail(error)
+            raise
 
-    def _plan(
+    def _hops(
         self,
         arguments: SamplingArguments,
         nodes: NodeIds,
         exclude_edges: EdgeIds | None,
-        seed_times: NodeIds | None = None,
-    ) -> SamplingPlan:
+        seed_times: NodeIds | None,
+        expand_once: bool = False,
+    ) -> SampledHops:
         with self.raised_everywhere(rounds=bool(arguments.fanouts)):
-            return arguments.check(self, nodes, exclude_edges, seed_times)
+            plan = arguments.check(self, nodes, exclude_edges, seed_times)
+        context = self.session.next_context(arguments.seed)
+        with self.session.sampling(arguments.num_threads) as service:
+            return sample_hops(service, self.loaded, plan, context, expand_once=expand_once)
 
     def excluded(self, edges: EdgeIds | None) -> dict[int, I64]:
         """Return the ids of excluded edges by relation id, ascending, each once."""
@@ -485,7 +452,6 @@ class SampledGraph:
         check_ids(ids, count, f"node id of type {self.schema.ntypes[ntype]!r}")
 
     def _edge_queries(self, u: EdgeIds, v: EdgeIds, etype: EdgeType) -> list[EdgeQuery]:
-        """Return the queries, one a relation."""
         if etype is not None and (isinstance(u, Mapping) or isinstance(v, Mapping)):
             raise InvalidArgumentError(f"give etype or dicts by edge type, not both (got etype={etype!r})")
         src, dst = self._ends(u, etype, "source ids"), self._ends(v, etype, "destination ids")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol, TypeAlias, TypedDict
+from typing import Any, Protocol, TypeAlias
 
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
@@ -40,40 +40,16 @@ class _Checks(Protocol):
     def excluded(self, edges: EdgeIds | None) -> dict[int, I64]: ...
 
 
-class SamplingOptions(TypedDict, total=False):
-    """The fields of :class:`SamplingArguments` except ``fanouts``, as keyword arguments."""
-
-    edge_dir: str
-    prob: FeatureName | None
-    replace: bool
-    return_eids: bool
-    seed: int | None
-    num_threads: int | None
-    disjoint: bool
-    time_filter: TimeFilter | None
-
-
 @dataclass(frozen=True)
 class SamplingArguments:
-    """The arguments of sampling that all minibatches share.
+    """The arguments of sampling that all minibatches share, as :class:`.NeighborSampler` describes them.
 
     A subclass with another :meth:`strategy` chooses neighbours in another way.
 
     Attributes:
-        fanouts: the fanout of each layer, outermost hop first: most neighbours in each relation, -1 means all;
-            or edge type -> most neighbours, with every edge type.
-        edge_dir: only "in": parts hold the in-edges of their nodes.
-        prob: name of an edge feature with a weight for each edge, or a mask, as in
-            :meth:`.SampledGraph.sample_neighbors`; or edge type -> name.
-        replace: draw with replacement.
-        return_eids: return edge ids; without them less data travels.
         seed: makes the draw a function of the arguments alone.
-        num_threads: threads that draw local neighbours; by default those of ``initialize``.
         disjoint: each seed is the root of a tree of its own, in which a node occurs once.
         time_filter: filters edges by the times of roots; makes trees disjoint.
-
-    Raises:
-        InvalidArgumentError: ``fanouts`` is not a sequence.
     """
 
     fanouts: Sequence[Fanout]
@@ -90,7 +66,7 @@ class SamplingArguments:
         object.__setattr__(self, "fanouts", check_layers(self.fanouts))
 
     @staticmethod
-    def of(fanouts: "Sequence[Fanout] | SamplingArguments", options: "SamplingOptions") -> "SamplingArguments":
+    def of(fanouts: "Sequence[Fanout] | SamplingArguments", options: dict[str, Any]) -> "SamplingArguments":
         """Return arguments as they are; else those of fanouts and options."""
         return fanouts if isinstance(fanouts, SamplingArguments) else SamplingArguments(fanouts, **options)
 
@@ -106,23 +82,11 @@ class SamplingArguments:
 
     @collective("trainers", "at the first use of a time, else local")
     def check(
-        self,
-        g: _Checks,
-        nodes: NodeIds,
-        exclude_edges: EdgeIds | None = None,
-        seed_times: NodeIds | None = None,
+        self, g: _Checks, nodes: NodeIds, exclude_edges: EdgeIds | None = None, seed_times: NodeIds | None = None
     ) -> SamplingPlan:
         """Check the arguments for a graph, and those of one minibatch; replace names by numbers.
 
-        Args:
-            g: the graph.
-            nodes: the seeds, as in :meth:`.SampledGraph.sample_blocks`, like the next two.
-            exclude_edges: edges that must not be drawn.
-            seed_times: the times of the seeds.
-
-        Raises:
-            OutOfRangeError, FieldNameError, NodeTypeError, EdgeTypeError, InvalidArgumentError: as
-                :meth:`.SampledGraph.sample_neighbors`, here alone.
+        The arguments of the minibatch, and the errors, here alone, are those of :meth:`.SampledGraph.sample_blocks`.
         """
         if seed_times is not None and self.time_filter is None:
             raise InvalidArgumentError("the times of seeds are given, but the sampler has no time_attr")
@@ -150,12 +114,9 @@ class SamplingArguments:
         return SamplingPlan(layers, seeds, self.return_eids, g.excluded(exclude_edges), disjoint, times)
 
     def strategy(self, fanout: int, weights: RowTensor | None, times: int) -> Strategy:
-        """Return the strategy of one relation.
+        """Return the strategy of one relation with a fanout other than 0, and maybe weights or a mask.
 
-        Args:
-            fanout: most neighbours of a node, not 0.
-            weights: the relation's weights or mask, if it has any.
-            times: number of the tensor of times that sorts its edges; 0 without a filter by time.
+        ``times`` is the number of the tensor that sorts its edges; 0 without a filter by time.
 
         Raises:
             InvalidArgumentError: weights and times do not go together.
@@ -182,7 +143,6 @@ Layers: TypeAlias = Sequence[Fanout] | SamplingArguments
 
 
 def _by_relation(schema: Schema, layer: Fanout) -> dict[int, int]:
-    """Return the fanouts of one layer by relation id."""
     if not isinstance(layer, Mapping):
         return dict.fromkeys(range(len(schema.relations)), check_fanout(layer))
     by_relation: dict[Relation, int] = canonical(schema, layer, "fanouts")

@@ -216,7 +216,6 @@ def _span(since: int | None, before: int | None) -> _Span | None:
 
 
 def _selected(mask: MaskLike, begin: int, end: int, span: _Span | None = None) -> I64:
-    """Return the selected ids in ``[begin, end)``."""
     tensor = as_tensor(mask[begin:end]).detach().cpu()
     if span is not None:
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:

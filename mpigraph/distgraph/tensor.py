@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -113,15 +113,9 @@ class DistTensor:
         part_policy: PartitionPolicy | None,
         fill: Fill | None = None,
     ) -> "DistTensor":
-        """Create a tensor whose rows ``fill`` makes, or attach to the one of this name.
+        """Create a tensor whose rows ``fill`` makes (zeros if None), or attach to the one of this name.
 
-        Args:
-            shape: as for :class:`DistTensor`, like the others.
-            dtype: of its elements.
-            name: see there.
-            label: its name in messages.
-            part_policy: see there.
-            fill: makes the rows that a trainer owns, if the tensor is new; zeros if None.
+        ``label`` is its name in messages; the other arguments are those of :class:`DistTensor`.
         """
         tensor = cls.__new__(cls)
         tensor.handle = create(TensorRequest(shape, dtype, name, part_policy), label, fill)
@@ -154,7 +148,7 @@ class DistTensor:
     @property
     def graph_identity(self) -> str:
         """The identity of the graph's partitioning; nodes and edges have other ids in another one."""
-        return self.handle.session.store.graphs[self.handle.graph].topology.config.identity
+        return self._config.identity
 
     def state_dict(self) -> dict[str, "DistTensor"]:
         """The rows, for checkpoints: ``{"rows": self}``."""
@@ -200,8 +194,7 @@ class DistTensor:
         session = self.handle.session
         with session.world.together(f"saving tensor {self.name!r}"):
             file = _npy_path(path)
-        config = session.store.graphs[self.handle.graph].topology.config
-        blocks = _file_blocks(session, config, self.rows)
+        blocks = _file_blocks(session, self._config, self.rows)
         _write_npy(session, file, self.shape, self.dtype, ((first, self[ids]) for first, ids in blocks))
 
     @collective("trainers")
@@ -221,7 +214,7 @@ class DistTensor:
         doing = f"loading tensor {self.name!r}"
         with session.world.together(doing):
             saved = _open_npy(_npy_path(path), self.shape)
-        blocks = _file_blocks(session, session.store.graphs[self.handle.graph].topology.config, self.rows)
+        blocks = _file_blocks(session, self._config, self.rows)
         with session.world.together(doing):
             for first, ids in blocks:
                 rows = np.array(saved[first : first + len(ids)], saved.dtype.newbyteorder("="))
@@ -374,14 +367,12 @@ class DistTensor:
     @property
     def dtype(self) -> torch.dtype:
         """Element type of rows that are read."""
-        dtype: torch.dtype = getattr(torch, self._dtype)
-        return dtype
+        return cast(torch.dtype, getattr(torch, self._dtype))
 
     @property
     def storage_dtype(self) -> torch.dtype:
         """Element type in the hosts' memory, in caches and between nodes: :attr:`dtype`, or a narrower one."""
-        dtype: torch.dtype = getattr(torch, self.handle.rows.stored)
-        return dtype
+        return cast(torch.dtype, getattr(torch, self.handle.rows.stored))
 
     @property
     def _dtype(self) -> str:
@@ -397,10 +388,8 @@ class DistTensor:
     @property
     def part_policy(self) -> PartitionPolicy:
         """The node type or relation of the rows."""
-        session = self.handle.session
         policy = self.handle.rows.policy
-        topology = session.store.graphs[self.handle.graph].topology
-        return PartitionPolicy.of(topology.config.book, policy.is_node, policy.type_id)
+        return PartitionPolicy.of(self._config.book, policy.is_node, policy.type_id)
 
     @property
     def local_partition(self) -> torch.Tensor:
@@ -421,10 +410,10 @@ class DistTensor:
                 f"tensor {rows.name!r} has no local_partition: its rows are read as {self._dtype} and stored as "
                 f"{rows.stored}: read and write by ids, or open the graph with upcast=False"
             )
-        session = self.handle.session
-        part = local_part(session.world, session.store.graphs[self.handle.graph].topology.config.num_parts)
+        world = self.handle.session.world
+        part = local_part(world, self._config.num_parts)
         first, last = self.part_policy._offsets[part : part + 2].tolist()
-        return to_torch(rows.lend(*_rows_in_memory(session.world, rows, part, first, last)), rows.stored)
+        return to_torch(rows.lend(*_rows_in_memory(world, rows, part, first, last)), rows.stored)
 
     def count_nonzero(self) -> int:
         """Count the elements that are not zero, reading all rows. One-sided; a trainer can call it alone, as in DGL."""
@@ -439,8 +428,11 @@ class DistTensor:
         """
         return self[:].clone().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
+    @property
+    def _config(self) -> PartConfig:
+        return self.handle.session.store.graphs[self.handle.graph].topology.config
+
     def owned(self) -> list[OwnedRange]:
-        """Return the ranges of rows that this trainer writes."""
         """Return the ranges of rows that this trainer writes."""
         return RowOwners(self.handle.session.world, self.rows.window.offsets).ranges()
 

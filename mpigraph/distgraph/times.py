@@ -6,29 +6,22 @@ from dataclasses import dataclass
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.distgraph.features import EdgeSpaces, NodeSpaces
+from mpigraph.distgraph.features import Spaces
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import NodeIds, by_ntype, id_array
 from mpigraph.errors import FieldNameError, InvalidArgumentError, check_integer
 from mpigraph.graphs.fields import IdsLike
-from mpigraph.metadata.schema import Schema
+from mpigraph.metadata.schema import Relation, Schema
 
 
 @dataclass(frozen=True)
 class TimeFilter:
-    """A filter of edges by time: a tree has those that are not above the time of its root.
+    """A filter of edges by time: a tree has those that are not above the time of its root."""
 
-    Attributes:
-        attr: name of a feature with an int64 for each node, or for each edge, of the types that have it.
-        strategy: "uniform", or "last" for the newest ones.
-        comparison: "<=", or "<" to leave out edges of exactly the root's time, too.
-        window: most by which an edge may be older than the root; None without a limit.
-    """
-
-    attr: str
-    strategy: str = "uniform"
-    comparison: str = "<="
-    window: int | None = None
+    attr: str  # name of a feature with an int64 for each node, or for each edge, of the types that have it
+    strategy: str = "uniform"  # or "last" for the newest ones
+    comparison: str = "<="  # or "<" to leave out edges of exactly the root's time, too
+    window: int | None = None  # most by which an edge may be older than the root
 
     def __post_init__(self) -> None:
         """Raise InvalidArgumentError for another value."""
@@ -46,20 +39,14 @@ class TimeFilter:
 
 @dataclass(frozen=True)
 class Times:
-    """The times of a graph.
-
-    Attributes:
-        name: of the feature.
-        of_nodes: by node type id; empty if edges have times.
-        of_edges: by relation id; empty if nodes have times.
-    """
+    """The times of a graph, the feature ``name``."""
 
     name: str
-    of_nodes: dict[int, DistTensor]
-    of_edges: dict[int, DistTensor]
+    of_nodes: dict[int, DistTensor]  # by node type id; empty if edges have times
+    of_edges: dict[int, DistTensor]  # by relation id; empty if nodes have times
 
     @classmethod
-    def find(cls, schema: Schema, nodes: NodeSpaces, edges: EdgeSpaces, name: str) -> "Times":
+    def find(cls, schema: Schema, nodes: Spaces[str], edges: Spaces[Relation], name: str) -> "Times":
         """Return the feature ``name`` of nodes, or of edges.
 
         Raises:
@@ -108,11 +95,7 @@ class Times:
 
 
 def check_times(times: IdsLike, count: int, what: str) -> I64:
-    """Return int64[count] times.
-
-    Raises:
-        InvalidArgumentError: they are not integers, or not as many.
-    """
+    """Return int64[count] times. Raises InvalidArgumentError if they are not as many integers."""
     array = id_array(times, what)
     if len(array) != count:
         raise InvalidArgumentError(f"{what} must have one time for each of {count} (got {len(array)})")

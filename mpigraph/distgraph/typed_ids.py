@@ -40,25 +40,16 @@ Names: TypeAlias = str | Sequence[str] | ByEdgeType[str | Sequence[str]]
 
 
 def id_array(ids: IdsLike, what: str) -> I64:
-    """:func:`mpigraph.graphs.fields.as_ids` as an array: int64[n] from a tensor, array, list or scalar of integers.
-
-    Raises:
-        InvalidArgumentError: the values are not integers in one dimension, or of uint8 like many masks.
-    """
+    """:func:`mpigraph.graphs.fields.as_ids`, with its errors, as an array: int64[n]."""
     array: I64 = fields.as_ids(ids, what).cpu().contiguous().numpy()
     return array
 
 
 def to_rows(index: slice | IdsLike, num_rows: int, name: str) -> I64:
-    """Return int64[n], the rows that an index of a tensor with ``num_rows`` rows selects.
-
-    Args:
-        index: int, slice, list, ndarray or tensor of integers, or a mask of bool with one entry for each row.
-        num_rows: rows of the tensor.
-        name: the tensor's name, for messages.
+    """Return int64[n], the rows that an index of a tensor selects: integers in any form, a slice, or a mask of bool.
 
     Raises:
-        MaskLengthError: a mask of the wrong length.
+        MaskLengthError: a mask of another length than ``num_rows``.
         InvalidArgumentError: not an index.
     """
     if isinstance(index, slice):
@@ -99,12 +90,7 @@ def unwrap_nodes(schema: Schema, nodes: Mapping[int, I64]) -> NodeTensors:
 
 
 def canonical(schema: Schema, values: V | ByEdgeType[V], what: str) -> dict[Relation, V]:
-    """Key values by canonical relation, in the same order.
-
-    Args:
-        schema: node types and relations.
-        values: edge type -> value; or one value where the graph has one relation.
-        what: names the values in errors.
+    """Key values by canonical relation, in the same order; one value counts for the only relation.
 
     Raises:
         EdgeTypeError: an edge type is unknown or ambiguous, or nothing is keyed and the graph has several.
@@ -140,20 +126,12 @@ def unwrap_edges(schema: Schema, ids: dict[Relation, torch.Tensor]) -> EdgeTenso
 
 
 def check_fanout(fanout: object) -> int:
-    """Return a fanout.
-
-    Raises:
-        InvalidArgumentError: it is not an integer from -1 to 2**31 - 1.
-    """
+    """Return a fanout. Raises InvalidArgumentError if it is not an integer from -1 to 2**31 - 1."""
     return check_integer("fanout", fanout, -1, _MOST_NEIGHBOURS)
 
 
 def check_layers(fanouts: object) -> list[Fanout]:
-    """Return the fanouts of all layers, each unchecked.
-
-    Raises:
-        InvalidArgumentError: they are not a sequence, or a graph stands in their place.
-    """
+    """Return the fanouts of all layers, each unchecked. Raises InvalidArgumentError if they are no sequence."""
     if hasattr(fanouts, "canonical_etypes"):
         raise InvalidArgumentError(
             f"fanouts come first, and the graph goes to the loader: NeighborSampler([10, 25]) (got {fanouts!r})"

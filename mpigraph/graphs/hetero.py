@@ -83,11 +83,6 @@ class HeteroGraph(MessagePassing):
         edges = {r: frame.num_rows for r, frame in self._frames.edge.items()}
         return f"Graph(num_nodes={nodes}, num_edges={edges})"
 
-    @property
-    def ntypes(self) -> list[str]:
-        """Names of the node types, in the order of their ids."""
-        return list(self._schema.ntypes)
-
     def num_nodes(self, ntype: str | None = None) -> int:
         """Return the number of nodes of a type, or of all types."""
         return count(self._node_frames, ntype)

@@ -17,7 +17,7 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError,
 from mpigraph.graphs.fields import ALL, EdgeType, IdsLike, as_ids, is_number
 from mpigraph.graphs.frame import Frame, Frames, fields_of
 from mpigraph.graphs.inedges import InEdges
-from mpigraph.metadata.schema import Relation, Schema
+from mpigraph.metadata.schema import Relation, Schema, TypeNames
 
 __all__ = ["EdgesView", "InMemoryGraph", "NodesView", "Space"]
 
@@ -61,7 +61,7 @@ class EdgesView:
         return self._graph.all_edges(form, order, etype)
 
 
-class InMemoryGraph(ABC):
+class InMemoryGraph(TypeNames, ABC):
     """A graph with typed relations and features in memory."""
 
     is_block: ClassVar[bool] = False
@@ -100,36 +100,9 @@ class InMemoryGraph(ABC):
         return list(self._frames.dst)
 
     @property
-    def etypes(self) -> list[str]:
-        """Names of the relations, in the order of their ids."""
-        return [relation[1] for relation in self._schema.relations]
-
-    @property
-    def canonical_etypes(self) -> list[Relation]:
-        """Relations as ``(src_type, rel, dst_type)``, in the order of their ids."""
-        return list(self._schema.relations)
-
-    @property
     def schema(self) -> Schema:
         """Node types and relations."""
         return self._schema
-
-    @property
-    def is_homogeneous(self) -> bool:
-        """True with one node type and one relation."""
-        return self._schema.is_homogeneous
-
-    def to_canonical_etype(self, etype: EdgeType = None) -> Relation:
-        """Return the triple of an edge type; None means the only one."""
-        return self._schema.to_canonical(etype)
-
-    def get_ntype_id(self, ntype: str | None = None) -> int:
-        """Return the id of a node type; None means the only one."""
-        return self._schema.ntype_id(ntype)
-
-    def get_etype_id(self, etype: EdgeType = None) -> int:
-        """Return the id of a relation; None means the only one."""
-        return self._schema.relation_id(etype)
 
     # -- counts and features ---------------------------------------------------------------------------------
 

@@ -78,22 +78,15 @@ def remote_sources(g: DistGraph) -> dict[int, I64]:
 class HaloReader:
     """Reads rows of one tensor: from the node's cache, else local rows in place and others from where they are.
 
-    One-sided: :meth:`fill`, :meth:`announce`, :meth:`read`.
-
-    Attributes:
-        tensor: the tensor.
-        fetched_rows: number of rows fetched from other nodes, or read by sources that take time.
+    One-sided: :meth:`fill`, :meth:`announce`, :meth:`read`. ``fetched_rows`` counts the rows fetched from other nodes,
+    or read by sources that take time.
     """
 
     def __init__(self, g: DistGraph, tensor: DistTensor, cache: RowCache | None, share: I64, local_too: bool) -> None:
         """Begin with an empty cache, or without one where nothing is remote, or nothing fits.
 
-        Args:
-            g: the graph.
-            tensor: the tensor to read.
-            cache: the cache of the node's trainers.
-            share: int64[n], remote rows that this trainer fetches into it.
-            local_too: the cache has slots for the local rows, too.
+        ``share`` are the remote rows that this trainer fetches into it, int64[n]; with ``local_too`` it has slots for
+        the local rows, too.
         """
         self.tensor = tensor
         self._rows = tensor.rows
@@ -225,14 +218,9 @@ def open_readers(
 ) -> dict[str, HaloReader]:
     """Open readers of tensors by node type, with caches for all rows that this node reads, or for those that cost time.
 
-    Args:
-        g: the graph.
-        tensors: the tensors to read.
-        shares: the rows that this trainer fetches, by node type id.
-        size: most bytes of all caches on a node; if None as many as needed, up to a part of the free memory.
-
-    Raises:
-        SharedMemoryError: a node's shared memory cannot hold the caches; on every rank.
+    ``shares`` are the rows that this trainer fetches, by node type id; ``size`` is the most bytes of all caches on a
+    node, by default as many as needed, up to a part of the free memory. Raises SharedMemoryError, on every rank, if a
+    node's shared memory cannot hold them.
     """
     world = g.session.world
     caches: dict[int, RowCache] = {}

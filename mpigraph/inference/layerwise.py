@@ -4,7 +4,6 @@ import json
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -121,57 +120,34 @@ def layerwise(
     All of these are raised on every trainer, whichever has the reason. A layer must not call what all trainers have to
     call, since they have different numbers of blocks.
     """
-    inference = Inference(
-        g,
-        model_or_layers,
-        batch_size=batch_size,
-        device=device,
-        fanout=fanout,
-        edge_mask=edge_mask,
-        dtype=dtype,
-        cache=cache,
-        progress_bar=progress_bar,
-    )
-    return inference.run(x)
+    return Inference(g, model_or_layers, batch_size, device, fanout, edge_mask, dtype, cache, progress_bar).run(x)
 
 
-@dataclass
-class LayerCounts:
-    """The rows that one layer read on this trainer.
+class LayerCounts(NamedTuple):
+    """The rows that one layer read on this trainer."""
 
-    Attributes:
-        halo_rows: this trainer's share of the remote rows of its node.
-        fetched_rows: remote rows that it fetched, and rows that it read from disk.
-        seconds: time of the layer.
-    """
-
-    halo_rows: int
-    fetched_rows: int
+    halo_rows: int  # this trainer's share of the remote rows of its node
+    fetched_rows: int  # remote rows that it fetched, and rows that it read from disk
     seconds: float
 
 
 class Inference:
-    """One evaluation of a model on all nodes; arguments are those of :func:`layerwise`.
-
-    Attributes:
-        counts: of each layer that was done.
-    """
+    """One evaluation of a model on all nodes; ``counts`` has those of each layer that was done."""
 
     @collective("trainers")
     def __init__(
         self,
         g: DistGraph,
         model_or_layers: Any,
-        *,
         batch_size: int,
-        device: torch.device | str = "cpu",
-        fanout: Fanout = -1,
-        edge_mask: FeatureName | None = None,
-        dtype: torch.dtype | None = None,
-        cache: int | str | None = "auto",
-        progress_bar: bool = False,
+        device: torch.device | str,
+        fanout: Fanout,
+        edge_mask: FeatureName | None,
+        dtype: torch.dtype | None,
+        cache: int | str | None,
+        progress_bar: bool,
     ) -> None:
-        """Check the arguments."""
+        """Check the arguments, which are those of :func:`layerwise`."""
         if not isinstance(g, SampledGraph):
             raise everywhere(InvalidArgumentError(f"g must be a DistGraph (got {type(g).__name__})"))
         self._g = g
@@ -225,9 +201,7 @@ class Inference:
                     if not any(tensor is one for one in inputs):
                         tensor.close()
                 rows = out
-        if self._typed:
-            return rows
-        return rows[self._g.ntypes[0]]
+        return rows if self._typed else rows[self._g.ntypes[0]]
 
     def _checked(self, x: NodeTensors) -> dict[str, DistTensor]:
         g = self._g
@@ -249,11 +223,7 @@ class Inference:
 
     @collective("trainers")
     def _agree(self, arguments: dict[str, Any]) -> None:
-        """Check that all trainers have the same arguments.
-
-        Raises:
-            TensorMismatchError: they have not; on every trainer.
-        """
+        """Raise TensorMismatchError on every trainer unless all have the same arguments."""
         with self._world.meeting("comparing the arguments of inference"):
             said = allgather_bytes(self._world.trainers, json.dumps(arguments).encode())
         first = json.loads(said[0])
@@ -271,7 +241,6 @@ class Inference:
     def _layer(
         self, number: int, step: Step, rows: dict[str, DistTensor], shares: dict[int, I64], dtype: torch.dtype | None
     ) -> dict[str, DistTensor]:
-        """Apply one layer to all nodes."""
         world = self._world
         name = f"layer {number + 1} of {len(self._steps)} of inference"
         begin = clock()
@@ -393,11 +362,7 @@ class Inference:
     def _create(
         self, number: int, first: dict[str, torch.Tensor | None], dtype: torch.dtype | None
     ) -> dict[str, DistTensor]:
-        """Create tensors for a layer's output, of the shape on the trainers with nodes.
-
-        Raises:
-            TensorMismatchError: trainers have different shapes; on every trainer.
-        """
+        """Create tensors for a layer's output, of the shape on the trainers with nodes, which must be the same."""
         kinds = {
             ntype: None if rows is None else [list(rows.shape[1:]), dtype_name(rows.dtype)]
             for ntype, rows in first.items()
@@ -449,13 +414,8 @@ def _batches_of(world: World, parts: I64, hosts: I64, batch_size: int) -> list[_
     The last bits of a row of a matrix product may depend on the number of rows and on its place among them. So blocks
     must be the same on any number of trainers: each part of the graph is divided from its first node on. The trainer
     that owns a block's first node computes it. A block ends where another machine begins, so that all its nodes are
-    local. The blocks of a part are about equally large, as products of a few rows round differently.
-
-    Args:
-        world: the job.
-        parts: int64[P + 1], the first node of each part, and the number of nodes.
-        hosts: int64[H + 1], the same of hosts.
-        batch_size: most nodes of a batch.
+    local. The blocks of a part are about equally large, as products of a few rows round differently. ``parts`` and
+    ``hosts`` have the first node of each part and host, and last the number of nodes.
     """
     elsewhere = np.flatnonzero(np.diff(world.nodes_of_hosts)) + 1
     ends = np.union1d(parts, hosts[elsewhere])

@@ -18,13 +18,9 @@ Step: TypeAlias = Callable[[Block, tuple[Rows, Rows]], Rows]
 
 
 def steps_of(model: object) -> list[Step]:
-    """Return the layers of a model, in their order.
+    """Return the layers of a model, ``model_or_layers`` of :func:`.layerwise`, in their order.
 
-    Args:
-        model: as ``model_or_layers`` of :func:`.layerwise`.
-
-    Raises:
-        InvalidArgumentError: it is neither a module with layers nor a list of them, or has no layer.
+    Raises InvalidArgumentError if it is neither a module with layers nor a list of them, or has no layer.
     """
     model = _bare(model)
     layers: Any = model

@@ -33,9 +33,7 @@ _DRAWS = 0x1AFE  # separates draws of inference from those of loaders with the s
 
 
 class Neighbourhoods:
-    """Makes blocks of one layer.
-
-    One-sided: :meth:`block`.
+    """Makes blocks of one layer. One-sided: :meth:`block`.
 
     Attributes:
         fanouts: most neighbours of a node by relation id; relations with fanout 0 are left out.
@@ -44,16 +42,7 @@ class Neighbourhoods:
 
     @collective("trainers")
     def __init__(self, g: DistGraph, fanout: Fanout, edge_mask: FeatureName | None) -> None:
-        """Check the arguments.
-
-        Args:
-            g: the graph.
-            fanout: most neighbours of a node in each relation; -1: all. Or edge type -> most neighbours.
-            edge_mask: name of an edge feature that is a mask, or edge type -> name; edges where it is 0 are left out.
-
-        Raises:
-            FieldNameError, EdgeTypeError, InvalidArgumentError: an argument is wrong; on every trainer.
-        """
+        """Check the arguments, which are those of :func:`.layerwise`; errors are raised on every trainer."""
         self._g = g
         with g.session.world.together("inference: fanout and edge_mask"):
             self.masks = {} if edge_mask is None else g.edge_weights(edge_mask)
@@ -77,18 +66,12 @@ class Neighbourhoods:
             g.session.control.call(Operation.PREPARE_WEIGHTS, doing="preparing edge_mask", numbers=numbers)
             for relation, number in sorted(self.masks.items()):
                 left = masked_out_degrees(g, relation, number)
-                read = partial(_rows, left)
-                self._degrees[g.schema.relations[relation]] = OutDegrees(g, relation, read)
+                self._degrees[g.schema.relations[relation]] = OutDegrees(g, relation, partial(_rows, left))
 
     def block(self, seeds: Mapping[int, I64], layer: int) -> tuple[Block, dict[str, I64]]:
-        """Return the block of some destinations, and the ids of its sources.
+        """Return the block of some destinations, with ``edata[EID]``; and the ids of its sources, destinations first.
 
-        Args:
-            seeds: int64[n] by node type id, nodes that this node's hosts hold.
-            layer: number of the layer; each layer has its own draws.
-
-        Returns:
-            The block, with ``edata[EID]``; and by node type int64[num_src], the destinations first.
+        ``seeds`` are int64[n] by node type id, nodes that this node's hosts hold. Each layer has its own draws.
         """
         g = self._g
         plan = replace(self._plan, seeds=seeds)
@@ -113,13 +96,7 @@ class OutDegrees:
     """
 
     def __init__(self, g: DistGraph, relation: int, read: Callable[[I64], I64]) -> None:
-        """Begin without any.
-
-        Args:
-            g: the graph.
-            relation: its id.
-            read: int64[n] ids of sources, local or remote -> int64[n] degrees.
-        """
+        """Begin without any; ``read`` maps int64[n] ids of sources, local or remote, to int64[n] degrees."""
         self._is_local = g.session.world.is_local
         self._offsets = g.loaded.topology.hosts.node_offsets[g.schema.ends(relation)[0]]
         self._read = read
@@ -147,15 +124,10 @@ class OutDegrees:
 
 @collective("trainers")
 def masked_out_degrees(g: DistGraph, relation: int, mask: int) -> DistTensor:
-    """Count the out-edges of each node that a mask leaves: int64[num_src], over the hosts.
+    """Count the out-edges of each node that a mask, the number of a tensor, leaves: int64[num_src], over the hosts.
 
     Edges lie with their destinations: each trainer counts the in-edges of its nodes by source, and the owners of the
     sources add the counts up.
-
-    Args:
-        g: the graph.
-        relation: its id.
-        mask: number of the tensor of the mask; edges where it is 0 are left out.
     """
     world, topology = g.session.world, g.loaded.topology
     src, dst = topology.config.schema.ends(relation)

@@ -19,8 +19,7 @@ from mpigraph.metadata.schema import Schema
 def check_ids(ids: npt.NDArray[np.integer], count: int, what: str) -> None:
     """Check that every id (int[n]) lies in ``[0, count)``; ``what`` names them ("node id of type 'author'").
 
-    Raises:
-        OutOfRangeError: names the first bad id and the valid range.
+    Raises OutOfRangeError that names the first bad id and the valid range.
     """
     if ids.size == 0 or (int(ids.min()) >= 0 and int(ids.max()) < count):
         return
@@ -31,17 +30,11 @@ def check_ids(ids: npt.NDArray[np.integer], count: int, what: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class RangeBook:
-    """Ranges of node and edge ids by owner.
-
-    Attributes:
-        schema: the types.
-        node_offsets: for each node type int64[num_parts + 1], from 0 to the number of nodes, never decreasing.
-        edge_offsets: the same for each relation.
-    """
+    """Ranges of node and edge ids by owner."""
 
     schema: Schema
-    node_offsets: tuple[I64, ...]
-    edge_offsets: tuple[I64, ...]
+    node_offsets: tuple[I64, ...]  # of each node type [num_parts + 1], from 0 to the number of nodes, never decreasing
+    edge_offsets: tuple[I64, ...]  # the same of each relation
 
     def __post_init__(self) -> None:
         # the class is frozen, so its fields can be normalised only this way
@@ -73,20 +66,12 @@ class RangeBook:
         return int(offsets[owner]), int(offsets[owner + 1])
 
     def node_owner(self, ids: npt.NDArray[np.integer], ntype_id: int = 0) -> I32:
-        """Return int32[n], the owners of nodes of a type (int[n], global ids).
-
-        Raises:
-            OutOfRangeError: an id does not exist.
-        """
+        """Return int32[n], the owners of nodes of a type (int[n], global ids). Raises OutOfRangeError."""
         check_ids(ids, self.num_nodes(ntype_id), f"node id of type {self.schema.ntypes[ntype_id]!r}")
         return _owner(self.node_offsets[ntype_id], ids)
 
     def edge_owner(self, ids: npt.NDArray[np.integer], relation_id: int = 0) -> I32:
-        """Return int32[n], the owners of edges of a relation (int[n], global ids).
-
-        Raises:
-            OutOfRangeError: an id does not exist.
-        """
+        """Return int32[n], the owners of edges of a relation (int[n], global ids). Raises OutOfRangeError."""
         check_ids(ids, self.num_edges(relation_id), f"edge id of relation {self.schema.relations[relation_id]}")
         return _owner(self.edge_offsets[relation_id], ids)
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError, check_text
 
@@ -44,11 +44,7 @@ def relation_key(relation: Relation) -> str:
 
 
 def parse_relation(key: str) -> Relation:
-    """Return the triple of ``"src:rel:dst"``.
-
-    Raises:
-        EdgeTypeError: the key is not three names joined by colons.
-    """
+    """Return the triple of ``"src:rel:dst"``. Raises EdgeTypeError if it is not three names joined by colons."""
     names = key.split(":")
     if len(names) != 3 or not all(names):
         raise EdgeTypeError(f"edge type {key!r} is not of the form 'src:rel:dst'")
@@ -84,12 +80,7 @@ def check_name(what: str, name: object) -> str:
 
 @dataclass(frozen=True)
 class Schema:
-    """Node types and relations of one graph, in the order of their ids.
-
-    Attributes:
-        ntypes: names of the node types.
-        relations: triples ``(src_type, rel, dst_type)``.
-    """
+    """Node types and relations ``(src_type, rel, dst_type)`` of one graph, in the order of their ids."""
 
     ntypes: tuple[str, ...]
     relations: tuple[Relation, ...]
@@ -182,6 +173,47 @@ class Schema:
     def relation_key(self, relation: int | Relation) -> str:
         """Return ``"src:rel:dst"`` of a relation or of a relation id."""
         return self._keys[relation] if isinstance(relation, int) else relation_key(relation)
+
+
+class _HasSchema(Protocol):
+    @property
+    def schema(self) -> Schema: ...
+
+
+class TypeNames:
+    """The types of a graph or book that has a ``schema``, with DGL's names."""
+
+    @property
+    def ntypes(self: _HasSchema) -> list[str]:
+        """Node types, in the order of their ids."""
+        return list(self.schema.ntypes)
+
+    @property
+    def etypes(self: _HasSchema) -> list[str]:
+        """Names of the relations, in the order of their ids."""
+        return [relation[1] for relation in self.schema.relations]
+
+    @property
+    def canonical_etypes(self: _HasSchema) -> list[Relation]:
+        """Relations ``(src_type, rel, dst_type)``, in the order of their ids."""
+        return list(self.schema.relations)
+
+    @property
+    def is_homogeneous(self: _HasSchema) -> bool:
+        """True with one node type and one relation."""
+        return self.schema.is_homogeneous
+
+    def to_canonical_etype(self: _HasSchema, etype: str | Relation | None = None) -> Relation:
+        """Return the triple of an edge type; None means the only one. Raises EdgeTypeError."""
+        return self.schema.to_canonical(etype)
+
+    def get_ntype_id(self: _HasSchema, ntype: str | None = None) -> int:
+        """Return the id of a node type; None means the only one. Raises NodeTypeError."""
+        return self.schema.ntype_id(ntype)
+
+    def get_etype_id(self: _HasSchema, etype: str | Relation | None = None) -> int:
+        """Return the id of an edge type; None means the only one. Raises EdgeTypeError."""
+        return self.schema.relation_id(etype)
 
 
 def _as_triple(relation: Relation) -> Relation:

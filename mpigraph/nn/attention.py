@@ -9,12 +9,12 @@ from torch.nn import functional as F
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.message_passing import MessagePassing
-from mpigraph.nn.common import Features, check_edge_weight, check_in_degrees, source_and_destination
+from mpigraph.nn.common import ChecksInDegrees, Features, check_edge_weight, source_and_destination
 from mpigraph.nn.drop import Dropout
 from mpigraph.nn.functional import edge_softmax
 
 
-class _AttentionLayer(nn.Module):
+class _AttentionLayer(ChecksInDegrees):
     """Heads, the maps of both sides, residual and initialisation; a subclass makes ``res_fc`` and ``bias``, or None."""
 
     bias: nn.Parameter | None
@@ -44,10 +44,6 @@ class _AttentionLayer(nn.Module):
         self.res_fc = None
         self._needs_pair = False
 
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Accept destinations without in-edges, or not."""
-        self._allow_zero_in_degree = set_value
-
     def _make_maps(self, of_pairs: bool) -> None:
         """Make one linear map for both sides, or one for each; with two, features must come in pairs."""
         self._needs_pair = of_pairs
@@ -58,7 +54,6 @@ class _AttentionLayer(nn.Module):
             self.fc = nn.Linear(self._in_src, self._width, bias=False)
 
     def _maps(self) -> tuple[nn.Module, nn.Module]:
-        """Return the linear maps of sources and destinations."""
         return (self.fc_src, self.fc_dst) if self._needs_pair else (self.fc, self.fc)
 
     def _reset(self, *attention: torch.Tensor) -> None:
@@ -74,17 +69,12 @@ class _AttentionLayer(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def _sides(self, graph: MessagePassing, feat: Features) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the features of sources and destinations after dropout, checked."""
+    def _mapped(self, graph: MessagePassing, feat: Features) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the mapped features of sources and destinations by head, and those of destinations after dropout."""
         if self._needs_pair and not isinstance(feat, tuple):
             raise InvalidArgumentError("a layer of two input widths needs a pair of features")
-        if not self._allow_zero_in_degree:
-            check_in_degrees(graph)
-        return source_and_destination(graph, feat, self.feat_drop)
-
-    def _mapped(self, graph: MessagePassing, feat: Features) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the mapped features of sources and destinations by head, and those of destinations as they were."""
-        src, dst = self._sides(graph, feat)
+        self._check_in_degrees(graph)
+        src, dst = source_and_destination(graph, feat, self.feat_drop)
         of_src, of_dst = self._maps()
         rows = self._by_head(of_src, src)
         is_known = of_src is of_dst and not isinstance(feat, tuple)  # destinations are the first sources
@@ -101,6 +91,10 @@ class _AttentionLayer(nn.Module):
         if self.bias is not None:
             out = out + self.bias.reshape(self._num_heads, self._out_feats)
         return out if self.activation is None else self.activation(out)
+
+
+def _dots(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return (rows * weight).sum(-1, keepdim=True)
 
 
 class GATConv(_AttentionLayer):
@@ -179,8 +173,8 @@ class GATConv(_AttentionLayer):
         rows, of_dst, dst = self._mapped(graph, feat)
         with graph.local_scope():
             # <a, W h_u || W h_v> = <attn_l, W h_u> + <attn_r, W h_v>: one number for each node instead of each edge
-            graph.srcdata.update({"ft": rows, "el": (rows * self.attn_l).sum(-1, keepdim=True)})
-            graph.dstdata["er"] = (of_dst * self.attn_r).sum(-1, keepdim=True)
+            graph.srcdata.update({"ft": rows, "el": _dots(rows, self.attn_l)})
+            graph.dstdata["er"] = _dots(of_dst, self.attn_r)
             graph.apply_edges(fn.u_add_v("el", "er", "e"))
             scores = F.leaky_relu(graph.edata["e"], self._negative_slope)
             attention = self.attn_drop(edge_softmax(graph, scores))
@@ -251,9 +245,8 @@ class GATv2Conv(_AttentionLayer):
             graph.srcdata["el"] = rows
             graph.dstdata["er"] = of_dst
             graph.apply_edges(fn.u_add_v("el", "er", "e"))
-            scores = (F.leaky_relu(graph.edata["e"], self._negative_slope) * self.attn).sum(-1, keepdim=True)
-            attention = self.attn_drop(edge_softmax(graph, scores))
-            graph.edata["a"] = attention
+            scores = _dots(F.leaky_relu(graph.edata["e"], self._negative_slope), self.attn)
+            graph.edata["a"] = attention = self.attn_drop(edge_softmax(graph, scores))
             graph.update_all(fn.u_mul_e("el", "a", "m"), fn.sum("m", "ft"))
             out = torch.as_tensor(graph.dstdata["ft"])
         out = self._finished(out, dst)
@@ -318,10 +311,10 @@ class EdgeGATConv(_AttentionLayer):
         rows, of_dst, dst = self._mapped(graph, feat)
         of_edges = self._by_head(self.fc_edge, edge_feat)
         with graph.local_scope():
-            graph.srcdata.update({"ft": rows, "el": (rows * self.attn_l).sum(-1, keepdim=True)})
-            graph.dstdata["er"] = (of_dst * self.attn_r).sum(-1, keepdim=True)
+            graph.srcdata.update({"ft": rows, "el": _dots(rows, self.attn_l)})
+            graph.dstdata["er"] = _dots(of_dst, self.attn_r)
             graph.apply_edges(fn.u_add_v("el", "er", "e"))
-            scores = graph.edata["e"] + (of_edges * self.attn_edge).sum(-1, keepdim=True)
+            scores = graph.edata["e"] + _dots(of_edges, self.attn_edge)
             attention = self.attn_drop(edge_softmax(graph, F.leaky_relu(scores, self._negative_slope)))
             # the sum over u and that over e by themselves: the first is a sparse product, without a row for each edge
             graph.edata.update({"a": attention, "m": of_edges * attention})

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
@@ -20,10 +21,27 @@ _FLOPS_PER_GATHERED = 16
 """Operations of a matrix product in the time that it takes to add one number of a gathered row."""
 
 
+class ChecksInDegrees(nn.Module):
+    """A layer that refuses destinations without in-edges, unless it is told to accept them."""
+
+    _allow_zero_in_degree: bool
+
+    def set_allow_zero_in_degree(self, set_value: bool) -> None:
+        """Accept destinations without in-edges, or not."""
+        self._allow_zero_in_degree = set_value
+
+    def _check_in_degrees(self, graph: MessagePassing) -> None:
+        """Raise MPIGraphError if a destination of a graph of one relation has no in-edge, and may not."""
+        zero_in_degree = 0 if self._allow_zero_in_degree else int((graph.in_degrees() == 0).sum())
+        if zero_in_degree:
+            raise MPIGraphError(
+                f"{zero_in_degree} destinations have no in-edge, so their output would carry nothing: "
+                "add self loops to the graph, or pass allow_zero_in_degree=True"
+            )
+
+
 def source_and_destination(
-    graph: MessagePassing,
-    feat: Features,
-    transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    graph: MessagePassing, feat: Features, transform: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the features of sources and destinations, each tensor transformed once, for example by dropout.
 
@@ -50,16 +68,6 @@ def source_degrees(graph: MessagePassing) -> torch.Tensor:
     return torch.as_tensor(degrees)
 
 
-def check_in_degrees(graph: MessagePassing) -> None:
-    """Raise MPIGraphError if a destination of a graph of one relation has no in-edge."""
-    zero_in_degree = int((graph.in_degrees() == 0).sum())
-    if zero_in_degree:
-        raise MPIGraphError(
-            f"{zero_in_degree} destinations have no in-edge, so their output would carry nothing: "
-            "add self loops to the graph, or pass allow_zero_in_degree=True"
-        )
-
-
 def check_edge_weight(graph: MessagePassing, edge_weight: torch.Tensor) -> None:
     """Raise InvalidArgumentError unless there is a row for each edge."""
     if edge_weight.dim() == 0 or edge_weight.shape[0] != graph.num_edges():
@@ -70,10 +78,7 @@ def check_edge_weight(graph: MessagePassing, edge_weight: torch.Tensor) -> None:
 def weighted_copy(graph: MessagePassing, edge_weight: torch.Tensor | None) -> Message:
     """Return the message "m" that copies the source's "h", times the weight if there is one.
 
-    Call it in a local scope of the graph.
-
-    Raises:
-        InvalidArgumentError: not a row for each edge.
+    Call it in a local scope of the graph. Raises InvalidArgumentError as :func:`check_edge_weight`.
     """
     if edge_weight is None:
         return fn.copy_u("h", "m")

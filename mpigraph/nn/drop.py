@@ -136,6 +136,5 @@ def _dropped(kernel: Callable[..., None], x: torch.Tensor, bits: torch.Tensor, p
 
 
 def _flat(x: torch.Tensor) -> Array:
-    """View a contiguous tensor as a flat array."""
     flat: Array = x.detach().reshape(-1).numpy()
     return flat

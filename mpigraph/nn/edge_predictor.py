@@ -101,13 +101,7 @@ class EdgePredictor(nn.Module):
         if self.op == "cat":
             return torch.cat([h_src, h_dst], dim=-1)
         if self.w_relation is not None:
-            h_src = h_src * self._of_relations(self.w_relation, etypes)
+            if etypes is None and len(self.w_relation) > 1:
+                raise InvalidArgumentError(f"etypes must be given, since there are {len(self.w_relation)} relations")
+            h_src = h_src * self.w_relation[0 if etypes is None else etypes]
         return (h_src * h_dst).sum(-1, keepdim=True)
-
-    def _of_relations(self, weights: torch.Tensor, etypes: torch.Tensor | int | None) -> torch.Tensor:
-        """Return the relations' vectors, [n, in_feats], or [in_feats] if all pairs have one relation."""
-        if etypes is None:
-            if len(weights) > 1:
-                raise InvalidArgumentError(f"etypes must be given, since there are {len(weights)} relations")
-            etypes = 0
-        return weights[etypes]

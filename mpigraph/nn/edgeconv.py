@@ -6,10 +6,10 @@ from torch.nn import functional as F
 
 import mpigraph.function as fn
 from mpigraph.graphs.message_passing import MessagePassing
-from mpigraph.nn.common import Features, check_in_degrees, source_and_destination
+from mpigraph.nn.common import ChecksInDegrees, Features, source_and_destination
 
 
-class EdgeConv(nn.Module):
+class EdgeConv(ChecksInDegrees):
     """Edge convolution: the maximum over in-neighbours u of ``theta(h_v - h_u) + phi(h_v)``.
 
     Wang et al., "Dynamic graph CNN for learning on point clouds", ACM TOG 2019. The sign of the difference is that of
@@ -33,14 +33,9 @@ class EdgeConv(nn.Module):
         if batch_norm:
             self.bn = nn.BatchNorm1d(out_feat)
 
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Accept destinations without in-edges, or not."""
-        self._allow_zero_in_degree = set_value
-
     def forward(self, g: MessagePassing, feat: Features) -> torch.Tensor:
         """Apply the layer; arguments and errors are those of :meth:`.GATConv.forward`. Returns [num_dst, out_feat]."""
-        if not self._allow_zero_in_degree:
-            check_in_degrees(g)
+        self._check_in_degrees(g)
         src, dst = source_and_destination(g, feat)
         with g.local_scope():
             # theta is linear: one product for each node instead of each edge, and its bias once

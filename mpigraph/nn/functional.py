@@ -47,14 +47,7 @@ def softmax_rows(rows: torch.Tensor, group: torch.Tensor, num_groups: int) -> to
     """Return the softmax of each column within each group of rows.
 
     The maximum of a group is subtracted first, so that nothing overflows. float16 and bfloat16 are summed in float32.
-
-    Args:
-        rows: float[n, ...].
-        group: int64[n], the group of each row.
-        num_groups: how many groups.
-
-    Returns:
-        float[n, ...].
+    ``rows`` and the result are float[n, ...], ``group`` is int64[n].
     """
     if rows.dtype in (torch.float16, torch.bfloat16):
         return softmax_rows(rows.float(), group, num_groups).to(rows.dtype)
@@ -88,5 +81,4 @@ class _Softmax(torch.autograd.Function):
 
 
 def _group_sums(rows: torch.Tensor, group: torch.Tensor, num_groups: int) -> torch.Tensor:
-    """Return, for each row, the sum of its group."""
     return rows.new_zeros(num_groups, *rows.shape[1:]).index_add_(0, group, rows).index_select(0, group)

@@ -8,12 +8,12 @@ from torch import nn
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.message_passing import MessagePassing
-from mpigraph.nn.common import Features, check_in_degrees, project_first, source_degrees, weighted_copy
+from mpigraph.nn.common import ChecksInDegrees, Features, project_first, source_degrees, weighted_copy
 
 _NORMS = ("none", "both", "right", "left")
 
 
-class GraphConv(nn.Module):
+class GraphConv(ChecksInDegrees):
     """Graph convolution: ``sum over in-neighbours u of h_u W / c_uv + bias``.
 
     Kipf, Welling: "Semi-supervised classification with graph convolutional networks", ICLR 2017.
@@ -66,10 +66,6 @@ class GraphConv(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Accept destinations without in-edges, or not."""
-        self._allow_zero_in_degree = set_value
-
     def forward(
         self,
         graph: MessagePassing,
@@ -96,8 +92,7 @@ class GraphConv(nn.Module):
             raise InvalidArgumentError("a weight was given, but the layer has its own (make it with weight=False)")
         weight = self.weight if weight is None else weight
         in_degrees = graph.in_degrees()  # numbers of edges: their weights do not count in c_uv
-        if not self._allow_zero_in_degree:
-            check_in_degrees(graph)
+        self._check_in_degrees(graph)
         with graph.local_scope():
             src = feat[0] if isinstance(feat, tuple) else feat
             if self._norm in ("left", "both"):

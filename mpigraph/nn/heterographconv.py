@@ -90,7 +90,6 @@ class HeteroGraphConv(nn.Module):
         return results if nothing is None else {ntype: rows + nothing for ntype, rows in results.items()}
 
     def _key_of(self, relation: Relation) -> str:
-        """Return the key of a relation's module."""
         for key in (_key(relation), _key(relation[1])):
             if key in self.mods:
                 return key

@@ -8,7 +8,7 @@ from torch import nn
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.message_passing import MessagePassing
-from mpigraph.nn.common import check_edge_weight, check_in_degrees, weighted_copy
+from mpigraph.nn.common import ChecksInDegrees, check_edge_weight, weighted_copy
 from mpigraph.nn.drop import Dropout
 
 _NORMS = ("none", "both", "right")
@@ -113,7 +113,7 @@ class TAGConv(nn.Module):
         return out if self._activation is None else self._activation(out)
 
 
-class SGConv(nn.Module):
+class SGConv(ChecksInDegrees):
     """Simplified graph convolution: a linear map of ``P^k x``, where ``P = D^-1/2 A D^-1/2``.
 
     Wu et al., "Simplifying graph convolutional networks", ICML 2019. D are the in-degrees; add self loops to the graph
@@ -154,10 +154,6 @@ class SGConv(nn.Module):
         if self.fc.bias is not None:
             nn.init.zeros_(self.fc.bias)
 
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Accept nodes without in-edges, or not."""
-        self._allow_zero_in_degree = set_value
-
     def forward(
         self, graph: MessagePassing, feat: torch.Tensor, edge_weight: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -167,8 +163,7 @@ class SGConv(nn.Module):
             MPIGraphError: a node has no in-edge and ``allow_zero_in_degree`` is off.
         """
         _check_whole_graph(graph)
-        if not self._allow_zero_in_degree:
-            check_in_degrees(graph)
+        self._check_in_degrees(graph)
         smooth = self._cached_h
         if smooth is None:
             *_, smooth = _powers(graph, feat, edge_weight, self._k)

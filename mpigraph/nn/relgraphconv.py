@@ -77,13 +77,7 @@ class RelGraphConv(nn.Module):
             nn.init.xavier_uniform_(self.loop_weight, gain=nn.init.calculate_gain("relu"))
 
     def forward(
-        self,
-        g: TypedGraph,
-        feat: Any,
-        etypes: Types | None = None,
-        norm: Any = None,
-        *,
-        presorted: bool = False,
+        self, g: TypedGraph, feat: Any, etypes: Types | None = None, norm: Any = None, *, presorted: bool = False
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """Apply the layer.
 

@@ -151,11 +151,9 @@ class SAGEConv(nn.Module):
         return torch.as_tensor(self.fc_neigh(graph.dstdata["h"]))
 
     def _last_state(self, sequences: torch.Tensor) -> torch.Tensor:
-        """Run the LSTM on [n, length, width]; return its last states, [n, width]."""
         return torch.as_tensor(self.lstm(sequences)[1][0].squeeze(0))
 
     def _gcn(self, graph: MessagePassing, src: torch.Tensor, dst: torch.Tensor, send: Message) -> torch.Tensor:
-        """Average over the neighbours and the node itself."""
         # not the mean of dgl.function: the node counts as one more neighbour, without an edge of its own
         graph.srcdata["h"] = src
         graph.update_all(send, fn.sum("m", "h"))

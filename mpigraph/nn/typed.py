@@ -39,11 +39,7 @@ def sides(graph: InMemoryGraph, feat: TypedFeatures) -> tuple[Mapping[str, torch
 
 
 def checked_types(types: Types, num_rows: int, num_types: int, what: str, device: torch.device) -> torch.Tensor:
-    """Return the types of rows as int64[num_rows] on ``device``; errors call them ``what``.
-
-    Raises:
-        InvalidArgumentError: not one integer for each row, or one that is not in [0, num_types).
-    """
+    """Return the types of rows as int64[num_rows] on ``device``; InvalidArgumentError calls them ``what``."""
     checked = torch.as_tensor(types, device=device)
     if checked.shape != (num_rows,):
         raise InvalidArgumentError(f"{what} must have shape ({num_rows},) (got {tuple(checked.shape)})")
@@ -58,21 +54,13 @@ def checked_types(types: Types, num_rows: int, num_types: int, what: str, device
 
 @dataclass(frozen=True)
 class TypedEdges:
-    """Edges sorted by relation, then by destination.
+    """Edges sorted by relation, then by destination."""
 
-    Attributes:
-        cells: the edges by cell, sources numbered over all types.
-        cell_dst: int64[num_cells], the destination of each cell, numbered over all types.
-        cell_counts: int64[num_rels], the cells of each relation.
-        num_dst: number of destinations.
-        order: int64[num_edges], the place of each edge in the users' order of edge weights; None if it is the same.
-    """
-
-    cells: InEdges
-    cell_dst: torch.Tensor
-    cell_counts: torch.Tensor
+    cells: InEdges  # the edges by cell, sources numbered over all types
+    cell_dst: torch.Tensor  # int64[num_cells], the destination of each cell, numbered over all types
+    cell_counts: torch.Tensor  # int64[num_rels], the cells of each relation
     num_dst: int
-    order: torch.Tensor | None
+    order: torch.Tensor | None  # int64[num_edges], each edge's place in the users' order of weights; None: the same
 
     @classmethod
     def of_relations(cls, graph: InMemoryGraph, num_rels: int) -> "TypedEdges":
@@ -138,9 +126,7 @@ class TypedEdges:
         cells = self.cells
         src = src_place.index_select(0, cells.indices).to(cells.indices.dtype)
         return replace(
-            self,
-            cells=InEdges(cells.indptr, src, cells.num_src),
-            cell_dst=dst_place.index_select(0, self.cell_dst),
+            self, cells=InEdges(cells.indptr, src, cells.num_src), cell_dst=dst_place.index_select(0, self.cell_dst)
         )
 
     def sorted(self, weights: torch.Tensor) -> torch.Tensor:
@@ -154,21 +140,13 @@ class TypedEdges:
 
 @dataclass(frozen=True)
 class TypedRows:
-    """Features of all node types in one tensor for each side, type by type.
+    """Features of all node types in one tensor for each side, type by type."""
 
-    Attributes:
-        src: [num_src, width].
-        dst: [num_dst, width].
-        src_counts: int64[num_ntypes], number of sources of each type, by type id.
-        dst_counts: int64[num_ntypes], likewise of the destinations.
-        sizes: destination type -> number of rows.
-    """
-
-    src: torch.Tensor
-    dst: torch.Tensor
-    src_counts: torch.Tensor
-    dst_counts: torch.Tensor
-    sizes: dict[str, int]
+    src: torch.Tensor  # [num_src, width]
+    dst: torch.Tensor  # [num_dst, width]
+    src_counts: torch.Tensor  # int64[num_ntypes], number of sources of each type, by type id
+    dst_counts: torch.Tensor  # int64[num_ntypes], likewise of the destinations
+    sizes: dict[str, int]  # destination type -> number of rows
 
     @classmethod
     def of(cls, graph: InMemoryGraph, feat: TypedFeatures, num_ntypes: int | None = None) -> "TypedRows":

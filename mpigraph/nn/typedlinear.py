@@ -64,12 +64,7 @@ class TypedLinear(nn.Module):
     """
 
     def __init__(
-        self,
-        in_size: int,
-        out_size: int,
-        num_types: int,
-        regularizer: str | None = None,
-        num_bases: int | None = None,
+        self, in_size: int, out_size: int, num_types: int, regularizer: str | None = None, num_bases: int | None = None
     ) -> None:
         super().__init__()
         if regularizer not in _REGULARIZERS:
@@ -138,7 +133,7 @@ class TypedLinear(nn.Module):
 
 
 def grouped_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Multiply the rows of each group with the group's matrix, which may be block-diagonal.
+    """Multiply the rows of each group with the group's matrix, which may be block-diagonal: [n, blocks * out].
 
     There is no Python loop over groups, and no matrix is copied for each row.
 
@@ -146,9 +141,6 @@ def grouped_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor)
         x: [n, blocks * width], rows sorted by group.
         weight: [groups, blocks, width, out].
         counts: int64[groups], rows of each group.
-
-    Returns:
-        [n, blocks * out].
     """
     if _has_kernel(x, weight):
         ends = counts.cumsum(0).to(torch.int32)
@@ -176,7 +168,9 @@ def _has_kernel(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def _batched_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Split the groups into tiles of one size, padded with zeros, for one batched product."""
     num_groups, blocks, width, out = weight.shape
-    size = _tile_rows(x.shape[0], num_groups)
+    # few rows in a tile, so that padding, at most one tile for each group, costs little: half as many as there are,
+    # unless groups are tiny; many enough for matrix products
+    size = min(max(x.shape[0] // max(2 * num_groups, 1), 8), 512)
     tiles = (counts + (size - 1)) // size
     group = torch.repeat_interleave(tiles)
     # row i of a group that begins at row b and at tile t goes to row t * size + i - b
@@ -186,9 +180,3 @@ def _batched_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor
     left = padded.reshape(-1, size, blocks, width).transpose(1, 2)
     product = torch.matmul(left, weight.index_select(0, group))
     return product.transpose(1, 2).reshape(-1, blocks * out).index_select(0, place)
-
-
-def _tile_rows(num_rows: int, num_groups: int) -> int:
-    """Return the rows of a tile: few enough that padding costs little, many enough for matrix products."""
-    # padding is at most one tile for each group: half as many rows as there are, unless groups are tiny
-    return min(max(num_rows // max(2 * num_groups, 1), 8), 512)

@@ -320,7 +320,6 @@ class SparseOptimizer(Optimizer):
             yield from (emb.weight, *self.state[emb.name].values())
 
     def _update(self, number: int, pushed: Pushed) -> None:
-        """Update the rows that this trainer owns."""
         emb = self.params[number]
         places = self._places[number]
         places.reset(_NONE)

@@ -8,7 +8,7 @@ import numpy as np
 
 from mpigraph.memory import in_units
 from mpigraph.reports.charts import MOST_ROWS, Bar, bars, curves, key, legend, matrix, rows, strip
-from mpigraph.reports.summary import Rank, Summary, Timeline, TimelineEvent, replacing
+from mpigraph.reports.summary import Rank, Summary, Timeline, TimelineEvent, by_node, replacing
 from mpigraph.reports.verdict import SLOW, StepTable, Verdict, cache_hits, cache_size_for, duration, judge, main_thread
 
 _MOST_EVENTS = 12_000
@@ -87,7 +87,6 @@ def _names(summary: Summary, ranks: Iterable[Rank], verdict: Verdict | None = No
 
 
 def _strip(summary: Summary, table: StepTable, verdict: Verdict, most: int = MOST_ROWS) -> str:
-    """Return the steps of all trainers, or of the slowest."""
     chosen = np.sort(np.argsort(-table.clean.mean(axis=1), kind="stable")[:most])
     height = float(np.clip(520 / len(chosen), 4, 34))
     trainers = [table.trainers[i] for i in chosen.tolist()]
@@ -114,7 +113,6 @@ def _steps(summary: Summary, table: StepTable, verdict: Verdict) -> str:
 
 
 def _numbers(table: StepTable) -> str:
-    """Return the medians of each trainer as a table."""
     head = ["trainer", "median step", "own time", "waits: minibatch", "waits: trainers", "slow steps", "input nodes"]
     columns = [np.median(values, axis=1) for values in (table.seconds, table.clean, table.wait, table.meet)]
     slow = table.slow().sum(axis=1)
@@ -143,10 +141,8 @@ def _waits(summary: Summary, table: StepTable) -> str:
     title = "Which trainer waits for which"
     if not entries:
         return _section(title, "No trainer waited for another.")
-    by_cause: dict[int, float] = {}
-    for _, column, seconds in entries:
-        by_cause[column] = by_cause.get(column, 0.0) + seconds
-    most = sorted(by_cause, key=lambda column: -by_cause[column])[:3]
+    by_cause = np.bincount([column for _, column, _ in entries], [seconds for *_, seconds in entries])
+    most = [c for c in np.argsort(-by_cause, kind="stable")[:3].tolist() if by_cause[c]]
     worst = ", ".join(f"{trainers[c].name} ({summary.node_of(trainers[c])}) {duration(by_cause[c])}" for c in most)
     names = [name for name, _ in _names(summary, trainers)]
     chart = matrix(title, worst, names, [str(t.number) for t in trainers], entries, duration)
@@ -174,23 +170,19 @@ def _bytes(summary: Summary) -> str:
     place = {host.rank: i for i, host in enumerate(hosts)}
     of_trainer = {rank.number: rank.rank for rank in summary.trainers}
     readers = [rank for rank in summary.ranks if rank.to_hosts or rank.to_trainers]
-    sums: dict[tuple[int, int], float] = {}
+    entries = []
     for i, rank in enumerate(readers):
         sizes = [(to.host_rank, to.bytes_sent + to.bytes_received) for to in rank.to_hosts]
         for to in rank.to_trainers:
             sizes.append((of_trainer.get(to.trainer_number, -1), to.bytes_sent + to.bytes_received))
-        for other, size in sizes:
-            if other in place:
-                sums[i, place[other]] = sums.get((i, place[other]), 0.0) + size
-    entries = [(*pair, size) for pair, size in sums.items()]
+        entries += [(i, place[other], size) for other, size in sizes if other in place]
     title = "Bytes between ranks and hosts"
     if not entries:
         return _section(title, "No rank exchanged messages with a host.")
     names = [name for name, _ in _names(summary, readers)]
-    total = f"{in_units(int(sum(size for *_, size in entries)))} in all"
-    chart = matrix(
-        title, total, names, [host.name[0] + str(host.number) for host in hosts], entries, lambda v: in_units(int(v))
-    )
+    columns = [host.name[0] + str(host.number) for host in hosts]
+    total = f"{in_units(sum(size for *_, size in entries))} in all"
+    chart = matrix(title, total, names, columns, entries, lambda size: in_units(int(size)))
     how = f"Row: the rank that asks. Column: the host (t: trainer, s: server). Both ways, {total}."
     more = " Tensors of torch's process group over MPI are among them." if met else ""
     return _section(title, how + more, chart)
@@ -204,11 +196,9 @@ def _stage_rows(summary: Summary, ranks: Sequence[Rank], verdict: Verdict | None
         threads = [main, *(thread for thread in rank.threads if thread is not main)][:3]
         top = 0.0
         for thread in threads:
-            seconds = {name: stage.own for name, stage in thread.stages.items()} | {
-                "rest": max(thread.rest or 0.0, 0.0)
-            }
-            pieces = []
-            at = 0.0
+            seconds = {name: stage.own for name, stage in thread.stages.items()}
+            seconds["rest"] = max(thread.rest or 0.0, 0.0)
+            pieces, at = [], 0.0
             for name in sorted(seconds, key=lambda name: (name in ("meet", "own", "rest"), name)):
                 words = f"{name} {duration(seconds[name])}" + ("" if thread is main else f" ({thread.name[:40]})")
                 if seconds[name] > 0.001 * longest:
@@ -223,10 +213,8 @@ def _stage_rows(summary: Summary, ranks: Sequence[Rank], verdict: Verdict | None
 
 def _busy(rank: Rank) -> tuple[bool, float]:
     """Order ranks: trainers first, by the time without waits."""
-    stages = main_thread(rank).stages
-    return rank.role == "server", -sum(
-        stage.own for name, stage in stages.items() if name not in ("wait", "meet", "own")
-    )
+    stages = main_thread(rank).stages.items()
+    return rank.role == "server", -sum(stage.own for name, stage in stages if name not in ("wait", "meet", "own"))
 
 
 def _stages(summary: Summary, verdict: Verdict) -> str:
@@ -279,11 +267,9 @@ def _cache(summary: Summary) -> str:
 
 def _memory(summary: Summary) -> str:
     nodes = list(range(len(summary.nodes)))[:MOST_ROWS]
-    by_node: dict[int, list[Rank]] = {}
-    for rank in summary.ranks:
-        by_node.setdefault(rank.node, []).append(rank)
-    private = [sum(rank.memory.private_peak or 0 for rank in by_node.get(node, [])) for node in nodes]
-    shared = [max((rank.memory.shared_peak or 0 for rank in by_node.get(node, [])), default=0) for node in nodes]
+    ranks = by_node(summary.ranks)
+    private = [sum(rank.memory.private_peak or 0 for rank in ranks.get(node, [])) for node in nodes]
+    shared = [max((rank.memory.shared_peak or 0 for rank in ranks.get(node, [])), default=0) for node in nodes]
     if not any(private) and not any(shared):
         return _section("Memory by node", "The ranks' memory is not known.")
     whole = max([summary.nodes[n].memory or 0 for n in nodes] + [a + b for a, b in zip(private, shared, strict=True)])
@@ -291,14 +277,8 @@ def _memory(summary: Summary) -> str:
     for row, node in enumerate(nodes):
         ends = [0.0, private[row] / whole, min((private[row] + shared[row]) / whole, 1.0)]
         plot.append(bars(row, 24.0, [Bar("forward", ends[0], ends[1]), Bar("plan", ends[1], ends[2])]))
-        total = summary.nodes[node].memory
-        free = summary.nodes[node].available_least
-        sizes = [
-            in_units(private[row]),
-            in_units(shared[row]),
-            *("?" if n is None else in_units(n) for n in (total, free)),
-        ]
-        lines.append([summary.nodes[node].name, *sizes])
+        sizes = (private[row], shared[row], summary.nodes[node].memory, summary.nodes[node].available_least)
+        lines.append([summary.nodes[node].name, *("?" if size is None else in_units(size) for size in sizes)])
     about = "; ".join(f"{line[0]}: {line[1]} private, {line[2]} shared" for line in lines)
     chart = rows("Memory by node", about, [(summary.nodes[node].name, False) for node in nodes], 24.0, "".join(plot))
     colours = key([("forward", "private"), ("plan", "shared")])

@@ -7,7 +7,7 @@ known. A file is not trusted: :func:`decode` checks it and names the field that 
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -235,6 +235,14 @@ class Summary:
     def node_of(self, rank: Rank) -> str:
         """Return the name of a rank's node."""
         return self.nodes[rank.node].name if rank.node < len(self.nodes) else f"node {rank.node}"
+
+
+def by_node(ranks: Iterable[Rank]) -> dict[int, list[Rank]]:
+    """Return the ranks by number of their node."""
+    groups: dict[int, list[Rank]] = {}
+    for rank in ranks:
+        groups.setdefault(rank.node, []).append(rank)
+    return groups
 
 
 def encode(value: object) -> bytes:

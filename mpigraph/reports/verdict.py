@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpigraph.memory import in_units
-from mpigraph.reports.summary import Rank, Stage, Summary, Thread
+from mpigraph.reports.summary import Rank, Stage, Summary, Thread, by_node
 
 F64 = NDArray[np.float64]
 
@@ -42,20 +42,12 @@ _WORDS = {
 
 
 class Verdict(NamedTuple):
-    """The answer.
+    """The answer."""
 
-    Attributes:
-        kind: "trainer", "host", "balanced", or "unknown" if there were too few steps.
-        ranks: the slow ranks, worst first.
-        reason: "stage", "sudden", "seeds", "memory", "processor", "cache", "wait", "network", "requests" or "".
-        stages: those that take too long, or that bound a balanced job.
-        text: sentences.
-    """
-
-    kind: str
-    ranks: tuple[int, ...]
-    reason: str
-    stages: tuple[str, ...]
+    kind: str  # "trainer", "host", "balanced", or "unknown" if there were too few steps
+    ranks: tuple[int, ...]  # the slow ranks, worst first
+    reason: str  # "stage", "sudden", "seeds", "memory", "processor", "cache", "wait", "network", "requests" or ""
+    stages: tuple[str, ...]  # those that take too long, or that bound a balanced job
     text: str
 
 
@@ -67,13 +59,11 @@ class StepTable:
 
     Attributes:
         trainers: by number, without those that ended early.
-        seconds: whole steps.
-        wait: for the minibatch.
-        meet: for other trainers.
+        seconds: whole steps; ``step`` is their median.
+        wait, meet: waits for the minibatch, and for other trainers.
         delay: the script's thread could run and had no processor; 0 if not known.
         compute: steps without waits and delay.
         clean: ``compute``, and the share of ``wait`` in which the minibatch did not itself wait for other ranks.
-        step: the median of ``seconds``.
     """
 
     def __init__(self, summary: Summary) -> None:
@@ -457,11 +447,9 @@ def _remote_rows(summary: Summary) -> str:
     if hits is not None and first is not None:
         cold = f" ({_percent(first)} in the first epoch)" if first < hits - 0.1 else ""
         parts.append(f"cache hits {_percent(hits)}{cold}")
-        by_node: dict[int, list[Rank]] = {}
-        for rank in trainers:
-            by_node.setdefault(rank.node, []).append(rank)
-        sizes = [cache_size_for(group, _GOOD_HITS) or 0 for group in by_node.values()]
-        held = max(sum(rank.cache.bytes or 0 for rank in group) for group in by_node.values())
+        groups = by_node(trainers).values()
+        sizes = [cache_size_for(group, _GOOD_HITS) or 0 for group in groups]
+        held = max(sum(rank.cache.bytes or 0 for rank in group) for group in groups)
         if hits < _GOOD_HITS - 0.05 and min(sizes) and max(sizes) > held:
             a_node = " on each node" if len(sizes) > 1 else ""
             parts.append(f"{in_units(int(max(sizes)))}{a_node} would reach {_percent(_GOOD_HITS)}")

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from mpi4py import MPI
+from torch.autograd import profiler
 
 from mpigraph import config as settings
 from mpigraph.collective import Strict, collective
@@ -44,9 +45,9 @@ from mpigraph.session.control import Control, Operation
 from mpigraph.session.draws import check_seed, fork_key, next_in_memory
 from mpigraph.session.gradient_waits import watch_gradients
 from mpigraph.session.server import serve
-from mpigraph.session.shown_spans import show_spans_to_profiler
 from mpigraph.session.torch_waits import TorchWaits
 from mpigraph.store.store import Store
+from mpigraph.trace import show_spans
 
 _LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
 _PATIENCE = 12.0  # timeouts that compiling the kernels may take
@@ -108,8 +109,6 @@ class Session:
     """One job, on a trainer.
 
     Attributes:
-        store: graphs and tensors of this rank.
-        control: the control calls.
         loops: epochs in progress by number of their channel, to be stopped before the job ends.
         handles: named tensors that are alive, by graph, policy and name.
         pool: memory for gathered rows and for gradients.
@@ -120,33 +119,10 @@ class Session:
         num_draws: number of draws made outside loaders. The next one depends on it and on the job's seed, so a job
             that is resumed sets it.
         loaders: those that are alive, by the order in which they were made.
-        num_loaders: number of loaders made.
         loaders_begun: see :attr:`.Passes.begun`.
         saver: saves checkpoints, once there was one.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_drawing",
-        "_main",
-        "_thread",
-        "arguments",
-        "closing",
-        "control",
-        "handles",
-        "left",
-        "loaders",
-        "loaders_begun",
-        "loops",
-        "num_draws",
-        "num_loaders",
-        "num_threads",
-        "pool",
-        "saver",
-        "store",
-        "unnamed",
-        "world",
-    )
     running: ClassVar["Session | None"] = None
     servers_ended: ClassVar[bool] = False
     """True once a job of all ranks with servers is over, whose processes ended with it."""
@@ -243,10 +219,7 @@ class Session:
 
     @contextmanager
     def sampling(self, num_threads: int | None = None) -> Iterator[NeighborService]:
-        """Give the service that this thread samples with; no other thread uses it inside the ``with`` block.
-
-        Args:
-            num_threads: the number of threads that draw; that of ``initialize`` if None.
+        """Give the service that this thread samples with, alone inside the ``with`` block, with some threads.
 
         Raises:
             ClosedError: the job was ended.
@@ -265,9 +238,6 @@ class Session:
         That is ``seed`` alone, if there is one. Inside a loader: its seed and epoch, and the number of draws made so
         far for this batch. Outside: the job's seed and the number of draws made so far, and in a fork of this trainer
         the fork. So two calls differ, and the same program repeats the same draws.
-
-        Raises:
-            InvalidArgumentError: ``seed`` is no integer of 64 bits.
         """
         context: RandomContext | None = getattr(self._thread, "context", None)
         if seed is not None:
@@ -303,11 +273,7 @@ class Session:
 
 
 def current() -> Session:
-    """Return the running session.
-
-    Raises:
-        NotInitializedError: ``initialize()`` was not called.
-    """
+    """Return the running session. Raises NotInitializedError if ``initialize()`` was not called."""
     session = Session.running
     if session is None:
         raise NotInitializedError(WORKER if is_worker() else _NOT_STARTED)
@@ -435,7 +401,8 @@ def initialize(
     if config.keep_memory:
         keep_freed_memory()
     world.watchdog.recognise(TorchWaits(len(world.trainer_ranks)))
-    show_spans_to_profiler()
+    if hasattr(profiler, "_is_profiler_enabled"):  # not in older torch; shows the spans of the thread it is on in
+        show_spans(profiler, lambda name: profiler.record_function(f"mpigraph.{name}"))
     session = Session(store, control, config.num_worker_threads)
     session.arguments = arguments
     _start_session(session)

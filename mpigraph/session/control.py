@@ -56,26 +56,15 @@ Arguments = dict[str, Any]
 
 
 class _Message(NamedTuple):
-    """One rank's message in a control call, as JSON on the wire.
+    """One rank's message in a control call, as JSON on the wire."""
 
-    Attributes:
-        args: arguments of the operation; a server has none.
-        have: see :meth:`Control.call`.
-        dropped: numbers that this rank no longer uses.
-        written: numbers of tensors that this rank has written.
-    """
-
-    args: Arguments
-    have: int | None
-    dropped: list[int]
-    written: list[int]
+    args: Arguments  # of the operation; a server has none
+    have: int | None  # see :meth:`Control.call`
+    dropped: list[int]  # numbers that this rank no longer uses
+    written: list[int]  # numbers of tensors that this rank has written
 
 
 _PATIENCE = 12.0  # timeouts that an operation may take as a whole: a slow disk may make ranks wait for one that loads
-
-
-def _open_graph(store: Store, args: Arguments) -> Any:
-    return store.open_graph(args["name"], args["part_config"], args["feat_dtype"], args["storage"])
 
 
 def _create_tensor(store: Store, args: Arguments) -> Any:
@@ -84,22 +73,6 @@ def _create_tensor(store: Store, args: Arguments) -> Any:
     policy = Policy(args["is_node"], args["type_id"])
     topology = store.graphs[args["graph"]].topology
     return store.create_tensor(topology, args["name"], policy, args["row_shape"], args["dtype"])
-
-
-def _open_channel(store: Store, args: Arguments) -> Any:
-    return store.open_channel()
-
-
-def _open_caches(store: Store, args: Arguments) -> Any:
-    return store.open_caches(args["groups"], args["ahead"], args.get("local_too", False))
-
-
-def _prepare_weights(store: Store, args: Arguments) -> Any:
-    store.prepare(EdgeWeights, ([number] for number in args["numbers"]))
-
-
-def _prepare_times(store: Store, args: Arguments) -> Any:
-    store.prepare(EdgeTimes, args["pairs"])
 
 
 def _prepare_walks(store: Store, args: Arguments) -> Any:
@@ -140,12 +113,16 @@ def _sync(store: Store, args: Arguments) -> Any:
 
 
 _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
-    Operation.OPEN_GRAPH: _open_graph,
+    Operation.OPEN_GRAPH: lambda store, args: store.open_graph(
+        args["name"], args["part_config"], args["feat_dtype"], args["storage"]
+    ),
     Operation.CREATE_TENSOR: _create_tensor,
-    Operation.OPEN_CHANNEL: _open_channel,
-    Operation.OPEN_CACHES: _open_caches,
-    Operation.PREPARE_WEIGHTS: _prepare_weights,
-    Operation.PREPARE_TIMES: _prepare_times,
+    Operation.OPEN_CHANNEL: lambda store, args: store.open_channel(),
+    Operation.OPEN_CACHES: lambda store, args: store.open_caches(
+        args["groups"], args["ahead"], args.get("local_too", False)
+    ),
+    Operation.PREPARE_WEIGHTS: lambda store, args: store.prepare(EdgeWeights, ([number] for number in args["numbers"])),
+    Operation.PREPARE_TIMES: lambda store, args: store.prepare(EdgeTimes, args["pairs"]),
     Operation.PREPARE_WALKS: _prepare_walks,
     Operation.FREE: _free,
     Operation.BARRIER: _sync,
@@ -154,13 +131,7 @@ _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
 
 
 class Control:
-    """The control calls of one rank. Runs on ``world.comm``, on the main thread.
-
-    Attributes:
-        reporting: this rank's part in reports.
-    """
-
-    __slots__ = ("_calls", "_dropped", "_no_counts", "_pending", "_store", "_world", "reporting")
+    """The control calls of one rank, and its part in reports. Runs on ``world.comm``, on the main thread."""
 
     @collective("store.world.comm")
     def __init__(self, store: Store) -> None:
@@ -223,11 +194,7 @@ class Control:
 
     @collective("trainers", "in strict mode")
     def compare(self, name: str, status: int = OK) -> None:
-        """Compare a call with those of the other trainers.
-
-        Raises:
-            CollectiveError: they are in different calls; on every trainer.
-        """
+        """Raise CollectiveError on every trainer if they are in different calls."""
         world = self._world
         if world.closed or world.forked or world.trainers.size == 1:
             return
@@ -269,7 +236,9 @@ class Control:
         with self._world.watch(name):
             messages = self._exchange(args, have)
             args = _common_arguments(name, messages)
-            self._free_dropped(messages.values())
+            dropped = set.intersection(*(set(message.dropped) for message in messages.values()))  # by all trainers
+            self._store.free(dropped)
+            self._dropped -= dropped
             if operation is not Operation.SHUTDOWN:
                 self._store.refresh()
         held = {message.have for message in messages.values()}
@@ -312,11 +281,6 @@ class Control:
         self._store.advance(set().union(*(message.written for message in messages.values())), written)
         of_trainers = [replies[rank] for rank in self._world.trainer_ranks.tolist()]
         return {of_trainers.index(reply): messages[reply] for reply in dict.fromkeys(of_trainers)}
-
-    def _free_dropped(self, messages: Iterable[_Message]) -> None:
-        by_all = set.intersection(*(set(message.dropped) for message in messages))
-        self._store.free(by_all)
-        self._dropped -= by_all
 
 
 def _common_arguments(name: str, messages: Mapping[int, _Message]) -> Arguments:

@@ -24,18 +24,12 @@ class Randomness:
     A script may make a new graph in each step. So draws take a number from torch's generator, as torch's own random
     functions do: two calls differ, ``torch.manual_seed`` repeats them, checkpoints hold its state, and each worker of
     torch's ``DataLoader`` has another one.
-
-    Attributes:
-        forks: the number of forks of this process so far.
-        path: the number of the fork, of each process from the first to this one.
-        generator: gives the draws from graphs in memory their numbers.
-        seed: the seed of :func:`seed_in_memory`, or None.
     """
 
-    forks = 0
-    path: tuple[int, ...] = ()
-    generator: torch.Generator = torch.default_generator
-    seed: int | None = None
+    forks = 0  # of this process so far
+    path: tuple[int, ...] = ()  # the number of the fork, of each process from the first to this one
+    generator: torch.Generator = torch.default_generator  # gives the draws from graphs in memory their numbers
+    seed: int | None = None  # that of :func:`seed_in_memory`
 
     @classmethod
     def before_fork(cls) -> None:

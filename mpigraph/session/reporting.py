@@ -88,7 +88,6 @@ class Reporting:
         folder: of the report that is being made, as the user gave it; "" without one.
         left: its block was left by an error that other trainers need not have; it ends with the job, or as the next one
             begins.
-        arguments: those of ``initialize()``.
     """
 
     def __init__(self, store: Store) -> None:
@@ -102,18 +101,13 @@ class Reporting:
         self._node = int(world.nodes_of_trainers[0])
         self.folder = ""
         self.left = False
-        self.arguments: Mapping[str, object] = {}
+        self.arguments: Mapping[str, object] = {}  # of ``initialize()``
 
     @collective("world.comm")
     def begin(self, folder: str, window: tuple[int, int] | None = None) -> None:
-        """Begin a report.
+        """Begin a report; ``window``: the first step to record, and the first one after those.
 
-        Args:
-            folder: where to write it.
-            window: the first step to record, and the first one after those.
-
-        Raises:
-            InvalidArgumentError: the folder cannot be written to; on every rank.
+        Raises InvalidArgumentError, on every rank, if the folder cannot be written to.
         """
         self.finish()
         world = self._world
@@ -121,7 +115,8 @@ class Reporting:
         with world.on_all_ranks("making the folder of the report"):
             if world.rank == self._root:
                 prepare_folder(folder)
-        told = json.dumps([os.path.abspath(folder), socket.gethostname(), _memory_of_node()]).encode()
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        told = json.dumps([os.path.abspath(folder), socket.gethostname(), memory]).encode()
         everyone = [json.loads(data) for data in allgather_bytes(world.comm, told)]
         self._path = Path(everyone[self._root][0])
         names = [everyone[rank][1] for rank in self._firsts]
@@ -144,13 +139,9 @@ class Reporting:
 
     @collective("world.comm")
     def end(self, because: str = "") -> None:
-        """End the report, and write it on trainer 0.
+        """End the report, maybe early ``because`` of an error, and write it on trainer 0.
 
-        Args:
-            because: the error for which it ends early.
-
-        Raises:
-            StorageError: it cannot be written; on every rank.
+        Raises StorageError, on every rank, if it cannot be written.
         """
         world = self._world
         at_each_step(None)
@@ -188,7 +179,6 @@ class Reporting:
         self._recording = Recording(most_spans)
 
     def _stop(self) -> None:
-        """End the recording, unless it has ended."""
         if not self._recording.end:
             self._recording.stop()
             self._counts.append(trace.counted(_OF_CACHE))
@@ -355,7 +345,6 @@ class Reporting:
     # ---- what trainer 0 makes of it ----------------------------------------------------------------------------------
 
     def _write(self, messages: list[bytes], tracks: list[bytes], ended: str) -> None:
-        """Write the files."""
         ranks = [decode(Rank, data, f"what rank {rank} told") for rank, data in enumerate(messages)]
         recordings = [_Recorded(data) for data in tracks]
         zero = self._recording.begin / 1e9
@@ -449,8 +438,7 @@ def _put_into(timeline: Timeline, rank: int, thread: str, spans: list[Span]) -> 
 def prepare_folder(name: str) -> None:
     """Make the folder of a report, check that it can be written to, and remove the report that is in it.
 
-    Raises:
-        InvalidArgumentError: it cannot, or has a file of the user's with a report's name.
+    Raises InvalidArgumentError if it cannot, or has a file of the user's with a report's name.
     """
     folder = Path(name)
     try:
@@ -481,7 +469,3 @@ def _is_of_a_report(path: Path) -> bool:
         with suppress(zlib.error):
             begin = zlib.decompressobj(wbits=31).decompress(begin, 1 << 10)
     return b"mpigraph" in begin
-
-
-def _memory_of_node() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

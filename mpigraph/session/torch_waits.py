@@ -29,11 +29,7 @@ _ENDING_BY_THEMSELVES = frozenset({"monitored_barrier"})
 
 
 class TorchWaits:
-    """Recognises frames of Python that wait inside torch.
-
-    Args:
-        trainers: their number.
-    """
+    """Recognises frames of Python that wait inside torch; ``trainers`` is their number."""
 
     def __init__(self, trainers: int) -> None:
         self._trainers = trainers

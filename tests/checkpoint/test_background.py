@@ -50,7 +50,7 @@ def test_waiting_for_the_disk_is_rest(pace: Pace, monkeypatch: pytest.MonkeyPatc
 
 def test_who_waits_makes_it_hurry(pace: Pace) -> None:
     pace.worked -= 1000  # it has worked for so long
-    thread = threading.Timer(0.05, pace.hurry)
+    thread = threading.Timer(0.05, pace.urgent.set)
     thread.start()
     begin = time.perf_counter()
     pace.pause()

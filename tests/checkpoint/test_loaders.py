@@ -271,7 +271,7 @@ def test_what_is_left_of_a_remainder_is_its_end(told: bool) -> None:
 def test_a_place_is_no_part_of_what_a_seed_is() -> None:
     ids, times = {"a": [3, 1], "b": [1, 1]}, {"a": [0, 7], "b": [4, 5]}
     seeds = Seeds(ids, "seeds", times, placed=True)
-    chosen = seeds.of_rows(seeds.rows(np.array([3, 1, 0]))).tensors(np.array([0, 1]))
+    chosen = seeds.of_rows(seeds.rows(np.array([3, 1, 0]))).chosen(np.array([0, 1]))
     result = [{kind: some.tolist() for kind, some in column.items()} for column in chosen]
     assert result == [{"b": [1], "a": [1]}, {"b": [5], "a": [7]}, {"b": [1], "a": [1]}]
     assert seeds.digest() == Seeds(ids, "seeds", times).digest() != Seeds(ids, "seeds").digest()

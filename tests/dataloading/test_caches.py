@@ -11,8 +11,7 @@ from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import LaborSampler, NeighborSampler
-from mpigraph.dataloading.caches import Sizes
-from mpigraph.errors import CollectiveError, FieldNameError, InvalidArgumentError, OutOfRangeError, SharedMemoryError
+from mpigraph.errors import CollectiveError, InvalidArgumentError, OutOfRangeError, SharedMemoryError
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
@@ -33,7 +32,7 @@ CACHES: list[dict[str, Any]] = [
     {"cache": FEW, "lookahead": 100},
     {"cache": SOME, "lookahead": 3},
     {"cache": SOME, "lookahead": 0},
-    {"cache": {"node": {"feat": "1MiB"}}},
+    {"cache": "1MiB"},
     {"cache": 0, "lookahead": 2},
 ]
 UNIFORM = NeighborSampler([3, 4])
@@ -145,14 +144,12 @@ def test_a_node_that_does_not_exist_is_the_error(job: SharedJob, oracle) -> None
 def test_a_tensor_of_two_names_has_one_cache(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     g.ndata["same"] = g.ndata["feat"]
-    sizes: list[Sizes] = [FEW, {"node": {"same": FEW}}, {"node": {"feat": FEW}}, {"node": {"feat": FEW, "same": 9}}]
-    for size in sizes:
-        loader = loader_of(g, features=["feat", "same"], cache=size)
-        for inputs, _, blocks in loader:
-            for name in ("feat", "same"):
-                assert torch.equal(blocks[0].srcdata[name], g.ndata["feat"][inputs])
-        assert loader.stats().hit_rate > 0
-        loader.close()
+    loader = loader_of(g, features=["feat", "same"], cache=FEW)
+    for inputs, _, blocks in loader:
+        for name in ("feat", "same"):
+            assert torch.equal(blocks[0].srcdata[name], g.ndata["feat"][inputs])
+    assert loader.stats().hit_rate > 0
+    loader.close()
     del g.ndata["same"]
 
 
@@ -181,18 +178,14 @@ def test_options(job: SharedJob, oracle) -> None:
         ({"cache": "much"}, "cache must be a size"),
         ({"cache": -1}, "cache"),
         ({"cache": True}, "cache"),
-        ({"cache": {"feat": "1GiB"}}, "cache must be {'node'"),
-        ({"cache": {"node": {"feat": "1 potato"}}}, "cache of node feature 'feat' must be a size"),
-        ({"cache_policy": "vip"}, "no cache policies any more"),
+        ({"cache": {"feat": "1GiB"}}, "cache must be a size"),
+        ({"cache": "1 potato"}, "cache must be a size"),
         ({"lookahead": -1}, "lookahead"),
         ({"lookahead": 1.5}, "lookahead"),
     ]
     for options, message in wrong:
         with pytest.raises(InvalidArgumentError, match=message):
             loader_of(g, **options)
-    for sizes in ({"node": {"label": 5}}, {"edge": {"feat": 5}}):
-        with pytest.raises(FieldNameError, match="the loader gathers no"):
-            loader_of(g, cache=sizes)
     with pytest.raises(CollectiveError, match="different arguments"):
         loader_of(g, lookahead=5 if g.rank() == 0 else 6)
 

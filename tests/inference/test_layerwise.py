@@ -277,7 +277,7 @@ def test_no_bit_depends_on_the_layout_where_nodes_have_whole_parts(job: SharedJo
 @everywhere
 def test_a_remote_row_comes_once_to_a_node_in_a_layer(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
-    inference = Inference(g, [exact] * 3, batch_size=5)
+    inference = Inference(g, [exact] * 3, 5, "cpu", -1, None, None, "auto", False)
     inference.run(g.ndata["feat"])
     counted = np.array([[c.halo_rows, c.fetched_rows] for c in inference.counts])
     total = np.array(job.trainers.allgather(counted)).sum(0)
@@ -380,7 +380,7 @@ def test_two_tensors_whatever_the_number_of_layers(job: SharedJob, oracle, cache
         caches.append(sum(cache.nbytes for cache in state.caches.values()))
         return exact(block, h)
 
-    inference = Inference(g, [counting] * 4, batch_size=5, cache=cache)
+    inference = Inference(g, [counting] * 4, 5, "cpu", -1, None, None, cache, False)
     inference.run(x)
     rows = np.zeros(world.num_nodes, np.int64)
     np.add.at(rows, world.nodes_of_hosts, np.diff(x.rows.window.offsets))

@@ -89,7 +89,7 @@ def test_a_strategy_of_a_test_draws_in_every_layout(job: SharedJob, oracle) -> N
     excluded = np.arange(0, g.num_edges(), 5)
     for skip, out in ((0, ()), (1, excluded)):
         how = _FirstArguments([3], skip=skip)
-        frontier = g.sample_neighbors(nodes, how, exclude_edges=np.asarray(out, np.int64))
+        frontier = g.sample_hop(nodes, how, exclude_edges=np.asarray(out, np.int64))
         expected = sum(first_edges(g, nodes, 3, skip, out), [])
         on_all(job.trainers, sorted(frontier.edata[EID].tolist()) == sorted(expected), "sample_neighbors")
     with pytest.raises(CollectiveError, match="no sampling strategy has tag 101 on this rank: import its module"):
