@@ -383,3 +383,22 @@ def test_a_node_without_a_trainer_is_one_error(tmp_path: Path, oracle) -> None:
     status, output, _ = run_script(tmp_path, oracle(2), "", servers=3)
     assert status != 0
     assert output.count("num_servers=3 leaves no trainer on node 0, which has 3 rank(s)") == 1, output
+
+
+SLEEPS = """
+import mpigraph.mpi.wait as wait
+import mpigraph.mpi.progress_thread as thread
+wait.PATIENCE = 100
+thread.IDLE_SERVER_REMOTE = thread.IDLE_SERVER_REMOTE._replace(quiet=1e6)
+"""
+
+
+@needs_threads
+@pytest.mark.parametrize("how", ["exit", "raise"])
+def test_a_job_ends_while_its_progress_threads_sleep(tmp_path: Path, oracle, how: str) -> None:
+    """They would for days."""
+    body = "time.sleep(1)\n" + ("if rank: raise ValueError('over')\ntime.sleep(1e6)\n" if how == "raise" else "")
+    status, output, _ = run_script(
+        tmp_path, oracle(2), body, ranks=2, servers=0, before=SLEEPS, MPIGRAPH_RANKS_PER_NODE="1"
+    )
+    assert (status == 0) if how == "exit" else (status != 0 and "ValueError: over" in output), output
