@@ -111,7 +111,6 @@ class _Site:
         return [*self._before, *words]
 
     def make(self, directories: Sequence[str]) -> list[str]:
-        """Return the command that creates directories."""
         return self.run(["mkdir", "-p", "--", *directories])
 
     def send(self, sources: Sequence[str], directory: str) -> list[str]:
@@ -140,9 +139,8 @@ class _Ssh(_Site):
             shell = shlex.join(["ssh", *self._options])
             return ["rsync", "-a", "--partial", "--protect-args", "-e", shell, "--", *sources, f"{target}:{directory}/"]
         if shlex.quote(directory) != directory:
-            raise InvalidArgumentError(
-                f"scp does not copy to {directory!r}: choose a path that needs no quotes, or install rsync on both ends"
-            )
+            remedy = "choose a path that needs no quotes, or install rsync on both ends"
+            raise InvalidArgumentError(f"scp does not copy to {directory!r}: {remedy}")
         options = ["-P" if word == "-p" else word for word in self._options]
         if "-l" in options:  # by -l, scp limits its bandwidth
             index = options.index("-l")
@@ -150,12 +148,11 @@ class _Ssh(_Site):
         return ["scp", "-rpq", *options, "--", *sources, f"{target}:{directory}/"]
 
     def _has_rsync(self, host: Host) -> bool:
-        done = subprocess.run(
-            self.run(["rsync", "--version"]), stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
+        argv = self.run(["rsync", "--version"])
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode == _SSH_FAILED:
-            reason = done.stderr.decode(errors="replace").strip()
-            raise MPIGraphError(f"{host.where}: ssh does not reach {host.name}: {reason or 'it does not say why'}")
+            reason = done.stderr.strip() or "it does not say why"
+            raise MPIGraphError(f"{host.where}: ssh does not reach {host.name}: {reason}")
         return done.returncode == 0
 
 
@@ -188,7 +185,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _make_way(plan: _Plan, site: _Site, overwrite: bool) -> None:
-    """Look for another graph in the target folder, and remove its configuration if it may be overwritten."""
     words = [plan.data, os.path.basename(plan.config_path), *Sizes.of(plan.config), "yes" if overwrite else ""]
     argv = site.run(["sh", "-c", _LOOK, "sh", *map(str, words)])
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -196,9 +192,8 @@ def _make_way(plan: _Plan, site: _Site, overwrite: bool) -> None:
         there = os.path.join(plan.data, done.stdout.splitlines()[0])
         raise InvalidArgumentError(f"{site.name}: {there} is of another graph, which would be overwritten: {OVERWRITE}")
     if done.returncode != 0:
-        raise MPIGraphError(
-            f"copying to {site.name} failed: {argv[0]} ended with status {done.returncode}: {done.stderr.strip()}"
-        )
+        status = f"{argv[0]} ended with status {done.returncode}: {done.stderr.strip()}"
+        raise MPIGraphError(f"copying to {site.name} failed: {status}")
 
 
 def _read_plan(arguments: argparse.Namespace) -> _Plan:
@@ -243,5 +238,4 @@ def _through_slurm(plan: _Plan, all_nodes: _Site, sites: list[_Site]) -> Iterato
 
 
 def _is_there(source: str, directory: str) -> bool:
-    """Return whether a file or folder of this machine already lies in the target directory."""
     return os.path.realpath(source) == os.path.realpath(os.path.join(directory, os.path.basename(source)))

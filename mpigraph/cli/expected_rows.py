@@ -34,32 +34,23 @@ _WITHIN = 4  # values of r that stand for a bin
 
 @dataclass(frozen=True)
 class Minibatch:
-    """The minibatches of a trainer.
+    """The minibatches of a trainer."""
 
-    Attributes:
-        fanouts: the fanout of each layer, outermost hop first, for each relation; -1 means all.
-        batch_size: number of seeds, a random batch of a part's nodes.
-        ntype: node type id of the seeds.
-    """
-
-    fanouts: Sequence[int]
-    batch_size: int
-    ntype: int
+    fanouts: Sequence[int]  # the fanout of each layer, outermost hop first, for each relation; -1 means all
+    batch_size: int  # number of seeds, a random batch of a part's nodes
+    ntype: int  # node type id of the seeds
 
     @classmethod
     def of(cls, config: PartConfig, fanouts: Sequence[int], batch_size: int, ntype: str | None) -> "Minibatch":
         """Check the node type against a graph.
 
-        Raises:
-            InvalidArgumentError: it does not exist, or is missing where the graph has several.
+        Raises InvalidArgumentError: it does not exist, or is missing where the graph has several.
         """
         ntypes = config.schema.ntypes
         if ntype is None and len(ntypes) == 1:
             return cls(fanouts, batch_size, 0)
         if ntype not in ntypes:
-            raise InvalidArgumentError(
-                f"--seeds must be a node type of the graph, one of {list(ntypes)} (got {ntype!r})"
-            )
+            raise InvalidArgumentError(f"--seeds must be a node type, one of {list(ntypes)} (got {ntype!r})")
         return cls(fanouts, batch_size, ntypes.index(ntype))
 
 

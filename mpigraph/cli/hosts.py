@@ -50,32 +50,27 @@ def ssh_options(arguments: argparse.Namespace) -> list[str]:
 def slurm_nodes(hosts: Sequence[Host]) -> int:
     """Return the number of nodes of the allocation to use: one for each host, or all where no host is named.
 
-    Slurm has its own names of nodes, so ``ip_config.txt`` only gives their number.
-
-    Raises:
-        InvalidArgumentError: there are fewer nodes.
+    Slurm has its own names of nodes, so ``ip_config.txt`` only gives their number. Raises InvalidArgumentError if there
+    are fewer.
     """
     allocation = slurm_allocation()
     available = allocation.nodes if allocation else 1
     if len(hosts) > available:
-        raise InvalidArgumentError(
-            f"{hosts[-1].where}: {len(hosts)} hosts, but the Slurm allocation has {available} node(s)"
-        )
+        too_many = f"{len(hosts)} hosts, but the Slurm allocation has {available} node(s)"
+        raise InvalidArgumentError(f"{hosts[-1].where}: {too_many}")
     return len(hosts) or available
 
 
 def read_hosts(path: Path) -> list[Host]:
     """Read the machines of a job; ``#`` begins a comment. Ports are checked, but MPI chooses its own.
 
-    Raises:
-        InvalidArgumentError: the file cannot be read, names no machine, or has a bad line; the message names it.
+    Raises InvalidArgumentError: the file cannot be read, names no machine, or has a bad line; the message names it.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise InvalidArgumentError(f"{path}: cannot read the list of hosts: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"{path}: not a text file: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not a text file: {error}"
+        raise InvalidArgumentError(f"{path}: cannot read the list of hosts: {reason}") from error
     hosts: dict[str, Host] = {}
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()

@@ -13,10 +13,9 @@ from mpigraph.arrays import I64
 from mpigraph.cli import plan
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.expected_rows import Minibatch, expected_rows
-from mpigraph.cli.pipes import printable
+from mpigraph.cli.pipes import printable, table
 from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import read_config, working_ranks
-from mpigraph.cli.tables import table
 from mpigraph.cli.verify import bytes_on_disk
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, check_integer
@@ -24,8 +23,7 @@ from mpigraph.memory import in_units
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.progress import silent
 from mpigraph.storage.audit import remote_sources
-from mpigraph.storage.contents import PartFiles, read_rows
-from mpigraph.storage.format import index_dtype, relation_dataset_name
+from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.store.host_ranges import host_memory
 
@@ -39,11 +37,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="show counts, edge cut, balance, halo and memory of a partitioned graph",
         description="Show types and features of a partitioned graph, the edge cut and the balance, and for each part "
         "the nodes, the edges, the edges from other parts and their sources (the halo), the bytes on disk, and the "
-        "memory that a host of this part needs for topology and features, and for random walks (without weights) "
-        "besides. Reads all edges; under srun or mpiexec the ranks divide the parts. With --fanouts also the input "
-        "rows that a minibatch is expected to read, by uniform sampling and by LABOR (LaborSampler), and those of them "
-        "that other parts own; this reads all edges for each part and layer. With --plan, none of this: the memory and "
-        "the disk that a graph takes on each of some nodes, from its sizes alone.",
+        "memory that a host of this part needs for topology and features. Reads all edges; under srun or mpiexec the "
+        "ranks divide the parts. With --fanouts also the input rows that a minibatch is expected to read, by uniform "
+        "sampling and by LABOR (LaborSampler), and those of them that other parts own; this reads all edges for each "
+        "part and layer. With --plan, none of this: the memory and the disk that a graph takes on each of some nodes, "
+        "from its sizes alone.",
     )
     parser.add_argument("part_config", nargs="?", metavar="PART_CONFIG", help="<name>.json")
     parser.add_argument("--json", action="store_true", help="the same for scripts, as JSON")
@@ -73,18 +71,10 @@ def run(
     seeds: str | None = None,
     comm: Any = None,
 ) -> int:
-    """Print a description of a partitioned graph.
+    """Print a description of a partitioned graph, as tables or JSON; return the exit status.
 
-    Args:
-        part_config: the configuration.
-        as_json: print JSON instead of tables.
-        fanouts: numbers with commas between; what a minibatch with these is expected to read is printed, too.
-        batch_size: its seeds.
-        seeds: their node type.
-        comm: the ranks that take part; by default those that a launcher started with this process.
-
-    Returns:
-        The exit status.
+    With ``fanouts``, numbers with commas between, also what a minibatch of ``batch_size`` seeds of a node type is
+    expected to read. ``comm`` are the ranks that take part; by default those that a launcher started with this process.
 
     Raises:
         MPIGraphError: a file is missing, damaged or of another graph, or an argument is wrong; on every rank.
@@ -118,7 +108,6 @@ def _collect(exchange: Exchange, config: PartConfig, minibatch: Minibatch | None
 
 
 def _part(files: PartFiles, part: int, minibatch: Minibatch | None) -> dict[str, Any]:
-    """Describe one part; read its edges."""
     config = files.config
     book = config.book
     schema = config.schema
@@ -136,28 +125,7 @@ def _part(files: PartFiles, part: int, minibatch: Minibatch | None) -> dict[str,
         "halo": halo,
         "bytes_on_disk": bytes_on_disk(config, part),
         "host_memory": int(host_memory(config, book)[part]),
-        "walk_memory": _walk_memory(files, part),
     } | ({} if minibatch is None else {"expected_rows": expected_rows(files, part, minibatch)})
-
-
-def _walk_memory(files: PartFiles, part: int) -> int:
-    """Return the bytes of the out-edges of a part's nodes, which random walks have hosts hold (``store/turned.py``)."""
-    book, schema = files.config.book, files.config.schema
-    total = 0
-    for r in range(len(schema.relations)):
-        src, dst = schema.ends(r)
-        first, last = book.node_range(part, src)
-        columns = index_dtype(book.num_nodes(dst)), index_dtype(book.num_edges(r))
-        nbytes = sum(dtype.itemsize for dtype in columns)  # of an edge
-        total += 8 * (last - first + 1)
-        if r in files.config.place_of_shared:  # its edges into the part are about as many
-            total += nbytes * len(range(*book.edge_range(part, r)))
-            continue
-        degrees = np.empty(last - first, np.int64)
-        name = relation_dataset_name(schema.relation_key(r), "out_degrees")
-        read_rows(files, "part_graph", name, book.node_offsets[src], first, degrees)
-        total += nbytes * int(degrees.sum())
-    return total
 
 
 def _graph(config: PartConfig) -> dict[str, Any]:
@@ -178,7 +146,6 @@ def _graph(config: PartConfig) -> dict[str, Any]:
 
 
 def _quality(config: PartConfig, cut_edges: int) -> dict[str, Any]:
-    """Return edge cut and balance; the balance of classes of nodes is from the report of the partitioning."""
     book = config.book
     schema = config.schema
     num_edges = sum(book.num_edges(r) for r in range(len(schema.relations)))
@@ -220,9 +187,9 @@ def _as_text(content: Mapping[str, Any]) -> str:
     rows = []
     for part in content["parts"]:
         nodes, edges, halo = (sum(part[name].values()) for name in ("nodes", "edges", "halo"))
-        sizes = [in_units(part[name]) for name in ("bytes_on_disk", "host_memory", "walk_memory")]
+        sizes = [in_units(part[name]) for name in ("bytes_on_disk", "host_memory")]
         rows.append([*map(str, (part["part"], nodes, edges, part["cut_edges"], halo)), *sizes])
-    names = ["part", "nodes", "edges", "edges cut", "halo nodes", "on disk", "memory of a host", "for walks"]
+    names = ["part", "nodes", "edges", "edges cut", "halo nodes", "on disk", "memory of a host"]
     expected = {part["part"]: part["expected_rows"] for part in content["parts"] if "expected_rows" in part}
     if expected:
         lines += [*table(names, rows), "", "input rows that a minibatch with seeds of a part is expected to read:"]

@@ -106,10 +106,8 @@ def _command(arguments: argparse.Namespace) -> list[str]:
     if not words:
         raise InvalidArgumentError("the command is empty")
     if ":" in words:
-        raise InvalidArgumentError(
-            "the command has ':' as an argument of its own, which every launcher takes for the beginning of a second "
-            "program: quote it together with other text"
-        )
+        why = "which every launcher takes for the beginning of a second program"
+        raise InvalidArgumentError(f"the command has ':' as an argument of its own, {why}: quote it with other text")
     return _as_dgl(words) if arguments.as_dgl else words
 
 
@@ -180,9 +178,8 @@ def _srun(program: str, job: _Job) -> list[str]:
 def _mpiexec(family: str, program: str, job: _Job) -> list[str]:
     for host in job.hosts:
         if ":" in host.name:
-            raise InvalidArgumentError(
-                f"{host.where}: mpiexec's host lists take no IPv6 address (got {host.name}): write a host name"
-            )
+            what = f"mpiexec's host lists take no IPv6 address (got {host.name})"
+            raise InvalidArgumentError(f"{host.where}: {what}: write a host name")
     size = str(len(job.hosts) * job.ranks)
     if family.startswith("openmpi"):
         hosts = ",".join(f"{host.name}:{job.ranks}" for host in job.hosts)
@@ -236,9 +233,8 @@ def _find_mpiexec(named: str) -> str:
     beside = str(Path(sys.executable).parent)
     program = shutil.which("mpiexec", path=beside) or shutil.which("mpiexec") or shutil.which("mpirun")
     if program is None:
-        raise InvalidArgumentError(
-            f"no launcher: no mpiexec beside {sys.executable} or on PATH, and this is no Slurm allocation"
-        )
+        where = f"beside {sys.executable} or on PATH"
+        raise InvalidArgumentError(f"no launcher: no mpiexec {where}, and this is no Slurm allocation")
     return program
 
 

@@ -18,7 +18,6 @@ from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.formats.assignment_files import read_assignment
 from mpigraph.formats.readers import LAYOUTS, read_source
-from mpigraph.formats.reading_ranks import temporary_bytes
 from mpigraph.formats.shards import check_apart
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import muted
@@ -141,14 +140,15 @@ def _run(arguments: argparse.Namespace) -> int:
                 source = _read(arguments, scratch or nearest, exchange)
             classes = _training_nodes(source) if arguments.balance_train else None
             assignment, num_parts = _parts(source, arguments)
-        left_out = _left_out(source, exchange)
+        lists = [json.loads(data) for data in exchange.gather_bytes(json.dumps(source.left_out).encode())]
+        left_out = dict.fromkeys(thing for of_rank in lists for thing in of_rank)
         method = "given" if assignment is not None else method
         folder = arguments.scratch or arguments.out
-        num_nodes, num_edges = int(source.node_bases[-1]), sum(source.edge_counts)
+        sizes = sum(source.num_nodes), sum(source.edge_counts)
         with exchange.together("looking at the features"):
             scattered = node_order != NODE_ORDERS[0]
             carried = carried_sizes(source, scattered)
-            work = Workload(num_nodes, num_edges, num_parts, method, carried=carried, ordered=scattered)
+            work = Workload(*sizes, num_parts, method, carried=carried, ordered=scattered)
         foreseen = _check_memory(work, arguments.memory, folder, exchange)
         if exchange.rank == 0:
             _print_forecast(source, work, foreseen, exchange.size)
@@ -207,18 +207,10 @@ def _read(arguments: argparse.Namespace, scratch: str | Path, exchange: Exchange
 
 
 def _pairs(option: str, form: str, texts: list[str]) -> dict[str, str]:
-    """Return the values of an option NAME=VALUE, by name."""
     pairs = dict(text.rpartition("=")[::2] for text in texts)
     if len(pairs) < len(texts) or not all(name and value for name, value in pairs.items()):
         raise InvalidArgumentError(f"{option} must be {form}, once for each name (got {', '.join(texts)})")
     return pairs
-
-
-@collective("ranks")
-def _left_out(source: GraphSource, exchange: Exchange) -> list[str]:
-    """Return the things of the input that any rank has left out."""
-    lists = exchange.gather_bytes(json.dumps(source.left_out).encode())
-    return list(dict.fromkeys(thing for data in lists for thing in json.loads(data)))
 
 
 def _parts(source: GraphSource, arguments: argparse.Namespace) -> tuple[I32 | None, int]:
@@ -258,12 +250,8 @@ def _feat_dtype(texts: list[str]) -> FeatDtype:
 
 
 def _training_nodes(source: GraphSource) -> dict[str, Array]:
-    """Return the training mask of each node type that has one."""
-    masks = {
-        ntype: np.asarray(feats["train_mask"].values[:])
-        for ntype, feats in source.node_feats.items()
-        if "train_mask" in feats
-    }
+    with_masks = {ntype: feats for ntype, feats in source.node_feats.items() if "train_mask" in feats}
+    masks = {ntype: np.asarray(feats["train_mask"].values[:]) for ntype, feats in with_masks.items()}
     if not masks:
         raise InvalidArgumentError("--balance-train needs a train_mask in the input (it has none)")
     return masks
@@ -291,19 +279,14 @@ def _print_forecast(source: GraphSource, work: Workload, foreseen: Forecast, ran
         print(f"memory forecast, {stage}: {size / 2**30:.2f} GiB{of}", file=sys.stderr)
     why = "; edges are mapped from there, since memory does not hold them" if foreseen.mapping else ""
     print(f"temporary files: at most {foreseen.scratch / 2**30:.2f} GiB{of}{why}", file=sys.stderr)
-    read = temporary_bytes(source)
-    if read:
-        print(f"besides, temporary files hold what was read: {read / 2**30:.2f} GiB on each node", file=sys.stderr)
 
 
 def _types(source: GraphSource) -> str:
-    """Return a typed graph's numbers of relations and nodes, as words."""
     schema = source.schema
     if schema.is_homogeneous:
         return ""
-    counts = ", ".join(
-        f"{printable(ntype)} {count}" for ntype, count in zip(schema.ntypes, source.num_nodes, strict=True)
-    )
+    of_types = zip(map(printable, schema.ntypes), source.num_nodes, strict=True)
+    counts = ", ".join(f"{ntype} {count}" for ntype, count in of_types)
     return f" in {len(schema.relations)} relations; nodes by type: {counts}"
 
 

@@ -1,11 +1,11 @@
-"""Standard streams: names that are safe in a terminal, and readers that leave (``info parts/g.json | head``)."""
+"""Output: tables, names that are safe in a terminal, and readers that leave (``info parts/g.json | head``)."""
 
 import io
 import sys
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Pipes", "printable"]
+__all__ = ["Pipes", "printable", "table"]
 
 _OPTIONS = ("encoding", "errors", "line_buffering", "write_through")
 _STATUS = 141  # a shell's status of a program that SIGPIPE has ended
@@ -14,6 +14,19 @@ _STATUS = 141  # a shell's status of a program that SIGPIPE has ended
 def printable(name: str) -> str:
     """Return a name with control characters escaped as in Python, so that it cannot move a terminal's cursor."""
     return name if name.isprintable() else repr(name)[1:-1]
+
+
+def table(names: list[str], rows: list[list[str]], left: tuple[int, ...] = ()) -> list[str]:
+    """Return lines with columns as wide as their widest cell, numbers to the right."""
+    columns = list(zip(names, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (names, *rows)
+    ]
 
 
 class Pipes:

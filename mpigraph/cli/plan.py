@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import I64
-from mpigraph.cli.tables import table
+from mpigraph.cli.pipes import table
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.memory import as_bytes, in_units
 from mpigraph.metadata.book import RangeBook
@@ -42,13 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plans.add_argument("--plan", metavar="N,...", help="numbers of nodes, such as 2,4,8")
     plans.add_argument("--nodes", nargs="+", metavar="[TYPE=]COUNT", help="such as 2.4M, or paper=121751666")
     plans.add_argument("--edges", nargs="+", metavar="[SRC:REL:DST=]COUNT", help="such as 4G; each direction counts")
-    plans.add_argument(
-        "--features",
-        nargs="*",
-        default=[],
-        metavar="[TYPE/]NAME=[COLUMNSx]DTYPE",
-        help="such as feat=1024xfloat32 label=int64, or paper/feat=768xfloat16",
-    )
+    form, such = "[TYPE/]NAME=[COLUMNSx]DTYPE", "such as feat=1024xfloat32 label=int64, or paper/feat=768xfloat16"
+    plans.add_argument("--features", nargs="*", default=[], metavar=form, help=such)
     plans.add_argument("--trainers", type=int, default=4, metavar="N", help="on each node (4)")
     plans.add_argument("--servers", type=int, default=1, metavar="N", help="on each node (1)")
     plans.add_argument("--memory", metavar="SIZE", help="of a node, such as 256GiB: what is free then, and for caches")
@@ -56,27 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The part of a job on its largest node, in bytes.
+    """The part of a job on its largest node, in bytes."""
 
-    Attributes:
-        num_nodes: nodes of the cluster.
-        topology: tables of edges.
-        columns: features of one number a row, labels and masks.
-        features: the other features.
-        processes: ranks before their first minibatch.
-        files: of the node's parts.
-        rows: rows of the other features on all nodes together.
-        row_bytes: mean bytes of such a row.
-    """
-
-    num_nodes: int
-    topology: int
-    columns: int
-    features: int
-    processes: int
-    files: int
-    rows: int
-    row_bytes: int
+    num_nodes: int  # nodes of the cluster
+    topology: int  # tables of edges
+    columns: int  # features of one number a row, labels and masks
+    features: int  # the other features
+    processes: int  # ranks before their first minibatch
+    files: int  # of the node's parts
+    rows: int  # rows of the other features on all nodes together
+    row_bytes: int  # mean bytes of such a row
 
     def memory(self, on_disk: bool) -> int:
         """Return the bytes of a node's memory that are taken before caches and minibatches."""
@@ -95,8 +78,7 @@ class Sizes:
 def described(nodes: Sequence[str], edges: Sequence[str], features: Sequence[str]) -> PartConfig:
     """Return a graph of given sizes, in one part; the words are those of the options.
 
-    Raises:
-        InvalidArgumentError: a word has another form, or names no type.
+    Raises InvalidArgumentError: a word has another form, or names no type.
     """
     counts = dict(_pair(word, DEFAULT_NTYPE, "--nodes") for word in nodes)
     relations = dict(_pair(word, relation_key(DEFAULT_ETYPE), "--edges") for word in edges)
@@ -155,13 +137,15 @@ def plan(config: PartConfig, num_nodes: int, ranks: int) -> Sizes:
         if info.shape
     ]
     rows = sum(count for count, _ in of_rows)
+    sizes = [np.diff(offsets) for offsets in (*nodes.node_offsets, *nodes.edge_offsets)]
+    original_ids = 8 * np.sum(sizes, axis=0)  # which only the files have
     return Sizes(
         num_nodes,
         int(topology[largest]),
         int((narrow - topology)[largest]),
         int((everything - narrow)[largest]),
         ranks * PROCESS,
-        int((everything + _original_ids(nodes))[largest]),
+        int((everything + original_ids)[largest]),
         rows,
         sum(count * nbytes for count, nbytes in of_rows) // max(rows, 1),
     )
@@ -177,12 +161,6 @@ def _with(config: PartConfig, dimensions: int) -> PartConfig:
         }
 
     return replace(config, node_features=kept(config.node_features), edge_features=kept(config.edge_features))
-
-
-def _original_ids(nodes: RangeBook) -> I64:
-    """Return the bytes of the ids before partitioning, which only the files have."""
-    ids: I64 = 8 * np.sum([np.diff(offsets) for offsets in (*nodes.node_offsets, *nodes.edge_offsets)], axis=0)
-    return ids
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -224,15 +202,9 @@ def _as_text(plans: Sequence[Sizes], ranks: int, memory: int | None) -> list[str
     names += [] if memory is None else ["cache", "its rows"]
     rows = []
     for sizes in plans:
-        parts = [
-            sizes.topology,
-            sizes.columns,
-            sizes.processes,
-            sizes.features,
-            sizes.memory(False),
-            sizes.memory(True),
-        ]
-        cells = [str(sizes.num_nodes), *map(in_units, (*parts, sizes.files))]
+        taken = (sizes.topology, sizes.columns, sizes.processes, sizes.features)
+        totals = (sizes.memory(False), sizes.memory(True), sizes.files)
+        cells = [str(sizes.num_nodes), *map(in_units, (*taken, *totals))]
         if memory is not None:
             for column, needed in ((5, sizes.memory(False)), (6, sizes.memory(True))):
                 cells[column] += " (too much)" if needed > memory else ""

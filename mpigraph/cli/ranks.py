@@ -48,8 +48,7 @@ def working_ranks(command: str, comm: Any = None) -> Iterator[Exchange]:
 def read_config(exchange: Exchange, part_config: str) -> PartConfig:
     """Read a partition configuration, which must be the same on all ranks.
 
-    Raises:
-        PartitionError: it is missing or damaged, or differs between ranks; on every rank.
+    Raises PartitionError: it is missing or damaged, or differs between ranks; on every rank.
     """
     with exchange.together(f"reading {part_config}"):
         config = PartConfig.read(part_config)

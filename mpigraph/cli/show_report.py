@@ -8,7 +8,7 @@ from mpigraph.reports.page import picture, write_page
 from mpigraph.reports.summary import read, replacing
 from mpigraph.reports.verdict import judge
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser"]
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -22,33 +22,21 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("folder", metavar="DIR", help="the folder of a report (MPIGRAPH_REPORT, mg.report)")
     parser.add_argument("other", metavar="OTHER", nargs="?", help="the folder of another run's report, to compare with")
     parser.add_argument("--picture", metavar="FILE.svg", help="also draw verdict, steps and stages for a document")
-    parser.set_defaults(run=lambda arguments: run(arguments.folder, arguments.other, arguments.picture))
+    parser.set_defaults(run=_run)
 
 
-def run(folder: str, other: str | None = None, drawing: str | None = None) -> int:
-    """Print the verdict of a report and write its page, or compare two reports.
-
-    Args:
-        folder: of the report.
-        other: of the report to compare with.
-        drawing: a file for a picture of the first report.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        StorageError: a summary is missing, damaged or of another version; names file and field.
-    """
-    summary = read(Path(folder))
+def _run(arguments: argparse.Namespace) -> int:
+    folder = Path(arguments.folder)
+    summary = read(folder)
     print(judge(summary).text)
-    if drawing is not None:
-        with replacing(Path(drawing)) as temporary:
+    if arguments.picture is not None:
+        with replacing(Path(arguments.picture)) as temporary:
             temporary.write_text(picture(summary), encoding="utf-8")
-    if other is None:
-        write_page(Path(folder), summary)
-        print(Path(folder) / "report.html")
+    if arguments.other is None:
+        write_page(folder, summary)
+        print(folder / "report.html")
         return 0
-    second = read(Path(other))
+    second = read(Path(arguments.other))
     print(judge(second).text)
     print("\n".join(["", *compare(summary, second)]))
     return 0

@@ -49,17 +49,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(
     part_config: str, directory: str, num_servers: int | None = None, comm: Any = None, overwrite: bool = False
 ) -> int:
-    """Stage a graph; print the path of its configuration, or one error.
+    """Stage a graph; print the path of its configuration, or one error. Return the exit status.
 
-    Args:
-        part_config: the configuration, where every node sees it.
-        directory: the target, on every node's own disk.
-        num_servers: servers on each node of the job that follows (default: ``MPIGRAPH_NUM_SERVERS``, else 1).
-        comm: the ranks that take part; all by default.
-        overwrite: write over another graph in the directory.
-
-    Returns:
-        The exit status.
+    Every node sees the configuration, and has the target directory on its own disk. ``num_servers`` is of the job that
+    follows (default: ``MPIGRAPH_NUM_SERVERS``, else 1); ``comm`` are the ranks that take part, all by default.
     """
     config = Config.from_env(**({} if num_servers is None else {"num_servers": num_servers}))
     from mpigraph.mpi.abort import unguard
@@ -86,8 +79,14 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
     from mpigraph.store.host_ranges import check_same
 
     begin = clock()
-    _warn_if_alone(world)
-    hosts = _hosts_of_nodes(world, num_servers)
+    allocation = slurm_allocation()
+    if world.size == 1 and allocation is not None and allocation.nodes > 1:  # probably by mistake
+        nodes = f"this node, one of the job's {allocation.nodes}"
+        text = f"mpigraph stage: warning: one process copies all parts to {nodes}: start it by srun"
+        print(text, file=sys.stderr)
+    hosts = [world.hosts_of_node(node) for node in range(world.num_nodes)]  # without servers every rank is a host
+    if num_servers:
+        hosts = hosts_of_nodes([ranks.tolist() for ranks in world.serving(num_servers)], num_servers)
     with together(world.comm, f"reading {part_config}"):
         config = PartConfig.read(part_config)
         parts = parts_of_hosts(hosts[world.node_index], sum(map(len, hosts)), config.num_parts)
@@ -123,21 +122,3 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
     if world.rank == 0:
         print("\n".join(text.decode() for text in lines if text), file=sys.stderr, flush=True)
     return directory / config.path.name
-
-
-def _hosts_of_nodes(world: "World", num_servers: int) -> list[list[int]]:
-    """Return the hosts on each node of a job that is started as this one."""
-    if num_servers == 0:
-        return [world.hosts_of_node(node) for node in range(world.num_nodes)]  # every rank is a host, as here
-    return hosts_of_nodes([ranks.tolist() for ranks in world.serving(num_servers)], num_servers)
-
-
-def _warn_if_alone(world: "World") -> None:
-    """Warn if all parts would go to this node by mistake."""
-    allocation = slurm_allocation()
-    if world.size == 1 and allocation is not None and allocation.nodes > 1:
-        print(
-            f"mpigraph stage: warning: one process copies all parts to this node, one of the job's {allocation.nodes}: "
-            "start it by srun",
-            file=sys.stderr,
-        )

@@ -22,13 +22,11 @@ def add_parser(commands: Any) -> None:
 
 
 def _copy(name: str, arguments: argparse.Namespace) -> int:
-    """Copy the files of one folder.
-
-    Raises:
-        InvalidArgumentError: a file of this name exists.
-    """
+    """Copy the files of one folder. Raises InvalidArgumentError if a file of this name exists."""
     target = arguments.directory
-    source = _source(name)
+    package = Path(__file__).parents[1]
+    installed = package / "templates" / name
+    source = installed if installed.is_dir() else package.parent / name  # that of the checkout
     files = sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc")
     there = [str(path) for path in files if (target / path).exists()]
     if there:
@@ -38,10 +36,3 @@ def _copy(name: str, arguments: argparse.Namespace) -> int:
         shutil.copy(source / path, target / path)
         print(target / path)
     return 0
-
-
-def _source(name: str) -> Path:
-    """Return the folder in the installed package, or that of the checkout."""
-    package = Path(__file__).parents[1]
-    installed = package / "templates" / name
-    return installed if installed.is_dir() else package.parent / name

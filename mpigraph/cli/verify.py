@@ -36,14 +36,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 @collective("comm")
 def run(part_config: str, comm: Any = None) -> int:
-    """Verify a partitioned graph; print one line, or one for each bad file.
+    """Verify a partitioned graph; print one line, or one for each bad file. Return the exit status, the same on all
+    ranks.
 
-    Args:
-        part_config: the configuration.
-        comm: the ranks that take part; by default those that a launcher started with this process.
-
-    Returns:
-        The exit status, the same on every rank.
+    ``comm`` are the ranks that take part; by default those that a launcher started with this process.
 
     Raises:
         MPIGraphError: the configuration is missing or damaged, or not the same on all ranks; on every rank.
@@ -74,21 +70,14 @@ def _verify(exchange: Exchange, part_config: str) -> int:
                 bad += audit.bad
                 sums += audit.sums
             show("verify (bytes)", total, total)
-    results = exchange.gather_bytes(json.dumps([bad, sums.tolist(), total]).encode(errors="backslashreplace"))
-    lines: list[str] = []
-    sums[:] = 0
-    total = 0
-    for text in results:
-        bad, rank_sums, rank_total = json.loads(text)
-        lines += bad
-        sums += np.array(rank_sums, np.uint64)
-        total += rank_total
+    own = json.dumps([bad, sums.tolist(), total]).encode(errors="backslashreplace")
+    results = [json.loads(text) for text in exchange.gather_bytes(own)]
+    lines = [line for bad, _, _ in results for line in bad]
+    sums = np.array([rank_sums for _, rank_sums, _ in results], np.uint64).sum(axis=0)
+    total = sum(rank_total for *_, rank_total in results)
     if not lines:  # else the sums lack unreadable datasets
-        lines = [
-            f"{config.path}: the out-degrees of {config.schema.relation_key(relation)} in its parts are not those of "
-            "their edges"
-            for relation in np.flatnonzero(sums).tolist()
-        ]
+        wrong = map(config.schema.relation_key, np.flatnonzero(sums).tolist())
+        lines = [f"{config.path}: the out-degrees of {key} in its parts are not those of their edges" for key in wrong]
     if exchange.rank == 0:
         for line in lines:
             print(f"mpigraph verify: error: {line}", file=sys.stderr, flush=True)

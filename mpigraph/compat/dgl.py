@@ -51,7 +51,6 @@ class _Finder:
         return ModuleSpec(fullname, self, is_package=True)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Make a module without names."""
         return _Module(spec.name, f"``{spec.name}`` of DGL, made of mpigraph (mpigraph.compat.dgl).")
 
     def exec_module(self, module: ModuleType) -> None:
@@ -63,11 +62,8 @@ class _Finder:
 def install() -> None:
     """Let ``import dgl``, ``import dgl.distributed`` and so on import this library from now on.
 
-    Call it before the first ``import dgl`` of a script; or start the script by ``python -m mpigraph run --as-dgl``.
-    A second call does nothing.
-
-    Raises:
-        InvalidArgumentError: the real dgl is loaded already.
+    Call it before the first ``import dgl`` of a script; or start the script by ``python -m mpigraph run --as-dgl``. A
+    second call does nothing. Raises InvalidArgumentError: the real dgl is loaded already.
     """
     loaded = sys.modules.get("dgl")
     if loaded is not None and not isinstance(loaded, _Module):
@@ -89,23 +85,14 @@ def _look_up(module: str, name: str) -> Any:
         return getattr(source, original) if original else source
     for home in sources.homes:
         source = import_module(home)
-        if hasattr(source, name) and not _is_foreign(source, name):
+        # a name that a module only imports, such as torch, it does not export
+        if hasattr(source, name) and name in getattr(source, "__all__", (name,)):
             return getattr(source, name)
     if module in ("dgl.data", "dgl.data.utils") and name.endswith("Dataset"):
-        return _dataset(name, advice(module, name))  # scripts also import datasets that they do not use
+        instead = advice(module, name)
+
+        def refuse(self: object, *_: object, **__: object) -> None:
+            raise InvalidArgumentError(instead)
+
+        return type(name, (), {"__init__": refuse, "__doc__": instead})  # scripts import datasets that they do not use
     raise AttributeError(advice(module, name), name=name)
-
-
-def _is_foreign(module: ModuleType, name: str) -> bool:
-    """Return whether a module only imports a name, such as ``torch``, and does not export it."""
-    offered = getattr(module, "__all__", None)
-    return offered is not None and name not in offered
-
-
-def _dataset(name: str, instead: str) -> type:
-    """Return a class in place of one of DGL's datasets, which raises InvalidArgumentError ``instead`` when made."""
-
-    def refuse(self: object, *_: object, **__: object) -> None:
-        raise InvalidArgumentError(instead)
-
-    return type(name, (), {"__init__": refuse, "__doc__": instead})

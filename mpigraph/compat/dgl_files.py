@@ -86,8 +86,7 @@ def split_dataset(
 ) -> list[Subset]:
     """Divide a dataset into consecutive pieces, by default of 80, 10 and 10 per cent; the last takes the remainder.
 
-    Raises:
-        InvalidArgumentError: the shares do not add up to one.
+    Raises InvalidArgumentError: the shares do not add up to one.
     """
     shares = np.asarray([0.8, 0.1, 0.1] if frac_list is None else frac_list)
     if not np.allclose(shares.sum(), 1.0):
@@ -125,7 +124,14 @@ def load_tensors(filename: Path, return_dgl_ndarray: bool = False) -> Tensors:
     """
     if return_dgl_ndarray:
         raise InvalidArgumentError("return_dgl_ndarray must be False: tensors are returned, which have .numpy()")
-    with _opened(filename) as arrays:
+    try:
+        opened = np.load(filename, allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile):
+        raise GraphDataError(
+            f"{os.fspath(filename)} was not written by save_tensors or save_graphs of mpigraph (DGL's files are "
+            "another format: python -m mpigraph partition reads what DGL has partitioned)"
+        ) from None
+    with opened as arrays:
         # by the entry's own name: numpy gives "x" for "x.npy"
         return {entry.removesuffix(".npy"): torch.from_numpy(arrays[entry]) for entry in arrays.zip.namelist()}
 
@@ -133,8 +139,7 @@ def load_tensors(filename: Path, return_dgl_ndarray: bool = False) -> Tensors:
 def save_graphs(filename: Path, g_list: HeteroGraph | Sequence[HeteroGraph], labels: Tensors | None = None) -> None:
     """Save graphs with their features, and tensors with them, in a file that :func:`load_graphs` reads.
 
-    Raises:
-        InvalidArgumentError: a graph is not in memory, or a feature of a dtype that numpy lacks (bfloat16).
+    Raises InvalidArgumentError: a graph is not in memory, or a feature of a dtype that numpy lacks (bfloat16).
     """
     graphs = list(g_list) if isinstance(g_list, Sequence) else [g_list]
     for g in graphs:
@@ -155,8 +160,7 @@ def save_graphs(filename: Path, g_list: HeteroGraph | Sequence[HeteroGraph], lab
 def load_graphs(filename: Path, idx_list: Sequence[int] | None = None) -> tuple[list[HeteroGraph], Tensors]:
     """Load graphs (all, or those numbered ``idx_list``) and labels of a file of :func:`save_graphs`.
 
-    Raises:
-        GraphDataError: the file is another one, such as one of DGL.
+    Raises GraphDataError: the file is another one, such as one of DGL.
     """
     saved = load_tensors(filename)
     by_graph: dict[int, dict[str, Tensors]] = {}
@@ -210,13 +214,3 @@ def _array(name: str, values: object) -> np.ndarray[Any, np.dtype[Any]]:
         return values.detach().cpu().numpy()
     except TypeError:
         raise InvalidArgumentError(f"{name!r} is of {values.dtype}, which numpy lacks: convert it") from None
-
-
-def _opened(filename: Path) -> Any:
-    try:
-        return np.load(filename, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile):
-        raise GraphDataError(
-            f"{os.fspath(filename)} was not written by save_tensors or save_graphs of mpigraph (DGL's files are "
-            "another format: python -m mpigraph partition reads what DGL has partitioned)"
-        ) from None

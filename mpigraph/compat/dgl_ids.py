@@ -105,7 +105,6 @@ def _degrees(g: DistGraph, nodes: IdsLike, side: int) -> torch.Tensor:
 
 
 def _homogeneous(g: DistGraph, frontier: HeteroGraph) -> HeteroGraph:
-    """Return a sampled graph without its types."""
     book = g.get_partition_book()
     columns: list[tuple[torch.Tensor, ...]] = [(torch.empty(0, dtype=torch.int64),) * 3]
     for relation in g.canonical_etypes:

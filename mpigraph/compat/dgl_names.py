@@ -85,15 +85,7 @@ MODULES: Mapping[str, Sources] = {
     **dict.fromkeys(("dgl.data", "dgl.data.tensor_serialize", "dgl.data.utils"), _DATA),
     **{
         f"dgl.dataloading.{name}": _DATALOADING
-        for name in (
-            "base",
-            "dataloader",
-            "dist_dataloader",
-            "labor_sampler",
-            "neighbor",
-            "neighbor_sampler",
-            "pytorch",
-        )
+        for name in "base dataloader dist_dataloader labor_sampler neighbor neighbor_sampler pytorch".split()
     },
     **{
         f"dgl.distributed.{name}": _IN_DISTRIBUTED

@@ -87,9 +87,8 @@ def get_role() -> str:
 def init_role(role: str) -> None:
     """Accept DGL's call. Raises InvalidArgumentError for another role than a trainer's."""
     if role != _TRAINER:
-        raise InvalidArgumentError(
-            f"no processes sample, loaders sample in threads: role must be {_TRAINER!r} (got {role!r})"
-        )
+        why = "no processes sample, loaders sample in threads"
+        raise InvalidArgumentError(f"{why}: role must be {_TRAINER!r} (got {role!r})")
 
 
 def get_num_trainers() -> int:
@@ -118,12 +117,9 @@ def shutdown_servers() -> None:
 def seed(val: int) -> None:
     """Seed draws from graphs in memory, and loaders of these; a DistGraph's depend on ``initialize(seed=)``.
 
-    Raises:
-        InvalidArgumentError: it is no integer of 64 bits.
+    Raises InvalidArgumentError: it is no integer of 64 bits.
     """
     seed_in_memory(check_seed(val))
     if context.is_initialized():
-        text = (
-            "dgl.seed(%s) seeds graphs in memory: a DistGraph's draws depend on initialize(seed=) and a loader's seed="
-        )
-        get_logger().warning(text, val)
+        instead = "a DistGraph's draws depend on initialize(seed=) and a loader's seed="
+        get_logger().warning("dgl.seed(%s) seeds graphs in memory: %s", val, instead)

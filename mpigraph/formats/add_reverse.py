@@ -6,7 +6,7 @@ from dataclasses import replace
 from mpigraph.errors import GraphDataError
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Relation, Schema, relation_key
-from mpigraph.partition.row_arrays import Concatenated, RowArray, both_ways
+from mpigraph.partition.row_arrays import Concatenated, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource
 
 __all__ = ["add_reverse_edges"]
@@ -39,10 +39,14 @@ def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> Graph
     for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
         of_relation = source.edge_feats.get(relation_key(relation), {})
         if relation[0] == relation[2] and not own_relations:
-            edges[relation] = both_ways(src, dst)
+            edges[relation] = concatenated([src, dst]), concatenated([dst, src])
             feats[relation] = {n: f._replace(values=Concatenated([f.values] * 2)) for n, f in of_relation.items()}
         else:
-            reverse = _reverse(relation, source.schema)
+            reverse: Relation = relation[2], f"rev_{relation[1]}", relation[0]
+            if reverse in source.schema.relations:
+                raise GraphDataError(
+                    f"the reverse of {relation} cannot be added: there is a relation {reverse} already"
+                )
             edges |= {relation: (src, dst), reverse: (dst, src)}
             feats |= {relation: of_relation, reverse: of_relation}
     relations = sorted(edges)  # the order of relations in every graph, which numbers the matrices of layers
@@ -53,10 +57,3 @@ def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> Graph
         edge_feats={relation_key(relation): feats[relation] for relation in relations},
         has_reverse=True,
     )
-
-
-def _reverse(relation: Relation, schema: Schema) -> Relation:
-    reverse = relation[2], f"rev_{relation[1]}", relation[0]
-    if reverse in schema.relations:
-        raise GraphDataError(f"the reverse of {relation} cannot be added: there is a relation {reverse} already")
-    return reverse

@@ -3,6 +3,7 @@
 The only module that imports pyarrow.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -42,25 +43,15 @@ _UNITS = ("s", "ms", "us", "ns")
 
 
 class Values(NamedTuple):
-    """The values in a block of a column of text.
+    """The values in a block of a column of text."""
 
-    Attributes:
-        kind: "integer", "float", "bool", "time", "list" or "string"; None if no row has a value.
-        rows: [n] or [n, width]; a missing float is NaN, any other missing value 0; of strings nothing.
-        missing: the first row without a value, -1 if all have one.
-    """
-
-    kind: str | None
-    rows: Array
-    missing: int
+    kind: str | None  # "integer", "float", "bool", "time", "list" or "string"; None if no row has a value
+    rows: Array  # [n] or [n, width]; a missing float is NaN, any other missing value 0; of strings nothing
+    missing: int  # the first row without a value, -1 if all have one
 
 
 def arrow() -> Any:
-    """Return pyarrow.
-
-    Raises:
-        GraphDataError: it is not installed; says how to install it.
-    """
+    """Return pyarrow. Raises GraphDataError: it is not installed; says how to install it."""
     try:
         import pyarrow
         import pyarrow.compute
@@ -78,28 +69,21 @@ def type_kind(of: Any) -> str:
         return "list" if type_kind(of.value_type) in ("integer", "float", "bool") else "other"
     if types.is_dictionary(of):
         return "string" if type_kind(of.value_type) == "string" else "other"
-    for kind, holds in (
-        ("integer", types.is_integer),
-        ("float", types.is_floating),
-        ("float", types.is_decimal),
-        ("bool", types.is_boolean),
-        ("time", types.is_timestamp),
-        ("time", types.is_date),
-        ("string", types.is_string),
-        ("string", types.is_large_string),
-    ):
-        if holds(of):
-            return kind
-    return "other"
+    kinds = {
+        "integer": types.is_integer(of),
+        "float": types.is_floating(of) or types.is_decimal(of),
+        "bool": types.is_boolean(of),
+        "time": types.is_timestamp(of) or types.is_date(of),
+        "string": types.is_string(of) or types.is_large_string(of),
+    }
+    return next((kind for kind, holds in kinds.items() if holds), "other")
 
 
 def to_numpy(column: Any, place: Place) -> Array:
     """Return an Arrow array of numbers, or of lists of as many numbers each; a missing float is NaN.
 
-    Times become int64 seconds since 1970, decimal numbers float64.
-
-    Raises:
-        GraphDataError: another value is missing, or lists are of several lengths; names the row.
+    Times become int64 seconds since 1970, decimal numbers float64. Raises GraphDataError: another value is missing, or
+    lists are of several lengths; names the row.
     """
     pyarrow = arrow()
     types = pyarrow.types
@@ -122,13 +106,7 @@ def to_numpy(column: Any, place: Place) -> Array:
 def distinct_in(column: Any, place: Place, blanks: bool = False) -> tuple[Array, I64]:
     """Return the distinct strings of a column as dtype S, and for each row its position among them.
 
-    Args:
-        column: strings.
-        place: names a row.
-        blanks: whether a string may be empty.
-
-    Raises:
-        GraphDataError: a string is missing or longer than an id may be; names the row.
+    A string may be empty if ``blanks``. Raises GraphDataError, which names the row, if one is missing or too long.
     """
     _check_values(column, place)
     compute = arrow().compute
@@ -189,12 +167,8 @@ def are_floats(strings: Any) -> bool:
 def values_of(text: Any, place: Place) -> Values:
     """Return the values in a column of text: integers, else floats, bools, times, lists of numbers, else strings.
 
-    Args:
-        text: a string array without nulls. Blanks around values do not count; "", NA, NaN and null are missing values.
-        place: names a row.
-
-    Raises:
-        GraphDataError: an integer does not fit int64, or lists are of several lengths; names the row.
+    ``text`` is without nulls. Blanks around values do not count; "", NA, NaN and null are missing values. Raises
+    GraphDataError: an integer does not fit int64, or lists are of several lengths; names the row.
     """
     pyarrow = arrow()
     try:  # as it stands, as most columns can be
@@ -232,14 +206,19 @@ def _without_blanks(text: Any) -> tuple[Any, Mask]:
 def values_as(dtype: np.dtype[Any], text: Any, place: Place) -> Array:
     """Return the values in a column of text in a dtype that the user has named.
 
-    Raises:
-        GraphDataError: one does not fit; names the row.
+    Raises GraphDataError: one does not fit; names the row.
     """
-    values = _as_floats(text) if dtype.kind == "f" else None
+    values = values_of(text, place) if dtype.kind != "f" else None
     if values is None:
-        values = values_of(text, place)
+        bare, is_missing = _without_blanks(text)
+        try:  # as floats, which are rounded, as the user has asked
+            rows = _parsed(bare, arrow().float64()).to_numpy(zero_copy_only=False)
+            values = Values("float", rows, int(is_missing.argmax()) if is_missing.any() else -1)
+        except arrow().ArrowInvalid:  # written in another way
+            values = values_of(text, place)
     if values.kind == "string":
-        row = _first_that(lambda part: values_of(part, place).kind == "string", text)
+        rows = range(len(text))
+        row = bisect_left(rows, True, key=lambda last: values_of(text.slice(0, last + 1), place).kind == "string")
         raise GraphDataError(f"{place(row)}: {text[row].as_py()!r:.80} is no {dtype.name}")
     if values.missing >= 0 and dtype.kind != "f":
         raise GraphDataError(f"{place(values.missing)}: a value is missing, which {dtype.name} cannot say")
@@ -252,16 +231,13 @@ def values_as(dtype: np.dtype[Any], text: Any, place: Place) -> Array:
 
 
 def _integers(text: Any, place: Place) -> Array:
-    """Return integers, as floats where some are missing."""
     numbers = _parsed(text, arrow().int64())
     if numbers.null_count:
         inexact = np.flatnonzero(np.abs(numbers.fill_null(0).to_numpy(zero_copy_only=False)) > EXACT)
         if len(inexact):
             row = int(inexact[0])
-            raise GraphDataError(
-                f"{place(row)}: {numbers[row]} does not fit float64, which missing values ask for; "
-                "--types COLUMN=float64 rounds it"
-            )
+            reason = "which missing values ask for; --types COLUMN=float64 rounds it"
+            raise GraphDataError(f"{place(row)}: {numbers[row]} does not fit float64, {reason}")
     return numbers.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
@@ -275,21 +251,9 @@ def _floats(text: Any, place: Place) -> Array:
         if are_whole and abs(int(number)) >= 2**63:
             raise GraphDataError(f"{place(row)}: {number} does not fit int64; --types COLUMN=float64 rounds it")
         if int(number) != int(rows[row]):
-            raise GraphDataError(
-                f"{place(row)}: {number} does not fit float64, which other rows of the column ask for; "
-                "--types COLUMN=float64 rounds it"
-            )
+            reason = "which other rows of the column ask for; --types COLUMN=float64 rounds it"
+            raise GraphDataError(f"{place(row)}: {number} does not fit float64, {reason}")
     return rows
-
-
-def _as_floats(text: Any) -> Values | None:
-    """Return floats that are rounded, as the user has asked; None if some are written in another way."""
-    text, is_missing = _without_blanks(text)
-    try:
-        rows = _parsed(text, arrow().float64()).to_numpy(zero_copy_only=False)
-    except arrow().ArrowInvalid:
-        return None
-    return Values("float", rows, int(is_missing.argmax()) if is_missing.any() else -1)
 
 
 def _bools(text: Any, place: Place) -> Array:
@@ -349,20 +313,6 @@ def _common_length(lengths: Array, place: Place) -> int:
         row = int(np.flatnonzero(lengths != width)[0])
         raise GraphDataError(f"{place(row)}: a list has {lengths[row]} numbers, {width} before")
     return width
-
-
-def _first_that(is_bad: Callable[[Any], bool], text: Any) -> int:
-    """Return the first row for which a condition holds that holds of any block with such a row."""
-    first = 0
-    count = len(text)
-    while count > 1:
-        half = count // 2
-        if is_bad(text.slice(first, half)):
-            count = half
-        else:
-            first += half
-            count -= half
-    return first
 
 
 def _check_values(column: Any, place: Place) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64, Array
+from mpigraph.arrays import I32, I64
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.foreign_names import dgl_name
 from mpigraph.formats.input_files import UNREADABLE, first_bytes
@@ -49,9 +49,9 @@ def read_assignment(
             exist; names the file and the row.
     """
     path = Path(path)
+    if not path.exists():
+        raise GraphDataError(f"{path}: no such file or directory")
     if not path.is_dir():
-        if not path.exists():
-            raise GraphDataError(f"{path}: no such file or directory")
         parts = _parts_in(path, sum(num_nodes), len(schema.ntypes) == 1)
         return checked_parts(path, parts, sum(num_nodes), num_parts)
     whole = np.empty(sum(num_nodes), np.int32)
@@ -72,9 +72,8 @@ def _file_of(folder: Path, ntype: str, count: int) -> Path | None:
     if len(files) > 1:
         raise GraphDataError(f"{folder} has both {files[0].name} and {files[1].name}: which one is meant?")
     if not files and count:
-        raise GraphDataError(
-            f"{folder} has no parts of the {count} nodes of type {ntype!r}: {names[-1]}.txt or {names[-1]}.npy"
-        )
+        wanted = f"{names[-1]}.txt or {names[-1]}.npy"
+        raise GraphDataError(f"{folder} has no parts of the {count} nodes of type {ntype!r}: {wanted}")
     return files[0] if files else None
 
 
@@ -83,9 +82,8 @@ def _parts_in(path: Path, count: int, one_type: bool) -> RowArray:
         return mapped_npy(path)
     try:
         os.close(open_regular(path))
-        table: I64 = (
-            np.loadtxt(path, np.int64, comments=None, ndmin=2) if path.stat().st_size else np.zeros((0, 1), int)
-        )
+        is_empty = not path.stat().st_size
+        table: I64 = np.zeros((0, 1), int) if is_empty else np.loadtxt(path, np.int64, comments=None, ndmin=2)
     except UNREADABLE as error:
         raise GraphDataError(f"{path}: must have one part in each line: {error}") from error
     if table.shape[1] == 1:
@@ -97,10 +95,6 @@ def _parts_in(path: Path, count: int, one_type: bool) -> RowArray:
             f"{path} numbers nodes of several types, in an order that it does not tell: give a folder with one file "
             "for each node type (DGL's parmetis_postprocess.py makes them)"
         )
-    return _in_order(path, table, count)
-
-
-def _in_order(path: Path, table: I64, count: int) -> Array:
     nodes, parts = table.T
     bad = np.flatnonzero((nodes < 0) | (nodes >= count))
     if len(bad):
@@ -115,16 +109,9 @@ def _in_order(path: Path, table: I64, count: int) -> Array:
 
 
 def checked_parts(path: Path, parts: RowArray, count: int, num_parts: int | None) -> I32:
-    """Return the part of each node of a type, int32[count].
+    """Return the part of each node of a type, int32[count], from the content of a file; ``num_parts`` None: any parts.
 
-    Args:
-        path: the file, for messages.
-        parts: what it holds.
-        count: number of nodes.
-        num_parts: how many parts there are; None: it does not matter.
-
-    Raises:
-        GraphDataError: it has not one part for each node, or one that does not exist; names the file and the row.
+    Raises GraphDataError: it has not one part for each node, or one that does not exist; names the file and the row.
     """
     if parts.ndim != 1 or parts.dtype.kind not in "iu":
         raise GraphDataError(f"{path} must hold one integer for each node (got {parts.dtype}{list(parts.shape)})")

@@ -12,10 +12,10 @@ Of a graph only the first relation is read: DGL's parts are homogeneous, also th
 
 import os
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -47,8 +47,6 @@ _BY_NUMBER = {1: _COO, 2: _CSR, 3: _CSC}
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 _MOST_DIMENSIONS = 32
 
-T = TypeVar("T")
-
 
 @dataclass
 class PartGraph:
@@ -57,31 +55,56 @@ class PartGraph:
     num_nodes: int
     src: Array
     dst: Array
-    ndata: dict[str, Array] = field(default_factory=dict)
-    edata: dict[str, Array] = field(default_factory=dict)
+    ndata: dict[str, Array]
+    edata: dict[str, Array]
 
 
 def read_tensors(path: Path) -> dict[str, Feature]:
     """Read a dictionary of tensors. DGL stores bool as uint8.
 
-    Raises:
-        GraphDataError: the file is missing, damaged or another one; names it.
+    Raises GraphDataError: the file is missing, damaged or another one; names it.
     """
-    return _read(path, _all_tensors)
+    with _opened(path) as stream:
+        stream.magic(_TENSORS, "dictionary of tensors")
+        stream.skip(8)  # how many there are, which stands there twice
+        return stream.named_arrays()
 
 
 def read_part_graph(path: Path) -> PartGraph:
     """Read the graph of a part.
 
-    Raises:
-        GraphDataError: the file is missing, damaged, or holds no homogeneous graph; names it.
+    Raises GraphDataError: the file is missing, damaged, or holds no homogeneous graph; names it.
     """
-    return _read(path, _part_graph)
+    with _opened(path) as stream:
+        stream.magic(_GRAPHS, "graphs")
+        version, kind, number = stream.number(), stream.number(), stream.number()
+        if (version, kind) != (_VERSION, _HETERO_GRAPHS) or number != 1:
+            raise stream.error(f"has {number} graphs of kind {kind} and version {version} (expected one of {_VERSION})")
+        stream.at = _META
+        stream.at = stream.number()
+        stream.magic(_HETERO, "graph")
+        _skip_immutable(stream)
+        relations = stream.count(8)
+        if relations != 1:
+            raise stream.error(f"has a graph of {relations} relations (the graph of a part has one)")
+        src, dst = _relation(stream)
+        counts = [stream.number() for _ in range(stream.count(8))]
+        data = [[stream.named_arrays() for _ in range(stream.count(8))] for _ in ("nodes", "edges")]
+        if len(counts) != 1 or any(len(frames) != 1 for frames in data):
+            raise stream.error("has a typed graph (the graph of a part has no types)")
+        tables = []
+        for frames, length, what in zip(data, (counts[0], len(src)), ("nodes", "edges"), strict=True):
+            for name, feature in frames[0].items():
+                if feature.values.ndim < 1 or len(feature.values) != length:
+                    raise stream.error(f"data {name!r} must have a row for each of {length} {what}")
+            tables.append({name: np.asarray(feature.values) for name, feature in frames[0].items()})
+        return PartGraph(counts[0], src, dst, *tables)
 
 
-def _read(path: Path, read: "Callable[[_Stream], T]") -> T:
+@contextmanager
+def _opened(path: Path) -> "Iterator[_Stream]":
     with reading(path), open(open_regular(path), "rb") as file:
-        return read(_Stream(path, file.fileno()))
+        yield _Stream(path, file.fileno())
 
 
 class _Stream:
@@ -109,7 +132,6 @@ class _Stream:
         return os.pread(self._file, size, begin)
 
     def number(self) -> int:
-        """Read an unsigned number of 8 bytes."""
         return int.from_bytes(self.bytes(8), "little")
 
     def count(self, least: int) -> int:
@@ -127,7 +149,6 @@ class _Stream:
             raise self.error(f"holds no {what} of DGL at byte {self.at - 8}")
 
     def array(self) -> Feature:
-        """Map an array."""
         self.magic(_NDARRAY, "array")
         self.skip(8 + 8)  # reserved; the device that it was on
         (ndim,) = struct.unpack("<i", self.bytes(4))
@@ -146,7 +167,6 @@ class _Stream:
         return Feature(np.memmap(self.path, dtype, "r", begin, shape), name)
 
     def ids(self) -> Array:
-        """Map an array of ids."""
         ids = np.asarray(self.array().values)
         if ids.ndim != 1 or ids.dtype.kind != "i":
             raise self.error(f"has ids that are {ids.dtype}{list(ids.shape)}")
@@ -154,40 +174,6 @@ class _Stream:
 
     def named_arrays(self) -> dict[str, Feature]:
         return {self.name(): self.array() for _ in range(self.count(8 + 8))}
-
-
-def _all_tensors(stream: _Stream) -> dict[str, Feature]:
-    stream.magic(_TENSORS, "dictionary of tensors")
-    stream.skip(8)  # how many there are, which stands there twice
-    return stream.named_arrays()
-
-
-def _part_graph(stream: _Stream) -> PartGraph:
-    stream.magic(_GRAPHS, "graphs")
-    version, kind, number = stream.number(), stream.number(), stream.number()
-    if (version, kind) != (_VERSION, _HETERO_GRAPHS) or number != 1:
-        raise stream.error(f"has {number} graphs of kind {kind} and version {version} (expected one of {_VERSION})")
-    stream.at = _META
-    stream.at = stream.number()
-    stream.magic(_HETERO, "graph")
-    _skip_immutable(stream)
-    relations = stream.count(8)
-    if relations != 1:
-        raise stream.error(f"has a graph of {relations} relations (the graph of a part has one)")
-    src, dst = _relation(stream)
-    counts = [stream.number() for _ in range(stream.count(8))]
-    data = [[stream.named_arrays() for _ in range(stream.count(8))] for _ in ("nodes", "edges")]
-    if len(counts) != 1 or any(len(frames) != 1 for frames in data):
-        raise stream.error("has a typed graph (the graph of a part has no types)")
-    graph = PartGraph(counts[0], src, dst)
-    for frames, table, length, what in zip(
-        data, (graph.ndata, graph.edata), (graph.num_nodes, len(src)), ("nodes", "edges"), strict=True
-    ):
-        for name, feature in frames[0].items():
-            if feature.values.ndim < 1 or len(feature.values) != length:
-                raise stream.error(f"data {name!r} must have a row for each of {length} {what}")
-            table[name] = np.asarray(feature.values)
-    return graph
 
 
 def _skip_immutable(stream: _Stream) -> None:

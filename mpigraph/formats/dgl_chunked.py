@@ -49,10 +49,6 @@ _COUNTS = [f"num_{kind}s_per_{part}" for kind in ("node", "edge") for part in ("
 _SECTIONS = ("graph_name", "node_type", "edge_type", "edges", "node_data", "edge_data", NOTE, *_COUNTS)
 
 
-def _is_at(path: Path) -> bool:
-    return (path / METADATA).is_file()
-
-
 @collective("ranks")
 def _read(path: Path, options: ReadOptions) -> GraphSource:
     metadata = _Metadata(path, options.ranks)
@@ -87,7 +83,6 @@ class _Metadata:
         self.left_out = [f"{METADATA}: {name!r}" for name in self.content if name not in _SECTIONS]
 
     def counts(self, kind: str) -> dict[str, list[int]]:
-        """Return for each type ("node" or "edge") the rows of each chunk."""
         names = self.content.get(f"{kind}_type")
         chunks = self.content.get(f"num_{kind}s_per_chunk")
         totals = self.content.get(f"num_{kind}s_per_type")  # of later versions
@@ -106,7 +101,7 @@ class _Metadata:
         return dict(zip(names, chunks, strict=True))
 
     def check_names(self, section: str, known: Collection[str]) -> None:
-        """Check that all names of a section are types of the graph, so that nothing is left out."""
+        """Check that a section names no types that the graph lacks, which would be left out."""
         table = self.content.get(section) or {}
         for name in table if isinstance(table, dict) else ():
             if name not in known:
@@ -120,7 +115,6 @@ class _Metadata:
         return table
 
     def files(self, what: str, entry: object) -> tuple[str, Mapping[str, Any], list[Path]]:
-        """Return format, its options and the files of one array."""
         names = entry.get("data") if isinstance(entry, dict) else None
         if not isinstance(names, list):
             names = [None]  # which is no name
@@ -136,9 +130,8 @@ class _Metadata:
 def _as_relation(name: str, ntypes: Sequence[str]) -> Relation:
     relations = relations_in(name, ntypes)
     if len(relations) != 1:
-        raise GraphDataError(
-            f"{METADATA}: an edge type is <src>:<rel>:<dst>, with types of {list(ntypes)} (got {name!r})"
-        )
+        form = f"<src>:<rel>:<dst>, with types of {list(ntypes)}"
+        raise GraphDataError(f"{METADATA}: an edge type is {form} (got {name!r})")
     return relations[0]
 
 
@@ -184,10 +177,8 @@ def _pairs(path: Path, chunk: Array, directions: set[int]) -> Array:
         raise GraphDataError(f"{path} must hold two columns of integers (got {chunk.dtype}{list(chunk.shape)})")
     if chunk.shape == (2, 2):
         if len(directions) != 1:
-            raise GraphDataError(
-                f"{path} has two edges, in rows or in columns, which no other chunk tells: put them into a chunk with "
-                "others, or into csv"
-            )
+            which = "in rows or in columns, which no other chunk tells"
+            raise GraphDataError(f"{path} has two edges, {which}: put them into a chunk with others, or into csv")
         return chunk.T if 1 in directions else chunk
     return chunk if chunk.shape[1] == 2 else chunk.T
 
@@ -208,12 +199,7 @@ def _data(metadata: _Metadata, section: str, type_name: str, sizes: Sequence[int
 
 
 def _columns(
-    metadata: _Metadata,
-    what: str,
-    name: str,
-    options: Mapping[str, Any],
-    paths: Sequence[Path],
-    sizes: Sequence[int],
+    metadata: _Metadata, what: str, name: str, options: Mapping[str, Any], paths: Sequence[Path], sizes: Sequence[int]
 ) -> list[RowArray]:
     if name not in ("csv", "parquet"):
         raise GraphDataError(f"{metadata.path}: {what} has format {name!r} (known: numpy, parquet, csv)")
@@ -245,4 +231,4 @@ def _check_rows(
         raise GraphDataError(f"{metadata.path}: {what} must have {sum(counts)} rows (got {sum(lengths)} in its files)")
 
 
-CHUNKED = Layout("DGL's chunked graph", METADATA, _is_at, _read, by_all_ranks=True)
+CHUNKED = Layout("DGL's chunked graph", METADATA, lambda path: (path / METADATA).is_file(), _read, by_all_ranks=True)

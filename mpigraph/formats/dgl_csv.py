@@ -32,10 +32,6 @@ _EDGES: dict[str, Any] = {
 _OWN_ID = "id of the file"  # a column that DGL would call "id", as here the ids themselves are
 
 
-def _is_at(path: Path) -> bool:
-    return (path / _META).is_file()
-
-
 def _read(path: Path, options: ReadOptions) -> GraphSource:
     meta = read_yaml(path / _META)
     if str(meta.get("version", "1.0.0")) != "1.0.0":
@@ -54,13 +50,17 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
     for entry in _entries(path, meta, "node_data", _NODES, left_out):
         ntype = _type(path, "node_data", entry["ntype"], 1)[0]
         columns = _columns(entry, form, graph_ids, left_out)
-        _add(path, nodes, ntype, NodeTable(ntype, (entry["file_name"],), entry["node_id_field"], columns, form))
+        if ntype in nodes:
+            raise GraphDataError(f"{path / _META}: {ntype!r} has two files")
+        nodes[ntype] = NodeTable(ntype, (entry["file_name"],), entry["node_id_field"], columns, form)
     edges: dict[Relation, EdgeTable] = {}
     for entry in _entries(path, meta, "edge_data", _EDGES, left_out):
         relation: Relation = _type(path, "edge_data", entry["etype"], 3)
         columns = _columns(entry, form, graph_ids, left_out)
         ends = entry["src_id_field"], entry["dst_id_field"]
-        _add(path, edges, relation, EdgeTable(relation, (entry["file_name"],), *ends, columns, form))
+        if relation in edges:
+            raise GraphDataError(f"{path / _META}: {relation!r} has two files")
+        edges[relation] = EdgeTable(relation, (entry["file_name"],), *ends, columns, form)
         for ntype in (relation[0], relation[2]):
             if ntype not in nodes:
                 raise GraphDataError(f"{path / _META}: node_data has no file for node type {ntype!r} of {relation}")
@@ -104,12 +104,6 @@ def _type(path: Path, section: str, names: object, length: int) -> Any:
     if not isinstance(listed, list) or len(listed) != length or not all(isinstance(name, str) for name in listed):
         raise GraphDataError(f"{path / _META}: {section}: a type must be {length} name(s) (got {names!r:.60})")
     return tuple(DEFAULT_NTYPE if name == "_V" else name for name in listed)
-
-
-def _add(path: Path, tables: dict[Any, Any], key: object, table: object) -> None:
-    if key in tables:
-        raise GraphDataError(f"{path / _META}: {key!r} has two files")
-    tables[key] = table
 
 
 def _of_one_graph(source: GraphSource, graph_ids: set[str]) -> GraphSource:
@@ -166,4 +160,6 @@ def _named(features: Mapping[str, Feature]) -> dict[str, Feature]:
     return {name: feature for name, feature in features.items() if name != _OWN_ID} | own
 
 
-DGL_CSV = Layout("DGL's CSVDataset", _META, _is_at, _read, takes=("tables",), by_all_ranks=True)
+DGL_CSV = Layout(
+    "DGL's CSVDataset", _META, lambda path: (path / _META).is_file(), _read, takes=("tables",), by_all_ranks=True
+)

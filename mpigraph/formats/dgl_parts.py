@@ -84,7 +84,11 @@ class _Config:
         self.etypes = _by_id(content.get("etypes", {relation_key(DEFAULT_ETYPE): 0}))
         self.nodes = self._ranges("node_map", content["node_map"], self.ntypes, content["num_nodes"])
         self.edges = self._ranges("edge_map", content["edge_map"], self.etypes, content["num_edges"])
-        self.node_ids = _TypedIds(self.nodes)
+        of_parts = self.nodes.transpose(1, 0, 2).reshape(-1, 2)  # part by part, and inside a part type by type
+        sizes = np.diff(self.nodes, axis=2)[:, :, 0]
+        first = np.cumsum(sizes, axis=1) - sizes  # [types, parts], the first id of a type in a part
+        self.ends = of_parts[:, 1]
+        self.shift = first.T.reshape(-1) - of_parts[:, 0]
         self.folders: dict[Path, FolderFiles] = {}
         self.unread_data: Counter[str] = Counter()
 
@@ -93,9 +97,8 @@ class _Config:
         if isinstance(table, list):
             table = {names[0]: table}
         if not isinstance(table, dict):
-            raise GraphDataError(
-                f"{what} names a file, as DGL wrote before version 0.5 or without reshuffling: repartition the graph"
-            )
+            old = "as DGL wrote before version 0.5 or without reshuffling"
+            raise GraphDataError(f"{what} names a file, {old}: repartition the graph")
         if set(table) != set(names):
             raise GraphDataError(f"{what} has the types {sorted(table)}, expected {sorted(names)}")
         ranges_of = np.zeros((len(names), self.num_parts, 2), np.int64)
@@ -115,7 +118,6 @@ class _Config:
         return ranges_of
 
     def file(self, part: int, which: str) -> Path:
-        """Return a file of a part."""
         files = self.files[part]
         if which == "part_graph" and which not in files:
             raise GraphDataError(
@@ -144,27 +146,6 @@ def _by_id(table: Mapping[str, int]) -> list[str]:
     if [table[name] for name in names] != list(range(len(names))):
         raise GraphDataError(f"type ids must be 0 to {len(names) - 1} (got {table})")
     return names
-
-
-class _TypedIds:
-    """Homogeneous ids as ids of their type."""
-
-    def __init__(self, ranges: I64) -> None:
-        num_types, num_parts, _ = ranges.shape
-        sizes = np.diff(ranges, axis=2)[:, :, 0]
-        first = np.cumsum(sizes, axis=1) - sizes  # [types, parts], the first id of a type in a part
-        order = ranges.transpose(1, 0, 2).reshape(-1, 2)
-        self._ends = order[:, 1]
-        self._shift = first.T.reshape(-1) - order[:, 0]
-        self._types = np.tile(np.arange(num_types), num_parts)
-
-    def of(self, ids: Array) -> tuple[I64, I64]:
-        """Return type and type-wise id of each."""
-        ids = ids.astype(np.int64)
-        if len(ids) and ids.min() < 0:
-            raise IndexError(f"there is no node {ids.min()}")
-        place = np.searchsorted(self._ends, ids, side="right")
-        return self._types[place], ids + self._shift[place]
 
 
 @dataclass
@@ -228,7 +209,9 @@ class _Part:
         nids = self._data("nodes", _NID)
         eids = np.asarray(self._data("edges", _EID), np.int64)
         inner_edges = self._data("edges", "inner_edge").astype(bool)
-        self._check_nodes(nids)
+        own_ids = [np.arange(*ids) for ids in config.nodes[:, self.part].tolist()]
+        if not np.array_equal(np.sort(nids[self.inner]), np.concatenate(own_ids)):
+            raise GraphDataError(f"{self.path}: its own nodes are not those that {config.path.name} says")
         if len(graph.src) and max(int(graph.src.max()), int(graph.dst.max())) >= graph.num_nodes:
             raise GraphDataError(f"{self.path}: an edge ends in a node that does not exist")
         beside = self._beside("orig_nids.dgl", config.ntypes)
@@ -250,16 +233,13 @@ class _Part:
             own = graph.edata.get("orig_id"), eids, inner_edges
             collected.edge_ids[r].append(self._originals(*own, (begin, end), beside.get(name)))
 
-    def _check_nodes(self, nids: Array) -> None:
-        ranges = self.config.nodes[:, self.part]
-        if not np.array_equal(np.sort(nids[self.inner]), np.concatenate([np.arange(*ids) for ids in ranges.tolist()])):
-            raise GraphDataError(f"{self.path}: its own nodes are not those that {self.config.path.name} says")
-
     def _typed(self, nids: Array, local: Array) -> tuple[I64, I64]:
-        try:
-            return self.config.node_ids.of(nids[local])
-        except IndexError as error:
-            raise GraphDataError(f"{self.path}: an edge ends in a node that does not exist") from error
+        """Return type and type-wise id of nodes that are numbered inside the part."""
+        ids = nids[local].astype(np.int64)
+        place = np.searchsorted(self.config.ends, ids, side="right")
+        if (ids < 0).any() or (place == len(self.config.ends)).any():
+            raise GraphDataError(f"{self.path}: an edge ends in a node that does not exist")
+        return place % len(self.config.ntypes), ids + self.config.shift[place]
 
     def _in_range(self, what: str, ids: Array, inner: Array, begin: int, end: int) -> I64:
         """Return the positions of the ids ``begin`` to ``end - 1``, in the order of these ids."""
@@ -317,9 +297,8 @@ def _relation(config: _Config, name: str, ends: tuple[int, int] | None) -> Relat
         return readings[0]
     if ends is None:
         if len(config.ntypes) > 1:
-            raise GraphDataError(
-                f"edge type {name!r} has no edges that tell which types it joins: name it <src>:<rel>:<dst>"
-            )
+            remedy = "name it <src>:<rel>:<dst>"
+            raise GraphDataError(f"edge type {name!r} has no edges that tell which types it joins: {remedy}")
         ends = 0, 0
     return config.ntypes[ends[0]], name, config.ntypes[ends[1]]
 
@@ -386,9 +365,5 @@ def _feature(name: str, chunks: Sequence[Feature]) -> Feature:
         raise GraphDataError(f"feature {name!r} is {' and '.join(dtypes)} in different parts")
     values = concatenated([chunk.values for chunk in filled])
     if name in _MASKS and values.dtype == np.uint8:
-        return Feature(MadeRows(_zero_or_one, np.uint8, values), "bool")
+        return Feature(MadeRows(lambda rows: np.asarray(rows != 0, np.uint8), np.uint8, values), "bool")
     return Feature(values, dtypes[0])
-
-
-def _zero_or_one(rows: Array) -> Array:
-    return np.asarray(rows != 0, np.uint8)

@@ -55,12 +55,8 @@ _ROW = re.compile(r"\bRow #(\d+)")
 def blocks_of_lines(path: Path, longest: int = 0) -> Iterator[tuple[int, bytes]]:
     """Yield some lines of a file, and the number of the first of them, from 1. All of them end in a newline alone.
 
-    Args:
-        path: the file.
-        longest: bytes that a line may have; 0 for those of a block.
-
-    Raises:
-        GraphDataError: the file cannot be read, or a line is too long.
+    A line may have ``longest`` bytes, 0 for those of a block. Raises GraphDataError if one is longer, or the file
+    cannot be read.
     """
     number = 1
     rest = b""
@@ -92,27 +88,15 @@ def _comments_of(path: Path, mark: bytes) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True)
 class NumberBlock:
-    """Numbers of consecutive lines.
+    """Numbers of consecutive lines."""
 
-    Attributes:
-        columns: by name, [lines].
-        path: the file.
-        line_of: returns the number and the text of the line of a row.
-    """
-
-    columns: dict[str, Array]
-    path: Path
-    line_of: Callable[[int], tuple[int, bytes]]
+    columns: dict[str, Array]  # by name, [lines]
+    path: Path  # the file
+    line_of: Callable[[int], tuple[int, bytes]]  # returns the number and the text of the line of a row
 
     def check(self, good: Array, what: str) -> None:
-        """Raise an error about the first row that is not good.
-
-        Args:
-            good: bool[rows].
-            what: what is wrong with it, for the message.
-
-        Raises:
-            GraphDataError: a row is not good; names the file and its line.
+        """Raise a GraphDataError, which names file and line and says ``what`` is wrong, about the first row of
+        bool[rows] that is not good.
         """
         if not good.all():
             number, line = self.line_of(int(np.flatnonzero(~good)[0]))
@@ -122,17 +106,11 @@ class NumberBlock:
 def number_blocks(
     path: Path, columns: Mapping[str, str], comment: bytes = b"", skipped: int = 0, delimiter: str | None = None
 ) -> Iterator[NumberBlock]:
-    """Yield the numbers of all lines that are neither blank nor comments.
+    """Yield the numbers of all lines that are neither blank nor comments, except the first ``skipped`` of these.
 
-    Args:
-        path: the file.
-        columns: name -> dtype, "int64" or "float64"; every line must have all of them and no more.
-        comment: what comments begin with; b"" without comments.
-        skipped: how many of these lines are left out, at the beginning.
-        delimiter: between fields; None for any blanks.
-
-    Raises:
-        GraphDataError: a line does not have these numbers; names it.
+    ``columns`` has names and dtypes, "int64" or "float64": a line must have all of them and no more, with ``delimiter``
+    between them (None: any blanks). Comments begin with ``comment``; b"" without comments. Raises GraphDataError: a
+    line does not have these numbers; names it.
     """
 
     def is_kept(line: bytes) -> bool:
@@ -170,15 +148,10 @@ def numbers_in(
     line_of: Callable[[int], tuple[int, bytes]],
     needs: str = "",
 ) -> dict[str, Array]:
-    """Return the numbers in lines, not all of them blank, by column.
+    """Return the numbers in lines, not all of them blank, by column; others are arguments of :func:`number_blocks`.
 
-    Args:
-        path: the file, for messages.
-        lines: the text.
-        columns: as for :func:`number_blocks`.
-        delimiter: between fields.
-        line_of: returns the number and the text of the line of a row, for messages.
-        needs: what a line must have, for messages.
+    For messages, ``line_of`` returns the number and the text of the line of a row, and ``needs`` says what a line must
+    have.
 
     Raises:
         GraphDataError: a line does not have these numbers; names it.
@@ -233,7 +206,7 @@ class CollectedEdges:
         return len(self._edges[0])
 
     def add(self, columns: Mapping[str, Array]) -> None:
-        """Add edges."""
+        """Add edges, [k] of each column."""
         for file, column in zip(self._edges, columns.values(), strict=True):
             file.append(column)
 
@@ -258,8 +231,6 @@ _OF_MATRIX: Relation = ("row", "to", "column")
 
 
 class _Head(NamedTuple):
-    """The first line of a matrix and the line of its sizes."""
-
     value: str | None  # dtype of values
     symmetry: str
     rows: int
@@ -314,10 +285,8 @@ def _head(path: Path) -> _Head:
     if words[2] == "array":
         raise GraphDataError(f"{path} is a dense matrix (array), which is no graph: write it as coordinate")
     if words[3] not in _FIELDS or words[4] not in _SYMMETRIES:
-        raise GraphDataError(
-            f"{path}: a matrix must be one of {list(_FIELDS)}, and one of {list(_SYMMETRIES)} "
-            f"(got {words[3]!r} and {words[4]!r})"
-        )
+        known = f"one of {list(_FIELDS)}, and one of {list(_SYMMETRIES)}"
+        raise GraphDataError(f"{path}: a matrix must be {known} (got {words[3]!r} and {words[4]!r})")
     if len(sizes) != 3 or not all(map(_is_count, sizes)):
         raise GraphDataError(f"{path}: after the comments must come numbers of rows, columns and entries (got {sizes})")
     head = _Head(_FIELDS[words[3]], words[4], *map(int, sizes))
@@ -356,10 +325,8 @@ def _read_konect(path: Path, options: ReadOptions) -> GraphSource:
         raise GraphDataError(f"{path} has several networks, {', '.join(file.name for file in files)}: give one of them")
     folder = FolderFiles(path)
     folder.read(files[0])
-    return replace(_read_network(files[0], options), left_out=folder.left_out() if path.is_dir() else ())
-
-
-def _read_network(path: Path, options: ReadOptions) -> GraphSource:
+    left_out = folder.left_out() if path.is_dir() else ()
+    path = files[0]
     form = _form(path)
     comments, fields = _comments_of(path, b"%")
     words = comments[1].split() if len(comments) > 1 else []
@@ -389,15 +356,18 @@ def _read_network(path: Path, options: ReadOptions) -> GraphSource:
         if sizes and len(edges) != sizes[0] and sum_of_weights != sizes[0]:
             raise GraphDataError(f"{path} has {len(edges)} edges, but its second line says {sizes[0]}")
         src, dst, *read = edges.finish()
-    relation = _OF_SIDES if form == "bip" else DEFAULT_ETYPE
-    counts = dict(zip(relation[::2], sizes[1:] or largest, strict=True))
-    if form != "bip":
-        counts = {DEFAULT_NTYPE: max(sizes[1:] or largest)}
+    relation = DEFAULT_ETYPE
+    counts = {DEFAULT_NTYPE: max(sizes[1:] or largest)}
+    if form == "bip":
+        relation = _OF_SIDES
+        counts = dict(zip(relation[::2], sizes[1:] or largest, strict=True))
     feats = {
         name: Feature.of(CastRows(rows, np.int64) if are_whole[name] else rows)
         for name, rows in zip(values, read, strict=True)
     }
-    return graph_of(counts, {relation: (src, dst)}, edge_feats={relation: feats}, has_reverse=form == "sym")
+    ends = {relation: (src, dst)}
+    edge_feats = {relation: feats}
+    return graph_of(counts, ends, edge_feats=edge_feats, has_reverse=form == "sym", left_out=left_out)
 
 
 KONECT = Layout("KONECT", "out.<name>", lambda path: bool(_networks(path)), _read_konect)
@@ -406,15 +376,10 @@ _COUNTS = re.compile(r"\bNodes:\s*(\d{1,18})\s+Edges:\s*(\d{1,18})\b", re.IGNORE
 
 
 def checked_by_comments(path: Path, source: GraphSource, adds_reverse: bool) -> GraphSource:
-    """Return a graph that was read from a table; if the table is a file of SNAP's, checked.
+    """Return a graph that was read from ``path``, a table or a directory; if that is a file of SNAP's, checked.
 
-    Args:
-        path: what was read, a file or a directory.
-        source: the graph.
-        adds_reverse: whether the user asks for reverse edges.
-
-    Raises:
-        GraphDataError: there are not as many edges as the comments say, or more nodes.
+    ``adds_reverse`` says if the user asks for reverse edges. Raises GraphDataError if there are not as many edges as
+    the comments say, or more nodes.
     """
     comments = _comments_of(path, b"#")[0] if path.is_file() and first_bytes(path, 1) == b"#" else []
     counts = next((match for line in comments if (match := _COUNTS.search(line))), None)
@@ -430,13 +395,10 @@ def checked_by_comments(path: Path, source: GraphSource, adds_reverse: bool) -> 
             "%s: %d of %d nodes have no edges, and no ids: they are not in the graph (where ids are 0 to N - 1: "
             "--nodes N)", path, nodes - source.num_nodes[0], nodes,
         )  # fmt: skip
-    if adds_reverse or not any("undirected" in line.lower() for line in comments) or _goes_both_ways(source):
+    if adds_reverse or not any("undirected" in line.lower() for line in comments):
+        return source
+    chunks = edge_chunks(source, 0)
+    if sum(int((src < dst).sum()) - int((src > dst).sum()) for _, src, dst in chunks) == 0:  # they go both ways
         return source
     question = "reverse edges, if there are to be any (--undirected): the graph is undirected, and its edges go one way"
     return replace(source, left_out=(*source.left_out, question))
-
-
-def _goes_both_ways(source: GraphSource) -> bool:
-    """Return whether as many edges go to larger ids as to smaller ones."""
-    chunks = edge_chunks(source, 0)
-    return sum(int((src < dst).sum()) - int((src > dst).sum()) for _, src, dst in chunks) == 0

@@ -6,7 +6,7 @@ An export notes each name that it has changed in its metadata, under :data:`NOTE
      "features": {"a%3Ab": "a:b"}}
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,9 @@ def dgl_name(name: str) -> str:
 
 
 def unique(name: str, taken: set[str], most: int, before: str = "", after: str = "") -> str:
-    """Return a name that is not taken, and take it: the name itself, or its beginning and a number.
+    """Return a name that is not among those taken, and take it: the name itself, or its beginning and a number.
 
-    Args:
-        name: wanted name.
-        taken: names so far, with what stands before and after them.
-        most: bytes that it may have, with what stands before and after it.
-        before: what stands before it.
-        after: what stands after it.
+    With what stands ``before`` and ``after`` it, as in ``taken``, it has at most ``most`` bytes.
     """
     fitted, number = name, 1
     while f"{before}{fitted}{after}" in taken or len(f"{before}{fitted}{after}".encode()) > most:
@@ -55,19 +50,17 @@ def unique(name: str, taken: set[str], most: int, before: str = "", after: str =
 class ForeignNames:
     """The names that a graph has in an export.
 
+    Args:
+        schema: the types of the graph.
+        target: "dgl"; or "pyg", where the names of a relation, joined by ``__``, are those of a file, and features may
+            have any name.
+
     Attributes:
         ntypes: node type -> its name there, which can be the name of a file.
         relations: relation -> its triple there.
     """
 
     def __init__(self, schema: Schema, target: str) -> None:
-        """Choose the names.
-
-        Args:
-            schema: the types of the graph.
-            target: "dgl"; or "pyg", where the names of a relation, joined by ``__``, are those of a file, and features
-                may have any name.
-        """
         self._target = target
         separators = _OF_DGL if target == "dgl" else "/"
         taken: set[str] = set()
@@ -112,21 +105,18 @@ class ForeignNames:
 
 
 def with_original_names(source: GraphSource, path: Path, metadata: Mapping[str, Any]) -> GraphSource:
-    """Return a graph that was read from an export with the names that it had.
+    """Return a graph that was read from an export with the names that it had, by the note in its metadata, if any.
 
-    Args:
-        source: the graph, by the names in the export.
-        path: the file of the metadata, for messages.
-        metadata: what the file holds; without a note of changed names the graph stays as it is.
-
-    Raises:
-        GraphDataError: the note is malformed.
+    ``path``, the file of the metadata, is for messages. Raises GraphDataError if the note is malformed.
     """
     if NOTE not in metadata:
         return source
     try:
         ntypes, edges, features = (dict(metadata[NOTE].get(kind, {})) for kind in _TABLES)
-        relations = [_triple(edges.get(":".join(r), r)) for r in source.schema.relations]
+        relations: list[Relation] = []
+        for relation in source.schema.relations:
+            src, name, dst = edges.get(":".join(relation), relation)
+            relations.append((src, name, dst))
         schema = Schema(tuple(ntypes.get(n, n) for n in source.schema.ntypes), tuple(relations))
         keys = dict(zip(map(relation_key, source.schema.relations), map(relation_key, relations), strict=True))
         node_feats = {ntypes.get(t, t): _renamed(table, features) for t, table in source.node_feats.items()}
@@ -134,11 +124,6 @@ def with_original_names(source: GraphSource, path: Path, metadata: Mapping[str, 
     except (AttributeError, TypeError, ValueError, MPIGraphError) as error:
         raise GraphDataError(f"{path}: {NOTE} must be tables from names to the original ones ({error})") from error
     return replace(source, schema=schema, node_feats=node_feats, edge_feats=edge_feats)
-
-
-def _triple(names: Iterable[Any]) -> Relation:
-    src, name, dst = names
-    return src, name, dst
 
 
 def _renamed(table: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@
 Arrays of ``.npy`` are mapped. Those of torch (``format: torch``) are an error that says how to convert them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,6 @@ _SEEDS = ("seeds", "seed_nodes")
 _TO_NPY = "np.save('x.npy', torch.load('x.pt', weights_only=True).numpy())"
 
 
-def _is_at(path: Path) -> bool:
-    return (path / _METADATA).is_file()
-
-
 @dataclass
 class _Dataset:
     """The directory and its ``metadata.yaml``, checked while it is read."""
@@ -54,33 +50,29 @@ class _Dataset:
     left_out: list[str] = field(default_factory=list)
 
     def entries(self, table: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-        """Return the list of mappings under a key; an empty one without the key."""
         entries = table.get(key) or []
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise self.error(f"{key} must be a list of mappings (got {entries!r:.80})")
         return entries
 
     def text(self, entry: Mapping[str, Any], key: str, what: str) -> str:
-        """Return a string of an entry."""
         value = entry.get(key)
         if not isinstance(value, str) or not value or "\0" in value:
             raise self.error(f"{what}: {key} must be a string (got {value!r:.80})")
         return value
 
     def file(self, entry: Mapping[str, Any], what: str) -> tuple[str, Path]:
-        """Return the format of a file, "csv" or "numpy", and its path."""
         kind = entry.get("format")
         path = self.files.read(self.folder / self.text(entry, "path", what))
         if kind == "torch":
             raise GraphDataError(
-                f"{path}: a tensor of torch: write it by {_TO_NPY} and set format: numpy in {_METADATA}"
+                f"{path}: a tensor of torch: write it by {_TO_NPY}, and set format: numpy in {_METADATA}"
             )
         if kind not in ("csv", "numpy"):
             raise self.error(f"{what}: format must be numpy, or csv of edges (got {kind!r})")
         return str(kind), path
 
     def array(self, entry: Mapping[str, Any], what: str) -> tuple[Path, Array]:
-        """Return the path of an array of numbers, and the array."""
         kind, path = self.file(entry, what)
         if kind != "numpy":
             raise self.error(f"{what}: format must be numpy (got {kind!r})")
@@ -145,7 +137,14 @@ def _edges(
         relation = names[0], names[1], names[2]
         kind, path = data.file(entry, f"edges of {relation}")
         if kind == "csv":
-            ends_of[relation] = _csv_edges(path, (counts[names[0]], counts[names[2]]), data.scratch)
+            with CollectedEdges(_ENDS, data.scratch) as edges:
+                for block in number_blocks(path, _ENDS, delimiter=","):
+                    for end, ntype in zip(_ENDS, relation[::2], strict=True):
+                        good = (block.columns[end] >= 0) & (block.columns[end] < counts[ntype])
+                        block.check(good, f"{end} must be one of 0 to {counts[ntype] - 1}")
+                    edges.add(block.columns)
+                src, dst = edges.finish()
+            ends_of[relation] = src, dst
             continue
         ends = mapped_npy(path)
         if ends.ndim != 2 or len(ends) != 2 or ends.dtype.kind not in "iu":
@@ -154,17 +153,6 @@ def _edges(
     if not ends_of:
         raise data.error("edges must name at least one relation")
     return ends_of
-
-
-def _csv_edges(path: Path, counts: Sequence[int], scratch: Path | None) -> tuple[RowArray, RowArray]:
-    with CollectedEdges(_ENDS, scratch) as edges:
-        for block in number_blocks(path, _ENDS, delimiter=","):
-            for end, count in zip(_ENDS, counts, strict=True):
-                ids = block.columns[end]
-                block.check((ids >= 0) & (ids < count), f"{end} must be one of 0 to {count - 1}")
-            edges.add(block.columns)
-        src, dst = edges.finish()
-    return src, dst
 
 
 def _add_feature(data: _Dataset, entry: Mapping[str, Any], tables: Mapping[str, dict[str, dict[str, Feature]]]) -> None:
@@ -183,7 +171,11 @@ def _add_task(
     data: _Dataset, task: Mapping[str, Any], counts: Mapping[str, int], feats: dict[str, dict[str, Feature]]
 ) -> None:
     labels: dict[str, list[tuple[Path, Array, Array]]] = {}
-    for ntype, mask, entries in _sets(data, task):
+    sets = [(entry, key) for key in _SETS for entry in data.entries(task, key)]
+    for entry, key in sets:
+        ntype = _type_of(data, entry, DEFAULT_NTYPE)
+        mask = _SETS[key]
+        entries = {data.text(array, "name", key): array for array in data.entries(entry, "data")}
         seeds = next((entries.pop(name) for name in _SEEDS if name in entries), None)
         place, ids = data.array(seeds, f"seeds of {mask}") if seeds is not None else (None, np.zeros((0, 2)))
         if ntype not in counts or ids.ndim != 1:
@@ -201,13 +193,6 @@ def _add_task(
             data.left_out.append(f"labels of the task: {ntype!r} has a feature 'label'")
         else:
             feats[ntype]["label"] = _label(pieces, counts[ntype], data.scratch)
-
-
-def _sets(data: _Dataset, task: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, dict[str, Any]]]]:
-    for key, mask in _SETS.items():
-        for entry in data.entries(task, key):
-            arrays = {data.text(array, "name", key): array for array in data.entries(entry, "data")}
-            yield _type_of(data, entry, DEFAULT_NTYPE), mask, arrays
 
 
 def _label(pieces: Sequence[tuple[Path, Array, Array]], count: int, scratch: Path | None) -> Feature:
@@ -228,4 +213,4 @@ def _label(pieces: Sequence[tuple[Path, Array, Array]], count: int, scratch: Pat
     return Feature.of(label)
 
 
-GRAPHBOLT = Layout("GraphBolt", _METADATA, _is_at, _read)
+GRAPHBOLT = Layout("GraphBolt", _METADATA, lambda path: (path / _METADATA).is_file(), _read)

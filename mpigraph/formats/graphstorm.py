@@ -18,7 +18,7 @@ nodes.
 import glob
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.id_maps import Distinct
@@ -157,7 +157,6 @@ class _Entry:
         return read_columns(tables, ids, {name: (name,) for name in values}, {}, self._ranks)
 
     def _files(self, names: object) -> list[Path]:
-        """Return the files of names and patterns, in the order of their names as text."""
         patterns = [names] if isinstance(names, str) else names
         if not isinstance(patterns, list) or not patterns or not all(isinstance(name, str) for name in patterns):
             raise GraphDataError(f"{self.title}: files must be a path or a list of paths (got {names!r:.60})")
@@ -215,10 +214,8 @@ class _Entry:
         elif task != "link_prediction" and "custom_split_filenames" not in entry:
             raise GraphDataError(f"{title}: {task} needs a label_col")
         custom = entry.get("custom_split_filenames")
-        if custom is None:
-            masks = _split_masks(labels, self.length, entry, title)
-        else:
-            masks = self._chosen(custom, entry, title)
+        is_random = custom is None
+        masks = _split_masks(labels, self.length, entry, title) if is_random else self._chosen(custom, entry, title)
         for name, mask in masks.items():
             self._add(name, mask, title)
 
@@ -229,9 +226,8 @@ class _Entry:
 
     def _chosen(self, custom: object, entry: Mapping[str, Any], title: str) -> dict[str, Feature]:
         if not isinstance(custom, dict) or set(custom) - set(_SPLITS) or len(self.ids) != 1:
-            raise GraphDataError(
-                f"{title}: custom_split_filenames must name files for {', '.join(_SPLITS)}, of nodes with a node_id_col"
-            )
+            needs = f"must name files for {', '.join(_SPLITS)}, of nodes with a node_id_col"
+            raise GraphDataError(f"{title}: custom_split_filenames {needs}")
         masks = {}
         taken = np.zeros(self.length, bool)
         for name, split in zip(_mask_names(entry, title), _SPLITS, strict=True):
@@ -284,22 +280,19 @@ def _numbers(columns: Sequence[RowArray], conf: Mapping[str, Any], title: str) -
         raise GraphDataError(f"{title}: out_dtype must be one of {list(_DTYPES)} (got {dtype!r})")
     name, options = _transform_of(conf, title)
     width = sum(column.shape[1] if column.ndim == 2 else 1 for column in columns)
-    make = partial(_side_by_side, np.dtype(dtype))
+    make = partial(_scaled, np.dtype(dtype), None)
     if name == "max_min_norm":
         make = partial(_scaled, np.dtype(dtype), [_range(column, options, title) for column in columns])
     return MadeRows(make, dtype, *columns, row_shape=(width,))
 
 
-def _side_by_side(dtype: np.dtype[Any], *rows: Array) -> Array:
-    return as_dtype(np.concatenate([part.reshape(len(part), -1) for part in rows], axis=1), dtype)
-
-
-def _scaled(dtype: np.dtype[Any], ranges: Sequence[tuple[Array, Array]], *rows: Array) -> Array:
-    parts = [
-        np.clip((part.reshape(len(part), -1) - low) / (high - low), 0, 1)
-        for part, (low, high) in zip(rows, ranges, strict=True)
-    ]
-    return np.concatenate(parts, axis=1).astype(dtype)
+def _scaled(dtype: np.dtype[Any], ranges: Sequence[tuple[Array, Array]] | None, *columns: Array) -> Array:
+    """Return columns side by side, each from its range to 0 to 1 if there are ranges."""
+    parts = [column.reshape(len(column), -1) for column in columns]
+    if ranges is None:
+        return as_dtype(np.concatenate(parts, axis=1), dtype)
+    scaled = [np.clip((part - low) / (high - low), 0, 1) for part, (low, high) in zip(parts, ranges, strict=True)]
+    return np.concatenate(scaled, axis=1).astype(dtype)
 
 
 def _range(column: RowArray, options: Mapping[str, Any], title: str) -> tuple[Array, Array]:
@@ -309,8 +302,7 @@ def _range(column: RowArray, options: Mapping[str, Any], title: str) -> tuple[Ar
         bounds = float(options.get("min_bound", -_LARGEST)), float(options.get("max_bound", _LARGEST))
     except (TypeError, ValueError) as error:
         raise GraphDataError(f"{title}: max_min_norm needs numbers for its options: {error}") from error
-    lows = []
-    highs = []
+    lows, highs = [], []
     for first in range(0, len(column) if len(chosen) < 2 else 0, _ROWS):
         rows = np.asarray(column[first : first + _ROWS])
         lows.append(rows.reshape(len(rows), -1).min(axis=0))
@@ -325,7 +317,6 @@ def _range(column: RowArray, options: Mapping[str, Any], title: str) -> tuple[Ar
 
 
 def _categories(column: IdColumn, conf: Mapping[str, Any], title: str, scratch: Path | None) -> RowArray:
-    """Return categories as rows of zeros with a one, int8[rows, categories]."""
     options = _transform_of(conf, title)[1]
     if "separator" in options:
         raise GraphDataError(f"{title}: to_categorical with a separator is not read")
@@ -342,14 +333,8 @@ def _categories(column: IdColumn, conf: Mapping[str, Any], title: str, scratch: 
         for values, positions, _ in column.texts(blanks=True):
             of_values = np.array([mapping.get(value.decode(), -1) for value in values.tolist()], np.int32)
             codes.append(of_values[positions] if len(positions) else of_values)
-        return MadeRows(partial(_one_hot, len(mapping)), np.int8, codes.finish(), row_shape=(len(mapping),))
-
-
-def _one_hot(width: int, codes: Array) -> Array:
-    rows = np.zeros((len(codes), width), np.int8)
-    known = np.flatnonzero(codes >= 0)
-    rows[known, codes[known]] = 1
-    return rows
+        every = np.arange(len(mapping))
+        return MadeRows(lambda c: (c[:, None] == every).astype(np.int8), np.int8, codes.finish(), row_shape=every.shape)
 
 
 def _split_masks(labels: RowArray | None, count: int, conf: Mapping[str, Any], title: str) -> dict[str, Feature]:
@@ -363,7 +348,11 @@ def _split_masks(labels: RowArray | None, count: int, conf: Mapping[str, Any], t
         raise GraphDataError(f"{title}: split_pct must be shares of 1 at most in all (got {shares!r})")
     if not train + val + test:
         return {}
-    rows = np.concatenate([np.zeros(0, np.int64), *_labelled(labels, count)])
+    is_labelled = np.ones(count, bool)
+    for first in range(0, count if labels is not None and labels.dtype.kind == "f" else 0, _ROWS):
+        chunk = np.asarray(labels[first : first + _ROWS])  # type: ignore[index]
+        is_labelled[first : first + _ROWS] = ~np.isnan(chunk.reshape(len(chunk), -1)).any(axis=1)
+    rows = np.flatnonzero(is_labelled)
     rows = rows[np.argsort(hashes(rows, _SEED), kind="stable")]
     ends = np.cumsum([0, *(int(len(rows) * share) for share in (train, val, test))])
     names = _mask_names(conf, title)
@@ -375,15 +364,6 @@ def _mask_names(conf: Mapping[str, Any], title: str) -> Sequence[str]:
     if not isinstance(names, list | tuple) or len(names) != 3 or not all(isinstance(name, str) for name in names):
         raise GraphDataError(f"{title}: mask_field_names must be three names (got {names!r})")
     return names
-
-
-def _labelled(labels: RowArray | None, count: int) -> Iterator[I64]:
-    for first in range(0, count, _ROWS):
-        rows = np.arange(first, min(first + _ROWS, count))
-        if labels is not None and labels.dtype.kind == "f":
-            chunk = np.asarray(labels[first : first + _ROWS]).reshape(len(rows), -1)
-            rows = rows[~np.isnan(chunk).any(axis=1)]
-        yield rows
 
 
 GRAPHSTORM = Layout("GraphStorm's gconstruct", "", _is_at, _read, by_all_ranks=True)

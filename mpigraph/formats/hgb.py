@@ -54,7 +54,7 @@ class _Link(NamedTuple):
 
 
 class _Names(NamedTuple):
-    """Names of node types and types of links in ``info.dat``, by number of the type."""
+    """The content of ``info.dat``, by number of the type."""
 
     ntypes: dict[int, str]
     links: dict[int, _Link]
@@ -113,14 +113,8 @@ def _relations(names: _Names) -> dict[int, Relation]:
 
 
 class _Nodes(NamedTuple):
-    """All nodes: int64[nodes] number of the type of each, and id among those of its type."""
-
-    types: I64
-    local: I64
-
-
-def _is_at(path: Path) -> bool:
-    return (path / "node.dat").is_file() and (path / "link.dat").is_file()
+    types: I64  # [nodes], number of the type of each
+    local: I64  # [nodes], id among those of its type
 
 
 def _read(path: Path, options: ReadOptions) -> GraphSource:
@@ -163,10 +157,9 @@ def _records(path: Path, types: Sequence[int]) -> Iterator[_Records]:
                 numbers.append((number, int(fields[0]), int(fields[2])))
                 texts.append(fields[3].strip() if len(fields) == 4 else b"")
             elif line.strip():
-                raise GraphDataError(
-                    f"{path}, line {number}: must have id, name and a type of {list(types)}, with tabs between them "
-                    f"(got {line[:80].decode('utf-8', 'replace')!r})"
-                )
+                needs = f"id, name and a type of {list(types)}, with tabs between them"
+                got = line[:80].decode("utf-8", "replace")
+                raise GraphDataError(f"{path}, line {number}: must have {needs} (got {got!r})")
         if numbers:
             lines_of, ids, ntypes = np.array(numbers, np.int64).T
             yield _Records(lines_of, ids, ntypes, texts)
@@ -192,11 +185,10 @@ class _Numbers:
             self._file.append(np.stack(list(numbers.values()), 1))
 
     def finish(self, order: I64) -> dict[str, Feature]:
-        """Return the feature, with rows in an order."""
         if not self._width:
             return {}
         rows: RowArray = self._file.finish()
-        return {"feat": Feature.rows(rows if (np.diff(order) > 0).all() else Reordered(rows, order))}
+        return {"feat": Feature.of(rows if (np.diff(order) > 0).all() else Reordered(rows, order))}
 
 
 def _read_nodes(path: Path, names: _Names, scratch: Path | None) -> tuple[_Nodes, dict[int, dict[str, Feature]]]:
@@ -248,9 +240,8 @@ def _read_labels(path: Path, nodes: _Nodes) -> dict[int, dict[str, Feature]]:
     classes = 1 + int(labels[:, 1].max(initial=-1))
     is_single = len(np.unique(labels[:, 0])) == len(labels)
     if not is_single and classes > _MAX_CLASSES:
-        raise GraphDataError(
-            f"{path / 'label.dat'}: a node has several labels of {classes} classes (allowed: {_MAX_CLASSES})"
-        )
+        most = f"{classes} classes (allowed: {_MAX_CLASSES})"
+        raise GraphDataError(f"{path / 'label.dat'}: a node has several labels of {most}")
     feats: dict[int, dict[str, Feature]] = {}
     for ntype in np.unique(nodes.types[labels[:, 0]]).tolist():
         ids, values, are_test = labels[nodes.types[labels[:, 0]] == ntype].T
@@ -275,9 +266,8 @@ def _all_labels(path: Path, nodes: _Nodes) -> I64:
             for line, node, ntype, text in zip(*map(np.ndarray.tolist, block[:3]), block.texts, strict=True):
                 values = text.split(b",")
                 if node >= len(seen) or nodes.types[node] != ntype or seen[node]:
-                    raise GraphDataError(
-                        f"{file}, line {line}: node {node} of type {ntype} is not there, or labelled twice"
-                    )
+                    what = f"node {node} of type {ntype} is not there, or labelled twice"
+                    raise GraphDataError(f"{file}, line {line}: {what}")
                 if not all(value.isdigit() and len(value) < 19 for value in values) or len({*values}) < len(values):
                     raise GraphDataError(f"{file}, line {line}: labels must be integers with commas (got {text!r:.80})")
                 seen[node] = True
@@ -285,4 +275,6 @@ def _all_labels(path: Path, nodes: _Nodes) -> I64:
     return np.array(rows, np.int64).reshape(-1, 3)
 
 
-HGB = Layout("HGB", "node.dat and link.dat", _is_at, _read)
+HGB = Layout(
+    "HGB", "node.dat and link.dat", lambda path: (path / "node.dat").is_file() and (path / "link.dat").is_file(), _read
+)

@@ -18,7 +18,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.formats.reading_ranks import Grow, ReadingRanks
-from mpigraph.formats.table_columns import IdColumn
+from mpigraph.formats.table_columns import IdColumn, TextRows
 from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_int64, place_of, release
 from mpigraph.partition.source import EDGES_PER_CHUNK
@@ -93,8 +93,9 @@ class NodeIds:
         if count is not None:
             self.count = count
             if self.is_text:
-                place = next(column.text_place() for column in ends if column.is_text)
-                raise GraphDataError(f"{place}: ids of {what} are strings, so nodes cannot be known by their number")
+                texts = (rows for column in ends for rows in column.stretches if isinstance(rows, TextRows))
+                why = f"ids of {what} are strings, so nodes cannot be known by their number"
+                raise GraphDataError(f"{next(texts).place(0)}: {why}")
         elif table_ids is not None:
             self.count = len(table_ids)
             self._take(table_ids)
@@ -105,8 +106,7 @@ class NodeIds:
     def numbers(self, ids: IdColumn) -> RowArray:
         """Return the number of the node of each id, int64[n].
 
-        Raises:
-            GraphDataError: there is no such node; names file and row; of integers when they are asked for.
+        Raises GraphDataError: there is no such node; names file and row; of integers when they are asked for.
         """
         if self.is_text:
             return _Numbered(self._ranks.rows(self._doing, np.int64, lambda: self._of_texts(ids)), ids)
@@ -145,7 +145,7 @@ class NodeIds:
         """Number the rows of a table."""
         ranks = self._ranks
         exchange = ranks.exchange
-        with ranks.together(self._doing):
+        with ranks.exchange.together(self._doing):
             if self.is_text:
                 chunks = [values[positions] for values, positions, _ in table_ids.texts(ranks=ranks)]
                 ids = np.concatenate([np.zeros(0, "S1"), *chunks])
@@ -157,8 +157,12 @@ class NodeIds:
             return
         ids = ids.astype(_common_dtype(ranks, ids), copy=False)
         keys, order = _sorted_together(ranks, ids, rows)
-        with ranks.together(self._doing):
-            _check_unlike(keys, order, table_ids)
+        with ranks.exchange.together(self._doing):
+            twice = np.flatnonzero(keys[1:] == keys[:-1])
+            if len(twice):
+                first, second = (table_ids.place(int(row)) for row in order[twice[0] :][:2])
+                name = keys[twice[0]].decode() if self.is_text else keys[twice[0]]
+                raise GraphDataError(f"{second}: the id {name!s:.80} is there already: {first}")
         self.original, self._keys, self._order = _joined(ranks, self._doing, ids, keys, order)
 
     def _collect(self, ends: Sequence[IdColumn]) -> int:
@@ -174,26 +178,12 @@ class NodeIds:
         return len(keys)
 
 
-def _check_unlike(keys: Array, order: I64, table_ids: IdColumn) -> None:
-    """Check that ids in ascending order are all different."""
-    twice = np.flatnonzero(keys[1:] == keys[:-1])
-    if len(twice):
-        first, second = order[twice[0]], order[twice[0] + 1]
-        name = keys[twice[0]].decode() if keys.dtype.kind == "S" else keys[twice[0]]
-        raise GraphDataError(
-            f"{table_ids.place(int(second))}: the id {name!s:.80} is there already: {table_ids.place(int(first))}"
-        )
-
-
 class _Numbered(MadeRows):
-    """Numbers of ids, which stood in the file of the ids."""
-
     def __init__(self, numbers: RowArray, ids: IdColumn) -> None:
         super().__init__(lambda rows: rows, np.int64, numbers)
         self._ids = ids.without_text()  # so that its temporary files go
 
     def place(self, row: int) -> str:
-        """File and row."""
         return self._ids.place(row)
 
 
@@ -212,7 +202,7 @@ def distinct_texts(ranks: ReadingRanks, doing: str, columns: Sequence[IdColumn],
 @collective("ranks")
 def _distinct_of(ranks: ReadingRanks, doing: str, own: Callable[[], Iterator[Array]]) -> Array:
     """Return the distinct values among those that all ranks have, ascending, in a mapped file."""
-    with ranks.together(doing):
+    with ranks.exchange.together(doing):
         distinct = Distinct()
         for values in own():
             distinct.add(values)
@@ -259,7 +249,7 @@ def _values_of(rows: Array, dtype: np.dtype[Any]) -> Array:
 def _joined(ranks: ReadingRanks, doing: str, *own: Array) -> list[Array]:
     """Return arrays of all ranks one after another, each in a mapped file."""
     with ExitStack() as stack:
-        with ranks.together(doing):
+        with ranks.exchange.together(doing):
             files = [_kept(values, ranks.growing(stack)) for values in own]
         runs = [its.arrays for its in ranks.gather(doing, files=files)]
 
@@ -275,7 +265,7 @@ def _joined(ranks: ReadingRanks, doing: str, *own: Array) -> list[Array]:
 
 def _distinct_numbers(ranks: ReadingRanks, doing: str, columns: Sequence[RowArray]) -> tuple[int, I64 | None]:
     """Return how many distinct integers there are, and which, ascending; None if they are 0, 1, ..., n - 1."""
-    with ranks.together(doing):
+    with ranks.exchange.together(doing):
         bounds = [0, -1]
         for chunk in _chunks(columns, ranks):
             bounds = [min(bounds[0], int(chunk.min())), max(bounds[1], int(chunk.max()))]
@@ -284,7 +274,7 @@ def _distinct_numbers(ranks: ReadingRanks, doing: str, columns: Sequence[RowArra
     if low < 0 or high >= sum(map(len, columns)):  # they have gaps
         keys = _distinct_of(ranks, doing, lambda: _chunks(columns, ranks))
         return len(keys), keys
-    with ranks.together(doing):
+    with ranks.exchange.together(doing):
         is_there = np.zeros(high + 1, bool)
         for chunk in _chunks(columns, ranks):
             is_there[chunk] = True
@@ -316,15 +306,10 @@ def _kept(values: Array, grow: Grow) -> GrowingFile:
 
 
 def typewise(ids: Sequence[I64], counts: Sequence[int]) -> list[I64] | None:
-    """Return ids of several types as ids of their own type, each from 0.
+    """Return ids of several types as ids of their own type, each from 0: for each type int64[count].
 
-    Args:
-        ids: for each type int64[count], in any order: type-wise already, or of all types counted through, in any order
-            of the types.
-        counts: number of ids of each type.
-
-    Returns:
-        For each type int64[count]; None if they are neither.
+    ``ids`` has for each type int64[count], in any order: type-wise already, or of all types counted through, in any
+    order of the types. None if they are neither.
     """
     bases = [int(ids_of_type.min()) if len(ids_of_type) else 0 for ids_of_type in ids]
     typed = [ids_of_type - base for ids_of_type, base in zip(ids, bases, strict=True)]

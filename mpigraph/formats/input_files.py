@@ -38,11 +38,7 @@ UNREADABLE = (
 
 
 class FolderFiles:
-    """Files of a folder that were read, so that a reader can name the others.
-
-    Args:
-        folder: the folder; files are named relative to it. Links are followed to compare names.
-    """
+    """Files of a folder that were read, so that a reader can name the others. Links are followed to compare names."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
@@ -97,8 +93,7 @@ def is_packed(path: Path) -> bool:
 def opened(path: Path) -> IO[bytes]:
     """Open a file for reading; ``.gz`` and ``.bz2`` are unpacked on the way.
 
-    Raises:
-        GraphDataError: it is missing or is no file.
+    Raises GraphDataError: it is missing or is no file.
     """
     with reading(path):
         os.close(open_regular(path))
@@ -117,10 +112,8 @@ def first_bytes(path: Path, count: int) -> bytes:
 def failure(path: Path | str, error: Exception, within: Path | None = None) -> Exception:
     """Return the error of this library, which names the file, for one of Python, pyarrow or the system.
 
-    Args:
-        path: the file, or a name that begins with it.
-        error: the error. One that names a file in ``within`` stays as it is.
-        within: a folder; by default only ``path`` itself.
+    ``path`` is the file, or a name that begins with it. An error that names a file in the folder ``within``, by default
+    ``path`` itself, stays as it is.
     """
     if isinstance(error, StorageError):
         return error
@@ -150,15 +143,8 @@ def graph_of(
 ) -> GraphSource:
     """Return a graph with types and relations in alphabetical order, as from every reader.
 
-    Args:
-        counts: number of nodes of each type.
-        edges: sources and destinations of each relation.
-        node_feats: features of each type.
-        edge_feats: features of each relation.
-        more: further fields of the graph.
-
-    Raises:
-        GraphDataError: the arrays do not fit together.
+    Arguments are numbers of nodes and features by type, ends of edges and features by relation, and further fields of
+    the graph. Raises GraphDataError if the arrays do not fit together.
     """
     ntypes = tuple(sorted(counts))
     relations = tuple(sorted(edges))
@@ -176,8 +162,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping that a YAML file holds: plain values, lists and mappings, no objects.
 
     Raises:
-        GraphDataError: the file is missing or is no such file, or PyYAML is not installed; names the file, and the
-            line where there is one.
+        GraphDataError: it is missing or no such file (names it, and the line if there is one), or there is no PyYAML.
     """
     try:
         import yaml

@@ -42,20 +42,15 @@ _CHUNK = 1 << 20  # rows
 
 @dataclass(frozen=True)
 class Property:
-    """A column that becomes a feature.
+    """A column that becomes a feature."""
 
-    Attributes:
-        name: of the column and the feature.
-        dtype: of its values, "int64", "float32", "float64" or "bool"; "time" for dates and times, which become int64
-            seconds since 1970.
-        list_mark: separates the values of one row; "" if each row has one value.
-        names: of categories, the code of each name so far, which all tables share; they are numbered in the order of
-            the names, and -1 without a name.
-    """
-
-    name: str
+    name: str  # of the column and the feature
+    # of its values, "int64", "float32", "float64" or "bool"; "time" for dates and times, which become int64 seconds
+    # since 1970
     dtype: str
-    list_mark: str = ""
+    list_mark: str = ""  # separates the values of one row; "" if each row has one value
+    # of categories, the code of each name so far, which all tables share; they are numbered in the order of the names,
+    # and -1 without a name
     names: dict[str, int] | None = None
 
     def parse(self, text: Any, place: Place) -> list[Array]:
@@ -97,35 +92,22 @@ class Property:
 
 @dataclass(frozen=True)
 class LabelledTable:
-    """Files with one header, of nodes or of edges.
+    """Files with one header, of nodes or of edges."""
 
-    Attributes:
-        tables: the files.
-        ids: column and id space of the ids of nodes; of edges those of sources, then those of destinations.
-        label: the column of labels, or of the type of edges; "" without such a column.
-        default: label of the rows without one.
-        properties: the columns that become features.
-        left_out: name of each other column -> the reason.
-    """
-
-    tables: TextFiles
+    tables: TextFiles  # the files
+    # column and id space of the ids of nodes; of edges those of sources, then those of destinations
     ids: tuple[tuple[str, str], ...]
-    label: str
-    default: str
-    properties: tuple[Property, ...] = ()
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    label: str  # the column of labels, or of the type of edges; "" without such a column
+    default: str  # label of the rows without one
+    properties: tuple[Property, ...] = ()  # the columns that become features
+    left_out: Mapping[str, str] = field(default_factory=dict)  # name of each other column -> the reason
 
 
 @collective("ranks")
 def read_labelled_tables(
     nodes: Sequence[LabelledTable], edges: Sequence[LabelledTable], ranks: ReadingRanks
 ) -> GraphSource:
-    """Read a property graph.
-
-    Args:
-        nodes: tables of nodes.
-        edges: tables of edges.
-        ranks: this process, and the folder of temporary files.
+    """Read a property graph from tables of nodes and of edges.
 
     Raises:
         GraphDataError: an id is missing, not usable or there twice, or an edge has an end that is no node; names file
@@ -152,7 +134,7 @@ def read_labelled_tables(
     ]
     node_feats = {}
     for number, ntype in enumerate(types):
-        feats = _features(of_nodes, number, ntype, left_out)
+        node_feats[ntype] = feats = _features(of_nodes, number, ntype, left_out)
         feats["id"] = Feature.of(spaces.ids_of(number))
         of_type = zip(of_nodes, codes, strict=True)
         code = concatenated([rows.chosen(code, number) for rows, code in of_type if rows.counts[number]])
@@ -160,7 +142,6 @@ def read_labelled_tables(
         for label in sorted(further - {""}):
             has_label = np.array([label in of_node[1:] for of_node in labels])
             feats[f"label_{label}"] = Feature.of(MadeRows(has_label.__getitem__, np.bool_, code))
-        node_feats[ntype] = feats
     edge_feats = {r: _features(of_edges, number, relation_key(r), left_out) for number, r in enumerate(relations)}
     return graph_of(
         {ntype: sum(int(rows.counts[number]) for rows in of_nodes) for number, ntype in enumerate(types)},
@@ -297,7 +278,7 @@ class _Spaces:
                 if rows.counts[ntype]:
                     ids = rows.chosen(originals[space][begin : begin + rows.length], ntype)
                     if are_integers:
-                        pieces.append(MadeRows(_as_int64, np.int64, ids))
+                        pieces.append(MadeRows(lambda texts: texts.astype(np.int64), np.int64, ids))
                     else:
                         pieces.append(MadeRows(partial(_as_bytes, width), np.uint8, ids, row_shape=(width,)))
                 begin += rows.length
@@ -316,10 +297,6 @@ def _are_integers(ids: Array) -> bool:
     return True
 
 
-def _as_int64(ids: Array) -> I64:
-    return np.asarray(ids.astype(np.int64))
-
-
 def _as_bytes(width: int, ids: Array) -> Array:
     return ids.astype(f"S{width}").view(np.uint8).reshape(len(ids), width)
 
@@ -327,7 +304,6 @@ def _as_bytes(width: int, ids: Array) -> Array:
 def _relations(
     edges: Sequence[_Rows], spaces: _Spaces, types: Sequence[str], ranks: ReadingRanks
 ) -> tuple[tuple[Relation, ...], list[tuple[RowArray, RowArray]]]:
-    """Sort edges by relation; return the relations in alphabetical order, and their ends."""
     texts: dict[str, int] = {}
     codes: dict[int, int] = {}  # (type of source, type of destination, type of edge) as one integer -> code
     of_rows = []
@@ -350,10 +326,8 @@ def _relations(
             ends_of_rows.append((src_file.finish(), dst_file.finish()))
         of_rows.append(owners)
     names = list(texts)
-    relation_of_code: list[Relation] = []
-    for key in codes:
-        src_type, dst_type = divmod(key // _TEXTS, len(types))
-        relation_of_code.append((types[src_type], names[key % _TEXTS], types[dst_type]))
+    of_codes = [(*divmod(key // _TEXTS, len(types)), names[key % _TEXTS]) for key in codes]
+    relation_of_code: list[Relation] = [(types[src], name, types[dst]) for src, dst, name in of_codes]
     relations = tuple(sorted(relation_of_code))
     number_of_code = np.array([relations.index(relation) for relation in relation_of_code], np.int64)
     for rows, owners in zip(edges, of_rows, strict=True):
@@ -367,7 +341,6 @@ def _relations(
 
 
 def _features(tables: Sequence[_Rows], owner: int, title: str, left_out: list[str]) -> dict[str, Feature]:
-    """Return the properties of an owner; name those that are left out in ``left_out``."""
     tables = [rows for rows in tables if rows.counts[owner]]
     names = dict.fromkeys(name for rows in tables for name, its in rows.properties.items() if its.present[owner])
     features = {}
@@ -384,7 +357,6 @@ def _features(tables: Sequence[_Rows], owner: int, title: str, left_out: list[st
 
 
 def _feature(name: str, tables: Sequence[_Rows], columns: Sequence[_Values], owner: int) -> Feature:
-    """Put the values of a property in all tables one after another."""
     dtype = np.result_type(*(values.rows.dtype for values in columns))
     is_whole = sum(values.present[owner] for values in columns) == sum(rows.counts[owner] for rows in tables)
     names = columns[0].entry.names

@@ -13,22 +13,15 @@ __all__ = ["Layout", "ReadOptions"]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options of reading a graph.
+    """Options of reading a graph."""
 
-    Attributes:
-        num_nodes: number of nodes, where ids are to be taken as they are; None if the user gave none.
-        ranks: the ranks that read it, and where their temporary files lie.
-        dataset: name of a known data set, such as "ogbn-products"; None if the user gave none.
-        adds_reverse: the user asks for reverse edges, which the caller adds.
-        nodes: files of nodes beside a file of edges.
-        tables: options of the user for columns of csv and parquet files.
-    """
-
-    num_nodes: int | None = None
+    num_nodes: int | None = None  # number of nodes, where ids are to be taken as they are; None if the user gave none
+    # the ranks that read it, and where their temporary files lie
     ranks: ReadingRanks = field(default_factory=ReadingRanks)
-    dataset: str | None = None
-    adds_reverse: bool = False
-    nodes: tuple[Path, ...] = ()
+    dataset: str | None = None  # name of a known data set, such as "ogbn-products"; None if the user gave none
+    adds_reverse: bool = False  # the user asks for reverse edges, which the caller adds
+    nodes: tuple[Path, ...] = ()  # files of nodes beside a file of edges
+    # options of the user for columns of csv and parquet files
     tables: TableOptions = field(default_factory=TableOptions)
 
     @property
@@ -39,21 +32,14 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout of files.
+    """A layout of files."""
 
-    Attributes:
-        name: the layout in messages, such as "Matrix Market".
-        marks: the files by which a directory of this layout is recognised, for a message; "" if it is a single file.
-        is_at: returns whether a path, a file or a directory, has this layout; looks at names and first lines alone.
-        read: reads the graph. Errors are GraphDataErrors that name the file and, in text, the line.
-        takes: names of the :class:`ReadOptions` that it uses; the user gets an error for others.
-        by_all_ranks: every rank calls ``read``, which only maps files, or divides the work; else one rank calls it for
-            all.
-    """
-
-    name: str
-    marks: str
+    name: str  # the layout in messages, such as "Matrix Market"
+    marks: str  # the files by which a directory of this layout is recognised, for a message; "" if it is a single file
+    # returns whether a path, a file or a directory, has this layout; looks at names and first lines alone
     is_at: Callable[[Path], bool]
+    # reads the graph. Errors are GraphDataErrors that name the file and, in text, the line
     read: Callable[[Path, ReadOptions], GraphSource]
-    takes: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()  # names of the :class:`ReadOptions` that it uses; the user gets an error for others
+    # every rank calls ``read``, which only maps files, or divides the work; else one rank calls it for all
     by_all_ranks: bool = False

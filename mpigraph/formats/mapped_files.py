@@ -25,12 +25,8 @@ _ENCRYPTED = 1
 class GrowingFile:
     """An array that grows in a temporary file without a name, and is then mapped. A context manager.
 
-    Args:
-        dtype: of the rows.
-        row_shape: all dimensions except the first.
-        folder: where the file takes space; None for the system's folder of temporary files.
-
-    Attributes are the arguments.
+    ``row_shape`` has all dimensions except the first. The file takes space in ``folder``, None for the system's folder
+    of temporary files.
 
     Raises:
         StorageError: the file cannot be written; by any method.
@@ -85,19 +81,15 @@ class GrowingFile:
 def mapped_npy(path: Path) -> Array:
     """Map an ``.npy`` file.
 
-    Raises:
-        GraphDataError: it is missing, damaged or too short, or holds Python objects; names it, and the row.
+    Raises GraphDataError: it is missing, damaged or too short, or holds Python objects; names it, and the row.
     """
     with reading(path), open(open_regular(path), "rb") as file:
         return _mapped(path, str(path), file, os.fstat(file.fileno()).st_size)
 
 
 def mapped_npz(path: Path, names: Container[str] | None = None) -> dict[str, Array]:
-    """Return the arrays of an ``.npz`` file: mapped where they are not compressed (``np.savez``), else read.
-
-    Args:
-        path: the file.
-        names: the arrays to return; None for all.
+    """Return the arrays of an ``.npz`` file, all or those of some names: mapped if not compressed (``np.savez``), else
+    read.
 
     Raises:
         GraphDataError: it is missing or damaged, or holds Python objects; names the file and the array.
@@ -114,7 +106,12 @@ def mapped_npz(path: Path, names: Container[str] | None = None) -> dict[str, Arr
                 raise GraphDataError(f"{what} is there twice")
             with reading(what), archive.open(info) as stream:  # which checks that the entry is there
                 if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
-                    arrays[name] = _unpacked(what, stream, info.file_size)
+                    shape, _, dtype = _read_header(what, stream)
+                    rows = info.file_size - stream.tell()
+                    if _bytes_of(shape, dtype) > rows:  # before memory is allocated
+                        raise GraphDataError(f"{what} is too short: {dtype}{list(shape)} do not fit {rows} bytes")
+                    stream.seek(0)
+                    arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
                     continue
                 file.seek(info.header_offset + _LOCAL_HEADER - 4)
                 lengths = np.frombuffer(file.read(4), "<u2")
@@ -123,17 +120,6 @@ def mapped_npz(path: Path, names: Container[str] | None = None) -> dict[str, Arr
                     raise GraphDataError(f"{what} overlaps what follows it")
                 arrays[name] = _mapped(path, what, file, begin + info.file_size)
     return arrays
-
-
-def _unpacked(what: str, stream: IO[bytes], size: int) -> Array:
-    """Read a compressed array of ``size`` bytes; check its header against them before memory is allocated."""
-    shape, _, dtype = _read_header(what, stream)
-    rows = size - stream.tell()
-    if _bytes_of(shape, dtype) > rows:
-        raise GraphDataError(f"{what} is too short: {dtype}{list(shape)} do not fit {rows} bytes")
-    stream.seek(0)
-    array: Array = np.lib.format.read_array(stream, allow_pickle=False)
-    return array
 
 
 def _read_header(what: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

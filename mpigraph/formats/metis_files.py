@@ -28,18 +28,13 @@ _ENDINGS = (".graph", ".metis")
 _LONGEST_LINE = 1 << 32  # all neighbours of a node
 
 
-def _is_at(path: Path) -> bool:
-    return path.suffix in _ENDINGS
-
-
 def _read(path: Path, options: ReadOptions) -> GraphSource:
     with ExitStack() as stack:
         lines = _numbers(path)
         header = next(lines, (0, []))[1]
         if not 2 <= len(header) <= 4 or min(header) < 0:
-            raise GraphDataError(
-                f"{path}: the first line must be numbers of nodes and edges, fmt and ncon (got {header})"
-            )
+            needs = "must be numbers of nodes and edges, fmt and ncon"
+            raise GraphDataError(f"{path}: the first line {needs} (got {header})")
         num_nodes, num_edges, fmt, *ncon = [*header, 0] if len(header) == 2 else header
         sizes = fmt // 100 % 10
         weights = fmt // 10 % 10 * (ncon[0] if ncon else 1)
@@ -74,7 +69,6 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
 
 
 def _numbers(path: Path) -> Iterator[tuple[int, list[int]]]:
-    """Yield the number and the integers of each line that is no comment."""
     for first, text in blocks_of_lines(path, _LONGEST_LINE):
         for number, line in enumerate(text.splitlines(), first):
             if not line.startswith(b"%"):
@@ -120,4 +114,4 @@ def _nodes(
     yield tables()
 
 
-METIS = Layout("METIS", "", _is_at, _read)
+METIS = Layout("METIS", "", lambda path: path.suffix in _ENDINGS, _read)

@@ -56,10 +56,6 @@ Owner = str | Relation
 """A node type or a relation."""
 
 
-def _is_npy_directory(path: Path) -> bool:
-    return (path / "edge_src.npy").is_file() or any(path.glob(f"*{_COUNT}.npy"))
-
-
 def _read_npy_directory(path: Path, options: ReadOptions) -> GraphSource:
     files = FolderFiles(path)
     arrays: Arrays = {file.stem: mapped_npy(files.read(file)) for file in sorted(path.glob("*.npy"))}
@@ -75,10 +71,6 @@ def _read_npz(path: Path, options: ReadOptions) -> GraphSource:
     meta = _meta(str(arrays.pop("meta"))) if "meta" in arrays else {}
     named = {name: NamedRows(array, f"{path}: {name}") for name, array in arrays.items() if array.ndim}
     return _source({**arrays, **named}, meta, ())
-
-
-def _is_hdf5(path: Path) -> bool:
-    return path.is_file() and is_hdf5(path)
 
 
 def _read_hdf5(path: Path, options: ReadOptions) -> GraphSource:
@@ -101,16 +93,16 @@ class _Leftover:
     feats: dict[Owner, dict[str, Feature]] = field(default_factory=dict)
 
     def add(self, name: str, values: RowArray, owners: Mapping[str, tuple[Owner, str, int]]) -> None:
-        """Make a feature of the one owner that has as many rows."""
         got = f"{name}: {values.dtype}{list(values.shape)}"
-        if not _is_number(values):
+        try:
+            logical_dtype(values.dtype)
+        except InvalidArgumentError:
             self.left_out.append(f"{got} are no numbers")
             return
         fitting = [words for words, (*_, count) in owners.items() if values.shape[:1] == (count,)]
         if len(fitting) > 1:
-            raise GraphDataError(
-                f"{name} may be of the {len(values)} nodes or of as many edges: call it {_NODE}{name} or {_EDGE}{name}"
-            )
+            remedy = f"call it {_NODE}{name} or {_EDGE}{name}"
+            raise GraphDataError(f"{name} may be of the {len(values)} nodes or of as many edges: {remedy}")
         if not fitting:
             counts = " or ".join(f"{count} {words}" for words, (*_, count) in owners.items())
             self.left_out.append(f"{got} has no row for each of {counts}" if counts else f"{got} is of no type here")
@@ -122,18 +114,11 @@ class _Leftover:
         table[short] = Feature.of(values)
 
 
-def _is_number(values: RowArray) -> bool:
-    try:
-        return bool(logical_dtype(values.dtype))
-    except InvalidArgumentError:
-        return False
-
-
 def _source(arrays: Arrays, meta: Mapping[str, Any], left_out: Iterable[str]) -> GraphSource:
     leftover = _Leftover(list(left_out))
     is_typed = "edge_src" not in arrays or "edge_dst" not in arrays
     if not is_typed:
-        source = _homogeneous(arrays, meta, leftover)
+        source = _homogeneous(dict(arrays), meta, leftover)
     elif any(name.endswith(_COUNT) for name in arrays):
         source = _typed(arrays, leftover)
     else:
@@ -144,8 +129,7 @@ def _source(arrays: Arrays, meta: Mapping[str, Any], left_out: Iterable[str]) ->
     return add_reverse_edges(source, own_relations=is_typed)
 
 
-def _homogeneous(arrays: Arrays, meta: Mapping[str, Any], leftover: _Leftover) -> GraphSource:
-    rest = dict(arrays)
+def _homogeneous(rest: Arrays, meta: Mapping[str, Any], leftover: _Leftover) -> GraphSource:
     ends = rest.pop("edge_src"), rest.pop("edge_dst")
     for name, ids in zip(("edge_src", "edge_dst"), ends, strict=True):
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
@@ -243,9 +227,9 @@ def _node_features(arrays: Arrays) -> dict[str, Feature]:
         if missing or "feat" in arrays:
             raise GraphDataError(f"feat_data needs {', '.join(_SPARSE)}, and no feat beside them")
         indptr, indices, data, shape = (arrays.pop(name) for name in _SPARSE)
-        feats["feat"] = Feature.rows(SparseRows(indptr, indices, data, tuple(map(operator.index, shape[:]))))
+        feats["feat"] = Feature.of(SparseRows(indptr, indices, data, tuple(map(operator.index, shape[:]))))
     elif "feat" in arrays:
-        feats["feat"] = Feature.rows(as_floats(arrays.pop("feat")))
+        feats["feat"] = Feature.of(as_floats(arrays.pop("feat")))
     return feats
 
 
@@ -274,6 +258,12 @@ def _num_nodes(arrays: Arrays, meta: Mapping[str, Any], ends: Iterable[RowArray]
     return 1 + max(largest(end) for end in ends)
 
 
-NPY_DIRECTORY = Layout("generated arrays", "edge_src.npy", _is_npy_directory, _read_npy_directory, by_all_ranks=True)
-HDF5 = Layout("HDF5", "", _is_hdf5, _read_hdf5, by_all_ranks=True)
+NPY_DIRECTORY = Layout(
+    "generated arrays",
+    "edge_src.npy",
+    lambda path: (path / "edge_src.npy").is_file() or any(path.glob(f"*{_COUNT}.npy")),
+    _read_npy_directory,
+    by_all_ranks=True,
+)
+HDF5 = Layout("HDF5", "", lambda path: path.is_file() and is_hdf5(path), _read_hdf5, by_all_ranks=True)
 NPZ = Layout("npz", "", Path.is_file, _read_npz, by_all_ranks=True)

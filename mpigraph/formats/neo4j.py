@@ -55,8 +55,6 @@ _HEADER_FILE = re.compile(r"(.*?)[-_. ]?headers?", re.IGNORECASE | re.DOTALL)
 
 
 class _Field(NamedTuple):
-    """A field of a header."""
-
     role: str  # "id", "from", "to" or "label"; "property"; "" to ignore the column
     name: str  # in front of the type
     type: str = ""  # of a property, in small letters
@@ -74,8 +72,6 @@ class _Header(NamedTuple):
 
 
 class _Dialect(NamedTuple):
-    """The headers of one program."""
-
     marks: str  # that may separate fields
     field_of: Callable[[str], _Field]
     node: str  # label of nodes without one, if they have no id space
@@ -124,13 +120,11 @@ def _read(dialect: _Dialect, path: Path, options: ReadOptions) -> GraphSource:
         (edges if len(id_roles) > 1 else nodes).append(table)
     source = read_labelled_tables(nodes, edges, ReadingRanks(options.scratch))
     for name, codes in categories.items():
-        ordered = sorted(codes, key=str.encode)
-        log_categories(f"{path}: property {name}", ordered)
+        log_categories(f"{path}: property {name}", sorted(codes, key=lambda name: str(name).encode()))
     return replace(source, left_out=(*source.left_out, *left_out))
 
 
 def _files_by_header(dialect: _Dialect, path: Path) -> tuple[dict[_Header, list[Path]], list[str]]:
-    """Return the files of each header, and what is left out."""
     alone: list[tuple[str, _Header]] = []  # of headers in files of their own: the beginning of names, the header
     by_header: dict[_Header, list[Path]] = {}
     bare = []
@@ -195,7 +189,6 @@ def _table(
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the tables in a directory and in those in it."""
     folders = [path, *in_natural_order(folder for folder in path.iterdir() if folder.is_dir())]
     return [file for folder in folders for file in in_natural_order(folder.iterdir()) if is_table(file)]
 
@@ -220,17 +213,11 @@ def _stem(file: Path) -> str:
     return file.name.partition(".")[0]
 
 
-NEO4J = Layout(
-    "Neo4j's csv",
-    "csv files with :ID and :START_ID in headers",
-    partial(_is_at, _NEO4J),
-    partial(_read, _NEO4J),
-    takes=("tables",),
-)
-NEPTUNE = Layout(
-    "Neptune's csv",
-    "csv files with ~id and ~from in headers",
-    partial(_is_at, _NEPTUNE),
-    partial(_read, _NEPTUNE),
-    takes=("tables",),
-)
+def _layout(dialect: _Dialect, name: str, marks: str) -> Layout:
+    return Layout(
+        name, f"csv files with {marks} in headers", partial(_is_at, dialect), partial(_read, dialect), ("tables",)
+    )
+
+
+NEO4J = _layout(_NEO4J, "Neo4j's csv", ":ID and :START_ID")
+NEPTUNE = _layout(_NEPTUNE, "Neptune's csv", "~id and ~from")

@@ -71,14 +71,6 @@ _VALUES = re.compile(r"(node|edge)[-_](.+?)(_dict)?(\.csv\.gz|\.npz)?")
 _OLD_NAMES = {"species.csv.gz": "node_species.csv.gz"}  # of ogbn-proteins, which OGB's package renames, too
 
 
-def _is_at(path: Path) -> bool:
-    return (path / "raw").is_dir()
-
-
-def _is_text(path: Path) -> bool:
-    return any((path / "raw" / name).is_file() for name in ("edge.csv.gz", "triplet-type-list.csv.gz"))
-
-
 def _read(path: Path, options: ReadOptions) -> GraphSource:
     known = _known(path, options.dataset)
     files = FolderFiles(path)
@@ -113,13 +105,12 @@ class _Contents:
     left_out: list[str] = field(default_factory=list)
 
     def add(self, owner: str | Relation, name: str, values: RowArray) -> None:
-        """Add a feature of a node type or a relation."""
         table = self.feats.setdefault(owner, {})
         is_of_node = isinstance(owner, str)
         if name in table or (is_of_node and name == "label"):
             kind, key = ("node", owner) if isinstance(owner, str) else ("edge", relation_key(owner))
             raise GraphDataError(f"raw/: {kind} feature {name!r} of {key!r} is there twice")
-        table[name] = Feature.rows(as_floats(values)) if name == "feat" else Feature.of(values)
+        table[name] = Feature.of(as_floats(values)) if name == "feat" else Feature.of(values)
 
 
 def _known(path: Path, dataset: str | None) -> str | None:
@@ -154,13 +145,18 @@ def _source(path: Path, files: FolderFiles, contents: _Contents) -> GraphSource:
     node_feats: dict[str, dict[str, Feature]] = {ntype: {} for ntype in contents.counts}
     node_feats |= {owner: feats for owner, feats in contents.feats.items() if isinstance(owner, str)}
     edge_feats = {owner: feats for owner, feats in contents.feats.items() if isinstance(owner, tuple)}
-    split = _split_folder(files, path / "split")
+    splits = sorted((path / "split").glob("*"))  # the first that is one, of all nodes or of those of some types
+    split = next((it for it in splits if any((*it.glob("train.csv.gz"), *it.glob("*/train.csv.gz")))), None)
+    if split is not None:
+        _check_promises(files, split / "nodetype-has-split.csv.gz", split)
     for ntype, count in contents.counts.items():
         if split is not None:
             folder = split if set(contents.counts) == {DEFAULT_NTYPE} else split / ntype
             node_feats[ntype] |= _split_masks(files, folder, count)
         if ntype in contents.labels:
-            node_feats[ntype]["label"] = _label(contents.labels[ntype])
+            label = contents.labels[ntype]
+            label = label[:, 0] if label.ndim == 2 and label.shape[1] == 1 else label
+            node_feats[ntype]["label"] = Feature(as_labels(label), "int64")
     return graph_of(contents.counts, contents.edges, node_feats, edge_feats, path=str(path))
 
 
@@ -217,14 +213,19 @@ def _read_typed_binary(files: FolderFiles, raw: Path) -> _Contents:
 
 
 def _read_typed_text(files: FolderFiles, raw: Path) -> _Contents:
-    counts = _read_counts(files, raw / "num-node-dict.csv.gz")
+    names, *rows = _read_words(files, raw / "num-node-dict.csv.gz") or [[]]  # lines of type names and of counts
+    if len(rows) != 1 or len(rows[0]) != len(names):
+        raise GraphDataError(f"num-node-dict.csv.gz must have a count for each of the node types {names}, of one graph")
+    if len(set(names)) < len(names):
+        raise GraphDataError(f"num-node-dict.csv.gz: a node type is there twice ({names})")
+    counts = {name: int(count) for name, count in zip(names, rows[0], strict=True)}
     for ntype in counts:
         _check_folder(ntype, "num-node-dict.csv.gz")
     edges: dict[Relation, tuple[Array, Array]] = {}
     labels: dict[str, Array] = {}
     contents = _Contents(counts, edges, labels)
-    for names in _read_words(files, raw / "triplet-type-list.csv.gz"):
-        relation = _as_relation(names, "triplet-type-list.csv.gz")
+    for triple in _read_words(files, raw / "triplet-type-list.csv.gz"):
+        relation = _as_relation(triple, "triplet-type-list.csv.gz")
         if relation in edges:
             raise GraphDataError(f"triplet-type-list.csv.gz: {relation} is there twice")
         for name in relation:
@@ -284,16 +285,6 @@ def _check_promises(files: FolderFiles, path: Path, folder: Path) -> None:
             raise GraphDataError(f"{_short(path)} says that {name!r} has files in {_short(folder)}, which has none")
 
 
-def _read_counts(files: FolderFiles, path: Path) -> dict[str, int]:
-    """Return the counts in a file of two lines, of type names and of counts."""
-    names, *rows = _read_words(files, path) or [[]]
-    if len(rows) != 1 or len(rows[0]) != len(names):
-        raise GraphDataError(f"{path.name} must have a count for each of the node types {names}, of one graph")
-    if len(set(names)) < len(names):
-        raise GraphDataError(f"{path.name}: a node type is there twice ({names})")
-    return {name: int(count) for name, count in zip(names, rows[0], strict=True)}
-
-
 def _check_folder(name: str, file_name: str) -> None:
     """Check that the name of a type is also one of a folder here, and leads nowhere else."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
@@ -312,21 +303,7 @@ def _ends(edge_index: Array, what: str) -> tuple[Array, Array]:
     return edge_index[0], edge_index[1]
 
 
-def _label(label: Array) -> Feature:
-    return Feature(as_labels(label[:, 0] if label.ndim == 2 and label.shape[1] == 1 else label), "int64")
-
-
-def _split_folder(files: FolderFiles, folder: Path) -> Path | None:
-    """Return the first folder that holds a split, of all nodes or of those of some types; None if none does."""
-    for split in sorted(folder.glob("*")):
-        if (split / "train.csv.gz").is_file() or any(split.glob("*/train.csv.gz")):
-            _check_promises(files, split / "nodetype-has-split.csv.gz", split)
-            return split
-    return None
-
-
 def _split_masks(files: FolderFiles, folder: Path, num_nodes: int) -> dict[str, Feature]:
-    """Return train_mask, val_mask and test_mask; nothing if the folder holds no split."""
     masks: dict[str, Feature] = {}
     if not (folder / "train.csv.gz").is_file():
         return masks
@@ -366,7 +343,6 @@ def _read_table(files: FolderFiles, path: Path, dtype: npt.DTypeLike) -> Array:
 
 
 def _read_words(files: FolderFiles, path: Path) -> list[list[str]]:
-    """Return the fields of each line of a compressed csv file of names."""
     lines = (line for _, text in _blocks(files, path) for line in text.decode().splitlines())
     return [line.strip().split(",") for line in lines if line.strip()]
 
@@ -376,9 +352,8 @@ def _chunks(files: FolderFiles, path: Path, dtype: npt.DTypeLike) -> Iterator[Ar
     width = 0
     for number, text in _blocks(files, path):
         try:
-            rows = np.loadtxt(
-                io.BytesIO(text), np.float64 if is_narrow else dtype, comments=None, delimiter=",", ndmin=2
-            )
+            read = np.float64 if is_narrow else dtype
+            rows = np.loadtxt(io.BytesIO(text), read, comments=None, delimiter=",", ndmin=2)
             rows = as_float32(rows) if is_narrow else rows
         except RowError as error:
             raise GraphDataError(f"{_short(path)}, row {number - 1 + error.row}: {error}") from error
@@ -400,5 +375,11 @@ def _short(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-OGB_TEXT = Layout("OGB", "raw/", _is_text, _read, ("dataset",))
-OGB = Layout("OGB", "", _is_at, _read, ("dataset",), by_all_ranks=True)
+OGB_TEXT = Layout(
+    "OGB",
+    "raw/",
+    lambda path: any((path / "raw" / name).is_file() for name in ("edge.csv.gz", "triplet-type-list.csv.gz")),
+    _read,
+    ("dataset",),
+)
+OGB = Layout("OGB", "", lambda path: (path / "raw").is_dir(), _read, ("dataset",), by_all_ranks=True)

@@ -28,19 +28,12 @@ __all__ = ["Original", "as_numpy", "as_tensor_rows", "exporting", "renamed"]
 
 @dataclass(eq=False)
 class Original:
-    """A partitioned graph by its original ids.
+    """A partitioned graph by its original ids."""
 
-    Attributes:
-        config: the partitioned graph.
-        source: the same as an input; rows are numbered as in the parts.
-        node_ids: for each node type int64[n], the original ids.
-        scratch: where large arrays lie.
-    """
-
-    config: PartConfig
-    source: GraphSource
-    node_ids: Sequence[I64]
-    scratch: Scratch
+    config: PartConfig  # the partitioned graph
+    source: GraphSource  # the same as an input; rows are numbered as in the parts
+    node_ids: Sequence[I64]  # for each node type int64[n], the original ids
+    scratch: Scratch  # where large arrays lie
 
     @classmethod
     def open(cls, part_config: str | os.PathLike[str], scratch: Scratch) -> "Original":
@@ -65,8 +58,7 @@ class Original:
     def edge_ids(self, relation_id: int) -> I64:
         """Return int64[m], the original ids of a relation's edges, as they lie in the parts.
 
-        Raises:
-            GraphDataError: they are not 0 to m - 1, each once.
+        Raises GraphDataError: they are not 0 to m - 1, each once.
         """
         assert self.source.edge_ids is not None
         relation = self.source.schema.relations[relation_id]
@@ -110,14 +102,10 @@ def exporting(
     files_of: Callable[[dict[str, Any]], Iterable[str]],
     overwrite: bool = False,
 ) -> Iterator[Original]:
-    """Open a graph to be written to the folder of ``path``, a JSON file that is written last.
+    """Open a graph to be written to the folder of ``path``, a JSON file that is written last and names the others.
 
-    Args:
-        part_config: the configuration of the partitioned graph.
-        path: the file, which names the others.
-        scratch: for what does not fit into memory; in the folder by default.
-        files_of: returns the files that the content of such a file names, relative to the folder.
-        overwrite: write over another graph in the folder; files of it that the new one does not have are removed.
+    ``files_of`` returns the files that the content of such a file names, relative to the folder. With ``overwrite``,
+    those of another graph that the new one does not have are removed. ``scratch`` is in the folder by default.
 
     Raises:
         InvalidArgumentError: the file is there already.
@@ -148,16 +136,11 @@ def _files_named(path: Path, files_of: Callable[[dict[str, Any]], Iterable[str]]
 
 
 def renamed(names: Mapping[str, str], features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Return features by the names that they get.
-
-    Raises:
-        InvalidArgumentError: two would get one name.
-    """
+    """Return features by the names that they get. Raises InvalidArgumentError if two would get one name."""
     feats = {names.get(name, name): feature for name, feature in features.items()}
     if len(feats) < len(features):
-        raise InvalidArgumentError(
-            f"two features would get one name (there are {sorted(features)}, renamed by {names})"
-        )
+        got = f"there are {sorted(features)}, renamed by {names}"
+        raise InvalidArgumentError(f"two features would get one name ({got})")
     return feats
 
 
@@ -181,25 +164,15 @@ def _chunks(count: int) -> Iterator[tuple[int, int]]:
 
 def as_numpy(feature: Feature, rows: Array) -> Array:
     """Return rows of a feature as they were before they were stored; bfloat16 becomes float32."""
-    rows = _wide(feature, rows)
+    rows = feature.form.widened(rows, feature.dtype) if feature.form else rows
     if feature.dtype == "bool":
         return rows.astype(np.bool_)
-    return _from_bits(rows) if feature.dtype == "bfloat16" else rows
+    return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32) if feature.dtype == "bfloat16" else rows
 
 
 def as_tensor_rows(feature: Feature, rows: Array) -> torch.Tensor:
     """Return rows of a feature as a tensor, a copy of them, as they were before they were stored."""
-    rows = _wide(feature, np.array(rows))
-    if feature.dtype == "bool":
-        return torch.from_numpy(rows.astype(np.bool_))
-    if feature.dtype == "bfloat16":
-        return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(rows)
-
-
-def _wide(feature: Feature, rows: Array) -> Array:
-    return feature.form.widened(rows, feature.dtype) if feature.form else rows
-
-
-def _from_bits(rows: Array) -> Array:
-    return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if feature.dtype != "bfloat16":
+        return torch.from_numpy(as_numpy(feature, np.array(rows)))
+    rows = feature.form.widened(np.array(rows), feature.dtype) if feature.form else np.array(rows)
+    return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)

@@ -36,7 +36,7 @@ The number of nodes of a type is the length of its arrays, else its largest id i
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,6 @@ def _relation_folders(path: Path, separator: str) -> list[Path]:
 
 
 def _relation(folder: Path, ends: Array, separator: str, axis: int, expected: str) -> Relation:
-    """Return the relation of a folder, whose edges have their two ends along an axis."""
     names = folder.name.split(separator)
     if len(names) != 3 or ends.ndim != 2 or ends.shape[axis] != 2 or ends.dtype.kind not in "iu":
         got = f"{ends.dtype}{list(ends.shape)}"
@@ -115,7 +114,7 @@ def _named_arrays(files: FolderFiles, folder: Path, prefix: str) -> dict[str, Ar
 def _mag_features(arrays: dict[str, Array]) -> dict[str, Feature]:
     feats = {name: Feature.of(values) for name, values in arrays.items() if name not in ("feat", "label")}
     if "feat" in arrays:
-        feats["feat"] = Feature.rows(as_floats(arrays["feat"]))
+        feats["feat"] = Feature.of(as_floats(arrays["feat"]))
     if "label" in arrays:
         label = arrays["label"].reshape(-1) if arrays["label"].ndim == 2 else arrays["label"]
         feats["label"] = Feature(as_labels(label), "int64")
@@ -124,19 +123,14 @@ def _mag_features(arrays: dict[str, Array]) -> dict[str, Feature]:
                 raise GraphDataError(f"node_year.npy must be one year for each label (got {arrays['year'].shape})")
             before = 0
             for name, last in _LAST_YEAR_OF.items():
-                feats[name] = Feature.of(_labelled_in(label, arrays["year"], before, last))
+
+                def labelled(labels: Array, years: Array, before: int = before, last: int = last) -> Mask:
+                    known: Mask = labels >= 0  # NaN is not
+                    return known & (years > before) & (years <= last)
+
+                feats[name] = Feature.of(MadeRows(labelled, np.bool_, label, arrays["year"]))
                 before = last
     return feats
-
-
-def _labelled_in(label: Array, year: Array, before: int, last: int) -> RowArray:
-    """Return a mask, made when it is asked for: labelled, and later than ``before`` until ``last``."""
-
-    def make(labels: Array, years: Array) -> Mask:
-        known: Mask = labels >= 0  # NaN is not
-        return known & (years > before) & (years <= last)
-
-    return MadeRows(make, np.bool_, label, year)
 
 
 def _masks(path: Path, num_nodes: int) -> dict[str, Feature]:
@@ -159,12 +153,10 @@ def _read_igb(path: Path, options: ReadOptions) -> GraphSource:
     feats = {}
     for ntype in {ntype for relation in edges for ntype in relation[::2]}:
         folder = path / "processed" / ntype
-        names = {"feat": "node_feat.npy", **_LABELS}
-        paths = {name: folder / file for name, file in names.items() if os.path.lexists(folder / file)}
-        arrays = {
-            name: _with_or_without_header(files.read(file), _WIDTH if name == "feat" else 1)
-            for name, file in paths.items()
-        }
+        arrays = {}
+        for name, file in {"feat": "node_feat.npy", **_LABELS}.items():
+            if os.path.lexists(folder / file):
+                arrays[name] = _with_or_without_header(files.read(folder / file), _WIDTH if name == "feat" else 1)
         counts[ntype] = _count(ntype, arrays, edges)
         feats[ntype] = _igb_features(folder, arrays, counts[ntype])
     return graph_of(counts, edges, feats, left_out=files.left_out())
@@ -185,15 +177,14 @@ def _with_or_without_header(path: Path, width: int) -> Array:
 def _igb_features(folder: Path, arrays: Mapping[str, Array], count: int) -> dict[str, Feature]:
     feats = {}
     if "feat" in arrays:
-        feats["feat"] = Feature.rows(as_floats(arrays["feat"]))
+        feats["feat"] = Feature.of(as_floats(arrays["feat"]))
     for name in _LABELS:
         if name not in arrays:
             continue
         label = arrays[name].reshape(-1)
         if len(label) > count or arrays[name].size != len(arrays[name]):
-            raise GraphDataError(
-                f"{folder / _LABELS[name]} must hold a label for each of {count} nodes (got {list(arrays[name].shape)})"
-            )
+            got = list(arrays[name].shape)
+            raise GraphDataError(f"{folder / _LABELS[name]} must hold a label for each of {count} nodes (got {got})")
         known = min(len(label), _LABELLED_OF_FULL[name] if count == _FULL else count)
         labels = as_labels(label[:known])
         unlabelled = [_runs([(-1, count - known)], labels.dtype)] if known < count else []
@@ -211,17 +202,9 @@ def _runs(runs: Sequence[tuple[int, int]], dtype: np.dtype[Any]) -> RowArray:
     return concatenated([np.broadcast_to(np.array(value, dtype), times) for value, times in runs])
 
 
-MAG240M = Layout(
-    "MAG240M",
-    "edges in processed/",
-    lambda path: bool(_relation_folders(path, "___")),
-    _read_mag,
-    by_all_ranks=True,
-)
-IGB = Layout(
-    "IGB",
-    "processed/<src>__<rel>__<dst>/",
-    lambda path: bool(_relation_folders(path, "__")),
-    _read_igb,
-    by_all_ranks=True,
-)
+def _has_relations(separator: str) -> Callable[[Path], bool]:
+    return lambda path: bool(_relation_folders(path, separator))
+
+
+MAG240M = Layout("MAG240M", "edges in processed/", _has_relations("___"), _read_mag, by_all_ranks=True)
+IGB = Layout("IGB", "processed/<src>__<rel>__<dst>/", _has_relations("__"), _read_igb, by_all_ranks=True)

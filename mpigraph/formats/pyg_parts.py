@@ -49,33 +49,23 @@ def read_pyg_partition(folder: Path) -> GraphSource:
     path = folder / METADATA
     with reading(path, folder):
         meta = json.loads(read_text(path))
-        num_parts = int(meta["num_parts"])
-        typed = bool(meta["is_hetero"])
-        ntypes = [str(name) for name in meta["node_types"]] if typed else [DEFAULT_NTYPE]
-        relations: list[Relation] = [(r[0], r[1], r[2]) for r in meta["edge_types"]] if typed else [DEFAULT_ETYPE]
-        is_sorted = bool(meta.get("is_sorted"))
-        return with_original_names(_Parts(folder, num_parts, typed, ntypes, relations).source(is_sorted), path, meta)
+        return with_original_names(_Parts(folder, meta).source(), path, meta)
 
 
 class _Parts:
-    """The files of all parts."""
-
-    def __init__(
-        self, folder: Path, num_parts: int, typed: bool, ntypes: Sequence[str], relations: Sequence[Relation]
-    ) -> None:
+    def __init__(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        self.num_parts = int(meta["num_parts"])
+        self.typed = typed = bool(meta["is_hetero"])
+        self.ntypes = [str(name) for name in meta["node_types"]] if typed else [DEFAULT_NTYPE]
+        self.relations: list[Relation] = [(r[0], r[1], r[2]) for r in meta["edge_types"]] if typed else [DEFAULT_ETYPE]
+        if not meta.get("is_sorted"):
+            raise GraphDataError("is_sorted is not set: an older PyG wrote these parts, which number nodes themselves")
         self.folder = folder
         self.files = FolderFiles(folder)
         for path in (folder / METADATA, folder / "edge_map.pt", *(folder / "edge_map").glob("*.pt")):
             self.files.read(path)  # an edge is in the part of its destination, so its map is not needed
-        self.num_parts = num_parts
-        self.typed = typed
-        self.ntypes = ntypes
-        self.relations = relations
 
-    def source(self, is_sorted: bool) -> GraphSource:
-        """Return the graph."""
-        if not is_sorted:
-            raise GraphDataError("is_sorted is not set: an older PyG wrote these parts, which number nodes themselves")
+    def source(self) -> GraphSource:
         maps = {ntype: self._node_map(ntype) for ntype in self.ntypes}
         counts = {ntype: len(parts) for ntype, parts in maps.items()}
         graphs = self._tables("graph.pt", self.relations)
@@ -156,7 +146,6 @@ class _Parts:
         return feats
 
     def _features(self, what: object, tables: Sequence[Table], order: I64) -> dict[str, Feature]:
-        """Return the features that every part has."""
         by_part = [{n: v for n, v in table.get("feats", {}).items() if v is not None} for table in tables]
         names = sorted({name for feats in by_part for name in feats})
         for name in names:
@@ -168,9 +157,8 @@ class _Parts:
     def _reordered(self, what: object, chunks: Sequence[torch.Tensor], order: I64) -> Feature:
         feature = _feature(chunks)
         if len(feature.values) != len(order):
-            raise GraphDataError(
-                f"features of {what} have {len(feature.values)} rows in all parts, but there are {len(order)}"
-            )
+            rows = f"{len(feature.values)} rows in all parts"
+            raise GraphDataError(f"features of {what} have {rows}, but there are {len(order)}")
         return feature._replace(values=Reordered(feature.values, order))
 
 
@@ -197,16 +185,12 @@ def _few_globals() -> Iterator[None]:
         yield
         return
     torch.serialization.clear_safe_globals()
-    torch.serialization.add_safe_globals([(_plain_dict, "collections.defaultdict"), dict])
+    torch.serialization.add_safe_globals([(lambda *_: {}, "collections.defaultdict"), dict])
     try:
         yield
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(known)
-
-
-def _plain_dict(*_: object) -> dict[object, object]:
-    return {}
 
 
 def _feature(chunks: Sequence[torch.Tensor]) -> Feature:

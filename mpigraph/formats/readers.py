@@ -51,18 +51,7 @@ def _read_pyg(path: Path, options: ReadOptions) -> GraphSource:
 
 _OF_PYG = "META.json"
 _PYG_PARTS = Layout("PyG's parts", _OF_PYG, lambda path: (path / _OF_PYG).is_file(), _read_pyg, by_all_ranks=True)
-_OTHERS = (
-    _PYG_PARTS,
-    NPY_DIRECTORY,
-    CHUNKED,
-    OGB_TEXT,
-    OGB,
-    MAG240M,
-    TABLES,
-    METIS,
-    HDF5,
-    NPZ,
-)
+_OTHERS = (_PYG_PARTS, NPY_DIRECTORY, CHUNKED, OGB_TEXT, OGB, MAG240M, TABLES, METIS, HDF5, NPZ)
 _OPTIONS = {
     "num_nodes": "the number of nodes",
     "nodes": "files of nodes",

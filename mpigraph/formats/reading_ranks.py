@@ -8,8 +8,8 @@ another's files (no ``/proc``, or process ids that mean something else), each is
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -23,24 +23,19 @@ from mpigraph.collective import collective
 from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
-from mpigraph.partition.row_arrays import Concatenated, RowArray, concatenated, mapping_of, numpy_under, release
+from mpigraph.partition.row_arrays import Concatenated, RowArray, concatenated, release
 from mpigraph.partition.source import Feature, Features, GraphSource, Parts
 
-__all__ = ["Gathered", "Grow", "ReadingRanks", "read_once", "temporary_bytes"]
+__all__ = ["Gathered", "Grow", "ReadingRanks", "read_once"]
 
 _CHUNK_BYTES = 32 << 20
 
 
 class Gathered(NamedTuple):
-    """The contribution of one rank to all ranks.
+    """The contribution of one rank to all ranks."""
 
-    Attributes:
-        note: what JSON can hold.
-        arrays: its files, mapped.
-    """
-
-    note: Any
-    arrays: list[Array]
+    note: Any  # what JSON can hold
+    arrays: list[Array]  # its files, mapped
 
 
 class ReadingRanks:
@@ -60,25 +55,14 @@ class ReadingRanks:
         self._nodes = self._members_of_nodes() if exchange.size > 1 else [[0]]
 
     @collective("ranks")
-    def together(self, doing: str) -> AbstractContextManager[None]:
-        """Run local code; if it raised on any rank, raise on every rank."""
-        return self.exchange.together(doing)
-
-    @collective("ranks")
     def gather(self, doing: str, note: Any = None, files: Sequence[GrowingFile] = ()) -> list[Gathered]:
-        """Return what each rank gives; afterwards the files may be closed.
+        """Return the note (what JSON can hold) and the files of each rank; afterwards the complete files may be closed.
 
-        Args:
-            doing: what, for the message of an error.
-            note: what JSON can hold.
-            files: complete.
-
-        Raises:
-            StorageError: a file cannot be mapped; on every rank.
+        ``doing`` says what, in errors. Raises StorageError, on every rank, if a file cannot be mapped.
         """
         if self.exchange.size == 1:
             return [Gathered(note, [file.finish() for file in files])]
-        with self.together(doing):
+        with self.exchange.together(doing):
             own = [file.finish() for file in files]
         forms = [(array.dtype.str, array.shape) for array in own]
         told = [json.loads(data) for data in self.exchange.gather_bytes(json.dumps([note, forms]).encode())]
@@ -90,43 +74,33 @@ class ReadingRanks:
             for rank, data in enumerate(self.exchange.gather_bytes(json.dumps(places).encode())):
                 if rank in self._members:
                     where |= {tuple(key): place for key, *place in json.loads(data)}
-            with self.together(doing):
+            with self.exchange.together(doing):
                 gathered = [
                     Gathered(its_note, [_mapped(*where[rank, number], *form) for number, form in enumerate(its_forms)])
                     for rank, (its_note, its_forms) in enumerate(told)
                 ]
-            with self.together(doing):  # all have mapped the files before they are closed
+            with self.exchange.together(doing):  # all have mapped the files before they are closed
                 return gathered
 
     @collective("ranks")
     def once(self, doing: str, make: Callable[["Grow"], tuple[Any, Sequence[GrowingFile]]]) -> Gathered:
-        """Return what the first rank makes: a note and files.
-
-        Raises:
-            MPIGraphError: what it raised; on every rank.
-        """
+        """Return the note and files that the first rank makes. Raises what it raised, on every rank."""
         with ExitStack() as stack:
             note: Any = None
             files: Sequence[GrowingFile] = ()
-            with self.together(doing):
+            with self.exchange.together(doing):
                 if self.exchange.rank == 0:
                     note, files = make(self.growing(stack))
             return self.gather(doing, note, files)[0]
 
     @collective("ranks")
     def rows(self, doing: str, dtype: npt.DTypeLike, own: Callable[[], Iterable[Array]]) -> RowArray:
-        """Return the rows that the ranks make, those of the first rank first.
+        """Return the rows, of one dimension, that the ranks make by ``own()``, some at a time: the first rank's first.
 
-        Args:
-            doing: what, for the message of an error.
-            dtype: of the rows, of one dimension.
-            own: makes the rows of this rank, some at a time.
-
-        Raises:
-            MPIGraphError: what a rank raised; on every rank.
+        Raises what a rank raised, on every rank.
         """
         with ExitStack() as stack:
-            with self.together(doing):
+            with self.exchange.together(doing):
                 file = self.growing(stack)(dtype, ())
                 for chunk in own():
                     file.append(chunk)
@@ -160,7 +134,7 @@ class ReadingRanks:
         step = max(1, _CHUNK_BYTES // len(remote))
         sizes = [[_bytes_of(dtype, shape) for dtype, shape in its_forms] for its_forms in forms]
         for number in range(max(map(len, sizes))):
-            with self.together(doing):
+            with self.exchange.together(doing):
                 for sender, its_sizes in enumerate(sizes):
                     if number < len(its_sizes) and sender not in here and here[sender % len(here)] == rank:
                         copies[sender, number] = grow(np.uint8, ())
@@ -170,10 +144,10 @@ class ReadingRanks:
                 counts[[members[rank % len(members)] for members in remote]] = len(chunk)
                 came, coming = self.exchange.all_to_all(np.tile(chunk, len(remote))[:, None], counts)
                 ends = np.cumsum(coming)
-                with self.together(doing):
+                with self.exchange.together(doing):
                     for sender in np.flatnonzero(coming).tolist():
                         copies[sender, number].append(came[ends[sender] - coming[sender] : ends[sender], 0])
-        with self.together(doing):
+        with self.exchange.together(doing):
             for file in copies.values():
                 file.finish()
         return copies
@@ -182,7 +156,7 @@ class ReadingRanks:
         """Return the ranks of each node that can open one another's files; others are alone."""
         token = np.frombuffer(secrets.token_bytes(16), np.uint8)
         with ExitStack() as stack:
-            with self.together("beginning to read"):
+            with self.exchange.together("beginning to read"):
                 file = self.growing(stack)(np.uint8, ())
                 file.append(token)
                 file.finish()
@@ -222,18 +196,10 @@ def _mapped(pid: int, number: int, dtype: str, shape: Sequence[int]) -> Array:
 
 @collective("ranks")
 def read_once(ranks: ReadingRanks, doing: str, read: Callable[[], GraphSource]) -> GraphSource:
-    """Return what ``read`` does, which one rank calls.
+    """Return what ``read`` does, which one rank calls. Raises what it raised, on every rank.
 
     What it has mapped from named files is mapped by the others, too. Everything else is copied to temporary files,
     unless there is only one rank.
-
-    Args:
-        ranks: the ranks.
-        doing: what, for the message of an error.
-        read: reads the graph.
-
-    Raises:
-        MPIGraphError: what ``read`` raised; on every rank.
     """
     if ranks.exchange.size == 1:
         return read()
@@ -244,27 +210,6 @@ def read_once(ranks: ReadingRanks, doing: str, read: Callable[[], GraphSource]) 
 
     note, arrays = ranks.once(doing, make)
     return _source(note, arrays)
-
-
-def temporary_bytes(source: GraphSource) -> int:
-    """Return the size of the temporary files that a graph's arrays lie in."""
-    held = {}
-    for array in _arrays_of(source):
-        for part in numpy_under(array):
-            mapping = mapping_of(part)
-            if mapping is not None and getattr(part, "filename", None) is None:
-                held[id(mapping)] = len(mapping)
-    return sum(held.values())
-
-
-def _arrays_of(source: GraphSource) -> Iterator[RowArray]:
-    for ends in source.edges:
-        yield from ends
-    for table in (*source.node_feats.values(), *source.edge_feats.values()):
-        for feature in table.values():
-            yield feature.values
-    yield from source.node_ids or ()
-    yield from source.edge_ids or ()
 
 
 def _described(value: Any, place: Callable[[RowArray], Any]) -> Any:
@@ -311,7 +256,6 @@ def _place_in_file(array: RowArray) -> dict[str, Any] | None:
 
 
 def _source(note: Mapping[str, Any], files: Sequence[Array]) -> GraphSource:
-
     def array(place: Any) -> Any:
         if isinstance(place, list):
             return Concatenated([array(chunk) for chunk in place])

@@ -6,7 +6,6 @@ All rows are compared with checksums, each of a few MiB: read in order, or large
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.metadata.book import RangeBook, check_ids
-from mpigraph.partition.row_arrays import RowArray
+from mpigraph.partition.row_arrays import DerivedRows, RowArray
 from mpigraph.partition.source import Feature, GraphSource, Parts
 from mpigraph.storage.audit import InEdges
 from mpigraph.storage.contents import PartFiles, overlaps, read_rows
@@ -32,40 +31,17 @@ from mpigraph.storage.part_config import FeatureInfo, PartConfig
 __all__ = ["Destinations", "ShardRows", "check_apart", "parts_of", "read_partition"]
 
 
-class ShardRows:
-    """Rows of a dataset that is spread over the parts' files, part after part.
-
-    A :class:`~mpigraph.partition.row_arrays.RowArray`.
-
-    Args:
-        files: of the partitioned graph.
-        which: the file of a part: "part_graph", "node_feats" or "edge_feats".
-        name: the dataset.
-        offsets: int64[P + 1], the parts' ranges of its rows.
-        dtype: storage dtype.
-        row_shape: shape of a row.
-    """
+class ShardRows(DerivedRows):
+    """Rows of a dataset, in one file ``which`` of each part; ``offsets`` (int64[P + 1]) are the parts' ranges."""
 
     def __init__(
-        self,
-        files: PartFiles,
-        which: str,
-        name: str,
-        offsets: I64,
-        dtype: npt.DTypeLike,
-        row_shape: tuple[int, ...] = (),
+        self, files: PartFiles, which: str, name: str, offsets: I64, dtype: npt.DTypeLike, shape: tuple[int, ...] = ()
     ) -> None:
         self._files = files
         self._which = which
         self._name = name
         self._offsets = offsets
-        self.shape: tuple[int, ...] = (int(offsets[-1]), *row_shape)
-        self.ndim = len(self.shape)
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self.nbytes = 0
-
-    def __len__(self) -> int:
-        return self.shape[0]
+        super().__init__((), (int(offsets[-1]), *shape), dtype)
 
     def __getitem__(self, rows: slice | npt.NDArray[np.integer]) -> Array:
         """Read a slice, or rows by their numbers (int[n], in any order).
@@ -104,33 +80,22 @@ class ShardRows:
         return result
 
 
-class SharedRows:
-    """A number of each edge of a relation that shares tables with others, int64; a :class:`.RowArray`.
+class SharedRows(DerivedRows):
+    """A number of each edge of a relation that shares tables with others, int64.
 
-    Args:
-        files: of the partitioned graph.
-        relation: its id.
-        field: "indices", "orig_ids" or "destinations"; the last are global ids here.
+    ``field`` is "indices", "orig_ids" or "destinations"; the last are global ids here.
     """
-
-    ndim = 1
-    nbytes = 0
 
     def __init__(self, files: PartFiles, relation: int, field: str) -> None:
         self._files = files
         self._relation = relation
         self._field = field
-        self.shape: tuple[int, ...] = (files.config.book.num_edges(relation),)
-        self.dtype: np.dtype[Any] = np.dtype(np.int64)
-
-    def __len__(self) -> int:
-        return self.shape[0]
+        super().__init__((), (files.config.book.num_edges(relation),), np.int64)
 
     def __getitem__(self, rows: slice | npt.NDArray[np.integer]) -> I64:
         """Read a slice, or rows by their numbers (int[n]); such relations are small.
 
-        Raises:
-            ShardFormatError: a file is missing or damaged.
+        Raises ShardFormatError: a file is missing or damaged.
         """
         book, begin, end = self._files.config.book, 0, len(self)
         if isinstance(rows, slice):
@@ -144,27 +109,19 @@ class SharedRows:
         return joined[:: rows.step] if isinstance(rows, slice) else joined[rows]
 
 
-class Destinations:
+class Destinations(DerivedRows):
     """The destinations of all edges of a relation, int64, for reading by slices."""
-
-    ndim = 1
-    nbytes = 0
 
     def __init__(self, files: PartFiles, relation: int) -> None:
         self._files = files
         self._relation = relation
-        self.shape: tuple[int, ...] = (files.config.book.num_edges(relation),)
-        self.dtype: np.dtype[Any] = np.dtype(np.int64)
+        super().__init__((), (files.config.book.num_edges(relation),), np.int64)
         self._known: tuple[int, InEdges] | None = None  # of the part that was read last
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getitem__(self, rows: slice) -> I64:
         """Read the destinations of a range of edges.
 
-        Raises:
-            ShardFormatError: a file is missing or damaged, or contradicts itself.
+        Raises ShardFormatError: a file is missing or damaged, or contradicts itself.
         """
         begin, end, step = rows.indices(len(self))
         result = np.empty(max(end - begin, 0), np.int64)
@@ -178,10 +135,7 @@ class Destinations:
 
 
 def read_partition(path: str | os.PathLike[str]) -> GraphSource:
-    """Return a partitioned graph as an input; its files stay open.
-
-    Args:
-        path: the configuration, ``<name>.json``.
+    """Return a graph that was partitioned, by its configuration ``<name>.json``, as an input; its files stay open.
 
     Raises:
         PartitionError: the configuration is missing or damaged, or is not one.
@@ -244,11 +198,7 @@ def _feature(files: PartFiles, which: str, name: str, offsets: I64, info: Featur
 
 
 def check_apart(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:
-    """Check that a graph which is repartitioned is not written over what is read.
-
-    Raises:
-        InvalidArgumentError: the folder to write to is the one of the partitioned graph that is read.
-    """
+    """Raise InvalidArgumentError if a graph that is repartitioned would be written over the parts that are read."""
     source = Path(path)
     if source.suffix == ".json" and source.is_file() and source.parent.resolve() == Path(out).resolve():
         raise InvalidArgumentError(f"{out}: the parts of {path} lie there, which are read: write to another folder")

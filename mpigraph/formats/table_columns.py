@@ -58,13 +58,9 @@ _FLOATS = ("float", "float16", "float32", "float64")
 
 
 class TextRows:
-    """Strings of consecutive rows of a file.
+    """Strings of consecutive rows of a file, an Arrow array; None to know the places of the rows alone.
 
-    Args:
-        strings: an Arrow array; None to know the places of the rows alone.
-        length: number of rows.
-        name: the file, for messages.
-        first_row: what the first row is called there.
+    ``first_row`` is what the first row is called there.
     """
 
     def __init__(self, strings: Any, length: int, name: str, first_row: int) -> None:
@@ -87,13 +83,9 @@ class TextRows:
 
 @dataclass(frozen=True)
 class IdColumn:
-    """Ids, in stretches that are integers or text.
+    """Ids, in stretches that are integers or text."""
 
-    Attributes:
-        stretches: integers, or :class:`TextRows`.
-    """
-
-    stretches: Sequence[RowArray | TextRows]
+    stretches: Sequence[RowArray | TextRows]  # integers, or :class:`TextRows`
 
     def __len__(self) -> int:
         return sum(map(len, self.stretches))
@@ -111,9 +103,7 @@ class IdColumn:
     def texts(self, blanks: bool = False, ranks: ReadingRanks | None = None) -> Iterator[tuple[Array, I64, Place]]:
         """Yield the ids as text, a chunk at a time: distinct ones (dtype S), the position of each row, and its place.
 
-        Args:
-            blanks: whether an id may be missing; it is empty then.
-            ranks: ranks that divide the chunks; None for all chunks.
+        With ``blanks`` an id may be missing; it is empty then. ``ranks`` divide the chunks; None for all chunks.
 
         Raises:
             GraphDataError: an id is missing or too long; names file and row.
@@ -125,16 +115,15 @@ class IdColumn:
             else:
                 numbers = np.asarray(stretch[begin : begin + _CHUNK], np.int64)
                 strings = arrow().array(numbers).cast(arrow().string())
-            place = partial(_place_from, stretch, begin)
+
+            def place(row: int, rows: Any = stretch, begin: int = begin) -> str:
+                return place_of(rows, begin + row)
+
             yield *distinct_in(strings, place, blanks), place
 
     def without_text(self) -> "IdColumn":
         """Return the places of the rows, and the ids that are integers."""
         return IdColumn([its.without_text() if isinstance(its, TextRows) else its for its in self.stretches])
-
-    def text_place(self) -> str:
-        """File and row of the first id that is text."""
-        return next(stretch.place(0) for stretch in self.stretches if isinstance(stretch, TextRows))
 
     def place(self, row: int) -> str:
         """File and row."""
@@ -145,47 +134,31 @@ class IdColumn:
         return ""
 
 
-def _place_from(rows: Any, begin: int, row: int) -> str:
-    return place_of(rows, begin + row)
-
-
 class ValueColumn(NamedTuple):
-    """Values of a column.
+    """Values of a column."""
 
-    Attributes:
-        kind: "integer", "float", "bool", "time", "list", or "string", "other" or "none" (no row has a value), which are
-            no numbers.
-        rows: [n] or [n, width]; of what is no numbers nothing.
-    """
-
+    # "integer", "float", "bool", "time", "list", or "string", "other" or "none" (no row has a value), which are no
+    # numbers
     kind: str
-    rows: RowArray
+    rows: RowArray  # [n] or [n, width]; of what is no numbers nothing
 
 
 class TableColumns(NamedTuple):
-    """Columns of one table.
+    """Columns of one table."""
 
-    Attributes:
-        lengths: rows of each file.
-        ids: columns that were asked for as ids, by name.
-        values: columns of numbers, by name.
-        blocks: columns that have a parser of their own, by name.
-    """
-
-    lengths: list[int]
-    ids: dict[str, IdColumn]
-    values: dict[str, ValueColumn]
-    blocks: "Mapping[str, Sequence[Block]]" = MappingProxyType({})
+    lengths: list[int]  # rows of each file
+    ids: dict[str, IdColumn]  # columns that were asked for as ids, by name
+    values: dict[str, ValueColumn]  # columns of numbers, by name
+    blocks: "Mapping[str, Sequence[Block]]" = MappingProxyType({})  # columns that have a parser of their own, by name
 
 
 def are_numbers(tables: Tables, columns: Sequence[str]) -> bool:
     """Return whether columns are numbers; of text the first block tells."""
     if isinstance(tables, ParquetFiles):
         return all(tables.kinds[name] in ("integer", "float", "bool") for name in columns)
-    for piece in tables.pieces():
-        for batch in tables.batches(piece, columns):
-            return all(values_of(batch.column(c), str).kind in ("integer", "float", "bool", None) for c in columns)
-    return False
+    first = next((batch for piece in tables.pieces() for batch in tables.batches(piece, columns)), None)
+    kinds = ("integer", "float", "bool", None)
+    return first is not None and all(values_of(first.column(name), str).kind in kinds for name in columns)
 
 
 @collective("ranks")
@@ -217,9 +190,8 @@ def read_columns(
     if isinstance(tables, ParquetFiles):
         for name in ids:
             if tables.kinds[name] not in ("integer", "string"):
-                raise GraphDataError(
-                    f"{tables.paths[0]}: ids must be integers or text (column {name!r} is {tables.kinds[name]})"
-                )
+                what = f"column {name!r} is {tables.kinds[name]}"
+                raise GraphDataError(f"{tables.paths[0]}: ids must be integers or text ({what})")
         id_columns = {name: IdColumn([tables.rows(name)]) for name in ids if tables.kinds[name] == "integer"}
         value_columns = {name: _lazy_values(tables, columns, types.get(name, "")) for name, columns in values.items()}
     to_parse = {name: _Column((name,), True, types.get(name, "")) for name in ids if name not in id_columns}
@@ -235,7 +207,10 @@ def read_columns(
     for piece, rows, described, arrays in _parsed(tables, ranks, to_parse):
         first_row = dict.fromkeys(blocks, tables.first_row(Piece(piece.file, 0, 0)) + lengths[piece.file])
         for name, kind, length, missing, places in described:
-            of_block = [_array_at(arrays, *place) for place in places]
+            of_block = [
+                arrays[begin : begin + int(np.prod(shape)) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+                for begin, dtype, shape in places
+            ]
             blocks[name].append(Block(kind, length, missing, of_block, str(tables.paths[piece.file]), first_row[name]))
             first_row[name] += length
         lengths[piece.file] += rows
@@ -262,27 +237,17 @@ class _Column(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Consecutive rows of one kind of a column.
+    """Consecutive rows of one kind of a column."""
 
-    Attributes:
-        kind: as in :class:`ValueColumn`, or a dtype that the user has named.
-        length: number of rows.
-        missing: the first of them without a value, if its kind cannot say so; -1 if all rows have one.
-        arrays: the rows; of text its offsets and bytes; nothing if there are no numbers.
-        path: the file.
-        row: what the first row is called there.
-    """
-
-    kind: str
-    length: int
-    missing: int
-    arrays: list[Array]
-    path: str
-    row: int
+    kind: str  # as in :class:`ValueColumn`, or a dtype that the user has named
+    length: int  # number of rows
+    missing: int  # the first of them without a value, if its kind cannot say so; -1 if all rows have one
+    arrays: list[Array]  # the rows; of text its offsets and bytes; nothing if there are no numbers
+    path: str  # the file
+    row: int  # what the first row is called there
 
 
 def _lazy_values(tables: ParquetFiles, columns: Sequence[str], dtype: str) -> ValueColumn:
-    """Return columns of parquet, side by side if there are several."""
     kinds = {tables.kinds[name] for name in columns}
     for kind in ("other", "string"):
         if kind in kinds or dtype == kind:
@@ -304,7 +269,7 @@ def _parsed(
     own = cut(tables, ranks)
     with ExitStack() as stack:
         note = []
-        with ranks.together(doing):
+        with ranks.exchange.together(doing):
             file = ranks.growing(stack)(np.uint8, ())
             for piece in own:
                 blocks: list[Any] = []
@@ -381,11 +346,6 @@ def _append(file: GrowingFile, array: Array) -> tuple[int, str, tuple[int, ...]]
     return begin, array.dtype.str, array.shape
 
 
-def _array_at(data: Array, begin: int, dtype: str, shape: Sequence[int]) -> Array:
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    return data[begin : begin + size].view(dtype).reshape(shape)
-
-
 def _id_column(blocks: Sequence[Block]) -> IdColumn:
     stretches: list[RowArray | TextRows] = []
     for kind, length, _, arrays, path, row in blocks:
@@ -398,7 +358,13 @@ def _id_column(blocks: Sequence[Block]) -> IdColumn:
 
 
 def _value_column(name: str, blocks: Sequence[Block]) -> ValueColumn:
-    kind = _common_kind({block.kind for block in blocks})
+    kinds = {block.kind for block in blocks} - {"none"}
+    has_gaps = any(block.kind == "none" for block in blocks)
+    kind = "string" if kinds else "none"
+    if len(kinds) == 1:
+        kind = kinds.pop()
+    if kinds == {"integer", "float"} or (kind == "integer" and has_gaps):
+        kind = "float"
     if kind in ("none", "string"):
         return ValueColumn(kind, np.zeros(0))
     rows: list[RowArray] = []
@@ -409,10 +375,9 @@ def _value_column(name: str, blocks: Sequence[Block]) -> ValueColumn:
             holes.append(f"{block.path}, row {block.row + missing}: {name} has no value")
         values = block.arrays[0] if block.arrays else np.broadcast_to(np.float64(np.nan), (block.length,))
         if kind == "list" and block.arrays and values.shape[1:] != blocks[0].arrays[0].shape[1:]:
-            raise GraphDataError(
-                f"{block.path}, row {block.row}, column {name}: a list has {values.shape[1]} numbers, "
-                f"{blocks[0].arrays[0].shape[1]} before; --types COLUMN=string leaves the column out"
-            )
+            lengths = f"a list has {values.shape[1]} numbers, {blocks[0].arrays[0].shape[1]} before"
+            place = f"{block.path}, row {block.row}, column {name}"
+            raise GraphDataError(f"{place}: {lengths}; --types COLUMN=string leaves the column out")
         rows.append(NamedRows(values, block.path, block.row))
     if holes and kind not in _FLOATS:
         raise GraphDataError(holes[0])
@@ -421,15 +386,6 @@ def _value_column(name: str, blocks: Sequence[Block]) -> ValueColumn:
     if {its.dtype.kind for its in rows} == {"i", "f"}:
         rows = [MadeRows(_exact_floats, np.float64, its) if its.dtype.kind == "i" else its for its in rows]
     return ValueColumn(kind, concatenated(rows))
-
-
-def _common_kind(kinds: set[str]) -> str:
-    with_values = kinds - {"none"}
-    if not with_values:
-        return "none"
-    if with_values == {"integer", "float"} or (with_values == {"integer"} and "none" in kinds):
-        return "float"
-    return with_values.pop() if len(with_values) == 1 else "string"
 
 
 def _exact_floats(rows: Array) -> Array:

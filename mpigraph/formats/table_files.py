@@ -24,7 +24,7 @@ from mpigraph.formats.input_files import UNREADABLE, failure, is_packed, opened,
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.log import get_logger
 from mpigraph.partition.exchange import even_bounds
-from mpigraph.partition.row_arrays import RowArray, concatenated
+from mpigraph.partition.row_arrays import DerivedRows, RowArray, concatenated
 from mpigraph.storage.files import open_regular
 
 __all__ = [
@@ -45,32 +45,22 @@ _ROW_OF_PIECE = re.compile(r"\bRow #(\d+)")
 
 
 class Piece(NamedTuple):
-    """Consecutive rows of a file, which one rank reads.
+    """Consecutive rows of a file, which one rank reads."""
 
-    Attributes:
-        file: number of the file.
-        begin: the first byte of a text, the first group of rows of a parquet file.
-        end: one behind the last; -1 for a text that cannot be cut.
-    """
-
-    file: int
-    begin: int
-    end: int
+    file: int  # number of the file
+    begin: int  # the first byte of a text, the first group of rows of a parquet file
+    end: int  # one behind the last; -1 for a text that cannot be cut
 
 
 @dataclass(frozen=True)
 class TextForm:
-    """The form of a text file.
+    """The form of a text file."""
 
-    Attributes:
-        delimiter: between fields; None to look at the first line.
-        names: of the columns; None to take those of the first line, or ``src``, ``dst``, ``column2``, ... where the
-            first line has two numbers in front.
-        header: True if the first line has names, after comments where ``names`` are not given; None to look at it.
-    """
-
-    delimiter: str | None = None
+    delimiter: str | None = None  # between fields; None to look at the first line
+    # of the columns; None to take those of the first line, or ``src``, ``dst``, ``column2``, ... where the first line
+    # has two numbers in front
     names: tuple[str, ...] | None = None
+    # True if the first line has names, after comments where ``names`` are not given; None to look at it
     header: bool | None = None
 
 
@@ -84,12 +74,7 @@ def is_table(path: Path) -> bool:
 def open_tables(
     paths: Sequence[Path], form: TextForm | None = None, kind: str | None = None
 ) -> "TextFiles | ParquetFiles":
-    """Open files of the same columns.
-
-    Args:
-        paths: the files, at least one.
-        form: how text is to be read.
-        kind: "parquet" or "csv"; None to go by the names of the files.
+    """Open files of the same columns, at least one; ``kind`` is "parquet" or "csv", None to go by names of files.
 
     Raises:
         GraphDataError: they cannot be read, or do not fit together; or there is no pyarrow.
@@ -163,7 +148,7 @@ class TextFiles:
         fields = [name.strip() for name in fields_of(text, self._delimiter)]
         named = self._form.header
         if named is None:
-            named = self._form.names is None and not all(map(_is_integer, fields[:2]))
+            named = self._form.names is None and not all(text.lstrip("-").isdecimal() for text in fields[:2])
         self._first_rows.append(skipped + named + 1)
         self._begins.append(begin + len(line) * named)
         if self._form.names is not None:
@@ -190,12 +175,8 @@ class TextFiles:
         for file, *bounds in own:
             ends = (self._begins[file], self.pieces()[file].end)
             numbers = [0, *np.cumsum([its.get(str(file), (0,))[0] for its in counted]).tolist()]
-            inside = [
-                its[str(file)][1 + before % 2]
-                for its, before in zip(counted, numbers, strict=False)
-                if str(file) in its
-            ]
-            if any(inside):
+            of_file = ((its.get(str(file)), before) for its, before in zip(counted, numbers, strict=False))
+            if any(its[1 + before % 2] for its, before in of_file if its is not None):  # a quote inside a field
                 pieces += [Piece(file, *ends)] if bounds[0] == ends[0] else []
                 continue
             for number, at in enumerate(bounds):
@@ -278,10 +259,8 @@ class TextFiles:
                 ):
                     yield batch
                     done += batch.num_rows
-            last: dict[str, str] = (
-                next(iter(batch.slice(batch.num_rows - 1).to_pylist()), {}) if batch is not None else {}
-            )
-            if quotes % 2 and (not is_inside or any("\n" in value for value in last.values())):
+            last = [] if batch is None else batch.slice(batch.num_rows - 1).to_pylist()
+            if quotes % 2 and (not is_inside or any("\n" in value for row in last for value in row.values())):
                 raise ValueError(f"row {self.first_row(piece) + done - 1}: {_UNENDED}")
         except UNREADABLE as error:
             match = None if isinstance(error, GraphDataError) else _ROW_OF_PIECE.search(str(error))
@@ -318,10 +297,6 @@ def fields_of(line: str, delimiter: str) -> list[str]:
         return next(csv.reader([line], delimiter=delimiter), [""])
     except csv.Error:  # of bytes that no text has
         return line.split(delimiter)
-
-
-def _is_integer(text: str) -> bool:
-    return text.strip().lstrip("-").isdecimal()
 
 
 class ParquetFiles:
@@ -384,9 +359,7 @@ class ParquetFiles:
     def rows(self, name: str, gaps: bool = False) -> RowArray:
         """Return a column whose groups are read when they are asked for.
 
-        Args:
-            name: the column.
-            gaps: integers may be missing: all become float64 then, and the missing ones NaN, as in csv.
+        With ``gaps``, integers may be missing: all become float64 then, and the missing ones NaN, as in csv.
         """
         last = _LastGroup(as_floats=gaps and self._lacks_values(name))
         if last.as_floats:
@@ -412,10 +385,8 @@ class _LastGroup:
     rows: Array = field(default_factory=lambda: np.zeros(0))
 
 
-class _GroupRows:
+class _GroupRows(DerivedRows):
     """A column of one group of rows; only the group that was read last is in memory."""
-
-    sources = ()
 
     def __init__(
         self,
@@ -435,20 +406,13 @@ class _GroupRows:
         self._last = last
         self._row_shape = None if like is None else like.shape[1:]
         like = self._read() if like is None else like
-        self.shape: tuple[int, ...] = (length, *like.shape[1:])
-        self.ndim = len(self.shape)
-        self.dtype: np.dtype[Any] = like.dtype
-        self.nbytes: int = length * self.dtype.itemsize * int(np.prod(self.shape[1:]))
-        self.block_bytes = self.nbytes
-
-    def __len__(self) -> int:
-        return self._length
+        super().__init__((), (length, *like.shape[1:]), like.dtype)
+        self.block_bytes = self.nbytes = length * self.dtype.itemsize * int(np.prod(self.shape[1:]))
 
     def __getitem__(self, rows: Any) -> Array:
         return np.asarray(self._read()[rows])
 
     def place(self, row: int) -> str:
-        """File, column and row."""
         return f"{self._tables.paths[self._key[0]]}: {self._name}, row {self._begin + row}"
 
     def _read(self) -> Array:
@@ -460,9 +424,8 @@ class _GroupRows:
             if len(rows) != self._length:
                 raise GraphDataError(f"{self.place(0)}: {len(rows)} rows, where the file says {self._length}")
             if self._row_shape is not None and rows.shape[1:] != self._row_shape:
-                raise GraphDataError(
-                    f"{self.place(0)}: lists have {rows.shape[1]} numbers, {self._row_shape[0]} before"
-                )
+                lengths = f"{rows.shape[1]} numbers, {self._row_shape[0]} before"
+                raise GraphDataError(f"{self.place(0)}: lists have {lengths}")
             self._last.rows = rows
             self._last.key = self._key
         return self._last.rows

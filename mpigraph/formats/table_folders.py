@@ -36,7 +36,8 @@ _IDS = ("id", "node_id", "{ntype}_id")
 
 def _is_at(path: Path) -> bool:
     """Return whether a path is a csv or parquet file, or a directory with such files or with folders of tables."""
-    return bool(_files_of(path)) or (path.is_dir() and any(_named_folder(entry) for entry in path.iterdir()))
+    folders = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
+    return bool(_files_of(path)) or any(_NAME.fullmatch(_stem(entry)) and _files_of(entry) for entry in folders)
 
 
 @collective("ranks")
@@ -96,10 +97,6 @@ def _files_of(path: Path) -> list[Path]:
     return list(filter(is_table, in_natural_order(path.iterdir()) if path.is_dir() else [path]))
 
 
-def _named_folder(path: Path) -> bool:
-    return path.is_dir() and _NAME.fullmatch(_stem(path)) is not None and bool(_files_of(path))
-
-
 def _stem(path: Path) -> str:
     """Return a name without the endings of tables."""
     return re.sub(r"(\.(csv|tsv|txt|parquet|pq))?(\.(gz|bz2))?$", "", path.name, flags=re.IGNORECASE)
@@ -113,16 +110,14 @@ def _listed(paths: Iterable[Path]) -> str:
 def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) -> Relation:
     relations = relations_in(name, ntypes, "__")  # a name may have "__" in it
     if len(relations) > 1:
-        raise GraphDataError(
-            f"{path}: edges_{name} can be read as {' and as '.join(map(str, relations))}: write %5F for _"
-        )
+        readings = " and as ".join(map(str, relations))
+        raise GraphDataError(f"{path}: edges_{name} can be read as {readings}: write %5F for _")
     fields = relations[0] if relations else name.split("__")
     if len(fields) == 3 and all(fields):
         return unquote(fields[0]), unquote(fields[1]), unquote(fields[2])
     if only is None or (name and len(fields) > 1):
-        raise GraphDataError(
-            f"{path}: edges of several types of nodes are in files edges_<src>__<rel>__<dst> (got edges_{name})"
-        )
+        form = "edges_<src>__<rel>__<dst>"
+        raise GraphDataError(f"{path}: edges of several types of nodes are in files {form} (got edges_{name})")
     return only, unquote(name) or DEFAULT_ETYPE[1], only
 
 
@@ -131,19 +126,15 @@ def _node_table(ntype: str, files: Sequence[Path], options: TableOptions) -> Nod
     known = [*options.columns.get("id", ()), *(name.format(ntype=ntype) for name in _IDS)]
     column = next((name for name in known if name in names), None)
     if column is None:
-        get_logger().warning(
-            "%s: has no column of ids (%s): a node is known by the number of its row, from 0",
-            files[0],
-            ", ".join(known),
-        )
+        text = "%s: has no column of ids (%s): a node is known by the number of its row, from 0"
+        get_logger().warning(text, files[0], ", ".join(known))
     return NodeTable(ntype, tuple(files), column)
 
 
 def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions) -> EdgeTable:
     names = open_tables(files).names
     named = zip(options.columns.get("src", ()), options.columns.get("dst", ()), strict=False)
-    pairs = [*named, *_ENDS]
-    for pair in pairs:
+    for pair in [*named, *_ENDS]:
         if all(end in names for end in pair):
             return EdgeTable(relation, tuple(files), *pair)
     raise GraphDataError(

@@ -92,7 +92,6 @@ class _Writer:
         self.foreign = ForeignNames(graph.source.schema, "dgl")
 
     def write(self) -> dict[str, Any]:
-        """Write all arrays; return the metadata."""
         graph, source = self.graph, self.graph.source
         ntypes = list(self.foreign.ntypes.values())
         relations = list(self.foreign.relations.values())

@@ -102,7 +102,6 @@ class _Writer:
         self.foreign = ForeignNames(source.schema, "pyg")
 
     def meta(self) -> dict[str, Any]:
-        """Return what ``META.json`` says."""
         return {
             "num_parts": self.graph.config.num_parts,
             "node_types": list(self.foreign.ntypes.values()) if self.typed else None,
@@ -114,7 +113,6 @@ class _Writer:
         }
 
     def part(self, part: int) -> None:
-        """Write the files of a part."""
         graphs = {}
         edge_feats = {}
         for r, relation in enumerate(self.foreign.relations.values()):
@@ -142,7 +140,6 @@ class _Writer:
         return self.graph.in_order(features[_TIME].values, self.graph.node_ids[ntype_id])
 
     def _edges(self, part: int, relation_id: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what ``graph.pt`` and ``edge_feats.pt`` have of a relation."""
         graph = self.graph
         begin, end = graph.book.edge_range(part, relation_id)
         src_type, dst_type = self.schema.ends(relation_id)
@@ -166,15 +163,16 @@ class _Writer:
 
     def _edge_times(self, features: Features, src_type: int, src: I64, begin: int, end: int) -> tuple[Array, ...]:
         """Return what edges of one destination are sorted by: their times, else those of their sources."""
-        if _TIME in features:
-            return (_first_column(np.asarray(features[_TIME].values[begin:end])),)
         of_nodes = self.node_feats[self.schema.ntypes[src_type]]
-        if _TIME in of_nodes:
-            return (_first_column(self._times(src_type, of_nodes)[src]),)
-        return ()
+        if _TIME in features:
+            times = np.asarray(features[_TIME].values[begin:end])
+        elif _TIME in of_nodes:
+            times = self._times(src_type, of_nodes)[src]
+        else:
+            return ()
+        return (times if times.ndim == 1 else times[:, 0],)
 
     def maps(self) -> None:
-        """Write which part has which node and which edge."""
         for what, names, parts_of in (
             ("node_map", list(self.foreign.ntypes.values()), self.graph.node_parts),
             ("edge_map", list(map("__".join, self.foreign.relations.values())), self.graph.edge_parts),
@@ -184,10 +182,6 @@ class _Writer:
             for number, name in enumerate(names):
                 path = self.folder / what / f"{name}.pt" if self.typed else self.folder / f"{what}.pt"
                 _save(torch.from_numpy(parts_of(number).astype(np.int64)), path)
-
-
-def _first_column(times: Array) -> Array:
-    return times if times.ndim == 1 else times[:, 0]
 
 
 def _save(content: object, path: Path) -> None:

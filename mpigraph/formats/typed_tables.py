@@ -56,11 +56,7 @@ _SPLITS = {
 }
 _TYPES = (*"bool int8 int16 int32 int64 uint8 uint16 uint32 float16 float32 float64".split(), "string")
 _NUMBERED = re.compile(r"(.*\D)(\d+)")
-_NO_NUMBERS = {
-    "string": "text (--categories COLUMN numbers it)",
-    "other": "no numbers",
-    "none": "empty",
-}
+_NO_NUMBERS = {"string": "text (--categories COLUMN numbers it)", "other": "no numbers", "none": "empty"}
 _LISTED = 20  # categories that a line of the log names
 
 
@@ -123,9 +119,8 @@ class TableOptions:
     def __post_init__(self) -> None:
         for column, dtype in self.types.items():
             if dtype not in _TYPES:
-                raise InvalidArgumentError(
-                    f"the type of column {column!r} must be one of {', '.join(_TYPES)} (got {dtype!r})"
-                )
+                known = ", ".join(_TYPES)
+                raise InvalidArgumentError(f"the type of column {column!r} must be one of {known} (got {dtype!r})")
 
 
 @dataclass(frozen=True)
@@ -140,24 +135,18 @@ class _Plan:
     @classmethod
     def of(cls, table: NodeTable | EdgeTable, options: TableOptions) -> "_Plan":
         tables = open_tables(table.files, table.form)
-        if isinstance(table, NodeTable):
-            ids = tuple(filter(None, [table.id_column]))
-        else:
-            ids = (table.src_column, table.dst_column)
+        columns = [table.id_column] if isinstance(table, NodeTable) else [table.src_column, table.dst_column]
+        ids = tuple(filter(None, columns))
         if table.columns is None:
             features = _features_of([name for name in tables.names if name not in ids], tables, options)
         else:
-            columns = table.columns.items()
-            features = {name: (column,) if isinstance(column, str) else tuple(column) for name, column in columns}
-        for column in (*ids, *(column for columns in features.values() for column in columns)):
+            features = {n: (its,) if isinstance(its, str) else tuple(its) for n, its in table.columns.items()}
+        for column in (*ids, *(column for its in features.values() for column in its)):
             if column not in tables.names:
                 raise GraphDataError(f"{table.files[0]}: has no column {column!r} (got {', '.join(tables.names)})")
-        words = {
-            name: columns[0]
-            for name, columns in features.items()
-            if name == _SPLIT or name in options.categories or columns[0] in options.categories
-        }
-        return cls(tables, ids, words, {name: columns for name, columns in features.items() if name not in words})
+        as_words = {_SPLIT, *options.categories}
+        words = {name: its[0] for name, its in features.items() if name in as_words or its[0] in options.categories}
+        return cls(tables, ids, words, {name: its for name, its in features.items() if name not in words})
 
 
 @collective("ranks")
@@ -183,7 +172,8 @@ def read_typed_tables(
     """
     options = options or TableOptions()
     ranks = ranks or ReadingRanks()
-    plans = [*(_Plan.of(table, options) for table in nodes), *(_Plan.of(table, options) for table in edges)]
+    all_tables: list[NodeTable | EdgeTable] = [*nodes, *edges]
+    plans = [_Plan.of(table, options) for table in all_tables]
     _check_all_used(options, plans)  # before what takes long
     tables = [_Table(plan, options, ranks) for plan in plans]
     of_nodes = {table.ntype: tables[number] for number, table in enumerate(nodes)}
@@ -192,21 +182,13 @@ def read_typed_tables(
 
 
 class ReadTable(Protocol):
-    """A table that was read.
+    """A table that was read."""
 
-    Attributes:
-        title: names it in messages.
-        length: number of rows.
-        ids: the columns of ids: of nodes one or none, of edges those of sources and of destinations.
-        features: by name.
-        left_out: names each column that is not among them.
-    """
-
-    title: str
-    length: int
-    ids: list[IdColumn]
-    features: dict[str, Feature]
-    left_out: list[str]
+    title: str  # names it in messages
+    length: int  # number of rows
+    ids: list[IdColumn]  # the columns of ids: of nodes one or none, of edges those of sources and of destinations
+    features: dict[str, Feature]  # by name
+    left_out: list[str]  # names each column that is not among them
 
 
 @collective("ranks")
@@ -235,9 +217,8 @@ def graph_of_tables(
             rows = original.view(np.uint8).reshape(len(original), -1) if is_text else original
             node_feats[ntype] = {"id": Feature.of(rows), **node_feats[ntype]}
             if table is None:
-                get_logger().warning(
-                    'nodes of %r are numbered in the order of their ids, which are node feature "id"', ntype
-                )
+                text = 'nodes of %r are numbered in the order of their ids, which are node feature "id"'
+                get_logger().warning(text, ntype)
     return graph_of(
         {ntype: numbered.count for ntype, numbered in ids.items()},
         {r: (ids[r[0]].numbers(t.ids[0]), ids[r[2]].numbers(t.ids[1])) for r, t in sorted(edges.items())},
@@ -248,8 +229,6 @@ def graph_of_tables(
 
 
 class _Table:
-    """A :class:`ReadTable` of csv or parquet files."""
-
     def __init__(self, plan: _Plan, options: TableOptions, ranks: ReadingRanks) -> None:
         self.title = name = str(plan.tables.paths[0])
         ids = (*plan.ids, *plan.words.values())
@@ -277,14 +256,13 @@ class _Table:
 
     def _feature(self, name: str, values: ValueColumn) -> Feature:
         if values.kind == "time":
-            get_logger().warning(
-                "%s: times in %s become int64, seconds since 1970 (UTC), rounded down", self.title, name
-            )
+            text = "%s: times in %s become int64, seconds since 1970 (UTC), rounded down"
+            get_logger().warning(text, self.title, name)
         if name == "label" and values.rows.ndim == 1:
             return Feature(as_labels(values.rows), "int64")
         if name in _MASKS:
             return Feature.of(as_mask(values.rows))
-        return Feature.rows(as_floats(values.rows)) if name == "feat" else Feature.of(values.rows)
+        return Feature.of(as_floats(values.rows)) if name == "feat" else Feature.of(values.rows)
 
 
 def _features_of(
@@ -313,13 +291,8 @@ def _features_of(
         if is_row and feature and feature not in names and feature not in features and are_numbers(tables, columns):
             features[feature] = tuple(columns)
             taken |= set(columns)
-            get_logger().warning(
-                "%s: columns %s to %s become the rows of one feature %r",
-                tables.paths[0],
-                columns[0],
-                columns[-1],
-                feature,
-            )
+            text = "%s: columns %s to %s become the rows of one feature %r"
+            get_logger().warning(text, tables.paths[0], columns[0], columns[-1], feature)
     return features | {name: (name,) for name in names if name not in taken}
 
 
@@ -335,7 +308,6 @@ def _check_all_used(options: TableOptions, plans: Sequence[_Plan]) -> None:
 
 
 def _masks(words: IdColumn, ranks: ReadingRanks) -> dict[str, Feature]:
-    """Return the masks of a column of the words train, val and test."""
     parts = ranks.rows("reading the split", np.uint8, lambda: _splits(words, ranks))
     return {name: Feature.of(MadeRows(partial(np.equal, part), np.bool_, parts)) for part, name in enumerate(_MASKS)}
 

@@ -28,20 +28,11 @@ _CHUNK = 1 << 22
 
 
 def aggregate(
-    in_edges: InEdges,
-    frames: tuple[Frame, Frame, Frame],
-    message: Message,
-    reduce: Reduce,
-    empty: float = 0.0,
+    in_edges: InEdges, frames: tuple[Frame, Frame, Frame], message: Message, reduce: Reduce, empty: float = 0.0
 ) -> torch.Tensor:
-    """Return the reduced messages, [num_dst, ...].
+    """Return the reduced messages, [num_dst, ...], of frames of the sources, of the destinations and of the edges.
 
-    Args:
-        in_edges: the edges.
-        frames: frame of the sources, of the destinations, of the edges.
-        message: the message function.
-        reduce: the reduce function.
-        empty: the maximum or minimum of no message; sum and mean of none are 0.
+    ``empty`` is the maximum or minimum of no message; sum and mean of none are 0.
     """
     if reduce.op in ("sum", "mean"):
         factors = _as_product(message, frames, in_edges)
@@ -52,19 +43,13 @@ def aggregate(
 
 
 def spmm(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None = None, mean: bool = False) -> torch.Tensor:
-    """Sum source rows over the in-edges of each destination.
+    """Sum rows of ``x``, [num_src, ...], over the in-edges of each destination: [num_dst, ...] of its type.
 
-    float16 and bfloat16 are summed in float32; integers are gathered for each edge, then reduced.
+    float16 and bfloat16 are summed in float32; integers are gathered for each edge, then reduced. With ``mean`` each
+    sum is divided by the in-degree, and means of integers are float32; without in-edges it stays 0.
 
-    Args:
-        in_edges: the edges.
-        x: [num_src, ...], source features.
-        weights: [num_edges], in CSC order, or [num_edges, heads, ...] for ``x`` of [num_src, heads, ..., width]; None
-            means ones.
-        mean: divide each sum by the in-degree; without in-edges it stays 0.
-
-    Returns:
-        [num_dst, ...], of the type of ``x``; means of integers are float32.
+    ``weights`` are [num_edges], in CSC order, or [num_edges, heads, ...] for ``x`` of [num_src, heads, ..., width];
+    None means ones.
     """
     if isinstance(x, TableRows):
         if x.in_place and not torch.is_grad_enabled() and (weights is None or weights.dim() == 1):
@@ -85,17 +70,11 @@ def spmm(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None = None
 
 
 def mean_and_own(in_edges: InEdges, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean of the sources of each destination and its own row, in a block.
+    """Return the mean of the sources of each destination and its own row, in a block, [num_dst, width] twice.
 
-    The same as ``spmm(in_edges, x, mean=True), x[:num_dst]``, but the gradient of the own rows is added in place into
-    that of the means; autograd's gradient of a slice would first be padded with zeros to all sources.
-
-    Args:
-        in_edges: the edges; the first sources are the destinations.
-        x: float[num_src, width].
-
-    Returns:
-        [num_dst, width] twice.
+    The same as ``spmm(in_edges, x, mean=True), x[:num_dst]`` for ``x`` of float[num_src, width], but the gradient of
+    the own rows is added in place into that of the means; autograd's gradient of a slice would first be padded with
+    zeros to all sources. The first sources are the destinations.
     """
     if isinstance(x, TableRows):
         return spmm(in_edges, x, mean=True), first_rows(x, in_edges.num_dst)
@@ -104,31 +83,17 @@ def mean_and_own(in_edges: InEdges, x: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def edge_dots(in_edges: InEdges, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the dot product of the rows of source and destination on each edge, head by head.
-
-    Args:
-        in_edges: the edges.
-        x: float[num_src, heads, width].
-        y: float[num_dst, heads, width].
-
-    Returns:
-        [num_edges, heads], in CSC order.
+    """Return the dot product of the rows of source and destination on each edge, head by head: [num_edges, heads], in
+    CSC order, for ``x`` of float[num_src, heads, width] and ``y`` of float[num_dst, heads, width].
     """
     dots: torch.Tensor = _EdgeDots.apply(x, y, in_edges)  # type: ignore[no-untyped-call]
     return dots
 
 
 def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str, empty: float = 0.0) -> torch.Tensor:
-    """Reduce one row for each edge to one row for each destination.
+    """Reduce rows of edges, [num_edges, ...] in CSC order, to rows of destinations, [num_dst, ...].
 
-    Args:
-        in_edges: the edges.
-        rows: [num_edges, ...], in CSC order.
-        op: "sum", "mean", "max" or "min".
-        empty: the maximum or minimum of no row.
-
-    Returns:
-        [num_dst, ...].
+    ``op`` is "sum", "mean", "max" or "min"; ``empty`` the maximum or minimum of no row.
     """
     if op in ("sum", "mean"):
         wide = torch.float32 if rows.dtype in (torch.float16, torch.bfloat16) else rows.dtype
@@ -138,9 +103,8 @@ def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str, empty: float = 0
     if not rows.is_floating_point() and math.isinf(empty):
         limits = torch.iinfo(rows.dtype)
         empty = limits.min if empty < 0 else limits.max
-    if (
-        in_edges.num_edges == 0
-    ):  # plus a sum of no rows, so that the inputs of the messages get a gradient of 0 instead of none
+    if in_edges.num_edges == 0:
+        # plus a sum of no rows, so that the inputs of the messages get a gradient of 0 instead of none
         return rows.new_full((in_edges.num_dst, *rows.shape[1:]), empty) + rows.sum().to(rows.dtype)
     best: torch.Tensor = _Extreme.apply(rows, in_edges, op)  # type: ignore[no-untyped-call]
     zero_in_degree = (in_edges.degrees == 0).reshape(-1, *[1] * (rows.dim() - 1))
@@ -175,7 +139,11 @@ class _Spmm(torch.autograd.Function):
         x, weights = ctx.saved_tensors  # type: ignore[attr-defined]
         grad_x = grad_weights = None
         if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
-            grad_x = _transposed_product(in_edges, grad, weights)
+            if in_edges.num_edges == 0 or grad.shape[1] == 0:
+                grad_x = grad.new_zeros(in_edges.num_src, grad.shape[1])
+            else:
+                transposed, order = in_edges.transposed
+                grad_x = _product(transposed, grad.contiguous(), None if weights is None else weights[order])
         if weights is not None and ctx.needs_input_grad[1]:  # type: ignore[attr-defined]
             grad_weights = _sampled_dots(in_edges, x, grad).squeeze(1).to(weights.dtype)
         return grad_x, grad_weights, None, None
@@ -273,14 +241,6 @@ def _product(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None) -
         bags = torch.embedding_bag(x.contiguous(), indices, indptr, False, _SUM, False, weights, True)
         return bags[0]
     return in_edges.matrix(x.dtype, weights) @ x
-
-
-def _transposed_product(in_edges: InEdges, grad: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    """Return A^T @ grad, [num_src, width]."""
-    if in_edges.num_edges == 0 or grad.shape[1] == 0:
-        return grad.new_zeros(in_edges.num_src, grad.shape[1])
-    transposed, order = in_edges.transposed
-    return _product(transposed, grad.contiguous(), None if weights is None else weights[order])
 
 
 def _sampled_dots(in_edges: InEdges, x: torch.Tensor, y: torch.Tensor, heads: int = 1) -> torch.Tensor:

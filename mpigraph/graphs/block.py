@@ -297,19 +297,12 @@ def _destinations(
 
 
 def _sources(
-    columns: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]],
-    first: Mapping[str, torch.Tensor],
-    ntypes: list[str],
+    columns: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], first: Mapping[str, torch.Tensor], ntypes: list[str]
 ) -> tuple[dict[str, torch.Tensor], dict[Relation, torch.Tensor]]:
-    """Number the sources of each type by first appearance, behind ``first``; return ids and edge sources.
+    """Number the sources of each type by first appearance, behind ``first`` (node type -> int64[n]).
 
-    Args:
-        columns: relation -> (src, dst) of each edge, int64[num_edges] each.
-        first: node type -> int64[n], ids that come first.
-        ntypes: the node types.
-
-    Returns:
-        Node type -> int64[num_src] ids, and relation -> int64[num_edges] positions in them.
+    ``columns`` has (src, dst) of each edge, int64[num_edges] each. Return node type -> int64[num_src] ids, and relation
+    -> int64[num_edges] positions in them.
     """
     ids: dict[str, torch.Tensor] = {}
     local: dict[Relation, torch.Tensor] = {}
@@ -325,7 +318,6 @@ def _sources(
 
 
 def _positions(ids: torch.Tensor, dst: torch.Tensor, relation: Relation) -> torch.Tensor:
-    """Return the position in ``ids`` of the destination of each edge."""
     if dst.numel() == 0:
         return dst
     ordered, order = torch.sort(ids)

@@ -58,14 +58,9 @@ Contents: TypeAlias = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bytes
 
 
 def as_tensor(values: TensorLike, what: str = "") -> torch.Tensor:
-    """View tensors and arrays as a tensor, without a copy where torch allows it.
+    """View tensors, arrays and nested lists of numbers as a tensor, without a copy where torch allows it.
 
-    Args:
-        values: a tensor, an array, or nested lists of numbers.
-        what: names the values in the error.
-
-    Raises:
-        InvalidArgumentError: the values are not numbers.
+    Raises InvalidArgumentError, which calls them ``what``, if the values are not numbers.
     """
     if isinstance(values, torch.Tensor):
         return values
@@ -91,24 +86,19 @@ def _no_numbers(what: str, got: str) -> InvalidArgumentError:
 
 
 def as_ids(ids: IdsLike, what: str) -> torch.Tensor:
-    """Turn ids of any integer dtype but uint8 into a one-dimensional int64 tensor, on the device where they are.
-
-    Args:
-        ids: n integers, or one; an empty list of any dtype is fine.
-        what: names the ids in the error.
+    """Turn n integer ids, or one, into int64[n], on the device where they are; an empty list of any dtype is fine.
 
     Raises:
-        InvalidArgumentError: the ids are not integers in one dimension, of uint8 like many masks, or above those of
-            int64.
+        InvalidArgumentError: the ids, called ``what``, are not integers in one dimension, of uint8 like many masks, or
+            above those of int64.
     """
     tensor = as_tensor(ids, what)
     if tensor.dtype == torch.bool and tensor.numel():
         raise InvalidArgumentError(f"{what} must be integers (got a mask of bool: give the ids where it is set)")
     no_ids = tensor.is_floating_point() or tensor.is_complex()
     if tensor.dim() > 1 or (tensor.numel() and no_ids):
-        raise InvalidArgumentError(
-            f"{what} must be integers in one dimension (got {tensor.dtype}, shape {tuple(tensor.shape)})"
-        )
+        got = f"{tensor.dtype}, shape {tuple(tensor.shape)}"
+        raise InvalidArgumentError(f"{what} must be integers in one dimension (got {got})")
     if tensor.numel() and tensor.dtype == torch.uint8:
         raise InvalidArgumentError(f"{what} of uint8 look like a mask: use mask.bool() for a mask, int64 for ids")
     flat = tensor.reshape(-1).to(torch.int64)

@@ -5,7 +5,6 @@ A graph keeps its frames in one :class:`Frames`, so that a local scope is a shal
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -28,15 +27,9 @@ class Frame(MutableMapping[str, torch.Tensor]):
     """Features of one node type or one relation: name -> tensor with one row for each node or edge.
 
     A feature may be set as a function (:meth:`set_later`), which is called when the feature is first read: of a
-    minibatch most features of the graph are never used.
-
-    Args:
-        num_rows: number of rows of every tensor.
-        owner: names the rows in errors ("nodes of type 'paper'").
-        columns: the first features, already checked.
-
-    Attributes:
-        hint: added to the error about a missing feature; contains ``{name}``.
+    minibatch most features of the graph are never used. Errors call the rows ``owner`` ("nodes of type 'paper'"); the
+    one about a missing feature ends with ``hint``, which contains ``{name}``. ``columns`` are the first features,
+    already checked.
     """
 
     hint = ""
@@ -62,9 +55,8 @@ class Frame(MutableMapping[str, torch.Tensor]):
     def __setitem__(self, name: str, values: TensorLike) -> None:
         tensor = as_tensor(values)
         if tensor.dim() == 0 or tensor.shape[0] != self.num_rows:
-            raise GraphDataError(
-                f"feature {name!r} on {self.owner} must have {self.num_rows} rows (got shape {tuple(tensor.shape)})"
-            )
+            got = f"shape {tuple(tensor.shape)}"
+            raise GraphDataError(f"feature {name!r} on {self.owner} must have {self.num_rows} rows (got {got})")
         self._columns[name] = tensor
 
     def __delitem__(self, name: str) -> None:
@@ -96,33 +88,22 @@ class Frame(MutableMapping[str, torch.Tensor]):
 
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Frame":
         """Return a frame with ``change(tensor)`` in place of every tensor."""
-        twin = Frame(self.num_rows, self.owner)
-        twin.hint = self.hint
+        twin = self.copy()
         for name, column in self._columns.items():
             if isinstance(column, torch.Tensor):
                 twin._columns[name] = change(column)
             else:
-                twin.set_later(name, partial(_changed, change, column))
+                twin.set_later(name, lambda make=column: change(make()))  # type: ignore[misc]
         return twin
-
-
-def _changed(change: Callable[[torch.Tensor], torch.Tensor], make: _Later) -> torch.Tensor:
-    return change(make())
 
 
 @dataclass(frozen=True)
 class Frames:
-    """All frames of one graph. In a graph that is not a block, ``src`` and ``dst`` are one object.
+    """All frames of one graph. In a graph that is not a block, ``src`` and ``dst`` are one object."""
 
-    Attributes:
-        src: source node type -> frame.
-        dst: destination node type -> frame.
-        edge: canonical relation -> frame.
-    """
-
-    src: dict[str, Frame]
-    dst: dict[str, Frame]
-    edge: dict[Relation, Frame]
+    src: dict[str, Frame]  # by source node type
+    dst: dict[str, Frame]  # by destination node type
+    edge: dict[Relation, Frame]  # by canonical relation
 
     def copy(self) -> "Frames":
         """Return frames with the same tensors, for a local scope."""
@@ -154,9 +135,8 @@ class TypedFields(MutableMapping[str, dict[K, torch.Tensor]]):
 
     def __setitem__(self, name: str, values: Mapping[K, torch.Tensor]) -> None:
         if not isinstance(values, dict):
-            raise InvalidArgumentError(
-                f"feature {name!r} over several types must be a dict of tensors (got {type(values).__name__})"
-            )
+            got = type(values).__name__
+            raise InvalidArgumentError(f"feature {name!r} over several types must be a dict of tensors (got {got})")
         for key in values:
             if key not in self._frames:
                 raise InvalidArgumentError(f"feature {name!r}: unknown type {key!r} (have {list(self._frames)})")

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from mpigraph.errors import InvalidArgumentError, NodeTypeError
-from mpigraph.graphs.checked_edges import EdgeList, checked_edges
+from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError, NodeTypeError
 from mpigraph.graphs.fields import (
     EID,
     NID,
@@ -32,6 +31,7 @@ from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 
 __all__ = ["DGLGraph", "HeteroGraph", "graph", "heterograph"]
 
+EdgeList = tuple[IdsLike, IdsLike]
 _Ids = IdsLike | Mapping[str, IdsLike]
 _EdgeIds = IdsLike | Mapping[str | Relation, IdsLike]
 _FORMATS = ("coo", "csr", "csc")
@@ -59,10 +59,7 @@ class HeteroGraph(MessagePassing):
     """
 
     def __init__(
-        self,
-        schema: Schema,
-        edges: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]],
-        num_nodes: Mapping[str, int],
+        self, schema: Schema, edges: Mapping[Relation, tuple[torch.Tensor, torch.Tensor]], num_nodes: Mapping[str, int]
     ) -> None:
         nodes = {t: Frame(num_nodes[t], f"nodes of type {t!r}") for t in schema.ntypes}
         edge = {r: Frame(edges[r][0].shape[0], f"edges of relation {r}") for r in schema.relations}
@@ -75,10 +72,8 @@ class HeteroGraph(MessagePassing):
 
     def __repr__(self) -> str:
         if self.is_homogeneous:
-            return (
-                f"Graph(num_nodes={self.num_nodes()}, num_edges={self.num_edges()}, "
-                f"ndata={self.ndata!r}, edata={self.edata!r})"
-            )
+            sizes = f"num_nodes={self.num_nodes()}, num_edges={self.num_edges()}"
+            return f"Graph({sizes}, ndata={self.ndata!r}, edata={self.edata!r})"
         nodes = {t: frame.num_rows for t, frame in self._node_frames.items()}
         edges = {r: frame.num_rows for r, frame in self._frames.edge.items()}
         return f"Graph(num_nodes={nodes}, num_edges={edges})"
@@ -278,12 +273,8 @@ class HeteroGraph(MessagePassing):
     def only_nodes(
         self, nodes: Mapping[str, torch.Tensor], copy_ndata: bool = True, copy_edata: bool = True
     ) -> "HeteroGraph":
-        """Return the graph with some of its nodes, which have all its edges; see :func:`mpigraph.compact_graphs`.
-
-        Args:
-            nodes: node type -> int64[n], of every type.
-            copy_ndata: carry the node features.
-            copy_edata: carry the edge features.
+        """Return the graph with some of its nodes, int64[n] of every type, which have all its edges, and perhaps
+        features; see :func:`mpigraph.compact_graphs`.
         """
         eids = {r: torch.arange(self.num_edges(r), device=self.device) for r in self.canonical_etypes}
         part = self._part(eids, nodes, False, None)
@@ -346,10 +337,7 @@ class HeteroGraph(MessagePassing):
         return fewer
 
     def add_self_loop(
-        self,
-        edge_feat_names: Sequence[str] | None = None,
-        fill_data: float | str = 1.0,
-        etype: EdgeType = None,
+        self, edge_feat_names: Sequence[str] | None = None, fill_data: float | str = 1.0, etype: EdgeType = None
     ) -> "HeteroGraph":
         """Return the graph with an edge from each node to itself behind the others, also where there is one.
 
@@ -416,9 +404,8 @@ class HeteroGraph(MessagePassing):
             InvalidArgumentError: as in :meth:`update_all`, or ids that are not integers.
         """
         relation = self.to_canonical_etype(etype)
-        eids = as_ids(
-            self.edge_ids(edges[0], edges[1], etype=relation) if isinstance(edges, tuple) else edges, "edge ids"
-        )
+        ids = self.edge_ids(edges[0], edges[1], etype=relation) if isinstance(edges, tuple) else edges
+        eids = as_ids(ids, "edge ids")
         if not len(eids):
             return
         part = self[relation].edge_subgraph(eids, relabel_nodes=False, store_ids=False)
@@ -497,7 +484,6 @@ class HeteroGraph(MessagePassing):
         return {ntype: by_first_appearance(torch.cat(columns))[0] for ntype, columns in ends.items()}
 
     def _by_ntype(self, nodes: _Ids) -> dict[str, torch.Tensor]:
-        """Return checked node ids of every type."""
         if not isinstance(nodes, Mapping):
             if len(self.ntypes) > 1:
                 raise NodeTypeError(f"nodes must be a dict by node type: the graph has {self.ntypes}")
@@ -507,7 +493,6 @@ class HeteroGraph(MessagePassing):
         return {t: self._ids(nodes.get(t, ()), self.num_nodes(t), f"node of type {t!r}") for t in self.ntypes}
 
     def _ids(self, ids_or_mask: IdsLike, count: int, what: str) -> torch.Tensor:
-        """Return checked ids of a list of ids or of a mask."""
         tensor = as_tensor(ids_or_mask).to(self.device)
         if tensor.dtype == torch.bool and tensor.numel():
             if tensor.shape != (count,):
@@ -518,7 +503,6 @@ class HeteroGraph(MessagePassing):
         return ids
 
     def _loops(self, etype: EdgeType, what: str) -> Relation:
-        """Return a relation that can have edges from a node to itself."""
         relation = self.to_canonical_etype(etype)
         if relation[0] != relation[2]:
             raise InvalidArgumentError(f"{what} needs a relation within one type (got {relation})")
@@ -553,8 +537,46 @@ def heterograph(data_dict: Mapping[Relation, EdgeList], num_nodes_dict: Mapping[
         InvalidArgumentError: a column is not integers in one dimension.
         EdgeTypeError: a key is not a triple.
     """
-    edges, counts = checked_edges(data_dict, num_nodes_dict or {})
+    edges, counts = _checked_edges(data_dict, num_nodes_dict or {})
     return HeteroGraph(Schema(tuple(sorted(counts)), tuple(edges)), edges, counts)
+
+
+def _checked_edges(
+    lists: Mapping[Relation, EdgeList], num_nodes: Mapping[str, int]
+) -> tuple[dict[Relation, tuple[torch.Tensor, torch.Tensor]], dict[str, int]]:
+    """Return the edges of each relation, by name, and the number of nodes of each type."""
+    for relation in lists:
+        if not isinstance(relation, tuple) or len(relation) != 3:
+            raise EdgeTypeError(f"an edge type is a triple (src_type, rel, dst_type) (got {relation!r})")
+    edges = {relation: _columns(relation, lists[relation]) for relation in sorted(lists)}
+    counts = dict(num_nodes)
+    for ntype, num in counts.items():
+        if num < 0:
+            raise InvalidArgumentError(f"number of nodes of type {ntype!r} must be >= 0 (got {num})")
+    for relation, columns in edges.items():
+        for what, ntype, ids in zip(("source", "destination"), relation[::2], columns, strict=True):
+            low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, -1)
+            # without a count only negative endpoints are wrong
+            limit = num_nodes[ntype] if ntype in num_nodes else max(high + 1, 0)
+            if low < 0 or high >= limit:
+                edge = int(((ids < 0) | (ids >= limit)).nonzero()[0])
+                wrong = f"is not in [0, {limit})" if ntype in num_nodes else "is negative"
+                raise GraphDataError(f"relation {relation}, edge {edge}: {what} {int(ids[edge])} {wrong}")
+            counts[ntype] = max(counts.get(ntype, 0), limit)
+    return edges, counts
+
+
+def _columns(relation: Relation, edges: EdgeList) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turn one relation's edge list into two int64 tensors of one length."""
+    try:
+        src, dst = edges
+    except (TypeError, ValueError):
+        raise GraphDataError(f"edges of {relation} must be a pair (src, dst)") from None
+    src = as_ids(src, f"sources of {relation}")
+    dst = as_ids(dst, f"destinations of {relation}")
+    if src.shape != dst.shape:
+        raise GraphDataError(f"relation {relation} has {len(src)} sources but {len(dst)} destinations")
+    return src, dst
 
 
 def _numbers(ids: torch.Tensor, count: int) -> torch.Tensor:

@@ -419,12 +419,9 @@ def frame_of(frames: dict[str, Frame], ntype: str | None) -> Frame:
     if ntype is None and len(frames) == 1:
         return next(iter(frames.values()))
     if ntype not in frames:
-        known = list(frames)
-        raise NodeTypeError(
-            f"node type must be given: one of {known}"
-            if ntype is None
-            else f"node type {ntype!r} does not exist (there are {known})"
-        )
+        if ntype is None:
+            raise NodeTypeError(f"node type must be given: one of {list(frames)}")
+        raise NodeTypeError(f"node type {ntype!r} does not exist (there are {list(frames)})")
     return frames[ntype]
 
 
@@ -445,8 +442,7 @@ def count(frames: dict[str, Frame], ntype: str | None) -> int:
 def exact_device(device: torch.device | str) -> torch.device:
     """Return the device with its index, as tensors name it: "cuda" is "cuda:0".
 
-    Raises:
-        InvalidArgumentError: there is no such device.
+    Raises InvalidArgumentError if there is no such device.
     """
     try:
         parsed = torch.device(device)
@@ -458,7 +454,6 @@ def exact_device(device: torch.device | str) -> torch.device:
 
 
 def _pick(degrees: torch.Tensor, ids: IdsLike | str, what: str) -> torch.Tensor | int:
-    """Return the degrees of ``ids``, or all of them for ``ALL``."""
     if isinstance(ids, str):
         if ids != ALL:
             raise InvalidArgumentError(f"expected ids of {what}s (got {ids!r})")

@@ -33,14 +33,7 @@ class InEdges:
 
     @classmethod
     def from_coo(cls, src: torch.Tensor, dst: torch.Tensor, num_src: int, num_dst: int) -> "InEdges":
-        """Group edges by destination, keeping the order of edge ids within one.
-
-        Args:
-            src: int64[num_edges].
-            dst: int64[num_edges].
-            num_src: number of source nodes.
-            num_dst: number of destination nodes.
-        """
+        """Group edges (src, dst: int64[num_edges]) by destination, keeping the order of edge ids within one."""
         perm: torch.Tensor | None = None
         if dst.numel() > 1 and bool((dst[1:] < dst[:-1]).any()):  # else perm would be the identity
             perm = torch.argsort(dst, stable=True)
@@ -51,13 +44,8 @@ class InEdges:
     def of_degrees(
         cls, degrees: torch.Tensor, src: torch.Tensor, num_src: int, perm: torch.Tensor | None = None
     ) -> "InEdges":
-        """Make the structure of edges that are already sorted by destination.
-
-        Args:
-            degrees: int64[num_dst], the in-degree of each destination.
-            src: int64[num_edges] or int32[num_edges], in CSC order.
-            num_src: number of source nodes.
-            perm: int64[num_edges], the edge id at each CSC position; None where that is the position itself.
+        """Make the structure of edges that are already sorted by destination, from in-degrees int64[num_dst], and
+        sources int64[num_edges] or int32[num_edges] and ``perm`` as attributes of the class.
         """
         # int32 where it fits: products with a sparse matrix are bound by memory, and indices are half of the traffic
         return cls(_indptr(degrees), src.to(torch.int32) if num_src < 2**31 else src, num_src, perm)
@@ -105,11 +93,10 @@ class InEdges:
         return self.to_eid_order(self.indices.to(torch.int64)), self.to_eid_order(self.dst)
 
     def matrix(self, dtype: torch.dtype, values: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the sparse CSR matrix num_dst x num_src.
+        """Return the sparse CSR matrix num_dst x num_src of values, [num_edges] in CSC order; None means ones of a
+        dtype.
 
-        Args:
-            dtype: type of the ones, if there are no values.
-            values: [num_edges], in CSC order; None means ones, and the matrix is kept.
+        The matrix of ones is kept.
         """
         if values is None and dtype in self._unit_matrices:
             return self._unit_matrices[dtype]

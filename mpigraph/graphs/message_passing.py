@@ -126,12 +126,9 @@ class MessagePassing(InMemoryGraph):
         for etype, functions in etype_dict.items():
             relation = self.to_canonical_etype(etype)
             if not isinstance(functions, tuple | list) or len(functions) not in (2, 3):
-                raise InvalidArgumentError(
-                    f"relation {relation} needs (message function, reduce function[, function of nodes]) "
-                    f"(got {functions!r})"
-                )
-            message, reduce = functions[:2]
-            apply = functions[2] if len(functions) == 3 else None
+                needs = "(message function, reduce function[, function of nodes])"
+                raise InvalidArgumentError(f"relation {relation} needs {needs} (got {functions!r})")
+            message, reduce, apply = functions if len(functions) == 3 else (*functions, None)
             check_functions(message, reduce)
             results: Mapping[str, torch.Tensor] = self._reduced(relation, message, reduce)
             if apply is not None:
@@ -163,18 +160,15 @@ class MessagePassing(InMemoryGraph):
         relation = self.to_canonical_etype(etype)
         frames = self._frames_of(relation)
         src, dst = self._coo(relation)
-        chosen: torch.Tensor | None = None
-        if not isinstance(edges, str):
-            chosen = as_ids(edges, "edge ids").to(self.device)
-            check_range(chosen, frames[2].num_rows, f"Invalid edge ID of {relation}")
+        chosen = self._chosen(edges, frames[2].num_rows, "edge", f"Invalid edge ID of {relation}", "relation is etype=")
+        if chosen is not None:
             src, dst = src[chosen], dst[chosen]
-        elif edges != ALL:
-            raise InvalidArgumentError(f"expected edge ids (got {edges!r}; the relation is etype=)")
         batch = EdgeBatch.of(frames, src, dst, chosen, relation)
         if isinstance(func, Message):
-            _store(frames[2], {func.out: edge_values(func, batch)}, chosen)
+            results = {func.out: edge_values(func, batch)}
         else:
-            _store(frames[2], check_rows(func(batch), len(batch), "the function of edges"), chosen)
+            results = check_rows(func(batch), len(batch), "the function of edges")
+        _store(frames[2], results, chosen)
 
     def apply_nodes(self, func: NodeFunction, v: IdsLike | str = ALL, ntype: str | None = None) -> None:
         """Compute new node features.
@@ -190,19 +184,23 @@ class MessagePassing(InMemoryGraph):
         """
         frame = frame_of(self._frames.dst, ntype)
         name = next(t for t, one in self._frames.dst.items() if one is frame)
-        chosen: torch.Tensor | None = None
-        if not isinstance(v, str):
-            chosen = as_ids(v, "node ids").to(self.device)
-            check_range(chosen, frame.num_rows, f"node of type {name!r}")
-        elif v != ALL:
-            raise InvalidArgumentError(f"expected node ids (got {v!r}; the type is ntype=)")
+        chosen = self._chosen(v, frame.num_rows, "node", f"node of type {name!r}", "type is ntype=")
         batch = NodeBatch.of(frame, name, self.device, chosen)
         _store(frame, check_rows(func(batch), len(batch), "the function of nodes"), chosen)
+
+    def _chosen(self, ids: IdsLike | str, count: int, kind: str, what: str, hint: str) -> torch.Tensor | None:
+        """Return checked ids, int64[n]; None for all."""
+        if isinstance(ids, str):
+            if ids != ALL:
+                raise InvalidArgumentError(f"expected {kind} ids (got {ids!r}; the {hint})")
+            return None
+        chosen = as_ids(ids, f"{kind} ids").to(self.device)
+        check_range(chosen, count, what)
+        return chosen
 
     def _reduced(
         self, relation: Relation, message: MessageFunction, reduce: ReduceFunction
     ) -> Mapping[str, torch.Tensor]:
-        """Return the reduced messages of one relation at its destinations, by name."""
         if isinstance(message, Message) and isinstance(reduce, Reduce):
             return {reduce.out: self._aggregated(relation, message, reduce)}
         in_edges = self.structure(relation)
@@ -239,22 +237,12 @@ def _store(frame: Frame, results: Mapping[str, torch.Tensor], rows: torch.Tensor
 
 
 def combine(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
-    """Reduce k tensors of one shape to one.
-
-    Args:
-        tensors: each [n, ...].
-        op: "sum", "mean", "max" or "min" for [n, ...], "stack" for [n, k, ...].
-    """
+    """Reduce k tensors [n, ...] to [n, ...] by "sum", "mean", "max" or "min", or "stack" them to [n, k, ...]."""
     stacked = torch.stack(tensors, 1)
     if op == "stack":
         return stacked
-    reducers: Mapping[str, Callable[..., torch.Tensor]] = {
-        "sum": torch.sum,
-        "mean": torch.mean,
-        "max": torch.amax,
-        "min": torch.amin,
-    }
-    return reducers[op](stacked, 1)
+    reducer: Callable[..., torch.Tensor] = getattr(torch, {"max": "amax", "min": "amin"}.get(op, op))
+    return reducer(stacked, 1)
 
 
 def _reduce_by_degree(
@@ -272,10 +260,9 @@ def _reduce_by_degree(
         if degree > 0:
             parts.append(_bucket(in_edges, messages, frame, ntype, func, nodes, degree))
             if parts[-1].keys() != parts[0].keys():
-                raise InvalidArgumentError(
-                    f"the reduce function must return the same names for each degree (got {list(parts[0])}, then "
-                    f"{list(parts[-1])} for degree {degree})"
-                )
+                needs = "the same names for each degree"
+                got = f"{list(parts[0])}, then {list(parts[-1])} for degree {degree}"
+                raise InvalidArgumentError(f"the reduce function must return {needs} (got {got})")
     zero_in_degree = int((in_edges.degrees == 0).sum())
     return {name: _in_place(order, zero_in_degree, [part[name] for part in parts]) for name in (parts or [{}])[0]}
 

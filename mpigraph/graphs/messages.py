@@ -125,14 +125,10 @@ class EdgeBatch:
         perm: torch.Tensor | None = None,
         etype: Relation | None = None,
     ) -> "EdgeBatch":
-        """View frames along edges.
+        """View frames of the sources, of the destinations and of the edges along edges.
 
-        Args:
-            frames: frame of the sources, of the destinations, of the edges.
-            src: int32[num_edges] or int64[num_edges], rows of the sources.
-            dst: as ``src``, rows of the destinations.
-            perm: int64[num_edges], rows of the edges; None means in order.
-            etype: the relation.
+        ``src`` and ``dst`` are the rows, int32[num_edges] or int64[num_edges]; ``perm``, int64[num_edges], the rows of
+        the edges, None in order.
         """
         data = Gathered(frames[2], perm)
         return cls(Gathered(frames[0], src), Gathered(frames[1], dst), data, (src, dst), perm, etype)
@@ -169,14 +165,7 @@ class NodeBatch:
 
     @classmethod
     def of(cls, frame: Frame, ntype: str, device: torch.device, rows: torch.Tensor | None = None) -> "NodeBatch":
-        """View some nodes of a frame.
-
-        Args:
-            frame: of their type.
-            ntype: the type.
-            device: where the graph is.
-            rows: int64[n]; None means all.
-        """
+        """View some nodes of the frame of a type, int64[n] ``rows``; None means all. The graph is on ``device``."""
         return cls(Gathered(frame, rows), node_ids(frame, rows, device), ntype=ntype)
 
     def nodes(self) -> torch.Tensor:
@@ -215,13 +204,11 @@ def edge_values(message: Message, edges: EdgeBatch) -> torch.Tensor:
 def check_functions(message: object, reduce: object) -> None:
     """Raise InvalidArgumentError unless both are functions, built in or of the user, that fit together."""
     if not isinstance(message, Message) and not callable(message):
-        raise InvalidArgumentError(
-            f"the message function must be one of mpigraph.function or a function of edges (got {message!r})"
-        )
+        known = "one of mpigraph.function or a function of edges"
+        raise InvalidArgumentError(f"the message function must be {known} (got {message!r})")
     if not isinstance(reduce, Reduce) and not callable(reduce):
-        raise InvalidArgumentError(
-            f"the reduce function must be one of mpigraph.function or a function of nodes (got {reduce!r})"
-        )
+        known = "one of mpigraph.function or a function of nodes"
+        raise InvalidArgumentError(f"the reduce function must be {known} (got {reduce!r})")
     if isinstance(message, Message) and isinstance(reduce, Reduce) and message.out != reduce.msg:
         raise InvalidArgumentError(f"the message is called {message.out!r} but {reduce.msg!r} is reduced")
 

@@ -27,19 +27,10 @@ Attributes: TypeAlias = dict[str, Any]
 _OURS = {"n_id": NID, "e_id": EID}
 OF_GRAPHS = frozenset({"adj", "adj_t", "edge_index", "num_nodes"})
 """Names that PyG keeps for itself in graphs."""
-OF_MINIBATCHES = OF_GRAPHS | {
-    "batch",
-    "batch_size",
-    "e_id",
-    "edge_label",
-    "edge_label_index",
-    "edge_label_time",
-    "input_id",
-    "n_id",
-    "num_sampled_edges",
-    "num_sampled_nodes",
-    "seed_time",
-}
+OF_MINIBATCHES = OF_GRAPHS.union(
+    ("batch", "batch_size", "e_id", "edge_label", "edge_label_index", "edge_label_time", "input_id", "n_id"),
+    ("num_sampled_edges", "num_sampled_nodes", "seed_time"),
+)
 """Names that PyG keeps for itself in minibatches."""
 
 
@@ -108,12 +99,7 @@ def to_pyg(g: HeteroGraph) -> PygData:
 
 
 def as_data(schema: Schema, nodes: Mapping[str, Attributes], edges: Mapping[Relation, Attributes]) -> PygData:
-    """Make a ``Data`` if types have no names, else a ``HeteroData``.
-
-    Args:
-        schema: the types.
-        nodes: node type -> attributes by name.
-        edges: relation -> attributes by name.
+    """Make a ``Data`` of attributes by name if types have no names, else a ``HeteroData``.
 
     Raises:
         InvalidArgumentError: PyG is not installed, or nodes and edges of a ``Data`` have an attribute of one name.
@@ -137,21 +123,15 @@ def as_data(schema: Schema, nodes: Mapping[str, Attributes], edges: Mapping[Rela
 
 
 def check_names(names: Iterable[str], taken: Set[str], owner: str) -> None:
-    """Check that no feature of ``owner`` has one of PyG's own names, such as :data:`OF_GRAPHS`.
-
-    Raises:
-        InvalidArgumentError: one has.
-    """
+    """Raise InvalidArgumentError if a feature of ``owner`` has one of PyG's own names, such as :data:`OF_GRAPHS`."""
     bad = sorted(taken & set(names))
     if bad:
         raise _other_meaning(bad[0], owner)
 
 
 def check_apart(schema: Schema, of_nodes: Iterable[str], of_edges: Iterable[str]) -> None:
-    """Check that nodes and edges share no name, if types have no names.
-
-    Raises:
-        InvalidArgumentError: they share one, and ``Data`` cannot tell them apart.
+    """Raise InvalidArgumentError if types have no names and nodes and edges share one, which ``Data`` cannot tell
+    apart.
     """
     both = sorted(set(of_nodes) & set(of_edges)) if schema == Schema.homogeneous() else []
     if both:
@@ -181,7 +161,6 @@ def _edge_index(store: PygData, what: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _num_nodes(store: PygData) -> int | None:
-    """Return the number of nodes that PyG gives, if any."""
     count = getattr(store, "num_nodes", None)
     return None if count is None else int(count)
 
@@ -213,6 +192,5 @@ def _other_meaning(name: str, owner: str) -> InvalidArgumentError:
 
 
 def _features(frame: Frame, ids_name: str) -> dict[str, torch.Tensor]:
-    """Return the features of a frame by PyG's names."""
     check_names(frame, OF_GRAPHS | _OURS.keys(), frame.owner)
     return {ids_name if name == NID else name: values for name, values in frame.items()}

@@ -165,9 +165,8 @@ def to_simple(
     for relation in _checked(g, "to_simple").canonical_etypes:
         src, dst = g.all_edges(etype=relation)
         num = max(g.num_nodes(relation[2]), 1)
-        keys, mapping[relation], counts[relation] = torch.unique(
-            src * num + dst, return_inverse=True, return_counts=True
-        )
+        pairs = src * num + dst
+        keys, mapping[relation], counts[relation] = torch.unique(pairs, return_inverse=True, return_counts=True)
         edges[relation] = keys // num, keys % num
     simple = g.with_edge_lists(edges, copy_ndata)
     for relation, places in mapping.items():
@@ -204,10 +203,7 @@ def reverse(g: HeteroGraph, copy_ndata: bool = True, copy_edata: bool = False) -
 
 
 def add_self_loop(
-    g: HeteroGraph,
-    edge_feat_names: Sequence[str] | None = None,
-    fill_data: float | str = 1.0,
-    etype: EdgeType = None,
+    g: HeteroGraph, edge_feat_names: Sequence[str] | None = None, fill_data: float | str = 1.0, etype: EdgeType = None
 ) -> HeteroGraph:
     """Return the graph with an edge from each node to itself: :meth:`.HeteroGraph.add_self_loop`."""
     return _checked(g, "add_self_loop").add_self_loop(edge_feat_names, fill_data, etype)

@@ -28,15 +28,9 @@ def balance_criteria(
 ) -> Criteria:
     """Return the criteria to balance: name -> int[own nodes], the weight of each node.
 
-    Criteria are the nodes of each type, or of each of its classes; and with ``balance_edges`` the edges, which count at
-    their destination, because its part holds them.
-
-    Args:
-        source: the graph.
-        classes: for node types, int[nodes] of class numbers >= 0 (training node or not, say).
-        balance_edges: whether edges count.
-        exchange: the ranks.
-        bounds: int64[ranks + 1], the nodes that each rank owns; one rank owns all by default.
+    Criteria are the nodes of each type, or of each of its classes (``classes`` of a type: int[nodes], numbers >= 0);
+    and with ``balance_edges`` the edges, which count at their destination, because its part holds them. Each rank owns
+    the nodes between two ``bounds`` (int64[ranks + 1]); one rank owns all by default.
 
     Raises:
         GraphDataError: the classes of a type do not fit its nodes.
@@ -53,8 +47,11 @@ def balance_criteria(
         if ntype in classes:
             begin = int(first - bases[i]) + own.start
             with exchange.together("reading balance classes"):
-                numbers = np.asarray(classes[ntype])
-                node_classes = _classes(ntype, numbers, source.num_nodes[i], begin, len(node_classes))
+                numbers = np.asarray(classes[ntype]).reshape(-1)
+                node_classes = numbers[begin : begin + len(node_classes)].astype(np.int64)
+                if len(numbers) != source.num_nodes[i] or (node_classes < 0).any():
+                    expected = f"{source.num_nodes[i]} numbers >= 0 (got {len(numbers)})"
+                    raise GraphDataError(f"balance classes of {ntype!r} must be {expected}")
         for number in np.unique(exchange.gather(np.unique(node_classes)[:, None])):
             name = f"nodes {ntype}" if len(ntypes) > 1 else "nodes"
             if ntype in classes:
@@ -64,14 +61,6 @@ def balance_criteria(
     if balance_edges:
         criteria["edges"] = _in_degrees(source, exchange, bounds)
     return criteria
-
-
-def _classes(ntype: str, classes: Array, num_nodes: int, begin: int, count: int) -> I64:
-    flat = classes.reshape(-1)
-    own: I64 = flat[begin : begin + count].astype(np.int64)
-    if len(flat) != num_nodes or (own < 0).any():
-        raise GraphDataError(f"balance classes of {ntype!r} must be {num_nodes} numbers >= 0 (got {len(flat)})")
-    return own
 
 
 def loads_of(criteria: Criteria, parts: I32, num_parts: int) -> I64:

@@ -34,13 +34,8 @@ def measured_form(
 ) -> tuple[StoredForm, Array]:
     """Return the int8 form of a feature, and float64[columns], standard deviations in a sample; the same on every rank.
 
-    Args:
-        title: names the feature in messages.
-        like: dtype and row shape of the feature.
-        count: its rows.
-        chunks: this rank's rows.
-        place: names one of them in messages.
-        exchange: the ranks that share the rows.
+    ``like`` has dtype and row shape of the feature's ``count`` rows. ``chunks`` yields this rank's rows, and ``place``
+    names one of them in messages.
 
     Raises:
         GraphDataError: a number is infinite or NaN, or outliers make int8 useless; on every rank.

@@ -11,11 +11,8 @@ __all__ = ["ALONE", "Exchange", "Route", "even_bounds", "owners_of"]
 
 
 class Exchange:
-    """The ranks that partition a graph together. This class is one rank alone.
-
-    Attributes:
-        rank: this rank.
-        size: number of ranks.
+    """The ranks that partition a graph together; this class is one rank alone. ``rank`` is this rank, ``size`` the
+    number.
     """
 
     rank = 0
@@ -23,14 +20,10 @@ class Exchange:
 
     @collective("ranks")
     def all_to_all(self, rows: Array, counts: I64) -> tuple[Array, I64]:
-        """Send ``counts[r]`` consecutive rows to rank r.
+        """Send ``counts[r]`` (int64[size]) consecutive rows to rank r; return the rows received, those of rank 0 first,
+        and how many came from each rank.
 
-        Args:
-            rows: [n, columns], of the same dtype and number of columns on every rank.
-            counts: int64[size].
-
-        Returns:
-            The rows received, those of rank 0 first, and how many came from each rank.
+        Rows are [n, columns], of the same dtype and number of columns on every rank.
         """
         return rows, counts
 
@@ -80,11 +73,9 @@ class Exchange:
 
     @collective("ranks")
     def scatter(self, rows: Array, bounds: I64) -> Array:
-        """Return rows ``bounds[r]:bounds[r + 1]`` of rank 0 on rank r.
+        """Return rows ``bounds[r]:bounds[r + 1]`` (int64[size + 1]) of rank 0 on rank r.
 
-        Args:
-            rows: [n, columns] on rank 0; elsewhere [0, columns] of that dtype.
-            bounds: int64[size + 1].
+        Rows are [n, columns] on rank 0; elsewhere [0, columns] of that dtype.
         """
         counts = np.diff(bounds) if self.rank == 0 else np.zeros(self.size, np.int64)
         return self.all_to_all(np.ascontiguousarray(rows), counts)[0]
@@ -94,12 +85,7 @@ ALONE = Exchange()
 
 
 class Route:
-    """The way of rows to chosen ranks, and of their answers back.
-
-    Args:
-        exchange: the ranks.
-        ranks: int[n], the destination of each row.
-    """
+    """The way of rows to chosen ranks (int[n], the destination of each row), and of their answers back."""
 
     def __init__(self, exchange: Exchange, ranks: Array) -> None:
         self._exchange = exchange

@@ -42,25 +42,16 @@ _MAPPED = 12  # the levels' edges, before repeats are dropped
 
 
 class Workload(NamedTuple):
-    """The sizes that memory depends on.
+    """The sizes that memory depends on."""
 
-    Attributes:
-        num_nodes: all nodes.
-        num_edges: all directed edges; "multilevel" counts each as stored both ways.
-        num_parts: number of parts.
-        method: "metis", "multilevel", "random" or "given".
-        held: bytes that each rank holds before, of Python, libraries and the input (memory-mapped files do not count).
-        carried: rows that travel with nodes and edges.
-        ordered: nodes are ordered by clusters.
-    """
-
-    num_nodes: int
-    num_edges: int
-    num_parts: int
-    method: str
+    num_nodes: int  # all nodes
+    num_edges: int  # all directed edges; "multilevel" counts each as stored both ways
+    num_parts: int  # number of parts
+    method: str  # "metis", "multilevel", "random" or "given"
+    # bytes that each rank holds before, of Python, libraries and the input (memory-mapped files do not count)
     held: int = 200 << 20
-    carried: Carried = NOTHING_CARRIED
-    ordered: bool = False
+    carried: Carried = NOTHING_CARRIED  # rows that travel with nodes and edges
+    ordered: bool = False  # nodes are ordered by clusters
 
     @property
     def clusters(self) -> bool:
@@ -69,17 +60,11 @@ class Workload(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """An estimate of the memory and disk that partitioning takes.
+    """An estimate of the memory and disk that partitioning takes."""
 
-    Attributes:
-        stages: the peak memory of the largest rank in each stage, bytes, without pages of files.
-        mapping: the edges of the levels of clusters lie in temporary files.
-        scratch: the largest size of a rank's temporary files, bytes.
-    """
-
-    stages: dict[str, int]
-    mapping: bool
-    scratch: int
+    stages: dict[str, int]  # the peak memory of the largest rank in each stage, bytes, without pages of files
+    mapping: bool  # the edges of the levels of clusters lie in temporary files
+    scratch: int  # the largest size of a rank's temporary files, bytes
 
     @property
     def memory(self) -> int:
@@ -125,7 +110,6 @@ def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
 
 
 def _metis(num_nodes: int, num_edges: int) -> int:
-    """Return the bytes of the coarsest level on rank 0."""
     nodes = max(int(_COARSEST * num_nodes), min(num_nodes, _COARSEST_LEAST))
     edges = min(int(_CONTRACTED * num_edges), _METIS_EDGES)
     per_edge, per_node = _METIS_LEVELS
@@ -142,8 +126,7 @@ def ranks_on_this_node(exchange: Exchange) -> int:
 def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:
     """Return the forecast for ranks with ``memory`` bytes each; with edges in temporary files where that is needed.
 
-    Raises:
-        InvalidArgumentError: the memory does not suffice; names the number of ranks that would.
+    Raises InvalidArgumentError: the memory does not suffice; names the number of ranks that would.
     """
     for mapping in (False, True) if work.clusters else (False,):
         foreseen = forecast(work, ranks, mapping)

@@ -79,15 +79,12 @@ class Recipe:
         ):  # fmt: skip
             object.__setattr__(self, name, check_integer(name, getattr(self, name), least, most))
         if self.num_classes > self.num_nodes:
-            raise InvalidArgumentError(
-                f"num_classes must be <= num_nodes (got {self.num_classes} classes, {self.num_nodes} nodes)"
-            )
-        possible = self.num_nodes * (self.num_nodes - 1)
-        if self.num_edges > possible // 2:
-            raise InvalidArgumentError(
-                f"num_edges must be <= {possible // 2}, half of all pairs of {self.num_nodes} nodes "
-                f"(got {self.num_edges})"
-            )
+            got = f"{self.num_classes} classes, {self.num_nodes} nodes"
+            raise InvalidArgumentError(f"num_classes must be <= num_nodes (got {got})")
+        most = self.num_nodes * (self.num_nodes - 1) // 2
+        if self.num_edges > most:
+            limit = f"{most}, half of all pairs of {self.num_nodes} nodes"
+            raise InvalidArgumentError(f"num_edges must be <= {limit} (got {self.num_edges})")
         for name in ("homophily", "block_share", "train_fraction", "val_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InvalidArgumentError(f"{name} must lie in 0 to 1 (got {getattr(self, name)})")
@@ -216,10 +213,7 @@ class _PairDraws:
     """The pairs of nodes that the edges join, by sorted ids.
 
     Each node draws a row of pairs. Row lengths and the choice of the other end both follow the nodes' weights, which
-    fall by a power law.
-
-    Raises:
-        InvalidArgumentError: there are 2**32 stubs (half-edges) or more.
+    fall by a power law. Raises InvalidArgumentError: there are 2**32 stubs (half-edges) or more.
     """
 
     def __init__(self, recipe: Recipe) -> None:

@@ -39,35 +39,19 @@ class Adjacency(NamedTuple):
 
 
 def metis_assign(
-    source: GraphSource,
-    num_parts: int,
-    criteria: Criteria,
-    *,
-    seed: int = 0,
-    objtype: str = "cut",
-    recursive: bool | None = None,
+    source: GraphSource, num_parts: int, criteria: Criteria, *, seed: int = 0, objtype: str = "cut"
 ) -> I32:
-    """Assign every node of every type to a part.
+    """Assign every node of every type to a part: int32[all nodes], types one after the other.
 
     All relations count alike. A graph that METIS cannot partition (no edges, fewer nodes than parts) is spread evenly.
-
-    Args:
-        source: the graph.
-        num_parts: number of parts.
-        criteria: to balance.
-        seed: any integer; equal seeds give equal assignments.
-        objtype: minimise the edges cut ("cut") or the communication volume ("vol").
-        recursive: recursive bisection, or the k-way method; None takes bisection up to 8 parts (it cuts less and
-            balances better there, at the same memory) unless ``objtype`` is "vol", which only the k-way method knows.
-
-    Returns:
-        int32[all nodes], types one after the other.
+    Up to 8 parts are made by recursive bisection, unless ``objtype`` is "vol", which minimises the communication volume
+    and which only the k-way method knows; "cut" minimises the edges cut. Equal seeds, any integers, give equal
+    assignments.
     """
     total = int(source.node_bases[-1])
     if num_parts == 1:
         return np.zeros(total, np.int32)
-    if recursive is None:
-        recursive = num_parts <= 8 and objtype == "cut"
+    recursive = num_parts <= 8 and objtype == "cut"  # cuts less and balances better there, at the same memory
     adjacency = widened(symmetric_adjacency(source))
     if total <= num_parts or len(adjacency.indices) == 0:
         return random_assign(source, num_parts, seed)
@@ -78,20 +62,10 @@ def metis_assign(
 
 
 def metis_cut(adjacency: Adjacency, edge_weights: I64, num_parts: int, criteria: Criteria, *, seed: int = 0) -> I32:
-    """Partition a graph whose edges have weights; bisection up to 8 parts, else the k-way method.
+    """Partition a graph whose edges have weights (int64[m], the same both ways) into parts: int32[n].
 
-    Args:
-        adjacency: symmetric, without self loops or repeats; more nodes than parts.
-        edge_weights: int64[m], the same both ways.
-        num_parts: number of parts, > 1.
-        criteria: to balance; may be empty.
-        seed: equal seeds give equal parts.
-
-    Returns:
-        int32[n].
-
-    Raises:
-        PartitionError: METIS fails, as happens with several criteria.
+    The adjacency is symmetric, without self loops or repeats, and has more nodes than parts, which are more than 1.
+    Criteria to balance may be empty. Raises PartitionError if METIS fails, as happens with several criteria.
     """
     return call_metis(widened(adjacency), num_parts, criteria, seed, "cut", num_parts <= 8, edge_weights)
 
@@ -147,7 +121,8 @@ def call_metis(
 ) -> I32:
     entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
     exported = hasattr(ctypes.CDLL(_internal.__file__), entry)
-    if not criteria or _is_uniform(criteria):
+    first = next(iter(criteria.values()), np.zeros(1, np.int64))
+    if len(criteria) <= 1 and (first == first[0]).all():
         weights = None
     elif exported and 1 < len(criteria) <= MAX_CONSTRAINTS:
         weights = np.stack(list(criteria.values()), axis=1).astype(np.int64)
@@ -156,11 +131,6 @@ def call_metis(
     if exported:
         return call_library(entry, adjacency, weights, num_parts, seed, objtype, edge_weights)
     return _call_pymetis(adjacency, weights, num_parts, seed, objtype, recursive, edge_weights)
-
-
-def _is_uniform(criteria: Criteria) -> bool:
-    weights = next(iter(criteria.values()))
-    return len(criteria) == 1 and bool((weights == weights[0]).all())
 
 
 def call_library(
@@ -217,11 +187,11 @@ def _call_pymetis(
     options = pymetis.Options(seed=seed)
     if not recursive:
         options.objtype = _objtype(objtype)
-    node_weights = None if weights is None else weights[:, 0].astype(indptr.dtype)
+    of_nodes = None if weights is None else weights[:, 0].astype(indptr.dtype)
+    of_edges = None if edge_weights is None else edge_weights.astype(indptr.dtype)
     graph = pymetis.CSRAdjacency(indptr, indices)
-    weights_of_edges = None if edge_weights is None else edge_weights.astype(indptr.dtype)
     result = pymetis.part_graph(
-        num_parts, graph, vweights=node_weights, eweights=weights_of_edges, recursive=recursive, options=options
+        num_parts, graph, vweights=of_nodes, eweights=of_edges, recursive=recursive, options=options
     )
     return np.asarray(result.vertex_part, dtype=np.int32)
 

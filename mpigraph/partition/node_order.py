@@ -38,16 +38,8 @@ def cluster_keys(
 ) -> I64:
     """Return int64[own nodes], keys to sort nodes by: those of a cluster are equal, those of near clusters close.
 
-    Keys are below the number of all nodes, and the same on any number of ranks. All relations count alike.
-
-    Args:
-        source: the graph; each rank reads its share.
-        seed: for ties of the clustering.
-        both_ways: the reverse of every edge is among the edges.
-        exchange: the ranks.
-        bounds: int64[ranks + 1], the nodes that each rank owns, types one after the other.
-        scratch: for temporary files.
-        report: gets the approximate fraction of the work that is done.
+    Keys are below the number of all nodes, and the same on any number of ranks. All relations count alike. Arguments
+    are those of :func:`.multilevel_assign`.
     """
     num_own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
     if bounds[-1] == 0:

@@ -22,15 +22,10 @@ UNFINISHED = ".generating-"  # beginning of the name of a folder with unfinished
 
 
 class NpyFile:
-    """A ``.npy`` file that several ranks fill; a context manager, in which it is open.
+    """A ``.npy`` file that several ranks fill, of a shape and dtype; a context manager, in which it is open.
 
     It is open for writing only: an NFS client that could also read it would read whole blocks, and later write back the
     bytes that another node has written meanwhile.
-
-    Args:
-        path: the file.
-        shape: full shape, first dimension the rows.
-        dtype: dtype of the values.
     """
 
     def __init__(self, path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
@@ -76,15 +71,11 @@ class NpyFile:
 def new_npy_files(
     exchange: Exchange, directory: Path, contents: Mapping[str, tuple[tuple[int, ...], npt.DTypeLike]]
 ) -> Iterator[tuple[Path, dict[str, NpyFile]]]:
-    """Create ``.npy`` files that the ranks fill inside the ``with`` block.
+    """Create ``.npy`` files that the ranks fill inside the ``with`` block; ``contents`` has shape and dtype by name.
 
     Yields a temporary folder with the files, and the files by name. At the end of the block all files of that folder
-    move to the directory, those that are not ``.npy`` last; if the block raises, on every rank, they are removed.
-
-    Args:
-        exchange: the ranks.
-        directory: created if missing.
-        contents: shape and dtype of each file, by name without ``.npy``.
+    move to the directory, which is created if missing, those that are not ``.npy`` last; if the block raises, on every
+    rank, they are removed.
 
     Raises:
         StorageError: a rank cannot write, or does not see the first rank's files; on every rank.

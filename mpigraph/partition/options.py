@@ -46,7 +46,6 @@ class Method:
     num_parts: int
     seed: int
     objtype: str
-    recursive: bool | None
     balance_edges: bool
 
 
@@ -58,11 +57,7 @@ def check_options(
     seed: int = 0,
     node_order: str = "input",
 ) -> None:
-    """Check the arguments of ``partition_source`` that need no graph.
-
-    Raises:
-        InvalidArgumentError: one is not usable.
-    """
+    """Check the arguments of ``partition_source`` that need no graph. Raises InvalidArgumentError."""
     check_graph_name(graph_name)
     check_integer("num_parts", num_parts, 1, 2**31 - 1)
     if part_method not in PART_METHODS:
@@ -159,13 +154,8 @@ class Digest:
         self._sum = np.zeros(2, np.uint64)
 
     def add(self, kind: int, first: int, values: Array, second: Array | None = None) -> None:
-        """Add values.
-
-        Args:
-            kind: a number for each kind of values.
-            first: number of the first value.
-            values: int[n].
-            second: int[n], a second value of each.
+        """Add hashes of values, int[n], or pairs with a second one, int[n], numbered from ``first``; ``kind`` is any
+        number.
         """
         add_digest(combine(kind), first, values, values if second is None else second, self._sum)
 

@@ -63,13 +63,9 @@ class Sizes(NamedTuple):
 
 
 def check_writable(directory: str | os.PathLike[str]) -> Path:
-    """Check that a directory can be written to, or created.
+    """Check that a directory can be written to, or created; return it, or the nearest existing one above it.
 
-    Returns:
-        The directory, or the nearest existing one above it.
-
-    Raises:
-        InvalidArgumentError: it cannot; the message says why.
+    Raises InvalidArgumentError, which says why it cannot.
     """
     path = Path(directory).absolute()
     nearest = next(ancestor for ancestor in (path, *path.parents) if ancestor.exists())
@@ -84,22 +80,15 @@ def check_writable(directory: str | os.PathLike[str]) -> Path:
 def sole_writer(folder: Path) -> NewFile:
     """Keep other runs from writing to a folder, until the returned file is discarded or the process ends.
 
-    Raises:
-        StorageError: another run is writing there.
+    Raises StorageError: another run is writing there.
     """
     return NewFile(folder / "partition", busy=f"{folder}: another run is writing to this folder")
 
 
 def check_vacant(folder: Path, graph_name: str, sizes: Sizes | None) -> None:
-    """Check that no other graph lies in a folder, complete or begun.
+    """Check that no other graph lies in a folder, complete or begun; without its sizes, only names are compared.
 
-    Args:
-        folder: to write a partitioned graph to; it need not exist.
-        graph_name: its name.
-        sizes: its sizes; None if they are not known yet: only names are compared.
-
-    Raises:
-        InvalidArgumentError: another graph lies there; names it and says what to do.
+    Raises InvalidArgumentError, which names the other graph and says what to do.
     """
     if not folder.is_dir():
         return
@@ -114,21 +103,22 @@ def check_vacant(folder: Path, graph_name: str, sizes: Sizes | None) -> None:
     if own.exists() and own not in configs:
         raise InvalidArgumentError(f"{own} is no partition configuration, and would be overwritten: {OVERWRITE}")
     left = {name for _, name, _ in _files_left(folder)}
-    other_names = sorted(left - {graph_name})
-    if other_names:
-        raise InvalidArgumentError(
-            f"{folder} holds files that an interrupted run has left of the graph {other_names[0]!r}, which would be "
-            f"overwritten: {OVERWRITE}"
-        )
-    if own not in configs and not left:
-        _check_shards(folder, graph_name)
+    for name in sorted(left - {graph_name}):
+        what = f"files that an interrupted run has left of the graph {name!r}"
+        raise InvalidArgumentError(f"{folder} holds {what}, which would be overwritten: {OVERWRITE}")
+    shards = [folder / name for _, part in _parts(folder) for name in PartConfig.files_of(part).values()]
+    for path in shards if own not in configs and not left else ():  # left by an interrupted run of a graph of this name
+        if path.exists():
+            try:
+                ShardReader(path, graph_name).close()
+            except ShardFormatError as error:
+                raise InvalidArgumentError(f"{error}; it would be overwritten: {OVERWRITE}") from error
 
 
 def remove_other_graphs(folder: Path, graph_name: str) -> None:
     """Remove the configurations of other graphs, and files that interrupted runs have left of them; parts stay.
 
-    Raises:
-        OSError: a file cannot be removed.
+    Raises OSError: a file cannot be removed.
     """
     for path in _configs(folder):
         if path.stem != graph_name:
@@ -151,12 +141,7 @@ def remove_stale_parts(folder: Path, num_parts: int) -> None:
 
 
 class Leftovers:
-    """Files that a run for a graph leaves in its folder until the graph is written.
-
-    Args:
-        folder: where the graph is written.
-        graph_name: the graph's name.
-    """
+    """Files that a run for a graph leaves in the graph's folder until the graph is written."""
 
     def __init__(self, folder: Path, graph_name: str) -> None:
         self._folder = folder
@@ -271,18 +256,6 @@ def _configs(folder: Path) -> dict[Path, dict[str, Any]]:
                 if isinstance(content, dict) and content.get("format") == CONFIG_FORMAT:
                     configs[path] = content
     return configs
-
-
-def _check_shards(folder: Path, graph_name: str) -> None:
-    """Check that parts without a configuration are of a graph of this name: then a run of it was interrupted."""
-    for _, part in _parts(folder):
-        for name in PartConfig.files_of(part).values():
-            path = folder / name
-            if path.exists():
-                try:
-                    ShardReader(path, graph_name).close()
-                except ShardFormatError as error:
-                    raise InvalidArgumentError(f"{error}; it would be overwritten: {OVERWRITE}") from error
 
 
 def _parts(folder: Path) -> list[tuple[Path, int]]:

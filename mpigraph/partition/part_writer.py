@@ -44,13 +44,8 @@ class WrittenPart(NamedTuple):
 
 
 class PartWriter:
-    """Writer of the parts of one graph.
-
-    Args:
-        arrivals: the nodes and edges that have come to this rank.
-        graph_name: the graph's name.
-        identity: of the partitioning.
-        out: the graph's folder.
+    """Writer of the parts of one graph, of an identity, to its folder, from the nodes and edges that have come to this
+    rank.
     """
 
     def __init__(self, arrivals: Arrivals, graph_name: str, identity: str, out: Path) -> None:
@@ -63,11 +58,7 @@ class PartWriter:
         self._out = out
 
     def write(self, part: int) -> WrittenPart:
-        """Write a part; once.
-
-        Raises:
-            StorageError: the disk is full, or another process is writing there.
-        """
+        """Write a part; once. Raises StorageError: the disk is full, or another process is writing there."""
         schema = self._source.schema
         relations = range(len(schema.relations))
         num_cut = 0
@@ -174,13 +165,10 @@ class PartWriter:
 def _write_rows(
     rows: Mapping[str, DatasetWriter], arrays: Mapping[str, RowArray], ids: Array, carried: Iterator[dict[str, Array]]
 ) -> None:
-    """Append rows of all features and original ids to their datasets.
+    """Append rows of all features and original ids to their datasets, by name, at positions ``ids`` (int[n]).
 
-    Args:
-        rows: the datasets, by name.
-        arrays: the source's rows, by name; without original ids if these are the positions of rows.
-        ids: int[n], the positions of the rows.
-        carried: the rows of the arrays that traveled.
+    ``arrays`` are the source's rows, without original ids if these are the positions; ``carried`` are rows that
+    traveled.
     """
     traveled = set[str]()
     for piece in carried:
@@ -195,12 +183,7 @@ def _write_rows(
 
 
 def _gather(array: RowArray, ids: Array, rows: DatasetWriter) -> None:
-    for chunk in _chunks(len(ids), array.dtype.itemsize * int(np.prod(array.shape[1:]))):
-        rows.write(np.asarray(array[ids[chunk]]))
+    step = max(1, _CHUNK_BYTES // max(array.dtype.itemsize * int(np.prod(array.shape[1:])), 1))
+    for first in range(0, len(ids), step):
+        rows.write(np.asarray(array[ids[first : first + step]]))
         release(array)
-
-
-def _chunks(count: int, row_bytes: int) -> Iterator[slice]:
-    step = max(1, _CHUNK_BYTES // max(row_bytes, 1))
-    for first in range(0, count, step):
-        yield slice(first, min(first + step, count))

@@ -113,7 +113,6 @@ def partition_source(
     balance_classes: Mapping[str, Array] | None = None,
     balance_edges: bool = False,
     objtype: str = "cut",
-    recursive: bool | None = None,
     seed: int = 0,
     assignment: Array | None = None,
     node_order: str = "input",
@@ -142,7 +141,6 @@ def partition_source(
         balance_classes: node type -> int[nodes]; each class is spread evenly over the parts.
         balance_edges: spread the edges (by destination) evenly too.
         objtype: METIS's objective, "cut" or "vol"; "multilevel" knows only "cut".
-        recursive: METIS's recursive bisection or its k-way method; None chooses by the number of parts.
         seed: equal seeds give equal results.
         assignment: int[nodes of all types, type after type], the part of each node, computed elsewhere;
             ``part_method`` must be "given" then.
@@ -180,7 +178,7 @@ def partition_source(
                     check_vacant(out, graph_name, Sizes(sum(source.num_nodes), sum(source.edge_counts)))
                 there = Leftovers(out, graph_name).bytes_recorded() if resume else 0
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
-        method = Method(part_method, int(num_parts), int(seed), objtype, recursive, bool(balance_edges))
+        method = Method(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
         check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, node_order, resume)
         source, levels = narrowed_source(source, infos, exchange)
         run = _Run(
@@ -292,8 +290,12 @@ class _Run:
         method = self.method
         if self.assignment is None:
             word = self.word_of_assignment(topology)
+            kept = None
             with exchange.together("reading a kept assignment"):
-                kept = self.kept_assignment(word) if exchange.rank == 0 else None
+                if exchange.rank == 0:
+                    kept = self.left.read_assignment(word, int(self.bounds[-1]), method.num_parts)
+                    if kept is None and not self.left.assignment_path(word).exists():
+                        self.tell_that_nothing_is_taken_up()
             self.took_assignment = exchange.sum_of(int(kept is not None)) > 0
         stage = f"assign nodes ({method.name})"
         # METIS does not report progress
@@ -327,7 +329,6 @@ class _Run:
         return keys
 
     def word_of_assignment(self, topology: str) -> str:
-        """Return a hash of all that the assignment depends on."""
         digest = Digest(self.exchange)
         with self.exchange.together("reading balance classes"):
             for number, (_, classes) in enumerate(sorted(self.classes.items())):
@@ -335,13 +336,6 @@ class _Run:
                 begin, end = even_bounds(len(flat), self.exchange.size)[self.exchange.rank :][:2]
                 digest.add(number, int(begin), flat[begin:end].astype(np.int64))
         return word_of(topology, self.method, sorted(self.classes), digest.total())
-
-    def kept_assignment(self, word: str) -> I32 | None:
-        """Return int32[all nodes], the assignment that an interrupted run has left, or None; for rank 0."""
-        kept = self.left.read_assignment(word, int(self.bounds[-1]), self.method.num_parts)
-        if kept is None and not self.left.assignment_path(word).exists():
-            self.tell_that_nothing_is_taken_up()
-        return kept
 
     def new_assignment(self, word: str, criteria: Criteria, report: Callable[[float], None]) -> I32:
         """Compute int32[own nodes], the part of each; rank 0 keeps all of them in a file."""
@@ -355,26 +349,20 @@ class _Run:
             whole: I32 | None = exchange.gather_to_first(parts[:, None])[:, 0]
         else:
             with exchange.together(f"assigning nodes by {method.name}"):
-                whole = self.assign_alone() if exchange.rank == 0 else None
+                whole = None
+                if exchange.rank == 0 and method.name == "random":
+                    whole = random_assign(self.source, method.num_parts, method.seed)
+                elif exchange.rank == 0:
+                    criteria = balance_criteria(self.source, self.classes, method.balance_edges)
+                    options = {"seed": method.seed, "objtype": method.objtype}
+                    whole = metis_assign(self.source, method.num_parts, criteria, **options)  # type: ignore[arg-type]
             parts = self.from_first(whole)
         with exchange.together("keeping the assignment"):
             if exchange.rank == 0 and whole is not None:
                 self.left.write_assignment(word, whole)
         return parts
 
-    def assign_alone(self) -> I32:
-        """Return int32[all nodes], by a method that runs in one process."""
-        method = self.method
-        if method.name == "random":
-            return random_assign(self.source, method.num_parts, method.seed)
-        criteria = balance_criteria(self.source, self.classes, method.balance_edges)
-        return metis_assign(
-            self.source, method.num_parts, criteria,
-            seed=method.seed, objtype=method.objtype, recursive=method.recursive,
-        )  # fmt: skip
-
     def from_first(self, whole: I32 | None) -> I32:
-        """Return this rank's share of rank 0's parts."""
         whole = np.empty(0, np.int32) if whole is None else whole
         parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
         return parts
@@ -437,7 +425,6 @@ class _Run:
     def write_config(
         self, identity: str, numbering: Numbering, written: Mapping[int, WrittenPart], balance: Mapping[str, float]
     ) -> PartitionResult:
-        """Gather the records of all parts, and write the configuration with the edge cut and the balance."""
         own = json.dumps([(part, *about._replace(errors={})) for part, about in written.items()])
         records: dict[int, WrittenPart] = {}
         for data in self.exchange.gather_bytes(own.encode()):

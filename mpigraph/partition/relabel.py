@@ -48,11 +48,7 @@ class Bucket(NamedTuple):
 class Arrivals:
     """The nodes and edges that come to the rank that writes their parts.
 
-    Args:
-        source: the graph.
-        numbering: the new ids.
-        done: bool[parts], complete parts: nothing travels to them, and they are not written.
-        scratch: for temporary files.
+    Nothing travels to parts that are ``done`` (bool[parts]), and they are not written.
 
     Attributes (besides ``source`` and ``numbering``):
         parts: a range; this rank writes those that are not done.
@@ -63,7 +59,10 @@ class Arrivals:
         self.source = source
         self.numbering = numbering
         self._done = done
-        self._part_bounds = _bounds_of_missing(done, numbering.exchange.size)
+        missing_before = np.concatenate([[0], np.cumsum(~done)])
+        even = even_bounds(int(missing_before[-1]), numbering.exchange.size)  # nearly as many incomplete parts each
+        self._part_bounds = np.searchsorted(missing_before, even).astype(np.int64)
+        self._part_bounds[-1] = len(done)
         rank = numbering.exchange.rank
         self.parts = range(int(self._part_bounds[rank]), int(self._part_bounds[rank + 1]))
         self.shared = SharedArrivals(source, numbering, self._part_bounds, done, scratch)
@@ -233,11 +232,3 @@ class Arrivals:
         values = np.empty(len(rows), np.int64)
         values[rows[:, 0] - self.numbering.offsets[ntype_id][part]] = rows[:, 1]
         return values
-
-
-def _bounds_of_missing(done: Mask, size: int) -> I64:
-    """Return int64[size + 1]: ranges of parts with nearly equal numbers of incomplete parts."""
-    missing_before = np.concatenate([[0], np.cumsum(~done)])
-    bounds = np.searchsorted(missing_before, even_bounds(int(missing_before[-1]), size))
-    bounds[-1] = len(done)
-    return bounds.astype(np.int64)

@@ -21,6 +21,7 @@ from mpigraph.errors import GraphDataError
 __all__ = [
     "CastRows",
     "Concatenated",
+    "DerivedRows",
     "MadeRows",
     "NamedRows",
     "Reordered",
@@ -34,7 +35,6 @@ __all__ = [
     "as_labels",
     "as_mask",
     "block_bytes",
-    "both_ways",
     "concatenated",
     "largest",
     "mapping_of",
@@ -91,8 +91,8 @@ class RowError(GraphDataError):
         self.row = row
 
 
-class _DerivedRows:
-    """Rows that are computed from the arrays ``sources`` when they are read."""
+class DerivedRows:
+    """Rows that are computed from the arrays ``sources`` when they are read; a file's rows have no sources."""
 
     def __init__(self, sources: Sequence[RowArray], shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
         self.sources = sources
@@ -105,7 +105,7 @@ class _DerivedRows:
         return self.shape[0]
 
 
-class MadeRows(_DerivedRows):
+class MadeRows(DerivedRows):
     """Rows that a function makes from rows of other arrays.
 
     Args:
@@ -113,9 +113,6 @@ class MadeRows(_DerivedRows):
         dtype: of the rows that it returns.
         arrays: one or more.
         row_shape: all dimensions of these rows except the first, if not those of the first array.
-
-    Attributes:
-        sources: the arrays.
     """
 
     def __init__(
@@ -137,7 +134,7 @@ class MadeRows(_DerivedRows):
             raise GraphDataError(f"{self.place(row) or f'row {row}'}: {error}") from None
 
     def place(self, row: int) -> str:
-        """File and row of the first array."""
+        """Return the file and row of the first array."""
         return place_of(self.sources[0], row)
 
 
@@ -148,7 +145,7 @@ class CastRows(MadeRows):
         super().__init__(lambda rows: rows.astype(dtype), dtype, values)
 
 
-class SparseRows(_DerivedRows):
+class SparseRows(DerivedRows):
     """Dense rows of a CSR matrix, float16 if its values are, else float32.
 
     Args:
@@ -163,10 +160,8 @@ class SparseRows(_DerivedRows):
         if not is_one or len(shape) != 2 or len(indptr) != shape[0] + 1 or not 0 <= shape[1] < 2**31:
             raise GraphDataError(f"sparse features are no CSR matrix of shape {shape}")
         if indptr.dtype.kind not in "iu" or indices.dtype.kind not in "iu" or data.dtype.kind not in _REAL:
-            raise GraphDataError(
-                f"sparse features must be integers, integers and numbers (got {indptr.dtype}, {indices.dtype} and "
-                f"{data.dtype})"
-            )
+            got = f"{indptr.dtype}, {indices.dtype} and {data.dtype}"
+            raise GraphDataError(f"sparse features must be integers, integers and numbers (got {got})")
         self._indptr: I64 = indptr[:].astype(np.int64)
         if self._indptr[0] != 0 or self._indptr[-1] != len(data) or (np.diff(self._indptr) < 0).any():
             raise GraphDataError(f"indptr of sparse features must rise from 0 to {len(data)}, the number of values")
@@ -198,9 +193,7 @@ class SparseRows(_DerivedRows):
         return dense
 
     def _refuse(self, position: int, reason: str) -> NoReturn:
-        """Raise an error about the value at a position."""
-        place = place_of(self._data, int(position))
-        raise GraphDataError(f"{place}{': ' if place else ''}sparse features: {reason}")
+        raise GraphDataError(f"{_origin(self._data, int(position))}sparse features: {reason}")
 
 
 def side_by_side(columns: Sequence[RowArray]) -> RowArray:
@@ -208,45 +201,36 @@ def side_by_side(columns: Sequence[RowArray]) -> RowArray:
     if len(columns) == 1:
         return columns[0]
     dtype = np.result_type(*(column.dtype for column in columns))
-
-    def make(*rows: Array) -> Array:
-        return np.stack(rows, 1).astype(dtype, copy=False)
-
-    return MadeRows(make, dtype, *columns, row_shape=(len(columns),))
+    shape = (len(columns),)
+    return MadeRows(lambda *rows: np.stack(rows, 1).astype(dtype, copy=False), dtype, *columns, row_shape=shape)
 
 
 def as_mask(mask: RowArray) -> RowArray:
     """Return numbers as bool, compared with 0 when they are read.
 
-    Raises:
-        GraphDataError: they are no real numbers; when they are read, one is NaN.
+    Raises GraphDataError: they are no real numbers; when they are read, one is NaN.
     """
     _check_real("masks", mask)
-    return mask if mask.dtype == np.bool_ else MadeRows(_is_set, np.bool_, mask)
 
+    def is_set(rows: Array) -> Mask:
+        if rows.dtype.kind == "f" and np.isnan(rows).any():
+            raise RowError(int(np.argwhere(np.isnan(rows))[0][0]), "a mask has NaN")
+        return np.asarray(rows != 0)
 
-def _is_set(mask: Array) -> Mask:
-    if mask.dtype.kind == "f" and np.isnan(mask).any():
-        raise RowError(int(np.argwhere(np.isnan(mask))[0][0]), "a mask has NaN")
-    return np.asarray(mask != 0)
+    return mask if mask.dtype == np.bool_ else MadeRows(is_set, np.bool_, mask)
 
 
 def as_floats(rows: RowArray) -> RowArray:
     """Return rows of float32 or float16 as they are, and others as float32, cast when they are read.
 
-    Raises:
-        GraphDataError: they are no real numbers.
+    Raises GraphDataError: they are no real numbers.
     """
     _check_real("features", rows)
     return rows if rows.dtype in (np.float32, np.float16) else MadeRows(as_float32, np.float32, rows)
 
 
 def as_float32(rows: Array) -> Array:
-    """Return numbers as float32.
-
-    Raises:
-        RowError: one is too large.
-    """
+    """Return numbers as float32. Raises RowError: one is too large."""
     with np.errstate(over="ignore"):
         cast: Array = rows.astype(np.float32)
     if rows.dtype.kind == "f":
@@ -261,8 +245,7 @@ def as_float32(rows: Array) -> Array:
 def as_dtype(rows: Array, dtype: np.dtype[Any]) -> Array:
     """Return numbers in another dtype; floats are rounded, and everything but 0 is True.
 
-    Raises:
-        RowError: one is too large, or would become another integer.
+    Raises RowError: one is too large, or would become another integer.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         cast: Array = rows.astype(dtype)
@@ -276,8 +259,7 @@ def as_dtype(rows: Array, dtype: np.dtype[Any]) -> Array:
 def as_labels(label: RowArray) -> RowArray:
     """Return labels as int64, cast when they are read; unlabelled (NaN) becomes -1.
 
-    Raises:
-        GraphDataError: they are no real numbers; when they are read, one is no integer that fits int64.
+    Raises GraphDataError: they are no real numbers; when they are read, one is no integer that fits int64.
     """
     _check_real("labels", label)
     return label if label.dtype == np.int64 else MadeRows(as_int64, np.int64, label)
@@ -285,17 +267,11 @@ def as_labels(label: RowArray) -> RowArray:
 
 def _check_real(what: str, rows: RowArray) -> None:
     if rows.dtype.kind not in _REAL:
-        place = place_of(rows, 0)
-        got = f"{rows.dtype}{list(rows.shape)}"
-        raise GraphDataError(f"{place}{': ' if place else ''}{what} must be real numbers (got {got})")
+        raise GraphDataError(f"{_origin(rows, 0)}{what} must be real numbers (got {rows.dtype}{list(rows.shape)})")
 
 
 def as_int64(rows: Array) -> I64:
-    """Return numbers as int64; NaN becomes -1.
-
-    Raises:
-        RowError: one is no integer that fits int64.
-    """
+    """Return numbers as int64; NaN becomes -1. Raises RowError: one is no integer that fits int64."""
     if rows.dtype.kind == "f":
         rows = np.where(np.isnan(rows), -1, rows)
         fits = (rows == np.rint(rows)) & (np.abs(rows) < 2.0**63)
@@ -323,6 +299,12 @@ def place_of(array: object, row: int) -> str:
         return str(place(row))
     file_name = getattr(array, "filename", None)  # of memory maps
     return "" if file_name is None else f"{file_name}, row {row}"
+
+
+def _origin(array: object, row: int) -> str:
+    """Return the beginning of a message about a row: its place, if it is known."""
+    place = place_of(array, row)
+    return place and f"{place}: "
 
 
 def reads_blocks(array: object) -> bool:
@@ -366,25 +348,20 @@ def mapping_of(array: Array) -> mmap.mmap | None:
     return base
 
 
-class Concatenated(_DerivedRows):
-    """Arrays one after another, as one.
-
-    Args:
-        sources: at least one array, of one dtype and equal in all dimensions except the first.
+class Concatenated(DerivedRows):
+    """Arrays, at least one, one after another as one.
 
     Raises:
-        GraphDataError: dtypes or row shapes differ; names the file where it is known.
+        GraphDataError: dtypes, or dimensions except the first, differ; names the file where it is known.
     """
 
     def __init__(self, sources: Sequence[RowArray]) -> None:
         first = sources[0]
+        before = f"{first.dtype}{list(first.shape[1:])}"
         for source in sources:
-            if source.dtype != first.dtype or source.shape[1:] != first.shape[1:]:
-                place = place_of(source, 0)
-                raise GraphDataError(
-                    f"{place}{': ' if place else ''}rows are {source.dtype}{list(source.shape[1:])}, "
-                    f"in the chunks before {first.dtype}{list(first.shape[1:])}"
-                )
+            rows = f"{source.dtype}{list(source.shape[1:])}"
+            if rows != before:
+                raise GraphDataError(f"{_origin(source, 0)}rows are {rows}, in the chunks before {before}")
         self._ends = list(accumulate(map(len, sources)))
         self._begins: I64 = np.array([0, *self._ends[:-1]], np.int64)
         super().__init__(tuple(sources), (self._ends[-1], *first.shape[1:]), first.dtype)
@@ -423,13 +400,7 @@ class Concatenated(_DerivedRows):
 
 
 class NamedRows(MadeRows):
-    """Rows of an array that was read from a file, which messages name.
-
-    Args:
-        values: the array.
-        name: the file.
-        first_row: the number of the array's first row in the file.
-    """
+    """Rows of an array that was read from a file, which messages name; its first row is ``first_row`` there."""
 
     def __init__(self, values: RowArray, name: str, first_row: int = 0) -> None:
         super().__init__(lambda rows: rows, values.dtype, values)
@@ -441,13 +412,8 @@ class NamedRows(MadeRows):
         return f"{self._name}, row {self._first_row + row}"
 
 
-class Reordered(_DerivedRows):
-    """Rows of an array in another order.
-
-    Args:
-        values: the array.
-        order: int64[n], the row of ``values`` at each position.
-    """
+class Reordered(DerivedRows):
+    """Rows of an array in another order: ``order`` (int64[n]) has the row of ``values`` at each position."""
 
     def __init__(self, values: RowArray, order: I64) -> None:
         super().__init__((values, order), (len(order), *values.shape[1:]), values.dtype)
@@ -455,8 +421,7 @@ class Reordered(_DerivedRows):
         self._order = order
 
     def __getitem__(self, rows: Any) -> Array:
-        copied: Array = self._values[self._order[rows]]
-        return copied
+        return np.asarray(self._values[self._order[rows]])
 
     def place(self, row: int) -> str:
         """File and row."""
@@ -468,13 +433,5 @@ def concatenated(sources: Sequence[RowArray]) -> RowArray:
     if len(sources) == 1:
         return sources[0]
     if len({source.dtype for source in sources}) > 1 and all(source.dtype.kind in "iu" for source in sources):
-        sources = [
-            MadeRows(as_int64, np.int64, source) if source.dtype == np.uint64 else CastRows(source, np.int64)
-            for source in sources
-        ]
+        sources = [MadeRows(as_int64, np.int64, source) for source in sources]
     return Concatenated(sources)
-
-
-def both_ways(src: RowArray, dst: RowArray) -> tuple[RowArray, RowArray]:
-    """Return the ends of edges and of their reverses."""
-    return concatenated([src, dst]), concatenated([dst, src])

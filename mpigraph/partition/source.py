@@ -58,11 +58,6 @@ class Feature(NamedTuple):
         return FeatureInfo(self.dtype, tuple(self.values.shape[1:]), self.form.dtype if self.form else "")
 
     @classmethod
-    def rows(cls, values: RowArray) -> "Feature":
-        """Return a feature of rows that are stored as they are."""
-        return cls(values, values.dtype.name)
-
-    @classmethod
     def of(cls, values: RowArray) -> "Feature":
         """Return a feature whose logical dtype is that of the array; bool is stored as uint8."""
         name = logical_dtype(values.dtype)
@@ -73,15 +68,10 @@ class Feature(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Parts of an earlier partitioning of a graph.
+    """Parts of an earlier partitioning of a graph."""
 
-    Attributes:
-        of_nodes: int32[all nodes], types one after the other.
-        number: number of parts.
-    """
-
-    of_nodes: I32
-    number: int
+    of_nodes: I32  # int32[all nodes], types one after the other
+    number: int  # number of parts
 
 
 Features = Mapping[str, Mapping[str, Feature]]
@@ -132,10 +122,8 @@ class GraphSource:
             raise GraphDataError(f"{len(self.schema.relations)} relations but {len(self.edges)} edge lists")
         for relation, (src, dst) in zip(self.schema.relations, self.edges, strict=True):
             if src.ndim != 1 or src.shape != dst.shape or src.dtype.kind not in "iu" or dst.dtype.kind not in "iu":
-                raise GraphDataError(
-                    f"edges of {relation} must be two integer arrays of one length "
-                    f"(got {src.dtype}{list(src.shape)} and {dst.dtype}{list(dst.shape)})"
-                )
+                got = f"{src.dtype}{list(src.shape)} and {dst.dtype}{list(dst.shape)}"
+                raise GraphDataError(f"edges of {relation} must be two integer arrays of one length (got {got})")
         keys = [relation_key(relation) for relation in self.schema.relations]
         _check_features("node", self.node_feats, dict(zip(self.schema.ntypes, self.num_nodes, strict=True)))
         _check_features("edge", self.edge_feats, dict(zip(keys, (len(src) for src, _ in self.edges), strict=True)))
@@ -176,17 +164,10 @@ class GraphSource:
             yield f"original ids of {relation}", ids
 
     def check_edges(self, relation_id: int, first: int, src: I64, dst: I64) -> None:
-        """Check that the ends of consecutive edges exist, and that their feature "time", if there is one, is finite.
-
-        Args:
-            relation_id: their relation.
-            first: position of the first edge.
-            src: int64[k].
-            dst: int64[k].
+        """Check that the ends of consecutive edges (int64[k]) exist, and that their feature "time", if any, is finite.
 
         Raises:
-            GraphDataError: names the file and its row where they are known, the relation, the first bad edge and its
-                fault.
+            GraphDataError: names the file and its row where they are known, the relation, the first bad edge and why.
         """
         relation = self.schema.relations[relation_id]
         names = ("source", "destination")
@@ -196,10 +177,8 @@ class GraphSource:
             if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= count):
                 bad = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
                 end_id = whole[first + bad : first + bad + 1][0]  # uint64 may exceed int64
-                raise GraphDataError(
-                    f"{self._origin(whole, first + bad)}edge {first + bad} of {relation} has {end} {end_id}, "
-                    f"but that node type has {count} nodes"
-                )
+                text = f"edge {first + bad} of {relation} has {end} {end_id}, but that node type has {count} nodes"
+                raise GraphDataError(self._origin(whole, first + bad) + text)
         times = self.edge_feats.get(relation_key(relation), {}).get(_TIMES)
         if times is not None:
             self._check_times(f"edge {{}} of {relation}", times.values, first, first + len(src))
@@ -207,8 +186,7 @@ class GraphSource:
     def check_node_times(self, rank: int = 0, ranks: int = 1) -> None:
         """Check that every node feature "time" is finite; ranks divide the rows.
 
-        Raises:
-            GraphDataError: names the file and its row where they are known, the node and its time.
+        Raises GraphDataError, which names the file and its row where they are known, the node and its time.
         """
         for ntype, features in self.node_feats.items():
             if _TIMES in features:
@@ -266,15 +244,10 @@ def narrowed_source(
 ) -> tuple[GraphSource, dict[str, tuple[StoredForm, Array]]]:
     """Return a graph with features in narrower forms, to which rows are rounded when they are read.
 
-    A number that does not fit raises a GraphDataError then, which names feature and row.
-
-    Args:
-        source: the graph.
-        infos: of its node and edge features, with the dtypes in which they are to be stored (``storage/narrow.py``).
-        exchange: the ranks, each with the same graph; they share the reading of what becomes int8.
-
-    Returns:
-        The graph, and of each feature that becomes int8 the form and the standard deviations of its columns.
+    A number that does not fit raises a GraphDataError then, which names feature and row. ``infos``, of node and edge
+    features, have the dtypes in which they are to be stored (``storage/narrow.py``). The ranks, each with the same
+    graph, share the reading of what becomes int8; of each such feature the form and the standard deviations of its
+    columns are returned by its title.
 
     Raises:
         GraphDataError: a feature cannot be int8; on every rank.
@@ -285,13 +258,21 @@ def narrowed_source(
         if feature.info.narrow == narrow:
             return feature
         form = StoredForm(narrow)
+        rows = feature.values
         if narrow == "int8":
-            rows = feature.values
             chunks = partial(_own_chunks, rows, exchange)
-            form, stds = measured_form(title, feature.info, len(rows), chunks, partial(_place, rows), exchange)
+            place = partial(_place, rows)
+            form, stds = measured_form(title, feature.info, len(rows), chunks, place, exchange)
             if len(rows) and len(stds):
                 levels[title] = form, stds
-        return _rounded(title, feature, form)
+
+        def rounded(chunk: Array) -> Array:
+            try:
+                return form.narrow(chunk)
+            except RoundingError as error:
+                raise RowError(error.row, f"{title}: {error}") from None
+
+        return Feature(MadeRows(rounded, storage_dtype(form.dtype), rows), feature.dtype, form)
 
     def of_all(kind: str, features: Features, infos: Infos) -> Features:
         return {
@@ -319,21 +300,10 @@ def _place(rows: RowArray, row: int) -> str:
     return place_of(rows, row) or f"row {row}"
 
 
-def _rounded(title: str, feature: Feature, form: StoredForm) -> Feature:
-    def make(rows: Array) -> Array:
-        try:
-            return form.narrow(rows)
-        except RoundingError as error:
-            raise RowError(error.row, f"{title}: {error}") from None
-
-    return Feature(MadeRows(make, storage_dtype(form.dtype), feature.values), feature.dtype, form)
-
-
 def mask_of(place: str, ids: Array, num_nodes: int) -> Feature:
     """Return a mask that is set at the nodes ``ids``, [k]; ``place`` names them in messages.
 
-    Raises:
-        GraphDataError: they are no ids, or there is no such node.
+    Raises GraphDataError: they are no ids, or there is no such node.
     """
     if ids.size == 0:
         ids = np.zeros(0, np.int64)  # an empty list becomes float64
@@ -368,12 +338,9 @@ def _check_features(kind: str, features: Features, counts: Mapping[str, int]) ->
         for name, feature in table.items():
             title = f"{kind} feature {name!r} of {type_name!r}"
             check_name(f"name of a {kind} feature of {type_name!r}", name)
-            if len(feature.values.shape) < 1 or len(feature.values) != counts[type_name]:
-                raise GraphDataError(
-                    f"{title} must have {counts[type_name]} rows (got shape {list(feature.values.shape)})"
-                )
-            if feature.values.dtype != storage_dtype(feature.stored):
-                raise GraphDataError(
-                    f"{title} is {feature.stored}, to be stored as "
-                    f"{storage_dtype(feature.stored)} (got {feature.values.dtype})"
-                )
+            values = feature.values
+            stored = storage_dtype(feature.stored)
+            if not values.shape or len(values) != counts[type_name]:
+                raise GraphDataError(f"{title} must have {counts[type_name]} rows (got shape {list(values.shape)})")
+            if values.dtype != stored:
+                raise GraphDataError(f"{title} is {feature.stored}, to be stored as {stored} (got {values.dtype})")

@@ -11,7 +11,7 @@ import itertools
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from mpigraph.kernels.csr import count_keys, place_values
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.row_arrays import RowArray, block_bytes, mapping_of, numpy_under, reads_blocks, release
-from mpigraph.partition.source import GraphSource
+from mpigraph.partition.source import Features, GraphSource
 
 __all__ = [
     "NOTHING_CARRIED",
@@ -52,10 +52,8 @@ _RANGES = 64  # of rows that a matrix is sorted in
 class Scratch:
     """A folder of temporary files. They have no name, so they vanish with the process, however it ends.
 
-    Args:
-        folder: of the files.
-        limit: bytes that a spill keeps in memory; a smaller array never lies in a file.
-        mapping: create larger arrays in files, since memory does not hold them.
+    A spill keeps ``limit`` bytes in memory, and a smaller array never lies in a file. With ``mapping`` larger arrays
+    are created in files, since memory does not hold them.
     """
 
     def __init__(
@@ -76,8 +74,7 @@ class Scratch:
     def park(self, values: Array) -> Array:
         """Move an array of :meth:`empty` that is not used for a while into a file, if it is large; return it.
 
-        Raises:
-            StorageError: there is no space for the file.
+        Raises StorageError if there is no space for the file.
         """
         if self.mapping or values.nbytes <= self.limit:
             return values
@@ -105,13 +102,7 @@ class Scratch:
 
 
 class Spill:
-    """Rows by group, in the order in which they came.
-
-    Args:
-        scratch: for the temporary file.
-        num_groups: number of groups.
-        columns: of a row.
-        dtype: of a row.
+    """Rows of ``columns`` values by group, in the order in which they came.
 
     Attributes:
         counts: int64[groups], the number of rows that came to each.
@@ -134,12 +125,7 @@ class Spill:
         self.counts = np.zeros(num_groups, np.int64)
 
     def add(self, groups: Array, rows: Array) -> None:
-        """Add rows.
-
-        Args:
-            groups: int[n], the group of each.
-            rows: [n, columns].
-        """
+        """Add rows, [n, columns], each to its group, int[n]."""
         if len(rows) == 0:
             return
         num_groups = len(self.counts)
@@ -153,7 +139,7 @@ class Spill:
         self.counts += counts
         self._in_memory += ordered.nbytes
         if self._in_memory > self._scratch.limit:
-            self._write_out()
+            self.flush()
 
     def take(self, group: int, mapped: bool = False) -> Array:
         """Return the rows of a group, [n, columns], and forget them; ``mapped``: in another file if they are large."""
@@ -171,18 +157,14 @@ class Spill:
         self._pending[group] = []
         return rows
 
-    def flush(self) -> None:
-        """Write to the file what is still in memory."""
-        if self._in_memory:
-            self._write_out()
-
     def close(self) -> None:
         """Forget all."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _write_out(self) -> None:
+    def flush(self) -> None:
+        """Write to the file what is still in memory."""
         try:
             if self._file is None:
                 self._file = self._scratch.open()
@@ -220,11 +202,7 @@ class Spill:
 class MatrixSpill:
     """Entries of a matrix that come in any order, and are taken out row after row.
 
-    Args:
-        scratch: for entries that do not fit into memory.
-        num_rows: of the matrix.
-        columns: of an entry: its row, and its values.
-        dtype: of an entry.
+    An entry has its row and its values in ``columns``.
     """
 
     def __init__(self, scratch: Scratch, num_rows: int, columns: int, dtype: npt.DTypeLike) -> None:
@@ -251,15 +229,10 @@ class MatrixSpill:
 
 
 def sorted_by_row(entries: Array, first: int, num_rows: int) -> tuple[I64, list[Array]]:
-    """Return entries by row (a counting sort, stable).
-
-    Args:
-        entries: int[m, 1 + columns]: the row of each, and its values.
-        first: the first row.
-        num_rows: number of rows from there on.
+    """Return entries, int[m, 1 + columns], by the row in their first column (a counting sort, stable).
 
     Returns:
-        indptr int64[num_rows + 1], and each column, [m].
+        indptr int64[num_rows + 1] of the rows from ``first`` on, and each other column, [m].
     """
     keys = entries[:, 0].astype(np.int64) - first
     indptr = np.zeros(num_rows + 1, np.int64)
@@ -310,14 +283,10 @@ class CarriedRows:
 
     @collective("ranks")
     def send(self, most: int, first: int, keys: Array, numbers: Array, leaving: Mask | slice) -> None:
-        """Read consecutive rows, send them, and keep those that arrive.
+        """Read consecutive rows from row ``first`` on, send those that leave, and keep those that arrive.
 
-        Args:
-            most: the largest number of rows that any rank passes to this call.
-            first: the first row.
-            keys: int[n], of the rows.
-            numbers: int[n], by which :meth:`take` tells rows apart.
-            leaving: the rows to send.
+        ``keys`` and ``numbers`` are int[n]; :meth:`take` tells rows apart by their numbers. ``most`` is the largest
+        number of rows that any rank passes to this call.
         """
         step = max(1, _ROUND_BYTES // self._dtype.itemsize)
         leaves = np.zeros(len(keys), np.bool_)
@@ -344,13 +313,10 @@ class CarriedRows:
                 raise self._error
 
     def take(self, part: int, bucket: int, numbers: Array, indptr: I64) -> Iterator[dict[str, Array]]:
-        """Yield the rows of a bucket, by name; about 32 MiB at a time, and once.
+        """Yield the rows of a bucket of a part of this rank, by name; about 32 MiB at a time, and once.
 
-        Args:
-            part: a part of this rank.
-            bucket: a bucket of the part.
-            numbers: int[n], of the rows in the order to yield them; ascending by keys.
-            indptr: int64[keys + 1], where the rows of each key of the bucket begin.
+        ``numbers``, int[n], are of the rows in the order to yield them, ascending by keys; ``indptr``, int64[keys + 1],
+        says where the rows of each key of the bucket begin.
         """
         first = ((part - self._first_part) * self._buckets + bucket) * self._groups
         cuts = self._cuts[first : first + self._groups + 1]
@@ -390,19 +356,16 @@ def evenly_cut(offsets: I64, pieces: int) -> I64:
 
 def arrays_of(source: GraphSource) -> tuple[list[dict[str, RowArray]], list[dict[str, RowArray]]]:
     """Return for each node type, and for each relation, its features and original ids, by name."""
-    keys = [relation_key(relation) for relation in source.schema.relations]
-    tables_of_both: list[list[dict[str, RowArray]]] = []
-    for names, tables, ids in (
-        (source.schema.ntypes, source.node_feats, source.node_ids),
-        (keys, source.edge_feats, source.edge_ids),
-    ):
-        arrays = [
-            {feature_name: feature.values for feature_name, feature in tables.get(name, {}).items()} for name in names
-        ]
-        for table, original in zip(arrays, ids or (), strict=False):
+
+    def arrays(names: Iterable[str], tables: Features, ids: Sequence[RowArray] | None) -> list[dict[str, RowArray]]:
+        named = [{name: feature.values for name, feature in tables.get(owner, {}).items()} for owner in names]
+        for table, original in zip(named, ids or (), strict=False):
             table[ORIGINAL_IDS] = original
-        tables_of_both.append(arrays)
-    return tables_of_both[0], tables_of_both[1]
+        return named
+
+    keys = map(relation_key, source.schema.relations)
+    of_nodes = arrays(source.schema.ntypes, source.node_feats, source.node_ids)
+    return of_nodes, arrays(keys, source.edge_feats, source.edge_ids)
 
 
 def to_carry(arrays: Mapping[str, RowArray], scattered: bool = False) -> dict[str, RowArray]:
@@ -418,15 +381,10 @@ def to_carry(arrays: Mapping[str, RowArray], scattered: bool = False) -> dict[st
 
 
 class Carried(NamedTuple):
-    """Sizes of carried rows, bytes.
+    """Sizes of carried rows, bytes."""
 
-    Attributes:
-        total: of all rows, as they lie in temporary files.
-        block: of the blocks of files that are in memory at once.
-    """
-
-    total: int
-    block: int
+    total: int  # of all rows, as they lie in temporary files
+    block: int  # of the blocks of files that are in memory at once
 
 
 NOTHING_CARRIED = Carried(0, 0)

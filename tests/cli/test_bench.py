@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -28,7 +27,6 @@ BEGINNINGS = [
     "starting the ranks", "generating a graph of 400 nodes and 4000 edges", "partitioning it into", "loading the graph",
     "making a loader", "measuring memory and rows", "measuring rounds", "measuring the training step, stage by stage",
     "measuring the training step with prefetching", "measuring one trainer with all threads",
-    "expecting rows by uniform sampling and by LABOR",
 ]  # fmt: skip
 LARGER = [*API[1:], Layout(2, 1, 0)]
 BETWEEN_TRAINERS = {"round_latency", "rounds_per_s", "round_rate"}
@@ -96,7 +94,6 @@ def check_run(layout, monkeypatch, tmp_path, capsys):
     for figure in result["figures"].values():
         assert figure["unit"] == CATALOGUE_UNITS[figure["meaning"]] and len(figure["trainers"]) == size["trainers"]
     check_traffic(result)
-    check_expected_rows(result)
 
 
 CATALOGUE_UNITS = {entry.text: entry.unit for entry in CATALOGUE.values()}
@@ -108,15 +105,6 @@ def expected_missing(size, packed):
         missing |= {"remote_packed"}
     missing |= ONE_OR_ALL if size["trainers"] == 1 or size["nodes"] > 1 else set()
     return missing | (BETWEEN_TRAINERS if size["trainers"] == 1 else set())
-
-
-def check_expected_rows(result):
-    expected = {name: figure["value"] for name, figure in result["figures"].items() if name.startswith("expected")}
-    for draw in ("uniform", "labor"):  # 20 seeds, of each at most 2 x 3 neighbours
-        assert 20 < expected[f"expected_{draw}"] <= 20 * (1 + 2) * (1 + 3)
-        assert (expected[f"expected_{draw}_remote"] > 0) == (result["layout"]["hosts"] > 1)
-        assert expected[f"expected_{draw}_remote"] < expected[f"expected_{draw}"]
-    assert expected["expected_labor"] < expected["expected_uniform"]
 
 
 def check_traffic(result):
@@ -165,20 +153,6 @@ def test_a_user_s_graph(comm, oracle, tmp_path, capsys):
     path, out = oracle(2), tmp_path / "bench.json"
     assert job.run(Settings(**(SMALL | {"part_config": path, "batch_size": 5, "out": str(out)})), 1.0, comm) == 0
     assert "gather local rows" in capsys.readouterr().out
-    figures = {name: figure["value"] for name, figure in json.loads(out.read_text())["figures"].items()}
-    assert main(["info", str(path), "--json", "--fanouts", SMALL["fanouts"], "--batch-size", "5"]) == 0
-    of_info = json.loads(capsys.readouterr().out)["parts"][0]["expected_rows"]
-    for draw, rows in of_info.items():
-        assert rows == {"inputs": figures[f"expected_{draw}"], "remote": figures[f"expected_{draw}_remote"]}
-
-
-def test_rows_are_not_expected_where_files_are_missing(oracle, tmp_path, capsys):
-    folder = shutil.copytree(Path(oracle(2)).parent, tmp_path / "staged")
-    path = folder / Path(oracle(2)).name
-    assert len(job._expected_rows(str(path), Settings(fanouts="2,3", batch_size=5))) == 4
-    shutil.rmtree(folder / "part1")
-    assert job._expected_rows(str(path), Settings(fanouts="2,3", batch_size=5)) == {}
-    assert "bench: expected rows are unknown: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("comm", [WORLD.size], indirect=True)

@@ -75,7 +75,6 @@ def test_the_oracle_graph(oracle, info: Callable[..., Outcome], monkeypatch: pyt
             "halo": {"_N": len(set(src[here & cut]))},
             "bytes_on_disk": sum(file.stat().st_size for file in (Path(path).parent / f"part{k}").iterdir()),
             "host_memory": memory,
-            "walk_memory": 8 * (nodes + 1) + 8 * np.count_nonzero(part_of[src] == k),
         }
 
 
@@ -112,9 +111,9 @@ def test_the_tables(oracle, info: Callable[..., Outcome]) -> None:
     assert re.fullmatch(r"edges cut: \d+ \(\d+\.\d%\)", lines[1])
     assert re.fullmatch(r"largest part / mean: nodes 1\.030, edges \d\.\d{3}", lines[2])
     assert re.fullmatch(r"_N +101  feat float32\[3\], label int64, orig int64, third bool", lines[5])
-    assert lines[10].split() == "part nodes edges edges cut halo nodes on disk memory of a host for walks".split()
+    assert lines[10].split() == "part nodes edges edges cut halo nodes on disk memory of a host".split()
     assert [line.split()[:2] for line in lines[11:]] == [["0", "26"], ["1", "25"], ["2", "25"], ["3", "25"]]
-    assert all(re.search(r"\d+\.\d KiB +\d+\.\d KiB +\d+\.\d KiB$", line) for line in lines[11:])
+    assert all(re.search(r"\d+\.\d KiB +\d+\.\d KiB$", line) for line in lines[11:])
 
 
 def copy_of(comm: MPI.Intracomm, oracle, tmp_path: Path) -> Path:

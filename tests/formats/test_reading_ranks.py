@@ -17,7 +17,7 @@ from mpigraph.formats import dgl_parts, metis_files, reading_ranks, table_column
 from mpigraph.formats.dgl_binary import read_part_graph
 from mpigraph.formats.mapped_files import mapped_npy
 from mpigraph.formats.readers import read_source
-from mpigraph.formats.reading_ranks import ReadingRanks, read_once, temporary_bytes
+from mpigraph.formats.reading_ranks import ReadingRanks, read_once
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.over_mpi import MPIExchange
@@ -147,7 +147,7 @@ def test_other_text_is_parsed_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> N
             calls.clear()
             source = read_source(folder / name, scratch=folder, exchange=MPIExchange(comm))
             found = contents(source)
-            assert wanted.keys() == found.keys() and temporary_bytes(source) > 0
+            assert wanted.keys() == found.keys()
             assert all(np.array_equal(found[key], values) for key, values in wanted.items())
             assert comm.allreduce(len(calls)) == (name == "g.graph")
         comm.Barrier()
@@ -190,7 +190,7 @@ def test_everything_of_a_graph_is_shared(comm: MPI.Intracomm, monkeypatch, nodes
             Schema(("a", "b"), (("a", "r", "b"), ("b", "s/:", "b"))),
             (4, 3),
             ((ends[0], ends[1]), (concatenated([ends[0], ends[1]]), concatenated([ends[1], ends[1]]))),
-            {"a": {"m": Feature.of(np.array([1, 0, 0, 1], bool)), "feat": Feature.rows(feat)}},
+            {"a": {"m": Feature.of(np.array([1, 0, 0, 1], bool)), "feat": Feature.of(feat)}},
             {"a:r:b": {"h": Feature(np.arange(5, dtype=np.uint16), "bfloat16")}},
             path="somewhere",
             node_ids=(np.arange(4)[::-1], np.arange(3)),

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpigraph.cli.bench.micro import measure_copy, measure_rounds, measure_rows, meet
+from mpigraph.cli.bench.micro import measure_copy, measure_rounds, measure_rows
 from mpigraph.cli.bench.report import check_file_writable, document, table
 from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.bench.step import TrainingStep
-from mpigraph.cli.expected_rows import Minibatch, expected_rows
 from mpigraph.collective import collective
 from mpigraph.config import alone, launcher_rank
 from mpigraph.distgraph.graph import DistGraph
@@ -31,7 +30,6 @@ from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.world import World
 from mpigraph.session.context import Session, current, exit_client, initialize
 from mpigraph.session.reporting import prepare_folder
-from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.trace import span
 
@@ -49,15 +47,10 @@ _NAME = "bench"  # of the generated graph
 
 @collective("comm")
 def run(settings: Settings, age: float | None, comm: Any = None) -> int:
-    """Measure and report; on a server, serve.
+    """Measure and report, and return the exit status; on a server, serve.
 
-    Args:
-        settings: the options.
-        age: seconds since this process was started, or None.
-        comm: the ranks that take part; all by default.
-
-    Returns:
-        The exit status, on trainers.
+    ``age`` is the number of seconds since this process was started, if known; ``comm`` the ranks that take part, all by
+    default.
 
     Raises:
         MPIGraphError: the job could not be started or the report not written; on every trainer.
@@ -101,17 +94,11 @@ def _measure_and_report(session: Session, settings: Settings, start: dict[str, f
 
 @collective("trainers")
 def _measure(session: Session, settings: Settings, start: dict[str, float | None]) -> dict[str, float | None]:
-    """Return every figure of this trainer with those of the start."""
     with _files_of_graph(session.world, settings) as (name, config):
         _say("loading the graph", session.rank)
         with span("load") as timed:
             g = DistGraph(name, part_config=config)
-        figures = _measure_loaded(session, settings, g, start | {"start_load": timed.seconds})
-        _say("expecting rows by uniform sampling and by LABOR", session.rank)
-        if session.rank == 0:
-            figures |= _expected_rows(config, settings)
-        meet(session.world, "expecting rows")
-    return figures
+        return _measure_loaded(session, settings, g, start | {"start_load": timed.seconds})
 
 
 @collective("trainers")
@@ -140,29 +127,10 @@ def _measure_loaded(
     return figures | training.measure_trainers(_TRAINERS * seconds)
 
 
-def _expected_rows(path: str, settings: Settings) -> dict[str, float | None]:
-    """Return the expected rows of a minibatch of part 0, nothing where this node lacks files of the graph."""
-    config = PartConfig.read(path)
-    minibatch = Minibatch.of(config, settings.layers(), settings.batch_size, None)
-    figures: dict[str, float | None] = {}
-    try:
-        with PartFiles(config) as files:
-            for draw, rows in expected_rows(files, 0, minibatch).items():
-                figures |= {f"expected_{draw}": rows["inputs"], f"expected_{draw}_remote": rows["remote"]}
-    except MPIGraphError as error:
-        _say(f"expected rows are unknown: {error}", 0)
-    return figures
-
-
 @contextmanager
 @collective("trainers")
 def _files_of_graph(world: World, settings: Settings) -> Iterator[tuple[str, str]]:
-    """Name and configuration of the user's graph, or of one that trainer 0 generates and removes at the end.
-
-    Raises:
-        InvalidArgumentError: the recipe cannot be met; on every trainer.
-        PartitionError: the configuration is missing or damaged; on every trainer.
-    """
+    """Name and configuration of the user's graph, or of one that trainer 0 generates and removes at the end."""
     if settings.part_config:
         with together(world.trainers, f"reading {settings.part_config}"):
             name = PartConfig.read(settings.part_config).graph_name
@@ -192,21 +160,15 @@ def _generate(settings: Settings, directory: str, num_parts: int) -> None:
 
 
 def _command(*words: str | int) -> None:
-    """Run a command of this command line in one process, without MPI."""
-    done = subprocess.run(
-        [sys.executable, "-m", "mpigraph", *map(str, words)], capture_output=True, text=True, check=False, env=alone()
-    )
+    argv = [sys.executable, "-m", "mpigraph", *map(str, words)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=alone())
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         raise InvalidArgumentError(lines[-1].partition("error: ")[2] or lines[-1])
 
 
 def _feature_of(g: DistGraph) -> DistTensor:
-    """Return the feature to gather: "feat", else the first with rows of floats.
-
-    Raises:
-        InvalidArgumentError: there is no such feature.
-    """
+    """Return the feature to gather: "feat", else the first with rows of floats; InvalidArgumentError without one."""
     names = [name for name, tensor in g.ndata.items() if len(tensor.shape) == 2 and tensor.dtype.is_floating_point]
     if not names:
         raise InvalidArgumentError(f"graph {g.graph_name!r} has no node feature with rows of floats to gather")
@@ -247,9 +209,9 @@ def _memory(world: World) -> dict[str, float | None]:
         trainers = world.trainers_of_host(int(local_hosts[0]))
         servers = sorted(set(world.hosts[local_hosts].tolist()) - set(trainers))
         peaks = [_megabytes(int(world.pids[rank]), "status", "VmHWM") for rank in servers]
-        figures["memory_server"] = max((peak for peak in peaks if peak is not None), default=None)
+        figures["memory_server"] = max(filter(None, peaks), default=None)
         sizes = [_megabytes(int(world.pids[rank]), "smaps_rollup", "Pss") for rank in [*trainers, *servers]]
-        figures["memory_node"] = None if None in sizes else sum(size for size in sizes if size is not None)
+        figures["memory_node"] = None if None in sizes else sum(filter(None, sizes))
     return figures
 
 

@@ -154,7 +154,6 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
 
 
 def _rate(nbytes: int, seconds: float | None) -> float | None:
-    """Return GB/s."""
     return None if seconds is None else nbytes / seconds / 1e9
 
 
@@ -174,7 +173,6 @@ def _time_local(works: Sequence[Work], seconds: float) -> list[list[float]]:
 
 @collective("world.trainers")
 def _time_collective(world: World, work: Work, seconds: float) -> float:
-    """Return the median seconds of a call that all trainers make together."""
     work()
     begin = time.perf_counter()
     work()

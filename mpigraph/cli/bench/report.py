@@ -19,30 +19,22 @@ from mpigraph.rows.service import TRANSPORTS
 __all__ = ["CATALOGUE", "SCHEMA", "VERSION", "Entry", "check_file_writable", "document", "table"]
 
 SCHEMA = "mpigraph-bench"
-VERSION = 3
+VERSION = 4
 
 
 class Entry(NamedTuple):
-    """One line of the catalogue.
+    """One line of the catalogue."""
 
-    Attributes:
-        section: heading.
-        unit: of the one value and of each trainer's.
-        text: meaning of the figure.
-        of: subject of each value: a trainer, a server or a node. The first trainer of each node measures servers and
-            nodes.
-        combine: reduction of the values: their "median", "max", "min" or "sum", or, of trainers that share a node's
-            memory, the "node sum", a mean over nodes.
-    """
-
-    section: str
-    unit: str
-    text: str
+    section: str  # heading
+    unit: str  # of the one value and of each trainer's
+    text: str  # meaning of the figure
+    # subject of each value: a trainer, a server or a node. The first trainer of each node measures servers and nodes
     of: str = "trainer"
+    # reduction of the values: their "median", "max", "min" or "sum", or, of trainers that share a node's memory, the
+    # "node sum", a mean over nodes
     combine: str = "median"
 
 
-_DRAWS = {"uniform": "uniform sampling", "labor": "LABOR (LaborSampler)"}  # names of the results of ``expected_rows``
 _SAME = 1.05  # smaller ratios of two times are noise
 
 CATALOGUE: dict[str, Entry] = {
@@ -60,14 +52,6 @@ CATALOGUE: dict[str, Entry] = {
     "rounds_per_s": Entry("rounds", "1/s", "empty rounds between the trainers", combine="min"),
     "round_rate": Entry("rounds", "GB/s", "rounds of 256 KiB of requests and of answers for each peer", combine="min"),
     "service_latency": Entry("rounds", "ms", "empty sampling round, servers included", combine="max"),
-    **{
-        f"expected_{draw}": Entry("expected", "rows", f"input rows of a minibatch of part 0 by {name}, without drawing")
-        for draw, name in _DRAWS.items()
-    },
-    **{
-        f"expected_{draw}_remote": Entry("expected", "rows", f"of these rows by {name}, rows of other parts")
-        for draw, name in _DRAWS.items()
-    },
     "edges_per_s": Entry("sampling", "M/s", "sampled edges", combine="sum"),
     "step_sample": Entry("step", "ms", "sample and renumber"),
     "step_exchange": Entry("step", "ms", "rounds: transfer and waiting for others"),
@@ -206,8 +190,7 @@ def _advice(report: Mapping[str, Any]) -> str:
 def check_file_writable(path: str) -> None:
     """Check that a file can be written, without changing it; a device, which may be full, gets an empty line.
 
-    Raises:
-        InvalidArgumentError: it cannot; the message says why.
+    Raises InvalidArgumentError: it cannot; the message says why.
     """
     existed = Path(path).exists()
     try:

@@ -49,8 +49,7 @@ class Settings:
     def of(cls, texts: Mapping[str, Any]) -> "Settings":
         """Return the settings of options as they were typed.
 
-        Raises:
-            InvalidArgumentError: an option is no number, or out of range; the message names it.
+        Raises InvalidArgumentError: an option is no number, or out of range; the message names it.
         """
         values: dict[str, Any] = {}
         for entry in fields(cls):
@@ -73,8 +72,7 @@ class Settings:
     def layers(self) -> list[int]:
         """Return the fanouts as numbers.
 
-        Raises:
-            InvalidArgumentError: they are no integers >= -1 with commas between.
+        Raises InvalidArgumentError: they are no integers >= -1 with commas between.
         """
         try:
             numbers = [int(word) for word in self.fanouts.split(",")]

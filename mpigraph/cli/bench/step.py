@@ -32,7 +32,6 @@ from mpigraph.session.context import Session
 from mpigraph.session.report_block import report
 from mpigraph.storage.format import storage_dtype
 from mpigraph.trace import Totals, clock, span
-from mpigraph.trace_memory import Snapshot
 
 __all__ = ["TrainingStep"]
 
@@ -43,8 +42,6 @@ _WARM_UP_STEPS = 2
 
 
 class _Sage(nn.Module):
-    """Layers of GraphSAGE with the mean."""
-
     def __init__(self, widths: list[int]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(SAGEConv(a, b, "mean") for a, b in pairwise(widths))
@@ -61,7 +58,6 @@ class TrainingStep:
 
     @collective("trainers")
     def __init__(self, session: Session, g: DistGraph, feature: DistTensor, settings: Settings) -> None:
-        """Take this trainer's nodes as seeds and make a model."""
         self._session = session
         self._g = g
         self._feature = feature
@@ -96,12 +92,9 @@ class TrainingStep:
 
     @collective("trainers")
     def measure_prefetching(self, seconds: float, step_ms: float, folder: str) -> dict[str, float | None]:
-        """Time steps behind a loader that samples and gathers two minibatches ahead.
+        """Time steps behind a loader that samples and gathers two minibatches ahead, for about so many seconds.
 
-        Args:
-            seconds: about how long.
-            step_ms: milliseconds of a step without that.
-            folder: of a report of these steps, or "".
+        ``step_ms`` are the milliseconds of a step without that; ``folder`` is of a report of these steps, or "".
         """
         steps = self._agree_on_steps(seconds, step_ms)
         loader = self._loader(steps + _WARM_UP_STEPS)
@@ -114,12 +107,8 @@ class TrainingStep:
             step = (clock() - begin) / steps
         stats = loader.stats()
         count = max(1, stats.minibatches)
-        figures: dict[str, float | None] = {
-            "loader_sample": stats.sample_seconds * 1e3 / count,
-            "loader_plan": stats.plan_seconds * 1e3 / count,
-            "loader_fetch": stats.fetch_seconds * 1e3 / count,
-            "loader_place": stats.place_seconds * 1e3 / count,
-        }
+        stages = ("sample", "plan", "fetch", "place")
+        figures: dict[str, float | None] = {f"loader_{s}": 1e3 * getattr(stats, f"{s}_seconds") / count for s in stages}
         if not self._session.world.all_local:
             figures["loader_bytes"] = stats.fetched_bytes / 1e6 / count
             figures["cache_saved"] = 100 * stats.hit_rate if stats.remote_rows else None
@@ -195,7 +184,6 @@ class TrainingStep:
         return figures
 
     def _agree_on_steps(self, seconds: float, step_ms: float) -> int:
-        """Return the number of steps that fill the time on the slowest trainer."""
         steps = self._session.world.allreduce_minmax(int(seconds / step_ms * 1e3), largest=False)
         return min(_MAX_STEPS, max(_MIN_STEPS, steps))
 
@@ -206,13 +194,11 @@ class TrainingStep:
             yield torch.from_numpy(self._nodes[positions % max(1, len(self._nodes))])
 
     def _loader(self, steps: int) -> DistNodeDataLoader:
+        seeds = torch.cat([*self._batches(steps)])
+        batch_size = max(1, self._batch_size)
+        features = [self._feature.name]
         return DistNodeDataLoader(
-            self._g,
-            torch.cat(list(self._batches(steps))),
-            self._sampler,
-            batch_size=max(1, self._batch_size),
-            num_prefetch=2,
-            features=[self._feature.name],
+            self._g, seeds, self._sampler, batch_size=batch_size, num_prefetch=2, features=features
         )
 
     def _one_step(self, seeds: torch.Tensor) -> dict[str, float]:
@@ -221,7 +207,8 @@ class TrainingStep:
         with totals:
             with span("sample"):
                 _, _, blocks = self._sampler.sample_blocks(self._g, seeds)
-            exchange = _exchange_seconds(totals.snapshot())
+            spent = totals.snapshot()
+            exchange = spent.seconds("meet") - spent.seconds("answer")  # transfer, and waiting for other ranks
             ids = blocks[0].srcdata[NID].numpy()
             with span("fetch"):
                 rows = self._gather(ids)
@@ -229,8 +216,12 @@ class TrainingStep:
                 self._compute(blocks, rows)
         sample, gather, compute = map(totals.snapshot().seconds, ("sample", "fetch", "step"))
         remote = is_remote(self._feature.rows.window, ids)
-        local = min(gather, self._time_gather(ids[~remote])) if remote.any() else gather
-        spent = {
+        local = gather
+        if remote.any():  # the local rows alone; the rest of the step's gather is for remote rows
+            with span("fetch") as timed:
+                self._gather(ids[~remote])
+            local = min(gather, timed.seconds)
+        seconds = {
             "step_sample": sample - exchange,
             "step_exchange": exchange,
             "step_local": local,
@@ -238,18 +229,11 @@ class TrainingStep:
             "step_compute": compute,
             "step_total": sample + gather + compute,
         }
-        figures = {name: seconds * 1e3 for name, seconds in spent.items()}
+        figures = {name: 1e3 * value for name, value in seconds.items()}
         figures["edges"] = float(sum(block.num_edges() for block in blocks))
         return figures
 
-    def _time_gather(self, ids: I64) -> float:
-        """Return the seconds to gather a step's local rows alone; the rest of its gather is for remote rows."""
-        with span("fetch") as timed:
-            self._gather(ids)
-        return timed.seconds
-
     def _gather(self, ids: I64) -> torch.Tensor:
-        """Return rows in a reused buffer."""
         if len(ids) > len(self._buffer):
             self._buffer = np.empty((len(ids) * 5 // 4, *self._buffer.shape[1:]), self._buffer.dtype)
         return to_torch(self._feature.rows.gather(ids, self._buffer[: len(ids)]), self._feature.rows.dtype)
@@ -273,13 +257,11 @@ class TrainingStep:
         with world.meeting("averaging gradients"):
             wait(world.trainers.Iallreduce(own.numpy(), total.numpy()), BLOCKED)
         total /= self._session.num_trainers
-        for gradient, mean in zip(
-            gradients, torch.split(total, [gradient.numel() for gradient in gradients]), strict=True
-        ):
+        means = torch.split(total, [gradient.numel() for gradient in gradients])
+        for gradient, mean in zip(gradients, means, strict=True):
             gradient.copy_(mean.view_as(gradient))
 
     def _traffic(self, channel: Channel) -> dict[str, float]:
-        """Return the messages and bytes of sampling and gathering so far."""
         if self._session.world.all_local:
             return {"rounds_per_batch": 0, "messages_per_batch": 0}
         rows = self._session.store.rows.traffic
@@ -289,8 +271,3 @@ class TrainingStep:
             "sampling_bytes_per_batch": channel.bytes / 1e6,
             "row_bytes_per_batch": (rows.bytes_sent + rows.bytes_received) / 1e6,
         }
-
-
-def _exchange_seconds(totals: Snapshot) -> float:
-    """Return the seconds of transfer and of waiting for other ranks."""
-    return totals.seconds("meet") - totals.seconds("answer")

@@ -17,8 +17,8 @@ import numpy as np
 from mpigraph.arrays import F64
 from mpigraph.cli.forecast.timing import Machine, Model, steps
 from mpigraph.cli.forecast.traffic import Cluster, Graph, Minibatch, Workload, simulate
+from mpigraph.cli.pipes import table
 from mpigraph.cli.plan import plan
-from mpigraph.cli.tables import table
 from mpigraph.config import alone
 from mpigraph.errors import InvalidArgumentError, PartitionError, check_integer
 from mpigraph.memory import as_bytes, in_units
@@ -41,33 +41,19 @@ _WITHIN = 0.1  # either way, for what is not drawn; an assumption
 
 @dataclass(frozen=True)
 class Forecast:
-    """A job on so many nodes. Seconds are (low, middle, high); the rest are means of a trainer's minibatch.
+    """A job on so many nodes. Seconds are (low, middle, high); the rest are means of a trainer's minibatch."""
 
-    Attributes:
-        nodes: of the cluster.
-        trainers: on each node.
-        parts: of the graph, which the nodes share.
-        step: seconds of steps.
-        epoch: seconds of an epoch.
-        bound: without it steps would be shortest.
-        messages: asked and answered.
-        mbytes: of these messages.
-        cache: bytes of a node's cache.
-        cached: share of the remote rows that it saves.
-        memory: bytes of the largest node, before minibatches and model.
-    """
-
-    nodes: int
-    trainers: int
-    parts: int
-    step: tuple[float, float, float]
-    epoch: tuple[float, float, float]
-    bound: str
-    messages: float
-    mbytes: float
-    cache: int
-    cached: float
-    memory: int
+    nodes: int  # of the cluster
+    trainers: int  # on each node
+    parts: int  # of the graph, which the nodes share
+    step: tuple[float, float, float]  # seconds of steps
+    epoch: tuple[float, float, float]  # seconds of an epoch
+    bound: str  # without it steps would be shortest
+    messages: float  # asked and answered
+    mbytes: float  # of these messages
+    cache: int  # bytes of a node's cache
+    cached: float  # share of the remote rows that it saves
+    memory: int  # bytes of the largest node, before minibatches and model
 
 
 class _Cached(NamedTuple):
@@ -92,7 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     model = _model(arguments)
     _check(arguments)
-    measured = list(_scaling(arguments.measured))
     configs = {config.num_parts: config for config in map(PartConfig.read, arguments.part_configs)}
     if len({config.graph_name for config in configs.values()}) > 1:
         raise PartitionError("PARTS must be of one graph, each in another number of parts")
@@ -101,7 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as undo:
         known: dict[int, Graph] = {}
         for cluster in clusters:
-            parts = _parts_for(cluster.nodes, configs)
+            # as many as nodes, else the fewest that give each node several, else the most
+            parts = min((number for number in configs if number % cluster.nodes == 0), default=max(configs))
             if parts != cluster.nodes and arguments.cut and cluster.nodes > 1:
                 folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="mpigraph-forecast-"))
                 configs[cluster.nodes] = _cut(configs[parts], cluster.nodes, folder)
@@ -123,14 +109,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(forecast) for forecast in forecasts], indent=1), flush=True)
     else:
-        notes += measured
         memory = None if arguments.memory is None else as_bytes(arguments.memory)
         print("\n".join([*_as_text(forecasts, best, memory), *dict.fromkeys(notes)]), flush=True)
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Check the options that are read only after the graph, which takes long."""
     _numbers("--fanouts", arguments.fanouts, -1)
     sizes = {"--memory": arguments.memory, "--cache": arguments.cache}
     for option, size in sizes.items():
@@ -177,12 +161,6 @@ def _model(arguments: argparse.Namespace) -> Model:
     return Model([0.0], False, gradients)
 
 
-def _parts_for(nodes: int, configs: dict[int, PartConfig]) -> int:
-    """Return the parts to use: as many as nodes, else the fewest that give each node several, else the most."""
-    whole = [parts for parts in configs if parts % nodes == 0]
-    return min(whole) if whole else max(configs)
-
-
 def _cut(config: PartConfig, parts: int, folder: str) -> PartConfig:
     _say(f"cutting {parts} parts")
     words = [sys.executable, "-m", "mpigraph", "partition", str(config.path), "--parts", str(parts)]
@@ -199,10 +177,9 @@ def _note(nodes: int, parts: int) -> Iterator[str]:
     if parts % nodes == 0:
         yield (f"{nodes} nodes: each has {parts // nodes} of {parts} parts; with {nodes} parts fewer edges cross nodes")
     else:
-        yield (
-            f"{nodes} nodes: {parts} parts are divided among them by ids, so most neighbours are remote, and times are "
-            f"upper bounds; cut {nodes} parts (--cut, or PARTS of as many) for a forecast of such"
-        )
+        bounds = "so most neighbours are remote, and times are upper bounds"
+        remedy = f"cut {nodes} parts (--cut, or PARTS of as many) for a forecast of such"
+        yield f"{nodes} nodes: {parts} parts are divided among them by ids, {bounds}; {remedy}"
 
 
 def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.Namespace) -> Forecast:
@@ -217,14 +194,8 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
 
     def cached(slots: int | None) -> _Cached:
         warm = arguments.warm if slots else 1
-        simulated = simulate(
-            graph,
-            cluster,
-            work._replace(slots=slots),
-            nodes=at,
-            minibatches=warm + arguments.minibatches,
-            epochs=1 << 20,
-        )
+        count = warm + arguments.minibatches
+        simulated = simulate(graph, cluster, work._replace(slots=slots), nodes=at, minibatches=count, epochs=1 << 20)
         of_each: dict[int, list[Minibatch]] = {}
         for minibatch in simulated:
             of_each.setdefault(minibatch.trainer, []).append(minibatch)
@@ -235,7 +206,11 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
         return _Cached(nbytes, [m for each in of_each.values() for m in each[min(warm, len(each) - 1) :]])
 
     caches = [cached(slots) for slots in _slots(graph, cluster, arguments.cache, limit)]
-    machine = _machine(arguments, caches[0].minibatches)
+    machine = Machine()
+    if arguments.machine is not None:
+        first = caches[0].minibatches
+        spent = sum(m.sample + sum(m.draw) for m in first)
+        machine = Machine.read(arguments.machine, sum(m.edges for m in first) / max(spent, 1e-9))
     model = model if model.seconds != [0.0] or not arguments.machine else _bench_model(arguments.machine, model)
 
     def times(cache: _Cached, node: Machine, what: Model, repeat: int = 0) -> F64:
@@ -292,12 +267,6 @@ def _slots(graph: Graph, cluster: Cluster, cache: str, limit: int | None) -> Seq
     return sorted({min(int(share * remote / cluster.trainers), most) for share in _SHARES})
 
 
-def _machine(arguments: argparse.Namespace, minibatches: Sequence[Minibatch]) -> Machine:
-    spent = sum(m.sample + sum(m.draw) for m in minibatches)
-    here = sum(m.edges for m in minibatches) / max(spent, 1e-9)
-    return Machine() if arguments.machine is None else Machine.read(arguments.machine, here)
-
-
 def _bench_model(path: str, model: Model) -> Model:
     """Return the model of ``bench``, which computes on cores; the file was checked before."""
     document = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -305,21 +274,6 @@ def _bench_model(path: str, model: Model) -> Model:
         return model
     times = [one / 1e3 for one in document["figures"]["step_compute"]["trainers"] if one is not None]
     return replace(model, seconds=times, on_cores=True)
-
-
-def _scaling(paths: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each bench: minibatches a second, and the share of the speed on the fewest nodes."""
-    known = []
-    for path in paths:
-        try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-            known.append((int(document["layout"]["nodes"]), float(document["figures"]["batches_per_s"]["value"])))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InvalidArgumentError(f"--measured {path} must be a file of `bench --out` ({error!r})") from None
-    known.sort()
-    for nodes, speed in known:
-        share = speed * known[0][0] / (known[0][1] * nodes)
-        yield f"measured: {nodes} node(s): {speed:.4g} minibatches a second, {share:.0%} of {known[0][0]} node(s)' each"
 
 
 def _say(text: str) -> None:
@@ -331,21 +285,13 @@ def _as_text(forecasts: Sequence[Forecast], best: dict[int, Forecast], memory: i
     several = len(forecasts) > len(best)
     rows = []
     for forecast in forecasts:
-        cells = [
-            str(forecast.nodes),
-            f"{forecast.trainers}{'*' if several and best[forecast.nodes] is forecast else ''}",
-        ]
-        cells += [_range(1e3 * np.array(forecast.step)), _range(np.array(forecast.epoch)), forecast.bound]
-        cells += [
-            f"{forecast.messages:.1f}",
-            f"{forecast.mbytes:.2f}",
-            in_units(forecast.cache),
-            f"{forecast.cached:.0%}",
-        ]
-        cells += [
-            in_units(forecast.memory) + (" (too much)" if memory is not None and forecast.memory > memory else "")
-        ]
-        rows.append(cells)
+        best_here = "*" if several and best[forecast.nodes] is forecast else ""
+        too_much = " (too much)" if memory is not None and forecast.memory > memory else ""
+        rows.append([
+            str(forecast.nodes), f"{forecast.trainers}{best_here}", _range(1e3 * np.array(forecast.step)),
+            _range(np.array(forecast.epoch)), forecast.bound, f"{forecast.messages:.1f}", f"{forecast.mbytes:.2f}",
+            in_units(forecast.cache), f"{forecast.cached:.0%}", in_units(forecast.memory) + too_much,
+        ])  # fmt: skip
     notes = [
         "step, epoch: the middle, and from the low to the high end",
         "messages, MB: asked and answered for a trainer's minibatch; cache: of a node; saves: of the remote rows",

@@ -51,44 +51,27 @@ _GRAPH = 1  # its number
 
 
 class Asked(NamedTuple):
-    """A request to one host, and its reply.
+    """A request to one host, and its reply."""
 
-    Attributes:
-        host: that is asked.
-        request: bytes of the request, one message.
-        replies: bytes of each message of the reply.
-        seconds: processor time of the answer; 0 for rows.
-    """
-
-    host: int
-    request: int
-    replies: Sequence[int]
-    seconds: float
+    host: int  # that is asked
+    request: int  # bytes of the request, one message
+    replies: Sequence[int]  # bytes of each message of the reply
+    seconds: float  # processor time of the answer; 0 for rows
 
 
 @dataclass
 class Minibatch:
-    """A minibatch that a trainer made.
+    """A minibatch that a trainer made."""
 
-    Attributes:
-        trainer: its number in the job.
-        asked: what each hop asks, and last what is fetched: rows of several minibatches, or nothing.
-        draw: processor time of each hop while others answer.
-        sample: processor time of the rest of sampling.
-        plan: processor time of planning the reads.
-        edges: sampled ones.
-        inputs: its input nodes.
-        remote: input rows that other nodes hold, and ``fetched`` those of them that its fetch moves.
-    """
-
-    trainer: int
+    trainer: int  # its number in the job
+    # what each hop asks, and last what is fetched: rows of several minibatches, or nothing
     asked: list[list[Asked]] = field(default_factory=list)
-    draw: list[float] = field(default_factory=list)
-    sample: float = 0.0
-    plan: float = 0.0
-    edges: int = 0
-    inputs: int = 0
-    remote: int = 0
+    draw: list[float] = field(default_factory=list)  # processor time of each hop while others answer
+    sample: float = 0.0  # processor time of the rest of sampling
+    plan: float = 0.0  # processor time of planning the reads
+    edges: int = 0  # sampled ones
+    inputs: int = 0  # its input nodes
+    remote: int = 0  # input rows that other nodes hold, and ``fetched`` those of them that its fetch moves
     fetched: int = 0
 
 
@@ -111,23 +94,14 @@ class Cluster(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """The work of each trainer; the options are those of a ``DistNodeDataLoader`` with ``shuffle=True``.
+    """The work of each trainer; the options are those of a ``DistNodeDataLoader`` with ``shuffle=True``."""
 
-    Attributes:
-        fanouts: of each layer, outermost hop first.
-        batch_size: seeds of a minibatch.
-        slots: of each trainer's cache, for each of the features; None for no cache.
-        drop_last: leave out seeds that do not fill a minibatch.
-        return_eids: edge ids travel, too.
-        seed: of order and draws.
-    """
-
-    fanouts: Sequence[int]
-    batch_size: int
-    slots: int | None
-    drop_last: bool = False
-    return_eids: bool = True
-    seed: int = 0
+    fanouts: Sequence[int]  # of each layer, outermost hop first
+    batch_size: int  # seeds of a minibatch
+    slots: int | None  # of each trainer's cache, for each of the features; None for no cache
+    drop_last: bool = False  # leave out seeds that do not fill a minibatch
+    return_eids: bool = True  # edge ids travel, too
+    seed: int = 0  # of order and draws
 
 
 class Graph:
@@ -141,7 +115,6 @@ class Graph:
     """
 
     def __init__(self, files: PartFiles) -> None:
-        """Read topology and mask."""
         self.config = config = files.config
         schema = config.schema
         book = config.book
@@ -159,9 +132,8 @@ class Graph:
             joined = [np.asarray(b[:-1] - b[0] + edges[part], np.int64) for part, b in enumerate(begins)]
             self.indptr[relation] = np.concatenate([*joined, edges[-1:]])
             indices = np.empty(int(edges[-1]), index_dtype(book.num_nodes(ends[0])))
-            read_rows(
-                files, "part_graph", relation_dataset_name(schema.relation_key(relation), "indices"), edges, 0, indices
-            )
+            name = relation_dataset_name(schema.relation_key(relation), "indices")
+            read_rows(files, "part_graph", name, edges, 0, indices)
             self.indices[relation] = indices
         named = [t for t, ntype in enumerate(schema.ntypes) if "train_mask" in config.node_features[ntype]]
         self.seed_type = named[0] if named else 0
@@ -169,9 +141,8 @@ class Graph:
         mask = np.ones(int(offsets[-1]), np.uint8)
         if named:
             which, name = dataset_of(Policy(True, self.seed_type), "train_mask", config)
-            mask = np.empty(
-                int(offsets[-1]), storage_dtype(config.node_features[schema.ntypes[named[0]]]["train_mask"].stored)
-            )
+            info = config.node_features[schema.ntypes[named[0]]]["train_mask"]
+            mask = np.empty(int(offsets[-1]), storage_dtype(info.stored))
             read_rows(files, which, name, offsets, 0, mask)
         self.seeds: I64 = np.flatnonzero(mask)
         if not len(self.seeds):
@@ -213,7 +184,6 @@ class _Cut(InMemoryTopology):
         self._known: dict[tuple[int, int], Adjacency] = {}
 
     def adjacency(self, relation: int, host: int) -> Adjacency:
-        """Return the in-edges on a host."""
         if (relation, host) not in self._known:
             first, last = self.hosts.node_range(host, self.hosts.schema.ends(relation)[1])
             begin, end = self.hosts.edge_range(host, relation)
@@ -256,8 +226,6 @@ class _SharedCut:
 
 
 class _World(NamedTuple):
-    """The ranks of a simulated job, as one of them sees them; the attributes are those of a :class:`.World`."""
-
     hosts: I64
     host_index: int
     is_local: Mask
@@ -266,8 +234,6 @@ class _World(NamedTuple):
 
 
 class _Service(NamedTuple):
-    """The transport of a window."""
-
     transport: "_Window"
 
 
@@ -292,10 +258,7 @@ class _Answering(Channel):
         self.minibatch = Minibatch(0)
 
     def ask(
-        self,
-        asked: Mapping[int, I64],
-        meanwhile: Callable[[], None] | None = None,
-        error: BaseException | None = None,
+        self, asked: Mapping[int, I64], meanwhile: Callable[[], None] | None = None, error: BaseException | None = None
     ) -> Mapping[int, U8]:
         if error is not None:
             raise error
@@ -317,17 +280,17 @@ class _Answering(Channel):
         return replies
 
     def serve_until_idle(self) -> None:
-        """Do nothing."""
+        pass
 
     def close(self) -> None:
-        """Do nothing."""
+        pass
 
 
 class _Nowhere:
     """The rows of a host on the trainer's node: read, and not copied."""
 
     def gather(self, rows: I64, out: Array, positions: I64) -> None:
-        """Do nothing."""
+        pass
 
 
 class _Window(RowWindow):
@@ -474,7 +437,6 @@ class _Trainer:
         sample[0].plan = time.thread_time() - begin
 
     def forget(self) -> None:
-        """Forget all that was announced and not fetched."""
         for upcoming in self._upcoming.values():
             upcoming.clear()
         for _, reader, _ in self._readers:
@@ -518,13 +480,7 @@ def simulate(
 ) -> list[Minibatch]:
     """Make the minibatches of trainers, those of a node in turn.
 
-    Args:
-        graph: the graph.
-        cluster: the nodes.
-        work: what a trainer does.
-        nodes: whose trainers to simulate; all by default.
-        minibatches: of each trainer, through all epochs; all by default.
-        epochs: how many to make at most.
+    Of the trainers on some nodes (all by default), at most so many minibatches each, through at most so many epochs.
     """
     topology = graph.cut(cluster.hosts)
     per_node = cluster.servers or cluster.trainers

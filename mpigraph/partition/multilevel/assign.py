@@ -31,21 +31,14 @@ Report = Callable[[float], None]
 
 
 class Coarsening(NamedTuple):
-    """The end of clustering: the target is the largest of three numbers of nodes.
+    """The end of clustering: the target is the largest of three numbers of nodes."""
 
-    Attributes:
-        least: number of nodes.
-        fraction: fraction of the finest level's nodes.
-        of_parts: nodes for each part.
-        slack: a level of up to this many times the target stays; a further one would have nearly as many edges.
-        levels: the most levels to add.
-    """
-
-    least: int = 30_000
-    fraction: float = 1 / 12
-    of_parts: int = 64
+    least: int = 30_000  # number of nodes
+    fraction: float = 1 / 12  # fraction of the finest level's nodes
+    of_parts: int = 64  # nodes for each part
+    # a level of up to this many times the target stays; a further one would have nearly as many edges
     slack: float = 1.25
-    levels: int = 4
+    levels: int = 4  # the most levels to add
 
 
 @collective("ranks")
@@ -65,7 +58,7 @@ def assign(
     """Assign every node to a part: few edges cut, every criterion spread evenly. The result is that of one rank.
 
     Args:
-        exchange: the ranks; ``Exchange()`` for one alone, ``MPIExchange(comm)`` for those of a communicator.
+        exchange: the ranks.
         bounds: int64[ranks + 1], the nodes that each rank owns.
         edges: this rank's share, in chunks: ``(src, dst)`` int64[k] each.
         weights: int32[own nodes, criteria], >= 0.

@@ -19,26 +19,17 @@ _ENTRIES_PER_ROUND = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """The way from the parts of a level back to those of the finer one.
+    """The way from the parts of a level back to those of the finer one."""
 
-    Attributes:
-        labels: int32[n + ghosts], the cluster of each node of the finer level.
-        leaders: int64[coarse n], the own nodes of the finer level with which the own clusters began.
-        mirror: keeps copies of remote clusters up to date.
-        num_clusters: number of clusters that this rank knows.
-    """
-
-    labels: I32
-    leaders: I64
-    mirror: Mirror
-    num_clusters: int
+    labels: I32  # int32[n + ghosts], the cluster of each node of the finer level
+    leaders: I64  # int64[coarse n], the own nodes of the finer level with which the own clusters began
+    mirror: Mirror  # keeps copies of remote clusters up to date
+    num_clusters: int  # number of clusters that this rank knows
 
     @collective("ranks")
     def project(self, parts: Array) -> Array:
-        """Return int[n + ghosts], the parts on the finer level.
-
-        Args:
-            parts: int[>= coarse n], of the nodes of the coarser level, own ones first.
+        """Return int[n + ghosts], the parts on the finer level; ``parts``, int[>= coarse n], are of the nodes of the
+        coarser level, own ones first.
         """
         of_cluster = np.full(self.num_clusters, -1, parts.dtype)
         of_cluster[self.leaders] = parts[: len(self.leaders)]

@@ -31,12 +31,7 @@ def key_dtype(num_keys: int) -> type[np.int32] | type[np.int64]:
 
 
 def hashes(keys: Array, salt: np.uint64) -> U64:
-    """Return uint64[n], a hash of each key, one to one for a salt: the mixer of ``kernels/rng.py`` on arrays.
-
-    Args:
-        keys: int[n].
-        salt: another order for each salt.
-    """
+    """Return uint64[n], a hash of each key (int[n]), one to one for a salt: the mixer of ``kernels/rng.py``."""
     x = keys.astype(np.uint64) ^ salt
     x = (x ^ (x >> np.uint64(30))) * _M1
     x = (x ^ (x >> np.uint64(27))) * _M2
@@ -47,10 +42,7 @@ def hashes(keys: Array, salt: np.uint64) -> U64:
 class Mirror:
     """Values of nodes that their owners send to the ranks that follow these nodes.
 
-    Args:
-        exchange: the ranks.
-        bounds: int64[ranks + 1], the keys that each rank owns.
-        own_keys: int[n], ascending.
+    Each rank owns the keys between two ``bounds`` (int64[ranks + 1]); ``own_keys``, int[n], ascend.
     """
 
     def __init__(self, exchange: Exchange, bounds: I64, own_keys: Array) -> None:
@@ -85,15 +77,9 @@ class Mirror:
 
     @collective("ranks")
     def follow(self, keys: Array, positions: I32, values: Array) -> Array:
-        """Follow more nodes of other ranks from now on.
+        """Follow more nodes of other ranks, with keys int[k], whose values are kept at positions int32[k].
 
-        Args:
-            keys: int[k], not followed yet.
-            positions: int32[k], where this rank keeps their values.
-            values: [n, columns], of the own nodes, as of now.
-
-        Returns:
-            [k, columns], the values of the followed ones.
+        Return their values as of now, [k, columns]; ``values``, [n, columns], are those of the own nodes.
         """
         if self.exchange.size == 1:
             return values[:0]
@@ -108,35 +94,26 @@ class Mirror:
 
     @collective("ranks")
     def update(self, changed: Mask | None, *columns: Array) -> tuple[I32, Array]:
-        """Send the values of own nodes to their followers.
+        """Send the values of own nodes to their followers: of the nodes where bool[n] ``changed`` is set; None: all.
 
-        Args:
-            changed: bool[n], the nodes to send; None: all.
-            columns: int[n] each, or one int[n, columns].
-
-        Returns:
-            int32[k], positions of followed nodes that have changed, and int[k, columns], their values.
+        Columns are int[n] each, or one int[n, columns]. Return int32[k], positions of followed nodes that have changed,
+        and int[k, columns], their values.
         """
-        size = self.exchange.size
-        if size == 1:
+        if self.exchange.size == 1:
             return np.empty(0, np.int32), np.column_stack([column[:0] for column in columns])
         told = [_joined(chunks) for chunks in self._told]
         followed = [_joined(chunks) for chunks in self._followed]
         if changed is None:
-            counts = np.array([len(nodes) for nodes in told], np.int64)
-            nodes = np.concatenate(told)
-            news, _ = self.exchange.all_to_all(
-                np.column_stack([values.take(nodes, axis=0) for values in columns]), counts
-            )
+            counts = np.array(list(map(len, told)), np.int64)
+            rows_of = (values.take(np.concatenate(told), axis=0) for values in columns)
+            news, _ = self.exchange.all_to_all(np.column_stack([*rows_of]), counts)
             return np.concatenate(followed), news
         leaving = []
-        counts = np.zeros(size, np.int64)
-        for rank, nodes in enumerate(told):
+        for nodes in told:
             chosen = np.flatnonzero(changed[nodes])
-            counts[rank] = len(chosen)
-            leaving.append(
-                np.column_stack([chosen.astype(np.int32), *(values.take(nodes[chosen], axis=0) for values in columns)])
-            )
+            rows = (values.take(nodes[chosen], axis=0) for values in columns)
+            leaving.append(np.column_stack([chosen.astype(np.int32), *rows]))
+        counts = np.array(list(map(len, leaving)), np.int64)
         arrived, coming = self.exchange.all_to_all(np.concatenate(leaving), counts)
         positions = np.empty(len(arrived), np.int32)
         for owner, begin, end in _runs(coming):
@@ -145,12 +122,9 @@ class Mirror:
 
 
 class NodeTable:
-    """Positions of nodes by key: the own ones first, then others as they are met.
+    """Positions of nodes by key: the own ones (int[n], ascending) first, then others as they are met.
 
-    Args:
-        own_keys: int[n], ascending.
-        num_keys: above the largest key.
-        ranks: number of ranks; of one alone there are no other nodes.
+    Keys are below ``num_keys``. One rank alone has no other nodes.
     """
 
     def __init__(self, own_keys: Array, num_keys: int, ranks: int) -> None:
@@ -204,25 +178,15 @@ class NodeTable:
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """One level of the hierarchy, as one rank has it.
+    """One level of the hierarchy, as one rank has it."""
 
-    Attributes:
-        table: positions of own nodes and ghosts, and perhaps of other nodes behind them.
-        num_nodes: n + ghosts.
-        indptr: int64[n + 1].
-        indices: int32[m], local ids.
-        edge_weights: int32[m], or empty: all 1.
-        weights: int32[n, criteria].
-        ghosts: keeps values of the ghosts up to date.
-    """
-
-    table: NodeTable
-    num_nodes: int
-    indptr: I64
-    indices: I32
-    edge_weights: I32
-    weights: I32
-    ghosts: Mirror
+    table: NodeTable  # positions of own nodes and ghosts, and perhaps of other nodes behind them
+    num_nodes: int  # n + ghosts
+    indptr: I64  # int64[n + 1]
+    indices: I32  # int32[m], local ids
+    edge_weights: I32  # int32[m], or empty: all 1
+    weights: I32  # int32[n, criteria]
+    ghosts: Mirror  # keeps values of the ghosts up to date
 
     @property
     def keys(self) -> Array:
@@ -284,15 +248,10 @@ def level_of_edges(
 ) -> Level:
     """Return the finest level: ranks send edges to the owners of both ends; self loops and repeats are dropped.
 
-    Each round sends a chunk of every rank, so chunks bound the memory of messages.
-
-    Args:
-        exchange: the ranks.
-        bounds: int64[ranks + 1], the nodes that each rank owns.
-        chunks: this rank's edges, ``(src, dst)`` int64[k] each; ranks may have different numbers of chunks.
-        weights: int32[own nodes, criteria].
-        scratch: for temporary files.
-        both_ways: the reverse of every edge is among the edges.
+    ``chunks`` are this rank's edges, ``(src, dst)`` int64[k] each; ranks may have different numbers of chunks. Each
+    round sends a chunk of every rank, so chunks bound the memory of messages. Each rank owns the nodes between two
+    ``bounds`` (int64[ranks + 1]), with weights int32[own nodes, criteria]. With ``both_ways`` the reverse of every edge
+    is among the edges.
     """
     first, last = (int(bound) for bound in bounds[exchange.rank : exchange.rank + 2])
     total = int(bounds[-1])

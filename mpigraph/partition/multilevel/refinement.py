@@ -31,19 +31,12 @@ _CHUNK = 1 << 20
 
 
 class Effort(NamedTuple):
-    """The effort of refinement on a level.
+    """The effort of refinement on a level."""
 
-    Attributes:
-        iterations: of moving and rebalancing.
-        quarters: a move may lose this many quarters of the weight of edges to the own part.
-        inflow: factor of its limit to which a part may grow before it is rebalanced.
-        polish: iterations at the end that only make moves that keep the balance.
-    """
-
-    iterations: int
-    quarters: int
-    inflow: float
-    polish: int
+    iterations: int  # of moving and rebalancing
+    quarters: int  # a move may lose this many quarters of the weight of edges to the own part
+    inflow: float  # factor of its limit to which a part may grow before it is rebalanced
+    polish: int  # iterations at the end that only make moves that keep the balance
 
 
 @collective("ranks")
@@ -143,7 +136,12 @@ class _Refinement:
                 caps = np.ceil(self._limits * _RELAXED).astype(np.int64)
                 caps[worst] = self._limits[worst]
                 excess[:, np.arange(len(caps)) != worst] = 0
-            self._look_out(np.where(excess.any(axis=0), self._limits, _NO_LIMIT), caps)
+            level = self._level
+            limits = np.where(excess.any(axis=0), self._limits, _NO_LIMIT)
+            leaving_parts(  # looks for targets, within the caps, of nodes in parts above the limits
+                level.indptr, level.indices, level.edge_weights, level.weights, level.keys, self.parts, self._loads,
+                limits, caps, self._salt(), self._targets, self._gains,
+            )  # fmt: skip
             nodes = np.flatnonzero(self._targets[:own] >= 0)
             ranking = self._by_gain(nodes) if worst is None else self._by_weight(nodes, worst)
             nodes = nodes[self._first(self.parts[nodes], nodes, ranking, excess, enough=True)]
@@ -157,14 +155,6 @@ class _Refinement:
                 stuck = True
             if violation(self._loads, self._limits) < self._best_value[0] < float("inf"):
                 self.compare()
-
-    def _look_out(self, limits: I64, caps: I64) -> None:
-        """Look for targets, within the caps, of nodes in parts above the limits."""
-        level = self._level
-        leaving_parts(
-            level.indptr, level.indices, level.edge_weights, level.weights, level.keys, self.parts, self._loads,
-            limits, caps, self._salt(), self._targets, self._gains,
-        )  # fmt: skip
 
     def _salt(self) -> np.uint64:
         self._step += 1
@@ -243,14 +233,9 @@ class _Refinement:
         return np.floor(63 * (1 - fraction)).astype(np.int64)
 
     def _first(self, groups: I32, nodes: I64, ranking: I64, bounds: I64, enough: bool) -> Mask:
-        """Choose nodes of each group by rank and then by hash: bool[k].
+        """Choose nodes of each group (int32[k]) by rank (int64[k] in [0, 63], lower first), then by hash: bool[k].
 
-        Args:
-            groups: int32[k].
-            nodes: int64[k].
-            ranking: int64[k] in [0, 63], lower first.
-            bounds: int64[groups, criteria], weights.
-            enough: choose until the bounds are reached; else while they hold.
+        Choose until the bounds, weights int64[groups, criteria], are reached if ``enough``, else while they hold.
         """
         level = self._level
         weights = level.weights[nodes]
