@@ -22,7 +22,7 @@ import numpy as np
 from mpigraph.arrays import F64
 from mpigraph.cli.forecast.traffic import Asked, Cluster, Minibatch
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, IN_ROUND, PROGRESS, TRANSFER
+from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, IN_ROUND, TRANSFER
 
 __all__ = ["Machine", "Model", "steps"]
 
@@ -95,8 +95,7 @@ def _of_bench(document: dict[str, Any], speed_here: float) -> Machine:
     edges = 1e3 * value["edges_per_s"] / layout["trainers"] * (sampling + (value["step_exchange"] or 0.0))
     known["speed"] = edges / (sampling / 1e3) / speed_here
     if value["service_latency"] is not None:
-        notice = IDLE_SERVER_REMOTE if layout["servers_per_node"] else PROGRESS
-        waits = (notice.longest + IN_ROUND.longest) / 2 + 4 * default.message
+        waits = (IDLE_SERVER_REMOTE.longest + IN_ROUND.longest) / 2 + 4 * default.message
         known["latency"] = max((value["service_latency"] / 1e3 - waits) / 2, 1e-6)
     if value["remote_packed"] is not None:
         known["bandwidth"] = known["receive"] = 1e9 * value["remote_packed"] * per_node
@@ -259,7 +258,7 @@ class _Job:
         pools = [_Turns(clock, machine.cores, turn) for _ in range(1 if machine.shared_cores else cluster.nodes)]
         self._cores = [pools[0 if machine.shared_cores else node] for node in range(cluster.nodes)]
         self._network = _Network(clock, machine, cluster.nodes)
-        notice = (IDLE_SERVER_REMOTE if cluster.servers else PROGRESS).longest / 2
+        notice = IDLE_SERVER_REMOTE.longest / 2  # of a server, or of a trainer's progress thread
         self._hosts_of_node = cluster.hosts // cluster.nodes
         nodes = [host // self._hosts_of_node for host in range(cluster.hosts)]
         self._hosts = [_Host(clock, self._cores[node], notice) for node in nodes]
