@@ -394,6 +394,7 @@ def initialize(
     _begin_report(control, store)
     if not world.is_trainer:
         serve(store, control)
+        Session.servers_ended |= comm is None  # where the script goes on all the same
         UNINTERRUPTED.end()
         unguard()
         atexit.register(_outlive_sigterm)

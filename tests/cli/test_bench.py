@@ -174,9 +174,9 @@ BAD_OPTIONS = [
     (["--nodes", "3"], "--nodes must be >= 100"),
     (["--fanouts", "10,x"], "--fanouts must be integers.*10,x"),
     (["--seconds", "nan"], "--seconds must be >= 0.01"),
-    (["--part-config", "/nowhere/x.json"], "/nowhere/x.json"),
+    (["--part-config", "/nowhere/x.json", "--num_servers", "0"], "/nowhere/x.json"),
     (["--num_servers", "-1"], "--num_servers must be >= 0"),
-    (["--nodes", "100", "--edges", "100000", "--seconds", "1"], "num_edges must be <= 4950"),
+    (["--nodes", "100", "--edges", "100000", "--seconds", "1", "--num_servers", "0"], "num_edges must be <= 4950"),
 ]
 
 
