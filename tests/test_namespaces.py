@@ -1,8 +1,11 @@
 """Names that are asked of the wrong namespace."""
 
+from importlib.util import find_spec
+
 import pytest
 
 import mpigraph
+import mpigraph.nn.pytorch
 from mpigraph import dataloading, distributed, nn
 from mpigraph.namespaces import missing
 
@@ -31,3 +34,10 @@ def test_an_error_names_where_it_is(module, name: str, there: str) -> None:
 def test_names_that_are_nowhere() -> None:
     assert str(missing("mpigraph", "nowhere")) == "module 'mpigraph' has no attribute 'nowhere'"
     assert "there is" not in str(missing("mpigraph", "__wrapped__"))
+
+
+def test_the_second_name_of_layers_is_a_plain_module() -> None:
+    """It shows its layers, and no module has a second name below it, with classes of its own."""
+    assert set(nn.__all__) <= set(dir(mpigraph.nn.pytorch))
+    with pytest.raises(ModuleNotFoundError, match="__path__"):
+        find_spec("mpigraph.nn.pytorch.sageconv")

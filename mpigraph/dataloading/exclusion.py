@@ -37,21 +37,22 @@ def make_exclusion(
 ) -> Exclusion | None:
     """Return the function that ``exclude`` stands for, or None; see :func:`.as_edge_prediction_sampler`.
 
-    It reads ``reverse_eids`` one-sidedly, if that is a DistTensor. Raises InvalidArgumentError.
+    It reads ``reverse_eids`` one-sidedly, if that is a DistTensor, and can be pickled like the sampler that has it.
+    Raises InvalidArgumentError.
     """
     if exclude is None:
         return None
     if callable(exclude):
-        return lambda g, seeds: by_relation(g.schema, exclude(unwrap_edges(g.schema, seeds)), "edges to exclude")
+        return partial(_chosen, exclude)
     ids: Any = None
     if isinstance(exclude, Mapping):
         ids = {etype: _ascending(of_type) for etype, of_type in exclude.items()}
     elif isinstance(exclude, torch.Tensor | np.ndarray | list | tuple):
         ids = _ascending(exclude)
     if ids is not None:
-        return lambda g, seeds: by_relation(g.schema, ids, "edges to exclude")
+        return partial(_always, ids)
     if exclude == "self":
-        return lambda g, seeds: seeds
+        return _self
     if exclude in ("reverse_id", "reverse_types"):
         pairs = cast(ByEdgeType[EdgeType], reverse_etypes) if exclude == "reverse_types" else None
         return partial(_with_reverse, pairs, _tables(reverse_eids))
@@ -80,6 +81,18 @@ def _and_reverse(
             there = reverse_ids(relation, ids)
             excluded.setdefault(g.schema.to_canonical(reverse[relation]), []).append(there)
     return {relation: torch.cat(parts) for relation, parts in excluded.items()}
+
+
+def _self(g: DistGraph, seeds: Eids) -> Eids:
+    return seeds
+
+
+def _always(edges: EdgeIds, g: DistGraph, seeds: Eids) -> Eids:
+    return by_relation(g.schema, edges, "edges to exclude")
+
+
+def _chosen(choose: Callable[[EdgeTensors], EdgeIds], g: DistGraph, seeds: Eids) -> Eids:
+    return by_relation(g.schema, choose(unwrap_edges(g.schema, seeds)), "edges to exclude")
 
 
 def _ascending(ids: IdsLike) -> torch.Tensor:

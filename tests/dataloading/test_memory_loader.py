@@ -388,3 +388,19 @@ def test_other_processes_may_sample(kind: str) -> None:
         for nodes, _, drawn in (samples[1], pickle.loads(pickle.dumps(samples[0]))):
             x = drawn.ndata["x"] if kind == "subgraphs" else drawn[0].srcdata["x"]
             assert torch.equal(nodes, samples[0][0]) and torch.equal(x, nodes)
+
+
+@pytest.mark.parametrize("exclude", ["self", "ids", "function", "reverse_id"])
+def test_other_processes_may_sample_edges(exclude: str) -> None:
+    src, dst = torch.randint(0, 50, (2, 600), generator=torch.Generator().manual_seed(0))
+    g = mg.graph((src, dst), num_nodes=50)
+    how = {"ids": torch.arange(0, 600, 2), "function": torch.neg}.get(exclude, exclude)
+    reverse = torch.arange(599, -1, -1) if exclude == "reverse_id" else None
+    sampler = as_edge_prediction_sampler(NeighborSampler([3]), how, reverse)
+    other = pickle.loads(pickle.dumps(sampler))
+    seeds = torch.zeros(3, dtype=torch.int64) if exclude == "function" else torch.arange(9)
+    samples = []
+    for one in (sampler, other):
+        torch.manual_seed(3)
+        samples.append(one.sample(g, seeds)[2][0].edata[EID])
+    assert len(samples[0]) and torch.equal(*samples)
