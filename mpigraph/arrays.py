@@ -5,8 +5,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["F32", "F64", "I32", "I64", "U8", "U32", "U64", "Array", "Mask"]
-
 Array: TypeAlias = npt.NDArray[Any]
 """Any dtype: rows as they are stored, or int32 and int64 alike."""
 F32: TypeAlias = npt.NDArray[np.float32]

@@ -18,8 +18,6 @@ from typing import Any, TypeVar
 
 from mpigraph import config
 
-__all__ = ["WHEN_REMOTE", "Strict", "collective"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 WHEN_REMOTE = "when hosts are remote; else local"

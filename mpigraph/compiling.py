@@ -11,8 +11,6 @@ from collections.abc import Callable
 from mpigraph.config import launcher_rank
 from mpigraph.log import get_logger
 
-__all__ = ["REPORT", "Report"]
-
 _FIRST = "compiling kernels (first use), which takes a minute or so; NUMBA_CACHE_DIR sets where they are kept"
 _SECONDS = 10.0  # between two lines
 _CLEAR = "\r\x1b[K"

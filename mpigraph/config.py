@@ -13,28 +13,6 @@ from typing import Any, NamedTuple
 
 from mpigraph.errors import InvalidArgumentError, check_integer
 
-__all__ = [
-    "Allocation",
-    "Config",
-    "Launch",
-    "alone",
-    "check_rendezvous",
-    "debugging",
-    "disable_fast_boxes",
-    "fast_boxes",
-    "launch",
-    "launcher_rank",
-    "open_mpi_osc",
-    "set_rendezvous",
-    "slurm_allocation",
-    "slurm_job",
-    "slurm_pmi",
-    "strict",
-    "unset",
-    "tell_num_servers",
-    "variables",
-]
-
 _PREFIX = "MPIGRAPH_"
 _FAST_BOXES = "OMPI_MCA_btl_sm_fbox_max"  # how many senders may have one
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")

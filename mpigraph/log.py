@@ -5,8 +5,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["get_logger", "muted", "set_identity"]
-
 _NAME = "mpigraph"
 
 

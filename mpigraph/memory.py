@@ -8,19 +8,6 @@ from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
-__all__ = [
-    "as_bytes",
-    "free_address_space",
-    "free_in_groups",
-    "free_memory",
-    "give_back",
-    "held_memory",
-    "in_units",
-    "keep_freed_memory",
-    "process_figures",
-    "unheld_on_node",
-]
-
 _UNLIMITED = 1 << 60  # bytes; version 1 of cgroups uses such numbers for "no limit"
 
 

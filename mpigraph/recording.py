@@ -11,8 +11,6 @@ from typing import NamedTuple
 from mpigraph.trace import Thread, memory, met, process, recordings, span, this_thread, timed_sums
 from mpigraph.trace_memory import NAMES, Snapshot, name_at
 
-__all__ = ["STEP_FIELDS", "Recording", "Track", "at_each_step", "delayed", "step"]
-
 STEP_FIELDS = ("begin", "end", "wait", "meet", "delay", "seeds", "inputs")
 """What a recording keeps of a step: two times and three durations (ns), and two numbers of rows; -1: not known."""
 

@@ -42,21 +42,6 @@ from typing import Any
 from mpigraph import trace_memory as layout
 from mpigraph.trace_memory import CELL, COUNTER, EVENT, HISTOGRAM, HOST, INSIDE, RING, TOTAL, VALUE, Key, Snapshot, Sum
 
-__all__ = [
-    "Thread",
-    "Totals",
-    "address",
-    "clock",
-    "count",
-    "counted",
-    "met",
-    "show_spans",
-    "span",
-    "sums",
-    "this_thread",
-    "timed_sums",
-]
-
 clock = perf_counter
 """Seconds on the clock of spans, for the few durations that are no span."""
 

@@ -15,8 +15,6 @@ from time import perf_counter_ns
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["Address", "Event", "Key", "Snapshot", "Stage", "Sum", "Trace", "add_up", "name_at"]
-
 BINS = 48  # of a histogram: bin k holds spans of less than 2**k times 1.024 us
 EVENT = 128  # bytes: number of the name, begin, end, minibatch (int64 each), and text
 FIRST_TEXT = 32

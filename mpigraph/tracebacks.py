@@ -13,8 +13,6 @@ from types import FrameType, TracebackType
 from mpigraph.config import debugging, launch, launcher_rank
 from mpigraph.errors import MPIGraphError, NotInitializedError
 
-__all__ = ["INTERRUPTED", "format_error", "install", "is_users", "line_calling", "line_of", "stack_level"]
-
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INSTALLED = f"{os.sep}site-packages{os.sep}"
 _NOT_THE_USERS = (_HERE, "<frozen", os.path.dirname(os.__file__) + os.sep)

@@ -29,8 +29,6 @@ from mpigraph.partition.output_folder import OVERWRITE, Sizes
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
 from mpigraph.store.staging import parts_of_hosts
 
-__all__ = ["add_parser"]
-
 _HERE = ("localhost", "127.0.0.1", "::1")
 _SSH_FAILED = 255  # ssh's own failure, not that of what it runs
 _OCCUPIED = 77  # status of _LOOK where another graph lies

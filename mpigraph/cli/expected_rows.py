@@ -25,8 +25,6 @@ from mpigraph.kernels.reach import add_misses
 from mpigraph.storage.contents import PartFiles, check_sources
 from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["Minibatch", "expected_rows"]
-
 _LIMITS = np.concatenate([[0.0], np.geomspace(1e-5, 1, 40)])  # of the bins of r: finer where hubs decide
 _ROWS = 2**16  # nodes whose probabilities are computed at once
 _WITHIN = 4  # values of r that stand for a bin

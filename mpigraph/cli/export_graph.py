@@ -9,8 +9,6 @@ from mpigraph.formats.to_dgl import write_chunked
 from mpigraph.partition.output_folder import check_writable
 from mpigraph.partition.spill import Scratch
 
-__all__ = ["add_parser"]
-
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the command."""

@@ -8,8 +8,6 @@ from mpigraph.cli.progress import ProgressBar
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.partition.generate import Recipe, write_graph
 
-__all__ = ["add_parser"]
-
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the command."""

@@ -14,8 +14,6 @@ from typing import NamedTuple
 from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["Host", "add_host_options", "read_hosts", "slurm_nodes", "ssh_options"]
-
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _ADDRESS = re.compile(r"[0-9.]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.-]+)?")

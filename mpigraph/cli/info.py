@@ -27,8 +27,6 @@ from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.store.host_ranges import host_memory
 
-__all__ = ["add_parser", "run"]
-
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the command."""

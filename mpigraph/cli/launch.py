@@ -24,8 +24,6 @@ from mpigraph.cli.hosts import Host, add_host_options, read_hosts, slurm_nodes, 
 from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["add_parser"]
-
 _VERSIONS = {"hydra": "HYDRA build details", "intel": r"Intel\(R\) MPI", "openmpi": r"\((Open MPI|OpenRTE|PRRTE)\)"}
 _VERSION_TIMEOUT = 20  # seconds
 _PYTHON = re.compile(r"python[0-9.]*")

@@ -10,8 +10,6 @@ from mpigraph.cli.pipes import Pipes
 from mpigraph.config import launcher_rank
 from mpigraph.errors import MPIGraphError
 
-__all__ = ["COMMANDS", "main"]
-
 COMMANDS = {  # and their modules, each imported when needed, since some load libraries for seconds
     **{name: name for name in "generate partition info verify run launch copy stage bench forecast".split()},
     "export": "export_graph",

@@ -34,8 +34,6 @@ from mpigraph.storage.files import check_space
 from mpigraph.storage.narrow import FeatDtype, check_feat_dtype
 from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["add_parser"]
-
 _INPUTS = (
     "an .npz, HDF5, .csv, .parquet or METIS (.graph) file, or the .json of a partitioned graph, also of DGL; or the "
     "directory of a generated graph, of OGB, MAG240M, DGL's chunked format or PyG's Partitioner, or of tables such as "

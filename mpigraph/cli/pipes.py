@@ -5,8 +5,6 @@ import sys
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Pipes", "printable", "table"]
-
 _OPTIONS = ("encoding", "errors", "line_buffering", "write_through")
 _STATUS = 141  # a shell's status of a program that SIGPIPE has ended
 

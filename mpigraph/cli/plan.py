@@ -22,8 +22,6 @@ from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.part_config import FeatureInfo, Features, PartConfig
 from mpigraph.store.host_ranges import cut_offsets, host_memory
 
-__all__ = ["Sizes", "add_arguments", "described", "plan", "run"]
-
 PROCESS = 300 << 20
 """Bytes of a rank before its first minibatch: Python, torch, numba, MPI."""
 CACHES = 0.5

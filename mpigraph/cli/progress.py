@@ -13,8 +13,6 @@ from tqdm import tqdm
 
 from mpigraph.compiling import REPORT
 
-__all__ = ["ProgressBar"]
-
 _LINE = "{desc:<22} {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 _BAR = _LINE.replace("% ", "%|{bar}| ")
 _CLOCK = "{desc:<22} {elapsed}"  # for a stage of one step

@@ -9,8 +9,6 @@ from mpigraph.config import launch
 from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["read_config", "working_ranks"]
-
 
 @contextmanager
 @collective("comm")

@@ -9,8 +9,6 @@ from types import ModuleType
 
 from mpigraph.compat import dgl
 
-__all__ = ["add_parser"]
-
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the command."""

@@ -8,8 +8,6 @@ from mpigraph.reports.page import picture, write_page
 from mpigraph.reports.summary import read, replacing
 from mpigraph.reports.verdict import judge
 
-__all__ = ["add_parser"]
-
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the command."""

@@ -23,8 +23,6 @@ from mpigraph.trace import clock
 if TYPE_CHECKING:  # it loads MPI, and a parser needs none
     from mpigraph.mpi.world import World
 
-__all__ = ["add_parser", "run"]
-
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the command."""

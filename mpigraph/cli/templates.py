@@ -8,8 +8,6 @@ from typing import Any
 
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["add_parser"]
-
 _FOLDERS = {"examples": "the example scripts", "slurm": "the Slurm scripts"}
 
 

@@ -18,8 +18,6 @@ from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["add_parser", "bytes_on_disk", "run"]
-
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register the command."""

@@ -35,7 +35,8 @@ from mpigraph.sampling.minibatch import Subgraph
 from mpigraph.session.context import Session
 from mpigraph.storage.format import index_dtype, storage_dtype
 from mpigraph.store.derived import EdgeTimes, EdgeWeights
-from mpigraph.store.topology import Adjacency, InMemoryTopology
+from mpigraph.store.edge_tables import Adjacency
+from mpigraph.store.topology import InMemoryTopology
 
 _SORTED = "sorted for sampling"  # key of the structure in the graph's cache
 

@@ -9,8 +9,6 @@ from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.row_arrays import Concatenated, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource
 
-__all__ = ["add_reverse_edges"]
-
 
 def add_reverse_edges(source: GraphSource, own_relations: bool = False) -> GraphSource:
     """Return the graph with the reverse of every edge.

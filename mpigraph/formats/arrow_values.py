@@ -13,21 +13,6 @@ from mpigraph.arrays import I64, Array, Mask
 from mpigraph.errors import GraphDataError
 from mpigraph.partition.row_arrays import RowError, as_dtype
 
-__all__ = [
-    "EXACT",
-    "Place",
-    "Values",
-    "are_floats",
-    "arrow",
-    "buffers_of",
-    "distinct_in",
-    "ids_of",
-    "to_numpy",
-    "type_kind",
-    "values_as",
-    "values_of",
-]
-
 Place = Callable[[int], str]
 """Returns the file and row of a row of a block, for messages."""
 

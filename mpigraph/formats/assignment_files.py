@@ -24,8 +24,6 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.storage.files import open_regular
 
-__all__ = ["checked_parts", "read_assignment"]
-
 _NPY = b"\x93NUMPY"
 _ENDINGS = (".txt", ".npy")
 

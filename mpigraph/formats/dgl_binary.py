@@ -25,8 +25,6 @@ from mpigraph.formats.input_files import reading
 from mpigraph.partition.source import Feature
 from mpigraph.storage.files import open_regular
 
-__all__ = ["PartGraph", "read_part_graph", "read_tensors"]
-
 _TENSORS = 0xDD5A9FBE3FA2443F
 _GRAPHS = 0xDD2E4FF046B4A13F
 _HETERO = 0xDD589FBE35224ABF

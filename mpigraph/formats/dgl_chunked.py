@@ -41,8 +41,6 @@ from mpigraph.partition.row_arrays import RowArray, as_labels, concatenated, sid
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 
-__all__ = ["CHUNKED", "METADATA"]
-
 METADATA = "metadata.json"
 
 _COUNTS = [f"num_{kind}s_per_{part}" for kind in ("node", "edge") for part in ("chunk", "type")]

@@ -22,8 +22,6 @@ from mpigraph.metadata.schema import DEFAULT_NTYPE, Relation
 from mpigraph.partition.row_arrays import MadeRows, Reordered, RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, Features, GraphSource
 
-__all__ = ["DGL_CSV"]
-
 _META = "meta.yaml"
 _NODES: dict[str, Any] = {"ntype": "_V", "node_id_field": "node_id", "graph_id_field": "graph_id"}
 _EDGES: dict[str, Any] = {

@@ -37,8 +37,6 @@ from mpigraph.partition.row_arrays import MadeRows, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 
-__all__ = ["is_dgl_partition", "read_dgl_partition"]
-
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _ENDS = {"src": "int64", "dst": "int64"}
 _NID = _EID = "_ID"

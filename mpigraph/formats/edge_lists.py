@@ -42,11 +42,6 @@ from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
 from mpigraph.partition.row_arrays import CastRows, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource, edge_chunks
 
-__all__ = [
-    "KONECT", "MATRIX_MARKET", "CollectedEdges", "NumberBlock", "blocks_of_lines", "checked_by_comments",
-    "number_blocks", "numbers_in",
-]  # fmt: skip
-
 _BLOCK_BYTES = 16 << 20
 _PLUS = re.compile(rb"(?<![^\s,])\+(?=[0-9.])")
 _ROW = re.compile(r"\bRow #(\d+)")

@@ -16,8 +16,6 @@ from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Relation, Schema, check_name, escape, relation_key
 from mpigraph.partition.source import GraphSource
 
-__all__ = ["NOTE", "ForeignNames", "dgl_name", "unique", "with_original_names"]
-
 NOTE = "original_names"
 _TABLES = ("node types", "edge types", "features")
 

@@ -31,8 +31,6 @@ from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource, mask_of
 from mpigraph.partition.spill import Scratch
 
-__all__ = ["GRAPHBOLT"]
-
 _METADATA = "metadata.yaml"
 _ENDS = {"source": "int64", "destination": "int64"}
 _SETS = {"train_set": "train_mask", "validation_set": "val_mask", "test_set": "test_mask"}

@@ -43,8 +43,6 @@ from mpigraph.partition.source import Feature, GraphSource, mask_of
 from mpigraph.storage.files import read_text
 from mpigraph.storage.hdf5_rows import open_hdf5
 
-__all__ = ["GRAPHSTORM"]
-
 _FORMATS = ("parquet", "csv", "json", "hdf5")
 _TASKS = ("classification", "regression", "link_prediction")
 _KNOWN = {

@@ -38,8 +38,6 @@ from mpigraph.partition.row_arrays import Reordered, RowArray
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 
-__all__ = ["HGB"]
-
 _LINK = {"source": "int64", "destination": "int64", "type": "int64", "weight": "float64"}
 _LABELS = {"train_mask": "label.dat", "test_mask": "label.dat.test"}
 _MAX_CLASSES = 1 << 12  # where a node has several labels: a row has a number for each class

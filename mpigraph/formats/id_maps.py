@@ -23,8 +23,6 @@ from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_int64, place_of, release
 from mpigraph.partition.source import EDGES_PER_CHUNK
 
-__all__ = ["Distinct", "NodeIds", "distinct_texts", "typewise"]
-
 _SAMPLES = 16  # of a rank for each range of ids
 
 

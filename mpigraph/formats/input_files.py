@@ -20,11 +20,6 @@ from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import open_regular, read_text
 
-__all__ = [
-    "UNREADABLE", "FolderFiles", "failure", "first_bytes", "graph_of", "in_natural_order", "is_packed", "opened",
-    "read_yaml", "reading",
-]  # fmt: skip
-
 _MARKERS = ("_SUCCESS", "_metadata", "_common_metadata")  # of Spark and of parquet
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle")
 _PACKED = {".gz": gzip.open, ".bz2": bz2.open}

@@ -33,8 +33,6 @@ from mpigraph.metadata.schema import Relation, relation_key
 from mpigraph.partition.row_arrays import CastRows, MadeRows, NamedRows, Reordered, RowArray, as_labels, concatenated
 from mpigraph.partition.source import Feature, GraphSource
 
-__all__ = ["LabelledTable", "Property", "read_labelled_tables"]
-
 _LABEL_MARK = ";"
 _TEXTS = 1 << 32  # types of edges, at most
 _CHUNK = 1 << 20  # rows

@@ -8,8 +8,6 @@ from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.partition.source import GraphSource
 
-__all__ = ["Layout", "ReadOptions"]
-
 
 @dataclass(frozen=True)
 class ReadOptions:

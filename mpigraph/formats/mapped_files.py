@@ -16,8 +16,6 @@ from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.formats.input_files import reading
 from mpigraph.storage.files import open_regular
 
-__all__ = ["GrowingFile", "mapped_npy", "mapped_npz"]
-
 _LOCAL_HEADER = 30  # bytes before the names of an entry of a zip file
 _ENCRYPTED = 1
 

@@ -22,8 +22,6 @@ from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 
-__all__ = ["METIS"]
-
 _ENDINGS = (".graph", ".metis")
 _LONGEST_LINE = 1 << 32  # all neighbours of a node
 

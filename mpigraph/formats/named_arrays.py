@@ -43,8 +43,6 @@ from mpigraph.storage.files import read_text
 from mpigraph.storage.format import logical_dtype
 from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_hdf5_meta
 
-__all__ = ["HDF5", "NPY_DIRECTORY", "NPZ"]
-
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _NODE_ARRAYS = ("label", "feat", *_MASKS)
 _SPARSE = ("feat_indptr", "feat_indices", "feat_data", "feat_shape")

@@ -38,8 +38,6 @@ from mpigraph.formats.typed_tables import log_categories
 from mpigraph.metadata.schema import DEFAULT_NTYPE
 from mpigraph.partition.source import GraphSource
 
-__all__ = ["NEO4J", "NEPTUNE"]
-
 _LONGEST_HEADER = 1 << 20
 _NUMBERS = {
     **dict.fromkeys(("byte", "short", "int", "integer", "long"), "int64"),

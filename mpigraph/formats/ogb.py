@@ -47,8 +47,6 @@ from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, rel
 from mpigraph.partition.row_arrays import RowArray, RowError, as_float32, as_floats, as_labels
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 
-__all__ = ["OGB", "OGB_TEXT"]
-
 
 class _Known(NamedTuple):
     """A dataset of OGB: counts as its files have them, the name of its split, and whether each edge is stored once."""

@@ -23,8 +23,6 @@ from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import read_text, storage_errors
 from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["Original", "as_numpy", "as_tensor_rows", "exporting", "renamed"]
-
 
 @dataclass(eq=False)
 class Original:

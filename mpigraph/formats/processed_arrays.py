@@ -53,8 +53,6 @@ from mpigraph.partition.row_arrays import MadeRows, RowArray, as_floats, as_labe
 from mpigraph.partition.source import Feature, GraphSource, mask_of
 from mpigraph.storage.files import open_regular
 
-__all__ = ["IGB", "MAG240M"]
-
 _LAST_YEAR_OF = {"train_mask": 2018, "val_mask": 2019}
 _WIDTH = 1024  # of IGB's features without a header
 _LABELS = {"label": "node_label_19.npy", "label_2K": "node_label_2K.npy"}

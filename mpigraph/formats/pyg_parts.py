@@ -28,8 +28,6 @@ from mpigraph.partition.row_arrays import Reordered, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts
 from mpigraph.storage.files import open_regular, read_text
 
-__all__ = ["METADATA", "read_pyg_partition"]
-
 METADATA = "META.json"
 
 Table: TypeAlias = Mapping[str, Any]

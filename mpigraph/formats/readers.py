@@ -35,8 +35,6 @@ from mpigraph.log import get_logger
 from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.source import GraphSource
 
-__all__ = ["LAYOUTS", "read_source"]
-
 LAYOUTS: tuple[Layout, ...] = (
     MATRIX_MARKET, KONECT, HGB, IGB, GRAPHBOLT, DGL_CSV, GRAPHSTORM, NEO4J, NEPTUNE,
 )  # fmt: skip

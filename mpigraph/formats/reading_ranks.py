@@ -26,8 +26,6 @@ from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
 from mpigraph.partition.row_arrays import Concatenated, RowArray, concatenated, release
 from mpigraph.partition.source import Feature, Features, GraphSource, Parts
 
-__all__ = ["Gathered", "Grow", "ReadingRanks", "read_once"]
-
 _CHUNK_BYTES = 32 << 20
 
 

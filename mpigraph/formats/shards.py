@@ -28,8 +28,6 @@ from mpigraph.storage.format import (
 )
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 
-__all__ = ["Destinations", "ShardRows", "check_apart", "parts_of", "read_partition"]
-
 
 class ShardRows(DerivedRows):
     """Rows of a dataset, in one file ``which`` of each part; ``offsets`` (int64[P + 1]) are the parts' ranges."""

@@ -45,8 +45,6 @@ from mpigraph.partition.row_arrays import (
     side_by_side,
 )
 
-__all__ = ["NO_NUMBERS", "Block", "IdColumn", "TableColumns", "TextRows", "ValueColumn", "are_numbers", "read_columns"]
-
 NO_NUMBERS = ("string", "other", "none")
 """Kinds of columns that cannot be features."""
 

@@ -27,11 +27,6 @@ from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.row_arrays import DerivedRows, RowArray, concatenated
 from mpigraph.storage.files import open_regular
 
-__all__ = [
-    "JsonFiles", "ParquetFiles", "Piece", "Tables", "TextFiles", "TextForm", "cut", "fields_of", "is_table",
-    "json_values", "open_tables",
-]  # fmt: skip
-
 _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
 _BLOCK_BYTES = 16 << 20

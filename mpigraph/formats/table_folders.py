@@ -27,8 +27,6 @@ from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relations_in
 from mpigraph.partition.source import GraphSource
 
-__all__ = ["TABLES"]
-
 _NAME = re.compile(r"(nodes|edges)(?:[_.](.+?))?(?:-\d+)?", re.IGNORECASE)
 _ENDS = (("src", "dst"), ("src_id", "dst_id"), ("source", "target"), ("from", "to"))
 _IDS = ("id", "node_id", "{ntype}_id")

@@ -30,8 +30,6 @@ from mpigraph.partition.source import Feature
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import NewFile
 
-__all__ = ["write_chunked"]
-
 _MOST_BYTES = 200  # of a file's name, without the number of its chunk
 
 

@@ -26,8 +26,6 @@ from mpigraph.partition.source import Feature
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import NewFile
 
-__all__ = ["write_pyg_parts"]
-
 _TIME = "time"
 _FILES = ("graph", "node_feats", "edge_feats")  # of a part
 

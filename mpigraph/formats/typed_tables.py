@@ -41,10 +41,6 @@ from mpigraph.metadata.schema import Relation
 from mpigraph.partition.row_arrays import MadeRows, as_floats, as_labels, as_mask
 from mpigraph.partition.source import Feature, GraphSource
 
-__all__ = [
-    "EdgeTable", "NodeTable", "ReadTable", "TableOptions", "graph_of_tables", "log_categories", "read_typed_tables",
-]  # fmt: skip
-
 _ID_COLUMNS = ("src", "dst", "id")  # in TableOptions.columns
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _SPLIT = "split"

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["ACCELERATORS", "Accelerator", "accelerator_here", "accelerator_of"]
-
 
 class Accelerator:
     """Torch's functions for one ``kind`` of device, "cuda" or "xpu", that copies in the background, on streams.

@@ -18,8 +18,6 @@ from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.messages import EdgeBatch, Message, Reduce, edge_values
 from mpigraph.graphs.table_rows import TableRows, first_rows
 
-__all__ = ["aggregate", "edge_dots", "mean_and_own", "reduce_rows", "spmm"]
-
 _SUM = 0
 """The mode of ``torch.embedding_bag``."""
 

@@ -22,8 +22,6 @@ from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.metadata.schema import Relation, Schema
 
-__all__ = ["Block", "Blocks", "to_block"]
-
 Csc = tuple[I64, I32, I64 | None]
 _OF_LOADERS = (
     "; name the features that a loader gathers: features=[{name!r}] for blocks[0].srcdata, labels=[{name!r}] for "

@@ -11,25 +11,6 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.id_hashes import add_digest
 from mpigraph.metadata.schema import Relation
 
-__all__ = [
-    "ALL",
-    "EID",
-    "ETYPE",
-    "NID",
-    "NTYPE",
-    "SEED_TIME",
-    "TREE",
-    "Contents",
-    "EdgeType",
-    "IdsLike",
-    "TensorLike",
-    "as_ids",
-    "as_tensor",
-    "by_first_appearance",
-    "contents_of",
-    "is_number",
-]
-
 TensorLike: TypeAlias = torch.Tensor | npt.ArrayLike
 """Numbers in any form that torch or numpy takes: a tensor, an array, (nested) lists."""
 IdsLike: TypeAlias = TensorLike

@@ -13,8 +13,6 @@ from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
 from mpigraph.graphs.fields import TensorLike, as_tensor
 from mpigraph.metadata.schema import Relation
 
-__all__ = ["Frame", "Frames", "TypedFields", "fields_of"]
-
 K = TypeVar("K", str, Relation)
 
 

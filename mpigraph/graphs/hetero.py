@@ -29,8 +29,6 @@ from mpigraph.graphs.message_passing import MessageFunction, MessagePassing, Red
 from mpigraph.graphs.messages import Message, NodeFunction, Operand, Reduce
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 
-__all__ = ["DGLGraph", "HeteroGraph", "graph", "heterograph"]
-
 EdgeList = tuple[IdsLike, IdsLike]
 _Ids = IdsLike | Mapping[str, IdsLike]
 _EdgeIds = IdsLike | Mapping[str | Relation, IdsLike]

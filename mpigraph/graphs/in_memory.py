@@ -19,8 +19,6 @@ from mpigraph.graphs.frame import Frame, Frames, fields_of
 from mpigraph.graphs.inedges import InEdges
 from mpigraph.metadata.schema import Relation, Schema, TypeNames
 
-__all__ = ["EdgesView", "InMemoryGraph", "NodesView", "Space"]
-
 G = TypeVar("G", bound="InMemoryGraph")
 T = TypeVar("T")
 

@@ -12,8 +12,6 @@ from functools import cache, cached_property
 
 import torch
 
-__all__ = ["InEdges"]
-
 
 @dataclass(frozen=True, eq=False)
 class InEdges:

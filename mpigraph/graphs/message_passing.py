@@ -26,8 +26,6 @@ from mpigraph.graphs.messages import (
 )
 from mpigraph.metadata.schema import Relation
 
-__all__ = ["MessagePassing", "combine"]
-
 MessageFunction: TypeAlias = Message | EdgeFunction
 """Built in, or a function of a batch of edges."""
 ReduceFunction: TypeAlias = Reduce | NodeFunction

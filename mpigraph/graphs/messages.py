@@ -16,21 +16,6 @@ from mpigraph.graphs.fields import NID
 from mpigraph.graphs.frame import Frame
 from mpigraph.metadata.schema import Relation
 
-__all__ = [
-    "EdgeBatch",
-    "EdgeFunction",
-    "Gathered",
-    "Message",
-    "NodeBatch",
-    "NodeFunction",
-    "Operand",
-    "Reduce",
-    "check_functions",
-    "check_rows",
-    "edge_values",
-    "node_ids",
-]
-
 _BINARY: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add": torch.add,
     "sub": torch.sub,

@@ -17,8 +17,6 @@ from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema
 
-__all__ = ["OF_GRAPHS", "OF_MINIBATCHES", "as_data", "check_apart", "check_names", "from_pyg", "need_pyg", "to_pyg"]
-
 PygData: TypeAlias = Any
 """``Data``, ``HeteroData``, or the storage of one type in a ``HeteroData``: classes of an optional package."""
 Attributes: TypeAlias = dict[str, Any]

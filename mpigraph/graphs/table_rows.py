@@ -13,8 +13,6 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-__all__ = ["TableRows", "first_rows"]
-
 _Tensor = torch.Tensor
 _KNOWN_WITHOUT_ROWS: set[Callable[..., Any]] = {
     *(getattr(_Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_sparse")),

@@ -13,27 +13,6 @@ from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, EdgeType, IdsLike, Te
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema
 
-__all__ = [
-    "add_edges",
-    "add_reverse_edges",
-    "add_self_loop",
-    "compact_graphs",
-    "edge_subgraph",
-    "in_subgraph",
-    "khop_in_subgraph",
-    "khop_out_subgraph",
-    "node_subgraph",
-    "out_subgraph",
-    "rand_bipartite",
-    "rand_graph",
-    "remove_edges",
-    "remove_self_loop",
-    "reverse",
-    "to_bidirected",
-    "to_homogeneous",
-    "to_simple",
-]
-
 _NodeIds = IdsLike | Mapping[str, IdsLike]
 _EdgeIds = IdsLike | Mapping[str | Relation, IdsLike]
 

@@ -40,8 +40,6 @@ from mpigraph.config import timeout
 from mpigraph.errors import StorageError
 from mpigraph.log import get_logger
 
-__all__ = ["is_complete", "note_complete", "prepare", "read_note", "write_note"]
-
 _POLL = 0.02  # seconds between looks at a lock
 
 

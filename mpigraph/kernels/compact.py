@@ -14,8 +14,6 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import OutOfRangeError
 from mpigraph.kernels.prefetch_hint import prefetch
 
-__all__ = ["LocalIds", "slot_of"]
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Knuth, TAOCP vol. 3, 6.4: multiplicative hashing by the golden ratio
 _AHEAD = 16  # ids between the prefetch of a slot and its probe
 _MAX_LOAD = 0.6  # largest load factor; above, linear probing makes long runs

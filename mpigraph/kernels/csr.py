@@ -13,19 +13,6 @@ import numpy as np
 
 from mpigraph.arrays import Array
 
-__all__ = [
-    "asymmetry",
-    "asymmetry_of_edges",
-    "count_keys",
-    "distinct_in_rows",
-    "drop_repeats",
-    "number_by_key",
-    "place_both_ways",
-    "place_values",
-    "rebalance",
-    "sort_rows",
-]
-
 
 @numba.njit(nogil=True, cache=True)
 def count_keys(keys: Array, base: int, counts: Array) -> None:

@@ -12,8 +12,6 @@ from numba import njit
 
 from mpigraph.arrays import Array
 
-__all__ = ["drop", "relu_drop", "relu_drop_backward"]
-
 _Bits = npt.NDArray[np.unsignedinteger[Any]]
 
 

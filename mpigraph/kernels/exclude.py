@@ -15,8 +15,6 @@ from numba import njit
 from mpigraph.arrays import I64, Array
 from mpigraph.kernels.sample import Candidates, Destinations, num_picks
 
-__all__ = ["copy_kept", "recount_weighted", "shorten_rows", "step_over"]
-
 _BUCKETS = 4  # buckets of the directory for each excluded edge, at most: then most buckets are empty
 
 

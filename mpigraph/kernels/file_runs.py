@@ -9,8 +9,6 @@ from numba import config, njit, types
 from mpigraph.arrays import I64, U8
 from mpigraph.kernels.memcopy import copy_bytes
 
-__all__ = ["BEGIN", "COUNT", "FIRST", "PIECE", "RUN", "SIZE", "place_bytes", "plan_runs", "read_runs"]
-
 PIECE, BEGIN, SIZE, FIRST, COUNT, RUN = range(6)
 """The columns of a run, and their number: its piece, the byte of the file where it begins, its bytes up to the end of
 its last row, the index of its first row, and the number of its rows."""

@@ -14,8 +14,6 @@ from numba.extending import intrinsic
 
 from mpigraph.arrays import U32, Array
 
-__all__ = ["narrow_part", "round_to_bfloat16", "widen"]
-
 _BLOCK = 2048  # elements: only the last blocks overlap with their source, and are not vectorised
 
 _MANTISSA, _EXPONENT, _SIGN = np.uint32(0x3FF), np.uint32(0x7C00), np.uint32(0x8000)  # of a float16

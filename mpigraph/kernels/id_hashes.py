@@ -8,8 +8,6 @@ from numba import njit
 from mpigraph.arrays import I64, U64, Array
 from mpigraph.kernels.rng import mix64
 
-__all__ = ["add_digest", "hash_each", "hash_of_sequence", "sum_of_hashes"]
-
 
 @njit(nogil=True, cache=True)
 def sum_of_hashes(key: np.uint64, ids: I64) -> Any:

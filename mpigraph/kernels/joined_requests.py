@@ -10,8 +10,6 @@ from numba import njit
 from mpigraph.arrays import I32, I64, U8
 from mpigraph.kernels.memcopy import copy_bytes
 
-__all__ = ["COLUMNS", "find_requests", "lay_out", "place_runs", "run_sizes", "unpack_lists"]
-
 COLUMNS = 5
 """Columns of :func:`find_requests` before the words of the header: message; begin and size of the destinations; begin
 and size of the second list. A size is twice the number of ids, plus one if a word holds two."""

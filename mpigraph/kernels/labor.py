@@ -20,8 +20,6 @@ from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import LOW32, S32, mix64
 from mpigraph.kernels.sample import Candidates, Destinations
 
-__all__ = ["choose_labor", "choose_labor_weighted", "source_numbers"]
-
 _M1, _M2 = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 _S15, _S16 = np.uint32(15), np.uint32(16)
 _PHASE_LOW, _PHASE_HIGH = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B)  # the key of the nodes' phases

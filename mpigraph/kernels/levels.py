@@ -10,8 +10,6 @@ from numba import njit
 
 from mpigraph.arrays import Array
 
-__all__ = ["LAST", "to_levels", "widen_levels"]
-
 LAST = 255
 """The highest level, counted from 0; it is stored as 127."""
 

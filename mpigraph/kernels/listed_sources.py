@@ -5,8 +5,6 @@ from numba import njit
 
 from mpigraph.arrays import I64, Array
 
-__all__ = ["choose_within", "count_within"]
-
 
 @njit(nogil=True, cache=True)
 def _list_within(begin: int, end: int, indices: Array, sources: I64, excluded: I64, out: I64) -> int:

@@ -14,8 +14,6 @@ from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
 from mpigraph.kernels.sample import Candidates, Destinations, choose_distinct, key_of
 
-__all__ = ["choose_masked", "list_allowed"]
-
 _AHEAD = 4  # nodes between the prefetch of a row's list and its use
 _LINES = 128  # most entries of a list that are prefetched, 16 in a cache line
 

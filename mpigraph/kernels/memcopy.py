@@ -11,8 +11,6 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["copy_bytes", "copy_row", "order_streams", "stream_row"]
-
 _WORD = ir.IntType(64)
 _STREAM_ALIGNMENT = 16  # bytes
 

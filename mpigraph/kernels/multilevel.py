@@ -15,19 +15,6 @@ from mpigraph.arrays import Array
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import mix64
 
-__all__ = [
-    "accept_in_order",
-    "add_rows",
-    "best_parts",
-    "confirm_moves",
-    "favourite_labels",
-    "leaving_parts",
-    "merge_rows",
-    "pack_in_order",
-    "propose_labels",
-    "tally",
-]
-
 _AHEAD = 16  # entries between a prefetch and the access
 _LARGEST = 2**31 - 1
 

@@ -12,8 +12,6 @@ from numba import njit
 from mpigraph.arrays import I64, Mask
 from mpigraph.kernels.rng import LOW32, S32, mix64
 
-__all__ = ["draw_nodes", "draw_others", "keep_candidates"]
-
 
 @njit(nogil=True, cache=True, inline="always")
 def _below(h: Any, n: Any) -> Any:

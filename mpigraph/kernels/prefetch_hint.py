@@ -11,8 +11,6 @@ from numba import config, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["prefetch"]
-
 
 def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     """Type and emit the instruction: numba's protocol for intrinsics."""

@@ -12,8 +12,6 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.kernels.rng import draw_below, mix64, uniform01
 
-__all__ = ["draw_rows"]
-
 _MAX_DRAWS = 64  # of one edge; where communities are nearly complete, the next free node is taken then
 
 

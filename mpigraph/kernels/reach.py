@@ -5,8 +5,6 @@ from numba import njit
 
 from mpigraph.arrays import F32, F64, I64, Array
 
-__all__ = ["add_misses"]
-
 
 @njit(nogil=True, cache=True)
 def add_misses(indptr: I64, indices: Array, reached: F64, chances: F64, kinds: I64, misses: F32) -> None:

@@ -4,8 +4,6 @@ from numba import njit
 
 from mpigraph.arrays import I32, I64
 
-__all__ = ["reuse_distances"]
-
 
 @njit(nogil=True, cache=True)
 def reuse_distances(numbers: I64, last: I64, tree: I32, distances: I64) -> None:

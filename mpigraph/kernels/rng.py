@@ -12,8 +12,6 @@ from numba import njit
 
 from mpigraph.arrays import I64
 
-__all__ = ["LOW32", "S32", "combine", "draw_below", "fingerprint", "mix64", "uniform01"]
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)

@@ -13,20 +13,6 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.kernels.memcopy import copy_row, order_streams, stream_row
 from mpigraph.kernels.prefetch_hint import prefetch
 
-__all__ = [
-    "as_words",
-    "find_runs",
-    "first_alike",
-    "gather_rows",
-    "load_rows",
-    "load_slots",
-    "order_by_range",
-    "place_ragged",
-    "place_rows",
-    "scatter_rows",
-    "split_by_range",
-]
-
 _AHEAD, _ASKED = 8, 16  # rows between prefetching one and copying it; cache lines of a row prefetched at most
 _LINE = 64  # bytes of a cache line
 _STREAMED = 4 << 20  # bytes of a result from which on it leaves a core's cache before it is used

@@ -18,24 +18,6 @@ from mpigraph.arrays import I32, I64, U8, Mask
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.upcoming import AGAIN, NEVER
 
-__all__ = [
-    "Slots",
-    "admit",
-    "changed",
-    "confirm_slots",
-    "empty",
-    "expect_none",
-    "find_slots",
-    "forget_uses",
-    "latest_use",
-    "new_slots",
-    "note_reads",
-    "note_times",
-    "publish",
-    "take_free",
-    "touch",
-]
-
 _AHEAD = 16  # rows between a prefetch and its use
 _BLOCK = 64  # rows whose slots are prefetched before the first is used
 _TURNS = 8  # slots that are tried for a row that is read again

@@ -19,17 +19,6 @@ from mpigraph.arrays import I64, U64, Array
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
 
-__all__ = [
-    "Candidates",
-    "Destinations",
-    "choose_distinct",
-    "choose_uniform",
-    "copy_neighbours",
-    "count_uniform",
-    "key_of",
-    "num_picks",
-]
-
 _NODES_AHEAD, _EDGES_AHEAD = 16, 32  # between a prefetch and its use
 _FLOYD_MAX = 64  # above so many draws Floyd's membership test, quadratic in them, is slower than a pass over the edges
 

@@ -5,8 +5,6 @@ from numba import njit
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.kernels.prefetch_hint import prefetch
 
-__all__ = ["find_in_rows"]
-
 _AHEAD = 8  # look-ups between the prefetch of a row's bounds, that of its middle, and the search
 
 

@@ -12,8 +12,6 @@ from numba import njit
 from mpigraph.arrays import I64, U64, Array, Mask
 from mpigraph.kernels.rng import mix64
 
-__all__ = ["find_rows", "keys_of_rows", "list_rows"]
-
 
 @njit(nogil=True, cache=True, inline="always")
 def _place_of(row: Any, row_begins: Any) -> Any:

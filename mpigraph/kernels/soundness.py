@@ -6,8 +6,6 @@ from numba import njit
 from mpigraph.arrays import I64, Array
 from mpigraph.kernels.rng import mix64
 
-__all__ = ["bad_source", "falls", "hash_of_degrees", "hash_of_sources"]
-
 
 @njit(nogil=True, cache=True)
 def falls(indptr: I64) -> bool:

@@ -15,8 +15,6 @@ from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
 from mpigraph.kernels.sample import Candidates, Destinations, choose_distinct, key_of, num_picks
 
-__all__ = ["choose_temporal", "count_temporal", "root_keys", "sort_rows", "tree_keys"]
-
 _AHEAD = 8  # nodes between a prefetch and its use
 _OLDEST = np.iinfo(np.int64).min
 

@@ -13,8 +13,6 @@ from numba import njit
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.kernels.compact import slot_of
 
-__all__ = ["TreeIds"]
-
 _ONE = np.uint64(1)  # unsigned: numba does not test such indices for being below 0
 _SPARSE = 8  # slots of a tree's table for each of its nodes, at least: probes then end at once, mostly
 

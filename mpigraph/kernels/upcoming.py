@@ -10,8 +10,6 @@ from numba import njit
 from mpigraph.arrays import I32, I64, Mask
 from mpigraph.kernels.prefetch_hint import prefetch
 
-__all__ = ["AGAIN", "NEVER", "add_reads", "add_reads_of", "advance", "split_free", "with_neighbours"]
-
 NEVER = 2**31 - 1
 """In place of the number of a minibatch: no sampled one reads the row again."""
 AGAIN = -1

@@ -15,8 +15,6 @@ from numba import njit
 from mpigraph.arrays import F32, I32, I64
 from mpigraph.kernels.csr import count_keys, place_values
 
-__all__ = ["Gradients", "adagrad", "adam", "collect", "row_wise_adagrad", "sgd"]
-
 
 class Gradients(NamedTuple):
     """Gradients by distinct row.

@@ -16,8 +16,6 @@ from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import LOW32, S32, draw_below, mix64, uniform01
 from mpigraph.kernels.sample import Candidates, Destinations, key_of, num_picks
 
-__all__ = ["alias_tables", "choose_weighted", "count_weighted"]
-
 _AHEAD = 4  # nodes between the prefetch of a row's table and its use
 _LINES = 128  # most slots of a table that are prefetched, 8 in a cache line
 _MANY = 64  # draws of a node above which one pass over its edges is faster

@@ -26,8 +26,6 @@ from mpigraph.mpi.start import end_unstarted, is_worker
 from mpigraph.mpi.witness import say_goodbye
 from mpigraph.tracebacks import INTERRUPTED, format_error
 
-__all__ = ["abort", "exit_status", "guard", "guard_launched", "say", "unguard"]
-
 _SPEAKING_TIME = 15.0  # seconds that the first has to print an error that every rank raises, and MPI to end them
 _INTERRUPTED_TIME = 2.0  # the same for Ctrl-C: the first may be where Python cannot be interrupted
 _MOMENT = 1.0  # seconds that others give the first, who may have the same error, and each the witness

@@ -21,18 +21,6 @@ from mpigraph.mpi.wait import BULK, PEERS_COMPUTE
 from mpigraph.trace import count
 from mpigraph.tracebacks import line_of
 
-__all__ = [
-    "agree",
-    "allgather_bytes",
-    "describe",
-    "everywhere",
-    "first_choice",
-    "gather_bytes",
-    "no_way_back",
-    "raise_jointly",
-    "together",
-]
-
 Error = TypeVar("Error", bound=MPIGraphError)
 
 

@@ -29,8 +29,6 @@ from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
 from mpigraph.trace import address
 from mpigraph.trace_memory import Trace
 
-__all__ = ["Board", "Group", "Record", "Reports", "Summary", "spans"]
-
 _SLOT = 1024  # bytes a rank has on the board
 _HEAD = (
     64  # the first bytes of a slot: times it was written, checksum, length, whether the rank speaks, stopping, steps

@@ -17,8 +17,6 @@ from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.wait import BLOCKED
 from mpigraph.trace import clock
 
-__all__ = ["Ahead", "Drift", "compare_clocks"]
-
 _TAG = 33
 _TRIPS = 20
 

@@ -23,18 +23,6 @@ from mpigraph import config
 from mpigraph.arrays import Array
 from mpigraph.errors import MPIGraphError
 
-__all__ = [
-    "advise_large_pages",
-    "as_array",
-    "check_memory_model",
-    "distrusts_windows",
-    "library_version",
-    "may_lose_messages",
-    "remove_dead_segments",
-    "thread_level",
-    "unlink_segments",
-]
-
 _LEVELS = {
     MPI.THREAD_SINGLE: "single",
     MPI.THREAD_FUNNELED: "funneled",

@@ -20,8 +20,6 @@ from mpi4py import MPI
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.wait import IN_ROUND, Backoff, Policy, wait
 
-__all__ = ["Coroutine", "Task", "finish", "run"]
-
 T = TypeVar("T")
 Coroutine = Generator[MPI.Request, MPI.Status, T]
 

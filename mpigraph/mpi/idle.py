@@ -21,8 +21,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, TypeVar
 
-__all__ = ["ForeignWait", "Idle", "look_at_frame", "unsent"]
-
 T = TypeVar("T")
 
 _POLLING = 0.01  # of a core: used by a thread that polls, such as that of each of gloo's groups

@@ -20,8 +20,6 @@ from typing import Any
 from mpigraph.mpi.abort import abort
 from mpigraph.tracebacks import INTERRUPTED
 
-__all__ = ["UNINTERRUPTED", "Uninterrupted", "end_if_overdue"]
-
 _PATIENCE = 5.0  # seconds that an interrupted wait may last
 
 

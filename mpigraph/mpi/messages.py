@@ -42,36 +42,6 @@ from mpigraph.mpi.wait import BULK, IN_ROUND, TRANSFER, Backoff, Policy, wait
 from mpigraph.mpi.world import Trainers, World
 from mpigraph.trace import clock, count
 
-__all__ = [
-    "FAILED",
-    "FIRST",
-    "HEAD",
-    "OK",
-    "REQUEST",
-    "TOGETHER",
-    "Answer",
-    "Comm",
-    "Gate",
-    "Handler",
-    "Header",
-    "NotOpenHere",
-    "Received",
-    "Request",
-    "RequestServer",
-    "Requester",
-    "alltoall",
-    "answered",
-    "answering",
-    "complete",
-    "exchange_answers",
-    "exchange_rows",
-    "exchange_words",
-    "in_rank_order",
-    "received",
-    "sent",
-    "sum_over_ranks",
-]
-
 Comm: TypeAlias = MPI.Comm
 T = TypeVar("T")
 

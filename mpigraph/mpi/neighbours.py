@@ -17,8 +17,6 @@ from pathlib import Path
 from mpigraph import config
 from mpigraph.errors import SharedMemoryError
 
-__all__ = ["check_neighbours", "software"]
-
 _SHM = "dev/shm"
 _SPEAKING_TIME = 2.0  # seconds in which the highest rank of a node prints the error and ends the job
 

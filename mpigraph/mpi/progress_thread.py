@@ -13,8 +13,6 @@ from typing import Any, Protocol
 from mpigraph.mpi.coroutine import Task
 from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, PROGRESS, TRANSFER, Backoff
 
-__all__ = ["Listener", "Progress"]
-
 
 class Listener(Protocol):
     """Something that other ranks may ask of this one at any time."""

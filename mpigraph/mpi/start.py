@@ -29,8 +29,6 @@ from mpigraph import config
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi.neighbours import check_neighbours
 
-__all__ = ["WORKER", "check_connected", "end_unstarted", "is_worker", "load_mpi", "start_mpi"]
-
 WORKER = "this is a process that multiprocessing started, which is no rank of the job"
 _SPEAKING_TIME = 30.0  # seconds that the first process has to import the library and print the error
 _PATIENCE = 15.0  # seconds of MPI_Init after which a process prints what it may wait for

@@ -50,8 +50,6 @@ from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
 
-__all__ = ["LEFT", "NEVER", "STOP", "Decider", "Node", "Said", "Stopping", "ask", "asked", "forget"]
-
 STOP = -1
 """A target: all stop where they are held."""
 LEFT = 2**61

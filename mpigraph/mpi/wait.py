@@ -13,21 +13,6 @@ from mpi4py import MPI
 
 from mpigraph.mpi.interrupts import UNINTERRUPTED, end_if_overdue
 
-__all__ = [
-    "BLOCKED",
-    "BULK",
-    "IDLE_SERVER_REMOTE",
-    "IDLE_SERVER_LOCAL",
-    "IN_ROUND",
-    "PATIENCE",
-    "PEERS_COMPUTE",
-    "PROGRESS",
-    "TRANSFER",
-    "Backoff",
-    "Policy",
-    "wait",
-]
-
 
 class Policy(NamedTuple):
     """The times at which a wait tests again.

@@ -39,9 +39,6 @@ from mpigraph.mpi.stopping import NEVER, STOP, Decider, Node, Stopping
 from mpigraph.trace import span
 from mpigraph.tracebacks import line_calling
 
-__all__ = ["Meeting", "Watchdog"]
-
-
 Meeting = Callable[..., AbstractContextManager[None]]
 """:meth:`Watchdog.meeting`."""
 

@@ -26,8 +26,6 @@ from contextlib import suppress
 from runpy import run_path
 from typing import Any
 
-__all__ = ["Witness", "pid_namespace", "say_goodbye"]
-
 _addresses: list[str] = []  # of the witnesses that look at this process
 _SPEAKING_TIME = 5.0  # seconds that the witness has to speak
 _LEAVES, _FAILED, _REPORT = b"-", b"!", b"r"  # the first byte of what it hears

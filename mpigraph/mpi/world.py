@@ -45,8 +45,6 @@ from mpigraph.mpi.watchdog import Watchdog
 from mpigraph.mpi.witness import Witness, pid_namespace
 from mpigraph.trace import address
 
-__all__ = ["TRAINERS", "Trainers", "World", "choose_servers", "job_comm", "memory_domain", "open_world"]
-
 _DOMAINS = Path("/sys/devices/system/node")
 _SPARE = 8  # communicators that are to be left
 

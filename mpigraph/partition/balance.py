@@ -11,8 +11,6 @@ from mpigraph.kernels.csr import count_keys
 from mpigraph.partition.exchange import ALONE, Exchange, Route, owners_of
 from mpigraph.partition.source import GraphSource, edge_chunks
 
-__all__ = ["Criteria", "balance_criteria", "limits", "loads_of", "measured_balance", "one_weight"]
-
 TOLERANCE = 1.05
 
 Criteria = dict[str, I32 | I64]

@@ -18,8 +18,6 @@ from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.narrow import StoredForm
 from mpigraph.storage.part_config import FeatureInfo
 
-__all__ = ["measured_form"]
-
 _MOST_LOST = 1 / 64
 _FEWEST = 20  # numbers that can tell
 _SAMPLE, _FEWEST_SAMPLED, _SAMPLE_BYTES = 1000, 100, 16 << 20

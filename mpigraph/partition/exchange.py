@@ -7,8 +7,6 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 
-__all__ = ["ALONE", "Exchange", "Route", "even_bounds", "owners_of"]
-
 
 class Exchange:
     """The ranks that partition a graph together; this class is one rank alone. ``rank`` is this rank, ``size`` the

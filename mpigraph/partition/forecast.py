@@ -12,8 +12,6 @@ from mpigraph.partition.multilevel.dist_csr import FEW_RANKS
 from mpigraph.partition.shared_arrivals import EDGES_PER_BUCKET
 from mpigraph.partition.spill import NOTHING_CARRIED, Carried, Scratch
 
-__all__ = ["Forecast", "Workload", "check_memory", "forecast", "ranks_on_this_node"]
-
 # Measured (tests/perf/README.md, "Partitioning on several ranks").
 _READING = 40 << 20  # chunks of edges
 _ROUND = 225 << 20  # edges on their way, and what spills keep

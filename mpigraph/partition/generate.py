@@ -33,8 +33,6 @@ from mpigraph.partition.output_folder import OVERWRITE
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.storage.files import read_text, storage_errors
 
-__all__ = ["GRAPH_FILES", "Recipe", "generate_graph", "write_graph"]
-
 GRAPH_FILES = ("edge_src", "edge_dst", "feat", "label", "train_mask", "val_mask", "test_mask")
 _META = "meta.json"
 _EDGES_PER_CHUNK = 1 << 20

@@ -24,8 +24,6 @@ from mpigraph.log import get_logger
 from mpigraph.partition.balance import Criteria, limits, loads_of, measured_balance, one_weight
 from mpigraph.partition.source import GraphSource, edge_chunks
 
-__all__ = ["Adjacency", "metis_assign", "metis_cut", "random_assign", "symmetric_adjacency"]
-
 MAX_CONSTRAINTS = 8
 _METIS_OK = 1
 _METIS_OPTIONS = 40
@@ -119,6 +117,7 @@ def call_metis(
     recursive: bool,
     edge_weights: I64 | None = None,
 ) -> I32:
+    """Return int32[num_nodes], the part of each node; METIS balances what it can of the criteria, else their sum."""
     entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
     exported = hasattr(ctypes.CDLL(_internal.__file__), entry)
     first = next(iter(criteria.values()), np.zeros(1, np.int64))

@@ -19,8 +19,6 @@ from mpigraph.partition.multilevel.dist_csr import level_of_edges
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch
 
-__all__ = ["cluster_keys"]
-
 _CAPS = (16, 128, 1024, 8192)  # nodes of a cluster of each level
 _DONE = (0.75, 0.9, 0.95, 1.0)  # of the time has passed after each level, about
 

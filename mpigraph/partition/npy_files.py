@@ -16,8 +16,6 @@ from mpigraph.errors import StorageError
 from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.files import check_space, storage_errors
 
-__all__ = ["UNFINISHED", "NpyFile", "new_npy_files"]
-
 UNFINISHED = ".generating-"  # beginning of the name of a folder with unfinished files
 
 

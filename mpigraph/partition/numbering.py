@@ -7,8 +7,6 @@ from mpigraph.collective import collective
 from mpigraph.kernels.csr import count_keys, number_by_key
 from mpigraph.partition.exchange import Exchange, Route, even_bounds, owners_of
 
-__all__ = ["Numbering"]
-
 
 class Numbering:
     """New ids of all nodes.

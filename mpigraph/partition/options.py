@@ -19,19 +19,6 @@ from mpigraph.partition.row_arrays import RowArray, numpy_under, release
 from mpigraph.partition.source import GraphSource, feature_infos
 from mpigraph.storage.part_config import Features, check_graph_name
 
-__all__ = [
-    "NODE_ORDERS",
-    "PART_METHODS",
-    "Digest",
-    "Method",
-    "check_assignment",
-    "check_options",
-    "check_same",
-    "sampled",
-    "word_of",
-    "word_of_tables",
-]
-
 PART_METHODS = ("metis", "multilevel", "random")
 NODE_ORDERS = ("input", "clusters")
 _SAMPLES = 64  # rows

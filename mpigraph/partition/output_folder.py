@@ -30,17 +30,6 @@ from mpigraph.storage.files import NewFile, open_regular, read_text, temporary_n
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
 from mpigraph.storage.shard import ShardReader
 
-__all__ = [
-    "OVERWRITE",
-    "Leftovers",
-    "Sizes",
-    "check_vacant",
-    "check_writable",
-    "remove_other_graphs",
-    "remove_stale_parts",
-    "sole_writer",
-]
-
 OVERWRITE = "write to another folder, or say --overwrite (overwrite=True)"
 _HEAD_BYTES = 4096  # of a configuration, which begins with its format
 _PART = re.compile(r"part([0-9]+)")

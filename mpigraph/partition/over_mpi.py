@@ -13,8 +13,6 @@ from mpigraph.mpi.messages import Comm, exchange_rows, sum_over_ranks
 from mpigraph.mpi.wait import PEERS_COMPUTE
 from mpigraph.partition.exchange import Exchange
 
-__all__ = ["MPIExchange"]
-
 
 class MPIExchange(Exchange):
     """The ranks of a communicator that no other code uses meanwhile."""

@@ -25,8 +25,6 @@ from mpigraph.storage.format import (
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import DatasetWriter, ShardWriter
 
-__all__ = ["PartWriter", "WrittenPart"]
-
 _CHUNK_BYTES = 32 << 20
 
 

@@ -70,8 +70,6 @@ from mpigraph.storage.format import index_dtype, node_orig_ids_name, storage_dty
 from mpigraph.storage.narrow import FeatDtype, StoredForm, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
 
-__all__ = ["PartitionResult", "partition_source"]
-
 
 @dataclass(frozen=True, eq=False)
 class PartitionResult:

@@ -7,8 +7,6 @@ then. A stage of one step has no known progress, such as METIS.
 from collections.abc import Callable
 from typing import TypeAlias
 
-__all__ = ["Progress", "silent"]
-
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 

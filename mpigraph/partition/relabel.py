@@ -28,8 +28,6 @@ from mpigraph.partition.source import EDGES_PER_CHUNK, GraphSource, edge_chunks
 from mpigraph.partition.spill import CarriedRows, Scratch, Spill, arrays_of, evenly_cut, sorted_by_row, to_carry
 from mpigraph.storage.format import index_dtype
 
-__all__ = ["Arrivals", "Bucket"]
-
 
 class Bucket(NamedTuple):
     """The in-edges of consecutive nodes of a part.

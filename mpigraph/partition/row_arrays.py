@@ -18,33 +18,6 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.errors import GraphDataError
 
-__all__ = [
-    "CastRows",
-    "Concatenated",
-    "DerivedRows",
-    "MadeRows",
-    "NamedRows",
-    "Reordered",
-    "RowArray",
-    "RowError",
-    "SparseRows",
-    "as_dtype",
-    "as_float32",
-    "as_floats",
-    "as_int64",
-    "as_labels",
-    "as_mask",
-    "block_bytes",
-    "concatenated",
-    "largest",
-    "mapping_of",
-    "numpy_under",
-    "place_of",
-    "reads_blocks",
-    "release",
-    "side_by_side",
-]
-
 _CHUNK = 1 << 20  # rows
 _REAL = "biuf"  # kinds of dtypes
 

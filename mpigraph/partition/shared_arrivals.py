@@ -17,8 +17,6 @@ from mpigraph.partition.row_arrays import concatenated
 from mpigraph.partition.source import GraphSource, chunks_of
 from mpigraph.partition.spill import Scratch, Spill, evenly_cut
 
-__all__ = ["SharedArrivals", "SharedPiece"]
-
 EDGES_PER_BUCKET = 1 << 22
 
 

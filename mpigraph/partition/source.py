@@ -18,19 +18,6 @@ from mpigraph.storage.format import logical_dtype, shared_relations, storage_dty
 from mpigraph.storage.narrow import RoundingError, StoredForm
 from mpigraph.storage.part_config import FeatureInfo
 
-__all__ = [
-    "Feature",
-    "Features",
-    "GraphSource",
-    "Parts",
-    "chunks_of",
-    "edge_chunks",
-    "feature_infos",
-    "mask_of",
-    "narrowed_source",
-]
-
-
 EDGES_PER_CHUNK = 1 << 20
 _CHUNK_BYTES = 8 << 20
 _CHUNKS_MAPPED = 16  # of a memory map, before its pages are let go

@@ -28,21 +28,6 @@ from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.row_arrays import RowArray, block_bytes, mapping_of, numpy_under, reads_blocks, release
 from mpigraph.partition.source import Features, GraphSource
 
-__all__ = [
-    "NOTHING_CARRIED",
-    "ORIGINAL_IDS",
-    "Carried",
-    "CarriedRows",
-    "MatrixSpill",
-    "Scratch",
-    "Spill",
-    "arrays_of",
-    "carried_sizes",
-    "evenly_cut",
-    "sorted_by_row",
-    "to_carry",
-]
-
 ORIGINAL_IDS = ""  # the name among features, whose names are longer
 _GROUP_BYTES = 32 << 20  # of rows that are put in order at a time
 _ROUND_BYTES = 16 << 20  # of rows that a rank reads and sends at a time

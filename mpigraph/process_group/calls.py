@@ -27,8 +27,6 @@ from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.coroutine import Coroutine
 from mpigraph.tracebacks import line_calling
 
-__all__ = ["Call", "Calls"]
-
 _MASK = 2**64 - 1
 _LONGEST = 400  # bytes of a call's description
 _TAGS = 2**15 - 1  # MPI has at least as many

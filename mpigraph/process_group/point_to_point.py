@@ -15,8 +15,6 @@ from mpigraph.mpi.coroutine import Coroutine, Task
 from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
 from mpigraph.process_group.tensors import check, flat, refill, words
 
-__all__ = ["finish_messages", "receive", "send"]
-
 _ARRIVING = 5.0  # seconds that a message may be on its way when a group is shut down
 
 

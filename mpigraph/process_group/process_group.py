@@ -80,8 +80,6 @@ from mpigraph.process_group.work import MPIWork, Operation, Outstanding, untrace
 from mpigraph.session.context import current
 from mpigraph.trace import count
 
-__all__ = ["MPIProcessGroup"]
-
 _NAME = "mpi4py"
 _FOR_ALL = {"barrier", "all_reduce"}
 _RECEIVE, _SEND = "recv from", "send to"

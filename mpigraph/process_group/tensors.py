@@ -12,24 +12,6 @@ from torch import Tensor
 from mpigraph.arrays import Array
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = [
-    "apart",
-    "check",
-    "dtypes",
-    "even_counts",
-    "fits",
-    "flat",
-    "join",
-    "one_each",
-    "op_name",
-    "reduction",
-    "refill",
-    "row_counts",
-    "sizes",
-    "split",
-    "words",
-]
-
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 _EXACT = (*_INTEGERS, torch.float32, torch.float64, torch.complex64, torch.complex128)

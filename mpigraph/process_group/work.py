@@ -23,8 +23,6 @@ from mpigraph.mpi.wait import BLOCKED
 from mpigraph.mpi.watchdog import Meeting
 from mpigraph.tracebacks import line_calling
 
-__all__ = ["MPIWork", "Operation", "Outstanding", "untraced"]
-
 _MANY = 4096  # callbacks at once
 
 

@@ -30,8 +30,6 @@ from mpigraph.rows.transport import nothing
 from mpigraph.rows.window import Fetch, RowWindow
 from mpigraph.trace import count, span
 
-__all__ = ["CachedRows", "Read", "UpcomingReads"]
-
 _FETCHED_TOGETHER = 4 << 20  # bytes from which on a fetch of more minibatches makes messages no more efficient
 _MOST_TOGETHER = 16  # minibatches in one fetch
 _STAGES = 2  # fetches in memory: the present one and the next

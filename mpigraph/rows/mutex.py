@@ -21,8 +21,6 @@ from mpigraph.mpi.compat import as_array, check_memory_model
 from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
 
-__all__ = ["HostMutex"]
-
 _SLOT = 64  # bytes for each word: a cache line of its own
 _NEXT = 0
 _TURN = 1

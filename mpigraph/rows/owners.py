@@ -12,8 +12,6 @@ from mpigraph.arrays import I64
 from mpigraph.kernels.row_ops import order_by_range
 from mpigraph.mpi.world import World
 
-__all__ = ["OwnedRange", "RowOwners"]
-
 
 class OwnedRange(NamedTuple):
     """Consecutive rows of one host with one owner.

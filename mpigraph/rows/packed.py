@@ -47,8 +47,6 @@ from mpigraph.rows.transport import (
 )
 from mpigraph.trace import clock
 
-__all__ = ["CHUNK", "PackedTransport", "message_sizes"]
-
 # bytes: packing, sending and placing overlap, and memory stays small. The rest is no chunk of its own: UCX sends less
 # than 3 MB over TCP in copied fragments of 64 kB, which costs both sides half as much again
 CHUNK = 4 << 20

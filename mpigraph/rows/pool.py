@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from mpigraph.arrays import U8, Array
 
-__all__ = ["RowPool"]
-
 _SMALL = 1 << 20  # bytes below which numpy's own allocator is as good
 _KEPT = 4  # free arrays kept of each size: two batches ahead, one in use, one being made
 _LARGE = 1 << 28  # bytes above which memory goes back to the system

@@ -27,8 +27,6 @@ from mpigraph.mpi.coroutine import Coroutine
 from mpigraph.mpi.messages import FAILED, OK, Header, alltoall
 from mpigraph.rows.transport import nothing
 
-__all__ = ["Outgoing", "Pushed", "push_rows"]
-
 _Empty = Callable[[Sequence[int], npt.DTypeLike], Array]
 
 

@@ -22,8 +22,6 @@ from mpigraph.rows.row_cache import priced_rows
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.trace import clock
 
-__all__ = ["begin", "end", "hits_by_size", "note"]
-
 _MOST_READS = 1 << 16  # in a sample
 _MOST_BLOCKS = 1 << 13
 _MOST_ROWS = 1 << 12  # more make a sample thinner, not shorter

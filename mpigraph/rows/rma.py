@@ -17,8 +17,6 @@ from mpigraph.mpi.messages import answered
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, last_of_equal, nothing, split_requests
 from mpigraph.trace import clock
 
-__all__ = ["RmaTransport"]
-
 _ROWS_PER_PUT = 1 << 20
 
 

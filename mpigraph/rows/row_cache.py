@@ -41,8 +41,6 @@ from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.segments import Block
 from mpigraph.rows.shm_check import free_shared_memory
 
-__all__ = ["RowCache", "cache_memory", "free_for_caches", "priced_rows", "slots_for"]
-
 _LINE = 64  # bytes that tables are aligned to
 _OF_SLOT = 8 + 4  # bytes that a slot takes in the tables besides the row
 _OF_ROW = 4  # bytes that a row of the tensor takes in the tables, kept or not

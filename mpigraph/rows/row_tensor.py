@@ -25,13 +25,12 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.kernels.float16 import narrow_part
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow, SourceOf
 from mpigraph.storage.format import storage_dtype
-from mpigraph.storage.narrow import RoundingError, StoredForm, narrow_part
-
-__all__ = ["Copying", "Policy", "RowTensor"]
+from mpigraph.storage.narrow import RoundingError, StoredForm
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ from mpigraph.mpi.compat import advise_large_pages, as_array
 from mpigraph.mpi.world import World
 from mpigraph.rows.shm_check import check_shared_memory
 
-__all__ = ["Block", "Segments"]
-
 _ALIGNMENT = 64  # bytes: no two hosts, and no two blocks, share a cache line
 _PAGE = 4096
 _SMALL = 64 << 10  # bytes of a block that always shares a segment

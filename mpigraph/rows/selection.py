@@ -27,8 +27,6 @@ from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
 from mpigraph.trace import span
 
-__all__ = ["choose_transport"]
-
 _ROWS = 4096  # held by each host, and read at a time
 _ROW_BYTES = 400
 _REPEATS = 5

@@ -26,8 +26,6 @@ from mpigraph.rows.service import RowService
 from mpigraph.rows.transport import RemoteRows, Transport
 from mpigraph.rows.window import RowWindow
 
-__all__ = ["find_working_windows", "patience"]
-
 _LONGEST = 60.0  # seconds for as many pairs as follow, on a busy machine; usually 0.1
 _PAIRS = 240  # of a trainer and a host that it tries: 62 trainers on two cores have 992 and take minutes
 _HELD = 300  # rows of a host that are read

@@ -30,8 +30,6 @@ from mpigraph.rows.rma import RmaTransport
 from mpigraph.rows.segments import Segments
 from mpigraph.rows.transport import Traffic, Transport, WindowHandle
 
-__all__ = ["TRANSPORTS", "RowService", "shared_query_works", "window_kind"]
-
 TRANSPORTS: tuple[type[Transport], ...] = (RmaTransport, PackedTransport)
 """All transports: each is a possible value of ``MPIGRAPH_TRANSPORT``, is measured at start, and by ``bench``. The first
 one that works in a job writes remote rows."""

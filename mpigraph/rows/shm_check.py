@@ -20,8 +20,6 @@ from mpigraph.memory import free_address_space, free_in_groups, unheld_on_node
 from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.world import World
 
-__all__ = ["check_shared_memory", "free_shared_memory", "tightest_limits"]
-
 _WHERE = "/dev/shm"
 _PLACES = {  # the limit -> the remedy, besides more nodes
     _WHERE: f"enlarge {_WHERE} (docker run --shm-size=..., mount -o remount,size=...)",

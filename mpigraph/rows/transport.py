@@ -22,8 +22,6 @@ from mpigraph.mpi.world import World
 from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.sources.row_source import RowSource, Ticket
 
-__all__ = ["RemoteRows", "Traffic", "Transport", "WindowHandle", "last_of_equal", "nothing", "split_requests"]
-
 MAX_ROWS = 1 << 20  # of one request: bounds its memory
 
 

@@ -28,8 +28,6 @@ from mpigraph.rows.service import RowService
 from mpigraph.rows.sources.row_source import NOT_MEMORY, Memory, RowSource, Ticket
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
 
-__all__ = ["Fetch", "RowWindow", "SourceOf"]
-
 SourceOf = Callable[[int], RowSource]
 """Returns the source of the rows of a host on this node."""
 

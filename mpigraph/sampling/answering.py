@@ -28,8 +28,6 @@ from mpigraph.sampling.shared import SharedSampling, shared_of
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.store import Store
 
-__all__ = ["Answers"]
-
 _TOGETHER = 1 << 16  # words of requests; joining more saves nothing and takes memory
 
 

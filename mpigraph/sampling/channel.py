@@ -15,8 +15,6 @@ from mpigraph.mpi.messages import Answer
 from mpigraph.mpi.world import World
 from mpigraph.trace import span
 
-__all__ = ["Channel", "SamplingTransport", "timed_answer"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -16,8 +16,6 @@ from mpigraph.sampling.channel import SamplingTransport
 from mpigraph.sampling.in_step import InStep
 from mpigraph.sampling.sparse import Sparse
 
-__all__ = ["EXCHANGES", "open_exchange"]
-
 EXCHANGES: tuple[type[SamplingTransport], ...] = (InStep, Sparse)
 """All transports; their names are the values of ``MPIGRAPH_SAMPLING``."""
 

@@ -36,8 +36,6 @@ from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 from mpigraph.sampling.channel import Channel, SamplingTransport, timed_answer
 
-__all__ = ["InStep", "RoundChannel", "RoundOperation"]
-
 _NO_WORDS = np.empty(0, np.int64)
 
 

@@ -13,8 +13,6 @@ from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.strategies import HopKeys, Within
 from mpigraph.store.store import LoadedGraph
 
-__all__ = ["InducedEdges", "induced_edges"]
-
 InducedEdges = dict[int, tuple[I64, I64, I64]]
 """By relation id: int64[n] each, places of sources and of destinations among the nodes, and ids of the edges."""
 

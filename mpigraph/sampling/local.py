@@ -9,10 +9,8 @@ from mpigraph.kernels.search import find_in_rows
 from mpigraph.sampling.protocol import EdgeQuery, RelationRequest, SampledNeighbors, edges_in
 from mpigraph.sampling.strategies.strategy import OwnedRows
 from mpigraph.sampling.workers import Workers
+from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.store import Store
-from mpigraph.store.topology import Adjacency
-
-__all__ = ["Buffers", "LocalSampling", "PositionsByHost", "look_up_edges"]
 
 PositionsByHost = list[tuple[int, I64]]
 """Hosts, each with the positions in the frontier of the nodes that it holds."""

@@ -29,19 +29,6 @@ from mpigraph.sampling.strategies import HopKeys, Strategy
 from mpigraph.store.shared_edges import SharedEdges
 from mpigraph.store.store import LoadedGraph
 
-__all__ = [
-    "Hop",
-    "RandomContext",
-    "SampledCSC",
-    "SampledHops",
-    "SamplingPlan",
-    "Subgraph",
-    "Trees",
-    "hop_requests",
-    "minibatch_key",
-    "sample_hops",
-]
-
 _NONE = np.empty(0, np.int64)
 _NO_ROOTS = np.empty(0, np.uint64)
 _EVERY = 0xE7E4  # separates keys without an epoch from those of epochs

@@ -35,8 +35,6 @@ from mpigraph.sampling.shared import RowsOfHost, SharedSampling, neighbors_by_re
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.store import LoadedGraph, Store
 
-__all__ = ["NeighborService", "SamplingRequest"]
-
 SamplingRequest = RelationRequest | SharedRequest
 
 

@@ -26,26 +26,6 @@ from mpigraph.kernels.joined_requests import COLUMNS, find_requests, lay_out, pl
 from mpigraph.sampling.strategies.strategy import MAX_WORDS, Strategy
 from mpigraph.storage.format import index_dtype
 
-__all__ = [
-    "AnswerReader",
-    "EdgeQuery",
-    "Joined",
-    "Part",
-    "RelationRequest",
-    "Request",
-    "SampledNeighbors",
-    "SampledRows",
-    "SharedRequest",
-    "Unpacked",
-    "edges_in",
-    "neighbor_arrays",
-    "pack_answers",
-    "pack_query",
-    "pack_request",
-    "row_arrays",
-    "unpack_requests",
-]
-
 
 def _no_ids() -> I64:
     return np.empty(0, np.int64)

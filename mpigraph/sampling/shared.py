@@ -16,8 +16,6 @@ from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.shared_edges import SharedEdges
 from mpigraph.store.store import Store
 
-__all__ = ["RowsOfHost", "SharedSampling", "neighbors_by_relation", "shared_of"]
-
 RowsOfHost = tuple[int, I64, SampledRows]
 """A host, the positions in the request of the destinations that it holds, and what was drawn for them."""
 

@@ -20,8 +20,6 @@ from mpigraph.mpi.wait import IN_ROUND
 from mpigraph.mpi.world import World
 from mpigraph.sampling.channel import Channel, SamplingTransport, timed_answer
 
-__all__ = ["HELD", "MOST_TOGETHER", "Sparse", "SparseChannel"]
-
 HELD = 256 << 20  # bytes of requests and answers in an owner's memory; above it the owner takes in no more
 MOST_TOGETHER = 64  # requests that an owner answers together; with more, each costs as much and all wait
 _SHOWN = 5  # ranks that a message names

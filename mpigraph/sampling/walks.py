@@ -19,8 +19,6 @@ from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import RelationRequest
 from mpigraph.sampling.strategies import Strategy
 
-__all__ = ["WalkPlan", "occurrences", "walk"]
-
 _WALKS, _EDGES, _ENDS = 0x57414C4B, 1, 2  # words of hashes
 _S12 = np.uint64(12)
 

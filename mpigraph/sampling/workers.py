@@ -10,8 +10,6 @@ import numpy as np
 
 from mpigraph.arrays import I64
 
-__all__ = ["Workers"]
-
 _C = ctypes.CDLL(None)
 _WORTH_IT = 4096  # positions of a slice below which starting a thread costs more than it saves
 

@@ -15,8 +15,6 @@ from mpigraph.storage.format import relation_dataset_name, shared_dataset_name, 
 from mpigraph.storage.shard import DatasetInfo, read_chunks
 from mpigraph.storage.verified import note_verified
 
-__all__ = ["Audit", "InEdges", "audit_part", "check_in_edges", "dataset_bytes", "remote_sources"]
-
 _ROWS = 1 << 21  # of a block of indptr, 16 MiB: a few of its segments, since each block reads a row of the next, too
 _NODES = 1 << 28  # whose marks are in memory at once, a byte each
 

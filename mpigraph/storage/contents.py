@@ -25,8 +25,6 @@ from mpigraph.storage.narrow import RoundingError, StoredForm
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, fingerprint, read_chunks, seal_of
 
-__all__ = ["PartFiles", "check_shared", "check_sources", "overlaps", "read_rows"]
-
 _FILES = 4096  # that are open at once where there is no limit
 _KNOWN = 1 << 14  # whose datasets are known
 _KEPT = 512  # tables of parts that are kept whole

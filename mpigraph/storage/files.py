@@ -21,18 +21,6 @@ import numpy as np
 
 from mpigraph.errors import MPIGraphError, StorageError
 
-__all__ = [
-    "FileOfHDF5",
-    "NewFile",
-    "check_space",
-    "direct",
-    "open_direct",
-    "open_regular",
-    "read_text",
-    "storage_errors",
-    "temporary_name",
-]
-
 _PAGE = 4096  # disks require multiples of it as offsets and sizes of direct writes
 _SECTOR = 512  # and of this as addresses
 _LARGE = 1 << 20  # bytes at once that are worth a direct write

@@ -35,24 +35,6 @@ import numpy.typing as npt
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.metadata.schema import Schema, escape
 
-__all__ = [
-    "FORMAT_NAME",
-    "FORMAT_VERSION",
-    "NARROW",
-    "WIDE",
-    "column_ranges_name",
-    "edge_feature_name",
-    "index_dtype",
-    "logical_dtype",
-    "node_feature_name",
-    "node_orig_ids_name",
-    "relation_dataset_name",
-    "segment_rows",
-    "shared_dataset_name",
-    "shared_relations",
-    "storage_dtype",
-]
-
 FORMAT_NAME = "mpigraph-shard"
 FORMAT_VERSION = 2  # 1 had no identity
 

@@ -19,8 +19,6 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.storage.files import open_regular
 
-__all__ = ["HDF5Rows", "is_hdf5", "open_hdf5", "read_hdf5_meta"]
-
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _BLOCK_BYTES = 1 << 20  # read at once for rows that are not neighbours
 _META = "meta"

@@ -17,8 +17,6 @@ from mpigraph.kernels.levels import LAST, to_levels, widen_levels
 from mpigraph.storage.format import NARROW, WIDE, storage_dtype
 from mpigraph.storage.part_config import FeatureInfo, Features
 
-__all__ = ["FeatDtype", "RoundingError", "StoredForm", "check_feat_dtype", "narrow_part", "narrowed"]
-
 FeatDtype: TypeAlias = str | dict[str, str] | None
 """A dtype of ``NARROW`` for every feature with rows of numbers; name -> dtype; None for no feature."""
 

@@ -29,8 +29,6 @@ from mpigraph.metadata.schema import Schema, check_name, parse_relation
 from mpigraph.storage.files import NewFile, read_text
 from mpigraph.storage.format import NARROW, WIDE, storage_dtype
 
-__all__ = ["FeatureInfo", "Features", "PartConfig", "check_graph_name", "homogeneous_ranges"]
-
 CONFIG_FORMAT = "mpigraph"
 CONFIG_VERSIONS = (2, 3)  # 1 had no identity; 3 has relations that share tables
 

@@ -28,19 +28,6 @@ from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.storage.files import FileOfHDF5, check_space, open_regular
 from mpigraph.storage.format import FORMAT_NAME, FORMAT_VERSION, logical_dtype, segment_rows, storage_dtype
 
-__all__ = [
-    "DatasetInfo",
-    "Extent",
-    "Fingerprint",
-    "DatasetWriter",
-    "ShardReader",
-    "ShardWriter",
-    "fingerprint",
-    "read_chunks",
-    "seal_of",
-    "verify_copy",
-]
-
 _SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # of HDF5's superblock, and the version of it that _LIBVER gives
 _BESIDE = 4 << 20  # bytes whose checksums a thread takes while the disk writes: zlib's 0.15 ns a byte, beside 0.5
 _READ_BYTES = 64 << 20

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from mpigraph.kernels.cache import read_note, write_note
 
-__all__ = ["SMALL", "is_verified", "note_verified"]
-
 SMALL = 64 << 20
 """Bytes of a file that is read in no time."""
 

@@ -27,19 +27,6 @@ from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.window import RowWindow
 from mpigraph.store.topology import Topology
 
-__all__ = [
-    "EdgeTimes",
-    "EdgeWeights",
-    "MaskCounts",
-    "SortedEdges",
-    "VersionedTables",
-    "WeightTables",
-    "block_bounds",
-    "count_masks",
-    "fetch_together",
-    "is_mask",
-]
-
 Tables = TypeVar("Tables")
 _Windows = tuple[RowWindow, ...]
 _BLOCKS = 1 << 12  # of all hosts together

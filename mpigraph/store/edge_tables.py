@@ -11,8 +11,6 @@ from mpigraph.collective import collective
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
 
-__all__ = ["Adjacency", "TableWindow"]
-
 
 @dataclass(frozen=True)
 class Adjacency:

@@ -17,8 +17,6 @@ from mpigraph.storage.part_config import FeatureInfo
 from mpigraph.storage.shard import read_chunks
 from mpigraph.store.staging import parts_of_hosts
 
-__all__ = ["READ_ONLY", "form_to_keep"]
-
 READ_ONLY = (
     "its rows are stored as int8, between the lowest and the highest number of each column; make a DistTensor for rows "
     "that change, or store the feature in another dtype"

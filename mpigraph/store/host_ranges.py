@@ -25,8 +25,6 @@ from mpigraph.store.staging import parts_of_hosts
 if TYPE_CHECKING:  # it loads MPI, and ``info`` in one process needs none
     from mpigraph.mpi.world import World
 
-__all__ = ["check_same", "cut_for_hosts", "cut_offsets", "host_memory"]
-
 
 def cut_offsets(offsets: I64, num_hosts: int) -> I64:
     """Return int64[H + 1], the first row of each host where ``offsets`` divide the rows into parts."""

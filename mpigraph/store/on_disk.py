@@ -26,8 +26,6 @@ from mpigraph.store.placement import dataset_of, features_of, without
 from mpigraph.store.topology import Topology
 from mpigraph.trace import clock
 
-__all__ = ["settle", "sources_on_disk"]
-
 _OF_FREE = 0.75  # of a node's free memory that a graph takes at most; the rest is for caches, minibatches and models
 _SHARED = (
     "nfs",

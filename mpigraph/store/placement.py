@@ -11,8 +11,6 @@ from mpigraph.rows.row_tensor import Policy
 from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 
-__all__ = ["Storage", "check_storage", "dataset_of", "features_of", "places_of", "without"]
-
 Storage: TypeAlias = str | dict[str, dict[str, str]] | None
 """A word of :data:`WORDS` for every feature with rows of numbers; ``{"node": {name: word}, "edge": {name: word}}``, a
 name means the feature in every type that has it; None for memory."""

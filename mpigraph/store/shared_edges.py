@@ -21,8 +21,6 @@ from mpigraph.storage.format import index_dtype, shared_dataset_name
 from mpigraph.store.edge_tables import Adjacency, TableWindow
 from mpigraph.store.staging import parts_of_hosts
 
-__all__ = ["HostTables", "RowsInto", "SharedEdges", "last_begin", "read_shared"]
-
 
 @dataclass(frozen=True)
 class RowsInto:

@@ -16,8 +16,6 @@ from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import verify_copy
 from mpigraph.storage.verified import note_verified
 
-__all__ = ["Shard", "check_fit", "copy_shard", "hosts_of_nodes", "is_staged", "parts_of_hosts", "shards_of"]
-
 _BLOCK = 8 << 20  # bytes of one read and write
 
 

@@ -32,8 +32,6 @@ from mpigraph.store.placement import Storage, dataset_of, features_of, places_of
 from mpigraph.store.topology import InMemoryTopology, Topology
 from mpigraph.store.turned import TurnedTopology
 
-__all__ = ["LoadedGraph", "Store"]
-
 Kind = TypeVar("Kind", bound="VersionedTables[Any] | MaskCounts")
 MANY = 100  # channels, from which on it is checked whether MPI has a communicator for one more
 

@@ -25,8 +25,6 @@ from mpigraph.store.edge_tables import Adjacency, TableWindow
 from mpigraph.store.host_ranges import host_memory
 from mpigraph.store.shared_edges import SharedEdges, last_begin
 
-__all__ = ["Adjacency", "InMemoryTopology", "Topology"]
-
 
 class Topology:
     """All relations of one graph, spread over the hosts.

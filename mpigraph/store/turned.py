@@ -21,9 +21,8 @@ from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
 from mpigraph.storage.format import index_dtype
 from mpigraph.store.derived import EdgeWeights, WeightTables, fetch_together
-from mpigraph.store.topology import Adjacency, Topology
-
-__all__ = ["OutWeights", "TurnedTopology"]
+from mpigraph.store.edge_tables import Adjacency
+from mpigraph.store.topology import Topology
 
 
 class TurnedTopology(Topology):

@@ -33,8 +33,6 @@ from mpigraph.session.reporting import prepare_folder
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.trace import span
 
-__all__ = ["process_age", "run"]
-
 # fractions of Settings.seconds
 _COPY = 0.1
 _ROWS = 0.2

@@ -23,8 +23,6 @@ from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
 
-__all__ = ["is_remote", "measure_copy", "measure_rounds", "measure_rows", "meet", "open_service"]
-
 _COPY_BYTES = 32 << 20
 _NUM_ROWS = 100_000
 _ROUND_BYTES = 256 << 10  # of requests, and of answers, between each two trainers

@@ -16,8 +16,6 @@ from mpigraph.mpi.compat import library_version, thread_level
 from mpigraph.mpi.world import World
 from mpigraph.rows.service import TRANSPORTS
 
-__all__ = ["CATALOGUE", "SCHEMA", "VERSION", "Entry", "check_file_writable", "document", "table"]
-
 SCHEMA = "mpigraph-bench"
 VERSION = 4
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from mpigraph.errors import InvalidArgumentError
 
-__all__ = ["Settings"]
-
 
 def _option(default: Any, text: str, least: float | None = None, kind: Callable[[str], Any] | None = None) -> Any:
     return field(default=default, metadata={"text": text, "least": least, "kind": kind or type(default)})

@@ -33,8 +33,6 @@ from mpigraph.session.report_block import report
 from mpigraph.storage.format import storage_dtype
 from mpigraph.trace import Totals, clock, span
 
-__all__ = ["TrainingStep"]
-
 _NUM_CLASSES = 47
 _MIN_STEPS = 3
 _MAX_STEPS = 500

@@ -29,8 +29,6 @@ from mpigraph.rows.row_cache import cache_memory
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 
-__all__ = ["Forecast", "run"]
-
 _SHARES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the remote rows, that the compared caches hold
 _AS_GOOD = 1.02  # a smaller cache is better if its step takes at most so much longer
 _REPEATS = 3  # forecasts with other draws

@@ -24,8 +24,6 @@ from mpigraph.cli.forecast.traffic import Asked, Cluster, Minibatch
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, IN_ROUND, TRANSFER
 
-__all__ = ["Machine", "Model", "steps"]
-
 _TURN = 1e-3  # seconds that a thread keeps a core for which others wait
 _SEGMENT = 1 << 16  # bytes that a message sends while others wait
 _NEVER = float("inf")

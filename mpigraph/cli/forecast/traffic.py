@@ -39,13 +39,12 @@ from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.strategies import Uniform
 from mpigraph.storage.contents import PartFiles, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name, storage_dtype
+from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.host_ranges import cut_offsets
 from mpigraph.store.placement import dataset_of
 from mpigraph.store.shared_edges import HostTables, RowsInto, read_shared
 from mpigraph.store.store import LoadedGraph
-from mpigraph.store.topology import Adjacency, InMemoryTopology
-
-__all__ = ["Asked", "Cluster", "Graph", "Minibatch", "Workload", "simulate"]
+from mpigraph.store.topology import InMemoryTopology
 
 _GRAPH = 1  # its number
 

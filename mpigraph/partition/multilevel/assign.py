@@ -20,8 +20,6 @@ from mpigraph.partition.multilevel.refinement import Effort, refine
 from mpigraph.partition.source import GraphSource, edge_chunks
 from mpigraph.partition.spill import Scratch
 
-__all__ = ["Coarsening", "Report", "all_edges", "assign", "multilevel_assign"]
-
 AIM = 1.03  # over the mean, which leaves METIS's k-way method's balance as it is
 CAP = 7  # mean weights at the target
 _READ, _COARSENED, _CUT = 0.25, 0.5, 0.6  # of the time has passed by then, about

@@ -17,8 +17,6 @@ from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import Route
 from mpigraph.partition.multilevel.dist_csr import Level, hashes
 
-__all__ = ["Clusters", "find_clusters"]
-
 ITERATIONS = 3
 TURNS = 8
 _ISOLATED = 64  # nodes without edges that are packed together, at least

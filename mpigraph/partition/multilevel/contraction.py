@@ -12,8 +12,6 @@ from mpigraph.partition.multilevel.clustering import Clusters
 from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable
 from mpigraph.partition.spill import MatrixSpill, Scratch
 
-__all__ = ["Descent", "contract"]
-
 _ENTRIES_PER_ROUND = 1 << 20
 
 

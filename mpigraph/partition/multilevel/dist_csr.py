@@ -15,8 +15,6 @@ from mpigraph.kernels.csr import distinct_in_rows
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.spill import MatrixSpill, Scratch
 
-__all__ = ["FEW_RANKS", "Level", "Mirror", "NodeTable", "hashes", "key_dtype", "level_of_edges"]
-
 _CHUNK = 1 << 22
 FEW_RANKS = 16
 """On more ranks, each meets a small part of the nodes: their positions lie in a hash table then."""

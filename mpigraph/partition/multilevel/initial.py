@@ -18,8 +18,6 @@ from mpigraph.partition.balance import Criteria
 from mpigraph.partition.metis import Adjacency, metis_cut
 from mpigraph.partition.multilevel.dist_csr import Level, hashes
 
-__all__ = ["initial_parts", "spread", "violation"]
-
 MAX_EDGES = 6_000_000
 ATTEMPTS = 3  # bisections, which differ much from seed to seed; cuts by the k-way method differ little
 MAX_BISECTED = 8

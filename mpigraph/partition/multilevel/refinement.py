@@ -18,8 +18,6 @@ from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.multilevel.dist_csr import Level, hashes
 from mpigraph.partition.multilevel.initial import violation
 
-__all__ = ["Effort", "global_loads", "refine"]
-
 REBALANCING_ROUNDS = 6
 LAST_ROUNDS = 40
 _IDLE = 2

@@ -24,8 +24,6 @@ from mpigraph.rows.sources.row_source import RowSource, Ticket
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import open_direct, open_regular
 
-__all__ = ["DiskFile", "DiskRows", "Reading", "open_rows"]
-
 _PAGE = 4096  # bytes; what direct reads begin at
 _RUN_BYTES = 256 << 10
 _TOGETHER = 64  # runs at most that a thread reads before it looks for another ticket

@@ -14,9 +14,6 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.row_ops import as_words, gather_rows
 
-__all__ = ["NOT_MEMORY", "Memory", "RowSource", "Ticket"]
-
-
 NOT_MEMORY = "these rows do not lie in memory: they can be read by their ids, and not be written"
 
 

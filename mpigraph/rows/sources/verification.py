@@ -24,8 +24,6 @@ from mpigraph.storage import verified
 from mpigraph.storage.files import direct
 from mpigraph.storage.shard import Extent
 
-__all__ = ["Verification"]
-
 _BLOCK = 4 << 20  # bytes of a read
 _PAGE = 4096  # what direct reads begin at
 _PATIENCE = 5.0  # seconds after which a line says why the job does not end

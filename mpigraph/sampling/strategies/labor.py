@@ -17,8 +17,6 @@ from mpigraph.sampling.strategies.weighted import Weighted
 from mpigraph.store.derived import EdgeWeights
 from mpigraph.store.store import Store
 
-__all__ = ["Labor"]
-
 _DRAWS = 0x1AB0  # separates these keys from those of draws for each destination
 
 

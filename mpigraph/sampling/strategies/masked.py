@@ -7,8 +7,6 @@ from typing import ClassVar
 from mpigraph.kernels.masked import choose_masked
 from mpigraph.sampling.strategies.weighted import Weighted
 
-__all__ = ["Masked"]
-
 
 @dataclass(frozen=True)
 class Masked(Weighted):

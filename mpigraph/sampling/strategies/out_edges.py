@@ -6,8 +6,6 @@ from mpigraph.sampling.strategies.masked import Masked
 from mpigraph.sampling.strategies.weighted import Weighted
 from mpigraph.store.turned import OutWeights
 
-__all__ = ["MaskedOut", "WeightedOut"]
-
 
 @dataclass(frozen=True)
 class WeightedOut(Weighted):

@@ -17,10 +17,8 @@ from mpigraph.arrays import I64, U64
 from mpigraph.errors import CollectiveError
 from mpigraph.kernels.rng import combine
 from mpigraph.kernels.sample import Candidates, Destinations
+from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.store import Store
-from mpigraph.store.topology import Adjacency
-
-__all__ = ["MAX_WORDS", "Draw", "HopKeys", "OwnedRows", "Strategy"]
 
 MAX_WORDS = 8
 """How many numbers a strategy may have on the wire."""

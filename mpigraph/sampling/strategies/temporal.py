@@ -11,8 +11,6 @@ from mpigraph.sampling.strategies.strategy import Draw, OwnedRows, Strategy
 from mpigraph.store.derived import EdgeTimes, SortedEdges
 from mpigraph.store.store import Store
 
-__all__ = ["Temporal"]
-
 _NO_MASK = np.empty(0, np.uint8)
 
 

@@ -8,8 +8,6 @@ from mpigraph.kernels.sample import choose_uniform, count_uniform
 from mpigraph.sampling.strategies.strategy import Draw, OwnedRows, Strategy
 from mpigraph.store.store import Store
 
-__all__ = ["Uniform"]
-
 
 @dataclass(frozen=True)
 class Uniform(Strategy):

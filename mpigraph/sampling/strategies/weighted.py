@@ -14,8 +14,6 @@ from mpigraph.sampling.strategies.strategy import Draw, OwnedRows, Strategy
 from mpigraph.store.derived import EdgeWeights
 from mpigraph.store.store import Store
 
-__all__ = ["Weighted"]
-
 
 @dataclass(frozen=True)
 class Weighted(Strategy):

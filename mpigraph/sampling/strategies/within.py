@@ -9,8 +9,6 @@ from mpigraph.kernels.listed_sources import choose_within, count_within
 from mpigraph.sampling.strategies.strategy import Draw, OwnedRows, Strategy
 from mpigraph.store.store import Store
 
-__all__ = ["Within"]
-
 
 @dataclass(frozen=True)
 class Within(Strategy):
