@@ -4,11 +4,12 @@
     python tests/perf/disk.py DIR --graph igb --ranks 2 --servers 1
     DGL_PYTHON=... python tests/perf/disk.py DIR --graph products --graphbolt
 
-Whole jobs alternate. First a job with features on disk and hardly a cache runs in a group without limit: what it holds
-at most is the base. Then a job on disk has the base and a share of the features' bytes (``--shares``) as its budget,
-5 % more as the limit of its group, page cache included, and ``--kept`` of the share as the loader's cache. The shards
-leave the page cache before. Every minibatch of the first and the last epoch is compared with memory's; the epochs
-between are timed. Bytes from the disk are those that the kernel counts for the processes of the group
+Whole jobs alternate. First a job with features on disk and the smallest of the caches, which samples as far ahead as
+with little free memory, runs in a group without limit: what it holds at most besides the caches is the base. Then a job
+on disk has the base and a share of the features' bytes (``--shares``) as its budget, 5 % more as the limit of its
+group, page cache included, and ``--kept`` of the share as the loader's caches, which the hosts have in equal parts. The
+shards leave the page cache before. Every minibatch of the first and the last epoch is compared with memory's; the
+epochs between are timed. Bytes from the disk are those that the kernel counts for the processes of the group
 (``read_bytes``); needed are the rows that were not in the cache. ``--ranks 2`` makes as many simulated hosts, and
 ``--servers 1`` gives each a server.
 
@@ -37,6 +38,7 @@ import common
 import memory_group
 import numpy as np
 
+from mpigraph.dataloading.caches import LOOKAHEAD
 from mpigraph.storage.part_config import PartConfig
 
 MEMORY = "memory"
@@ -97,9 +99,10 @@ class Bench:
 
     def rehearse(self):
         """Compile the kernels, which takes memory, and then see what a job takes besides its cache."""
-        for _ in range(2):
-            summary = self._ours("disk", None, "1MiB")
-        self._bases["ours"] = summary["held"]
+        self._ours("disk", None, "1MiB")
+        kept = self._cache(min(self._args.shares))
+        summary = self._ours("disk", None, str(kept or "1MiB"), LOOKAHEAD)
+        self._bases["ours"] = summary["held"] - kept * self._args.ranks
 
     def in_memory(self):
         """A job with the features in memory, without a limit."""
@@ -108,8 +111,7 @@ class Bench:
     def on_disk(self, share):
         """A job with them on disk, and memory for a share of them."""
         forget(self._config.directory)
-        kept = int(self._nbytes * share * self._args.kept)
-        return self._ours("disk", self._limit("ours", share), str(kept) if kept else "auto")
+        return self._ours("disk", self._limit("ours", share), str(self._cache(share) or "auto"))
 
     def peer_in_memory(self):
         """GraphBolt with the features in memory."""
@@ -124,16 +126,21 @@ class Bench:
     def _flat(self):
         return self._args.dir / self._args.graph / "flat-2"
 
+    def _cache(self, share):
+        """The bytes of a host's cache; the hosts are all in one group."""
+        return int(self._nbytes * share * self._args.kept) // self._args.ranks
+
     def _limit(self, side, share):
         return int(1.05 * (self._bases[side] + share * self._nbytes))
 
-    def _ours(self, storage, limit, cache):
+    def _ours(self, storage, limit, cache, lookahead=None):
         args, per_host = self._args, 1 + self._args.servers
         command = [sys.executable, common.HERE / "disk_job.py", "--config", self._config.path, "--storage", storage]
         command += ["--cache", cache, "--servers", args.servers, "--minibatches", args.minibatches]
         command += ["--epochs", args.epochs, "--fanouts", args.fanouts]
         command += ["--batch_size", args.batch_size, *(["--train"] if args.train else [])]
-        command += [] if args.lookahead is None else ["--lookahead", args.lookahead]
+        lookahead = lookahead if args.lookahead is None else args.lookahead
+        command += [] if lookahead is None else ["--lookahead", lookahead]
         ranks = args.ranks * per_host
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(common.HERE)}
         env |= {"MPIGRAPH_RANKS_PER_NODE": str(per_host)} if ranks > per_host else {}
