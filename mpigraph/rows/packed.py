@@ -56,6 +56,7 @@ _OF_ALL = 24  # and of all replies together
 _MOST_REQUESTS = 64  # answered at once; the others wait at their senders
 _MOST_BYTES = 64 << 20  # of the requests that are answered at once
 _ROUSED = 0.5  # seconds for which a host that was roused surely looks often (PATIENCE of mpi/wait.py)
+_LONGEST_SLEEP = 0.05  # seconds after which a host that sleeps has looked
 _TOGETHER = 64  # requests that are packed together
 _SMALL = 64 << 10  # bytes of the reply to one of them: above that, a pass of its own costs next to nothing
 _NO_BYTES = np.empty(0, np.uint8)
@@ -176,7 +177,8 @@ class PackedTransport(Transport):
         self._requester = Requester(world, self._comm)
         self._pool = RowPool(kept=4 * _OF_ONE)
         self._windows: dict[int, WindowHandle] = {}
-        self._roused: dict[int, float] = {}  # by rank, when it answered last
+        self._roused: dict[int, float] = {}  # by rank, when it was asked last
+        self._rousing: list[Task[I64]] = []  # what was not answered at once
         self._faults: dict[tuple[int, int], MPIGraphError] = {}  # of sources, by the asker and the tag of its request
         self.server = RequestServer(
             self._comm, self._answer, max_bytes=_MOST_BYTES, max_tasks=_MOST_REQUESTS, together=_TOGETHER
@@ -315,10 +317,12 @@ class PackedTransport(Transport):
         now = time.monotonic()
         asleep = [rank for rank in ranks if now - self._roused.get(rank, -math.inf) > _ROUSED]
         if asleep:
+            self._roused.update(dict.fromkeys(asleep, now))
             words = np.zeros(_HEADER, np.int64)
-            asking = [self._requester.ask(rank, words, "being roused") for rank in asleep]
-            self._requester.finish("rousing hosts", asking, TRANSFER, whom=asleep)
-            self._roused.update(dict.fromkeys(asleep, time.monotonic()))
+            with self.world.watch("rousing hosts", whom=asleep), no_way_back(self._comm):  # MPI writes to their memory
+                asking = [Task(self._requester.ask(rank, words, "being roused")) for rank in asleep]
+                self._rousing = [task for task in [*self._rousing, *asking] if not task.done]
+                finish(asking, TRANSFER, _LONGEST_SLEEP)  # a host that does other work may look much later
 
     def progress(self) -> bool:
         """Advance the replies to other ranks; return whether anything moved."""
@@ -331,6 +335,13 @@ class PackedTransport(Transport):
 
     def close(self) -> None:
         """Complete the replies."""
+        end = time.monotonic() + 1
+        while any(not task.done for task in self._rousing) and time.monotonic() < end:
+            for task in self._rousing:
+                task.advance()
+            self.server.progress()
+        for task in self._rousing:
+            task.cancel()
         self.server.drain(self.world, "sending the last rows")
 
     def _answer(self, server: RequestServer, requests: list[Request]) -> Coroutine[None]:

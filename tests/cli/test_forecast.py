@@ -175,6 +175,7 @@ def test_more_trainers_than_seeds(tmp_path: Path) -> None:
         (["--warm", "-1"], "--warm must be an integer >= 0"),
         (["--simulated-nodes", "0"], "--simulated-nodes must be an integer >= 1"),
         (["--memory", "much"], "--memory must be a size"),
+        (["--measured", "wrong.json"], "--measured"),
         (["--cache", "much"], "--cache must be a size"),
         (["--fanouts", "-2"], "--fanouts must be"),
         (["--machine", "wrong.json"], "--machine"),

@@ -76,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     model = _model(arguments)
     _check(arguments)
+    measured = list(_scaling(arguments.measured))
     configs = {config.num_parts: config for config in map(PartConfig.read, arguments.part_configs)}
     if len({config.graph_name for config in configs.values()}) > 1:
         raise PartitionError("PARTS must be of one graph, each in another number of parts")
@@ -107,6 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(forecast) for forecast in forecasts], indent=1), flush=True)
     else:
+        notes += measured
         memory = None if arguments.memory is None else as_bytes(arguments.memory)
         print("\n".join([*_as_text(forecasts, best, memory), *dict.fromkeys(notes)]), flush=True)
     return 0
@@ -272,6 +274,21 @@ def _bench_model(path: str, model: Model) -> Model:
         return model
     times = [one / 1e3 for one in document["figures"]["step_compute"]["trainers"] if one is not None]
     return replace(model, seconds=times, on_cores=True)
+
+
+def _scaling(paths: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each bench: minibatches a second, and the share of the speed on the fewest nodes."""
+    known = []
+    for path in paths:
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            known.append((int(document["layout"]["nodes"]), float(document["figures"]["batches_per_s"]["value"])))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidArgumentError(f"--measured {path} must be a file of `bench --out` ({error!r})") from None
+    known.sort()
+    for nodes, speed in known:
+        share = speed * known[0][0] / (known[0][1] * nodes)
+        yield f"measured: {nodes} node(s): {speed:.4g} minibatches a second, {share:.0%} of {known[0][0]} node(s)' each"
 
 
 def _say(text: str) -> None:
