@@ -108,8 +108,8 @@ def test_wrong_options_are_named(typed_oracle: str, run_on: Callable[..., Outcom
     for options, says in (
         (("2,x", 5, "paper"), "--fanouts must be integers >= -1 with commas between"),
         (("2", 0, "paper"), "--batch-size must be an integer >= 1"),
-        (("2", 5, "papers"), "--seeds must be a node type of the graph, one of .*got 'papers'"),
-        (("2", 5, None), "--seeds must be a node type of the graph"),
+        (("2", 5, "papers"), "--seeds must be a node type, one of .*got 'papers'"),
+        (("2", 5, None), "--seeds must be a node type"),
     ):
         status, out, errors = run_on(run_command, typed_oracle, False, *options)
         assert status == 2 and out == "" and re.search(says, errors)

@@ -24,7 +24,7 @@ import mpigraph as mg
 import mpigraph.distributed as dist
 
 ROOT = str(Path(mg.__file__).parent)
-MOST_FILES, MOST_FRAMES = 15, 11
+MOST_FILES, MOST_FRAMES = 16, 13
 MPI_CALLS = {"Get", "Ialltoall", "Ialltoallv", "Irecv", "Isend", "Rget"}
 ROOMS = (
     "errors",

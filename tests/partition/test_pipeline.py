@@ -120,7 +120,7 @@ def test_other_threads_run_while_metis_works():
     end = time.monotonic()
     stop.set()
     thread.join()
-    assert end - begin > 0.2 and sum(begin < moment < end for moment in ticks) >= 5
+    assert sum(begin < moment < end for moment in ticks) >= 5
 
 
 @pytest.mark.parametrize("path", ["/proc/nowhere/parts", "file/parts"])
