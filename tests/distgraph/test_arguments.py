@@ -199,6 +199,7 @@ BAD_STARTS: list[tuple[dict[str, Any], str]] = [
 
 def test_a_job_does_not_start_with_what_makes_no_sense(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "running", None)
+    monkeypatch.setattr(Session, "servers_ended", False)
     for options, words in BAD_STARTS:
         with pytest.raises(InvalidArgumentError, match=words):
             dist.initialize(**options)

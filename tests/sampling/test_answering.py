@@ -55,7 +55,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
 
     monkeypatch.setattr(Store, "derived", derived)
     monkeypatch.setattr(Store, "tensor", lambda store, number: derived(store, EdgeWeights, number))
-    return Answers(store_of(OWNER, RANKS, None))
+    return Answers(store_of(OWNER, RANKS, None, RANKS))
 
 
 def request(number: int, **changed: Any) -> RelationRequest:
