@@ -35,7 +35,7 @@ from mpigraph.mpi.agree import no_way_back
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import HEAD, REQUEST, Request, Requester, RequestServer, answered, answering, complete
-from mpigraph.mpi.wait import TRANSFER
+from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.sources.row_source import Ticket
@@ -56,7 +56,6 @@ _OF_ALL = 24  # and of all replies together
 _MOST_REQUESTS = 64  # answered at once; the others wait at their senders
 _MOST_BYTES = 64 << 20  # of the requests that are answered at once
 _ROUSED = 0.5  # seconds for which a host that was roused surely looks often (PATIENCE of mpi/wait.py)
-_LONGEST_SLEEP = 0.05  # seconds after which a host that sleeps has looked
 _TOGETHER = 64  # requests that are packed together
 _SMALL = 64 << 10  # bytes of the reply to one of them: above that, a pass of its own costs next to nothing
 _NO_BYTES = np.empty(0, np.uint8)
@@ -178,7 +177,7 @@ class PackedTransport(Transport):
         self._pool = RowPool(kept=4 * _OF_ONE)
         self._windows: dict[int, WindowHandle] = {}
         self._roused: dict[int, float] = {}  # by rank, when it was asked last
-        self._rousing: list[Task[I64]] = []  # what was not answered at once
+        self._rousing: list[Task[None]] = []  # not answered yet
         self._faults: dict[tuple[int, int], MPIGraphError] = {}  # of sources, by the asker and the tag of its request
         self.server = RequestServer(
             self._comm, self._answer, max_bytes=_MOST_BYTES, max_tasks=_MOST_REQUESTS, together=_TOGETHER
@@ -318,11 +317,21 @@ class PackedTransport(Transport):
         asleep = [rank for rank in ranks if now - self._roused.get(rank, -math.inf) > _ROUSED]
         if asleep:
             self._roused.update(dict.fromkeys(asleep, now))
-            words = np.zeros(_HEADER, np.int64)
-            with self.world.watch("rousing hosts", whom=asleep), no_way_back(self._comm):  # MPI writes to their memory
-                asking = [Task(self._requester.ask(rank, words, "being roused")) for rank in asleep]
-                self._rousing = [task for task in [*self._rousing, *asking] if not task.done]
-                finish(asking, TRANSFER, _LONGEST_SLEEP)  # a host that does other work may look much later
+            for task in self._rousing:
+                task.advance()
+            self._rousing = [task for task in self._rousing if not task.done] + [Task(self._rouse(r)) for r in asleep]
+
+    def _rouse(self, rank: int) -> Coroutine[None]:
+        """Ask a host for nothing. No rank waits for the answer: a host in other work may look much later."""
+        tag = self._requester.next_tag()
+        answer = np.empty(HEAD, np.int64)
+        receiving = self._comm.Irecv([answer, MPI.INT64_T], rank, tag)
+        message = np.array([tag, *[0] * _HEADER])
+        self.traffic.sent(rank, message.nbytes)
+        sending = self._comm.Isend([message, MPI.INT64_T], rank, REQUEST)
+        yield receiving
+        self.traffic.received(rank, answer.nbytes)
+        yield sending
 
     def progress(self) -> bool:
         """Advance the replies to other ranks; return whether anything moved."""
@@ -333,15 +342,20 @@ class PackedTransport(Transport):
         """True while a request or reply is not complete."""
         return self.server.outstanding
 
+    @collective("world.comm")
     def close(self) -> None:
-        """Complete the replies."""
-        end = time.monotonic() + 1
-        while any(not task.done for task in self._rousing) and time.monotonic() < end:
-            for task in self._rousing:
-                task.advance()
-            self.server.progress()
-        for task in self._rousing:
-            task.cancel()
+        """Complete the replies; a host may be asked until no rank waits for an answer."""
+        backoff = Backoff()
+        with self.world.watch("the answers of roused hosts"):
+            while not all(task.done for task in self._rousing):
+                for task in self._rousing:
+                    task.advance()
+                self.server.progress()
+                backoff.pause(TRANSFER)
+            answered_all = self._comm.Ibarrier()
+            while not answered_all.Test():
+                self.server.progress()
+                backoff.pause(TRANSFER)
         self.server.drain(self.world, "sending the last rows")
 
     def _answer(self, server: RequestServer, requests: list[Request]) -> Coroutine[None]:

@@ -66,11 +66,11 @@ class RmaTransport(Transport):
             what = f"one-sided reads of rows of rank(s) {', '.join(str(rows.rank) for rows in requests)}"
             with no_way_back(self.world.comm, MPI.Exception):  # MPI is about to write to their memory
                 with self.world.watch(what):
-                    begin = clock()
                     gets = [_Get(window, rows, out) for rows in requests]
                 meanwhile()
                 with self.world.watch(what):
                     for get, rows in zip(gets, requests, strict=True):
+                        begin = clock()  # what has come before made no thread wait
                         self.traffic.sent(rows.rank, 0)
                         self.traffic.received(rows.rank, get.finish())
                         answered(rows.rank, begin)
