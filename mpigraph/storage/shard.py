@@ -255,11 +255,11 @@ class ShardReader:
         part: int | None = None,
         identity: str | None = None,
     ) -> None:
+        self._number: int | None = None  # of the file, where HDF5 has not opened it
         self._path = Path(path)
         self._owner = graph_name, part, identity
         self._datasets: dict[str, _Dataset] = {}
         self._file: h5py.File | None = None
-        self._number: int | None = None  # of the file, where HDF5 has not opened it
         self._hdf5()
 
     def _hdf5(self) -> Any:
@@ -391,6 +391,10 @@ class ShardReader:
         """Close the file."""
         self._datasets.clear()
         self.rest()
+
+    def __del__(self) -> None:
+        if self._number is not None:  # as HDF5's files, it closes with the last reader of its rows
+            os.close(self._number)
 
     def __enter__(self) -> "ShardReader":
         return self

@@ -1,5 +1,6 @@
 """The files of many parts: each is opened by HDF5 once, and few are open at a time."""
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from mpigraph.errors import ShardFormatError
+from mpigraph.formats.shards import read_partition
 from mpigraph.storage import shard
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
@@ -69,3 +71,13 @@ def test_a_file_that_changes_after_its_check_is_damaged(oracle, damage: str, tmp
                 file.write(bytes([byte[0] ^ 1]))
         with pytest.raises(ShardFormatError, match="checksum|ends before its rows"):
             files.open(1, "node_feats").read(name)
+
+
+def test_files_close_with_the_last_reader_of_their_rows(oracle) -> None:
+    before = open_files()
+    rows = read_partition(oracle(PARTS)).node_feats
+    assert all(len(feature.values[:]) for table in rows.values() for feature in table.values())
+    assert open_files() > before
+    del rows
+    gc.collect()
+    assert open_files() == before

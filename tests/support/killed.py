@@ -162,6 +162,11 @@ def of_case(token: str) -> list[str]:
     return found
 
 
+def new_segments(before: set[str], hosts: Any) -> list[str]:
+    """What MPI has left in shared memory of this host since then; hosts of their own have their own."""
+    return sorted(segments() - before) if hosts is None else []
+
+
 def hosts_left(hosts: Any) -> list[str]:
     """The processes that are left on hosts of their own."""
     return [f"process {pid}" for pid in hosts.processes()] if hosts is not None else []
@@ -186,10 +191,9 @@ def run(case: Case, path: str, python: list[str], hosts: Any = None) -> Result:
         before = segments()
         done = jobs.run_job([*command, *python, script, case.phase, case.victim, number, flag, path, folder], env)
         seconds = time.time() - float(flag.read_text())
-        end = time.monotonic() + 2  # the kernel takes a moment to end what was killed
-        while (left := of_case(token) + hosts_left(hosts)) and time.monotonic() < end:
+        end = time.monotonic() + 5  # the kernel takes a moment to end what was killed; jobs beside this one start
+        while (left := of_case(token) + hosts_left(hosts) + new_segments(before, hosts)) and time.monotonic() < end:
             time.sleep(0.05)
-        left += sorted(segments() - before) if hosts is None else []
         left += [str(path) for path in temporary.iterdir() if not path.name.startswith(KEPT)]
     lines = [line for line in done.output.splitlines() if " died at " in line]
     lines.sort(key=lambda line: line.rpartition(" died at ")[2])  # the earliest names the cause
