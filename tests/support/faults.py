@@ -170,6 +170,7 @@ def train():
             loss.backward()
             optimizer.step()
             step += 1
+    del model  # before its group: torch may hang where the model is the last to hold a Gloo group
     torch.distributed.destroy_process_group()
 
 
