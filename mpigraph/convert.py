@@ -8,7 +8,7 @@ attributes other than one number or one row of numbers for each node or edge are
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
 from mpigraph.graphs.pyg import from_pyg, to_pyg
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, relation_key
+from mpigraph.namespaces import attach
 from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature
@@ -195,3 +196,7 @@ def _take(frame: Frame, records: list[dict[str, Any]], names: Sequence[str] | No
         except (TypeError, ValueError) as error:
             if names is not None:
                 raise GraphDataError(f"attribute {name!r} of {frame.owner} is not numeric: {error}") from error
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, __all__)

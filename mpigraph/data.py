@@ -1,8 +1,11 @@
 """Generated graphs in memory, with labels, features and masks, for experiments."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from mpigraph.graphs.hetero import HeteroGraph, graph
+from mpigraph.namespaces import attach
 from mpigraph.partition import generate as generator
 
 __all__ = ["generate"]
@@ -42,3 +45,7 @@ def generate(
     for name, values in arrays.items():
         g.ndata[name] = torch.from_numpy(values)
     return g
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, __all__)

@@ -6,6 +6,9 @@ derives from that class too, so that ``except ValueError`` keeps working. Checks
 
 import operator
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mpigraph.namespaces import attach
 
 __all__ = [
     "ClosedError",
@@ -25,9 +28,6 @@ __all__ = [
     "SharedMemoryError",
     "StorageError",
     "TensorMismatchError",
-    "check_integer",
-    "check_state",
-    "check_text",
 ]
 
 
@@ -204,3 +204,6 @@ def check_text(name: str, value: object) -> str:
 
 DGLError = MPIGraphError
 """DGL's name of the base class."""
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, __all__)

@@ -1,12 +1,21 @@
-"""Errors for names looked up in the wrong namespace: they name the right one."""
+"""The lookup of names in public modules: their API alone, and for others an error that names the right module."""
 
 import ast
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
-__all__ = ["missing"]
+_NAMESPACES = ("", *"distributed dataloading nn inference checkpoint convert data function errors".split())
 
-_NAMESPACES = ("", "distributed", "dataloading", "nn", "inference", "checkpoint", "convert", "data", "function")
+
+def attach(module: str, names: list[str]) -> tuple[Callable[[str], NoReturn], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a module, for its public names."""
+
+    def lookup(name: str) -> NoReturn:
+        raise missing(module, name)
+
+    return lookup, lambda: names
 
 
 def missing(module: str, name: str) -> AttributeError:

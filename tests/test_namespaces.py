@@ -1,5 +1,6 @@
-"""Names that are asked of the wrong namespace."""
+"""Users' namespaces show the API alone; names that are asked of the wrong one."""
 
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
@@ -20,7 +21,23 @@ WRONG = [
     (distributed, "heterograph", "mpigraph.heterograph"),
     (dataloading, "DistGraph", "mpigraph.distributed.DistGraph"),
     (nn, "DistEmbedding", "mpigraph.distributed.DistEmbedding"),
+    (mpigraph, "PartitionError", "mpigraph.errors.PartitionError"),
 ]
+NAMESPACES = """
+    mpigraph mpigraph.checkpoint mpigraph.convert mpigraph.data mpigraph.dataloading
+    mpigraph.dataloading.negative_sampler mpigraph.distributed mpigraph.distributed.nn mpigraph.distributed.optim
+    mpigraph.errors mpigraph.function mpigraph.inference mpigraph.nn mpigraph.nn.functional mpigraph.nn.pytorch
+""".split()
+
+
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_a_namespace_shows_the_api_alone(name: str) -> None:
+    names: dict[str, object] = {}
+    exec(f"from {name} import *", names)
+    del names["__builtins__"]
+    assert set(names) == set(import_module(name).__all__) == set(dir(import_module(name)))
+    homes = {key: getattr(value, "__module__", getattr(value, "__name__", "mpigraph")) for key, value in names.items()}
+    assert [key for key, home in homes.items() if key.startswith("_") or not home.startswith("mpigraph")] == []
 
 
 @pytest.mark.parametrize(("module", "name", "there"), WRONG, ids=lambda value: getattr(value, "__name__", value))

@@ -1,6 +1,8 @@
 """``examples`` and ``slurm``: copy the example scripts, or the Slurm scripts, that come with the library."""
 
 import argparse
+import os.path
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 from mpigraph.errors import InvalidArgumentError
 
 _FOLDERS = {"examples": "the example scripts", "slurm": "the Slurm scripts"}
+_LINK = re.compile(r"\[([^]]+)\]\((\.\.?/[^)#]+)[^)]*\)")
 
 
 def add_parser(commands: Any) -> None:
@@ -32,5 +35,19 @@ def _copy(name: str, arguments: argparse.Namespace) -> int:
     for path in files:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / path, target / path)
+        if path.suffix == ".md":
+            (target / path).write_text(_inner_links((source / path).read_text("utf-8"), name, path), "utf-8")
         print(target / path)
     return 0
+
+
+def _inner_links(text: str, folder: str, path: Path) -> str:
+    """Replace the links of a document that lead out of its folder by the names of documents in the sources."""
+
+    def replaced(link: re.Match[str]) -> str:
+        there = os.path.normpath(os.path.join(folder, path.parent, link[2]))
+        if there.startswith(f"{folder}/"):
+            return link[0]
+        return link[1] if there in link[1] else f"{link[1]} (`{there}`)"
+
+    return _LINK.sub(replaced, text)

@@ -3,7 +3,7 @@
 ``Dist...`` loaders are of distributed graphs, the others of graphs in memory.
 """
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from mpigraph.dataloading import negative_sampler
 from mpigraph.dataloading.edge_loader import DistEdgeDataLoader, EdgeCollator
@@ -33,7 +33,7 @@ from mpigraph.dataloading.sampler import (
 )
 from mpigraph.dataloading.shadow import ShaDowKHopSampler
 from mpigraph.dataloading.walk_samplers import PinSAGESampler, RandomWalkNeighborSampler
-from mpigraph.namespaces import missing
+from mpigraph.namespaces import attach
 
 __all__ = [
     "BlockSampler",
@@ -71,6 +71,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> NoReturn:
-        raise missing(__name__, name)
+    __getattr__, __dir__ = attach(__name__, __all__)

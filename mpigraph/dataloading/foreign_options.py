@@ -20,6 +20,7 @@ _CHANGE_NOTHING = frozenset(
     """.split()
 )
 _INSTEAD = {
+    "cache_policy": "a full cache keeps the rows that are read soonest; cache= is its size",
     "g_sampling": "neighbours are sampled from the graph of the edges: leave it out; what to leave out of the graph is "
     "exclude=, a fanout of 0 for a relation, or a sampler of your own",
     "load_input": "name the features: features=[...] gathers them for the input nodes",

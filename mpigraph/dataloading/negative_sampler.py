@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -36,21 +36,16 @@ from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.kernels.negatives import draw_nodes, draw_others, keep_candidates
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.metadata.schema import Relation
+from mpigraph.namespaces import attach
 
 __all__ = [
-    "NO_EDGES",
-    "Edges",
-    "find_edges",
     "GlobalUniform",
     "InBatch",
     "JointUniform",
     "LocalUniform",
     "NegativeSampler",
-    "Negatives",
-    "NegativesOf",
     "PerSourceUniform",
     "Uniform",
-    "draw_negatives",
 ]
 
 _Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -312,3 +307,7 @@ def describe_negatives(sampler: object) -> str:
     if isinstance(sampler, NegativeSampler):
         return sampler.describe()
     return str(getattr(sampler, "__qualname__", type(sampler).__qualname__))
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, __all__)

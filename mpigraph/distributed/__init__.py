@@ -20,7 +20,7 @@ from mpigraph.distgraph.split import edge_split, node_split
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distributed import nn, optim
 from mpigraph.distributed.optim import SparseAdagrad, SparseAdam, SparseSGD
-from mpigraph.namespaces import missing
+from mpigraph.namespaces import attach
 from mpigraph.process_group.process_group import MPIProcessGroup
 from mpigraph.session.context import exit_client, initialize, is_initialized
 
@@ -67,10 +67,11 @@ if TYPE_CHECKING:
         partition_graph,
     )
 else:
+    _missing, __dir__ = attach(__name__, __all__)
 
     def __getattr__(name: str) -> Any:
         if name in ("load_partition", "load_partition_book", "load_partition_feats", "partition_graph"):
             from mpigraph.distgraph import partitioning  # with all formats of graphs: training does not need them
 
             return getattr(partitioning, name)
-        raise missing(__name__, name)
+        return _missing(name)

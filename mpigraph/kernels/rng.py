@@ -41,7 +41,7 @@ def combine(key: int | np.uint64, *words: int | np.uint64) -> np.uint64:
         key: any integer; taken modulo 2**64.
         words: likewise.
     """
-    result = np.uint64(int(key) % 2**64)
+    result: np.uint64 = np.uint64(int(key) % 2**64)
     for word in words:
         result = np.uint64(_combine(result, np.uint64(int(word) % 2**64)))
     return result
@@ -60,7 +60,8 @@ def draw_below(h: Any, n: Any) -> Any:
 @njit(nogil=True, cache=True, inline="always")
 def uniform01(h: np.uint64) -> float:
     """Map a hash to a float64 in ``(0, 1)``: 52 random bits, never 0 and never 1."""
-    return (np.float64(h >> _S12) + 0.5) * (1.0 / 4503599627370496.0)
+    number: float = (np.float64(h >> _S12) + 0.5) * (1.0 / 4503599627370496.0)
+    return number
 
 
 @njit(nogil=True, cache=True)
@@ -77,4 +78,5 @@ def fingerprint(ids: I64) -> np.uint64:
     Args:
         ids: int64[n].
     """
-    return np.uint64(_fingerprint(ids))
+    result: np.uint64 = np.uint64(_fingerprint(ids))
+    return result

@@ -35,7 +35,7 @@ def bad_source(indptr: I64, indices: Array, num_nodes: int) -> int:
 @njit(nogil=True, cache=True)
 def hash_of_sources(indices: Array) -> np.uint64:
     """Return the sum of hashes of the sources of all edges, int32 or int64[m], modulo 2**64."""
-    total = np.uint64(0)
+    total: np.uint64 = np.uint64(0)
     for i in range(len(indices)):
         total += mix64(np.int64(indices[i]))
     return total
@@ -49,7 +49,7 @@ def hash_of_degrees(out_degrees: I64, first_node: int) -> np.uint64:
 
     out_degrees: int64[n].  first_node: id of the first.
     """
-    total = np.uint64(0)
+    total: np.uint64 = np.uint64(0)
     for i in range(len(out_degrees)):
         total += np.uint64(out_degrees[i]) * mix64(np.int64(first_node + i))
     return total

@@ -1,8 +1,8 @@
 """Graph neural network layers on blocks and graphs, with the names and numerics of ``dgl.nn``."""
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from mpigraph.namespaces import missing
+from mpigraph.namespaces import attach
 from mpigraph.nn.attention import EdgeGATConv, GATConv, GATv2Conv
 from mpigraph.nn.drop import Dropout, dropout, relu_dropout
 from mpigraph.nn.edge_predictor import EdgePredictor
@@ -45,6 +45,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> NoReturn:
-        raise missing(__name__, name)
+    __getattr__, __dir__ = attach(__name__, __all__)

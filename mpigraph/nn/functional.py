@@ -1,5 +1,7 @@
 """The softmax over the edges of a node, as in ``dgl.nn.functional``."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
@@ -7,6 +9,9 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import ALL, IdsLike, as_ids
 from mpigraph.graphs.in_memory import check_range
 from mpigraph.graphs.message_passing import MessagePassing
+from mpigraph.namespaces import attach
+
+__all__ = ["edge_softmax"]
 
 
 def edge_softmax(
@@ -82,3 +87,7 @@ class _Softmax(torch.autograd.Function):
 
 def _group_sums(rows: torch.Tensor, group: torch.Tensor, num_groups: int) -> torch.Tensor:
     return rows.new_zeros(num_groups, *rows.shape[1:]).index_add_(0, group, rows).index_select(0, group)
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, __all__)

@@ -1,5 +1,8 @@
 """The layers by DGL's module name: ``import mpigraph.nn.pytorch as dglnn``."""
 
+from typing import TYPE_CHECKING
+
+from mpigraph.namespaces import attach
 from mpigraph.nn import APPNPConv as APPNPConv
 from mpigraph.nn import Dropout as Dropout
 from mpigraph.nn import EdgeConv as EdgeConv
@@ -24,3 +27,6 @@ from mpigraph.nn import __all__ as __all__
 from mpigraph.nn import dropout as dropout
 from mpigraph.nn import edge_softmax as edge_softmax
 from mpigraph.nn import relu_dropout as relu_dropout
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = attach(__name__, __all__)

@@ -81,7 +81,8 @@ class Scratch:
         try:
             with self.open() as file:
                 os.posix_fallocate(file.fileno(), 0, size)  # where the disk is full: an error here, no SIGBUS later
-                return np.ndarray(count, dtype, mmap.mmap(file.fileno(), size))
+                array: Array = np.ndarray(count, dtype, mmap.mmap(file.fileno(), size))
+                return array
         except OSError as error:
             raise self.failure("write", error) from error
 

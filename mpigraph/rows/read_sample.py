@@ -76,7 +76,8 @@ def chosen(rows: I64, power: int) -> I64:
     """Return those of ``rows`` (int64[n]) that are in a sample of one of 2**power rows."""
     hashes: U64 = np.empty(len(rows), np.uint64)
     hash_each(_KEY, rows, hashes)
-    return rows[hashes <= np.uint64((1 << 64 - power) - 1)]
+    sample: I64 = rows[hashes <= np.uint64((1 << 64 - power) - 1)]
+    return sample
 
 
 _samples: list[dict[int, _Sample]] = []  # by number of the tensor; one while a report is being made, else none

@@ -158,7 +158,7 @@ class RowTensor:
 
     def segment(self, host: int) -> Array:
         """Return the rows on local host ``host``, a read-only view."""
-        rows = self.window.memory(host).view()
+        rows: Array = self.window.memory(host).view()
         rows.flags.writeable = False
         return rows
 

@@ -65,7 +65,7 @@ def storage_dtype(logical: str) -> np.dtype[np.generic]:
 
 def logical_dtype(dtype: npt.DTypeLike) -> str:
     """Return the logical name of a numpy dtype."""
-    name = np.dtype(dtype).name
+    name: str = np.dtype(dtype).name
     storage_dtype(name)
     return name
 

@@ -186,9 +186,9 @@ def _in_16_bits(rows: Array, dtype: str) -> Array:
             rounded = rows.astype(np.float16)
             lost = _first_lost(rows, np.isinf(rounded))
     if lost >= 0:
-        row, *columns = map(int, np.unravel_index(lost, rows.shape))
+        row, *columns = np.unravel_index(lost, rows.shape)
         column = "".join(f", column {number}" for number in columns)
-        raise RoundingError(row, f"{rows[(row, *columns)]}{column} does not fit {dtype}")
+        raise RoundingError(int(row), f"{rows.flat[lost]}{column} does not fit {dtype}")
     return rounded
 
 

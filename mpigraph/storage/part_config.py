@@ -231,6 +231,9 @@ class PartConfig:
     @classmethod
     def _from_json(cls, path: Path, content: dict[str, Any]) -> "PartConfig":
         check_graph_name(_a_string(content["graph_name"]))
+        for key in ("ntypes", "etypes", "node_map", "edge_map", "node_features", "edge_features"):
+            if not isinstance(content[key], dict):
+                raise PartitionError(f"{key} must be a JSON object, with types as keys (got {content[key]!r:.60})")
         ntypes = _by_id(content["ntypes"])
         etypes = _by_id(content["etypes"])
         schema = Schema(tuple(ntypes), tuple(parse_relation(key) for key in etypes))

@@ -13,6 +13,7 @@ import hashlib
 import math
 import os
 import threading
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -281,7 +282,7 @@ class ShardReader:
             self._file.close()
             self._file = None
         if self._number is not None:
-            os.close(self._number)
+            self._close_number()
             self._number = None
 
     def names(self) -> list[str]:
@@ -356,6 +357,7 @@ class ShardReader:
         with self._failures(f"dataset {name!r}"):
             if self._file is None and self._number is None:
                 self._number = open_regular(self._path)
+                self._close_number = weakref.finalize(self, os.close, self._number)  # with the last reader of its rows
             number: Any = self._number if self._file is None else self._file.id.get_vfd_handle()
             place = (dataset.begin or 0) + begin * dataset.row_bytes
             while len(left):
@@ -391,10 +393,6 @@ class ShardReader:
         """Close the file."""
         self._datasets.clear()
         self.rest()
-
-    def __del__(self) -> None:
-        if self._number is not None:  # as HDF5's files, it closes with the last reader of its rows
-            os.close(self._number)
 
     def __enter__(self) -> "ShardReader":
         return self

@@ -68,7 +68,7 @@ def _edge_begins(files: PartFiles, of_parts: I64, nodes: tuple[I64, ...], host: 
     """Return the first edge of a host in each relation, read from ``indptr`` where it begins inside a part."""
     book = files.config.book
     part = (host * book.num_parts) // len(nodes[0][:-1])
-    begins = of_parts[:, part].copy()
+    begins: I64 = of_parts[:, part].copy()
     inside = [int(of_hosts[host] - offsets[part]) for of_hosts, offsets in zip(nodes, book.node_offsets, strict=True)]
     for relation in range(len(begins)) if any(inside) else ():
         if row := inside[book.schema.ends(relation)[1]]:

@@ -165,7 +165,8 @@ class Store:
             GraphDataError, SharedMemoryError: see :meth:`.VersionedTables.prepare`; on every rank.
         """
         for numbers in sorted(map(tuple, keys)):
-            known = self._derived.get((kind, *numbers))
+            key = (kind, *numbers)
+            known = self._derived.get(key)
             if known is not None and known.sound:
                 continue
             tensor = self.tensors[numbers[0]]
@@ -176,7 +177,7 @@ class Store:
                 if known is None:
                     tables.close()
                 raise
-            self._derived[(kind, *numbers)] = tables
+            self._derived[key] = tables
 
     @collective("world.comm")
     def turn(self, name: str, relations: Iterable[int]) -> None:

@@ -32,6 +32,11 @@ def test_examples_and_slurm_scripts_come_along(installed: Path, tmp_path: Path) 
         copied = ran(installed, tmp_path, "-m", "mpigraph", name, name)
         assert os.path.join(name, some) in copied.stdout.splitlines(), copied.output
         assert (tmp_path / name / some).read_text() == (ROOT / name / some).read_text()
+        documents = list((tmp_path / name).rglob("*.md"))
+        links = [
+            path.parent / to for path in documents for to in re.findall(r"\]\((?!http|#)([^)#]+)", path.read_text())
+        ]
+        assert len(links) > 3 and [link for link in links if not link.exists()] == []
         again = ran(installed, tmp_path, "-m", "mpigraph", name, name)
         assert again.status == 2 and "give another folder" in again.stderr
     done = ran(installed, tmp_path, "examples/quickstart.py", ranks=2)

@@ -144,7 +144,7 @@ def test_splits_read_again_only_what_they_need(job: SharedJob, oracle, monkeypat
     assert sum(gathered, []) == list(range(0, NUM_NODES, 3))
 
 
-class Pretended:
+class Arithmetic:
     """A mask of so many entries that selects every ``step``-th one; it notes how many are read."""
 
     def __init__(self, count: int, step: int) -> None:
@@ -167,7 +167,7 @@ def test_a_trainer_of_a_thousand_reads_its_own_piece(hosts: int, step: int) -> N
     assert table <= max(1 << 15, 8 * hosts)
     whole = -(-count // step)
     for trainer in (0, 511, 1023):
-        mask = Pretended(count, step)
+        mask = Arithmetic(count, step)
         ids = _counted_share(mask, counts.blocks(), trainer, trainers)
         begin, end = _bounds(whole, trainer, trainers)
         assert ids is not None and np.array_equal(ids, np.arange(begin, end) * step)
@@ -175,7 +175,7 @@ def test_a_trainer_of_a_thousand_reads_its_own_piece(hosts: int, step: int) -> N
         assert mask.read <= (end - begin) * step + blocks + 2
         assert mask.read + table <= 2 * count / trainers  # and all of it 500 times less than the mask
     wrong = MaskCounts(NO_MASK, bounds, np.maximum(counts.counts - 1, 0), 1)
-    assert _counted_share(Pretended(count, step), wrong.blocks(), 5, trainers) is None
+    assert _counted_share(Arithmetic(count, step), wrong.blocks(), 5, trainers) is None
 
 
 def test_a_mask_is_counted_anew_when_it_was_written(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def blocks(monkeypatch):
     monkeypatch.setattr(reading_ranks, "_CHUNK_BYTES", 1000)
 
 
-def pretend(nodes, comm, monkeypatch):
+def simulate(nodes, comm, monkeypatch):
     """Make ranks believe that they are on two nodes, or cannot open one another's files; not where they are alone."""
     if nodes == "two nodes":
         monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=f"node{comm.rank // 2}"))
@@ -77,7 +77,7 @@ def pretend(nodes, comm, monkeypatch):
 @pytest.mark.parametrize("nodes", NODES)
 def test_all_ranks_have_what_one_has(comm: MPI.Intracomm, monkeypatch, blocks, nodes: str, kind: str) -> None:
     parsed = []
-    pretend(nodes, comm, monkeypatch)
+    simulate(nodes, comm, monkeypatch)
     parse = table_columns._parse
 
     def counted(*arguments):
@@ -181,7 +181,7 @@ def test_parts_of_dgl_are_read_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
 @pytest.mark.parametrize("nodes", NODES)
 def test_everything_of_a_graph_is_shared(comm: MPI.Intracomm, monkeypatch, nodes: str) -> None:
-    pretend(nodes, comm, monkeypatch)
+    simulate(nodes, comm, monkeypatch)
 
     def read() -> GraphSource:
         ends = mapped_npy(folder / "ends.npy")

@@ -81,6 +81,7 @@ def test_wrong_part_paths(tmp_path):
         (lambda c: c.update(num_nodes=7), "node_map covers 6 ids, expected 7"),
         (lambda c: c.update(num_parts=2), r"must have 2 ranges"),
         (lambda c: c["node_map"].pop("a"), "node_map has the types"),
+        (lambda c: c.update(edge_map=[[0, 2]]), "edge_map must be a JSON object, with types as keys"),
         (lambda c: c["node_map"].update(a=[[0, 2], [2, 2], [4, 7]]), "inconsistent"),
         (lambda c: c["node_map"].update(a=[[2, 0], [2, 2], [3, 6]]), "ends before it begins"),
         (lambda c: c["edge_map"].update({"a:x:b": "no"}), "damaged|must have"),
