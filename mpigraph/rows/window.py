@@ -214,6 +214,7 @@ class RowWindow:
                 begin, end = self.offsets[host : host + 2].tolist()
                 rows = ids[positions] - begin
                 remote.append(RemoteRows(int(self.world.hosts[host]), end - begin, rows, positions))
+        remote.sort(key=lambda rows: rows.rank < self.world.rank)  # else all ranks ask the same host first
         return remote
 
     def load(self, ids: I64, positions: I64, out: Array) -> None:

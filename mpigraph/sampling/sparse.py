@@ -50,6 +50,8 @@ class SparseChannel(Channel):
             raise error
         with UNINTERRUPTED, self._exchange.gate:
             self.rounds += 1
+            own = self._exchange.world.rank
+            asked = dict(sorted(asked.items(), key=lambda one: one[0] < own))  # else all ask the same owner first
             ranks = ", ".join(map(str, list(asked)[:_SHOWN])) + (", ..." if len(asked) > _SHOWN else "")
             what = f"sampling round {self.rounds} of {self.name}: what rank(s) {ranks} answer"
             requester = self._exchange.requester

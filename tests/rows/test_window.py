@@ -26,6 +26,24 @@ def segment_sizes(hosts: int) -> list[int]:
     return [0 if h == 1 else 5 + 3 * h for h in range(hosts)]
 
 
+def test_each_rank_asks_the_hosts_behind_it_first(layout: Job) -> None:
+    asked = []
+
+    class Noted:
+        def read(self, window, remote, out, meanwhile):
+            asked.extend(rows.rank for rows in remote)
+            service.transport.read(window, remote, out, meanwhile)
+
+    with rows_of(layout) as service:
+        world = service.world
+        window = RowWindow(service, np.arange(len(world.hosts) + 1), (), "i8")
+        world.comm.Barrier()
+        window.gather(np.arange(len(world.hosts)), transport=Noted() if service.transport else None)
+        elsewhere = world.hosts[~world.is_local].tolist()
+        assert asked == [r for r in elsewhere if r > world.rank] + [r for r in elsewhere if r < world.rank]
+        world.comm.Barrier()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_written_and_read_local_and_remote(layout: Job, kind: str) -> None:
     with rows_of(layout, window=kind) as service:
