@@ -28,6 +28,8 @@ CACHES = 0.5
 """Of the memory that is free once a graph is open, for caches of rows on disk (``rows/row_cache.py``)."""
 OF_ROW, OF_SLOT = 4, 12
 """Bytes that a cache takes for a row of the tensor, kept or not, and for a slot besides the row."""
+OF_ROW_AHEAD, FETCHES = 8, 128 << 20
+"""Bytes that a trainer takes for a row of a tensor on disk, and for a tensor, to read ahead (``rows/row_cache.py``)."""
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -55,13 +57,14 @@ class Sizes:
     columns: int  # features of one number a row, labels and masks
     features: int  # the other features
     processes: int  # ranks before their first minibatch
+    ahead: int  # by which trainers read rows on disk ahead
     files: int  # of the node's parts
     rows: int  # rows of the other features on all nodes together
     row_bytes: int  # mean bytes of such a row
 
     def memory(self, on_disk: bool) -> int:
         """Return the bytes of a node's memory that are taken before caches and minibatches."""
-        return self.topology + self.columns + self.processes + (0 if on_disk else self.features)
+        return self.topology + self.columns + self.processes + (self.ahead if on_disk else self.features)
 
     def cache(self, memory: int) -> tuple[int, float]:
         """Return the bytes of caches where a node has so much memory and features are on disk, and what they hold.
@@ -116,8 +119,8 @@ def _pair(word: str, default: str, option: str) -> tuple[str, int]:
     return name if equals else default, check_integer(option, count, 0, 1 << 60)
 
 
-def plan(config: PartConfig, num_nodes: int, ranks: int) -> Sizes:
-    """Return what a graph takes on the largest of ``num_nodes`` nodes with so many ranks each."""
+def plan(config: PartConfig, num_nodes: int, trainers: int, servers: int = 0) -> Sizes:
+    """Return what a graph takes on the largest of ``num_nodes`` nodes with so many trainers and servers each."""
     book, schema = config.book, config.schema
     nodes = RangeBook(
         schema,
@@ -142,7 +145,8 @@ def plan(config: PartConfig, num_nodes: int, ranks: int) -> Sizes:
         int(topology[largest]),
         int((narrow - topology)[largest]),
         int((everything - narrow)[largest]),
-        ranks * PROCESS,
+        (trainers + servers) * PROCESS,
+        trainers * (OF_ROW_AHEAD * rows + FETCHES * len(of_rows)),
         int((everything + original_ids)[largest]),
         rows,
         sum(count * nbytes for count, nbytes in of_rows) // max(rows, 1),
@@ -180,12 +184,12 @@ def run(arguments: argparse.Namespace) -> int:
         counts = [check_integer("--plan", int(text), 1) for text in arguments.plan.split(",")]
     except ValueError as error:
         raise InvalidArgumentError(f"--plan must be numbers of nodes such as 2,4,8, --memory a size: {error}") from None
-    ranks = check_integer("--trainers", arguments.trainers, 1) + check_integer("--servers", arguments.servers, 0)
-    plans = [plan(config, count, ranks) for count in counts]
+    ranks = check_integer("--trainers", arguments.trainers, 1), check_integer("--servers", arguments.servers, 0)
+    plans = [plan(config, count, *ranks) for count in counts]
     if arguments.json:
         print(json.dumps([_as_json(sizes, memory) for sizes in plans], indent=2), flush=True)
     else:
-        print("\n".join(_as_text(plans, ranks, memory)), flush=True)
+        print("\n".join(_as_text(plans, sum(ranks), memory)), flush=True)
     return 0
 
 

@@ -44,7 +44,8 @@ class DistNodeDataLoader(SampledDataLoader):
             default their own, where nodes have times.
         cache: memory on each node for copies of rows of ``features`` (and of the sampler's) that other nodes hold, or
             that are on disk, shared by its trainers: a size for all of them, such as "2GiB"; "auto" for a quarter of
-            what is free, with rows on disk for half of it; or None. The minibatches are the same.
+            what is free, with rows on disk for up to half of it, less where memory becomes short; or None. The
+            minibatches are the same.
         lookahead: how many minibatches are sampled ahead, so that it is known what they read: a full cache keeps
             the rows that they read soonest, and disks read rows before they are needed. Their blocks are kept
             meanwhile. By default 8, 0 without a cache, and with rows on disk up to 16, one for each free GiB of a

@@ -68,6 +68,13 @@ def new_slots(first: int, count: int, ahead: int) -> Slots:
     )
 
 
+def cut(own: Slots) -> Slots:
+    """Return those slots that were used so far, none of whose next reads was noted."""
+    used = own.state[_USED]
+    tables = {name: getattr(own, name)[:used] for name in ("next_use", "following", "uses", "idle", "is_idle")}
+    return own._replace(**tables)
+
+
 @njit(nogil=True, cache=True)
 def empty(own: Slots) -> None:
     """Empty the slots."""

@@ -24,7 +24,7 @@ from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.kernels.upcoming import NEVER, add_reads, add_reads_of, advance, split_free, with_neighbours
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.read_sample import note
-from mpigraph.rows.row_cache import RowCache
+from mpigraph.rows.row_cache import STAGE_BYTES, STAGES, RowCache
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.transport import nothing
 from mpigraph.rows.window import Fetch, RowWindow
@@ -32,9 +32,7 @@ from mpigraph.trace import count, span
 
 _FETCHED_TOGETHER = 4 << 20  # bytes from which on a fetch of more minibatches makes messages no more efficient
 _MOST_TOGETHER = 16  # minibatches in one fetch
-_STAGES = 2  # fetches in memory: the present one and the next
 _MOST_NEIGHBOURS = 2  # for each missing row
-_STAGE_BYTES = 64 << 20  # of a stage's missing rows and neighbours, unless the missing ones take more
 
 
 @dataclass(frozen=True)
@@ -221,7 +219,7 @@ class CachedRows:
         self.upcoming = upcoming
         self.fetched_rows = 0
         self._pool = pool
-        self._stages = RowPool(_STAGES, one_size=True)
+        self._stages = RowPool(STAGES, one_size=True)
         self._stage: _Stage | None = None
         self._words: Array = np.empty((0, 0))  # its rows by place
         self._begun: _Stage | None = None  # the next one
@@ -303,7 +301,7 @@ class CachedRows:
         """Keep rows that had no slot: all while slots are free, then those that are worth it."""
         cache = self.cache
         if not self._chooses:
-            if cache.used + absent <= cache.per_trainer:
+            if cache.has_free(absent):
                 if absent:
                     cache.keep_all(read.rows, slots, read.priced, words)
                 return
@@ -322,7 +320,7 @@ class CachedRows:
             uses = np.full(1 << len(rows).bit_length(), NEVER, np.int32)
             uses[: len(rows)] = self.upcoming.soon[rows]
             cache.admit(rows, slots, stage.beside, self._words, 0, uses)
-        elif cache.used + len(rows) <= cache.per_trainer:
+        elif cache.has_free(len(rows)):
             cache.keep_all(rows, slots, stage.beside, self._words)
 
     def _with_neighbours(self, missing: I64, last: int) -> tuple[I64, I64, I64]:
@@ -334,7 +332,7 @@ class CachedRows:
         if not self._reach or not self.cache.per_trainer:
             return missing, np.arange(len(missing)), missing[:0]
         order = np.argsort(missing)
-        fit = max(_STAGE_BYTES // self.rows.window.row_bytes - len(missing), 0)
+        fit = max(STAGE_BYTES // self.rows.window.row_bytes - len(missing), 0)
         beside = np.empty(min(_MOST_NEIGHBOURS * len(missing), fit), np.int64)
         rows = np.empty(len(missing) + len(beside), np.int64)
         places, at = np.empty((2, len(missing)), np.int64)

@@ -23,6 +23,7 @@ from mpigraph.kernels.row_slots import (
     admit,
     changed,
     confirm_slots,
+    cut,
     empty,
     expect_none,
     find_slots,
@@ -35,7 +36,8 @@ from mpigraph.kernels.row_slots import (
     take_free,
     touch,
 )
-from mpigraph.memory import free_memory
+from mpigraph.log import get_logger
+from mpigraph.memory import free_memory, in_units
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.segments import Block
@@ -44,9 +46,17 @@ from mpigraph.rows.shm_check import free_shared_memory
 _LINE = 64  # bytes that tables are aligned to
 _OF_SLOT = 8 + 4  # bytes that a slot takes in the tables besides the row
 _OF_ROW = 4  # bytes that a row of the tensor takes in the tables, kept or not
+OF_MINIBATCHES = 512 << 20
+"""Bytes of a trainer for minibatches that wait and the model's step, which are not known when caches are made."""
+_OF_ROW_AHEAD = 8  # bytes of a trainer for each row of a tensor on disk, by which it knows the next reads
+STAGES = 2
+"""Fetches of a loader in memory: the present one and the next."""
+STAGE_BYTES = 64 << 20
+"""Of a fetch's missing rows and their neighbours on disk, unless the missing ones take more."""
 _NO_VERSION = -1
 _OF_FREE = 0.25  # of the free memory, for caches whose size was not set
 _OF_FREE_ON_DISK = 0.5  # the same, for rows on disk, which would lie in memory otherwise
+_LEFT_FREE = 0.125  # of the free memory, at which such caches grow no more
 _MOST_OF_FREE = 0.5  # of the free memory, for more than one slot a row where the size was set
 _MOST = 2**31 - 2  # slots of a node: their numbers are 32 bits
 
@@ -61,6 +71,11 @@ def cache_memory(num_rows: int, slots: int, row_bytes: int) -> int:
     return _OF_ROW * num_rows + slots * (row_bytes + _OF_SLOT)
 
 
+def ahead_memory(num_rows: int) -> int:
+    """Return the bytes that a trainer takes, besides its slots, to read rows of a tensor on disk ahead."""
+    return _OF_ROW_AHEAD * num_rows + STAGES * STAGE_BYTES
+
+
 @collective("world.node")
 def slots_for(
     world: World, tensors: Sequence[RowTensor], nbytes: int, promised: int, local_too: bool = False
@@ -73,7 +88,8 @@ def slots_for(
     Args:
         world: the job.
         tensors: the tensors; each gets a share of the bytes in proportion to its priced rows.
-        nbytes: bytes of all caches together on this node; below 0 a part of the free memory.
+        nbytes: bytes of all caches together on this node; below 0 a part of the free memory, with rows on disk of what
+            trainers leave that read them (:func:`ahead_memory`).
         promised: free bytes that other caches may take.
         local_too: free rows are kept, too; else a trainer has at most as many slots as there are priced rows.
     """
@@ -85,8 +101,10 @@ def slots_for(
     free = np.array([free_for_caches(world) - promised], np.int64)
     world.node.Allreduce(MPI.IN_PLACE, free, op=MPI.MIN)  # ranks may look at different moments
     if nbytes < 0:
-        on_disk = any(tensor.window.from_sources for tensor in tensors)
-        nbytes = max(int(free[0] * (_OF_FREE_ON_DISK if on_disk else _OF_FREE)), 0)
+        on_disk = [tensor.shape[0] for tensor in tensors if tensor.window.from_sources]
+        ahead = OF_MINIBATCHES + sum(map(ahead_memory, on_disk)) if on_disk else 0
+        left = free[0] - world.num_local_trainers * ahead
+        nbytes = max(int(left * (_OF_FREE_ON_DISK if on_disk else _OF_FREE)), 0)
     elif not local_too:
         nbytes = min(nbytes, max(int(free[0] * _MOST_OF_FREE), sum(whole)))
     most = _MOST // world.num_local_trainers
@@ -141,7 +159,9 @@ class RowCache:
     """
 
     @collective("world.comm")
-    def __init__(self, world: World, number: int, rows: RowTensor, per_trainer: int, ahead: int) -> None:
+    def __init__(
+        self, world: World, number: int, rows: RowTensor, per_trainer: int, ahead: int, grows: bool = False
+    ) -> None:
         """Allocate empty slots.
 
         Args:
@@ -150,10 +170,12 @@ class RowCache:
             rows: the tensor.
             per_trainer: slots of each trainer of this node; the same on all ranks of the node.
             ahead: the largest number of minibatches that are known before they read.
+            grows: the slots are a guess: no more are used once hardly any memory is free.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its slots; on every rank.
         """
+        self._least_free = int(_LEFT_FREE * free_for_caches(world)) if grows else 0
         self.number = number
         self.rows = rows
         self.per_trainer = per_trainer
@@ -228,6 +250,18 @@ class RowCache:
     def used(self) -> int:
         """The number of slots that this trainer has given to rows."""
         return int(self._own.state[0])
+
+    def has_free(self, count: int) -> bool:
+        """Return whether this trainer may give so many more slots to rows before it takes them from others."""
+        if self.used + count > len(self._own.next_use):
+            return False
+        free = free_for_caches(self.rows.window.world) if count and self._least_free else self._least_free
+        if free >= self._least_free:
+            return True
+        self._own, self._least_free = cut(self._own), 0
+        kept = in_units(self.used * self.rows.window.row_bytes)
+        get_logger().info("cache of %r: stays at %s, as %s are free", self.rows.name, kept, in_units(free))
+        return False
 
     def forget_uses(self) -> None:
         """Forget the announced minibatches, which will not come."""
@@ -317,7 +351,7 @@ class RowCache:
 
     def keep_all(self, rows: I64, slots: I32, positions: I64, out: Array) -> None:
         """Keep all of ``rows`` that had no slot, while there are free ones; arguments as of :meth:`keep`."""
-        begin, end = self.used, min(self.used + len(rows), self.per_trainer)
+        begin, end = self.used, min(self.used + len(rows), len(self._own.next_use))
         self.slots.row_of[self._own.first[0] + begin : self._own.first[0] + end] = -1
         self.slots.fence()  # before a hint names one of these
         taken = np.empty(len(rows), np.int32)

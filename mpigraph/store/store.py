@@ -442,7 +442,8 @@ class Store:
                 promised = sum(cache.nbytes for cache in self.caches.values())
                 slots = slots_for(self.world, tensors, nbytes, promised, local_too)
                 for tensor, count in zip(tensors, slots, strict=True):
-                    cache = RowCache(self.world, self.new_number(), tensor, count, ahead)
+                    grows = nbytes < 0 and tensor.window.from_sources
+                    cache = RowCache(self.world, self.new_number(), tensor, count, ahead, grows)
                     caches[tensor.number] = self.caches[cache.number] = cache
         except MPIGraphError:  # on every rank
             self.free([cache.number for cache in caches.values()])

@@ -48,7 +48,8 @@ def test_a_plan_is_what_an_opened_graph_takes(job: SharedJob) -> None:
     for config in (PartConfig.read(path), plan.described(*AS_WORDS)):
         sizes = plan.plan(config, world.num_nodes, world.size)
         assert sizes.topology + sizes.columns + sizes.features == pytest.approx(taken, rel=CLOSE)
-        assert sizes.memory(False) - sizes.memory(True) == sizes.features == pytest.approx(features, rel=CLOSE)
+        assert sizes.memory(False) - sizes.memory(True) + sizes.ahead == sizes.features
+        assert sizes.features == pytest.approx(features, rel=CLOSE)
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 4])
@@ -62,7 +63,8 @@ def test_the_files_of_a_node(num_nodes: int, tmp_path: Path) -> None:
 
 def test_a_cache_has_what_is_left() -> None:
     assert (plan.OF_ROW, plan.OF_SLOT) == (row_cache.cache_memory(1, 0, 0), row_cache.cache_memory(0, 1, 0))
-    sizes = plan.plan(plan.described(["1M"], ["10M"], ["a=100xfloat32", "b=50xfloat16", "label=int64"]), 2, 5)
+    sizes = plan.plan(plan.described(["1M"], ["10M"], ["a=100xfloat32", "b=50xfloat16", "label=int64"]), 2, 4, 1)
+    assert sizes.ahead == 4 * 2 * row_cache.ahead_memory(1_000_000)
     assert (sizes.rows, sizes.row_bytes) == (2_000_000, 250)
     nbytes, share = sizes.cache(sizes.memory(True) + 400_000_000)
     assert nbytes == 200_000_000
@@ -89,7 +91,8 @@ def test_a_graph_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     for sizes in (two, eight):
         assert sizes["features"] == pytest.approx(1536 * nodes / sizes["num_nodes"], rel=1e-6)
         assert sizes["topology"] == pytest.approx(tables / sizes["num_nodes"], rel=1e-5)
-    assert two["all_in_memory"] - two["features"] == two["features_on_disk"] and 0.3 < two["cached_fraction"] < 0.4
+    assert two["all_in_memory"] - two["features"] == two["features_on_disk"] - two["ahead"]
+    assert two["ahead"] == 4 * (8 * nodes + 3 * 2**27) and 0.3 < two["cached_fraction"] < 0.4
     _, out, _ = run(capsys, "--plan", "2,8", *MAG240M, "--memory", "128GiB")
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["nodes", "2", "8"]

@@ -58,7 +58,8 @@ def ours(files, block, args):
     blocks = blocks[: (args.megabytes << 20) // block]
     starts = np.sort(blocks) * (each + PAGE // row_bytes + 2)
     rows = (starts[:, None] + np.arange(each)).reshape(-1)
-    out = np.empty((len(rows), row_bytes // 4), np.float32)
+    out = np.ones((len(rows), row_bytes // 4), np.float32)  # in memory, as fio's buffers are
+    source.read(rows[:1], out, np.arange(1))  # kernels are loaded, and threads begun
     before, begin = read_bytes(), time.perf_counter()
     source.read(rows, out, np.arange(len(rows)))
     return (read_bytes() - before) / 1e6 / (time.perf_counter() - begin)

@@ -27,6 +27,7 @@ from mpigraph.errors import FieldNameError, InvalidArgumentError, PartitionError
 from mpigraph.kernels.row_ops import as_words
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature
+from mpigraph.rows import row_cache
 from mpigraph.rows.sources import disk, verification
 from mpigraph.rows.sources.disk import DiskFile, DiskRows, Reading
 from mpigraph.rows.sources.verification import Verification
@@ -68,6 +69,39 @@ def test_minibatches(layout: Job, oracle, parts: int) -> None:
     layout.run(lambda: body("disk"))
     if digests:
         assert digests[None] == digests["disk"]
+
+
+@own_on_layouts([ALONE, Layout(2, 1, 0), Layout(2, 0, 1), Layout(4, 0, 2)])
+def test_a_default_cache_leaves_memory_to_minibatches(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets half of what reading ahead leaves, and stops to grow when an eighth of the memory is free."""
+    path, free = oracle(3), [0]
+    monkeypatch.setattr(row_cache, "free_memory", lambda: free[0])
+    monkeypatch.setattr(row_cache, "free_shared_memory", lambda: free[0])
+
+    def body() -> None:
+        g = dist.DistGraph(NAME, part_config=path, storage="feat=disk")
+        world, row_bytes = current().world, g.ndata["feat"].rows.window.row_bytes
+        trainers = world.num_local_trainers
+        needed = trainers * (row_cache.OF_MINIBATCHES + row_cache.ahead_memory(NUM_NODES))
+        found = []
+        for slots, is_short in ((0, False), (10, False), (NUM_NODES, False), (NUM_NODES, True)):
+            caches = row_cache.cache_memory(NUM_NODES, trainers * slots, row_bytes)
+            free[0] = needed + 2 * caches if slots else 10_000
+            loader = dist.DistNodeDataLoader(
+                g, np.arange(40), NeighborSampler([3, 4]), batch_size=4, features=["feat"], seed=3
+            )
+            (cache,) = current().store.caches.values()
+            assert cache.per_trainer == slots
+            found.append([digest(batch) for batch in loader])
+            used = cache.used
+            assert min(slots, 10) <= used <= slots
+            free[0] = free[0] // 8 - is_short
+            found.append([digest(batch) for _ in range(3) for batch in loader][-10:])
+            assert cache.used == used if is_short else min(slots, 10) <= cache.used <= slots
+            loader.close()
+        assert found[::2] == found[:1] * 4 and found[1::2] == found[1:2] * 4
+
+    layout.run(body)
 
 
 @own_on_layouts([ALONE])
