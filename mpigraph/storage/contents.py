@@ -38,10 +38,12 @@ class PartFiles:
 
     Attributes:
         config: the partitioned graph.
+        by_list: find datasets by the lists at the ends of files.
     """
 
-    def __init__(self, config: PartConfig) -> None:
+    def __init__(self, config: PartConfig, by_list: bool = True) -> None:
         self.config = config
+        self.by_list = by_list
         self._known: dict[tuple[int, str], ShardReader] = {}
         self._awake: dict[tuple[int, str], ShardReader] = {}
         # half of what this process may open now, often 1024: rows on disk raise the limit for files of their own
@@ -64,7 +66,8 @@ class PartFiles:
                 self._awake.pop(oldest, None)
                 self._known.pop(oldest).close()
             config = self.config
-            shard = ShardReader(config.part_path(part, which), config.graph_name, part, config.identity)
+            path = config.part_path(part, which)
+            shard = ShardReader(path, config.graph_name, part, config.identity, self.by_list)
             self._known[key] = shard
         if self._awake.pop(key, None) is None and len(self._awake) == self._most_open:
             self._awake.pop(next(iter(self._awake))).rest()  # the one that was used longest ago
