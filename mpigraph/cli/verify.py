@@ -55,7 +55,8 @@ def _verify(exchange: Exchange, part_config: str) -> int:
         own_parts = range(exchange.rank, config.num_parts, exchange.size)
         total = sum(bytes_on_disk(config, part) for part in own_parts)
         done = 0
-        with PartFiles(config, by_list=False) as files, ProgressBar() if exchange.rank == 0 else nullcontext(silent) as show:
+        show_progress = ProgressBar() if exchange.rank == 0 else nullcontext(silent)
+        with PartFiles(config, by_list=False) as files, show_progress as show:
 
             def advance(nbytes: int) -> None:
                 nonlocal done

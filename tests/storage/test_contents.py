@@ -33,7 +33,7 @@ def test_hdf5_opens_each_file_once_and_few_are_open(oracle, monkeypatch: pytest.
     monkeypatch.setattr(shard.h5py, "File", Counted)
     config = PartConfig.read(oracle(PARTS))
     before = open_files()
-    with PartFiles(config) as files:
+    with PartFiles(config, by_list=False) as files:
         files._most_open = AWAKE
         names = {
             (part, which): list(files.check_file(part, which)) for part in range(PARTS) for which in config.files[0]

@@ -1,5 +1,8 @@
 """Shard files: round trips, ranges and checksums, and every kind of damage."""
 
+import struct
+import zlib
+
 import h5py
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.storage import format as shard_format
 from mpigraph.storage.format import segment_rows, storage_dtype
-from mpigraph.storage.shard import ShardReader, ShardWriter
+from mpigraph.storage.shard import ShardReader, ShardWriter, fingerprint
 
 DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64".split()
 
@@ -109,6 +112,45 @@ def test_any_flipped_byte_gives_the_data_or_our_error(path):
         except ShardFormatError:
             errors += 1
     assert errors > 0
+
+
+def with_list(content, text):
+    """A file's content with another list of datasets, whose checksum is right."""
+    return content + text + struct.pack("<QI12s", len(text), zlib.crc32(text), b"mpigraphlst1")
+
+
+def test_datasets_are_found_without_hdf5(path, monkeypatch):
+    with ShardReader(path, by_list=False) as reader:
+        expected = fingerprint(reader)
+    monkeypatch.setattr(h5py, "File", None)
+    with ShardReader(path, "g", 3, "id") as reader:
+        assert fingerprint(reader) == expected
+        assert np.array_equal(reader.read("some/rows", 10, 50), rows()[10:50]) and reader.read("empty").shape == (0, 5)
+        with pytest.raises(ShardFormatError, match="dataset 'nothing' is missing"):
+            reader.read("nothing")
+    with pytest.raises(ShardFormatError, match="belongs to part 3, not to part 1"):
+        ShardReader(path, "g", 1)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "5",
+        '{"some/rows": [-8, [100, 2], "int64", 4, "SUMS"]}',
+        '{"some/rows": [1000000, [100, 2], "int64", 4, "SUMS"]}',
+        '{"some/rows": [0, [-100, -2], "int64", 4, ""]}',
+        '{"some/rows": [0, [1000000000000], "int64", 4000000000, "SUMS"]}',
+        '{"some/rows": [0, [100, 2], "object", 4, "SUMS"]}',
+        '{"some/rows": [0, [100, 2], "int64", 0, "SUMS"]}',
+        '{"some/rows": [0, [100, 2], "int64", 4, "00"]}',
+        '{"some/rows": [0, [100, 2.0], "int64", 4.0, "SUMS"]}',
+    ],
+)
+def test_hdf5_finds_datasets_where_the_list_is_odd(path, entry):
+    text = f'["g", 3, "id", {entry}]'.replace("SUMS", "00000000" * 25)
+    path.write_bytes(with_list(path.read_bytes(), text.encode()))
+    with ShardReader(path, "g", 3) as reader:
+        assert np.array_equal(reader.read("some/rows"), rows())
 
 
 def test_foreign_files(path, tmp_path):
