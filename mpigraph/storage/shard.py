@@ -6,7 +6,7 @@ becomes one :class:`~mpigraph.errors.ShardFormatError` that names file and datas
 each rank reads for itself.
 
 Behind what HDF5 wrote a file ends with a list of its datasets: a reader that finds it whole needs no HDF5, which takes
-nearly 2 ms to find them. Whoever writes to the file by HDF5 cuts the list off; then HDF5 finds them.
+nearly 2 ms to find them. A program that writes to the file by HDF5 cuts the list off; then HDF5 finds them.
 
 A file may come from anywhere. So nothing in it is followed to another file (links, external storage, virtual datasets),
 no filter runs, and nothing is allocated that the file's size does not justify.
