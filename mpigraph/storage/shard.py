@@ -458,8 +458,10 @@ class ShardReader:
         try:
             graph_name, part, identity, listed = json.loads(the_list or "0")
             for name, (begin, sizes, logical, segment, crcs) in listed.items():
-                shape, stored = tuple(map(operator.index, sizes)), storage_dtype(logical)
-                size, sums = stored.itemsize * math.prod(shape), np.frombuffer(bytearray.fromhex(crcs), np.uint32)
+                shape = tuple(map(operator.index, sizes))
+                stored = storage_dtype(logical)
+                size = stored.itemsize * math.prod(shape)
+                sums = np.frombuffer(bytearray.fromhex(crcs), np.uint32)
                 inside = min(shape) >= 0 and (not size or 0 <= operator.index(begin) <= self._size - size)
                 if not inside or operator.index(segment) < 1 or len(sums) != -(-shape[0] // segment):
                     return
@@ -467,7 +469,8 @@ class ShardReader:
         except (ValueError, TypeError, AttributeError, RecursionError):
             return
         self._check_owner(graph_name, part, identity)
-        self._datasets, self._listed = datasets, True
+        self._datasets = datasets
+        self._listed = True
 
     def _check_header(self) -> None:
         magic, its_graph, its_identity = map(_untext, map(self._header, ("magic", "graph_name", "identity")))
