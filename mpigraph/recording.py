@@ -93,14 +93,13 @@ class Recording:
         before: the sums by thread at its begin, and ``after`` at its end.
         most_spans: of a thread that are kept, the last ones.
         steps: int64[7 n], :data:`STEP_FIELDS` of each step, once it has ended.
-        lost_steps: steps after these, which were too many.
         tracks: the spans, once it has ended.
     """
 
     def __init__(self, most_spans: int = 1 << 16, most_steps: int = 1 << 16) -> None:
         """Begin. Raises RuntimeError if there is a recording."""
         self.most_spans = most_spans
-        self.end = self.lost_steps = 0
+        self.end = 0
         self.tracks: list[Track] = []
         self.steps = memoryview(b"").cast("q")
         self._steps = memoryview(mmap(-1, 8 * len(STEP_FIELDS) * most_steps)).cast("q")
@@ -124,7 +123,6 @@ class Recording:
             self.end, self.after = timed_sums()
             self.tracks = [log.track(self.end) for log in self._logs]
             kept = min(self._num_steps, len(self._steps) // len(STEP_FIELDS))
-            self.lost_steps = self._num_steps - kept
             self.steps = self._steps[: len(STEP_FIELDS) * kept]
             for log in self._logs:
                 log.close()

@@ -18,7 +18,7 @@ from mpigraph.session.control import Operation
 LOOKAHEAD = 8
 """Minibatches that a loader samples ahead by default: blocks of some MB each."""
 _MOST_AHEAD = 16  # by default, with rows on disk: they read 6 % less than 8 on ogbn-products, and 32 no less
-_OF_ONE = 1 << 30  # free bytes of a trainer for each of them
+_FREE_BYTES_EACH = 1 << 30  # free bytes of a trainer for each of them
 _AUTO = -1  # bytes, or minibatches
 
 
@@ -92,5 +92,5 @@ def _default_ahead(world: World, on_disk: bool) -> int:
     """Return the number of minibatches to sample ahead: with rows on disk, where a read costs more, by free memory."""
     if not on_disk:
         return LOOKAHEAD
-    free = free_for_caches(world) // (world.num_local_trainers * _OF_ONE)
+    free = free_for_caches(world) // (world.num_local_trainers * _FREE_BYTES_EACH)
     return world.allreduce_minmax(min(max(free, LOOKAHEAD), _MOST_AHEAD), False)

@@ -44,7 +44,7 @@ class Stages(Generic[Sample]):
 
     seeds: TypedIds
     sample: Callable[[Any], Sample]
-    fetch: Callable[[Sample], Any]
+    fetch: Callable[[Sample], Any] = _as_made
     announce: Callable[[Sample, int], None] = _tell_nobody
     inputs: Sequence["FeatureFetcher[Any]"] = ()  # gather the features of nodes and edges, which may be remote
     receive: Callable[[Any], Any] = _as_made

@@ -62,7 +62,7 @@ class _Epochs:
         self.depth = depth
         self._service = session.open_service()
         self.pipeline = Pipeline()
-        self.numbers = [self._service.channel_number]
+        self.numbers = [self._service.channel.number]
         self._last: Prefetch[Any] | None = None
         self._closed = False
 
@@ -74,7 +74,7 @@ class _Epochs:
             raise ClosedError(_CLOSED)
         self.stop("another pass over this loader was begun: it makes one at a time, so make a loader for each")
         service = self._service
-        service.name_rounds(f"epoch {plan.epoch} of a loader")
+        service.channel.purpose = f"epoch {plan.epoch} of a loader"
         steps = count(plan.step)
         answering = Answering(service.serve_until_idle, session.world)
         background = session.world.threads_may_communicate
@@ -85,7 +85,7 @@ class _Epochs:
 
         produce = partial(self.pipeline.produce, plan.batches(), sample, stages, answering.begin)
         self._last = Prefetch(produce, answering.finish, self.depth, background, session.world)
-        session.loops[service.channel_number] = self._last
+        session.loops[service.channel.number] = self._last
         return self._last
 
     def stop(self, because: str) -> None:
@@ -178,7 +178,7 @@ class DistDataLoader(HasEpochs):
             get_logger().warning("MPI lacks MPI_THREAD_MULTIPLE: batches are made without prefetching")
             depth = 0
         self._by_item = collate_fn is not None
-        self._stages: Stages[Any] = Stages(dataset, collate_fn or attrgetter("ids"), _same)
+        self._stages: Stages[Any] = Stages(dataset, collate_fn or attrgetter("ids"))
         self._epochs = _Epochs(session, seed, depth)  # its checked call before the plain ones below
         self._retire = weakref.finalize(self, self._epochs.retire)
         self._retire.atexit = False
@@ -271,10 +271,6 @@ def arguments(session: Session) -> Iterator[None]:
     except Exception as error:
         session.control.call(Operation.OPEN_CHANNEL, doing=CREATING, error=error)
         raise
-
-
-def _same(batch: object) -> object:
-    return batch
 
 
 def _hold(loader: DistDataLoader, plan: EpochPlan, batches: Iterator[Any]) -> Iterator[Any]:

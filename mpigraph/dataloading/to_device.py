@@ -138,7 +138,8 @@ def _changed(part: Any, alone: _Change, inside: _Change, device: torch.device | 
     if isinstance(part, dict):
         return {key: _changed(value, alone, inside, device) for key, value in part.items()}
     if isinstance(part, list | tuple):
-        return type(part)(_changed(value, alone, inside, device) for value in part)
+        values = [_changed(value, alone, inside, device) for value in part]
+        return type(part)(*values) if hasattr(part, "_fields") else type(part)(values)  # a NamedTuple takes each
     if hasattr(part, "apply"):  # of PyG, which gives everything to the function
         return part.apply(lambda value: inside(value) if isinstance(value, torch.Tensor) else value)
     return part

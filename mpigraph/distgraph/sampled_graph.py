@@ -24,6 +24,7 @@ from mpigraph.distgraph.typed_ids import (
     FeatureName,
     NodeIds,
     NodeTensors,
+    by_ntype,
     by_relation,
     unwrap_nodes,
 )
@@ -35,7 +36,16 @@ from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation, Schema, TypeNames
 from mpigraph.sampling.induced import induced_edges
-from mpigraph.sampling.minibatch import SampledHops, Subgraph, Trees, hop_requests, minibatch_key, sample_hops
+from mpigraph.sampling.minibatch import (
+    RandomContext,
+    SampledHops,
+    SamplingPlan,
+    Subgraph,
+    Trees,
+    hop_requests,
+    minibatch_key,
+    sample_hops,
+)
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import EdgeQuery
 from mpigraph.sampling.strategies import HopKeys, MaskedOut, Strategy, Uniform, WeightedOut
@@ -148,7 +158,7 @@ class SampledGraph(TypeNames):
     ) -> HeteroGraph:
         """Do the work of :meth:`sample_neighbors` by the arguments of one layer."""
         with self.raised_everywhere():
-            plan = arguments.check(self, seed_nodes, exclude_edges)
+            plan = self.plan(arguments, seed_nodes, exclude_edges)
         context = self.session.next_context(arguments.seed)
         keys = HopKeys.of(minibatch_key(context, plan.seeds), 0, context.every, context.step)
         requests = hop_requests(plan, 0, self.loaded, plan.seeds, keys)
@@ -197,7 +207,10 @@ class SampledGraph(TypeNames):
 
         The first use of a time that :meth:`prepare_times` was not told is always collective.
         """
-        sampled = self._hops(SamplingArguments.of(fanouts, options), seed_nodes, exclude_edges, seed_times)
+        arguments = SamplingArguments.of(fanouts, options)
+        plan, context = self._begin(arguments, seed_nodes, exclude_edges, seed_times)
+        with self.session.sampling(arguments.num_threads) as service:
+            sampled = sample_hops(service, self.loaded, plan, context)
         input_nodes = dict(enumerate(sampled.ids)) if sampled.hops else sampled.seeds
         return unwrap_nodes(self.schema, input_nodes), unwrap_nodes(self.schema, sampled.seeds), hop_blocks(sampled)
 
@@ -222,7 +235,9 @@ class SampledGraph(TypeNames):
         The first use of a time that :meth:`prepare_times` was not told is always collective.
         """
         arguments = SamplingArguments.of(fanouts, options)
-        return self._hops(arguments, seed_nodes, exclude_edges, seed_times, expand_once=True).subgraph()
+        plan, context = self._begin(arguments, seed_nodes, exclude_edges, seed_times)
+        with self.session.sampling(arguments.num_threads) as service:
+            return sample_hops(service, self.loaded, plan, context, expand_once=True).subgraph()
 
     @collective("trainers", WHEN_REMOTE)
     def sample_induced(
@@ -233,7 +248,7 @@ class SampledGraph(TypeNames):
         Errors are those of :meth:`sample_blocks`, and InvalidArgumentError for a seed that is given twice.
         """
         with self.raised_everywhere():
-            plan = arguments.check(self, seed_nodes, exclude_edges)
+            plan = self.plan(arguments, seed_nodes, exclude_edges)
             for ntype, ids in plan.seeds.items():
                 if len(np.unique(ids)) < len(ids):
                     raise InvalidArgumentError(
@@ -418,19 +433,43 @@ class SampledGraph(TypeNames):
                     service.fail(error)
             raise
 
-    def _hops(
+    def _begin(
+        self, arguments: SamplingArguments, nodes: NodeIds, exclude_edges: EdgeIds | None, seed_times: NodeIds | None
+    ) -> tuple[SamplingPlan, RandomContext]:
+        """Return the plan of a minibatch and what its draws depend on; errors of arguments are raised everywhere."""
+        with self.raised_everywhere(rounds=bool(arguments.fanouts)):
+            plan = self.plan(arguments, nodes, exclude_edges, seed_times)
+        return plan, self.session.next_context(arguments.seed)
+
+    @collective("trainers", "at the first use of a time, else local")
+    def plan(
         self,
         arguments: SamplingArguments,
         nodes: NodeIds,
-        exclude_edges: EdgeIds | None,
-        seed_times: NodeIds | None,
-        expand_once: bool = False,
-    ) -> SampledHops:
-        with self.raised_everywhere(rounds=bool(arguments.fanouts)):
-            plan = arguments.check(self, nodes, exclude_edges, seed_times)
-        context = self.session.next_context(arguments.seed)
-        with self.session.sampling(arguments.num_threads) as service:
-            return sample_hops(service, self.loaded, plan, context, expand_once=expand_once)
+        exclude_edges: EdgeIds | None = None,
+        seed_times: NodeIds | None = None,
+    ) -> SamplingPlan:
+        """Check the arguments of sampling and those of one minibatch, and replace names by numbers.
+
+        The arguments of the minibatch, and the errors, here alone, are those of :meth:`sample_blocks`.
+        """
+        time_filter = arguments.time_filter
+        if seed_times is not None and time_filter is None:
+            raise InvalidArgumentError("the times of seeds are given, but the sampler has no time_attr")
+        known = None if time_filter is None else self.times(time_filter.attr)
+        sorted_edges = {} if known is None else self.times_by_relation(known)
+        arguments.check_numbers()
+        if arguments.edge_dir != "in":
+            raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {arguments.edge_dir!r})")
+        numbers = self.edge_weights(arguments.prob) if arguments.prob else {}
+        weights = {r: self.session.store.tensors[number] for r, number in numbers.items()}
+        layers = arguments.layers(self.schema, weights, sorted_edges)
+        seeds = by_ntype(self.schema, nodes)
+        for ntype, ids in seeds.items():
+            self.check_nodes(ids, ntype)
+        times = None if known is None else known.of_seeds(self.schema, seeds, seed_times)
+        disjoint = arguments.disjoint or times is not None
+        return SamplingPlan(layers, seeds, arguments.return_eids, self.excluded(exclude_edges), disjoint, times)
 
     def excluded(self, edges: EdgeIds | None) -> dict[int, I64]:
         """Return the ids of excluded edges by relation id, ascending, each once."""

@@ -1,19 +1,14 @@
-"""The arguments of sampling that all minibatches of a sampler share: checked in one place, into one plan."""
+"""The arguments of sampling that all minibatches of a sampler share, and the strategies that they mean."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-from mpigraph.arrays import I64
-from mpigraph.collective import collective
-from mpigraph.distgraph.times import TimeFilter, Times
+from mpigraph.distgraph.times import TimeFilter
 from mpigraph.distgraph.typed_ids import (
-    EdgeIds,
     Fanout,
     FeatureName,
-    NodeIds,
-    by_ntype,
     canonical,
     check_fanout,
     check_layers,
@@ -21,23 +16,8 @@ from mpigraph.distgraph.typed_ids import (
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, check_integer
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import RowTensor
-from mpigraph.sampling.minibatch import SamplingPlan
 from mpigraph.sampling.strategies import Masked, Strategy, Temporal, Uniform, Weighted
-from mpigraph.session.context import Session
 from mpigraph.session.draws import check_seed
-
-
-class _Checks(Protocol):
-    """Part of a graph, distributed or in memory, that checks arguments; see :class:`.SampledGraph`."""
-
-    session: Session
-    schema: Schema
-
-    def times(self, name: str) -> Times: ...
-    def times_by_relation(self, times: Times) -> dict[int, int]: ...
-    def edge_weights(self, prob: FeatureName) -> dict[int, int]: ...
-    def check_nodes(self, ids: I64, ntype: int) -> None: ...
-    def excluded(self, edges: EdgeIds | None) -> dict[int, I64]: ...
 
 
 @dataclass(frozen=True)
@@ -80,38 +60,23 @@ class SamplingArguments:
         if self.seed is not None:
             check_seed(self.seed)
 
-    @collective("trainers", "at the first use of a time, else local")
-    def check(
-        self, g: _Checks, nodes: NodeIds, exclude_edges: EdgeIds | None = None, seed_times: NodeIds | None = None
-    ) -> SamplingPlan:
-        """Check the arguments for a graph, and those of one minibatch; replace names by numbers.
+    def layers(
+        self, schema: Schema, weights: Mapping[int, RowTensor], times: Mapping[int, int]
+    ) -> list[dict[int, Strategy]]:
+        """Return for each layer the strategy by relation id, without relations whose fanout is 0.
 
-        The arguments of the minibatch, and the errors, here alone, are those of :meth:`.SampledGraph.sample_blocks`.
+        ``weights`` are by relation id, as are ``times``, the numbers of the tensors that sort edges. Raises
+        EdgeTypeError if fanouts are by edge type and are not those of the schema, and errors of :meth:`strategy`.
         """
-        if seed_times is not None and self.time_filter is None:
-            raise InvalidArgumentError("the times of seeds are given, but the sampler has no time_attr")
-        known = None if self.time_filter is None else g.times(self.time_filter.attr)
-        sorted_edges = {} if known is None else g.times_by_relation(known)
-        self.check_numbers()
-        if self.edge_dir != "in":
-            raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {self.edge_dir!r})")
-        tensors = g.session.store.tensors
-        weights = {r: tensors[number] for r, number in g.edge_weights(self.prob).items()} if self.prob else {}
         strategy = cache(self.strategy)  # relations that are drawn by alike have one object
-        layers = [
+        return [
             {
-                r: strategy(number, weights.get(r), sorted_edges.get(r, 0))
-                for r, number in _by_relation(g.schema, layer).items()
+                r: strategy(number, weights.get(r), times.get(r, 0))
+                for r, number in _by_relation(schema, layer).items()
                 if number
             }
             for layer in self.fanouts
         ]
-        seeds = by_ntype(g.schema, nodes)
-        for ntype, ids in seeds.items():
-            g.check_nodes(ids, ntype)
-        times = None if known is None else known.of_seeds(g.schema, seeds, seed_times)
-        disjoint = self.disjoint or times is not None
-        return SamplingPlan(layers, seeds, self.return_eids, g.excluded(exclude_edges), disjoint, times)
 
     def strategy(self, fanout: int, weights: RowTensor | None, times: int) -> Strategy:
         """Return the strategy of one relation with a fanout other than 0, and maybe weights or a mask.

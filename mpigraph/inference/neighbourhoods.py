@@ -46,7 +46,7 @@ class Neighbourhoods:
         self._g = g
         with g.session.world.together("inference: fanout and edge_mask"):
             self.masks = {} if edge_mask is None else g.edge_weights(edge_mask)
-            self._plan = SamplingArguments([fanout], prob=edge_mask).check(g, {})
+            self._plan = g.plan(SamplingArguments([fanout], prob=edge_mask), {})
             for number in self.masks.values():
                 rows = g.session.store.tensors[number]
                 if rows.dtype not in ("bool", "uint8"):

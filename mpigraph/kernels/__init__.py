@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.kernels import cache  # first: it sets the folder of compiled kernels
+from mpigraph.kernels import cache, row_ops, row_slots  # cache first: it sets the folder of compiled kernels
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
@@ -14,32 +14,6 @@ from mpigraph.kernels.joined_requests import COLUMNS, find_requests, lay_out, pl
 from mpigraph.kernels.levels import widen_levels
 from mpigraph.kernels.reuse import reuse_distances
 from mpigraph.kernels.rng import combine, fingerprint
-from mpigraph.kernels.row_ops import (
-    find_runs,
-    first_alike,
-    gather_rows,
-    load_rows,
-    load_slots,
-    order_by_range,
-    place_ragged,
-    place_rows,
-    scatter_rows,
-)
-from mpigraph.kernels.row_slots import (
-    admit,
-    changed,
-    confirm_slots,
-    empty,
-    expect_none,
-    find_slots,
-    forget_uses,
-    new_slots,
-    note_reads,
-    note_times,
-    publish,
-    take_free,
-    touch,
-)
 from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.search import find_in_rows
 from mpigraph.kernels.soundness import bad_source, falls, hash_of_degrees, hash_of_sources
@@ -62,11 +36,11 @@ def warm_up() -> None:
     counts = np.zeros(2, np.int64)
     key = combine(np.uint64(1), fingerprint(ids))
     ranges = np.array([0, 2])
-    order_by_range(ids, ranges)
+    row_ops.order_by_range(ids, ranges)
     ranges.setflags(write=False)  # read-only arrays, as of books, are another type to numba
-    order_by_range(ids, ranges)
-    find_runs(ids)
-    first_alike(ids, np.empty(2, np.int32), np.empty(2, np.int64))
+    row_ops.order_by_range(ids, ranges)
+    row_ops.find_runs(ids)
+    row_ops.first_alike(ids, np.empty(2, np.int32), np.empty(2, np.int64))
     dst = Destinations(ids, 1, False, np.atleast_1d(key))
     rows = Candidates(*(np.empty(2, np.int64) for _ in range(5)))
     count_uniform(dst, indptr, 0, ids, rows, counts)
@@ -86,7 +60,7 @@ def warm_up() -> None:
         out = np.empty(2, dtype)
         copy_neighbours(indices, ids, indptr, 0, counts, out)
         for counted in (ids, ids.astype(np.uint8), ids.astype(np.int32)):
-            place_ragged(indices, ids, counted, indptr, out)
+            row_ops.place_ragged(indices, ids, counted, indptr, out)
         local.insert(indices)
         bad_source(indptr, indices, 2)
         hash_of_sources(indices)
@@ -102,11 +76,11 @@ def warm_up() -> None:
     widen_levels(np.zeros(2, np.int8), floats, floats, floats, floats)
     for word in (np.uint8, np.uint16, np.uint32, np.uint64):
         table = np.zeros((2, 1), word)
-        gather_rows(table, ids, ids, np.empty_like(table))
-        scatter_rows(table, ids, np.empty_like(table), ids)
-        load_rows(table, 0, ids, ids, np.empty_like(table))
-        load_slots(table, np.zeros(2, np.int32), ids, np.empty_like(table))
-        place_rows(table, ids, np.empty_like(table))
+        row_ops.gather_rows(table, ids, ids, np.empty_like(table))
+        row_ops.scatter_rows(table, ids, np.empty_like(table), ids)
+        row_ops.load_rows(table, 0, ids, ids, np.empty_like(table))
+        row_ops.load_slots(table, np.zeros(2, np.int32), ids, np.empty_like(table))
+        row_ops.place_rows(table, ids, np.empty_like(table))
     _warm_up_requests()
     _warm_up_caches()
 
@@ -138,19 +112,19 @@ def _warm_up_caches() -> None:
     times = np.zeros(2, np.int32)
     slots = np.empty(2, np.int32)
     assigned = np.empty(2, np.int32)
-    own = new_slots(0, 2, 1)
+    own = row_slots.new_slots(0, 2, 1)
     for batch in (0, 1):
         add_reads(numbers, batch, 2 * batch, 0, last, ring_next, fresh)
-        note_reads(rows, fresh, batch, hint, row_of, own)
-        find_slots(rows, hint, row_of, np.ones(1, np.bool_), 2, slots)
-        touch(rows, slots, batch, 2 * batch, ring_next, own)
-        admit(rows, slots, 2 * batch, ring_next, row_of, times, own, assigned, listed)
-        publish(rows, assigned, hint, row_of)
-    note_times(rows, hint, times, slots, assigned)
-    confirm_slots(rows, row_of, np.ones(1, np.bool_), 2, slots)
-    changed(rows, slots, slots, row_of, times, listed)
-    expect_none(own)
-    forget_uses(own)
-    empty(own)
-    take_free(rows, slots, hint, row_of, times, own, assigned, listed)
+        row_slots.note_reads(rows, fresh, batch, hint, row_of, own)
+        row_slots.find_slots(rows, hint, row_of, np.ones(1, np.bool_), 2, slots)
+        row_slots.touch(rows, slots, batch, 2 * batch, ring_next, own)
+        row_slots.admit(rows, slots, 2 * batch, ring_next, row_of, times, own, assigned, listed)
+        row_slots.publish(rows, assigned, hint, row_of)
+    row_slots.note_times(rows, hint, times, slots, assigned)
+    row_slots.confirm_slots(rows, row_of, np.ones(1, np.bool_), 2, slots)
+    row_slots.changed(rows, slots, slots, row_of, times, listed)
+    row_slots.expect_none(own)
+    row_slots.forget_uses(own)
+    row_slots.empty(own)
+    row_slots.take_free(rows, slots, hint, row_of, times, own, assigned, listed)
     reuse_distances(rows, np.full(2, -1), np.zeros(3, np.int32), listed)

@@ -46,8 +46,7 @@ _POLL = 0.02  # seconds between looks at a lock
 def prepare() -> None:
     """Let numba find a folder for its cache, before the first kernel asks for one.
 
-    Raises:
-        StorageError: no folder can be written.
+    Raises StorageError if no folder can be written.
     """
     if config.DISABLE_JIT:  # type: ignore[attr-defined]
         # numpy warns where compiled integers wrap around, as hashes do

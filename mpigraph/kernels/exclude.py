@@ -1,4 +1,4 @@
-"""Remove excluded edges from rows before they are drawn from; see ``kernels/sample.py`` for the passes.
+"""Remove excluded edges from rows before they are drawn from; see ``kernels/sample.py`` first.
 
 A row of d edges, m of them excluded, is drawn from as a row of d - m edges: the distribution is that of the graph
 without the excluded edges. :func:`shorten_rows` comes after the rows were counted, :func:`step_over` after edges were
@@ -33,13 +33,8 @@ def _directory(excluded: I64, shift: int) -> I64:
 def shorten_rows(dst: Destinations, excluded: I64, positions: I64, rows: Candidates, counts: I64) -> None:
     """Find the excluded edges of each node and remove them from its degree and its count.
 
-    Args:
-        dst: the frontier.
-        excluded: int64[k], positions in the host's edges, ascending, each once.
-        positions: int64[m], positions in the frontier of the nodes that this host holds.
-        rows: ``excluded_begin`` and ``num_excluded`` are filled, ``degrees`` reduced where edges are excluded.
-        counts: int64[frontier], how many neighbours each node gets when all edges are alike; corrected where some are
-            excluded.
+    ``excluded`` is int64[k], positions in the host's edges, ascending, each once. ``excluded_begin`` and
+    ``num_excluded`` of the rows are filled; ``degrees``, and ``counts`` as if all edges are alike, are reduced.
     """
     if len(excluded) == 0:
         for i in range(len(positions)):

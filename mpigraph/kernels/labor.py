@@ -1,4 +1,4 @@
-"""Choose in-neighbours by numbers of the sources that all destinations share; see ``kernels/sample.py`` for the passes.
+"""Choose in-neighbours by numbers of the sources that all destinations share; see ``kernels/sample.py`` first.
 
 Balin, Catalyurek: "Layer-Neighbor Sampling - Defusing Neighborhood Explosion in GNNs", NeurIPS 2023, in the form with
 exact fanouts (sequential Poisson sampling, GraphBolt's ``LayerNeighborSampler``). Each source has a number, a hash of
@@ -133,15 +133,8 @@ def choose_labor(
 
     A limit a little above k/d selects candidates; the largest are dropped. Where it selects too few, it is doubled.
 
-    Args:
-        dst: the frontier, without replacement; its keys are those of the sources' numbers.
-        indices: int32 or int64 [nnz], global source ids.
-        period: as in :func:`source_numbers`.
-        phase: as there.
-        positions: int64[m].
-        rows: as :func:`count_uniform` filled it.
-        offsets: as in :func:`choose_uniform`.
-        picks: as in :func:`choose_uniform`.
+    ``dst`` draws without replacement, and its keys are those of the sources' numbers. ``indices`` is int32 or int64
+    [nnz], global source ids; ``period`` and ``phase`` are those of :func:`source_numbers`.
     """
     numbers, candidates = np.empty(_CHUNK, np.uint32), np.empty(_CHUNK, np.uint64)
     step = 64 // indices.itemsize
@@ -199,19 +192,10 @@ def choose_labor_weighted(
 
     An edge's rate is its weight, so that the choice of a node is one without replacement in proportion to weights
     (Efraimidis, Spirakis: "Weighted random sampling with a reservoir", IPL 2006). With equal weights it is that of
-    :func:`choose_labor`.
+    :func:`choose_labor`, as are the other parameters.
 
-    Args:
-        dst: as in :func:`choose_labor`.
-        indices: as there, one for each of ``weights``.
-        weights: float or bool [nnz], checked by :func:`count_weighted`. A write may have changed them since the edges
-            were counted: the choice then is undefined, but only ever among the edges of the node.
-        period: as in :func:`source_numbers`.
-        phase: as there.
-        positions: int64[m].
-        rows: as :func:`count_weighted` filled it.
-        offsets: as in :func:`choose_uniform`.
-        picks: as in :func:`choose_uniform`.
+    ``weights`` is float or bool [nnz], checked by :func:`.count_weighted`. A write may have changed them since: the
+    choice then is undefined, but only ever among the edges of the node.
     """
     numbers = np.empty(_CHUNK, np.uint32)
     arrivals, edges = np.empty(_CHUNK, np.float64), np.empty(_CHUNK, np.int64)

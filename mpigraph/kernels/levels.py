@@ -36,14 +36,10 @@ def to_levels(rows: Array, low: Array, step: Array, out: Array) -> None:
 
 @njit(nogil=True, cache=True)
 def widen_levels(levels: Array, wide: Array, low: Array, step: Array, high: Array) -> None:
-    """Turn levels into numbers; ``levels`` may be the last bytes of ``wide``.
+    """Turn ``levels`` (int8[n]), which may be the last bytes of ``wide``, into numbers (float32 or float64[n]).
 
-    Args:
-        levels: int8[n].
-        wide: float32 or float64[n], to fill.
-        low: of the same dtype, [k]: the first level of each of k successive numbers, again and again.
-        step: as ``low``, between levels.
-        high: as ``low``, the last level.
+    ``low``, ``step`` and ``high`` are the first level, the distance between levels and the last level of each of k
+    successive numbers, again and again: [k], of the dtype of ``wide``.
     """
     for begin in range(0, len(wide), max(1, len(low))):
         end = min(begin + len(low), len(wide))

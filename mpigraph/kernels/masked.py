@@ -1,4 +1,4 @@
-"""Choose in-neighbours uniformly among the edges whose mask is set; see ``kernels/sample.py`` for the passes.
+"""Choose in-neighbours uniformly among the edges whose mask is set; see ``kernels/sample.py`` first.
 
 The allowed edges can be listed once for all rows (:func:`list_allowed`), or row by row at the draw. A draw is that of
 :func:`choose_uniform` in the list.

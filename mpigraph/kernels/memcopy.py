@@ -47,8 +47,7 @@ def _stream_row(typingctx: Any, out: Any, place: Any, table: Any, row: Any) -> A
     """Type and emit streaming stores of 16 bytes.
 
     Stores of 8 bytes are half as fast as ``memcpy`` where the rows come from memory: loads need the same buffers in
-        which
-    lines are assembled, so these are sent to memory half full.
+    which lines are assembled, so these are sent to memory half full.
     """
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -35,12 +35,7 @@ def _combine(key: np.uint64, word: np.uint64) -> Any:
 
 
 def combine(key: int | np.uint64, *words: int | np.uint64) -> np.uint64:
-    """Return a new key from a key and more words (their order matters).
-
-    Args:
-        key: any integer; taken modulo 2**64.
-        words: likewise.
-    """
+    """Return a new key from a key and more words, whose order matters: any integers, taken modulo 2**64."""
     result: np.uint64 = np.uint64(int(key) % 2**64)
     for word in words:
         result = np.uint64(_combine(result, np.uint64(int(word) % 2**64)))
@@ -73,10 +68,6 @@ def _fingerprint(ids: I64) -> Any:
 
 
 def fingerprint(ids: I64) -> np.uint64:
-    """Hash a set of ids, whatever its order.
-
-    Args:
-        ids: int64[n].
-    """
+    """Hash a set of ids, int64[n], whatever its order."""
     result: np.uint64 = np.uint64(_fingerprint(ids))
     return result

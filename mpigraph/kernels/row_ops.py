@@ -94,30 +94,26 @@ def load_rows(table: Array, first: int, ids: I64, positions: I64, out: Array) ->
 
 
 @njit(nogil=True, cache=True)
-def load_slots(table: Array, slots: I32, positions: I64, out: Array) -> int:
-    """``out[positions[i]] = table[slots[i]]`` where ``slots[i] >= 0``; return how many are below.
+def load_slots(table: Array, slots: I32, positions: I64, out: Array) -> None:
+    """``out[positions[i]] = table[slots[i]]`` where ``slots[i] >= 0``.
 
     A large ``out`` is not left in the cache.
     """
     width, line, streamed = table.shape[1], max(1, _LINE // table.itemsize), _is_streamed(table, out)
     words, asked = table.reshape(-1), min(width, _ASKED * line)
     n = len(slots)
-    missing = 0
     for i in range(n):
         if i + _AHEAD < n and slots[i + _AHEAD] >= 0:
             begin = np.int64(slots[i + _AHEAD]) * width
             for word in range(begin, begin + asked, line):
                 prefetch(words, word)
         slot = np.int64(slots[i])
-        if slot < 0:
-            missing += 1
-        elif streamed:
+        if slot >= 0 and streamed:
             stream_row(out, positions[i], table, slot)
-        else:
+        elif slot >= 0:
             copy_row(out, positions[i], table, slot)
     if streamed:
         order_streams()
-    return missing
 
 
 @njit(nogil=True, cache=True)
@@ -234,10 +230,7 @@ def _fill_runs(rows: I64, starts: I64, lengths: I64, place: I64) -> int:
 
 
 def find_runs(rows: I64) -> tuple[I64, I64, I64]:
-    """Merge ascending rows (repeats allowed) into runs of consecutive distinct rows.
-
-    Args:
-        rows: int64[n], ascending.
+    """Merge ascending rows (int64[n], repeats allowed) into runs of consecutive distinct rows.
 
     Returns:
         ``starts`` int64[r] and ``lengths`` int64[r] of the runs, and ``place`` int64[n]: where each of ``rows``
@@ -267,13 +260,7 @@ def first_alike(rows: I64, table: I32, first: I64) -> int:
 
 
 @njit(nogil=True, cache=True)
-def place_ragged(
-    values: Array,
-    positions: I64,
-    counts: Array,
-    offsets: I64,
-    out: Array,
-) -> None:
+def place_ragged(values: Array, positions: I64, counts: Array, offsets: I64, out: Array) -> None:
     """Copy consecutive runs of ``values`` to their places: run i goes to ``offsets[positions[i]]``.
 
     ``counts[i]`` is the length of run i.

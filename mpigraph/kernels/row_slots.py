@@ -2,6 +2,8 @@
 
 Two tables tell where a row is: ``hint`` has for each row the slot that may have it (1 + slot; 0 for none), and
 ``row_of`` for each slot the row that it has (-1: none). A row is in a slot only if both agree, so hints may be stale.
+A third one, ``times``, counts how often each slot was assigned to a row. They are int32[all rows], int64[slots] and
+int32[slots].
 
 The slots keep the rows that are read soonest (Belady, "A study of replacement algorithms for a virtual-storage
 computer", IBM Systems Journal 5(2), 1966): a row takes the slot of a row that is read later, and none if all are read
@@ -88,19 +90,12 @@ def empty(own: Slots) -> None:
 
 
 @njit(nogil=True, cache=True)
-def find_slots(rows: I64, hint: I32, row_of: I64, valid: Mask, per_trainer: int, slots: I32) -> int:
-    """Fill int32[n], the slot of each row, -1 without a slot; return how many have none.
+def find_slots(rows: I64, hint: I32, row_of: I64, valid: Mask, per_trainer: int, slots: I32) -> None:
+    """Fill ``slots`` (int32[n]) with those of ``rows`` (int64[n]), -1 for a row without one.
 
-    Args:
-        rows: int64[n].
-        hint: int32[all rows].
-        row_of: int64[slots].
-        valid: bool[trainers], whether each trainer's slots may be read.
-        per_trainer: slots of each.
-        slots: int32[n], filled.
+    ``valid`` is bool[trainers], whether the ``per_trainer`` slots of each may be read.
     """
     n = len(rows)
-    missing = 0
     for begin in range(0, n, _BLOCK):
         end = min(begin + _BLOCK, n)
         for i in range(begin, end):
@@ -110,8 +105,7 @@ def find_slots(rows: I64, hint: I32, row_of: I64, valid: Mask, per_trainer: int,
             slots[i] = slot
             if slot >= 0:
                 prefetch(row_of, np.int64(slot))
-        missing += confirm_slots(rows[begin:end], row_of, valid, per_trainer, slots[begin:end])
-    return missing
+        confirm_slots(rows[begin:end], row_of, valid, per_trainer, slots[begin:end])
 
 
 @njit(nogil=True, cache=True)
@@ -130,29 +124,19 @@ def note_times(rows: I64, hint: I32, times: I32, slots: I32, seen: I32) -> None:
 
 
 @njit(nogil=True, cache=True)
-def confirm_slots(rows: I64, row_of: I64, valid: Mask, per_trainer: int, slots: I32) -> int:
-    """Put -1 in place of ``slots`` that do not have their row; return how many have none. See :func:`find_slots`."""
-    n = len(rows)
-    missing = 0
-    for i in range(n):
+def confirm_slots(rows: I64, row_of: I64, valid: Mask, per_trainer: int, slots: I32) -> None:
+    """Put -1 in place of ``slots`` that do not have their row; see :func:`find_slots`."""
+    for i in range(len(rows)):
         slot = int(slots[i])
         if slot >= 0 and (row_of[slot] != rows[i] or not valid[slot // per_trainer]):
-            slots[i] = slot = -1
-        missing += slot < 0
-    return missing
+            slots[i] = -1
 
 
 @njit(nogil=True, cache=True)
 def changed(rows: I64, slots: I32, seen: I32, row_of: I64, times: I32, positions: I64) -> int:
-    """List the rows whose slot was assigned to another row while they were read; return their number.
+    """List in ``positions`` (int64[n + 1]) the rows whose slot was assigned anew while it was read; return how many.
 
-    Args:
-        rows: int64[n].
-        slots: int32[n], the slots that were read.
-        seen: int32[n], ``times[slots]`` from before they were confirmed to have the rows.
-        row_of: int64[slots].
-        times: int32[slots], how often each slot was assigned.
-        positions: int64[n + 1], filled.
+    ``seen`` is int32[n], ``times[slots]`` from before the slots (int32[n]) were confirmed to have ``rows`` (int64[n]).
     """
     count = 0
     for i in range(len(rows)):
@@ -221,9 +205,9 @@ def admit(
         rows: int64[n], the rows that a minibatch has read.
         slots: int32[n], their slots; only rows with -1 are considered.
         begin: position of the first read.
-        ring_next: see :func:`touch`.
-        row_of: int64[slots].
-        times: int32[slots], how often each slot was assigned; increased here.
+        ring_next: int32[2**k], see :func:`touch`.
+        row_of: int64[slots], see above.
+        times: int32[slots], see above; increased here.
         own: this trainer's slots.
         assigned: int32[n], filled from the front with slots.
         which: int64[n], filled with the index of the row of each.

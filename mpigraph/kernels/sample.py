@@ -8,6 +8,17 @@ holds, so that the calls of several hosts, or of several threads on slices of ``
 
 The draw for a node depends on ``(key, node id, number of the draw)`` alone, so the frontiers of several minibatches can
 be one here, each with its own key.
+
+All kernels that count and choose have these parameters::
+
+    dst         the frontier
+    indptr      int64[n + 1], CSC offsets of the host's rows
+    first_id    global id of row 0
+    positions   int64[m], see above
+    rows        filled by the kernel that counts, read by the one that chooses
+    counts      int64[frontier], filled with the number of neighbours of each node
+    offsets     int64[frontier + 1], prefix sums of the counts
+    picks       int64[offsets[-1]], filled with positions in the host's edges
 """
 
 from typing import Any, NamedTuple
@@ -77,16 +88,7 @@ def key_of(dst: Any, p: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def count_uniform(dst: Destinations, indptr: I64, first_id: int, positions: I64, rows: Candidates, counts: I64) -> None:
-    """Fill the begin of the edges of each node, their number, and how many the node will get.
-
-    Args:
-        dst: the frontier.
-        indptr: int64[n + 1], CSC offsets of the host's rows.
-        first_id: global id of row 0.
-        positions: int64[m].
-        rows: ``begins`` and ``degrees`` are filled.
-        counts: int64[frontier], filled.
-    """
+    """Fill ``begins`` and ``degrees`` of the rows, and how many neighbours each node will get."""
     n = len(positions)
     for i in range(n):
         if i + _NODES_AHEAD < n:
@@ -148,15 +150,7 @@ def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: I64) -
 
 @njit(nogil=True, cache=True)
 def choose_uniform(dst: Destinations, positions: I64, rows: Candidates, offsets: I64, picks: I64) -> None:
-    """Choose edges of each node, each with equal probability.
-
-    Args:
-        dst: the frontier.
-        positions: int64[m].
-        rows: as :func:`count_uniform` filled it.
-        offsets: int64[frontier + 1], prefix sums of the counts.
-        picks: int64[offsets[-1]], filled with positions in the host's edges.
-    """
+    """Choose edges of each node, each with equal probability."""
     replace = dst.replace and dst.fanout >= 0  # an unlimited fanout takes each edge once
     for i in range(len(positions)):
         p = positions[i]
@@ -177,20 +171,13 @@ def choose_uniform(dst: Destinations, positions: I64, rows: Candidates, offsets:
 
 
 @njit(nogil=True, cache=True)
-def copy_neighbours(
-    indices: Array,
-    positions: I64,
-    offsets: I64,
-    first_edge: int,
-    picks: I64,
-    out_src: Array,
-) -> None:
+def copy_neighbours(indices: Array, positions: I64, offsets: I64, first_edge: int, picks: I64, out_src: Array) -> None:
     """Follow chosen edges to their sources, and turn the choices into global edge ids.
 
     Args:
         indices: int32 or int64 [nnz], global source ids.
-        positions: int64[m], ascending.
-        offsets: int64[frontier + 1], where each node's neighbours are.
+        positions: int64[m], as above.
+        offsets: int64[frontier + 1], as above.
         first_edge: global edge id of ``indices[0]``.
         picks: int64[offsets[-1]], positions in ``indices``; ``first_edge`` is added.
         out_src: [offsets[-1]], filled with global source ids.

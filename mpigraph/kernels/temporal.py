@@ -1,4 +1,4 @@
-"""Choose in-neighbours among the edges that are old enough; see ``kernels/sample.py`` for the passes.
+"""Choose in-neighbours among the edges that are old enough; see ``kernels/sample.py`` first.
 
 The edges of each row lie sorted by time, equal times by their position, with the position beside them. The edges that
 a root may see by its time are then a stretch of the row, found by binary search: a sample of it is a sample of a
@@ -107,21 +107,17 @@ def count_temporal(
 ) -> None:
     """Fill the stretch of its sorted row that each node may see, and how many of its edges can and will be drawn.
 
-    Args:
-        dst: the frontier.
-        indptr: as in :func:`count_uniform`.
-        first_id: as in :func:`count_uniform`.
-        times: int64[nnz], by :func:`sort_rows`.
-        order: int32[nnz], by :func:`sort_rows`.
-        until: int64[frontier], the time of each node's root, the latest time of an edge.
-        strict: leave out edges of exactly that time, too.
-        window: how much older an edge may be; below 0 without limit.
-        allowed: uint8[nnz], whether each edge of the host may be drawn; empty where all may.
-        excluded: int64[k], positions in the host's edges, ascending, each once.
-        positions: int64[m].
-        rows: ``begins`` and ``degrees`` are filled with the whole stretch, ``num_candidates`` with the number of its
-            edges that can be drawn if not all can.
-        counts: int64[frontier], filled.
+    ``begins`` and ``degrees`` of the rows are filled with the whole stretch, ``num_candidates`` with the number of its
+    edges that can be drawn if not all can.
+
+    The parameters besides those of all kernels::
+
+        times, order    int64[nnz] and int32[nnz], by :func:`sort_rows`
+        until           int64[frontier], the time of each node's root, the latest time of an edge
+        strict          leave out edges of exactly that time, too
+        window          how much older an edge may be; below 0 without limit
+        allowed         uint8[nnz], whether each edge of the host may be drawn; empty where all may
+        excluded        int64[k], positions in the host's edges, ascending, each once
     """
     chosen = len(allowed) > 0 or len(excluded) > 0
     for i in range(len(positions)):
@@ -177,19 +173,8 @@ def choose_temporal(
     A write to the mask may have changed it since the edges were counted: the choice then is undefined, but only ever
     among the edges that the node may see.
 
-    Args:
-        dst: the frontier.
-        indptr: as in :func:`count_uniform`.
-        first_id: as in :func:`count_uniform`.
-        row_of: int64[frontier], the row of each node, counted as ``first_id`` says.
-        order: int32[nnz], by :func:`sort_rows`.
-        last: draw only among the newest ``fanout`` edges.
-        allowed: as in :func:`count_temporal`.
-        excluded: as in :func:`count_temporal`.
-        positions: int64[m].
-        rows: as :func:`count_temporal` filled it.
-        offsets: as in :func:`choose_uniform`.
-        picks: as in :func:`choose_uniform`.
+    ``row_of`` is int64[frontier], the row of each node, counted as ``first_id`` says. With ``last`` only the newest
+    ``fanout`` edges are drawn from. The others are as in :func:`count_temporal`.
     """
     replace = dst.replace and dst.fanout >= 0
     listed = np.empty(1, np.int64)

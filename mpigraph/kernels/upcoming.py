@@ -75,17 +75,10 @@ def add_reads(numbers: I32, batch: int, first: int, pending: int, last: I64, rin
 def add_reads_of(
     rows: I64, batch: int, first: int, pending: int, soon: I32, last: I32, ring_next: I32, fresh: Mask
 ) -> None:
-    """Do as :func:`add_reads`, by tables of all rows.
+    """Do as :func:`add_reads`, by tables of all rows: ``rows`` are int64[n].
 
-    Args:
-        rows: int64[n], the rows.
-        batch: see :func:`add_reads`.
-        first: likewise.
-        pending: minibatches before this one are done.
-        soon: int32[all rows], the minibatch that reads each row next, unless it is done.
-        last: int32[all rows], the position of the last read of such a row, modulo the ring's length.
-        ring_next: see :func:`add_reads`.
-        fresh: likewise.
+    Minibatches before ``pending`` are done. ``soon`` is int32[all rows], the minibatch that reads each row next, unless
+    it is done, and ``last`` int32[all rows], the position of the last read of such a row, modulo the ring's length.
     """
     mask = len(ring_next) - 1
     n = len(rows)

@@ -1,4 +1,4 @@
-"""Choose in-neighbours with probability proportional to edge weight; see ``kernels/sample.py`` for the passes.
+"""Choose in-neighbours with probability proportional to edge weight; see ``kernels/sample.py`` first.
 
 A draw looks into the alias table of the row: one of its slots, each equally likely, and there one of two edges
 (Walker: "An efficient method for generating discrete random variables with general distributions", ACM TOMS 1977; built
@@ -124,18 +124,9 @@ def count_weighted(
 ) -> int:
     """Fill how many neighbours each node will get, as if edges of weight 0 did not exist.
 
-    Args:
-        dst: the frontier.
-        indptr: as in :func:`count_uniform`.
-        first_id: as in :func:`count_uniform`.
-        weights: float or bool [nnz], one for each edge of the host.
-        prepared: int [n], how many edges of each row can be drawn; or empty: then the edges are counted here.
-        positions: int64[m].
-        rows: ``begins``, ``degrees`` and ``num_candidates`` are filled.
-        counts: int64[frontier], filled.
-
-    Returns:
-        The position of the first edge whose weight is negative, NaN or too large to be added, or -1.
+    ``weights`` is float or bool [nnz], one for each edge of the host. ``prepared`` is int [n], how many edges of each
+    row can be drawn; or empty: then the edges are counted here. ``begins``, ``degrees`` and ``num_candidates`` of the
+    rows are filled. Return the position of the first edge whose weight is negative, NaN or too large to add, or -1.
     """
     for i in range(len(positions)):
         p = positions[i]
@@ -174,9 +165,7 @@ def _choose_late(node_key: np.uint64, begin: int, weights: Array, num_chosen: in
         arrival = -np.log(uniform01(mix64(node_key + _LATE + np.uint64(t)))) / np.float64(weights[t])
         if num_chosen == k and arrival >= times[k - 1]:
             continue
-        j = (
-            num_chosen if num_chosen < k else k - 1
-        )  # the place of the new arrival, or of the last one, which it pushes out
+        j = num_chosen if num_chosen < k else k - 1  # the place of the new arrival, or of the last one, pushed out
         while j > first and times[j - 1] > arrival:
             times[j] = times[j - 1]
             chosen[j] = chosen[j - 1]
@@ -223,17 +212,9 @@ def choose_weighted(
     """Choose edges of each node with probability proportional to their weight.
 
     A write to the weights may have changed them since the edges were counted: the choice then is undefined, but only
-    ever among the edges of the node.
-
-    Args:
-        dst: the frontier.
-        weights: float [nnz], checked by :func:`count_weighted`.
-        prepared: [nnz], filled by :func:`alias_tables`, or empty: then the table of a row is made when it is drawn
-            from; the draws are the same.
-        positions: int64[m].
-        rows: as :func:`count_weighted` filled it.
-        offsets: as in :func:`choose_uniform`.
-        picks: as in :func:`choose_uniform`.
+    ever among the edges of the node. ``weights`` is float [nnz], checked by :func:`count_weighted`. ``prepared`` is
+    [nnz], filled by :func:`alias_tables`, or empty: then the table of a row is made when it is drawn from, and the
+    draws are the same.
     """
     slots = np.empty(1, np.uint64)
     scratch = np.empty(1, np.float64), np.empty(1, np.int64)

@@ -63,8 +63,7 @@ def _gather_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[list[bytes]]:
 def first_choice(comm: MPI.Comm, what: str, setting: str, choices: Sequence[str]) -> str:
     """Return the first rank's ``setting``: the environment may differ between nodes.
 
-    Raises:
-        InvalidArgumentError: the setting is not among the choices; on every rank.
+    Raises InvalidArgumentError if the setting is not among the choices; on every rank.
     """
     chosen = allgather_bytes(comm, setting.encode(errors="backslashreplace"))[0].decode()
     if chosen not in choices:

@@ -70,8 +70,7 @@ def as_array(memory: MPI.buffer, dtype: npt.DTypeLike) -> Array:
 def check_memory_model(win: MPI.Win) -> None:
     """Check that a window has the unified memory model (MPI 4.1, 12.4): the library loads and stores beside MPI.
 
-    Raises:
-        MPIGraphError: it has the separate model; the same on every rank.
+    Raises MPIGraphError if it has the separate model; the same on every rank.
     """
     if win.Get_attr(MPI.WIN_MODEL) != MPI.WIN_UNIFIED:
         raise MPIGraphError(

@@ -23,7 +23,6 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import Condition, Lock, get_ident
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -344,8 +343,7 @@ class Requester:
     def ask(self, rank: int, words: I64, doing: str) -> Coroutine[I64]:
         """Ask a rank with an :func:`answering` handler, and return the words of the answer.
 
-        Raises:
-            MPIGraphError: the error of ``rank`` in ``doing``, of the same class.
+        Raises the MPIGraphError that ``rank`` has raised in ``doing``, in the same class.
         """
         tag = self.next_tag()
         reply = np.empty(HEAD + FIRST // 8, np.int64)
@@ -466,21 +464,22 @@ class Header:
         self.operations, self.statuses, self.counts = came.T
 
 
-@dataclass(frozen=True)
 class Received:
-    """The words from every rank: ``words[bounds[r]:bounds[r + 1]]`` from rank r."""
+    """The words that came from every rank: ``counts[r]`` of them from rank r, those of rank 0 first."""
 
-    words: I64
-    bounds: I64
+    def __init__(self, words: I64, counts: I64) -> None:
+        self.words = words
+        self.counts = counts
+        self._ends = np.cumsum(counts)
 
     def of(self, rank: int) -> I64:
         """Return the words of ``rank``, a view."""
-        return self.words[self.bounds[rank] : self.bounds[rank + 1]]
+        return self.words[self._ends[rank] - self.counts[rank] : self._ends[rank]]
 
     @property
     def senders(self) -> list[int]:
         """The ranks that sent words, ascending."""
-        ranks: list[int] = np.flatnonzero(np.diff(self.bounds)).tolist()
+        ranks: list[int] = np.flatnonzero(self.counts).tolist()
         return ranks
 
 
@@ -492,14 +491,6 @@ def in_rank_order(parts: Mapping[int, I64], size: int) -> tuple[I64, I64]:
     ranks = sorted(parts)
     counts[ranks] = [len(parts[rank]) for rank in ranks]
     return np.concatenate([parts[rank] for rank in ranks]), counts
-
-
-@collective("comm")
-def exchange_words(comm: MPI.Comm, words: I64, going: I64, coming: I64) -> Coroutine[Received]:
-    """Send words as :func:`alltoall` does, and return them by rank."""
-    bounds = np.zeros(len(coming) + 1, np.int64)
-    np.cumsum(coming, out=bounds[1:])
-    return Received((yield from alltoall(comm, words, going, coming)), bounds)
 
 
 @collective("comm")
@@ -527,4 +518,4 @@ def exchange_answers(
     yield request
     if (incoming < 0).any():
         return None
-    return (yield from exchange_words(comm, leaving, sizes, incoming))
+    return Received((yield from alltoall(comm, leaving, sizes, incoming)), incoming)

@@ -24,8 +24,7 @@ _SPEAKING_TIME = 2.0  # seconds in which the highest rank of a node prints the e
 def check_neighbours(proc: Path = Path("/proc")) -> None:
     """Check that the processes that this launcher has started on this node share ``/dev/shm``.
 
-    Raises:
-        SharedMemoryError: one has another, and the same host name and network.
+    Raises SharedMemoryError if one has another one, and the same host name and network.
     """
     ours = _shared_memory(proc / "self")
     if ours is None:

@@ -182,8 +182,7 @@ class World:
     def check_threads(self) -> None:
         """Check that a trainer which hosts rows for other nodes can answer for them while it computes.
 
-        Raises:
-            InvalidArgumentError: MPI allows no calls from threads; on every rank.
+        Raises InvalidArgumentError if MPI allows no calls from threads; on every rank.
         """
         able = np.array([self.threads_may_communicate], np.int8)
         self.comm.Allreduce(MPI.IN_PLACE, able, op=MPI.MIN)
@@ -310,9 +309,7 @@ class World:
         """Watch the wait inside the ``with`` block, for trainers that come when the user's code lets them.
 
         See :meth:`.Watchdog.meeting`. Before it, the main thread makes the calls that :meth:`in_main_thread` left.
-
-        Raises:
-            CollectiveError: this thread is inside of :meth:`forbid_meetings`.
+        Raises CollectiveError if this thread is inside of :meth:`forbid_meetings`.
         """
         if self._apart is not None and self._apart[0] == threading.get_ident():
             raise CollectiveError(f"{what}: {self._apart[1]} cannot do it, as trainers are not in step there")
@@ -404,8 +401,7 @@ class World:
     def check_communicators(self, purpose: str) -> None:
         """Check that MPI has communicators left.
 
-        Raises:
-            CollectiveError: it has none left ``purpose``; on every rank.
+        Raises CollectiveError if it has none left ``purpose``; on every rank.
         """
         spare: list[MPI.Intracomm] = []
         try:
@@ -542,10 +538,8 @@ def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
 def open_world(comm: MPI.Intracomm | None) -> World:
     """Make a world of trainers without a session, for work that needs ranks and nodes but no rows.
 
-    Until ``unguard`` is called, an uncaught exception ends the job.
-
-    Raises:
-        MPIGraphError: an environment variable is wrong; on every rank.
+    Until ``unguard`` is called, an uncaught exception ends the job. Raises MPIGraphError if an environment variable is
+    wrong; on every rank.
     """
     everyone = job_comm(comm)
     try:

@@ -154,8 +154,7 @@ class Calls:
     def together(self, call: Call, begin: Callable[[], list[MPI.Request]]) -> Coroutine[list[MPI.Request]]:
         """Begin an operation once every rank has made the same call, and return its requests.
 
-        Raises:
-            CollectiveError: the calls differ; on every rank, with all calls, lines and trainers.
+        Raises CollectiveError if the calls differ; on every rank, with all calls, lines and trainers.
         """
         if self.size == 1:
             return begin()

@@ -103,8 +103,7 @@ def _name(op: Any) -> str:
 def reduction(what: str, dtype: torch.dtype, name: str) -> tuple[MPI.Op, torch.dtype]:
     """Return the operation that reduces tensors of a dtype, and the dtype to do it in.
 
-    Raises:
-        InvalidArgumentError: there is no such reduction; the message names both.
+    Raises InvalidArgumentError if there is no such reduction; the message names both.
     """
     if dtype is torch.bool:
         known = _OF_BOOL
@@ -120,8 +119,7 @@ def reduction(what: str, dtype: torch.dtype, name: str) -> tuple[MPI.Op, torch.d
 def even_counts(what: str, whole: Tensor, each: Tensor, ranks: int) -> list[int]:
     """Return the number of values of ``whole`` for each rank, that of ``each``.
 
-    Raises:
-        InvalidArgumentError: they do not sum to those of ``whole``.
+    Raises InvalidArgumentError if they do not sum to those of ``whole``.
     """
     if whole.numel() != ranks * each.numel():
         raise InvalidArgumentError(f"{what}: {whole.numel()} values are not {each.numel()} for each of {ranks} rank(s)")

@@ -78,10 +78,7 @@ class Outstanding:
     def wait_for(self, task: Task[Any], seconds: float = 0.0, place: str = "") -> None:
         """Wait until a task is done, up to ``seconds``, or the group's limit where these are 0. Blocking.
 
-        All trainers must come to ``place``, if it is not "".
-
-        Raises:
-            TimeoutError: it is not done by then.
+        All trainers must come to ``place``, if it is not "". Raises TimeoutError if it is not done by then.
         """
         limit = seconds if seconds > 0 else self._seconds
         with self._meeting(task.name, place, limit < math.inf):

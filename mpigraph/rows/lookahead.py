@@ -245,8 +245,7 @@ class CachedRows:
     def read(self, read: Read, out: Array) -> None:
         """Fill ``out`` ([n, *row_shape], as stored or wider) with the rows of the oldest announced read.
 
-        Raises:
-            ClosedError: the tensor was closed.
+        Raises ClosedError if the tensor was closed.
         """
         with self.rows.staging_buffer(out) as stored:
             self._read(read, stored)

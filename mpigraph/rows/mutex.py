@@ -74,8 +74,7 @@ class HostMutex:
     def ahead(self, host: int, ticket: int) -> int:
         """Return the number of turns before that of ``ticket``: its owner holds the lock when it is 0. One-sided.
 
-        Raises:
-            CollectiveError: its turn is over; see :meth:`release`.
+        Raises CollectiveError if its turn is over; see :meth:`release`.
         """
         turn = self._fetch(host, _TURN, 0)
         if turn > ticket:

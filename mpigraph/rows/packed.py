@@ -197,8 +197,7 @@ class PackedTransport(Transport):
     def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """See :class:`~mpigraph.rows.transport.Transport`. The hosts answer when they make progress.
 
-        Raises:
-            ClosedError: a host has closed the window.
+        Raises ClosedError if a host has closed the window.
         """
         self.finish(window, self.begin(window, remote, out), meanwhile)
 
@@ -278,8 +277,7 @@ class PackedTransport(Transport):
     def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
         """See :class:`~mpigraph.rows.transport.Transport`. The hosts store the rows when they make progress.
 
-        Raises:
-            ClosedError: a host has closed the window.
+        Raises ClosedError if a host has closed the window.
         """
         ranks = ", ".join(str(rows.rank) for rows in leaving)
         what = f"writing rows of window {window.number} of rank(s) {ranks}"

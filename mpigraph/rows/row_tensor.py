@@ -189,8 +189,7 @@ class RowTensor:
     def writing(self, host: int) -> Iterator[Array]:
         """Yield the rows on local host ``host``, writable inside the block. For the rows' owner: it takes no lock.
 
-        Raises:
-            InvalidArgumentError: the rows are read-only.
+        Raises InvalidArgumentError if the rows are read-only.
         """
         self.check_writable()
         self._wait(owned=True)
@@ -205,10 +204,8 @@ class RowTensor:
     def lend(self, host: int, rows: slice) -> Array:
         """Return rows on local host ``host``, writable as long as the array, or any view of it, is alive.
 
-        Until then they count as written before every control call.
-
-        Raises:
-            InvalidArgumentError: the rows are read-only.
+        Until then they count as written before every control call. Raises InvalidArgumentError if the rows are
+        read-only.
         """
         self.check_writable()
         self._wait(owned=False)

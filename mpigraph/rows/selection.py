@@ -21,7 +21,6 @@ from mpigraph.kernels.cache import read_note, write_note
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.mpi.compat import library_version
-from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.rows.self_test import find_working_windows
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
@@ -109,13 +108,7 @@ def _measure(service: RowService) -> dict[str, float]:
         out = np.empty((_ROWS, _ROW_BYTES), np.uint8)
         seconds[:] = [_median_time(partial(window.gather, ids, out, transport)) for transport in transports]
     with world.watch("measuring the transports"):
-        request = world.comm.Iallreduce(MPI.IN_PLACE, seconds, op=MPI.MAX)
-        backoff = Backoff()
-        while not request.Test():
-            if not world.is_trainer and service.progress():
-                backoff.reset()
-            else:
-                backoff.pause(TRANSFER)
+        service.complete(world.comm.Iallreduce(MPI.IN_PLACE, seconds, op=MPI.MAX))
         window.close()
     return {way.name: _ROWS * _ROW_BYTES / took for way, took in zip(transports, seconds.tolist(), strict=True)}
 

@@ -19,7 +19,6 @@ from mpigraph.collective import collective
 from mpigraph.errors import MPIGraphError
 from mpigraph.kernels.row_ops import as_words
 from mpigraph.mpi.agree import allgather_bytes, describe
-from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
 from mpigraph.rows.rma import RmaTransport
 from mpigraph.rows.service import RowService
@@ -39,8 +38,7 @@ _ADDITIONS = 3  # under the lock, by each attempt
 def find_working_windows(service: RowService) -> None:
     """Make ``service`` use the first way to allocate windows that works. Does nothing on one node.
 
-    Raises:
-        MPIGraphError: no way works; on every rank.
+    Raises MPIGraphError if no way works; on every rank.
     """
     while service.transports and (fault := _find_fault(service)):
         service.mutex.close()
@@ -65,7 +63,7 @@ def _find_fault(service: RowService) -> str:
             faults = [trial.attempt(0)]
             with ThreadPoolExecutor(2, "mpigraph-self-test") as threads:
                 faults += threads.map(trial.attempt, range(1, trial.num_attempts))
-        _meet(service)
+        service.complete(world.comm.Ibarrier())
         fault = _first_of_all(service, next(filter(None, faults), ""))
         if not fault:
             fault = _first_of_all(service, trial.look() if world.is_host else "")
@@ -77,18 +75,6 @@ def patience(world: World, busy: float) -> float:
     """Return the test's limit in timeouts of the job: more for many pairs of ranks, and ``busy`` processes a core."""
     pairs = len(world.trainer_ranks) * min(len(world.hosts), _TARGETS)
     return min(1.0, _LONGEST / world.config.timeout) * max(1.0, pairs / _PAIRS) * max(1.0, busy)
-
-
-@collective("service.world.comm")
-def _meet(service: RowService) -> None:
-    """Wait until all ranks are here, and serve those that are not."""
-    request = service.world.comm.Ibarrier()
-    backoff = Backoff()
-    while not request.Test():
-        if not service.world.is_trainer and service.progress():
-            backoff.reset()
-        else:
-            backoff.pause(TRANSFER)
 
 
 @collective("service.world.comm")

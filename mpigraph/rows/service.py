@@ -23,6 +23,7 @@ from mpigraph.errors import CollectiveError, InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import everywhere, first_choice
 from mpigraph.mpi.compat import distrusts_windows, library_version
+from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
 from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.packed import PackedTransport
@@ -57,9 +58,8 @@ class RowService:
     def __init__(self, world: World) -> None:
         """Open the transports.
 
-        Raises:
-            InvalidArgumentError: ``MPIGRAPH_TRANSPORT`` is no transport, or this MPI does not support
-                ``MPIGRAPH_WINDOW``; on every rank.
+        Raises InvalidArgumentError if ``MPIGRAPH_TRANSPORT`` is no transport, or this MPI does not support
+        ``MPIGRAPH_WINDOW``; on every rank.
         """
         self.world = world
         self.segments = Segments(world)
@@ -151,6 +151,15 @@ class RowService:
         for transport in self.transports:
             transport.forget(window)
 
+    def complete(self, request: MPI.Request) -> None:
+        """Complete a request of a collective call, and as a server answer the ranks that are not there yet."""
+        backoff = Backoff()
+        while not request.Test():
+            if not self.world.is_trainer and self.progress():
+                backoff.reset()
+            else:
+                backoff.pause(TRANSFER)
+
     def progress(self) -> bool:
         """Advance the requests of other ranks, without waiting; return whether anything moved."""
         return any([transport.progress() for transport in self.transports])
@@ -196,8 +205,7 @@ def _window_kinds(world: World, setting: str) -> list[str]:
 def window_kind(world: World) -> str:
     """Return "allocate" if ``Shared_query`` works on allocated windows here, else "create".
 
-    Raises:
-        InvalidArgumentError: this MPI does not support ``MPIGRAPH_WINDOW``; on every rank.
+    Raises InvalidArgumentError if this MPI does not support ``MPIGRAPH_WINDOW``; on every rank.
     """
     setting = world.config.window
     if setting == "create":

@@ -163,10 +163,8 @@ class Transport:
     def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """Fill ``out`` (2-D, whole rows as words) from remote hosts, and call ``meanwhile`` once while that goes on.
 
-        One-sided for the caller: no other rank has to make a call; its :meth:`progress` runs anyway.
-
-        Raises:
-            ClosedError: a host has closed the window.
+        One-sided for the caller: no other rank has to make a call; its :meth:`progress` runs anyway. Raises ClosedError
+        if a host has closed the window.
         """
         raise NotImplementedError
 
@@ -186,10 +184,8 @@ class Transport:
 
         Each host's lock is held while its rows are written. The first transport that works in a job writes.
 
-        One-sided, as :meth:`read` is; complete at the hosts when the call returns.
-
-        Raises:
-            ClosedError: a host has closed the window.
+        One-sided, as :meth:`read` is; complete at the hosts when the call returns. Raises ClosedError if a host has
+        closed the window.
         """
         raise NotImplementedError
 

@@ -328,10 +328,8 @@ class RowWindow:
 
         Each host's lock is held while its rows are written.
 
-        One-sided; complete at the target when the call returns.
-
-        Raises:
-            ClosedError: the window was closed, here or at a host.
+        One-sided; complete at the target when the call returns. Raises ClosedError if the window was closed, here or at
+        a host.
         """
         with UNINTERRUPTED, self._gate:
             if values.size == 0:

@@ -17,7 +17,6 @@ from mpigraph.sampling.protocol import (
     EdgeQuery,
     Joined,
     Part,
-    Request,
     SharedRequest,
     neighbor_arrays,
     pack_answers,
@@ -56,12 +55,9 @@ class Answers:
         times = Counter(request.relation for request in requests if not isinstance(request, SharedRequest))
         parts = []
         for joined in unpacked.joined:
-            self._check_open(joined.request)
+            self._state.graph(joined.request.graph)  # raises if this rank has not opened it
             parts.append(self._answer_joined(joined, times))
         return pack_answers(unpacked, len(messages), parts, HEAD)
-
-    def _check_open(self, request: Request) -> None:
-        self._state.graph(request.graph)
 
     def _answer_joined(self, joined: Joined, times: Mapping[int, int]) -> list[Part]:
         """Return the arrays that answer joined requests.

@@ -26,10 +26,8 @@ def open_exchange(world: World, make_answer: Callable[[], Answer]) -> SamplingTr
 
     Requests go to owners alone where MPI allows it, which is faster on two hosts already (``tests/perf/README.md``).
     Nothing is measured at start: the transport also decides whether a trainer may sample alone, which must not change
-    from run to run.
-
-    Raises:
-        InvalidArgumentError: ``MPIGRAPH_SAMPLING`` names no transport, or one that this MPI cannot do; on every rank.
+    from run to run. Raises InvalidArgumentError if ``MPIGRAPH_SAMPLING`` names no transport, or one that this MPI
+    cannot do; on every rank.
     """
     setting = first_choice(world.comm, "sampling", world.config.sampling, ["auto", *(each.name for each in EXCHANGES)])
     able = np.array([world.threads_may_communicate], np.int8)

@@ -28,8 +28,9 @@ from mpigraph.mpi.messages import (
     Answer,
     Header,
     NotOpenHere,
+    Received,
+    alltoall,
     exchange_answers,
-    exchange_words,
     in_rank_order,
 )
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
@@ -72,8 +73,7 @@ class RoundChannel(Channel):
     ) -> Mapping[int, U8]:
         """Make one round: ask some ranks, answer every rank. ``error`` is raised on every rank, naming this one.
 
-        Raises:
-            CollectiveError: some rank failed to ask or to answer; on every rank, naming it.
+        Raises CollectiveError if some rank failed to ask or to answer; on every rank, naming it.
         """
         meanwhile = timed_answer(meanwhile) if meanwhile is not None else None
         words, counts = in_rank_order(asked, self.world.size)
@@ -157,7 +157,7 @@ class RoundChannel(Channel):
             if (header.statuses == FAILED).any():
                 yield from raise_jointly(self._comm, "sampling", error)
             self._count(counts * words.itemsize)
-            requests = yield from exchange_words(self._comm, words, counts, header.counts)
+            requests = Received((yield from alltoall(self._comm, words, counts, header.counts)), header.counts)
             answers: dict[int, I64] | None = None
             try:
                 ranks = requests.senders
@@ -169,7 +169,7 @@ class RoundChannel(Channel):
             if received is None:
                 yield from raise_jointly(self._comm, "answering a sampling request", error)
             assert received is not None
-            self._count(8 * np.diff(received.bounds))
+            self._count(received.words.itemsize * received.counts)
         return {rank: received.of(rank).view(np.uint8) for rank in np.flatnonzero(counts).tolist()}
 
     def _answers(self, messages: Sequence[I64]) -> Coroutine[Sequence[I64]]:
@@ -192,8 +192,7 @@ class RoundChannel(Channel):
     def close(self) -> None:
         """Free the communicator, once the headers that servers wait for have come; a second call does nothing.
 
-        Raises:
-            CollectiveError: a trainer is in the middle of a round.
+        Raises CollectiveError if a trainer is in the middle of a round.
         """
         if self._comm == MPI.COMM_NULL:
             return

@@ -57,7 +57,7 @@ class NeighborService:
     For one thread at a time: where several threads may use it, one holds :attr:`lock` until it has used the result.
 
     Attributes:
-        channel_number: the number of the channel.
+        channel: how requests reach owners.
         lock: held by the thread that samples.
     """
 
@@ -70,15 +70,6 @@ class NeighborService:
         self._workers = Workers(state.world.config.num_worker_threads)
         self._local_ids: dict[int, list[LocalIds]] = {}
         self._tree_ids: dict[int, list[TreeIds]] = {}
-
-    @property
-    def channel_number(self) -> int:
-        """The number of the channel."""
-        return self.channel.number
-
-    def name_rounds(self, purpose: str) -> None:
-        """Name the purpose of the next rounds in error messages."""
-        self.channel.purpose = purpose
 
     def use_threads(self, num_threads: int) -> None:
         """Sample local neighbours with this many threads from now on."""

@@ -225,8 +225,7 @@ class Unpacked:
 def unpack_requests(messages: Sequence[I64]) -> Unpacked:
     """Read the requests in the words of some ranks, one message each.
 
-    Raises:
-        CollectiveError: a message is malformed, or a strategy not known here.
+    Raises CollectiveError if a message is malformed, or a strategy not known here.
     """
     words = messages[0] if len(messages) == 1 else np.concatenate(messages)
     bounds = np.array([0, *accumulate(map(len, messages))])

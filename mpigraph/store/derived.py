@@ -61,8 +61,7 @@ class VersionedTables(ABC, Generic[Tables]):
     def unprepared(cls, topology: Topology, tensor: RowTensor, *numbers: int) -> "VersionedTables[Tables]":
         """Return a stand-in for tables that were not prepared on this rank.
 
-        Raises:
-            NotOpenHere: this kind of tables has no stand-in.
+        Raises NotOpenHere if this kind of tables has no stand-in.
         """
 
     @abstractmethod

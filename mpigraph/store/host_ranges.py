@@ -38,9 +38,8 @@ def cut_offsets(offsets: I64, num_hosts: int) -> I64:
 def cut_for_hosts(world: "World", files: PartFiles) -> RangeBook:
     """Return which host holds which nodes and edges: a book whose owners are the hosts.
 
-    Raises:
-        ShardFormatError: a shard that a host needs is missing, damaged, or does not hold what the configuration says;
-            on every rank.
+    Raises ShardFormatError if a shard that a host needs is missing, damaged, or does not hold what the configuration
+    says; on every rank.
     """
     from mpigraph.mpi.agree import everywhere, together
 

@@ -276,8 +276,7 @@ class SharedEdges:
 def read_shared(files: PartFiles, part: int) -> tuple[I64, I64, Array]:
     """Return the place, the destination and the source of each edge of a part, in the order of its file.
 
-    Raises:
-        ShardFormatError: the file is missing, damaged or contradicts itself.
+    Raises ShardFormatError if the file is missing, damaged or contradicts itself.
     """
     config = files.config
     shard = files.open(part, "part_graph")

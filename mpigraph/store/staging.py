@@ -66,8 +66,7 @@ def parts_of_hosts(hosts: Sequence[int], num_hosts: int, num_parts: int) -> list
 def shards_of(config: PartConfig, parts: Sequence[int], directory: Path) -> list[Shard]:
     """Return the files of some parts, to be staged into a directory under their usual names.
 
-    Raises:
-        PartitionError: one does not exist, or is in that directory already.
+    Raises PartitionError if one does not exist, or is in that directory already.
     """
     if directory.resolve() == config.directory.resolve():
         raise PartitionError(f"{directory} is where the parts are: choose another directory")
@@ -86,8 +85,7 @@ def shards_of(config: PartConfig, parts: Sequence[int], directory: Path) -> list
 def is_staged(shard: Shard, config: PartConfig) -> bool:
     """Return whether a file is on the node, whole, undamaged and of this partitioning. Read it from end to end.
 
-    Raises:
-        ShardFormatError: the original is damaged.
+    Raises ShardFormatError if the original is damaged.
     """
     if not shard.target.is_file() or shard.target.stat().st_size != shard.size:
         return False

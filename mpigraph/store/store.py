@@ -183,8 +183,7 @@ class Store:
     def turn(self, name: str, relations: Iterable[int]) -> None:
         """Give the hosts of a graph the out-edges of their nodes, through some relations.
 
-        Raises:
-            SharedMemoryError: a node's shared memory cannot hold them; on every rank.
+        Raises SharedMemoryError if a node's shared memory cannot hold them; on every rank.
         """
         topology = self.graphs[name].topology
         turned = topology.turned
@@ -297,20 +296,6 @@ class Store:
                     f"{'on disk' if is_there else 'in memory'} (asked for as {word!r})"
                 )
 
-    def _sources(
-        self,
-        topology: Topology,
-        files: PartFiles,
-        policy: Policy,
-        name: str,
-        place: str,
-        opened: dict[tuple[int, str], DiskFile],
-    ) -> SourceOf | None:
-        """Return the sources of a feature's rows; None for memory, into which they are loaded."""
-        if place != "disk":
-            return None
-        return sources_on_disk(topology, files, policy, name, self.verification, opened)
-
     def _load_features(
         self, graph: LoadedGraph, files: PartFiles, kept: PartConfig, places: Mapping[tuple[Policy, str], str]
     ) -> None:
@@ -323,7 +308,9 @@ class Store:
             with self.world.watch("measuring features"):
                 form = form_to_keep(self.world, files, (which, dataset), in_file, info, offsets, hosts)
             place = places.get((policy, name), "memory")
-            sources = self._sources(graph.topology, files, policy, name, place, opened)
+            sources = None
+            if place == "disk":
+                sources = sources_on_disk(graph.topology, files, policy, name, self.verification, opened)
             tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, form, sources)
             graph.features[policy, name] = tensor.number
             if sources is not None:
@@ -405,8 +392,7 @@ class Store:
     def open_channel(self) -> Any:
         """Make a channel for what one thread of every trainer samples.
 
-        Raises:
-            CollectiveError: MPI has no communicators left; on every rank.
+        Raises CollectiveError if MPI has no communicators left; on every rank.
         """
         if self.exchange.takes_communicators and len(self.channels) >= MANY:
             self.world.check_communicators(

@@ -140,8 +140,7 @@ class Topology:
     def _check_degrees(self) -> None:
         """Compare the out-degrees of all hosts with the edges of all hosts.
 
-        Raises:
-            ShardFormatError: they are not of one graph; on every rank.
+        Raises ShardFormatError if they are not of one graph; on every rank.
         """
         schema = self.config.schema
         own = np.zeros(len(schema.relations), np.uint64)
@@ -188,8 +187,7 @@ class Topology:
     def in_degrees(self, ids: I64, relation: int) -> I64:
         """Return int64[n], the in-degrees of destinations ``ids``, local or remote. One-sided.
 
-        Raises:
-            OutOfRangeError: an id does not exist.
+        Raises OutOfRangeError if an id does not exist.
         """
         if self.shared and relation in self.place_of_shared:
             return self.shared.in_degrees(ids, self.place_of_shared[relation])
@@ -201,8 +199,7 @@ class Topology:
     def out_degrees(self, ids: I64, relation: int) -> I64:
         """Return int64[n], the out-degrees of sources ``ids``, local or remote. One-sided.
 
-        Raises:
-            OutOfRangeError: an id does not exist.
+        Raises OutOfRangeError if an id does not exist.
         """
         src = self.config.schema.ends(relation)[0]
         check_ids(ids, self.config.book.num_nodes(src), f"node id of type {self.config.schema.ntypes[src]!r}")
@@ -214,10 +211,7 @@ class Topology:
         """Return int64[n] sources and int64[n] destinations of edges, local or remote. One-sided.
 
         A binary search in the hosts' ``indptr`` gives the destinations, all edges in step, so that a batch costs about
-        log2(nodes per host) reads.
-
-        Raises:
-            OutOfRangeError: an edge does not exist.
+        log2(nodes per host) reads. Raises OutOfRangeError if an edge does not exist.
         """
         if self.shared and relation in self.place_of_shared:
             return self.shared.find_edges(eids, self.place_of_shared[relation])

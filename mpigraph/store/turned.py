@@ -62,8 +62,7 @@ class TurnedTopology(Topology):
     def turn(self, relation: int) -> None:
         """Turn a relation, if that was not done.
 
-        Raises:
-            SharedMemoryError: a node's shared memory cannot hold the out-edges; on every rank.
+        Raises SharedMemoryError if a node's shared memory cannot hold the out-edges; on every rank.
         """
         if self.is_turned(relation):
             return
@@ -123,8 +122,7 @@ class TurnedTopology(Topology):
     def adjacency(self, relation: int, host: int) -> Adjacency:
         """Return the out-edges on a local host, as in-edges of the turned relation.
 
-        Raises:
-            NotOpenHere: the relation was not turned.
+        Raises NotOpenHere if the relation was not turned.
         """
         if not self.is_turned(relation):
             raise NotOpenHere(f"relation {relation} was not turned on rank {self.world.rank}")

@@ -25,10 +25,10 @@ from mpigraph.mpi.messages import (
     Received,
     Requester,
     RequestServer,
+    alltoall,
     answering,
     exchange_answers,
     exchange_rows,
-    exchange_words,
     in_rank_order,
     sum_over_ranks,
 )
@@ -216,7 +216,7 @@ def test_a_round_carries_words_and_answers(comm: MPI.Intracomm) -> None:
         assert header.operations.tolist() == [40 + rank for rank in range(size)]
         assert header.statuses.tolist() == [FAILED] + [OK] * (size - 1)
         assert header.counts.tolist() == [len(words_between(rank, me)) for rank in range(size)]
-        requests = run(exchange_words(world.comm, words, counts, header.counts))
+        requests = Received(run(alltoall(world.comm, words, counts, header.counts)), header.counts)
         assert requests.senders == [asker for asker in range(size) if me in asked_of(asker, size)]
         for asker in range(size):
             assert np.array_equal(requests.of(asker), words_between(asker, me))

@@ -277,7 +277,7 @@ g.barrier()
 
 
 NO_WAY_BACK = {
-    "a round": ("mpigraph.sampling.in_step.exchange_words", "dist.sample_neighbors(g, torch.arange(40), 2)"),
+    "a round": ("mpigraph.sampling.in_step.alltoall", "dist.sample_neighbors(g, torch.arange(40), 2)"),
     "a control call": ("mpigraph.session.control.allgather_bytes", "g.barrier()"),
     "a read": ("mpigraph.rows.window.load_rows", 'g.ndata["feat"][torch.arange(g.num_nodes())]'),
 }

@@ -13,7 +13,7 @@ from mpigraph.arrays import I64, Mask
 from mpigraph.collective import collective
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.mpi.coroutine import run
-from mpigraph.mpi.messages import OK, Header, exchange_answers, exchange_words
+from mpigraph.mpi.messages import OK, Header, alltoall, exchange_answers
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World
 from mpigraph.rows.window import RowWindow
@@ -147,7 +147,7 @@ def _round(world: World, comm: Any, nbytes: int) -> None:
     with world.meeting("a round of the benchmark"):
         wait(header.request, IN_ROUND)
     with world.watch("a round of the benchmark"):
-        run(exchange_words(comm, np.zeros(int(counts.sum()), np.int64), counts, header.counts))
+        run(alltoall(comm, np.zeros(int(counts.sum()), np.int64), counts, header.counts))
         run(exchange_answers(comm, {rank: np.zeros(nbytes // 8, np.int64) for rank in np.flatnonzero(counts).tolist()}))
 
 

@@ -135,11 +135,7 @@ class Strategy(ABC):
 
     @staticmethod
     def of_tag(tag: int) -> type["Strategy"]:
-        """Return the strategy with a tag.
-
-        Raises:
-            CollectiveError: this rank knows none.
-        """
+        """Return the strategy with a tag. Raises CollectiveError if this rank knows none."""
         if tag not in Strategy._by_tag:
             raise CollectiveError(
                 f"no sampling strategy has tag {tag} on this rank: import its module before initialize(), so that "

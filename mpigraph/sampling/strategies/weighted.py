@@ -42,11 +42,7 @@ class _WeightedDraw:
         self._tables = weights.tables  # one object for all passes, whatever is written meanwhile
 
     def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
-        """See :class:`.Draw`.
-
-        Raises:
-            GraphDataError: an edge weight is negative, infinite or NaN.
-        """
+        """See :class:`.Draw`. Raises GraphDataError if an edge weight is negative, infinite or NaN."""
         edges = rows.edges
         dst = rows.to_count(self._how.fanout, self._how.replace)
         weights = self._weights.values(rows.host)
