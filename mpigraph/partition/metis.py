@@ -119,17 +119,14 @@ def call_metis(
 ) -> I32:
     """Return int32[num_nodes], the part of each node; METIS balances what it can of the criteria, else their sum."""
     entry = "METIS_PartGraphRecursive" if recursive else "METIS_PartGraphKway"
-    exported = hasattr(ctypes.CDLL(_internal.__file__), entry)
     first = next(iter(criteria.values()), np.zeros(1, np.int64))
     if len(criteria) <= 1 and (first == first[0]).all():
         weights = None
-    elif exported and 1 < len(criteria) <= MAX_CONSTRAINTS:
+    elif 1 < len(criteria) <= MAX_CONSTRAINTS:
         weights = np.stack(list(criteria.values()), axis=1).astype(np.int64)
     else:
         weights = one_weight(criteria)[:, None]
-    if exported:
-        return call_library(entry, adjacency, weights, num_parts, seed, objtype, edge_weights)
-    return _call_pymetis(adjacency, weights, num_parts, seed, objtype, recursive, edge_weights)
+    return call_library(entry, adjacency, weights, num_parts, seed, objtype, edge_weights)
 
 
 def call_library(
@@ -150,7 +147,7 @@ def call_library(
     integer = ctypes.c_int64 if indptr.dtype.itemsize == 8 else ctypes.c_int32
     options = np.full(_METIS_OPTIONS, -1, indptr.dtype)
     options[int(pymetis.OptionKey.SEED)] = seed
-    options[int(pymetis.OptionKey.OBJTYPE)] = _objtype(objtype)
+    options[int(pymetis.OptionKey.OBJTYPE)] = int(pymetis.ObjType.VOL if objtype == "vol" else pymetis.ObjType.CUT)
     node_weights = None if weights is None else np.ascontiguousarray(weights.astype(indptr.dtype))
     weights_of_edges = None if edge_weights is None else np.ascontiguousarray(edge_weights.astype(indptr.dtype))
     num_criteria = 1 if weights is None else weights.shape[1]
@@ -163,40 +160,16 @@ def call_library(
     def address(array: npt.NDArray[np.integer] | None) -> ctypes.c_void_p | None:
         return None if array is None else ctypes.c_void_p(array.ctypes.data)
 
-    status = getattr(ctypes.CDLL(_internal.__file__), entry)(
+    library = ctypes.CDLL(_internal.__file__)
+    if not hasattr(library, entry):
+        raise PartitionError(f"this build of pymetis hides METIS's function {entry}: use a wheel (pip install pymetis)")
+    status = getattr(library, entry)(
         number(len(parts)), number(num_criteria), address(indptr), address(indices), address(node_weights), None,
         address(weights_of_edges), number(num_parts), None, None, address(options), ctypes.byref(cut), address(parts),
     )  # fmt: skip
     if status != _METIS_OK:
         raise PartitionError(f"METIS failed with status {status}")
     return parts.astype(np.int32)
-
-
-def _call_pymetis(
-    adjacency: Adjacency,
-    weights: I64 | None,
-    num_parts: int,
-    seed: int,
-    objtype: str,
-    recursive: bool,
-    edge_weights: I64 | None = None,
-) -> I32:
-    """Call METIS through pymetis, with at most one weight for each node."""
-    indptr, indices = adjacency
-    options = pymetis.Options(seed=seed)
-    if not recursive:
-        options.objtype = _objtype(objtype)
-    of_nodes = None if weights is None else weights[:, 0].astype(indptr.dtype)
-    of_edges = None if edge_weights is None else edge_weights.astype(indptr.dtype)
-    graph = pymetis.CSRAdjacency(indptr, indices)
-    result = pymetis.part_graph(
-        num_parts, graph, vweights=of_nodes, eweights=of_edges, recursive=recursive, options=options
-    )
-    return np.asarray(result.vertex_part, dtype=np.int32)
-
-
-def _objtype(objtype: str) -> int:
-    return int(pymetis.ObjType.VOL if objtype == "vol" else pymetis.ObjType.CUT)
 
 
 def _restore_balance(adjacency: Adjacency, parts: I32, num_parts: int, criteria: Criteria) -> I32:
