@@ -46,7 +46,7 @@ def load_job(session: Session, state: dict[str, Any]) -> None:
     generators: dict[str, tuple[Callable[[torch.Tensor], object], Callable[[int], object]]] = {
         "torch": (torch.set_rng_state, torch.default_generator.manual_seed)
     }
-    if "cuda" in state and len(state["cuda"].rows) and torch.cuda.is_available():
+    if len(state["cuda"].rows) and torch.cuda.is_available():
         generators["cuda"] = torch.cuda.set_rng_state, torch.cuda.manual_seed
     for name, (restore, seed) in generators.items():
         saved = state[name].rows

@@ -37,7 +37,6 @@ GRAPH = "checkpoint"  # stands where shards have the name of their graph
 SMALL = "tensors/small"
 _FORMAT = "mpigraph-checkpoint"
 _VERSION = 3
-_READ = (1, 2, 3)  # version 1 has a dataset for each small tensor; before 3 no optimizer says its class
 
 
 def file_name(word: str, trainer: int) -> str:
@@ -155,10 +154,9 @@ class Manifest:
             raise ShardFormatError(f"{path}: damaged manifest: {error}") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ShardFormatError(f"{path}: not the manifest of a checkpoint")
-        if content.get("version") not in _READ:
-            known = " and ".join(map(str, _READ))
+        if content.get("version") != _VERSION:
             raise ShardFormatError(
-                f"{path}: a checkpoint of version {content.get('version')!r} (this library reads {known})"
+                f"{path}: a checkpoint of version {content.get('version')!r} (this library reads {_VERSION})"
             )
         try:
             if content.pop("checksum", None) != checksum(content):

@@ -141,7 +141,7 @@ def test_the_one_before_is_taken(oracle, tmp_path: Path, variants: int) -> None:
 def test_deep_nesting_is_damage() -> None:
     """Beyond what the parser takes, or only what checks it."""
     for depth in (10, *range(900, 1100)):
-        content = {"format": "mpigraph-checkpoint", "version": 1, "state": None, "checksum": ""}
+        content = {"format": "mpigraph-checkpoint", "version": 3, "state": None, "checksum": ""}
         text = json.dumps(content).replace("null", "[" * depth + "]" * depth)
         with pytest.raises(ShardFormatError, match="here: damaged manifest"):
             Manifest.parse(text, Path("here"))
@@ -162,7 +162,7 @@ def test_what_is_saved_is_not_too_deep_to_be_read() -> None:
 
 
 SOUND: dict[str, Any] = {
-    "format": "mpigraph-checkpoint", "version": 1, "word": "0123456789ab", "number": 1, "job": {"dict": []},
+    "format": "mpigraph-checkpoint", "version": 3, "word": "0123456789ab", "number": 1, "job": {"dict": []},
     "state": {"dict": [["a", {"tensor": 0}], ["b", {"tuple": [1, {"float": "inf"}]}], ["c", {"object": [None]}]]},
     "tensors": [{"dtype": "float32", "shape": [2, 0]}],
     "rows": [{"name": "r", "dtype": "int8", "shape": [4, 1], "of": "", "identity": "", "ranges": [[[0, 4]]]}],

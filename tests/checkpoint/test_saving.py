@@ -1,6 +1,5 @@
 """Small tensors share a dataset: a model of many comes back as it was, and a damaged one is named."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from layouts import SharedJob, alone
 from oracle import open_graph
 
 from mpigraph import checkpoint
-from mpigraph.checkpoint import manifest, saving
+from mpigraph.checkpoint import saving
 from mpigraph.errors import ShardFormatError
 from mpigraph.storage.shard import ShardReader
 
@@ -54,29 +53,6 @@ def test_small_tensors_share_a_dataset(job: SharedJob, oracle, tmp_path: Path, s
     g.barrier()
     assert same_here
     assert g.rank() > 0 or names == [f"tensors/{MANY + 5}", "tensors/small"]
-
-
-def test_a_checkpoint_of_version_1_is_read(oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In it every tensor has a dataset, and the manifest no checksums of tensors."""
-
-    def body() -> None:
-        open_graph(oracle(2))
-        monkeypatch.setattr(saving, "_SMALL_BYTES", -1)
-        checkpoint.save({"tensors": values(1)}, checkpoint_id=tmp_path / "old")
-        assert len(datasets(tmp_path / "old")) == MANY + 6
-        path = tmp_path / "old" / manifest.MANIFEST
-        content = json.loads(path.read_text())
-        for tensor in content["tensors"]:
-            assert tensor.pop("crc") is None
-        del content["checksum"]
-        content["version"] = 1
-        path.write_text(json.dumps(content | {"checksum": manifest.checksum(content)}))
-        here = values(2)
-        assert checkpoint.latest(tmp_path) == tmp_path / "old"
-        checkpoint.load({"tensors": here}, checkpoint_id=tmp_path / "old")
-        assert same(here, values(1))
-
-    alone(body)
 
 
 def test_a_damaged_small_tensor_is_named(oracle, tmp_path: Path) -> None:
