@@ -1,10 +1,9 @@
 """``python -m mpigraph generate``: write a generated graph as ``.npy`` files."""
 
 import argparse
-from contextlib import nullcontext
 from dataclasses import fields
 
-from mpigraph.cli.progress import ProgressBar
+from mpigraph.cli.progress import progress_of
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.partition.generate import Recipe, write_graph
 
@@ -43,7 +42,7 @@ def _run(arguments: argparse.Namespace) -> int:
         with exchange.together("checking the options"):
             values = vars(arguments)
             recipe = Recipe(**{field.name: values[field.name] for field in fields(Recipe) if field.name in values})
-        with ProgressBar() if exchange.rank == 0 else nullcontext() as progress:
+        with progress_of(exchange) as progress:
             path = write_graph(recipe, arguments.out, progress, exchange, arguments.overwrite)
         if exchange.rank == 0:
             edges = 2 * recipe.num_pairs

@@ -4,24 +4,22 @@ import argparse
 import json
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.cli import plan
-from mpigraph.cli.bench.settings import Settings
 from mpigraph.cli.expected_rows import Minibatch, expected_rows
+from mpigraph.cli.options import integers
 from mpigraph.cli.pipes import printable, table
-from mpigraph.cli.progress import ProgressBar
+from mpigraph.cli.progress import progress_of
 from mpigraph.cli.ranks import read_config, working_ranks
 from mpigraph.cli.verify import bytes_on_disk
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.memory import in_units
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.progress import silent
 from mpigraph.storage.audit import remote_sources
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
@@ -74,15 +72,14 @@ def run(
     With ``fanouts``, numbers with commas between, also what a minibatch of ``batch_size`` seeds of a node type is
     expected to read. ``comm`` are the ranks that take part; by default those that a launcher started with this process.
 
-    Raises:
-        MPIGraphError: a file is missing, damaged or of another graph, or an argument is wrong; on every rank.
+    Raises MPIGraphError: a file is missing, damaged or of another graph, or an argument is wrong; on every rank.
     """
     with working_ranks("info", comm) as exchange:
         config = read_config(exchange, part_config)
         with exchange.together("checking the options"):
             minibatch = None
             if fanouts is not None:
-                layers = Settings(fanouts=fanouts).layers()
+                layers = integers("--fanouts", fanouts, -1)
                 minibatch = Minibatch.of(config, layers, check_integer("--batch-size", batch_size, 1), seeds)
         content = _collect(exchange, config, minibatch)
         if exchange.rank == 0:
@@ -95,7 +92,7 @@ def _collect(exchange: Exchange, config: PartConfig, minibatch: Minibatch | None
     parts = []
     with exchange.together(f"reading the parts of {config.path}"):
         own_parts = range(exchange.rank, config.num_parts, exchange.size)
-        with PartFiles(config) as files, ProgressBar() if exchange.rank == 0 else nullcontext(silent) as show:
+        with PartFiles(config) as files, progress_of(exchange) as show:
             for done, part in enumerate(own_parts):
                 show("read parts", done, len(own_parts))
                 parts.append(_part(files, part, minibatch))

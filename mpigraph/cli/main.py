@@ -5,6 +5,7 @@ import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from mpigraph.cli.pipes import Pipes
 from mpigraph.config import launcher_rank
@@ -30,8 +31,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(words)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors the first rank of a job prints for all: they have the same words."""
+
+    def error(self, message: str) -> NoReturn:
+        if launcher_rank() > 0:
+            sys.exit(2)
+        super().error(message)
+
+
 def _run(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m mpigraph", description="Distributed graph learning on MPI.")
+    parser = _Parser(prog="python -m mpigraph", description="Distributed graph learning on MPI.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     names = words[:1] if words and words[0] in COMMANDS else COMMANDS
     for module in dict.fromkeys(COMMANDS[name] for name in names):

@@ -5,14 +5,14 @@ import json
 import os
 import re
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 
 from mpigraph.arrays import I32, Array
+from mpigraph.cli.options import bytes_of
 from mpigraph.cli.pipes import printable
-from mpigraph.cli.progress import ProgressBar
+from mpigraph.cli.progress import progress_of
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
@@ -21,13 +21,12 @@ from mpigraph.formats.readers import LAYOUTS, read_source
 from mpigraph.formats.shards import check_apart
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import muted
-from mpigraph.memory import as_bytes, free_memory, held_memory
+from mpigraph.memory import free_memory, held_memory
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import Forecast, Workload, check_memory, ranks_on_this_node
 from mpigraph.partition.options import NODE_ORDERS, PART_METHODS, check_options
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
-from mpigraph.partition.progress import silent
 from mpigraph.partition.source import GraphSource
 from mpigraph.partition.spill import Scratch, carried_sizes
 from mpigraph.storage.files import check_space
@@ -101,7 +100,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--node-order", metavar="|".join(NODE_ORDERS), default=NODE_ORDERS[0], help=node_order)
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal parts (%(default)s)")
     memory = "what a rank may take, such as 8GiB (default: its share of the node's free memory)"
-    parser.add_argument("--memory", type=_bytes, metavar="SIZE", help=memory)
+    parser.add_argument("--memory", metavar="SIZE", help=memory)
     for option, text in _TEXTS.items():
         name, metavar = option.split()
         parser.add_argument(name, metavar=metavar, help=text)
@@ -126,6 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
             method = arguments.method or _METHOD
             node_order = arguments.node_order
             check_options(name, parts, method, seed=arguments.seed, node_order=node_order)  # reading may take minutes
+            memory = None if arguments.memory is None else bytes_of("--memory", arguments.memory)
             feat_dtype = None if arguments.feat_dtype is None else _feat_dtype(arguments.feat_dtype)
             nearest = check_writable(arguments.out)
             scratch = arguments.scratch
@@ -147,10 +147,10 @@ def _run(arguments: argparse.Namespace) -> int:
             scattered = node_order != NODE_ORDERS[0]
             carried = carried_sizes(source, scattered)
             work = Workload(*sizes, num_parts, method, carried=carried, ordered=scattered)
-        foreseen = _check_memory(work, arguments.memory, folder, exchange)
+        foreseen = _check_memory(work, memory, folder, exchange)
         if exchange.rank == 0:
             _print_forecast(source, work, foreseen, exchange.size)
-        with ProgressBar() if exchange.rank == 0 else nullcontext(silent) as progress:
+        with progress_of(exchange) as progress:
             result = partition_source(
                 source,
                 name,
@@ -286,10 +286,3 @@ def _types(source: GraphSource) -> str:
     of_types = zip(map(printable, schema.ntypes), source.num_nodes, strict=True)
     counts = ", ".join(f"{ntype} {count}" for ntype, count in of_types)
     return f" in {len(schema.relations)} relations; nodes by type: {counts}"
-
-
-def _bytes(text: str) -> int:
-    try:
-        return as_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

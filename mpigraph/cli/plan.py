@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from mpigraph.cli.options import bytes_of, integers
 from mpigraph.cli.pipes import table
 from mpigraph.errors import InvalidArgumentError, check_integer
-from mpigraph.memory import as_bytes, in_units
+from mpigraph.memory import in_units
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, parse_relation, relation_key
 from mpigraph.storage.format import storage_dtype
@@ -179,11 +180,8 @@ def run(arguments: argparse.Namespace) -> int:
         config = described(arguments.nodes, arguments.edges, arguments.features)
     else:
         config = PartConfig.read(arguments.part_config)
-    try:
-        memory = None if arguments.memory is None else as_bytes(arguments.memory)
-        counts = [check_integer("--plan", int(text), 1) for text in arguments.plan.split(",")]
-    except ValueError as error:
-        raise InvalidArgumentError(f"--plan must be numbers of nodes such as 2,4,8, --memory a size: {error}") from None
+    memory = None if arguments.memory is None else bytes_of("--memory", arguments.memory)
+    counts = integers("--plan", arguments.plan, 1)
     ranks = check_integer("--trainers", arguments.trainers, 1), check_integer("--servers", arguments.servers, 0)
     plans = [plan(config, count, *ranks) for count in counts]
     if arguments.json:

@@ -7,11 +7,14 @@ import shutil
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 from tqdm import tqdm
 
 from mpigraph.compiling import REPORT
+from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.progress import Progress, silent
 
 _LINE = "{desc:<22} {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 _BAR = _LINE.replace("% ", "%|{bar}| ")
@@ -91,6 +94,11 @@ class ProgressBar:
             bar_format=bar_format,
         )
         _write(line.rstrip(), is_last)
+
+
+def progress_of(exchange: Exchange) -> AbstractContextManager[Progress]:
+    """Return the display of the first rank's work; the other ranks show nothing."""
+    return ProgressBar() if exchange.rank == 0 else nullcontext(silent)
 
 
 def _write(line: str, is_last: bool) -> None:

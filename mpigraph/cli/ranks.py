@@ -2,35 +2,50 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpigraph.collective import collective
 from mpigraph.config import launch
 from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.storage.part_config import PartConfig
 
+if TYPE_CHECKING:  # it loads MPI, and one process needs none
+    from mpigraph.mpi.world import World
+
 
 @contextmanager
 @collective("comm")
 def working_ranks(command: str, comm: Any = None) -> Iterator[Exchange]:
-    """Run a command on all ranks of a job.
+    """Run a command on the ranks that a launcher started with this process, or on this process alone.
+
+    Arguments and errors are those of :func:`working_world`.
+    """
+    if comm is None and launch() is None:
+        yield ALONE
+        return
+    from mpigraph.partition.over_mpi import MPIExchange
+
+    with working_world(command, comm) as world:
+        yield MPIExchange(world.comm)
+
+
+@contextmanager
+@collective("comm")
+def working_world(command: str, comm: Any = None) -> Iterator["World"]:
+    """Run a command on all ranks of a job, by MPI.
 
     An error that every rank raises is raised; an error of one rank, for which the others would wait, ends the job.
 
     Args:
         command: its name, for the message.
-        comm: the ranks that take part; by default those that a launcher started with this process.
+        comm: the ranks that take part, all by default.
     """
-    if comm is None and launch() is None:
-        yield ALONE
-        return
-    from mpigraph.mpi.abort import abort, unguard  # they load MPI, and one process needs none
+    from mpigraph.mpi.abort import abort, unguard
     from mpigraph.mpi.world import open_world
-    from mpigraph.partition.over_mpi import MPIExchange
 
     world = open_world(comm)
     try:
-        yield MPIExchange(world.comm)
+        yield world
     except Exception as error:
         if not getattr(error, "everywhere", False) and world.size > 1:
             text = str(error).replace("\n", " ") or type(error).__name__

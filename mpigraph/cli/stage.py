@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpigraph.cli.ranks import working_world
 from mpigraph.collective import collective
 from mpigraph.config import Config, slurm_allocation
-from mpigraph.errors import MPIGraphError
 from mpigraph.partition.output_folder import Sizes, check_vacant, remove_other_graphs, remove_stale_parts
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.staging import check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
@@ -47,28 +47,19 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(
     part_config: str, directory: str, num_servers: int | None = None, comm: Any = None, overwrite: bool = False
 ) -> int:
-    """Stage a graph; print the path of its configuration, or one error. Return the exit status.
+    """Stage a graph and print the path of its configuration. Return the exit status.
 
     Every node sees the configuration, and has the target directory on its own disk. ``num_servers`` is of the job that
     follows (default: ``MPIGRAPH_NUM_SERVERS``, else 1); ``comm`` are the ranks that take part, all by default.
+
+    Raises MPIGraphError, on every rank: the configuration cannot be read, or a file cannot be copied.
     """
     config = Config.from_env(**({} if num_servers is None else {"num_servers": num_servers}))
-    from mpigraph.mpi.abort import unguard
-    from mpigraph.mpi.world import open_world
-
-    world = open_world(comm)  # every rank takes part
-    status = 0
-    try:
+    with working_world("stage", comm) as world:
         path = _stage(world, part_config, Path(directory).absolute(), config.num_servers, overwrite)
         if world.rank == 0:
             print(path, flush=True)
-    except MPIGraphError as error:  # on every rank
-        status = 2
-        if world.rank == 0:
-            print(f"mpigraph stage: error: {str(error).replace(chr(10), ' ')}", file=sys.stderr, flush=True)
-    world.close()
-    unguard()
-    return status
+    return 0
 
 
 @collective("world.comm")

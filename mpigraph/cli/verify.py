@@ -3,17 +3,15 @@
 import argparse
 import json
 import sys
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
-from mpigraph.cli.progress import ProgressBar
+from mpigraph.cli.progress import progress_of
 from mpigraph.cli.ranks import read_config, working_ranks
 from mpigraph.collective import collective
 from mpigraph.memory import in_units
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.progress import silent
 from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
@@ -39,8 +37,7 @@ def run(part_config: str, comm: Any = None) -> int:
 
     ``comm`` are the ranks that take part; by default those that a launcher started with this process.
 
-    Raises:
-        MPIGraphError: the configuration is missing or damaged, or not the same on all ranks; on every rank.
+    Raises MPIGraphError: the configuration is missing or damaged, or not the same on all ranks; on every rank.
     """
     with working_ranks("verify", comm) as exchange:
         return _verify(exchange, part_config)
@@ -55,8 +52,7 @@ def _verify(exchange: Exchange, part_config: str) -> int:
         own_parts = range(exchange.rank, config.num_parts, exchange.size)
         total = sum(bytes_on_disk(config, part) for part in own_parts)
         done = 0
-        show_progress = ProgressBar() if exchange.rank == 0 else nullcontext(silent)
-        with PartFiles(config, by_list=False) as files, show_progress as show:
+        with PartFiles(config, by_list=False) as files, progress_of(exchange) as show:
 
             def advance(nbytes: int) -> None:
                 nonlocal done

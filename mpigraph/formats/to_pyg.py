@@ -40,23 +40,9 @@ def write_pyg_parts(
     progress: Progress = silent,
     overwrite: bool = False,
 ) -> Path:
-    """Write a partitioned graph in the layout of PyG's ``Partitioner``.
+    """Write a partitioned graph in the layout of PyG's ``Partitioner``; return the path of ``META.json``, written last.
 
-    Args:
-        part_config: the configuration of the partitioned graph.
-        out: folder to write to.
-        names: names that features get instead of theirs.
-        scratch: for arrays that do not fit into memory; in ``out`` by default.
-        progress: what to report to.
-        overwrite: write over another graph in the folder.
-
-    Returns:
-        The path of ``META.json``, which is written last.
-
-    Raises:
-        InvalidArgumentError: another graph lies in the folder.
-        PartitionError, ShardFormatError: the partitioned graph is damaged.
-        StorageError: a file cannot be written.
+    Arguments and errors are those of :func:`.write_chunked`.
     """
     folder = Path(out)
     path = folder / METADATA

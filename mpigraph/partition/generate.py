@@ -103,8 +103,7 @@ def generate_graph(recipe: Recipe) -> dict[str, Array]:
     Returns:
         edge_src, edge_dst int32[m]; feat float32[n, d]; label int64[n]; train_mask, val_mask, test_mask bool[n].
 
-    Raises:
-        InvalidArgumentError: the graph is too large.
+    Raises InvalidArgumentError: the graph is too large.
     """
     public_ids, rng = _public_ids(recipe)
     ends = np.empty((2, recipe.num_pairs), np.int32)
@@ -124,7 +123,7 @@ def generate_graph(recipe: Recipe) -> dict[str, Array]:
 def write_graph(
     recipe: Recipe,
     directory: str | os.PathLike[str],
-    progress: Progress | None = None,
+    progress: Progress = silent,
     exchange: Exchange = ALONE,
     overwrite: bool = False,
 ) -> Path:
@@ -146,7 +145,7 @@ def write_graph(
         InvalidArgumentError: the graph is too large, or another one lies there; on every rank.
         StorageError: a rank cannot write; on every rank.
     """
-    progress = progress if progress is not None and exchange.rank == 0 else silent
+    progress = progress if exchange.rank == 0 else silent
     out = Path(directory)
     about = json.dumps({**asdict(recipe), "num_edges": 2 * recipe.num_pairs, "both_directions": True}, indent=2) + "\n"
     with exchange.together(f"looking into {out}"):

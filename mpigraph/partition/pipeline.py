@@ -114,7 +114,7 @@ def partition_source(
     seed: int = 0,
     assignment: Array | None = None,
     node_order: str = "input",
-    progress: Progress | None = None,
+    progress: Progress = silent,
     exchange: Exchange = ALONE,
     scratch: Scratch | None = None,
     resume: bool = False,
@@ -189,7 +189,7 @@ def partition_source(
             out,
             exchange,
             scratch or Scratch(out),
-            progress or silent,
+            progress,
             bool(resume),
             levels,
         )

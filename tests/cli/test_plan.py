@@ -110,7 +110,7 @@ def test_a_plan_of_a_configuration(oracle: Callable[[int], str], capsys: pytest.
         (["--plan", "2"], "needs PART_CONFIG, or both --nodes and --edges"),
         (["--plan", "2", "--nodes", "5"], "both"),
         (["x.json", "--plan", "2", "--nodes", "5", "--edges", "7"], "both"),
-        (["--plan", "2,x", "--nodes", "5", "--edges", "7"], "numbers of nodes such as 2,4,8"),
+        (["--plan", "2,x", "--nodes", "5", "--edges", "7"], "--plan must be integers >= 1 such as 2,4,8"),
         (["--plan", "0", "--nodes", "5", "--edges", "7"], "--plan must be"),
         (["--plan", "2", "--nodes", "5", "--edges", "7", "--memory", "big"], "a size"),
         (["--plan", "2", "--nodes", "many", "--edges", "7"], "--nodes must be a number such as 1.5G"),

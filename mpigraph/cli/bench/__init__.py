@@ -5,12 +5,29 @@ The measuring code is imported when the command runs, since its import starts MP
 
 import argparse
 import sys
+from dataclasses import fields
 
-from mpigraph.cli.bench.settings import Settings
+from mpigraph.cli.bench.settings import Settings, spelled
 from mpigraph.config import launcher_rank
 from mpigraph.errors import MPIGraphError
 
 __all__ = ["add_parser"]
+
+_ALSO = {"num_servers": ["--num-servers"], "out": ["-o"]}
+_HELP = {
+    "nodes": "nodes of the generated graph",
+    "edges": "its directed edges",
+    "feat_dim": "length of its feature rows (float32)",
+    "part_config": "measure on this partitioned graph instead (<name>.json)",
+    "dir": "where to write the generated graph for the job; every node must see it",
+    "batch_size": "seeds of a minibatch, on each trainer",
+    "fanouts": "neighbours in each layer, outermost hop first",
+    "hidden": "width of the hidden layers",
+    "seconds": "about how long to measure in all, after the start",
+    "num_servers": "servers on each node (MPIGRAPH_NUM_SERVERS, else 1)",
+    "report": "write a report of the steps with prefetching to this folder",
+    "out": "write all figures here",
+}
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -21,12 +38,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Measure the limits of the machine, the library, and the stages of a training step. "
         "Start it as a job is started: python, mpiexec or srun. Takes about a minute.",
     )
-    for name, (default, text) in Settings.options().items():
-        parser.add_argument(
-            f"--{name}", default=default, metavar=name.replace("_", "-").rpartition("-")[2].upper(), help=text
-        )
-    parser.add_argument("--num-servers", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    parser.add_argument("-o", "--out", default="", metavar="FILE.json", help="write all figures here")
+    for entry in fields(Settings):
+        kind = int if entry.default is None else type(entry.default)
+        note = f" ({entry.default})" if entry.default else ""
+        metavar = "FILE.json" if entry.name == "out" else entry.name.rpartition("_")[2].upper()
+        names = [spelled(entry.name), *_ALSO.get(entry.name, ())]
+        parser.add_argument(*names, type=kind, default=entry.default, metavar=metavar, help=_HELP[entry.name] + note)
     parser.set_defaults(run=_run)
 
 
@@ -37,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     age = process_age()  # before anything of this command
     try:
-        return run(Settings.of(vars(arguments)), age)
+        return run(Settings(**{name: getattr(arguments, name) for name in _HELP}), age)
     except MPIGraphError as error:
         error.everywhere = True  # every rank got these options, and a job raises its errors on every trainer
         raise

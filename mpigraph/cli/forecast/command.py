@@ -17,11 +17,12 @@ import numpy as np
 from mpigraph.arrays import F64
 from mpigraph.cli.forecast.timing import Machine, Model, steps
 from mpigraph.cli.forecast.traffic import Cluster, Graph, Minibatch, Workload, simulate
+from mpigraph.cli.options import bytes_of, integers
 from mpigraph.cli.pipes import table
 from mpigraph.cli.plan import plan
 from mpigraph.config import alone
 from mpigraph.errors import InvalidArgumentError, PartitionError, check_integer
-from mpigraph.memory import as_bytes, in_units
+from mpigraph.memory import in_units
 from mpigraph.reports.charts import curves
 from mpigraph.reports.page import svg_file
 from mpigraph.reports.summary import read, replacing
@@ -71,8 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     clusters = [
         Cluster(nodes, trainers, check_integer("--servers", arguments.servers, 0))
-        for nodes in _numbers("--nodes", arguments.nodes)
-        for trainers in _numbers("--trainers", arguments.trainers)
+        for nodes in integers("--nodes", arguments.nodes, 1)
+        for trainers in integers("--trainers", arguments.trainers, 1)
     ]
     model = _model(arguments)
     _check(arguments)
@@ -109,17 +110,17 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps([asdict(forecast) for forecast in forecasts], indent=1), flush=True)
     else:
         notes += measured
-        memory = None if arguments.memory is None else as_bytes(arguments.memory)
+        memory = None if arguments.memory is None else bytes_of("--memory", arguments.memory)
         print("\n".join([*_as_text(forecasts, best, memory), *dict.fromkeys(notes)]), flush=True)
     return 0
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    _numbers("--fanouts", arguments.fanouts, -1)
-    sizes = {"--memory": arguments.memory, "--cache": arguments.cache}
-    for option, size in sizes.items():
-        if size not in (None, "none", "best"):
-            _size(option, size)
+    integers("--fanouts", arguments.fanouts, -1)
+    if arguments.memory is not None:
+        bytes_of("--memory", arguments.memory)
+    if arguments.cache not in ("none", "best"):
+        bytes_of("--cache", arguments.cache)
     counts = {"batch_size": 1, "minibatches": 1, "warm": 0, "simulated_nodes": 1}
     for name, least in counts.items():
         check_integer(f"--{name.replace('_', '-')}", getattr(arguments, name), least)
@@ -127,23 +128,9 @@ def _check(arguments: argparse.Namespace) -> None:
         Machine.read(arguments.machine, 1.0)
 
 
-def _numbers(option: str, text: str, least: int = 1) -> list[int]:
-    try:
-        return [check_integer(option, int(word), least) for word in text.split(",")]
-    except ValueError:
-        raise InvalidArgumentError(f"{option} must be integers such as 2,4,8, from {least} on (got {text!r})") from None
-
-
-def _size(option: str, text: str) -> int:
-    try:
-        return as_bytes(text)
-    except ValueError as error:
-        raise InvalidArgumentError(f"{option} must be a size such as 2GiB: {error}") from None
-
-
 def _model(arguments: argparse.Namespace) -> Model:
     """Return the model's times: given, of a report's steps, of a bench's, or 0."""
-    gradients = _size("--gradients", arguments.gradients)
+    gradients = bytes_of("--gradients", arguments.gradients)
     if arguments.model_ms:
         try:
             times = [float(word) / 1e3 for word in arguments.model_ms.split(",")]
@@ -183,11 +170,13 @@ def _note(nodes: int, parts: int) -> Iterator[str]:
 
 
 def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.Namespace) -> Forecast:
-    fanouts = _numbers("--fanouts", arguments.fanouts, -1)
+    fanouts = integers("--fanouts", arguments.fanouts, -1)
     batch_size = arguments.batch_size
     row_bytes = sum(nbytes for _, _, nbytes in graph.features)
     sizes = plan(graph.config, cluster.nodes, cluster.trainers + cluster.servers)
-    limit = None if arguments.memory is None else max(_size("--memory", arguments.memory) - sizes.memory(False), 0) // 2
+    limit = (
+        None if arguments.memory is None else max(bytes_of("--memory", arguments.memory) - sizes.memory(False), 0) // 2
+    )
     work = Workload(fanouts, batch_size, None)
     at = np.linspace(0, cluster.nodes - 1, min(arguments.simulated_nodes, cluster.nodes)).astype(int).tolist()
     simulate(graph, cluster, work, nodes=[0], minibatches=1)  # loads the kernels, whose time would count
@@ -200,8 +189,8 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
         for minibatch in simulated:
             of_each.setdefault(minibatch.trainer, []).append(minibatch)
         nbytes = sum(
-            cache_memory(graph.config.book.num_nodes(t), (slots or 0) * cluster.trainers, size) if slots else 0
-            for t, _, size in graph.features
+            cache_memory(graph.config.book.num_nodes(t), (slots or 0) * cluster.trainers, nbytes) if slots else 0
+            for t, _, nbytes in graph.features
         )
         return _Cached(nbytes, [m for each in of_each.values() for m in each[min(warm, len(each) - 1) :]])
 
@@ -258,11 +247,11 @@ def _slots(graph: Graph, cluster: Cluster, cache: str, limit: int | None) -> Seq
 
     def fitting(nbytes: int) -> int:
         tables = sum(cache_memory(count, 0, 0) for count in counts)
-        of_slot = sum(cache_memory(0, 1, size) for _, _, size in graph.features)
+        of_slot = sum(cache_memory(0, 1, nbytes) for _, _, nbytes in graph.features)
         return max(nbytes - tables, 0) // of_slot // cluster.trainers
 
     if cache != "best":
-        return [min(fitting(_size("--cache", cache)), remote)]
+        return [min(fitting(bytes_of("--cache", cache)), remote)]
     most = remote if limit is None else fitting(limit)
     return sorted({min(int(share * remote / cluster.trainers), most) for share in _SHARES})
 
