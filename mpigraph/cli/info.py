@@ -11,7 +11,7 @@ import numpy as np
 from mpigraph.arrays import I64
 from mpigraph.cli import plan
 from mpigraph.cli.expected_rows import Minibatch, expected_rows
-from mpigraph.cli.options import integers
+from mpigraph.cli.numbers_and_sizes import integers
 from mpigraph.cli.pipes import printable, table
 from mpigraph.cli.progress import progress_of
 from mpigraph.cli.ranks import read_config, working_ranks

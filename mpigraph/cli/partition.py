@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mpigraph.arrays import I32, Array
-from mpigraph.cli.options import bytes_of
+from mpigraph.cli.numbers_and_sizes import bytes_of
 from mpigraph.cli.pipes import printable
 from mpigraph.cli.progress import progress_of
 from mpigraph.cli.ranks import working_ranks

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.cli.options import bytes_of, integers
+from mpigraph.cli.numbers_and_sizes import bytes_of, integers
 from mpigraph.cli.pipes import table
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.memory import in_units

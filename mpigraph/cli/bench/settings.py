@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mpigraph.cli.options import integers
+from mpigraph.cli.numbers_and_sizes import integers
 from mpigraph.errors import InvalidArgumentError
 
 _LEAST = {"nodes": 100, "edges": 100, "feat_dim": 1, "batch_size": 1, "hidden": 1, "seconds": 0.01, "num_servers": 0}

@@ -17,7 +17,7 @@ import numpy as np
 from mpigraph.arrays import F64
 from mpigraph.cli.forecast.timing import Machine, Model, steps
 from mpigraph.cli.forecast.traffic import Cluster, Graph, Minibatch, Workload, simulate
-from mpigraph.cli.options import bytes_of, integers
+from mpigraph.cli.numbers_and_sizes import bytes_of, integers
 from mpigraph.cli.pipes import table
 from mpigraph.cli.plan import plan
 from mpigraph.config import alone
