@@ -376,7 +376,7 @@ class _Run:
                 if written is not None:
                     complete[part] = written
             recorded = list(complete)
-            with PartFiles(self.config_of(identity, numbering, complete, {})) as files:
+            with PartFiles(self.config_of(identity, numbering, complete, {}), by_list=False) as files:
                 for number, part in enumerate(recorded):
                     self.progress("verify parts", number, len(recorded))
                     bad = audit_part(files, part, lambda nbytes: None).bad
