@@ -13,7 +13,6 @@ from slow_rows import Disk, slow_sources
 import mpigraph.function as fn
 from mpigraph.inference import halo, layerwise
 from mpigraph.rows.row_cache import cache_memory
-from mpigraph.store.store import Store
 
 LAYOUTS = [ALONE, Layout(2, 0, 0), Layout(3, 1, 0), Layout(2, 0, 1), Layout(4, 0, 2), Layout(4, 1, 2)]
 ROW = 3 * 4  # bytes of a row of "feat"
@@ -60,5 +59,5 @@ def test_rows_are_read_once_and_in_order(layout: Job, oracle, monkeypatch: pytes
                 assert reads.max() <= (1 if layout.layout.servers else world.num_nodes)
 
     layout.run(in_memory)
-    monkeypatch.setattr(Store, "_sources", slow_sources(disks, Disk))
+    slow_sources(monkeypatch, disks, Disk)
     layout.run(on_disk)

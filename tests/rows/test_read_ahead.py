@@ -23,7 +23,6 @@ from mpigraph.rows import lookahead, window
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
-from mpigraph.store.store import Store
 
 ROW = 3 * 4  # bytes of a row of "feat"
 HINTS = 4 * NUM_NODES  # bytes that a cache takes whatever it keeps
@@ -47,7 +46,7 @@ def disks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The sources of "feat" in this process, from the next open graph on; neighbours are not read with a row."""
     monkeypatch.setenv("MPIGRAPH_DISK_GAP", "0")
     sources: list[Slow] = []
-    monkeypatch.setattr(Store, "_sources", slow_sources(sources, Disk))
+    slow_sources(monkeypatch, sources, Disk)
     return sources
 
 

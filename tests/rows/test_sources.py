@@ -19,7 +19,6 @@ from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.sources.row_source import Memory
 from mpigraph.session.control import Operation
-from mpigraph.store.store import Store
 
 
 @pytest.mark.parametrize("free", [True, False])
@@ -73,7 +72,7 @@ def test_a_source_that_costs_time(layout: Job, oracle, monkeypatch: pytest.Monke
                 feat[0] = 0
 
     layout.run(body)
-    monkeypatch.setattr(Store, "_sources", slow_sources(sources))
+    slow_sources(monkeypatch, sources)
     layout.run(body)
     if digests:  # a trainer
         assert digests[False] == digests[True]
@@ -86,7 +85,7 @@ def test_trainers_of_a_node_read_a_row_once(layout: Job, oracle, monkeypatch: py
     """Where the bytes allow, each of two or three trainers has a slot for every row: none is read by two, or twice."""
     path = oracle(3)
     sources: list[Slow] = []
-    monkeypatch.setattr(Store, "_sources", slow_sources(sources))
+    slow_sources(monkeypatch, sources)
 
     def body() -> None:
         g = open_graph(path)

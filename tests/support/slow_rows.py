@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import pytest
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import StorageError
@@ -14,7 +15,7 @@ from mpigraph.rows.sources.row_source import RowSource, Ticket
 from mpigraph.rows.window import SourceOf
 from mpigraph.storage.contents import PartFiles, read_rows
 from mpigraph.storage.format import node_feature_name
-from mpigraph.store.store import Store
+from mpigraph.store import store as stores
 from mpigraph.store.topology import Topology
 
 
@@ -94,14 +95,10 @@ def _read(source: Disk, rows: I64, out: Array, positions: I64, errors: list[Stor
         errors.append(error)
 
 
-def slow_sources(sources: list[Slow], kind: type[Slow] = Slow) -> Callable[..., SourceOf | None]:
-    """Return what makes a feature slow, in place of ``Store._sources``, and adds its sources to ``sources``."""
+def slow_sources(monkeypatch: pytest.MonkeyPatch, sources: list[Any], kind: type[Slow] = Slow) -> None:
+    """Make the feature "feat" of nodes slow in graphs that are opened from now on; its sources come to ``sources``."""
 
-    def slow(
-        self: Store, topology: Topology, files: PartFiles, policy: Policy, name: str, place: str, opened: object
-    ) -> SourceOf | None:
-        if not policy.is_node or name != "feat":
-            return None
+    def slow(topology: Topology, files: PartFiles, policy: Policy, name: str, *_: object) -> SourceOf:
         config, offsets = files.config, policy.offsets(topology.hosts)
         shape = config.node_features[config.schema.ntypes[policy.type_id]][name].shape
         dataset = node_feature_name(config.schema.ntypes[policy.type_id], name)
@@ -115,4 +112,5 @@ def slow_sources(sources: list[Slow], kind: type[Slow] = Slow) -> Callable[..., 
 
         return source
 
-    return slow
+    monkeypatch.setenv("MPIGRAPH_STORAGE", "feat=disk")
+    monkeypatch.setattr(stores, "sources_on_disk", slow)
