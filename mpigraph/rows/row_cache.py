@@ -98,13 +98,14 @@ def slots_for(
         cache_memory(tensor.shape[0], count, tensor.window.row_bytes)
         for tensor, count in zip(tensors, counts, strict=True)
     ]
-    free = np.array([free_for_caches(world) - promised], np.int64)
+    on_disk = [tensor.shape[0] for tensor in tensors if tensor.window.from_sources and nbytes < 0]
+    ahead = world.num_local_trainers * (OF_MINIBATCHES + sum(map(ahead_memory, on_disk))) if on_disk else 0
+    free = np.array([free_for_caches(world, ahead) - promised], np.int64)
     world.node.Allreduce(MPI.IN_PLACE, free, op=MPI.MIN)  # ranks may look at different moments
     if nbytes < 0:
-        on_disk = [tensor.shape[0] for tensor in tensors if tensor.window.from_sources]
-        ahead = OF_MINIBATCHES + sum(map(ahead_memory, on_disk)) if on_disk else 0
-        left = free[0] - world.num_local_trainers * ahead
-        nbytes = max(int(left * (_OF_FREE_ON_DISK if on_disk else _OF_FREE)), 0)
+        if on_disk and world.node.rank == 0:
+            _warn_if_tight(world, ahead, promised)
+        nbytes = max(int(free[0] * (_OF_FREE_ON_DISK if on_disk else _OF_FREE)), 0)
     elif not local_too:
         nbytes = min(nbytes, max(int(free[0] * _MOST_OF_FREE), sum(whole)))
     most = _MOST // world.num_local_trainers
@@ -116,9 +117,25 @@ def slots_for(
     return per_trainer
 
 
-def free_for_caches(world: World) -> int:
-    """Return the free bytes of this node that caches may share."""
-    limits = [free_memory()]
+def _warn_if_tight(world: World, ahead: int, promised: int) -> None:
+    """Warn if minibatches and models of twice the size that is assumed might exceed this node's memory."""
+    trainers, free = world.num_local_trainers, free_memory()
+    if free is not None and free - promised - ahead < trainers * OF_MINIBATCHES:
+        get_logger().warning(
+            "node %d has %s of memory free: its %d trainer(s) may need %s and more to read rows on disk ahead and for "
+            "minibatches and models, and the system kills a job that has too little: use smaller minibatches, more "
+            "nodes or features in float16, or ask for more memory",
+            world.node_index,
+            in_units(max(free - promised, 0)),
+            trainers,
+            in_units(ahead),
+        )
+
+
+def free_for_caches(world: World, besides: int = 0) -> int:
+    """Return the free bytes of this node that caches may share, if ``besides`` are taken of its memory before."""
+    memory = free_memory()
+    limits = [None if memory is None else memory - besides]
     if world.node.size > 1:
         limits.append(free_shared_memory())
     return min((size for size in limits if size is not None), default=0)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from mpigraph.arrays import I64
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import FieldNameError, InvalidArgumentError, PartitionError, ShardFormatError, StorageError
 from mpigraph.kernels.row_ops import as_words
+from mpigraph.memory import in_units
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature
 from mpigraph.rows import row_cache
@@ -73,10 +75,19 @@ def test_minibatches(layout: Job, oracle, parts: int) -> None:
 
 @own_on_layouts([ALONE, Layout(2, 1, 0), Layout(2, 0, 1), Layout(4, 0, 2)])
 def test_a_default_cache_leaves_memory_to_minibatches(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gets half of what reading ahead leaves, and stops to grow when an eighth of the memory is free."""
-    path, free = oracle(3), [0]
+    """It gets half of what reading ahead leaves, and stops to grow when an eighth of the memory is free.
+
+    A node's first rank says if that is little. Shared memory has nothing but the cache.
+    """
+    path, free, lines = oracle(3), [0, 0], []
     monkeypatch.setattr(row_cache, "free_memory", lambda: free[0])
-    monkeypatch.setattr(row_cache, "free_shared_memory", lambda: free[0])
+    monkeypatch.setattr(row_cache, "free_shared_memory", lambda: free[1])
+    logger = SimpleNamespace(info=lambda *words: None, warning=lambda text, *words: lines.append(text % words))
+    monkeypatch.setattr(row_cache, "get_logger", lambda: logger)
+
+    def opened(g: dist.DistGraph) -> dist.DistNodeDataLoader:
+        sampler = NeighborSampler([3, 4])
+        return dist.DistNodeDataLoader(g, np.arange(40), sampler, batch_size=4, features=["feat"], seed=3)
 
     def body() -> None:
         g = dist.DistGraph(NAME, part_config=path, storage="feat=disk")
@@ -86,20 +97,24 @@ def test_a_default_cache_leaves_memory_to_minibatches(layout: Job, oracle, monke
         found = []
         for slots, is_short in ((0, False), (10, False), (NUM_NODES, False), (NUM_NODES, True)):
             caches = row_cache.cache_memory(NUM_NODES, trainers * slots, row_bytes)
-            free[0] = needed + 2 * caches if slots else 10_000
-            loader = dist.DistNodeDataLoader(
-                g, np.arange(40), NeighborSampler([3, 4]), batch_size=4, features=["feat"], seed=3
-            )
+            free[:] = [needed + 2 * caches, 2 * caches] if slots else [10_000, 10_000]
+            loader = opened(g)
             (cache,) = current().store.caches.values()
             assert cache.per_trainer == slots
             found.append([digest(batch) for batch in loader])
             used = cache.used
             assert min(slots, 10) <= used <= slots
-            free[0] = free[0] // 8 - is_short
+            free[:] = [size // 8 - is_short for size in free]
             found.append([digest(batch) for _ in range(3) for batch in loader][-10:])
             assert cache.used == used if is_short else min(slots, 10) <= cache.used <= slots
             loader.close()
         assert found[::2] == found[:1] * 4 and found[1::2] == found[1:2] * 4
+        for short in (1, 0):
+            lines.clear()
+            free[:] = [needed + trainers * row_cache.OF_MINIBATCHES - short, needed]
+            opened(g).close()
+            assert len(lines) == (short and world.node.rank == 0)
+            assert all(f"has {in_units(free[0])} of memory free" in line for line in lines)
 
     layout.run(body)
 
