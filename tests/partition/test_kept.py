@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import damaged
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -160,9 +162,10 @@ def test_a_part_that_does_not_verify_is_written_again(killed: Killed, written, c
 
 def flip(path: Path) -> None:
     """Change a byte of the rows in a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) - 9] ^= 1
-    path.write_bytes(content)
+    with h5py.File(path) as file:
+        rows: list[str] = []
+        file.visititems(lambda name, item: rows.append(name) if isinstance(item, h5py.Dataset) and item.size else None)
+    damaged.flip(path, rows[0])
 
 
 @pytest.mark.parametrize(
