@@ -5,7 +5,7 @@ derives from that class too, so that ``except ValueError`` keeps working. Checks
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpigraph.namespaces import attach
@@ -189,6 +189,14 @@ def check_state(what: str, state: object, forms: Mapping[str, type]) -> None:
             )
 
 
+def is_plain(texts: Sequence[object]) -> bool:
+    """Return whether all are strings, without surrogates and NUL."""
+    try:
+        return b"\0" not in "".join(texts).encode()  # type: ignore[arg-type]
+    except (TypeError, UnicodeEncodeError):
+        return False
+
+
 def check_text(name: str, value: object) -> str:
     """Return an argument that names something in files and messages.
 
@@ -197,7 +205,7 @@ def check_text(name: str, value: object) -> str:
     """
     if not isinstance(value, str):
         raise InvalidArgumentError(f"{name} must be a string (got {value!r})")
-    if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value):
+    if not is_plain([value]):
         raise InvalidArgumentError(f"{name} must be without surrogates and NUL (got {value!r})")
     return value
 

@@ -39,15 +39,16 @@ def _local_host(world: World) -> int:
     return int(local[world.local_trainer * len(local) // world.num_local_trainers % len(local)])
 
 
-def _homogeneous_begins(tables: Sequence[I64], num_parts: int) -> I64:
+def _homogeneous_begins(tables: Sequence[I64] | I64, num_parts: int) -> I64:
     """Return int64[parts, types + 1], the first homogeneous id of each type in each part."""
     sizes = np.zeros((num_parts, 0), np.int64)
-    if tables:
-        sizes = np.stack([np.diff(offsets) for offsets in tables], axis=1)
+    if len(tables):
+        table = np.array(tables, np.int64)
+        sizes = (table[:, 1:] - table[:, :-1]).T
     begins = np.append(0, np.cumsum(sizes))
     parts, types = sizes.shape
-    table: I64 = begins[np.arange(parts)[:, None] * types + np.arange(types + 1)]
-    return table
+    firsts: I64 = begins[np.arange(parts)[:, None] * types + np.arange(types + 1)]
+    return firsts
 
 
 def _type_wise(ranges: Ranges, name: object, num_parts: int) -> I64:
@@ -111,7 +112,7 @@ class RangePartitionBook(TypeNames):
         self.schema = book.schema
         self._part_id = int(part_id)
         self._node_begins = _homogeneous_begins(book.node_offsets, book.num_parts)
-        self._edge_begins = _homogeneous_begins(book.edge_offsets, book.num_parts)
+        self._edge_begins = _homogeneous_begins(book.edge_table, book.num_parts)
         ends = [np.append(begins[:, 0], begins[-1, -1]) for begins in (self._node_begins, self._edge_begins)]
         self._homogeneous = RangeBook(Schema.homogeneous(), (ends[0],), (ends[1],))
 
@@ -249,7 +250,7 @@ def _local(ids: I64, owned: tuple[int, int], what: str) -> torch.Tensor:
     return _tensor(ids - owned[0])
 
 
-def _split_types(ids: I64, begins: I64, tables: Sequence[I64], what: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _split_types(ids: I64, begins: I64, tables: Sequence[I64] | I64, what: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return types and type-wise ids of homogeneous ids, by binary search in all (part, type) ranges."""
     check_ids(ids, int(begins[-1, -1]), f"homogeneous {what} id")
     if len(ids) == 0:

@@ -97,7 +97,7 @@ def contents_of(values: torch.Tensor) -> Contents:
     whole = len(words) // 16 * 16
     a, b = words[:whole].view(np.int64).reshape(2, -1)
     total = np.zeros(2, np.uint64)
-    add_digest(np.uint64(0), 0, a, b, total)
+    add_digest(np.zeros(1, np.uint64), np.array([0, len(a)]), 0, a, b, total)
     return values.dtype, tuple(values.shape), tuple(total.tolist()), words[whole:].tobytes()
 
 

@@ -71,14 +71,13 @@ def sort_rows(indptr: Array, values: Array, ids: Array) -> None:
 
 
 @numba.njit(nogil=True, cache=True)
-def place_both_ways(src: Array, dst: Array, src_base: int, dst_base: int, fill: Array, out: Array) -> None:
+def place_both_ways(src: Array, dst: Array, fill: Array, out: Array) -> None:
     """Place each edge of a chunk into the rows of both ends; self loops are left out.
 
-    src, dst: int64[m].  src_base, dst_base: added to the ids.  fill: int64[n], advanced here.
-    out: int32 or int64[2 m], filled here.
+    src, dst: int64[m].  fill: int64[n], advanced here.  out: int32 or int64[2 m], filled here.
     """
     for i in range(len(src)):
-        u, v = src_base + src[i], dst_base + dst[i]
+        u, v = src[i], dst[i]
         if u == v:
             continue
         out[fill[u]] = v
@@ -141,14 +140,14 @@ def _pair_word(u: Any, v: Any) -> Any:
 
 
 @numba.njit(nogil=True, cache=True)
-def asymmetry_of_edges(src: Array, src_base: int, dst: Array, dst_base: int) -> Any:
+def asymmetry_of_edges(src: Array, dst: Array) -> Any:
     """Return a sum modulo 2**64 over edges; that of all edges is 0 if each has its reverse (see :func:`asymmetry`).
 
-    src, dst: int64[m].  src_base, dst_base: added to the ids.
+    src, dst: int64[m].
     """
     remainder = np.uint64(0)
     for i in range(len(src)):
-        remainder += _pair_word(src_base + src[i], dst_base + dst[i])
+        remainder += _pair_word(src[i], dst[i])
     return remainder
 
 

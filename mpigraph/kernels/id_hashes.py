@@ -35,14 +35,17 @@ def hash_each(key: np.uint64, ids: I64, out: U64) -> None:
 
 
 @njit(nogil=True, cache=True)
-def add_digest(key: np.uint64, first: int, a: Array, b: Array, total: Array) -> None:
+def add_digest(keys: U64, begins: I64, first: int, a: Array, b: Array, total: Array) -> None:
     """Add the hashes of rows (number, a, b) to a digest.
 
-    key: uint64, what the rows are.  first: number of the first row.  a, b: int[n].  total: uint64[2], increased here.
+    keys: uint64[kinds], what the rows are.  begins: int64[kinds + 1], the first row of each kind; in a kind they are
+    numbered from 0.  first: number of the first row among all kinds.  a, b: int[n].  total: uint64[2], increased here.
     """
-    for i in range(len(a)):
-        h = mix64(key ^ mix64(np.uint64(first + i)))
-        h = mix64(h ^ np.uint64(a[i]))
-        h = mix64(h ^ np.uint64(b[i]))
-        total[0] += h
-        total[1] += mix64(h ^ key)
+    for kind in range(len(keys)):
+        key, shift = keys[kind], first - begins[kind]
+        for i in range(max(0, -shift), min(len(a), begins[kind + 1] - first)):
+            h = mix64(key ^ mix64(np.uint64(shift + i)))
+            h = mix64(h ^ np.uint64(a[i]))
+            h = mix64(h ^ np.uint64(b[i]))
+            total[0] += h
+            total[1] += mix64(h ^ key)

@@ -6,7 +6,7 @@ the parts on disk or the hosts (ranks) of a job: both are books.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -33,14 +33,18 @@ class RangeBook:
     """Ranges of node and edge ids by owner."""
 
     schema: Schema
-    node_offsets: tuple[I64, ...]  # of each node type [num_parts + 1], from 0 to the number of nodes, never decreasing
-    edge_offsets: tuple[I64, ...]  # the same of each relation
+    node_offsets: Sequence[I64] | I64  # of each node type [num_parts + 1], from 0 to their number, never falling
+    edge_offsets: Sequence[I64] | I64  # the same of each relation
+
+    edge_table: I64 = field(init=False, repr=False)  # the same as one array, [relations, num_parts + 1]
 
     def __post_init__(self) -> None:
         # the class is frozen, so its fields can be normalised only this way
-        object.__setattr__(self, "node_offsets", _checked("node type", self.schema.ntypes, self.node_offsets))
-        keys = [self.schema.relation_key(relation) for relation in range(len(self.schema.relations))]
-        object.__setattr__(self, "edge_offsets", _checked("relation", keys, self.edge_offsets, self.num_parts))
+        nodes = _checked("node type", self.schema.ntypes, self.node_offsets)
+        object.__setattr__(self, "node_offsets", tuple(nodes))
+        edges = _checked("relation", self.schema.relation_keys, self.edge_offsets, self.num_parts)
+        object.__setattr__(self, "edge_table", edges)
+        object.__setattr__(self, "edge_offsets", tuple(edges))
 
     @property
     def num_parts(self) -> int:
@@ -82,17 +86,17 @@ def _owner(offsets: I64, ids: npt.NDArray[np.integer]) -> I32:
 
 
 def _checked(
-    what: str, names: Sequence[str], given: Sequence[npt.ArrayLike], num_parts: int | None = None
-) -> tuple[I64, ...]:
-    """Return the offsets of each type or relation, read-only: rows of one array, since there may be thousands."""
+    what: str, names: Sequence[str], given: Sequence[npt.ArrayLike] | I64, num_parts: int | None = None
+) -> I64:
+    """Return the offsets of each type or relation, read-only, [names, owners + 1]: there may be thousands."""
     if len(given) != len(names):
         raise PartitionError(f"the book needs offsets for each {what}: {len(names)} (got {len(given)})")
     if not names:
-        return ()
+        return np.empty((0, 1 + (num_parts or 0)), np.int64)
     entries = len(np.asarray(given[0])) if num_parts is None else num_parts + 1
     if entries < 2:
         raise PartitionError(f"num_parts must be >= 1 (got {entries - 1})")
-    for name, offsets in zip(names, given, strict=True):
+    for name, offsets in zip(names, given, strict=True) if not isinstance(given, np.ndarray) else ():
         if np.shape(offsets) != (entries,):
             raise PartitionError(f"offsets of {what} {name!r} must have {entries} entries (got {np.shape(offsets)})")
     table = np.array(given, np.int64)
@@ -103,4 +107,4 @@ def _checked(
             f"offsets of {what} {names[first]!r} must start at 0 and never fall (got {table[first].tolist()})"
         )
     table.setflags(write=False)
-    return tuple(table)
+    return table

@@ -8,10 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol, TypeAlias
 
-from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError, check_text
+import numpy as np
+
+from mpigraph.arrays import I64
+from mpigraph.errors import EdgeTypeError, InvalidArgumentError, NodeTypeError, check_text, is_plain
 
 Relation: TypeAlias = tuple[str, str, str]
 
@@ -84,7 +87,6 @@ class Schema:
 
     ntypes: tuple[str, ...]
     relations: tuple[Relation, ...]
-    _ids: dict[str | Relation, list[int]] = field(init=False, repr=False, compare=False)
     _ends: list[tuple[int, int]] = field(init=False, repr=False, compare=False)
     _keys: list[str] = field(init=False, repr=False, compare=False)
 
@@ -93,31 +95,44 @@ class Schema:
         object.__setattr__(self, "relations", tuple(_as_triple(relation) for relation in self.relations))
         for ntype in self.ntypes:
             check_name("a node type's name", ntype)
-        for _, name, _ in self.relations:
-            check_name("a relation's name", name)
+        names = [name for _, name, _ in self.relations]
+        if not all(names) or not is_plain(names):  # thousands of them are checked together
+            for name in names:
+                check_name("a relation's name", name)
         if not self.ntypes:
             raise InvalidArgumentError("a graph needs at least one node type (got none)")
-        for what, names in (("node type", self.ntypes), ("relation", self.relations)):
-            repeated = sorted(str(name) for name, times in Counter[object](names).items() if times > 1)
-            if repeated:
+        for what, types in (("node type", self.ntypes), ("relation", self.relations)):
+            if len(set(types)) < len(types):
+                repeated = sorted(str(name) for name, times in Counter[object](types).items() if times > 1)
                 raise InvalidArgumentError(f"{what} {repeated[0]} is given twice")
-        for relation in self.relations:
-            for end in (relation[0], relation[2]):
-                if end not in self.ntypes:
-                    raise NodeTypeError(f"node type {end!r} of relation {relation} does not exist")
-        # a table of all spellings, since a minibatch looks relations up hundreds of times; a list, since the name
-        # alone may be ambiguous
+        number_of = {name: number for number, name in enumerate(self.ntypes)}
+        try:
+            ends = [(number_of[src], number_of[dst]) for src, _, dst in self.relations]
+        except KeyError:
+            wrong = [(r, end) for r in self.relations for end in (r[0], r[2]) if end not in number_of]
+            raise NodeTypeError(f"node type {wrong[0][1]!r} of relation {wrong[0][0]} does not exist") from None
+        object.__setattr__(self, "_ends", ends)
+        object.__setattr__(self, "_keys", [relation_key(relation) for relation in self.relations])
+
+    @cached_property
+    def _ids(self) -> dict[str | Relation, list[int]]:
+        """A table of all spellings, since a minibatch looks relations up hundreds of times.
+
+        The name alone may be ambiguous.
+        """
         ids: dict[str | Relation, list[int]] = {}
         for number, relation in enumerate(self.relations):
             spellings: set[str | Relation] = {relation, relation[1], ":".join(relation)}
             for spelling in spellings:
                 ids.setdefault(spelling, []).append(number)
-        object.__setattr__(self, "_keys", [relation_key(relation) for relation in self.relations])
         for number, key in enumerate(self._keys):
             ids[key] = [number]  # also where another relation's name looks like it
-        object.__setattr__(self, "_ids", ids)
-        number_of = {name: number for number, name in enumerate(self.ntypes)}
-        object.__setattr__(self, "_ends", [(number_of[src], number_of[dst]) for src, _, dst in self.relations])
+        return ids
+
+    @cached_property
+    def all_ends(self) -> I64:
+        """int64[relations, 2], the node type ids of source and destination of each relation."""
+        return np.array(self._ends, np.int64).reshape(-1, 2)
 
     @classmethod
     def homogeneous(cls) -> "Schema":
@@ -169,6 +184,11 @@ class Schema:
     def ends(self, relation_id: int) -> tuple[int, int]:
         """Return the node type ids of source and destination."""
         return self._ends[relation_id]
+
+    @property
+    def relation_keys(self) -> list[str]:
+        """``"src:rel:dst"`` of each relation."""
+        return self._keys
 
     def relation_key(self, relation: int | Relation) -> str:
         """Return ``"src:rel:dst"`` of a relation or of a relation id."""

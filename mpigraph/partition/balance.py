@@ -9,7 +9,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.kernels.csr import count_keys
 from mpigraph.partition.exchange import ALONE, Exchange, Route, owners_of
-from mpigraph.partition.source import GraphSource, edge_chunks
+from mpigraph.partition.source import GraphSource, all_edges_among_nodes
 
 TOLERANCE = 1.05
 
@@ -98,11 +98,7 @@ def one_weight(criteria: Criteria) -> I64:
 @collective("ranks")
 def _in_degrees(source: GraphSource, exchange: Exchange, bounds: I64) -> I64:
     degrees = np.zeros(int(bounds[exchange.rank + 1] - bounds[exchange.rank]), np.int64)
-    for relation_id in range(len(source.edges)):
-        _, dst_type = source.schema.ends(relation_id)
-        base = int(source.node_bases[dst_type])
-        for _, _, dst in edge_chunks(source, relation_id, rank=exchange.rank, ranks=exchange.size):
-            ends = dst + base
-            came = Route(exchange, owners_of(bounds, ends)).there(ends[:, None])[:, 0]
-            count_keys(came, -int(bounds[exchange.rank]), degrees)
+    for _, ends in all_edges_among_nodes(source, exchange.rank, exchange.size):
+        came = Route(exchange, owners_of(bounds, ends)).there(ends[:, None])[:, 0]
+        count_keys(came, -int(bounds[exchange.rank]), degrees)
     return degrees

@@ -22,7 +22,7 @@ from mpigraph.errors import PartitionError
 from mpigraph.kernels.csr import asymmetry, count_keys, drop_repeats, place_both_ways, rebalance
 from mpigraph.log import get_logger
 from mpigraph.partition.balance import Criteria, limits, loads_of, measured_balance, one_weight
-from mpigraph.partition.source import GraphSource, edge_chunks
+from mpigraph.partition.source import GraphSource, all_edges_among_nodes
 
 MAX_CONSTRAINTS = 8
 _METIS_OK = 1
@@ -81,21 +81,16 @@ def random_assign(source: GraphSource, num_parts: int, seed: int = 0) -> I32:
 
 def symmetric_adjacency(source: GraphSource) -> Adjacency:
     """Return the undirected simple graph of all relations together."""
-    bases = source.node_bases
-    total = int(bases[-1])
+    total = int(source.node_bases[-1])
     counts = np.zeros(total + 1, np.int64)
-    for relation_id in range(len(source.edges)):
-        src_base, dst_base = (int(bases[i]) for i in source.schema.ends(relation_id))
-        for _, src, dst in edge_chunks(source, relation_id):
-            count_keys(src, src_base + 1, counts)
-            count_keys(dst, dst_base + 1, counts)
+    for src, dst in all_edges_among_nodes(source):
+        count_keys(src, 1, counts)
+        count_keys(dst, 1, counts)
     indptr = np.cumsum(counts)
     indices = np.empty(int(indptr[-1]), np.int32 if total < 2**31 else np.int64)
     fill = indptr[:-1].copy()
-    for relation_id in range(len(source.edges)):
-        src_base, dst_base = (int(bases[i]) for i in source.schema.ends(relation_id))
-        for _, src, dst in edge_chunks(source, relation_id):
-            place_both_ways(src, dst, src_base, dst_base, fill, indices)
+    for src, dst in all_edges_among_nodes(source):
+        place_both_ways(src, dst, fill, indices)
     kept = drop_repeats(indptr, fill, indices, np.full(total, -1, indices.dtype), counts)
     if asymmetry(counts, indices[:kept]) != 0:
         raise PartitionError("the adjacency for METIS came out asymmetric")

@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from mpigraph.arrays import I64, Array
+from mpigraph.arrays import I64, U64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
 from mpigraph.kernels.id_hashes import add_digest
@@ -140,11 +140,13 @@ class Digest:
         self._exchange = exchange
         self._sum = np.zeros(2, np.uint64)
 
-    def add(self, kind: int, first: int, values: Array, second: Array | None = None) -> None:
-        """Add hashes of values, int[n], or pairs with a second one, int[n], numbered from ``first``; ``kind`` is any
-        number.
-        """
-        add_digest(combine(kind), first, values, values if second is None else second, self._sum)
+    def add(self, kind: int, first: int, values: Array) -> None:
+        """Add hashes of values, int[n], numbered from ``first``; ``kind`` is any number."""
+        self.add_pairs(np.array([combine(kind)]), np.array([0, first + len(values)]), first, values, values)
+
+    def add_pairs(self, kinds: U64, begins: I64, first: int, values: Array, second: Array) -> None:
+        """Add hashes of pairs, int[n] each, of several kinds, as :func:`.add_digest`."""
+        add_digest(kinds, begins, first, values, second, self._sum)
 
     @collective("ranks")
     def total(self) -> tuple[int, ...]:

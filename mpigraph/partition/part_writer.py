@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import Array
+from mpigraph.arrays import I64, Array
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.relabel import Arrivals
 from mpigraph.partition.row_arrays import RowArray, release
@@ -58,9 +58,8 @@ class PartWriter:
     def write(self, part: int) -> WrittenPart:
         """Write a part; once. Raises StorageError: the disk is full, or another process is writing there."""
         schema = self._source.schema
-        relations = range(len(schema.relations))
         num_cut = 0
-        shared = set(self._source.shared)
+        counts = self._arrivals.edge_counts(part)
         with ExitStack() as stack:
             graph = stack.enter_context(self._open(part, "part_graph"))
             feats = stack.enter_context(self._open(part, "edge_feats"))
@@ -68,13 +67,11 @@ class PartWriter:
             for ntype_id in range(len(schema.ntypes)):
                 self._write_nodes(graph, node_feats, ntype_id, part)
             if self._source.shared:
-                num_cut += self._write_shared(graph, feats, part)
-            for relation_id in relations:
-                if relation_id not in shared:
-                    num_cut += self._write_relation(graph, feats, relation_id, part)
+                num_cut += self._write_shared(graph, feats, part, counts)
+            for relation_id in np.delete(np.arange(len(schema.relations)), self._source.shared).tolist():
+                num_cut += self._write_relation(graph, feats, relation_id, part, int(counts[relation_id]))
         seals = {"part_graph": graph.seal, "edge_feats": feats.seal, "node_feats": node_feats.seal}
-        num_edges = [self._arrivals.num_edges(relation_id, part) for relation_id in relations]
-        return WrittenPart(seals, num_edges, num_cut, {})
+        return WrittenPart(seals, counts.tolist(), num_cut, {})
 
     def _write_nodes(self, graph: ShardWriter, feats: ShardWriter, ntype_id: int, part: int) -> None:
         ntype = self._source.schema.ntypes[ntype_id]
@@ -86,14 +83,13 @@ class PartWriter:
         rows[ORIGINAL_IDS] = graph.create(node_orig_ids_name(ntype), (len(ids),), "int64")
         _write_rows(rows, self._node_arrays[ntype_id], ids, self._arrivals.node_rows(ntype_id, part))
 
-    def _write_relation(self, graph: ShardWriter, feats: ShardWriter, relation_id: int, part: int) -> int:
-        """Write the in-edges of a part's nodes; return how many come from other parts."""
+    def _write_relation(self, graph: ShardWriter, feats: ShardWriter, relation_id: int, part: int, count: int) -> int:
+        """Write the ``count`` in-edges of a part's nodes; return how many come from other parts."""
         schema = self._source.schema
         key = relation_key(schema.relations[relation_id])
         src_type, dst_type = schema.ends(relation_id)
         first_src, last_src = self._numbering.offsets[src_type][part : part + 2]
         first_dst, last_dst = self._numbering.offsets[dst_type][part : part + 2]
-        count = self._arrivals.num_edges(relation_id, part)
         width = index_dtype(self._source.num_nodes[src_type]).name
         indices = graph.create(relation_dataset_name(key, "indices"), (count,), width)
         features = self._source.edge_feats.get(key, {})
@@ -112,23 +108,23 @@ class PartWriter:
         graph.add(relation_dataset_name(key, "out_degrees"), self._arrivals.out_degrees(relation_id, part))
         return num_cut
 
-    def _write_shared(self, graph: ShardWriter, feats: ShardWriter, part: int) -> int:
+    def _write_shared(self, graph: ShardWriter, feats: ShardWriter, part: int, counts_of: I64) -> int:
         """Write the in-edges of a part's nodes in shared tables; return how many come from other parts."""
         source, schema = self._source, self._source.schema
         width = index_dtype(max(source.num_nodes))
-        count = int(self._arrivals.shared.counts[part - self._arrivals.parts.start].sum())
+        count = int(counts_of[list(source.shared)].sum())
         dtypes = {"destinations": width.name, "indices": width.name, "orig_ids": "int64"}
         tables = {name: graph.create(shared_dataset_name(name), (count,), dtype) for name, dtype in dtypes.items()}
         rows: dict[int, dict[str, DatasetWriter]] = {}  # of features, by place
-        for place, relation_id in enumerate(source.shared):
+        for place, relation_id in enumerate(source.shared if source.edge_feats else ()):
             key = relation_key(schema.relations[relation_id])
             if source.edge_feats.get(key):
-                edges = self._arrivals.num_edges(relation_id, part)
+                edges = int(counts_of[relation_id])
                 rows[place] = {
                     name: self._begin(feats, edge_feature_name(key, name), feature, edges)
                     for name, feature in source.edge_feats[key].items()
                 }
-        sources = np.array([schema.ends(relation_id)[0] for relation_id in source.shared])
+        sources = source.ends[list(source.shared), 0]
         first, last = (np.array([of[end] for of in self._numbering.offsets])[sources] for end in (part, part + 1))
         num_cut = 0
         for piece in self._arrivals.shared.pieces(part):

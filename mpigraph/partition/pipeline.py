@@ -30,6 +30,7 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.kernels.csr import asymmetry_of_edges
+from mpigraph.kernels.id_hashes import hash_each
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
@@ -61,7 +62,7 @@ from mpigraph.partition.output_folder import (
 from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.relabel import Arrivals
-from mpigraph.partition.source import GraphSource, edge_chunks, feature_infos, narrowed_source
+from mpigraph.partition.source import GraphSource, all_edges, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
@@ -267,14 +268,16 @@ class _Run:
         done = 0
         skew = 0
         with exchange.together("checking the edges"):
-            for relation_id in range(len(source.edges)):
-                src_base, dst_base = (int(source.node_bases[i]) for i in source.schema.ends(relation_id))
-                for first, src, dst in edge_chunks(source, relation_id, rank=exchange.rank, ranks=exchange.size):
-                    self.progress("check edges", done, total)
-                    source.check_edges(relation_id, first, src, dst)
-                    digest.add(1 + relation_id, first, src, dst)
-                    skew = (skew + int(asymmetry_of_edges(src, src_base, dst, dst_base))) % 2**64
-                    done = min(done + len(src) * exchange.size, total)
+            bases = source.node_bases[source.ends]
+            kinds = np.empty(len(bases), np.uint64)
+            hash_each(np.uint64(1), np.arange(1, len(bases) + 1), kinds)
+            for first, src, dst in all_edges(source, exchange.rank, exchange.size):
+                self.progress("check edges", done, total)
+                source.check_edges(first, src, dst)
+                digest.add_pairs(kinds, source.first_edges, first, src, dst)
+                of_edges = source.of_edges(bases, first, len(src))
+                skew = (skew + int(asymmetry_of_edges(src + of_edges[:, 0], dst + of_edges[:, 1]))) % 2**64
+                done = min(done + len(src) * exchange.size, total)
             source.check_node_times(exchange.rank, exchange.size)
             self.progress("check edges", total, total)
         skews = exchange.gather(np.array([[skew]], np.uint64))
@@ -469,12 +472,11 @@ class _Run:
 def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_parts: int) -> int:
     """Return the bytes of the shards, without HDF5's own, which are few."""
     total = (8 + 4) * sum(source.num_nodes)  # original ids, and the assignment
-    shared = set(source.shared)
-    for relation_id in range(len(source.edges)):
+    shared = list(source.shared)
+    edges_of_shared = int(np.diff(source.first_edges)[shared].sum())
+    total += (8 + 2 * index_dtype(max(source.num_nodes)).itemsize) * edges_of_shared
+    for relation_id in np.delete(np.arange(len(source.edges)), shared).tolist():
         src, dst = (source.num_nodes[i] for i in source.schema.ends(relation_id))
-        if relation_id in shared:
-            total += (8 + 2 * index_dtype(max(source.num_nodes)).itemsize) * source.num_edges(relation_id)
-            continue
         total += 8 * (src + dst + num_parts) + (8 + index_dtype(src).itemsize) * source.num_edges(relation_id)
     counts = dict(zip(source.schema.ntypes, source.num_nodes, strict=True))
     counts |= dict(zip(map(relation_key, source.schema.relations), source.edge_counts, strict=True))

@@ -64,26 +64,27 @@ class Arrivals:
         rank = numbering.exchange.rank
         self.parts = range(int(self._part_bounds[rank]), int(self._part_bounds[rank + 1]))
         self.shared = SharedArrivals(source, numbering, self._part_bounds, done, scratch)
-        self._place_of_shared = {relation: place for place, relation in enumerate(source.shared)}
-        num_relations = len(source.edges)
         sizes = source.edge_counts
         self._total = sum(sizes)
         self._received = 0  # edges that all ranks have read, about
-        self._buckets = [max(1, -(-size // (len(done) * EDGES_PER_BUCKET))) for size in sizes]
-        for relation in source.shared:
-            self._buckets[relation] = 0
-        groups = len(self.parts) * np.array(self._buckets, np.int64)
+        buckets = np.maximum(1, -(-np.array(sizes, np.int64) // (len(done) * EDGES_PER_BUCKET)))
+        buckets[list(source.shared)] = 0
+        self._buckets: list[int] = buckets.tolist()
+        groups = len(self.parts) * buckets
         self._first_group = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
         wide = max([*source.num_nodes, *sizes], default=0) >= 2**31
         self._edges = Spill(scratch, int(self._first_group[-1]), 3, np.int64 if wide else np.int32)
         # new ids with a value of each, by part: original ids of each type's nodes, then out degrees in each relation
-        self._nodes = Spill(scratch, (len(source.num_nodes) + num_relations) * len(self.parts), 2, self._edges.dtype)
+        # (those of relations that share are not needed)
+        self._degrees = np.cumsum(buckets > 0) - 1 + len(source.num_nodes)  # by relation, the number of its table
+        tables = len(source.num_nodes) + int(np.count_nonzero(buckets))
+        self._nodes = Spill(scratch, tables * len(self.parts), 2, self._edges.dtype)
         of_nodes, of_edges = arrays_of(source)
         self._node_rows = [
             self._carrier(to_carry(arrays, numbering.scattered), t, 1, scratch) for t, arrays in enumerate(of_nodes)
         ]
         self._edge_rows = [
-            self._carrier(to_carry(arrays) if buckets else {}, source.schema.ends(r)[1], buckets, scratch)
+            self._carrier(to_carry(arrays), source.schema.ends(r)[1], buckets, scratch) if arrays and buckets else None
             for r, (arrays, buckets) in enumerate(zip(of_edges, self._buckets, strict=True))
         ]
 
@@ -92,9 +93,8 @@ class Arrivals:
         """Send this rank's nodes, and edges as they are read; receive those of this rank's parts."""
         self._receive_nodes()
         self.shared.receive()
-        for relation_id in range(len(self.source.edges)):
-            if relation_id not in self._place_of_shared:
-                self._receive_relation(relation_id, progress)
+        for relation_id in np.flatnonzero(self._buckets).tolist():
+            self._receive_relation(relation_id, progress)
         progress("relabel edges", self._total, self._total)
 
     def _receive_nodes(self) -> None:
@@ -136,7 +136,7 @@ class Arrivals:
         if carried is not None:
             carried.settle()
         own = numbering.own(src_type)
-        self._receive_values(len(self.source.num_nodes) + relation_id, src_type, out_degrees[own])
+        self._receive_values(int(self._degrees[relation_id]), src_type, out_degrees[own])
 
     def orig_ids(self, ntype_id: int, part: int) -> I64:
         """Return int64[n], the original ids of a part's nodes, in the order of their new ids; once."""
@@ -145,7 +145,7 @@ class Arrivals:
     def out_degrees(self, relation_id: int, part: int) -> I64:
         """Return int64[n], of a part's own sources; once."""
         src_type, _ = self.source.schema.ends(relation_id)
-        return self._values(len(self.source.num_nodes) + relation_id, src_type, part)
+        return self._values(int(self._degrees[relation_id]), src_type, part)
 
     def node_rows(self, ntype_id: int, part: int) -> Iterator[dict[str, Array]]:
         """Yield the carried rows of a part's nodes, by name, in the order of their new ids; once."""
@@ -153,12 +153,14 @@ class Arrivals:
         first, last = self.numbering.offsets[ntype_id][part : part + 2].tolist()
         return iter(()) if rows is None else rows.take(part, 0, np.arange(first, last), np.arange(last - first + 1))
 
-    def num_edges(self, relation_id: int, part: int) -> int:
-        """Return the number of edges of a relation, which may share tables, in a part."""
-        if relation_id in self._place_of_shared:
-            return int(self.shared.counts[part - self.parts.start, self._place_of_shared[relation_id]])
-        groups = self._groups(relation_id, part)
-        return int(self._edges.counts[groups.start : groups.stop].sum())
+    def edge_counts(self, part: int) -> I64:
+        """Return int64[relations], the numbers of a part's edges, those that share tables among them."""
+        before = np.append(0, np.cumsum(self._edges.counts))
+        buckets = np.array(self._buckets, np.int64)
+        first = self._first_group[:-1] + (part - self.parts.start) * buckets
+        counts: I64 = before[first + buckets] - before[first]
+        counts[list(self.source.shared)] = self.shared.counts[part - self.parts.start]
+        return counts
 
     def buckets(self, relation_id: int, part: int) -> Iterator[Bucket]:
         """Yield the in-edges of a part's nodes, bucket after bucket; once."""

@@ -330,10 +330,9 @@ class Concatenated(DerivedRows):
 
     def __init__(self, sources: Sequence[RowArray]) -> None:
         first = sources[0]
-        before = f"{first.dtype}{list(first.shape[1:])}"
         for source in sources:
-            rows = f"{source.dtype}{list(source.shape[1:])}"
-            if rows != before:
+            if source.dtype != first.dtype or source.shape[1:] != first.shape[1:]:
+                rows, before = (f"{of.dtype}{list(of.shape[1:])}" for of in (source, first))
                 raise GraphDataError(f"{_origin(source, 0)}rows are {rows}, in the chunks before {before}")
         self._ends = list(accumulate(map(len, sources)))
         self._begins: I64 = np.array([0, *self._ends[:-1]], np.int64)

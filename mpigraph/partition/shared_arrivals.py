@@ -13,7 +13,6 @@ from mpigraph.arrays import I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.partition.exchange import Route, owners_of
 from mpigraph.partition.numbering import Numbering
-from mpigraph.partition.row_arrays import concatenated
 from mpigraph.partition.source import GraphSource, chunks_of
 from mpigraph.partition.spill import Scratch, Spill, evenly_cut
 
@@ -58,8 +57,8 @@ class SharedArrivals:
         offsets = numbering.offsets
         self._done = done
         self._part_bounds = part_bounds
-        self._ends = np.array([source.schema.ends(r) for r in source.shared], np.int64).reshape(-1, 2)
-        self._first_edge = np.append(0, np.cumsum([source.num_edges(r) for r in source.shared])).astype(np.int64)
+        self._ends = source.ends[list(source.shared)]
+        self._first_edge = np.append(0, np.cumsum(np.diff(source.first_edges)[list(source.shared)])).astype(np.int64)
         # the first new id of each type and part among those of all types, and the first key of each part and relation
         self._first_node = np.concatenate(
             [of[:-1] + base for of, base in zip(offsets, source.node_bases, strict=False)]
@@ -84,9 +83,8 @@ class SharedArrivals:
         exchange = numbering.exchange
         if not source.shared:
             return
-        src, dst = (concatenated([source.edges[r][end] for r in source.shared]) for end in (0, 1))
         parts, relations = len(self._done), len(self._ends)
-        for first, src_ids, dst_ids in chunks_of(src, dst, exchange.rank, exchange.size):
+        for first, src_ids, dst_ids in chunks_of(*source.joined(source.shared), exchange.rank, exchange.size):
             positions = np.arange(first, first + len(src_ids))
             place = np.searchsorted(self._first_edge, positions, side="right") - 1
             src_base, dst_base = source.node_bases[self._ends[place]].T

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, check_name, relation_key
 from mpigraph.partition.column_ranges import measured_form
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, RowError, place_of, release
+from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, RowError, concatenated, place_of, release
 from mpigraph.storage.format import logical_dtype, shared_relations, storage_dtype
 from mpigraph.storage.narrow import RoundingError, StoredForm
 from mpigraph.storage.part_config import FeatureInfo
@@ -117,6 +117,18 @@ class GraphSource:
         _check_original_ids("nodes", self.node_ids, self.num_nodes)
         _check_original_ids("edges", self.edge_ids, [len(src) for src, _ in self.edges])
 
+    def joined(self, relations: Sequence[int]) -> tuple[RowArray, RowArray]:
+        """Return sources and destinations of the edges of some relations, at least one, one after the other.
+
+        Few edges in memory are copied, since an access to thousands of arrays takes longer.
+        """
+        ends = [[self.edges[r][end] for r in relations] for end in (0, 1)]
+        if len(relations) > 1 and sum(map(len, ends[0])) <= EDGES_PER_CHUNK:
+            if all(type(ids) is np.ndarray and ids.dtype == np.int64 for ids in (*ends[0], *ends[1])):
+                src, dst = (np.concatenate(cast(list[Array], of_end)) for of_end in ends)
+                return src, dst
+        return concatenated(ends[0]), concatenated(ends[1])
+
     def num_edges(self, relation_id: int = 0) -> int:
         """Return the number of edges of a relation."""
         return len(self.edges[relation_id][0])
@@ -126,12 +138,22 @@ class GraphSource:
         """Ids of the relations whose edges parts keep in tables that they share, ascending."""
         return shared_relations(self.schema, self.num_nodes, self.edge_counts)
 
-    @property
+    @cached_property
     def edge_counts(self) -> list[int]:
         """Numbers of edges of all relations."""
         return [len(src) for src, _ in self.edges]
 
+    @cached_property
+    def first_edges(self) -> I64:
+        """int64[relations + 1]: the first edge of each relation among all edges, relation after relation."""
+        return np.append(0, np.cumsum(self.edge_counts)).astype(np.int64)
+
     @property
+    def ends(self) -> I64:
+        """int64[relations, 2], node type ids of source and destination."""
+        return self.schema.all_ends
+
+    @cached_property
     def node_bases(self) -> I64:
         """int64[types + 1]: the first node of each type among all nodes, types one after the other."""
         return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
@@ -150,12 +172,45 @@ class GraphSource:
         for relation, ids in zip(self.schema.relations, self.edge_ids or (), strict=False):
             yield f"original ids of {relation}", ids
 
-    def check_edges(self, relation_id: int, first: int, src: I64, dst: I64) -> None:
-        """Check that the ends of consecutive edges (int64[k]) exist, and that their feature "time", if any, is finite.
+    def of_edges(self, values: I64, first: int, count: int) -> I64:
+        """Return values of relations (int64[relations, ...]) for each of ``count`` of all edges, from ``first`` on.
+
+        A value alone, [1, ...], where they are of one relation.
+        """
+        begin, end = self._relations_of(first, count)
+        if end - begin == 1:
+            return values[begin:end]
+        return np.repeat(values[begin:end], np.diff(self.first_edges[begin : end + 1].clip(first, first + count)), 0)
+
+    def check_edges(self, first: int, src: I64, dst: I64) -> None:
+        """Check the ends (int64[k]) of edges, from edge ``first`` of all on, and that their "time", if any, is finite.
 
         Raises:
             GraphDataError: names the file and its row where they are known, the relation, the first bad edge and why.
         """
+        counts = self.of_edges(np.array(self.num_nodes, np.int64)[self.ends], first, len(src))
+        bad = (src < 0) | (src >= counts[:, 0]) | (dst < 0) | (dst >= counts[:, 1])
+        begin, end = self._relations_of(first, len(src))
+        for relation in range(begin, end) if bad.any() else [r for r in self._with_times if begin <= r < end]:
+            low, high = (self.first_edges[relation : relation + 2].clip(first, first + len(src)) - first).tolist()
+            number = first + low - int(self.first_edges[relation])
+            self._check_relation(relation, number, src[low:high], dst[low:high])
+
+    def _relations_of(self, first: int, count: int) -> tuple[int, int]:
+        """Return the first relation with edges among some, and the one behind the last; one at least if there is any"""
+        begin = int(np.searchsorted(self.first_edges[1:], first, side="right"))
+        end = int(np.searchsorted(self.first_edges[:-1], first + count))
+        return min(begin, len(self.edges) - 1), max(end, begin + 1)
+
+    @cached_property
+    def _with_times(self) -> list[int]:
+        """The relations whose edges have times."""
+        if not any(_TIMES in features for features in self.edge_feats.values()):
+            return []
+        keys = enumerate(map(relation_key, self.schema.relations))
+        return [r for r, key in keys if _TIMES in self.edge_feats.get(key, ())]
+
+    def _check_relation(self, relation_id: int, first: int, src: I64, dst: I64) -> None:
         relation = self.schema.relations[relation_id]
         names = ("source", "destination")
         ntype_ids = self.schema.ends(relation_id)
@@ -203,6 +258,19 @@ def edge_chunks(source: GraphSource, relation_id: int, rank: int = 0, ranks: int
     Several ranks read chunk after chunk in turn. All yield the same number of chunks, so the last may be empty.
     """
     return chunks_of(*source.edges[relation_id], rank, ranks)
+
+
+def all_edges(source: GraphSource, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:
+    """Yield as :func:`edge_chunks` does, of the edges of all relations, one after the other."""
+    if source.edges:
+        yield from chunks_of(*source.joined(range(len(source.edges))), rank, ranks)
+
+
+def all_edges_among_nodes(source: GraphSource, rank: int = 0, ranks: int = 1) -> Iterator[tuple[I64, I64]]:
+    """Yield the ends in :func:`all_edges` as numbers among the nodes of all types."""
+    for first, src, dst in all_edges(source, rank, ranks):
+        bases = source.of_edges(source.node_bases[source.ends], first, len(src))
+        yield src + bases[:, 0], dst + bases[:, 1]
 
 
 def chunks_of(src: RowArray, dst: RowArray, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:

@@ -31,6 +31,7 @@ from mpigraph.store.store import LoadedGraph
 
 _NONE = np.empty(0, np.int64)
 _NO_ROOTS = np.empty(0, np.uint64)
+_FEW = 3  # relations drawn from alike: fewer of them have a request each, which is cheaper
 _EVERY = 0xE7E4  # separates keys without an epoch from those of epochs
 
 
@@ -261,11 +262,16 @@ def _shared_requests(
     """Yield the requests of a hop through relations that share tables, have one object as strategy, and one node type
     of destinations.
     """
-    relations = np.fromiter(hows, np.int64, len(hows))
-    numbers = np.fromiter(map(id, hows.values()), np.int64, len(hows))
+    by_strategy: dict[int, list[int]] = {}
+    for relation, how in hows.items():
+        if not how.needs_tables:
+            by_strategy.setdefault(id(how), []).append(relation)
     num_types = len(graph.topology.hosts.schema.ntypes)
-    for how in {id(how): how for how in hows.values() if not how.needs_tables}.values():
-        among = np.isin(shared.relations, relations[numbers == id(how)])
+    for relations in by_strategy.values():
+        if len(relations) < _FEW:
+            continue
+        how = hows[relations[0]]
+        among = np.isin(shared.relations, relations)
         strategy = how.at_step(keys.step)
         types = shared.ends[:, 1] + (0 if how.keys_by_relation else num_types * shared.ends[:, 0])
         for one in np.unique(types[among]).tolist():

@@ -110,8 +110,7 @@ class PartConfig:
     @cached_property
     def shared_begins(self) -> I64:
         """int64[shared relations + 1, parts]: the first edge of each relation in the tables that they share."""
-        offsets = np.array([self.book.edge_offsets[r] for r in self.shared], np.int64)
-        counts = np.diff(offsets.reshape(len(self.shared), self.num_parts + 1), axis=1)
+        counts = np.diff(self.book.edge_table[list(self.shared)], axis=1)
         begins: I64 = np.pad(np.cumsum(counts, axis=0), ((1, 0), (0, 0)))
         return begins
 
@@ -123,8 +122,20 @@ class PartConfig:
     @cached_property
     def with_datasets(self) -> list[int]:
         """The relations that have datasets of their own: all but those that share tables and have no features."""
-        keys = enumerate(map(self.schema.relation_key, range(len(self.schema.relations))))
-        return [r for r, key in keys if r not in self.place_of_shared or self.edge_features[key]]
+        return sorted({*self.own, *self.with_features})
+
+    @cached_property
+    def own(self) -> list[int]:
+        """The relations that have tables of their own."""
+        relations: list[int] = np.delete(np.arange(len(self.schema.relations)), self.shared).tolist()
+        return relations
+
+    @cached_property
+    def with_features(self) -> list[int]:
+        """The relations whose edges have features."""
+        if not any(self.edge_features.values()):
+            return []
+        return [r for r, key in enumerate(self.schema.relation_keys) if self.edge_features[key]]
 
     @property
     def num_parts(self) -> int:
@@ -158,8 +169,7 @@ class PartConfig:
     @cached_property
     def checksum(self) -> str:
         """SHA-256 of all that the shards depend on."""
-        content = {key: value for key, value in self._to_json().items() if not _is_free(key)}
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return _checksum(self._to_json())
 
     def write(self, directory: str | os.PathLike[str]) -> Path:
         """Write ``<directory>/<graph_name>.json`` and return its path.
@@ -168,7 +178,8 @@ class PartConfig:
             StorageError: it cannot be written.
         """
         path = Path(directory) / f"{self.graph_name}.json"
-        content = self._to_json() | {"checksum": self.checksum}
+        content = self._to_json()
+        content["checksum"] = _checksum(content)
         with NewFile(path, queue=True) as file:  # a reader meets the old file or the new one, never half of one
             # thousands of relations would be hundreds of thousands of lines
             file.write((json.dumps(content, indent=None if self.shared else 2) + "\n").encode())
@@ -203,21 +214,20 @@ class PartConfig:
     def _to_json(self) -> dict[str, Any]:
         book = self.book
         ntypes = self.schema.ntypes
-        keys = [self.schema.relation_key(relation) for relation in range(len(self.schema.relations))]
-        nodes = homogeneous_ranges(book.node_offsets)
-        edges = homogeneous_ranges(book.edge_offsets)
+        keys = self.schema.relation_keys
+        nodes, edges = (homogeneous_ranges(of).tolist() for of in (book.node_offsets, book.edge_table))
         return {
             "format": CONFIG_FORMAT,
             "format_version": CONFIG_VERSIONS[bool(self.shared)],
             "identity": self.identity,
             "graph_name": self.graph_name,
             "num_nodes": sum(book.num_nodes(i) for i in range(len(ntypes))),
-            "num_edges": sum(book.num_edges(i) for i in range(len(keys))),
+            "num_edges": int(book.edge_table[:, -1].sum()),
             "part_method": self.part_method,
             "num_parts": self.num_parts,
             "halo_hops": 0,
-            "node_map": {name: nodes[i].tolist() for i, name in enumerate(ntypes)},
-            "edge_map": {key: edges[i].tolist() for i, key in enumerate(keys)},
+            "node_map": dict(zip(ntypes, nodes, strict=True)),
+            "edge_map": dict(zip(keys, edges, strict=True)),
             "ntypes": {name: i for i, name in enumerate(ntypes)},
             "etypes": {key: i for i, key in enumerate(keys)},
             "node_features": _features_to_json(self.node_features),
@@ -237,9 +247,8 @@ class PartConfig:
         ntypes = _by_id(content["ntypes"])
         etypes = _by_id(content["etypes"])
         schema = Schema(tuple(ntypes), tuple(parse_relation(key) for key in etypes))
-        escaped = [schema.relation_key(relation) for relation in range(len(etypes))]
-        if escaped != etypes:
-            raise PartitionError(f"edge types must be escaped as {escaped} (got {etypes})")
+        if schema.relation_keys != etypes:
+            raise PartitionError(f"edge types must be escaped as {schema.relation_keys} (got {etypes})")
         num_parts = _count(content["num_parts"])
         book = RangeBook(
             schema,
@@ -277,19 +286,25 @@ def check_graph_name(name: str) -> None:
         raise InvalidArgumentError(f"graph_name must be usable as a file name (got {name!r})")
 
 
-def homogeneous_ranges(offsets: Sequence[I64] | I64) -> list[I64]:
-    """Return for each type int64[num_parts, 2]: its ranges of homogeneous ids.
+def _checksum(content: Mapping[str, Any]) -> str:
+    depended_on = {key: value for key, value in content.items() if not _is_free(key)}
+    return hashlib.sha256(json.dumps(depended_on, sort_keys=True).encode()).hexdigest()
+
+
+def homogeneous_ranges(offsets: Sequence[I64] | I64) -> I64:
+    """Return int64[types, num_parts, 2], the ranges of homogeneous ids of each type.
 
     Homogeneous ids are numbered part by part and, inside a part, type by type.
     """
     if not len(offsets):
-        return []
+        return np.empty((0, 0, 2), np.int64)
     counts = np.diff(offsets, axis=1).T  # [parts, types], so that the running sum counts in the order of these ids
     ends = np.cumsum(counts.ravel()).reshape(counts.shape)
-    return list(np.stack([ends - counts, ends], axis=2).swapaxes(0, 1))
+    ranges: I64 = np.stack([ends - counts, ends], axis=2).swapaxes(0, 1)
+    return ranges
 
 
-def _offsets(what: str, table: dict[str, Any], names: list[str], num_parts: int, total: int) -> tuple[I64, ...]:
+def _offsets(what: str, table: dict[str, Any], names: list[str], num_parts: int, total: int) -> Sequence[I64] | I64:
     """Turn homogeneous ranges into type-wise offsets; they must tile ``[0, total)`` in order."""
     if table.keys() != set(names):
         raise PartitionError(f"{what} has the types {sorted(table)}, expected {sorted(names)}")
@@ -312,13 +327,13 @@ def _offsets(what: str, table: dict[str, Any], names: list[str], num_parts: int,
     for wrong, problem in (
         ((ranges < 0) | (ranges > _MOST), "must hold ids of 0 to 2**62"),
         (sizes < 0, "has a range that ends before it begins"),
-        (ranges != np.array(homogeneous_ranges(offsets)), "is inconsistent: the ranges do not follow each other"),
+        (ranges != homogeneous_ranges(offsets), "is inconsistent: the ranges do not follow each other"),
     ):
         if wrong.any():
             raise PartitionError(f"{what} of {names[np.argwhere(wrong)[0, 0]]!r} {problem}")
     if offsets[:, -1].sum() != total:
         raise PartitionError(f"{what} covers {offsets[:, -1].sum()} ids, expected {total}")
-    return tuple(offsets)
+    return offsets
 
 
 def _not_cut(path: Path) -> str:
@@ -358,6 +373,8 @@ def _check_format(path: Path, content: object) -> None:
 
 def _by_id(table: dict[str, Any]) -> list[str]:
     """Return names in the order of their ids, which must be 0..n-1."""
+    if list(table.values()) == list(range(len(table))) and set(map(type, table.values())) <= {int}:
+        return list(table)
     names = sorted(table, key=lambda name: _count(table[name]))
     if [table[name] for name in names] != list(range(len(names))):
         raise PartitionError(f"type ids must be 0 to {len(names) - 1} (got {table})")

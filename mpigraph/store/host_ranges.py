@@ -46,7 +46,7 @@ def cut_for_hosts(world: "World", files: PartFiles) -> RangeBook:
     config, book = files.config, files.config.book
     num_hosts = len(world.hosts)
     nodes = tuple(cut_offsets(offsets, num_hosts) for offsets in book.node_offsets)
-    of_parts = np.array(book.edge_offsets, np.int64).reshape(-1, book.num_parts + 1)
+    of_parts = book.edge_table
     own_begins = np.zeros(len(of_parts), np.int64)
     with together(world.comm, f"opening graph {config.graph_name!r}"):
         if world.is_host:
@@ -60,7 +60,7 @@ def cut_for_hosts(world: "World", files: PartFiles) -> RangeBook:
         path = config.part_path((host + 1) * book.num_parts // num_hosts, "part_graph")
         key = book.schema.relation_key(relation)
         raise everywhere(ShardFormatError(f"{path}: the edges of {key} contradict themselves: indptr must rise"))
-    return RangeBook(book.schema, nodes, tuple(np.append(begins, of_parts[:, -1:], axis=1)))
+    return RangeBook(book.schema, nodes, np.append(begins, of_parts[:, -1:], axis=1))
 
 
 def _edge_begins(files: PartFiles, of_parts: I64, nodes: tuple[I64, ...], host: int) -> I64:
@@ -110,15 +110,14 @@ def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
     indptr = np.zeros(hosts.num_parts, np.int64)
     degrees = np.zeros(hosts.num_parts, np.int64)
     indices = {4: np.zeros(hosts.num_parts, np.int64), 8: np.zeros(hosts.num_parts, np.int64)}
-    for relation, (src, _, dst) in enumerate(schema.relations):
-        if relation in config.place_of_shared:
-            continue
-        size = index_dtype(hosts.num_nodes(schema.ntype_id(src))).itemsize
-        indptr += 8 * (np.diff(hosts.node_offsets[schema.ntype_id(dst)]) + 1)
-        degrees += 8 * np.diff(hosts.node_offsets[schema.ntype_id(src)])
+    for relation in config.own:
+        src, dst = schema.ends(relation)
+        size = index_dtype(hosts.num_nodes(src)).itemsize
+        indptr += 8 * (np.diff(hosts.node_offsets[dst]) + 1)
+        degrees += 8 * np.diff(hosts.node_offsets[src])
         indices[size] += size * np.diff(hosts.edge_offsets[relation])
     if config.shared:
-        shared = np.diff([hosts.edge_offsets[relation] for relation in config.shared], axis=1).sum(axis=0)
+        shared = np.diff(hosts.edge_table[list(config.shared)], axis=1).sum(axis=0)
         # at most: each edge has a row, listed twice, and a source of its own
         width = index_dtype(max(map(hosts.num_nodes, range(len(schema.ntypes))))).itemsize
         indptr += 8 * (shared + len(config.shared))
@@ -127,10 +126,8 @@ def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
     total = sum((_in_pages(nbytes) for nbytes in indices.values()), _in_pages(indptr) + _in_pages(degrees))
     for t, ntype in enumerate(schema.ntypes):
         total += _features(hosts.node_offsets[t], config.node_features[ntype])
-    for r in range(len(schema.relations)):
-        features = config.edge_features[schema.relation_key(r)]
-        if features:
-            total += _features(hosts.edge_offsets[r], features)
+    for r in config.with_features:
+        total += _features(hosts.edge_offsets[r], config.edge_features[schema.relation_key(r)])
     return total
 
 

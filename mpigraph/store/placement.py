@@ -62,7 +62,7 @@ def features_of(config: PartConfig) -> Iterator[tuple[Policy, str, FeatureInfo]]
     for t, ntype in enumerate(schema.ntypes):
         for name, info in sorted(config.node_features[ntype].items()):
             yield Policy(True, t), name, info
-    for r in range(len(schema.relations)):
+    for r in config.with_features:
         for name, info in sorted(config.edge_features[schema.relation_key(r)].items()):
             yield Policy(False, r), name, info
 
@@ -100,6 +100,8 @@ def places_of(config: PartConfig, storage: Storage) -> dict[tuple[Policy, str], 
 
 def without(config: PartConfig, places: Mapping[tuple[Policy, str], str]) -> PartConfig:
     """Return a configuration without the features that have a place of their own."""
+    if not places:
+        return config
     schema = config.schema
 
     def of_type(is_node: bool, number: int, table: Mapping[str, FeatureInfo]) -> dict[str, FeatureInfo]:

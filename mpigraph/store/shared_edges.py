@@ -111,8 +111,8 @@ class SharedEdges:
         world, num_hosts, relations = self._world, len(self._world.hosts), config.shared
         self.relations = np.array(relations, np.int64)
         self._hosts = hosts
-        self.ends = np.array([config.schema.ends(r) for r in relations], np.int64).reshape(-1, 2)
-        self._edges = np.array([hosts.edge_offsets[r] for r in relations], np.int64).reshape(-1, num_hosts + 1)
+        self.ends = config.schema.all_ends[self.relations]
+        self._edges = hosts.edge_table[self.relations]
         self._nodes = np.array(hosts.node_offsets, np.int64)
         self.dtype = index_dtype(int(self._nodes[:, -1].max()))
         place, rows, sources = (np.empty(0, np.int64) for _ in range(3))
@@ -283,7 +283,7 @@ def read_shared(files: PartFiles, part: int) -> tuple[I64, I64, Array]:
     destinations, indices = (shard.read(shared_dataset_name(field)) for field in ("destinations", "indices"))
     check_shared(config, part, destinations, indices)
     place = np.repeat(np.arange(len(config.shared)), np.diff(config.shared_begins[:, part]))
-    of_part = np.array([config.book.node_offsets[config.schema.ends(r)[1]][part] for r in config.shared])
+    of_part = np.array(config.book.node_offsets)[config.schema.all_ends[list(config.shared), 1], part]
     return place, destinations + of_part[place], indices
 
 

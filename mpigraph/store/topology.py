@@ -61,31 +61,24 @@ class Topology:
         self.world = world = service.world
         self.hosts = hosts
         check_shared_memory(world, host_memory(kept, hosts), f"graph {config.graph_name!r}")
-        relations = range(len(config.schema.relations))
         self.place_of_shared = config.place_of_shared
-        nodes = hosts.node_offsets
-        own = [r for r in relations if r not in self.place_of_shared]
-        before = np.arange(len(world.hosts) + 1)
-        ends = [config.schema.ends(r) for r in relations]
-        nothing = np.zeros(len(world.hosts) + 1, np.int64)
-        is_shared = [r in self.place_of_shared for r in relations]
-        indptr = [nothing if shared else nodes[dst] + before for (_, dst), shared in zip(ends, is_shared, strict=True)]
-        out_degrees = [nothing if shared else nodes[src] for (src, _), shared in zip(ends, is_shared, strict=True)]
-        self._indptr = TableWindow(service, indptr, np.int64)
-        self._out_degrees = TableWindow(service, out_degrees, np.int64)
-        self._indices = {
-            dtype: TableWindow(
-                service,
-                [hosts.edge_offsets[r] if r in own and self.index_dtype(r) == dtype else nothing for r in relations],
-                dtype,
-            )
-            for dtype in sorted({self.index_dtype(r) for r in own})
-        }
+        nodes = np.array(hosts.node_offsets)
+        own = np.zeros((len(config.schema.relations), 1), np.int64)  # 1: tables of their own, which others have not
+        own[config.own] = 1
+        src, dst = config.schema.all_ends.T
+        self._indptr = TableWindow(service, own * (nodes[dst] + np.arange(nodes.shape[1])), np.int64)
+        self._out_degrees = TableWindow(service, own * nodes[src], np.int64)
+        dtypes = {r: self.index_dtype(r) for r in config.own}
+        self._indices = {}
+        for dtype in sorted(set(dtypes.values())):
+            having = np.zeros_like(own)
+            having[[r for r, of in dtypes.items() if of == dtype]] = 1
+            self._indices[dtype] = TableWindow(service, having * hosts.edge_table, dtype)
         try:
             if config.shared:
                 self.shared = SharedEdges(service, files, hosts)
             with together(world.comm, f"loading graph {config.graph_name!r}"):
-                for relation in own:
+                for relation in config.own:
                     if world.is_host:
                         self._load(relation, files)
             self._check_degrees()
@@ -146,9 +139,7 @@ class Topology:
         own = np.zeros(len(schema.relations), np.uint64)
         if self.world.is_host:
             host = self.world.host_index
-            for relation in range(len(own)):
-                if relation in self.place_of_shared:  # out-degrees were counted, not read
-                    continue
+            for relation in self.config.own:  # of others out-degrees were counted, not read
                 first = self.hosts.node_range(host, schema.ends(relation)[0])[0]
                 degrees = hash_of_degrees(self._out_degrees.segment(relation, host), first)
                 sources = hash_of_sources(self._indices_of(relation).segment(relation, host))

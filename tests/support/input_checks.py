@@ -4,7 +4,7 @@ import numpy as np
 
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import mapping_of, numpy_under
-from mpigraph.partition.source import edge_chunks
+from mpigraph.partition.source import all_edges
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
@@ -38,9 +38,8 @@ def bytes_in_memory(source):
 
 def check_all(source):
     """What one rank checks of a whole graph before it is cut."""
-    for relation_id in range(len(source.edges)):
-        for first, src, dst in edge_chunks(source, relation_id):
-            source.check_edges(relation_id, first, src, dst)
+    for first, src, dst in all_edges(source):
+        source.check_edges(first, src, dst)
     source.check_node_times()
 
 

@@ -17,7 +17,7 @@ from mpigraph.partition.multilevel.contraction import Descent, contract
 from mpigraph.partition.multilevel.dist_csr import Level, level_of_edges
 from mpigraph.partition.multilevel.initial import initial_parts
 from mpigraph.partition.multilevel.refinement import Effort, refine
-from mpigraph.partition.source import GraphSource, edge_chunks
+from mpigraph.partition.source import GraphSource, all_edges_among_nodes
 from mpigraph.partition.spill import Scratch
 
 AIM = 1.03  # over the mean, which leaves METIS's k-way method's balance as it is
@@ -137,12 +137,10 @@ def all_edges(source: GraphSource, exchange: Exchange, report: Report) -> Iterat
     """Yield this rank's chunks of all relations, in ids of all nodes."""
     total = sum(source.edge_counts)
     done = 0
-    for relation_id in range(len(source.edges)):
-        src_base, dst_base = (source.node_bases[i] for i in source.schema.ends(relation_id))
-        for _, src, dst in edge_chunks(source, relation_id, rank=exchange.rank, ranks=exchange.size):
-            report(_READ * min(done / total, 1.0))
-            done += len(src) * exchange.size
-            yield src + src_base, dst + dst_base
+    for src, dst in all_edges_among_nodes(source, exchange.rank, exchange.size):
+        report(_READ * min(done / total, 1.0))
+        done += len(src) * exchange.size
+        yield src, dst
 
 
 def _limits(totals: I64, num_parts: int) -> I64:
