@@ -201,6 +201,40 @@ def write_authors(folder, authors=4000, papers=8000, venues=64, subjects=8):
     mg.distributed.partition_graph(g, "default", 2, folder)
 
 
+def write_facts(folder, facts, num_entities=10_000, num_facts=50_000, num_classes=8):
+    """Write a graph of entities with a relation for each kind of fact, and a label for each entity.
+
+    Facts are an npz file of triples, train_{src,rel,dst}, with num_entities and relation_names such as
+    /film/actor/starred_in: the label is the first word of most facts that an entity is the head of, and minibatches
+    have those that it is the tail of. Or facts are a number of relations: most tails of a relation have one label.
+    """
+    rng = np.random.default_rng(0)
+    if facts.isdigit():
+        names = [f"r{number}" for number in range(int(facts))]
+        src, rel = rng.integers(0, num_entities, num_facts), rng.integers(0, len(names), num_facts)
+        same = rng.integers(0, num_entities // num_classes, num_facts) * num_classes + rel % num_classes
+        dst = np.where(rng.random(num_facts) < 0.8, same, rng.integers(0, num_entities, num_facts))
+        label, known = np.arange(num_entities) % num_classes, np.ones(num_entities, bool)
+    else:
+        with np.load(facts) as file:
+            src, rel, dst = (file[f"train_{column}"].astype(np.int64) for column in ("src", "rel", "dst"))
+            names = [name.decode() for name in file["relation_names"]]
+            num_entities = int(file["num_entities"])
+        _, word = np.unique([name.split("/")[1] for name in names], return_inverse=True)
+        counts = np.zeros((num_entities, word.max() + 1), np.int64)
+        np.add.at(counts, (src, word[rel]), 1)
+        label, known = counts.argmax(1), counts.any(1)
+    ends = np.bincount(rel, minlength=len(names)).cumsum()
+    by_relation = zip(names, np.split(np.argsort(rel, kind="stable"), ends[:-1]), strict=True)
+    g = mg.heterograph(
+        {("entity", name, "entity"): (src[i], dst[i]) for name, i in by_relation}, {"entity": num_entities}
+    )
+    quarter = rng.integers(0, 4, num_entities)
+    masks = {"train_mask": quarter < 2, "val_mask": quarter == 2, "test_mask": quarter == 3}
+    g.ndata.update({"label": label} | {name: mask & known for name, mask in masks.items()})
+    mg.distributed.partition_graph(g, "default", 2, folder)
+
+
 def write_papers(folder, num_classes=8):
     """Write a graph of papers, authors and fields: 70% of the edges join nodes of one class; features hint at it."""
     counts = {"author": 4000, "field": 200, "paper": 6000}

@@ -305,6 +305,13 @@ def test_rgcn_learns_the_subject_of_authors_from_their_papers(example: Example) 
 
 
 @pytest.mark.slow
+def test_rgcn_learns_from_relations_which_label_an_entity_has(example: Example) -> None:
+    flags = "--facts 200 --num_epochs 3 --eval_every 3 --num_hidden 32 --num_bases 8"
+    (accuracy,) = numbers(r"^test accuracy ([\d.]+)", example.run(2, "rgcn.py", flags))
+    assert accuracy > 0.7  # 0.125 by chance
+
+
+@pytest.mark.slow
 def test_factorisation_recommends_what_the_others_of_a_group_have(tmp_path: Path, example: Example) -> None:
     pairs = [[(20 * g + u, 20 * g + (u + i) % 20) for g in range(5) for u in range(20)] for i in range(20)]
     train, test = (np.array(sum(some, [])).T for some in (pairs[:14], pairs[14:17]))  # 3 items are left out
