@@ -272,7 +272,9 @@ class RowCache:
         """Return whether this trainer may give so many more slots to rows before it takes them from others."""
         if self.used + count > len(self._own.next_use):
             return False
-        free = free_for_caches(self.rows.window.world) if count and self._least_free else self._least_free
+        if not count or not self._least_free:
+            return True
+        free = free_for_caches(self.rows.window.world)
         if free >= self._least_free:
             return True
         self._own, self._least_free = cut(self._own), 0

@@ -106,7 +106,7 @@ def test_memory_is_that_of_one_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("comm", [2], indirect=True)
 def test_wrong_options_are_named(typed_oracle: str, run_on: Callable[..., Outcome]) -> None:
     for options, says in (
-        (("2,x", 5, "paper"), "--fanouts must be integers >= -1 with commas between"),
+        (("2,x", 5, "paper"), "--fanouts must be integers >= -1 such as"),
         (("2", 0, "paper"), "--batch-size must be an integer >= 1"),
         (("2", 5, "papers"), "--seeds must be a node type, one of .*got 'papers'"),
         (("2", 5, None), "--seeds must be a node type"),

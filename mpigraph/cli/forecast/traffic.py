@@ -226,6 +226,7 @@ class _SharedCut:
 
 class _World(NamedTuple):
     hosts: I64
+    rank: int  # -1 of a trainer beside servers
     host_index: int
     is_local: Mask
     all_local: bool
@@ -241,7 +242,7 @@ class _Rank:
 
     def __init__(self, cluster: Cluster, topology: _Cut, node: int, host: int) -> None:
         local = cluster.is_local(node)
-        self.world: Any = _World(np.arange(cluster.hosts), host, local, bool(local.all()), Config())
+        self.world: Any = _World(np.arange(cluster.hosts), host, host, local, bool(local.all()), Config())
         self.graph_of_number = {_GRAPH: LoadedGraph(_GRAPH, topology)}
 
     def graph(self, number: int) -> LoadedGraph:
@@ -343,6 +344,7 @@ class _Cache(RowCache):
         self.slots = slots
         self.per_trainer = per_trainer
         self._me = trainer
+        self._least_free = 0
         self._own = new_slots(trainer * per_trainer, per_trainer, ahead)
 
 
