@@ -79,7 +79,7 @@ def test_a_default_cache_leaves_memory_to_minibatches(layout: Job, oracle, monke
 
     A node's first rank says if that is little. Shared memory has nothing but the cache.
     """
-    path, free, lines = oracle(3), [0, 0], []
+    path, free, lines = oracle(3), [1 << 40, 1 << 40], []  # of servers, too: the least of a node counts
     monkeypatch.setattr(row_cache, "free_memory", lambda: free[0])
     monkeypatch.setattr(row_cache, "free_shared_memory", lambda: free[1])
     logger = SimpleNamespace(info=lambda *words: None, warning=lambda text, *words: lines.append(text % words))
