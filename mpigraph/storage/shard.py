@@ -43,6 +43,8 @@ _LIST_END = struct.Struct("<QI12s")  # behind the list: its bytes, their CRC-32,
 _LIST_MAGIC = b"mpigraphlst1"
 _LIST_READ = 8 << 10  # bytes in which most lists fit
 _ATTRIBUTE_BYTES = 1 << 16  # what HDF5 allows in an object's header
+_LIST_MOST = _KEPT * _ATTRIBUTE_BYTES  # bytes of a list, whose checksums would fit attributes
+_MOST_AXES = 32  # of a dataset of HDF5
 
 # Metadata of this file format version carry checksums, so that HDF5 notices damage instead of following a wild pointer.
 # For the same reason attributes are of fixed length: text of variable length lies in a heap without a checksum.
@@ -457,12 +459,15 @@ class ShardReader:
         datasets = {}
         try:
             graph_name, part, identity, listed = json.loads(the_list or "0")
+            if len(listed) > _KEPT:
+                return
             for name, (begin, sizes, logical, segment, crcs) in listed.items():
-                shape = tuple(map(operator.index, sizes))
                 stored = storage_dtype(logical)
+                if len(sizes) > _MOST_AXES or not _is_possible(shape := tuple(map(operator.index, sizes)), stored):
+                    return
                 size = stored.itemsize * math.prod(shape)
                 sums = np.frombuffer(bytearray.fromhex(crcs), np.uint32)
-                inside = min(shape) >= 0 and (not size or 0 <= operator.index(begin) <= self._size - size)
+                inside = not size or 0 <= operator.index(begin) <= self._size - size
                 if not inside or operator.index(segment) < 1 or len(sums) != -(-shape[0] // segment):
                     return
                 datasets[name] = _Dataset(begin if size else None, DatasetInfo(shape, logical), stored, segment, sums)
@@ -545,7 +550,7 @@ class ShardReader:
             raise ShardFormatError(f"{self._path}: dataset {name!r} is not stored contiguously in this file")
         begin: int | None = item.get_offset()
         inside = size == 0 or (begin is not None and begin + size <= self._size)
-        if not inside or item.get_storage_size() != size:
+        if not (inside and _is_possible(item.shape, item.dtype)) or item.get_storage_size() != size:
             raise ShardFormatError(f"{self._path}: dataset {name!r} is larger than the file")
         return begin
 
@@ -573,12 +578,17 @@ def _read_list(number: int, size: int) -> bytes:
     if len(end) < _LIST_END.size:
         return b""
     length, crc, magic = _LIST_END.unpack(end[-_LIST_END.size :])
-    if magic != _LIST_MAGIC or length > size - _LIST_END.size:
+    if magic != _LIST_MAGIC or length > min(size - _LIST_END.size, _LIST_MOST):
         return b""
     if length + _LIST_END.size > len(end):
         end = os.pread(number, length + _LIST_END.size, size - length - _LIST_END.size)
     text = end[-length - _LIST_END.size : -_LIST_END.size]
     return text if zlib.crc32(text) == crc else b""
+
+
+def _is_possible(shape: tuple[int, ...], stored: np.dtype[np.generic]) -> bool:
+    """Return whether numpy has arrays of this shape, also where one of its sizes is 0."""
+    return 0 <= min(shape) and stored.itemsize * math.prod(size or 1 for size in shape) < 2**63
 
 
 def fingerprint(shard: ShardReader) -> Fingerprint:

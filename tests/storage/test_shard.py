@@ -144,11 +144,25 @@ def test_datasets_are_found_without_hdf5(path, monkeypatch):
         '{"some/rows": [0, [100, 2], "int64", 0, "SUMS"]}',
         '{"some/rows": [0, [100, 2], "int64", 4, "00"]}',
         '{"some/rows": [0, [100, 2.0], "int64", 4.0, "SUMS"]}',
+        '{"some/rows": [0, [0, 4611686018427387904, 2], "int64", 4, ""]}',
+        '{"some/rows": [0, [0, 1BY1], "int64", 4, ""]}'.replace("BY1", ", 1" * 70),
+        '{"some/rows": [0, [0, 2], "int64", 4, ""]MORE}'.replace(
+            "MORE", "".join(f', "{number}": [0, [0], "int8", 1, ""]' for number in range(1024))
+        ),
     ],
 )
 def test_hdf5_finds_datasets_where_the_list_is_odd(path, entry):
     text = f'["g", 3, "id", {entry}]'.replace("SUMS", "00000000" * 25)
     path.write_bytes(with_list(path.read_bytes(), text.encode()))
+    with ShardReader(path, "g", 3) as reader:
+        assert np.array_equal(reader.read("some/rows"), rows())
+
+
+def test_a_list_that_no_file_needs_is_not_read(path):
+    with open(path, "r+b") as file:
+        file.truncate(1 << 42)
+        file.seek(0, 2)
+        file.write(struct.pack("<QI12s", 1 << 41, 0, b"mpigraphlst1"))
     with ShardReader(path, "g", 3) as reader:
         assert np.array_equal(reader.read("some/rows"), rows())
 
