@@ -30,7 +30,6 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.kernels.csr import asymmetry_of_edges
-from mpigraph.kernels.id_hashes import hash_each
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
@@ -269,8 +268,7 @@ class _Run:
         skew = 0
         with exchange.together("checking the edges"):
             bases = source.node_bases[source.ends]
-            kinds = np.empty(len(bases), np.uint64)
-            hash_each(np.uint64(1), np.arange(1, len(bases) + 1), kinds)
+            kinds = np.arange(1, len(bases) + 1, dtype=np.uint64)
             for first, src, dst in all_edges(source, exchange.rank, exchange.size):
                 self.progress("check edges", done, total)
                 source.check_edges(first, src, dst)
