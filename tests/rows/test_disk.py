@@ -103,10 +103,11 @@ def test_a_default_cache_leaves_memory_to_minibatches(layout: Job, oracle, monke
             assert cache.per_trainer == slots
             found.append([digest(batch) for batch in loader])
             used = cache.used
-            assert min(slots, 10) <= used <= slots
+            least = min(slots, 10) if trainers == 1 else 0  # another trainer of the node may have read all rows
+            assert least <= used <= slots
             free[:] = [size // 8 - is_short for size in free]
             found.append([digest(batch) for _ in range(3) for batch in loader][-10:])
-            assert cache.used == used if is_short else min(slots, 10) <= cache.used <= slots
+            assert cache.used == used if is_short else least <= cache.used <= slots
             loader.close()
         assert found[::2] == found[:1] * 4 and found[1::2] == found[1:2] * 4
         for short in (1, 0):
