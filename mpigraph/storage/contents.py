@@ -126,6 +126,10 @@ class PartFiles:
         shard = self.open(part, which)
         content = fingerprint(shard)
         shard.rest()  # HDF5 takes half a MiB for an open file
+        if not self.by_list:
+            with ShardReader(self.config.part_path(part, which)) as listed:  # as jobs read it
+                if fingerprint(listed) != content:
+                    raise ShardFormatError(f"{self.config.part_path(part, which)}: its list of datasets is not HDF5's")
         if seal_of(content) != self.config.seals[part][which]:
             raise ShardFormatError(
                 f"{self.config.part_path(part, which)}: not the file that {self.config.path} was written for "
