@@ -11,8 +11,9 @@ from mpigraph.arrays import I64, U64, Array
 from mpigraph.errors import MPIGraphError, ShardFormatError
 from mpigraph.kernels.soundness import falls, hash_of_degrees, hash_of_sources
 from mpigraph.storage.contents import PartFiles, check_shared, check_sources
+from mpigraph.storage.dataset_list import DatasetInfo
 from mpigraph.storage.format import relation_dataset_name, shared_dataset_name, storage_dtype
-from mpigraph.storage.shard import DatasetInfo, read_chunks
+from mpigraph.storage.shard import read_chunks
 from mpigraph.storage.verified import note_verified
 
 _ROWS = 1 << 21  # of a block of indptr, 16 MiB: a few of its segments, since each block reads a row of the next, too

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, ShardFormatError
 from mpigraph.kernels.soundness import bad_source, falls
+from mpigraph.storage.dataset_list import DatasetInfo
 from mpigraph.storage.format import (
     column_ranges_name,
     edge_feature_name,
@@ -23,7 +24,7 @@ from mpigraph.storage.format import (
 )
 from mpigraph.storage.narrow import RoundingError, StoredForm
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
-from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, fingerprint, read_chunks, seal_of
+from mpigraph.storage.shard import Fingerprint, ShardReader, fingerprint, read_chunks, seal_of
 
 _FILES = 4096  # that are open at once where there is no limit
 _KNOWN = 1 << 14  # whose datasets are known

@@ -14,7 +14,7 @@ Where many relations have few edges, these share the tables ``shared_relations``
 destination of each edge, counted within its part, in place of ``indptr`` (:func:`shared_relations`). The configuration
 says which.
 
-Behind HDF5's data a file has a list of its datasets in JSON (shard.py), which HDF5 does not look at.
+Behind HDF5's data a file has a list of its datasets in JSON (dataset_list.py), which HDF5 does not look at.
 
 Datasets are contiguous, so that a reader can fill a buffer with any range of rows in one call. Each carries its
 logical dtype (torch's name; bfloat16 is stored as uint16 and bool as uint8) and one CRC-32 for each segment

@@ -5,19 +5,16 @@ Rows are read into the caller's buffer without a copy, and their checksums are v
 becomes one :class:`~mpigraph.errors.ShardFormatError` that names file and dataset. No MPI here:
 each rank reads for itself.
 
-Behind what HDF5 wrote a file ends with a list of its datasets: a reader that finds it whole needs no HDF5, which takes
-nearly 2 ms to find them. A program that writes to the file by HDF5 cuts the list off; then HDF5 finds them.
+Behind what HDF5 wrote a file ends with a list of its datasets (``dataset_list.py``); where it is missing or odd, HDF5
+finds them.
 
 A file may come from anywhere. So nothing in it is followed to another file (links, external storage, virtual datasets),
 no filter runs, and nothing is allocated that the file's size does not justify.
 """
 
 import hashlib
-import json
 import math
-import operator
 import os
-import struct
 import threading
 import weakref
 import zlib
@@ -32,19 +29,14 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import InvalidArgumentError, ShardFormatError
+from mpigraph.storage import dataset_list
+from mpigraph.storage.dataset_list import ATTRIBUTE_BYTES, MOST_DATASETS, Dataset, DatasetInfo, is_possible
 from mpigraph.storage.files import FileOfHDF5, check_space, open_regular
 from mpigraph.storage.format import FORMAT_NAME, FORMAT_VERSION, logical_dtype, segment_rows, storage_dtype
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # of HDF5's superblock, and the version of it that _LIBVER gives
 _BESIDE = 4 << 20  # bytes whose checksums a thread takes while the disk writes: zlib's 0.15 ns a byte, beside 0.5
 _READ_BYTES = 64 << 20
-_KEPT = 1024  # datasets of a file that are known, and that a list has at most
-_LIST_END = struct.Struct("<QI12s")  # behind the list: its bytes, their CRC-32, and
-_LIST_MAGIC = b"mpigraphlst1"
-_LIST_READ = 8 << 10  # bytes in which most lists fit
-_ATTRIBUTE_BYTES = 1 << 16  # what HDF5 allows in an object's header
-_LIST_MOST = _KEPT * _ATTRIBUTE_BYTES  # bytes of a list, whose checksums would fit attributes
-_MOST_AXES = 32  # of a dataset of HDF5
 
 # Metadata of this file format version carry checksums, so that HDF5 notices damage instead of following a wild pointer.
 # For the same reason attributes are of fixed length: text of variable length lies in a heap without a checksum.
@@ -52,13 +44,6 @@ _LIBVER = ("v110", "v110")
 
 # Large datasets begin at a page of the file, so that they can be written straight from memory (``files.py``).
 _ALIGNMENT = {"alignment_threshold": 1 << 20, "alignment_interval": 4096}
-
-
-class DatasetInfo(NamedTuple):
-    """Shape and logical dtype of a dataset."""
-
-    shape: tuple[int, ...]
-    dtype: str
 
 
 class Extent(NamedTuple):
@@ -122,14 +107,13 @@ class ShardWriter:
         for name, value in (names | {"identity": identity}).items():
             _set_attribute(self._file.id, name, value)
         self._owner = graph_name, part, identity
-        self._listed: dict[str, tuple[Any, ...]] = {}
         self._begun: list[DatasetWriter] = []
-        self._content: dict[str, tuple[DatasetInfo, bytes]] = {}
+        self._datasets: dict[str, Dataset] = {}
 
     @property
     def seal(self) -> str:
         """The seal of the datasets written so far."""
-        return seal_of(self._content)
+        return seal_of({name: dataset.content for name, dataset in self._datasets.items()})
 
     def create(self, name: str, shape: tuple[int, ...], dtype: str) -> "DatasetWriter":
         """Begin a dataset of a full shape and a logical dtype, to append rows to; several may be in progress."""
@@ -146,13 +130,10 @@ class ShardWriter:
         """Complete the file and give it its name."""
         while self._begun:
             written = self._begun.pop()
-            self._content |= written.finish()
-            self._listed |= written.listed()
+            self._datasets[written.name] = written.finish()
         self._file.close()
-        if len(self._listed) <= _KEPT:
-            text = json.dumps([*self._owner, self._listed]).encode()
-            self._target.seek(0, os.SEEK_END)
-            self._target.write(text + _LIST_END.pack(len(text), zlib.crc32(text), _LIST_MAGIC))
+        self._target.seek(0, os.SEEK_END)
+        self._target.write(dataset_list.packed(self._owner, self._datasets))
         self._target.check()
         self._target.publish()
 
@@ -185,7 +166,7 @@ class DatasetWriter:
     def __init__(self, file: h5py.File, target: FileOfHDF5, name: str, shape: tuple[int, ...], dtype: str) -> None:
         self._target = target
         stored = storage_dtype(dtype)
-        self._name = name
+        self.name = name
         self._dtype = dtype
         self._shape = tuple(int(size) for size in shape)
         # without times, equal contents are equal files
@@ -205,12 +186,12 @@ class DatasetWriter:
         """
         if rows.shape[1:] != self._shape[1:] or rows.dtype != self._dataset.dtype:
             raise InvalidArgumentError(
-                f"dataset {self._name!r} has rows {self._dataset.dtype}{list(self._shape[1:])} "
+                f"dataset {self.name!r} has rows {self._dataset.dtype}{list(self._shape[1:])} "
                 f"(got {rows.dtype}{list(rows.shape[1:])})"
             )
         end = self._done + len(rows)
         if end > self._shape[0]:
-            raise InvalidArgumentError(f"dataset {self._name!r} has {self._shape[0]} rows (got at least {end})")
+            raise InvalidArgumentError(f"dataset {self.name!r} has {self._shape[0]} rows (got at least {end})")
         if rows.size == 0:
             self._done = end
             return
@@ -229,32 +210,13 @@ class DatasetWriter:
             segment = _bytes(rows[begin - self._done : stop - self._done])
             self._crcs[index] = zlib.crc32(segment, int(self._crcs[index]))
 
-    def finish(self) -> Fingerprint:
-        """Store the checksums and return them; every row must have been written."""
+    def finish(self) -> Dataset:
+        """Store the checksums and return what is known of the dataset; every row must have been written."""
         if self._done != self._shape[0]:
-            raise InvalidArgumentError(f"dataset {self._name!r} has {self._shape[0]} rows (got only {self._done})")
+            raise InvalidArgumentError(f"dataset {self.name!r} has {self._shape[0]} rows (got only {self._done})")
         _set_attribute(self._dataset.id, "crc32", self._crcs)
-        return {self._name: (DatasetInfo(self._shape, self._dtype), self._crcs.tobytes())}
-
-    def listed(self) -> dict[str, tuple[Any, ...]]:
-        """Return what the list at the end of the file says: first byte, shape, dtype, rows of a segment, checksums."""
-        begin = self._dataset.id.get_offset()
-        return {self._name: (begin, self._shape, self._dtype, self._segment, self._crcs.tobytes().hex())}
-
-
-class _Dataset(NamedTuple):
-    """A dataset of a file that is read: its first byte, the dtype in the file, rows of a segment, and checksums."""
-
-    begin: int | None  # without rows
-    info: DatasetInfo
-    stored: np.dtype[Any]
-    segment: int
-    crcs: Array
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row."""
-        return self.stored.itemsize * math.prod(self.info.shape[1:])
+        info = DatasetInfo(self._shape, self._dtype)
+        return Dataset(self._dataset.id.get_offset(), info, self._dataset.dtype, self._segment, self._crcs)
 
 
 class ShardReader:
@@ -285,13 +247,16 @@ class ShardReader:
         self._number: int | None = None  # of the file, where HDF5 has not opened it
         self._path = Path(path)
         self._owner = graph_name, part, identity
-        self._datasets: dict[str, _Dataset] = {}
+        self._datasets: dict[str, Dataset] = {}
         self._file: h5py.File | None = None
         self._listed = False  # whether all datasets are known from the list
-        with self._failures("the file header"):
-            self._size, the_list = self._check_file()
         if by_list:
-            self._take(the_list)
+            with self._failures("the file header"):
+                known = self._check_file(by_list=True)
+            if known is not None:
+                owner, self._datasets = known
+                self._check_owner(*owner)
+                self._listed = True
         if not self._listed:
             self._hdf5()
 
@@ -300,7 +265,7 @@ class ShardReader:
         if self._file is None:
             try:
                 with self._failures("the file header"):
-                    self._size, _ = self._check_file()
+                    self._check_file()
                     self._file = h5py.File(self._path, "r", locking=False)
                     self._check_header()
             except BaseException:
@@ -341,8 +306,7 @@ class ShardReader:
 
     def describe(self, name: str) -> tuple[DatasetInfo, bytes]:
         """Return shape, logical dtype and the bytes of the checksums of a dataset."""
-        dataset = self._open(name)
-        return dataset.info, dataset.crcs.tobytes()
+        return self._open(name).content
 
     def extent(self, name: str) -> Extent:
         """Return where the rows of a dataset lie in the file.
@@ -385,7 +349,7 @@ class ShardReader:
         if logical == "bool" and int(out.max()) > 1:
             raise ShardFormatError(f"{self._path}: dataset {name!r} contradicts itself: a bool is neither 0 nor 1")
 
-    def _fill(self, name: str, dataset: "_Dataset", out: Array, begin: int) -> None:
+    def _fill(self, name: str, dataset: Dataset, out: Array, begin: int) -> None:
         """Read rows from ``begin`` on."""
         left = _bytes(out)
         with self._failures(f"dataset {name!r}"):
@@ -400,7 +364,7 @@ class ShardReader:
                     raise OSError("the file ends before its rows")
                 left, place = left[count:], place + count
 
-    def _verify(self, name: str, dataset: "_Dataset", out: Array, begin: int) -> None:
+    def _verify(self, name: str, dataset: Dataset, out: Array, begin: int) -> None:
         """Compare the rows in ``out`` with the checksums of the segments that they lie in."""
         end = begin + len(out)
         rows = dataset.segment
@@ -436,46 +400,27 @@ class ShardReader:
     ) -> None:
         self.close()
 
-    def _check_file(self) -> tuple[int, bytes]:
-        """Return the size of the file, which must be one that HDF5 can open without waiting or searching; its list."""
+    def _check_file(self, by_list: bool = False) -> tuple[tuple[Any, ...], dict[str, Dataset]] | None:
+        """Check that HDF5 can open the file without waiting or searching, and note its size; return its list, if asked.
+
+        None of the list where it is missing, damaged or odd.
+        """
         try:
             number = open_regular(self._path)
         except FileNotFoundError:
             raise ShardFormatError(f"{self._path}: shard file is missing") from None
         try:
             begin = os.pread(number, len(_SIGNATURE), 0)
-            size = os.fstat(number).st_size
-            the_list = _read_list(number, size)
+            if begin[:-1] != _SIGNATURE[:-1]:
+                raise OSError("not an HDF5 file")
+            if begin != _SIGNATURE:  # older versions have no checksums of metadata
+                raise ShardFormatError(
+                    f"{self._path}: not a shard of this library (HDF5 superblock of another version)"
+                )
+            self._size = os.fstat(number).st_size
+            return dataset_list.read(number, self._size) if by_list else None
         finally:
             os.close(number)
-        if begin[:-1] != _SIGNATURE[:-1]:
-            raise OSError("not an HDF5 file")
-        if begin != _SIGNATURE:  # older versions have no checksums of metadata
-            raise ShardFormatError(f"{self._path}: not a shard of this library (HDF5 superblock of another version)")
-        return size, the_list
-
-    def _take(self, the_list: bytes) -> None:
-        """Know the datasets from a list, unless something is odd about it."""
-        datasets = {}
-        try:
-            graph_name, part, identity, listed = json.loads(the_list or "0")
-            if len(listed) > _KEPT:
-                return
-            for name, (begin, sizes, logical, segment, crcs) in listed.items():
-                stored = storage_dtype(logical)
-                if len(sizes) > _MOST_AXES or not _is_possible(shape := tuple(map(operator.index, sizes)), stored):
-                    return
-                size = stored.itemsize * math.prod(shape)
-                sums = np.frombuffer(bytearray.fromhex(crcs), np.uint32)
-                inside = not size or 0 <= operator.index(begin) <= self._size - size
-                if not inside or operator.index(segment) < 1 or len(sums) != -(-shape[0] // segment):
-                    return
-                datasets[name] = _Dataset(begin if size else None, DatasetInfo(shape, logical), stored, segment, sums)
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            return
-        self._check_owner(graph_name, part, identity)
-        self._datasets = datasets
-        self._listed = True
 
     def _check_header(self) -> None:
         magic, its_graph, its_identity = map(_untext, map(self._header, ("magic", "graph_name", "identity")))
@@ -505,7 +450,7 @@ class ShardReader:
         file = self._hdf5()
         return _attribute(file, name) if h5py.h5a.exists(file, name.encode()) else None
 
-    def _open(self, name: str) -> "_Dataset":
+    def _open(self, name: str) -> Dataset:
         """Return a dataset, checked; the last ones are kept open."""
         known = self._datasets.get(name)
         if known is not None:
@@ -525,9 +470,9 @@ class ShardReader:
             if len(shape) < 1 or rows < 1 or crcs.dtype != np.uint32 or crcs.shape != (-(-shape[0] // rows),):
                 raise ShardFormatError(f"{self._path}: dataset {name!r} has damaged checksums")
             begin = self._check_storage(name, item, math.prod(shape) * stored.itemsize)
-        if len(self._datasets) == _KEPT:
+        if len(self._datasets) == MOST_DATASETS:
             del self._datasets[next(iter(self._datasets))]
-        self._datasets[name] = _Dataset(begin, DatasetInfo(shape, logical), stored, rows, crcs)
+        self._datasets[name] = Dataset(begin, DatasetInfo(shape, logical), stored, rows, crcs)
         return self._datasets[name]
 
     def _find(self, name: str) -> Any:
@@ -550,11 +495,11 @@ class ShardReader:
             raise ShardFormatError(f"{self._path}: dataset {name!r} is not stored contiguously in this file")
         begin: int | None = item.get_offset()
         inside = size == 0 or (begin is not None and begin + size <= self._size)
-        if not (inside and _is_possible(item.shape, item.dtype)) or item.get_storage_size() != size:
+        if not (inside and is_possible(item.shape, item.dtype)) or item.get_storage_size() != size:
             raise ShardFormatError(f"{self._path}: dataset {name!r} is larger than the file")
         return begin
 
-    def _read_rest(self, name: str, dataset: "_Dataset", begin: int, end: int) -> bytes | memoryview:
+    def _read_rest(self, name: str, dataset: Dataset, begin: int, end: int) -> bytes | memoryview:
         if begin == end:
             return b""
         rest = np.empty((end - begin, *dataset.info.shape[1:]), dataset.stored)
@@ -570,25 +515,6 @@ class ShardReader:
             raise
         except (OSError, KeyError, RuntimeError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise ShardFormatError(f"{self._path}: cannot read {what}: {error}") from error
-
-
-def _read_list(number: int, size: int) -> bytes:
-    """Return the list at the end of an open file, b"" if it has none or a damaged one."""
-    end = os.pread(number, _LIST_READ, max(0, size - _LIST_READ))
-    if len(end) < _LIST_END.size:
-        return b""
-    length, crc, magic = _LIST_END.unpack(end[-_LIST_END.size :])
-    if magic != _LIST_MAGIC or length > min(size - _LIST_END.size, _LIST_MOST):
-        return b""
-    if length + _LIST_END.size > len(end):
-        end = os.pread(number, length + _LIST_END.size, size - length - _LIST_END.size)
-    text = end[-length - _LIST_END.size : -_LIST_END.size]
-    return text if zlib.crc32(text) == crc else b""
-
-
-def _is_possible(shape: tuple[int, ...], stored: np.dtype[np.generic]) -> bool:
-    """Return whether numpy has arrays of this shape, also where one of its sizes is 0."""
-    return 0 <= min(shape) and stored.itemsize * math.prod(size or 1 for size in shape) < 2**63
 
 
 def fingerprint(shard: ShardReader) -> Fingerprint:
@@ -651,7 +577,7 @@ def _attribute(item: Any, name: str) -> Any:
     attribute = h5py.h5a.open(item, name.encode())
     dtype = attribute.dtype
     shape = attribute.shape
-    if dtype.kind not in "iuS" or dtype.itemsize * math.prod(shape) > _ATTRIBUTE_BYTES:
+    if dtype.kind not in "iuS" or dtype.itemsize * math.prod(shape) > ATTRIBUTE_BYTES:
         raise ValueError(f"attribute {name!r} is not one of this library")
     value = np.empty(shape, dtype)
     attribute.read(value)
