@@ -96,7 +96,7 @@ def _checked(
     entries = len(np.asarray(given[0])) if num_parts is None else num_parts + 1
     if entries < 2:
         raise PartitionError(f"num_parts must be >= 1 (got {entries - 1})")
-    for name, offsets in zip(names, given, strict=True) if not isinstance(given, np.ndarray) else ():
+    for name, offsets in zip(names, given, strict=True):
         if np.shape(offsets) != (entries,):
             raise PartitionError(f"offsets of {what} {name!r} must have {entries} entries (got {np.shape(offsets)})")
     table = np.array(given, np.int64)

@@ -152,8 +152,8 @@ def narrowed(nodes: Features, edges: Features, feat_dtype: FeatDtype) -> tuple[F
             else:
                 yield name, info
 
-    of_nodes = {owner: dict(of_table("node", owner, table)) if table else {} for owner, table in nodes.items()}
-    of_edges = {owner: dict(of_table("edge", owner, table)) if table else {} for owner, table in edges.items()}
+    of_nodes = {owner: dict(of_table("node", owner, table)) for owner, table in nodes.items()}
+    of_edges = {owner: dict(of_table("edge", owner, table)) for owner, table in edges.items()}
     return of_nodes, of_edges
 
 

@@ -373,8 +373,6 @@ def _check_format(path: Path, content: object) -> None:
 
 def _by_id(table: dict[str, Any]) -> list[str]:
     """Return names in the order of their ids, which must be 0..n-1."""
-    if list(table.values()) == list(range(len(table))) and set(map(type, table.values())) <= {int}:
-        return list(table)
     names = sorted(table, key=lambda name: _count(table[name]))
     if [table[name] for name in names] != list(range(len(names))):
         raise PartitionError(f"type ids must be 0 to {len(names) - 1} (got {table})")
