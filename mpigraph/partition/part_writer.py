@@ -124,7 +124,7 @@ class PartWriter:
                     name: self._begin(feats, edge_feature_name(key, name), feature, edges)
                     for name, feature in source.edge_feats[key].items()
                 }
-        sources = source.ends[list(source.shared), 0]
+        sources = source.schema.all_ends[list(source.shared), 0]
         first, last = (np.array([of[end] for of in self._numbering.offsets])[sources] for end in (part, part + 1))
         num_cut = 0
         for piece in self._arrivals.shared.pieces(part):

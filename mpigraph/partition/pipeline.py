@@ -267,7 +267,7 @@ class _Run:
         done = 0
         skew = 0
         with exchange.together("checking the edges"):
-            bases = source.node_bases[source.ends]
+            bases = source.node_bases[source.schema.all_ends]
             kinds = np.arange(1, len(bases) + 1, dtype=np.uint64)
             for first, src, dst in all_edges(source, exchange.rank, exchange.size):
                 self.progress("check edges", done, total)

@@ -57,7 +57,7 @@ class SharedArrivals:
         offsets = numbering.offsets
         self._done = done
         self._part_bounds = part_bounds
-        self._ends = source.ends[list(source.shared)]
+        self._ends = source.schema.all_ends[list(source.shared)]
         self._first_edge = np.append(0, np.cumsum(np.diff(source.first_edges)[list(source.shared)])).astype(np.int64)
         # the first new id of each type and part among those of all types, and the first key of each part and relation
         self._first_node = np.concatenate(

@@ -148,11 +148,6 @@ class GraphSource:
         """int64[relations + 1]: the first edge of each relation among all edges, relation after relation."""
         return np.append(0, np.cumsum(self.edge_counts)).astype(np.int64)
 
-    @property
-    def ends(self) -> I64:
-        """int64[relations, 2], node type ids of source and destination."""
-        return self.schema.all_ends
-
     @cached_property
     def node_bases(self) -> I64:
         """int64[types + 1]: the first node of each type among all nodes, types one after the other."""
@@ -188,7 +183,7 @@ class GraphSource:
         Raises:
             GraphDataError: names the file and its row where they are known, the relation, the first bad edge and why.
         """
-        counts = self.of_edges(np.array(self.num_nodes, np.int64)[self.ends], first, len(src))
+        counts = self.of_edges(np.array(self.num_nodes, np.int64)[self.schema.all_ends], first, len(src))
         bad = (src < 0) | (src >= counts[:, 0]) | (dst < 0) | (dst >= counts[:, 1])
         begin, end = self._relations_of(first, len(src))
         for relation in range(begin, end) if bad.any() else [r for r in self._with_times if begin <= r < end]:
@@ -197,7 +192,10 @@ class GraphSource:
             self._check_relation(relation, number, src[low:high], dst[low:high])
 
     def _relations_of(self, first: int, count: int) -> tuple[int, int]:
-        """Return the first relation with edges among some, and the one behind the last; one at least if there is any"""
+        """Return the first relation of ``count`` edges, from ``first`` of all on, and the one behind the last.
+
+        They are one relation at least, also of no edges.
+        """
         begin = int(np.searchsorted(self.first_edges[1:], first, side="right"))
         end = int(np.searchsorted(self.first_edges[:-1], first + count))
         return min(begin, len(self.edges) - 1), max(end, begin + 1)
@@ -268,9 +266,10 @@ def all_edges(source: GraphSource, rank: int = 0, ranks: int = 1) -> Iterator[tu
 
 def all_edges_among_nodes(source: GraphSource, rank: int = 0, ranks: int = 1) -> Iterator[tuple[I64, I64]]:
     """Yield the ends in :func:`all_edges` as numbers among the nodes of all types."""
+    bases = source.node_bases[source.schema.all_ends]
     for first, src, dst in all_edges(source, rank, ranks):
-        bases = source.of_edges(source.node_bases[source.ends], first, len(src))
-        yield src + bases[:, 0], dst + bases[:, 1]
+        of_edges = source.of_edges(bases, first, len(src))
+        yield src + of_edges[:, 0], dst + of_edges[:, 1]
 
 
 def chunks_of(src: RowArray, dst: RowArray, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:
