@@ -269,7 +269,10 @@ class RowCache:
         return int(self._own.state[0])
 
     def has_free(self, count: int) -> bool:
-        """Return whether this trainer may give so many more slots to rows before it takes them from others."""
+        """Return whether this trainer may give so many more slots to rows before it takes them from others.
+
+        Where a cache that grows finds memory short, it has no more slots than are used, from then on.
+        """
         if self.used + count > len(self._own.next_use):
             return False
         if not count or not self._least_free:

@@ -39,7 +39,7 @@ class PartFiles:
 
     Attributes:
         config: the partitioned graph.
-        by_list: find datasets by the lists at the ends of files.
+        by_list: find datasets by the lists at the ends of files; else HDF5 finds them, and the lists must say the same.
     """
 
     def __init__(self, config: PartConfig, by_list: bool = True) -> None:
@@ -127,15 +127,13 @@ class PartFiles:
         shard = self.open(part, which)
         content = fingerprint(shard)
         shard.rest()  # HDF5 takes half a MiB for an open file
+        path = self.config.part_path(part, which)
         if not self.by_list:
-            with ShardReader(self.config.part_path(part, which)) as listed:  # as jobs read it
+            with ShardReader(path) as listed:  # as jobs read it
                 if fingerprint(listed) != content:
-                    raise ShardFormatError(f"{self.config.part_path(part, which)}: its list of datasets is not HDF5's")
+                    raise ShardFormatError(f"{path}: its list of datasets is not HDF5's")
         if seal_of(content) != self.config.seals[part][which]:
-            raise ShardFormatError(
-                f"{self.config.part_path(part, which)}: not the file that {self.config.path} was written for "
-                "(other checksums)"
-            )
+            raise ShardFormatError(f"{path}: not the file that {self.config.path} was written for (other checksums)")
         return content
 
     def form_of(self, which: str, name: str, info: FeatureInfo, parts: Iterable[int]) -> StoredForm | None:

@@ -173,7 +173,7 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
     fanouts = integers("--fanouts", arguments.fanouts, -1)
     batch_size = arguments.batch_size
     row_bytes = sum(nbytes for _, _, nbytes in graph.features)
-    sizes = plan(graph.config, cluster.nodes, cluster.trainers + cluster.servers)
+    sizes = plan(graph.config, cluster.nodes, cluster.trainers, cluster.servers)
     limit = (
         None if arguments.memory is None else max(bytes_of("--memory", arguments.memory) - sizes.memory(False), 0) // 2
     )
@@ -189,8 +189,8 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
         for minibatch in simulated:
             of_each.setdefault(minibatch.trainer, []).append(minibatch)
         nbytes = sum(
-            cache_memory(graph.config.book.num_nodes(t), (slots or 0) * cluster.trainers, nbytes) if slots else 0
-            for t, _, nbytes in graph.features
+            cache_memory(graph.config.book.num_nodes(t), (slots or 0) * cluster.trainers, of_row) if slots else 0
+            for t, _, of_row in graph.features
         )
         return _Cached(nbytes, [m for each in of_each.values() for m in each[min(warm, len(each) - 1) :]])
 
@@ -247,7 +247,7 @@ def _slots(graph: Graph, cluster: Cluster, cache: str, limit: int | None) -> Seq
 
     def fitting(nbytes: int) -> int:
         tables = sum(cache_memory(count, 0, 0) for count in counts)
-        of_slot = sum(cache_memory(0, 1, nbytes) for _, _, nbytes in graph.features)
+        of_slot = sum(cache_memory(0, 1, of_row) for _, _, of_row in graph.features)
         return max(nbytes - tables, 0) // of_slot // cluster.trainers
 
     if cache != "best":
