@@ -42,6 +42,7 @@ def test_ids_out_of_range_are_named():
     [
         (([0, 1],), ([0, 0],) * 3, "offsets for each node type: 2"),
         (([0, 1], [0, 1, 2]), ([0, 0],) * 3, "must have 2 entries"),
+        (([0, 1], [0, 2]), np.zeros((3, 3), np.int64), "must have 2 entries"),
         (([1, 1], [0, 1]), ([0, 0],) * 3, "start at 0 and never fall"),
         (([0, 5, 3], [0, 1, 1]), ([0, 0, 0],) * 3, "start at 0 and never fall"),
         (([0], [0]), ([0],) * 3, "num_parts must be >= 1"),
