@@ -57,6 +57,7 @@ _NO_VERSION = -1
 _OF_FREE = 0.25  # of the free memory, for caches whose size was not set
 _OF_FREE_ON_DISK = 0.5  # the same, for rows on disk, which would lie in memory otherwise
 _LEFT_FREE = 0.125  # of the free memory, at which such caches grow no more
+_UNLOOKED = 16 << 20  # bytes by which a node's such caches grow between looks; a look takes up to half a ms
 _MOST_OF_FREE = 0.5  # of the free memory, for more than one slot a row where the size was set
 _MOST = 2**31 - 2  # slots of a node: their numbers are 32 bits
 
@@ -193,6 +194,9 @@ class RowCache:
             SharedMemoryError: a node's shared memory cannot hold its slots; on every rank.
         """
         self._least_free = int(_LEFT_FREE * free_for_caches(world)) if grows else 0
+        step = min(_UNLOOKED, self._least_free // 8)  # little, where little is to be left
+        self._step = step // (world.num_local_trainers * max(rows.window.row_bytes, 1))
+        self._sure = 0  # slots that may be used without a look at the free memory
         self.number = number
         self.rows = rows
         self.per_trainer = per_trainer
@@ -275,10 +279,11 @@ class RowCache:
         """
         if self.used + count > len(self._own.next_use):
             return False
-        if not count or not self._least_free:
+        if not count or not self._least_free or self.used + count <= self._sure:
             return True
         free = free_for_caches(self.rows.window.world)
         if free >= self._least_free:
+            self._sure = self.used + count + self._step
             return True
         self._own, self._least_free = cut(self._own), 0
         kept = in_units(self.used * self.rows.window.row_bytes)

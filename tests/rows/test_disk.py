@@ -80,7 +80,9 @@ def test_a_default_cache_leaves_memory_to_minibatches(layout: Job, oracle, monke
     A node's first rank says if that is little. Shared memory has nothing but the cache.
     """
     path, free, lines = oracle(3), [1 << 40, 1 << 40], []  # of servers, too: the least of a node counts
-    monkeypatch.setattr(row_cache, "free_memory", lambda: free[0])
+    looks = []
+    monkeypatch.setattr(row_cache, "_UNLOOKED", 0)
+    monkeypatch.setattr(row_cache, "free_memory", lambda: looks.append(1) or free[0])
     monkeypatch.setattr(row_cache, "free_shared_memory", lambda: free[1])
     logger = SimpleNamespace(info=lambda *words: None, warning=lambda text, *words: lines.append(text % words))
     monkeypatch.setattr(row_cache, "get_logger", lambda: logger)
@@ -110,6 +112,13 @@ def test_a_default_cache_leaves_memory_to_minibatches(layout: Job, oracle, monke
             assert cache.used == used if is_short else least <= cache.used <= slots
             loader.close()
         assert found[::2] == found[:1] * 4 and found[1::2] == found[1:2] * 4
+        monkeypatch.setattr(row_cache, "_UNLOOKED", 1 << 20)
+        free[:] = [1 << 40, 1 << 40]
+        loader = opened(g)
+        looks.clear()
+        assert [digest(batch) for batch in loader] == found[0]
+        assert len(looks) <= 1  # the cache grows by less than that
+        loader.close()
         for short in (1, 0):
             lines.clear()
             free[:] = [needed + trainers * row_cache.OF_MINIBATCHES - short, needed]
