@@ -217,7 +217,9 @@ def write_facts(folder, facts, num_entities=10_000, num_facts=50_000, num_classe
         label, known = np.arange(num_entities) % num_classes, np.ones(num_entities, bool)
     else:
         with np.load(facts) as file:
-            src, rel, dst = (file[f"train_{column}"].astype(np.int64) for column in ("src", "rel", "dst"))
+            src, rel, dst = (
+                file[f"train_{column}"].astype(np.int64, casting="safe") for column in ("src", "rel", "dst")
+            )
             names = [name.decode() for name in file["relation_names"]]
             num_entities = int(file["num_entities"])
         _, word = np.unique([name.split("/")[1] for name in names], return_inverse=True)
