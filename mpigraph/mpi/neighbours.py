@@ -18,7 +18,8 @@ from mpigraph import config
 from mpigraph.errors import SharedMemoryError
 
 _SHM = "dev/shm"
-_SPEAKING_TIME = 2.0  # seconds in which the highest rank of a node prints the error and ends the job
+_SPEAKING_TIME = 8.0  # seconds in which the highest rank of a node, which may still start, prints the error and ends
+_ENDING_TIME = 0.5  # seconds in which the launcher then ends the others
 
 
 def check_neighbours(proc: Path = Path("/proc")) -> None:
@@ -34,8 +35,12 @@ def check_neighbours(proc: Path = Path("/proc")) -> None:
     apart = [other for other, pid in neighbours.items() if _shared_memory(proc / str(pid)) not in (None, ours)]
     if not apart:
         return
-    if rank < max(neighbours):
-        time.sleep(_SPEAKING_TIME)
+    speaker = max(neighbours)
+    if rank < speaker:
+        end = time.monotonic() + _SPEAKING_TIME
+        while (proc / str(neighbours[speaker])).exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        time.sleep(_ENDING_TIME)
     raise SharedMemoryError(
         f"processes {min(rank, *apart)} and {max(rank, *apart)} run on one node and do not share /dev/shm, as where "
         "each has a container of its own: MPI could not start. Let the container see the node's /dev/shm (Apptainer: "
