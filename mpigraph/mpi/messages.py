@@ -168,8 +168,14 @@ class RequestServer:
                 backoff.pause(TRANSFER)
 
     def handle(self, requests: list[Request]) -> None:
-        """Begin to answer requests together; a handler may call it for one of several requests."""
+        """Begin to answer requests together."""
         self._begin(self._handle(requests))
+
+    def hand_over(self, requests: list[Request], request: Request) -> None:
+        """Take a request out of those of a handler, which calls this, and begin to answer it by itself."""
+        requests[:] = [other for other in requests if other is not request]
+        self.held -= request.nbytes  # which were counted for all of them, and are counted again
+        self.handle([request])
 
     def _begin(self, steps: Coroutine[None]) -> None:
         task = Task(steps)
@@ -214,10 +220,9 @@ class RequestServer:
             yield from self._handle([request])
 
     def _handle(self, requests: list[Request]) -> Coroutine[None]:
-        nbytes = sum(request.words.nbytes for request in requests)
-        self.held += nbytes
+        self.held += sum(request.nbytes for request in requests)
         yield from self._handler(self, requests)
-        self.held -= nbytes
+        self.held -= sum(request.nbytes for request in requests)
 
 
 Handler = Callable[[RequestServer, list[Request]], Coroutine[None]]
@@ -267,8 +272,8 @@ def answering(answer: Answer) -> Handler:
                 answers = answer([request.words for request in requests])
             except Exception as error:
                 if len(requests) > 1:
-                    for request in requests:
-                        server.handle([request])
+                    for request in tuple(requests):
+                        server.hand_over(requests, request)
                     return
                 if isinstance(error, NotOpenHere):
                     yield MPI.REQUEST_NULL

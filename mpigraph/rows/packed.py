@@ -362,10 +362,10 @@ class PackedTransport(Transport):
             yield from self._answer_one(server, requests[0])
             return
         alike: dict[int, list[tuple[Request, Array]]] = {}
-        for request in requests:
+        for request in tuple(requests):
             rows, values = self._rows_of(request.words)
             if rows is None or len(values) or not self._fits(int(request.words[0]), len(rows)):
-                server.handle([request])
+                server.hand_over(requests, request)
             else:
                 alike.setdefault(int(request.words[0]), []).append((request, rows))
         sends: list[MPI.Request] = []

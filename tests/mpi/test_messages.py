@@ -12,7 +12,7 @@ from mpi4py import MPI
 from worlds import answer_to, asked_of, behind_head, flat_world, words_between
 
 from mpigraph.errors import ClosedError, GraphDataError
-from mpigraph.mpi.coroutine import run
+from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.messages import (
     FAILED,
     FIRST,
@@ -23,6 +23,7 @@ from mpigraph.mpi.messages import (
     Header,
     NotOpenHere,
     Received,
+    Request,
     Requester,
     RequestServer,
     alltoall,
@@ -153,6 +154,36 @@ def test_a_server_whose_replies_wait_takes_in_no_more(comm: MPI.Intracomm) -> No
             assert first[:HEAD].tolist() == [OK, words] and (first[HEAD:] == k).all() and (rest == k).all()
         MPI.Request.Waitall(sending)
     on_all(comm, comm.rank == 1 or 8 <= taken <= 9)
+
+
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_a_request_that_is_handed_over_is_counted_once(comm: MPI.Intracomm) -> None:
+    """Two of three requests that came together are answered by themselves, while the third one's reply waits."""
+    tags, words = [2, 3, 4], 1 << 10
+    if comm.rank == 0:
+        finish = False
+
+        def handler(server: RequestServer, requests: list[Request]) -> Coroutine[None]:
+            for request in tuple(requests)[1:]:
+                server.hand_over(requests, request)
+            while not finish:
+                yield MPI.REQUEST_NULL
+            assert len(requests) == 1
+
+        server = RequestServer(comm, handler, max_bytes=1 << 20, together=8)
+        comm.Barrier()
+        end = time.monotonic() + WAIT
+        while len(server.tasks) < len(tags) and time.monotonic() < end:
+            server.progress()
+        held, finish = server.held, True
+        answered_by(server, lambda: not server.outstanding)
+        found = (held, server.held)
+    else:
+        sending = [comm.Isend(np.full(words, tag), 0, REQUEST) for tag in tags]
+        comm.Barrier()
+        MPI.Request.Waitall(sending)
+        found = (8 * words * len(tags), 0)
+    on_all(comm, found == (8 * words * len(tags), 0), f"{found}")
 
 
 def test_a_gate_waits_for_the_present_users() -> None:

@@ -119,7 +119,7 @@ def test_requests_taken_in_at_once_are_bounded(
     layout: Job, bound: str, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five threads of each trainer ask each host before it looks; all are answered."""
-    largest = 8 * 4 + 70 * 4
+    largest = 8 * 5 + 70 * 4  # the request: tag, header, rows
     monkeypatch.setattr(
         packed, "_MOST_REQUESTS" if bound == "requests" else "_MOST_BYTES", 2 if bound == "requests" else largest
     )
