@@ -207,8 +207,8 @@ def main_thread(rank: Rank) -> Thread:
 def _producer(rank: Rank) -> Thread:
     """Return the thread that makes minibatches; without prefetching it is the main thread."""
     main = main_thread(rank)
-    producing = [thread for thread in rank.threads if not set(_PRODUCING).isdisjoint(thread.stages)]
-    return next((thread for thread in producing if thread is not main), main)
+    making = [thread for thread in rank.threads if not {"sample", "place"}.isdisjoint(thread.stages)]
+    return next((thread for thread in making if thread is not main), main)  # others only answer
 
 
 def _stages(rank: Rank, producing: bool) -> dict[str, float]:

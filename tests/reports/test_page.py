@@ -109,7 +109,7 @@ def test_hostile_names_stay_text() -> None:
         rank.last_spans = HOSTILE
         for thread in rank.threads:
             thread.name = HOSTILE
-            thread.stages |= {HOSTILE: thread.stages["meet"]}
+            thread.stages |= {HOSTILE: next(iter(thread.stages.values()))}
     summary.timeline.events = [event._replace(thread=HOSTILE, name=HOSTILE) for event in summary.timeline.events]
     page = render(summary)
     reader = Reader(page)

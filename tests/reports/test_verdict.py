@@ -123,7 +123,7 @@ def test_waits_for_trainers_that_fetch_are_not_sampling(stalls: int, stage: str)
     took = [0.4] * stalls + [0.03] * (20 - stalls)
     bins = np.bincount([int(seconds / 1.024e-6).bit_length() for seconds in took])
     for rank in summary.trainers:
-        stages = rank.threads[1].stages
+        stages = next(thread.stages for thread in rank.threads if "place" in thread.stages)
         stages["sample"] = Stage(sum(took), 0.1, 20, bins.tolist())
         stages["fetch"] = Stage(2.0, 0.1, 5)
         rank.steps.wait = [0.5] * 20
