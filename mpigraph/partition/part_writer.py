@@ -68,7 +68,7 @@ class PartWriter:
                 self._write_nodes(graph, node_feats, ntype_id, part)
             if self._source.shared:
                 num_cut += self._write_shared(graph, feats, part, counts)
-            for relation_id in np.delete(np.arange(len(schema.relations)), self._source.shared).tolist():
+            for relation_id in self._source.own:
                 num_cut += self._write_relation(graph, feats, relation_id, part, int(counts[relation_id]))
         seals = {"part_graph": graph.seal, "edge_feats": feats.seal, "node_feats": node_feats.seal}
         return WrittenPart(seals, counts.tolist(), num_cut, {})

@@ -470,10 +470,9 @@ class _Run:
 def _bytes_on_disk(source: GraphSource, infos: tuple[Features, Features], num_parts: int) -> int:
     """Return the bytes of the shards, without HDF5's own, which are few."""
     total = (8 + 4) * sum(source.num_nodes)  # original ids, and the assignment
-    shared = list(source.shared)
-    edges_of_shared = int(np.diff(source.first_edges)[shared].sum())
+    edges_of_shared = int(np.diff(source.first_edges)[list(source.shared)].sum())
     total += (8 + 2 * index_dtype(max(source.num_nodes)).itemsize) * edges_of_shared
-    for relation_id in np.delete(np.arange(len(source.edges)), shared).tolist():
+    for relation_id in source.own:
         src, dst = (source.num_nodes[i] for i in source.schema.ends(relation_id))
         total += 8 * (src + dst + num_parts) + (8 + index_dtype(src).itemsize) * source.num_edges(relation_id)
     counts = dict(zip(source.schema.ntypes, source.num_nodes, strict=True))

@@ -77,7 +77,7 @@ class Arrivals:
         # new ids with a value of each, by part: original ids of each type's nodes, then out degrees in each relation
         # (those of relations that share are not needed)
         self._degrees = np.cumsum(buckets > 0) - 1 + len(source.num_nodes)  # by relation, the number of its table
-        tables = len(source.num_nodes) + int(np.count_nonzero(buckets))
+        tables = len(source.num_nodes) + len(source.own)
         self._nodes = Spill(scratch, tables * len(self.parts), 2, self._edges.dtype)
         of_nodes, of_edges = arrays_of(source)
         self._node_rows = [

@@ -14,7 +14,7 @@ from mpigraph.metadata.schema import Schema, check_name, relation_key
 from mpigraph.partition.column_ranges import measured_form
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, RowError, concatenated, place_of, release
-from mpigraph.storage.format import logical_dtype, shared_relations, storage_dtype
+from mpigraph.storage.format import logical_dtype, own_relations, shared_relations, storage_dtype
 from mpigraph.storage.narrow import RoundingError, StoredForm
 from mpigraph.storage.part_config import FeatureInfo
 
@@ -137,6 +137,11 @@ class GraphSource:
     def shared(self) -> tuple[int, ...]:
         """Ids of the relations whose edges parts keep in tables that they share, ascending."""
         return shared_relations(self.schema, self.num_nodes, self.edge_counts)
+
+    @cached_property
+    def own(self) -> list[int]:
+        """The other relations, which have tables of their own, ascending."""
+        return own_relations(self.schema, self.shared)
 
     @cached_property
     def edge_counts(self) -> list[int]:

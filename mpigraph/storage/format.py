@@ -101,6 +101,12 @@ def shared_relations(schema: Schema, num_nodes: Sequence[int], num_edges: Sequen
     return tuple(few) if len(few) >= _FEW else ()
 
 
+def own_relations(schema: Schema, shared: Sequence[int]) -> list[int]:
+    """Return the ids of the relations that have tables of their own: all but ``shared``, ascending."""
+    relations: list[int] = np.delete(np.arange(len(schema.relations)), shared).tolist()
+    return relations
+
+
 def shared_dataset_name(field: str) -> str:
     """Return the dataset in ``graph.h5`` that relations share: "destinations", "indices" or "orig_ids"."""
     return f"shared_relations/{field}"

@@ -27,7 +27,7 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema, check_name, parse_relation
 from mpigraph.storage.files import NewFile, read_text
-from mpigraph.storage.format import NARROW, WIDE, storage_dtype
+from mpigraph.storage.format import NARROW, WIDE, own_relations, storage_dtype
 
 CONFIG_FORMAT = "mpigraph"
 CONFIG_VERSIONS = (2, 3)  # 1 had no identity; 3 has relations that share tables
@@ -127,8 +127,7 @@ class PartConfig:
     @cached_property
     def own(self) -> list[int]:
         """The relations that have tables of their own."""
-        relations: list[int] = np.delete(np.arange(len(self.schema.relations)), self.shared).tolist()
-        return relations
+        return own_relations(self.schema, self.shared)
 
     @cached_property
     def with_features(self) -> list[int]:
