@@ -129,7 +129,7 @@ def write_graph(
 ) -> Path:
     """Write a generated graph as ``.npy`` files and ``meta.json``, in chunks; the same files on any number of ranks.
 
-    Every rank needs about 75 bytes of memory for each node; edges and features are divided.
+    All ranks need memory for all nodes; edges and features are divided.
 
     Args:
         recipe: the settings, the same on every rank.
