@@ -1,7 +1,7 @@
 """``info --plan``: the memory and the disk that a graph takes on each of some nodes, from its sizes alone.
 
 Topology and features are what hosts allocate for them (:func:`.host_memory`), of the largest node. The rest is
-measured: a process without minibatches and model, and the share of the free memory that caches take.
+measured: a process without minibatches and model. Caches take what ``rows/cache_sizes.py`` says.
 """
 
 import argparse
@@ -19,18 +19,13 @@ from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.memory import in_units
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, parse_relation, relation_key
+from mpigraph.rows.cache_sizes import OF_FREE_ON_DISK, OF_MINIBATCHES, ahead_memory, cache_memory
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.part_config import FeatureInfo, Features, PartConfig
 from mpigraph.store.host_ranges import cut_offsets, host_memory
 
 PROCESS = 300 << 20
 """Bytes of a rank before its first minibatch: Python, torch, numba, MPI."""
-CACHES = 0.5
-"""Of the memory that is free once a graph is open, for caches of rows on disk (``rows/row_cache.py``)."""
-OF_ROW, OF_SLOT = 4, 12
-"""Bytes that a cache takes for a row of the tensor, kept or not, and for a slot besides the row."""
-OF_ROW_AHEAD, FETCHES = 8, 128 << 20
-"""Bytes that a trainer takes for a row of a tensor on disk, and for a tensor, to read ahead (``rows/row_cache.py``)."""
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -59,6 +54,7 @@ class Sizes:
     features: int  # the other features
     processes: int  # ranks before their first minibatch
     ahead: int  # by which trainers read rows on disk ahead
+    minibatches: int  # that caches of rows on disk leave for minibatches and models
     files: int  # of the node's parts
     rows: int  # rows of the other features on all nodes together
     row_bytes: int  # mean bytes of such a row
@@ -68,12 +64,12 @@ class Sizes:
         return self.topology + self.columns + self.processes + (self.ahead if on_disk else self.features)
 
     def cache(self, memory: int) -> tuple[int, float]:
-        """Return the bytes of caches where a node has so much memory and features are on disk, and what they hold.
+        """Return the bytes of default caches of features on disk on a node with so much memory, and what they hold.
 
         That is a fraction of all rows, of this node and of others.
         """
-        nbytes = int(max(memory - self.memory(True), 0) * CACHES)
-        slots = max(nbytes - OF_ROW * self.rows, 0) / (self.row_bytes + OF_SLOT)
+        nbytes = int(max(memory - self.memory(True) - self.minibatches, 0) * OF_FREE_ON_DISK)
+        slots = max(nbytes - cache_memory(self.rows, 0, 0), 0) / cache_memory(0, 1, self.row_bytes)
         return nbytes, min(slots / max(self.rows, 1), 1.0)
 
 
@@ -147,7 +143,8 @@ def plan(config: PartConfig, num_nodes: int, trainers: int, servers: int = 0) ->
         int((narrow - topology)[largest]),
         int((everything - narrow)[largest]),
         (trainers + servers) * PROCESS,
-        trainers * (OF_ROW_AHEAD * rows + FETCHES * len(of_rows)),
+        trainers * sum(ahead_memory(count) for count, _ in of_rows),
+        trainers * OF_MINIBATCHES if of_rows else 0,
         int((everything + original_ids)[largest]),
         rows,
         sum(count * nbytes for count, nbytes in of_rows) // max(rows, 1),
@@ -214,7 +211,7 @@ def _as_text(plans: Sequence[Sizes], ranks: int, memory: int | None) -> list[str
     notes = [
         "all in memory / on disk: with features of several columns in memory, or read from the node's disk",
         "files: of the node's parts",
-        "cache: of loaders, with features on disk, and the fraction of all rows that it holds",
+        "cache: of loaders by default, with features on disk, and the fraction of all rows that it holds",
     ]
     title = "bytes on the largest node, before minibatches and model (labels: features of one column)"
     return [title, *table(names, rows), *notes[: 2 if memory is None else 3]]

@@ -26,9 +26,10 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.graphs.table_rows import TableRows
 from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.mpi.messages import exchange_rows
+from mpigraph.rows.cache_sizes import cache_memory
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.rows.owners import RowOwners
-from mpigraph.rows.row_cache import RowCache, cache_memory, free_for_caches
+from mpigraph.rows.row_cache import RowCache, free_for_caches
 from mpigraph.rows.transport import nothing
 from mpigraph.rows.window import Fetch
 from mpigraph.session.control import Operation

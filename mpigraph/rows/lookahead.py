@@ -22,9 +22,10 @@ from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.kernels.upcoming import NEVER, add_reads, add_reads_of, advance, split_free, with_neighbours
+from mpigraph.rows.cache_sizes import STAGE_BYTES, STAGES
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.read_sample import note
-from mpigraph.rows.row_cache import STAGE_BYTES, STAGES, RowCache
+from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.transport import nothing
 from mpigraph.rows.window import Fetch, RowWindow
@@ -300,7 +301,7 @@ class CachedRows:
         """Keep rows that had no slot: all while slots are free, then those that are worth it."""
         cache = self.cache
         if not self._chooses:
-            if cache.has_free(absent):
+            if cache.extend(absent):
                 if absent:
                     cache.keep_all(read.rows, slots, read.priced, words)
                 return
@@ -319,7 +320,7 @@ class CachedRows:
             uses = np.full(1 << len(rows).bit_length(), NEVER, np.int32)
             uses[: len(rows)] = self.upcoming.soon[rows]
             cache.admit(rows, slots, stage.beside, self._words, 0, uses)
-        elif cache.has_free(len(rows)):
+        elif cache.extend(len(rows)):
             cache.keep_all(rows, slots, stage.beside, self._words)
 
     def _with_neighbours(self, missing: I64, last: int) -> tuple[I64, I64, I64]:

@@ -39,23 +39,14 @@ from mpigraph.kernels.row_slots import (
 from mpigraph.log import get_logger
 from mpigraph.memory import free_memory, in_units
 from mpigraph.mpi.world import World
+from mpigraph.rows.cache_sizes import OF_FREE_ON_DISK, OF_MINIBATCHES, OF_ROW, OF_SLOT, ahead_memory, cache_memory
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.segments import Block
 from mpigraph.rows.shm_check import free_shared_memory
 
 _LINE = 64  # bytes that tables are aligned to
-_OF_SLOT = 8 + 4  # bytes that a slot takes in the tables besides the row
-_OF_ROW = 4  # bytes that a row of the tensor takes in the tables, kept or not
-OF_MINIBATCHES = 512 << 20
-"""Bytes of a trainer for minibatches that wait and the model's step, which are not known when caches are made."""
-_OF_ROW_AHEAD = 8  # bytes of a trainer for each row of a tensor on disk, by which it knows the next reads
-STAGES = 2
-"""Fetches of a loader in memory: the present one and the next."""
-STAGE_BYTES = 64 << 20
-"""Of a fetch's missing rows and their neighbours on disk, unless the missing ones take more."""
 _NO_VERSION = -1
 _OF_FREE = 0.25  # of the free memory, for caches whose size was not set
-_OF_FREE_ON_DISK = 0.5  # the same, for rows on disk, which would lie in memory otherwise
 _LEFT_FREE = 0.125  # of the free memory, at which such caches grow no more
 _UNLOOKED = 16 << 20  # bytes by which a node's such caches grow between looks; a look takes up to half a ms
 _MOST_OF_FREE = 0.5  # of the free memory, for more than one slot a row where the size was set
@@ -65,16 +56,6 @@ _MOST = 2**31 - 2  # slots of a node: their numbers are 32 bits
 def priced_rows(rows: RowTensor) -> int:
     """Return the number of a tensor's rows that this node cannot read by plain loads."""
     return int(np.diff(rows.window.offsets)[~rows.window.free].sum())
-
-
-def cache_memory(num_rows: int, slots: int, row_bytes: int) -> int:
-    """Return the bytes that a cache of ``slots`` of a tensor's ``num_rows`` rows takes on a node."""
-    return _OF_ROW * num_rows + slots * (row_bytes + _OF_SLOT)
-
-
-def ahead_memory(num_rows: int) -> int:
-    """Return the bytes that a trainer takes, besides its slots, to read rows of a tensor on disk ahead."""
-    return _OF_ROW_AHEAD * num_rows + STAGES * STAGE_BYTES
 
 
 @collective("world.node")
@@ -106,14 +87,14 @@ def slots_for(
     if nbytes < 0:
         if on_disk and world.node.rank == 0:
             _warn_if_tight(world, ahead, promised)
-        nbytes = max(int(free[0] * (_OF_FREE_ON_DISK if on_disk else _OF_FREE)), 0)
+        nbytes = max(int(free[0] * (OF_FREE_ON_DISK if on_disk else _OF_FREE)), 0)
     elif not local_too:
         nbytes = min(nbytes, max(int(free[0] * _MOST_OF_FREE), sum(whole)))
     most = _MOST // world.num_local_trainers
     per_trainer = []
     for tensor, count, need in zip(tensors, counts, whole, strict=True):
         share = nbytes * need // max(sum(whole), 1) - cache_memory(tensor.shape[0], 0, 0)
-        slots = max(share, 0) // (tensor.window.row_bytes + _OF_SLOT) // world.num_local_trainers
+        slots = max(share, 0) // (tensor.window.row_bytes + OF_SLOT) // world.num_local_trainers
         per_trainer.append(min(slots, most if local_too else min(count, most)) if tensor.window.row_bytes else 0)
     return per_trainer
 
@@ -203,7 +184,7 @@ class RowCache:
         trainers = world.num_local_trainers
         slots = trainers * per_trainer
         window = rows.window
-        sizes = [_OF_ROW * rows.shape[0] if slots else 0, 8 * slots, 4 * slots, 8 * trainers, window.row_bytes * slots]
+        sizes = [OF_ROW * rows.shape[0] if slots else 0, 8 * slots, 4 * slots, 8 * trainers, window.row_bytes * slots]
         ends = np.cumsum([-(-size // _LINE) * _LINE for size in sizes]).tolist()
         self.nbytes: int = ends[-1]
         of_hosts = np.zeros(len(world.hosts), np.int64)
@@ -272,10 +253,10 @@ class RowCache:
         """The number of slots that this trainer has given to rows."""
         return int(self._own.state[0])
 
-    def has_free(self, count: int) -> bool:
-        """Return whether this trainer may give so many more slots to rows before it takes them from others.
+    def extend(self, count: int) -> bool:
+        """Return whether this trainer may give so many free slots to rows; else it takes slots from other rows.
 
-        Where a cache that grows finds memory short, it has no more slots than are used, from then on.
+        A cache that grows looks at the free memory first. Where that is short, it gives up its free slots for good.
         """
         if self.used + count > len(self._own.next_use):
             return False

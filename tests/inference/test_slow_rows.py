@@ -12,7 +12,7 @@ from slow_rows import Disk, slow_sources
 
 import mpigraph.function as fn
 from mpigraph.inference import halo, layerwise
-from mpigraph.rows.row_cache import cache_memory
+from mpigraph.rows.cache_sizes import cache_memory
 
 LAYOUTS = [ALONE, Layout(2, 0, 0), Layout(3, 1, 0), Layout(2, 0, 1), Layout(4, 0, 2), Layout(4, 1, 2)]
 ROW = 3 * 4  # bytes of a row of "feat"

@@ -29,7 +29,7 @@ from mpigraph.kernels.row_ops import as_words
 from mpigraph.memory import in_units
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature
-from mpigraph.rows import row_cache
+from mpigraph.rows import cache_sizes, row_cache
 from mpigraph.rows.sources import disk, verification
 from mpigraph.rows.sources.disk import DiskFile, DiskRows, Reading
 from mpigraph.rows.sources.verification import Verification
@@ -95,10 +95,10 @@ def test_a_default_cache_leaves_memory_to_minibatches(layout: Job, oracle, monke
         g = dist.DistGraph(NAME, part_config=path, storage="feat=disk")
         world, row_bytes = current().world, g.ndata["feat"].rows.window.row_bytes
         trainers = world.num_local_trainers
-        needed = trainers * (row_cache.OF_MINIBATCHES + row_cache.ahead_memory(NUM_NODES))
+        needed = trainers * (cache_sizes.OF_MINIBATCHES + cache_sizes.ahead_memory(NUM_NODES))
         found = []
         for slots, is_short in ((0, False), (10, False), (NUM_NODES, False), (NUM_NODES, True)):
-            caches = row_cache.cache_memory(NUM_NODES, trainers * slots, row_bytes)
+            caches = cache_sizes.cache_memory(NUM_NODES, trainers * slots, row_bytes)
             free[:] = [needed + 2 * caches, 2 * caches] if slots else [10_000, 10_000]
             loader = opened(g)
             (cache,) = current().store.caches.values()
@@ -121,7 +121,7 @@ def test_a_default_cache_leaves_memory_to_minibatches(layout: Job, oracle, monke
         loader.close()
         for short in (1, 0):
             lines.clear()
-            free[:] = [needed + trainers * row_cache.OF_MINIBATCHES - short, needed]
+            free[:] = [needed + trainers * cache_sizes.OF_MINIBATCHES - short, needed]
             opened(g).close()
             assert len(lines) == (short and world.node.rank == 0)
             assert all(f"has {in_units(free[0])} of memory free" in line for line in lines)
