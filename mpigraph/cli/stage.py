@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mpigraph.cli.ranks import working_world
 from mpigraph.collective import collective
 from mpigraph.config import Config, slurm_allocation
-from mpigraph.partition.output_folder import Sizes, check_vacant, remove_other_graphs, remove_stale_parts
+from mpigraph.partition.output_folder import Sizes, check_links, check_vacant, remove_other_graphs, remove_stale_parts
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.staging import check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
 from mpigraph.trace import clock
@@ -87,6 +87,8 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
     step = f"staging to {directory}"
     node = f"node {world.node_index} ({socket.gethostname()})"
     with together(world.comm, step):
+        if shards:
+            check_links(directory)
         if shards and not overwrite:
             check_vacant(directory, config.graph_name, Sizes.of(config))
     with together(world.comm, step):

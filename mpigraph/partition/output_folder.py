@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
 
 
 def check_writable(directory: str | os.PathLike[str]) -> Path:
-    """Check that a directory can be written to, or created; return it, or the nearest existing one above it.
+    """Check that a graph can be written to a directory, or it be created; return it, or the nearest one above it.
 
     Raises InvalidArgumentError, which says why it cannot.
     """
@@ -63,7 +63,18 @@ def check_writable(directory: str | os.PathLike[str]) -> Path:
             file.write(b"\0")  # fails on a full disk
     except OSError as error:
         raise InvalidArgumentError(f"{directory}: cannot write there: {error.strerror or error}") from error
+    check_links(path)
     return nearest
+
+
+def check_links(folder: Path) -> None:
+    """Check that no link leads a part out of its graph's folder, where no job would read it.
+
+    Raises InvalidArgumentError, which names the link.
+    """
+    for part, _ in _parts(folder) if folder.is_dir() else ():
+        if not part.resolve().is_relative_to(folder.resolve()):
+            raise InvalidArgumentError(f"{part}: a link leads out of the folder of the graph")
 
 
 def sole_writer(folder: Path) -> NewFile:

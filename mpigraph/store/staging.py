@@ -87,16 +87,17 @@ def is_staged(shard: Shard, config: PartConfig) -> bool:
 
     Raises ShardFormatError if the original is damaged.
     """
-    if not shard.target.is_file() or shard.target.stat().st_size != shard.size:
+    target = shard.target
+    if target.is_symlink() or not target.is_file() or target.stat().st_size != shard.size:
         return False
     with PartFiles(config) as files:
         original = files.fingerprint(shard.part, shard.which)
-    status = shard.target.stat()
+    status = target.stat()
     try:
-        verify_copy(shard.target, original, config.graph_name, shard.part, config.identity)
+        verify_copy(target, original, config.graph_name, shard.part, config.identity)
     except ShardFormatError:
         return False
-    note_verified(shard.target, status, config.seals[shard.part][shard.which], original)
+    note_verified(target, status, config.seals[shard.part][shard.which], original)
     return True
 
 

@@ -93,12 +93,15 @@ def test_staging_copies_once(config: PartConfig, tmp_path: Path) -> None:
     assert stage(config, [0, 1], tmp_path) == 3
 
 
-@pytest.mark.parametrize("how", ["missing", "cut off", "flipped", "another graph", "again", "interrupted"])
+@pytest.mark.parametrize("how", ["missing", "link", "cut off", "flipped", "another graph", "again", "interrupted"])
 def test_what_is_wrong_is_copied_again(config: PartConfig, tmp_path: Path, how: str) -> None:
     stage(config, [0, 1], tmp_path)
     shard = tmp_path / "part1" / "node_feat.h5"
     if how == "missing":
         shard.unlink()
+    elif how == "link":
+        shard.unlink()
+        shard.symlink_to(config.directory / "part1" / "node_feat.h5")
     elif how == "cut off":
         os.truncate(shard, shard.stat().st_size - 100)
     elif how == "flipped":
@@ -112,7 +115,7 @@ def test_what_is_wrong_is_copied_again(config: PartConfig, tmp_path: Path, how: 
     else:
         shard.replace(shard.with_name(".node_feat.h5.tmp"))
     assert stage(config, [0, 1], tmp_path) == 1
-    assert shard.read_bytes() == (config.directory / "part1" / "node_feat.h5").read_bytes()
+    assert shard.read_bytes() == (config.directory / "part1" / "node_feat.h5").read_bytes() and not shard.is_symlink()
     assert len(list(shard.parent.iterdir())) == 3
 
 
@@ -237,6 +240,18 @@ def test_another_graph_is_not_staged_over(
 def test_the_command_does_not_stage_where_the_parts_are(oracle, run_stage: Callable[..., Outcome]) -> None:
     status, _, err = run_stage(oracle(2), Path(oracle(2)).parent, ranks_per_node=1)
     assert status == 2 and err.count("error: ") == 1 and "where the parts are" in err
+
+
+@pytest.mark.parametrize("comm", [1, 2], indirect=True)
+def test_a_link_out_of_the_folder_is_an_error(
+    comm: MPI.Intracomm, oracle, tmp_path: Path, run_stage: Callable[..., Outcome]
+) -> None:
+    to = comm.bcast(tmp_path)
+    if comm.rank == 0:
+        (to / "part1").symlink_to(Path(oracle(2)).parent / "part1")
+    comm.Barrier()
+    status, _, err = run_stage(oracle(2), to, overwrite=True)
+    assert status == 2 and err.count("error: ") == 1 and f"{to}/part1: a link leads out of the folder" in err
 
 
 @pytest.mark.slow

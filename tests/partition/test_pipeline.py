@@ -137,6 +137,9 @@ def test_a_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path, m
         partition_source(homogeneous(4, [0], [1]), "g", 2, tmp_path / path)
     check_writable(tmp_path / "new" / "parts")
     assert not (tmp_path / "new").exists()
+    (tmp_path / "part1").symlink_to("/")
+    with pytest.raises(InvalidArgumentError, match="part1: a link leads out of the folder"):
+        check_writable(tmp_path)
 
 
 @pytest.mark.parametrize("method", ["metis", "multilevel"])
