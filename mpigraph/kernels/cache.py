@@ -22,14 +22,14 @@ import time
 import warnings
 from contextlib import suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
-from functools import cache
+from functools import cache, cached_property
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba import config
-from numba.core import dispatcher, event
+from numba.core import caching, dispatcher, event
 from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
@@ -99,13 +99,19 @@ class _SharedCache:
     """numba's cache of one kernel; from a miss until the kernel is saved, other processes of the machine wait."""
 
     def __init__(self, py_func: Any) -> None:
-        self._own: Any = FunctionCache(py_func)  # type: ignore[no-untyped-call]
+        self._kernel = py_func
         self._lock: TextIOWrapper | None = None
         self._missing = False
         self._damaged = False
         self._name = f"{py_func.__module__}.{py_func.__qualname__}"
-        file = self._own._cache_file  # numba looks at the source of this kernel alone
-        file._source_stamp = file._source_stamp, _hash_of_source(py_func.__module__.rpartition(".")[2])
+
+    @cached_property
+    def _own(self) -> Any:
+        """The cache as numba has it, made when the kernel is first called: most processes call few kernels."""
+        own: Any = FunctionCache(self._kernel)  # type: ignore[no-untyped-call]
+        file = own._cache_file  # numba looks at the source of this kernel alone
+        file._source_stamp = file._source_stamp, _hash_of_source(self._kernel.__module__.rpartition(".")[2])
+        return own
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
@@ -257,10 +263,20 @@ def _cache_of(py_func: Any) -> Any:
     return (_SharedCache if own else FunctionCache)(py_func)  # type: ignore[no-untyped-call]
 
 
+@cache
+def _test_folder(path: str) -> None:
+    """Make a folder and write a file there, to see that numba can: once, not for each kernel, as ranks share disks."""
+    os.makedirs(path, exist_ok=True)
+    tempfile.TemporaryFile(dir=path).close()
+
+
 def _share() -> None:
     """Let numba make caches that processes share; it looks the class up by name in its own module."""
     numbas: Any = dispatcher
     numbas.FunctionCache = _cache_of
+    locators: Any = getattr(caching, "_CacheLocator", object)
+    if hasattr(locators, "ensure_cache_path"):
+        locators.ensure_cache_path = lambda locator: _test_folder(locator.get_cache_path())
     event.register("numba:compile", _Failures())  # type: ignore[no-untyped-call]
     # a process forked while a thread loads a kernel could load none: the lock would stay taken in the child
     lock: Any = global_compiler_lock
@@ -279,5 +295,5 @@ def private_folder(path: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="mpigraph-kernels-"))
 
 
-prepare()
 _share()
+prepare()

@@ -163,7 +163,15 @@ def _order_by_owner(ids: I64, offsets: I64, scratch: I64, owner: I32, order: I64
             which[used] = low
             used += 1
         counts[low] += 1
-    which[:used].sort()
+    gap = used >> 1  # Shell's sort: numba's takes 40 ms to load
+    while gap:
+        for i in range(gap, used):
+            range_, k = which[i], i
+            while k >= gap and which[k - gap] > range_:
+                which[k] = which[k - gap]
+                k -= gap
+            which[k] = range_
+        gap >>= 1
     at = 0
     for k in range(used):
         bounds[k] = at
