@@ -95,15 +95,16 @@ class PartFiles:
             ShardFormatError: a file is missing, belongs to something else, or holds other datasets.
             PartitionError: a file lies outside the graph's folder.
         """
+        datasets = list(_datasets(self.config, part))
         for which in self.config.files[part]:
-            self.check_file(part, which)
+            self.check_file(part, which, datasets)
 
-    def check_file(self, part: int, which: str) -> Fingerprint:
-        """Check one file of a part, as :meth:`check` does; return its fingerprint."""
+    def check_file(self, part: int, which: str, datasets: Iterable[tuple[str, str, DatasetInfo]] = ()) -> Fingerprint:
+        """Check one file of a part, as :meth:`check` does, which has the part's datasets; return its fingerprint."""
         config = self.config
-        path = config.part_path(part, which)
         content = self.fingerprint(part, which)
-        expected = {name: info for file, name, info in _datasets(config, part) if file == which}
+        path = self.open(part, which).path
+        expected = {name: info for file, name, info in datasets or _datasets(config, part) if file == which}
         for name, info in expected.items():
             if name not in content:
                 raise ShardFormatError(f"{path}: dataset {name!r} is missing")
@@ -127,7 +128,7 @@ class PartFiles:
         shard = self.open(part, which)
         content = fingerprint(shard)
         shard.rest()  # HDF5 takes half a MiB for an open file
-        path = self.config.part_path(part, which)
+        path = shard.path
         if not self.by_list:
             with ShardReader(path) as listed:  # as jobs read it
                 if fingerprint(listed) != content:

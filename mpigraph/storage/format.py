@@ -30,6 +30,7 @@ A file of another version is refused; there is no conversion. A graph is partiti
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -132,6 +133,7 @@ def column_ranges_name(feature: str) -> str:
     return f"{feature}~range"
 
 
+@lru_cache(1 << 14)
 def _step(name: str) -> str:
     """Return a name as one step of an HDF5 path, where "." means the group itself."""
     return "~2E" if name == "." else escape(name, "/")

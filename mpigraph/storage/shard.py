@@ -24,7 +24,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import h5py
 import numpy as np
 
 from mpigraph.arrays import Array
@@ -99,7 +98,7 @@ class ShardWriter:
         self._path = Path(path)
         self._target = FileOfHDF5(self._path, durable)
         try:
-            self._file = h5py.File(self._target, "w", libver=_LIBVER, **_ALIGNMENT)
+            self._file = _h5().File(self._target, "w", libver=_LIBVER, **_ALIGNMENT)
         except BaseException:
             self._target.discard()
             raise
@@ -163,7 +162,7 @@ class ShardWriter:
 class DatasetWriter:
     """A dataset of a shard that is being written: rows so far and their running checksums."""
 
-    def __init__(self, file: h5py.File, target: FileOfHDF5, name: str, shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(self, file: Any, target: FileOfHDF5, name: str, shape: tuple[int, ...], dtype: str) -> None:
         self._target = target
         stored = storage_dtype(dtype)
         self.name = name
@@ -231,6 +230,9 @@ class ShardReader:
         identity: if given, the partitioning that the file must belong to.
         by_list: use the list; False lets HDF5 check its own part of the file, which other programs read.
 
+    Attributes:
+        path: the file.
+
     Raises:
         ShardFormatError: the file is missing, truncated, foreign, of another version or of another graph, part or
             partitioning.
@@ -245,10 +247,10 @@ class ShardReader:
         by_list: bool = True,
     ) -> None:
         self._number: int | None = None  # of the file, where HDF5 has not opened it
-        self._path = Path(path)
+        self.path = Path(path)
         self._owner = graph_name, part, identity
         self._datasets: dict[str, Dataset] = {}
-        self._file: h5py.File | None = None
+        self._file: Any = None
         self._listed = False  # whether all datasets are known from the list
         if by_list:
             with self._failures("the file header"):
@@ -266,7 +268,7 @@ class ShardReader:
             try:
                 with self._failures("the file header"):
                     self._check_file()
-                    self._file = h5py.File(self._path, "r", locking=False)
+                    self._file = _h5().File(self.path, "r", locking=False)
                     self._check_header()
             except BaseException:
                 self.close()
@@ -289,11 +291,11 @@ class ShardReader:
         names: list[str] = []
 
         def visit(name: bytes, info: Any) -> None:
-            if info.type == h5py.h5o.TYPE_DATASET:
+            if info.type == _h5().h5o.TYPE_DATASET:
                 names.append(name.decode())
 
         with self._failures("the list of datasets"):
-            h5py.h5o.visit(self._hdf5(), visit, info=True)
+            _h5().h5o.visit(self._hdf5(), visit, info=True)
         return names
 
     def info(self, name: str) -> DatasetInfo:
@@ -316,7 +318,7 @@ class ShardReader:
         """
         dataset = self._open(name)
         if dataset.begin is None:
-            raise ShardFormatError(f"{self._path}: dataset {name!r} is empty")
+            raise ShardFormatError(f"{self.path}: dataset {name!r} is empty")
         return Extent(dataset.begin, dataset.info.shape[0], dataset.row_bytes, dataset.segment, dataset.crcs)
 
     def read_into(self, name: str, out: Array, begin: int = 0, verify: bool = True) -> None:
@@ -336,7 +338,7 @@ class ShardReader:
         end = begin + len(out)
         if out.dtype != dataset.stored or out.shape[1:] != shape[1:] or begin < 0 or end > shape[0]:
             raise ShardFormatError(
-                f"{self._path}: dataset {name!r} holds {dataset.stored}{list(shape)} "
+                f"{self.path}: dataset {name!r} holds {dataset.stored}{list(shape)} "
                 f"(asked for rows {begin} to {end} as {out.dtype}{list(out.shape)})"
             )
         if not out.flags.c_contiguous:
@@ -347,14 +349,14 @@ class ShardReader:
         if verify:
             self._verify(name, dataset, out, begin)
         if logical == "bool" and int(out.max()) > 1:
-            raise ShardFormatError(f"{self._path}: dataset {name!r} contradicts itself: a bool is neither 0 nor 1")
+            raise ShardFormatError(f"{self.path}: dataset {name!r} contradicts itself: a bool is neither 0 nor 1")
 
     def _fill(self, name: str, dataset: Dataset, out: Array, begin: int) -> None:
         """Read rows from ``begin`` on."""
         left = _bytes(out)
         with self._failures(f"dataset {name!r}"):
             if self._file is None and self._number is None:
-                self._number = open_regular(self._path)
+                self._number = open_regular(self.path)
                 self._close_number = weakref.finalize(self, os.close, self._number)  # with the last reader of its rows
             number: Any = self._number if self._file is None else self._file.id.get_vfd_handle()
             place = (dataset.begin or 0) + begin * dataset.row_bytes
@@ -376,7 +378,7 @@ class ShardReader:
             crc = zlib.crc32(self._read_rest(name, dataset, stop, high), crc)
             if crc != int(dataset.crcs[index]):
                 raise ShardFormatError(
-                    f"{self._path}: dataset {name!r} is damaged: the checksum of rows {low} to {high} does not match"
+                    f"{self.path}: dataset {name!r} is damaged: the checksum of rows {low} to {high} does not match"
                 )
 
     def read(self, name: str, begin: int = 0, end: int | None = None, verify: bool = True) -> Array:
@@ -406,17 +408,15 @@ class ShardReader:
         None of the list where it is missing, damaged or odd.
         """
         try:
-            number = open_regular(self._path)
+            number = open_regular(self.path)
         except FileNotFoundError:
-            raise ShardFormatError(f"{self._path}: shard file is missing") from None
+            raise ShardFormatError(f"{self.path}: shard file is missing") from None
         try:
             begin = os.pread(number, len(_SIGNATURE), 0)
             if begin[:-1] != _SIGNATURE[:-1]:
                 raise OSError("not an HDF5 file")
             if begin != _SIGNATURE:  # older versions have no checksums of metadata
-                raise ShardFormatError(
-                    f"{self._path}: not a shard of this library (HDF5 superblock of another version)"
-                )
+                raise ShardFormatError(f"{self.path}: not a shard of this library (HDF5 superblock of another version)")
             self._size = os.fstat(number).st_size
             return dataset_list.read(number, self._size) if by_list else None
         finally:
@@ -426,29 +426,29 @@ class ShardReader:
         magic, its_graph, its_identity = map(_untext, map(self._header, ("magic", "graph_name", "identity")))
         version, its_part = map(self._header, ("version", "part"))
         if magic != FORMAT_NAME:
-            raise ShardFormatError(f"{self._path}: not a shard of this library (magic {magic!r})")
+            raise ShardFormatError(f"{self.path}: not a shard of this library (magic {magic!r})")
         if version != FORMAT_VERSION:
             raise ShardFormatError(
-                f"{self._path}: format version {version} (this library reads {FORMAT_VERSION}; write it again)"
+                f"{self.path}: format version {version} (this library reads {FORMAT_VERSION}; write it again)"
             )
         self._check_owner(its_graph, its_part, its_identity)
 
     def _check_owner(self, its_graph: str, its_part: int, its_identity: str) -> None:
         graph_name, part, identity = self._owner
         if graph_name is not None and its_graph != graph_name:
-            raise ShardFormatError(f"{self._path}: belongs to graph {its_graph!r}, not to {graph_name!r}")
+            raise ShardFormatError(f"{self.path}: belongs to graph {its_graph!r}, not to {graph_name!r}")
         if part is not None and its_part != part:
-            raise ShardFormatError(f"{self._path}: belongs to part {its_part}, not to part {part}")
+            raise ShardFormatError(f"{self.path}: belongs to part {its_part}, not to part {part}")
         if identity is not None and its_identity != identity:
             raise ShardFormatError(
-                f"{self._path}: belongs to another partitioning ({its_identity}, not {identity}): files of two "
+                f"{self.path}: belongs to another partitioning ({its_identity}, not {identity}): files of two "
                 "partitionings are mixed, or writing one was interrupted"
             )
 
     def _header(self, name: str) -> Any:
         """Return an attribute of the file, None if it is missing."""
         file = self._hdf5()
-        return _attribute(file, name) if h5py.h5a.exists(file, name.encode()) else None
+        return _attribute(file, name) if _h5().h5a.exists(file, name.encode()) else None
 
     def _open(self, name: str) -> Dataset:
         """Return a dataset, checked; the last ones are kept open."""
@@ -458,17 +458,17 @@ class ShardReader:
         with self._failures(f"dataset {name!r}"):
             item = None if self._listed else self._find(name)
             if item is None:
-                raise ShardFormatError(f"{self._path}: dataset {name!r} is missing")
+                raise ShardFormatError(f"{self.path}: dataset {name!r} is missing")
             logical = _untext(_attribute(item, "dtype"))
             rows = int(_attribute(item, "segment_rows"))
             crcs = np.asarray(_attribute(item, "crc32"))
             stored = item.dtype
             shape = item.shape
             if storage_dtype(logical) != stored:
-                raise ShardFormatError(f"{self._path}: dataset {name!r} says dtype {logical!r} but stores {stored}")
+                raise ShardFormatError(f"{self.path}: dataset {name!r} says dtype {logical!r} but stores {stored}")
             # attributes may be damaged too, and a wrong segment size would check nothing
             if len(shape) < 1 or rows < 1 or crcs.dtype != np.uint32 or crcs.shape != (-(-shape[0] // rows),):
-                raise ShardFormatError(f"{self._path}: dataset {name!r} has damaged checksums")
+                raise ShardFormatError(f"{self.path}: dataset {name!r} has damaged checksums")
             begin = self._check_storage(name, item, math.prod(shape) * stored.itemsize)
         if len(self._datasets) == MOST_DATASETS:
             del self._datasets[next(iter(self._datasets))]
@@ -483,20 +483,20 @@ class ShardReader:
             path += b"/" + step
             if not file.links.exists(path):
                 return None
-            if file.links.get_info(path).type != h5py.h5l.TYPE_HARD:
-                raise ShardFormatError(f"{self._path}: dataset {name!r} is a link to another place")
-        item = h5py.h5o.open(file, path)
-        return item if isinstance(item, h5py.h5d.DatasetID) else None
+            if file.links.get_info(path).type != _h5().h5l.TYPE_HARD:
+                raise ShardFormatError(f"{self.path}: dataset {name!r} is a link to another place")
+        item = _h5().h5o.open(file, path)
+        return item if isinstance(item, _h5().h5d.DatasetID) else None
 
     def _check_storage(self, name: str, item: Any, size: int) -> int | None:
         """Check that all bytes of a dataset lie in this file, as they are; return where they begin."""
         creation = item.get_create_plist()
-        if creation.get_layout() != h5py.h5d.CONTIGUOUS or creation.get_external_count():
-            raise ShardFormatError(f"{self._path}: dataset {name!r} is not stored contiguously in this file")
+        if creation.get_layout() != _h5().h5d.CONTIGUOUS or creation.get_external_count():
+            raise ShardFormatError(f"{self.path}: dataset {name!r} is not stored contiguously in this file")
         begin: int | None = item.get_offset()
         inside = size == 0 or (begin is not None and begin + size <= self._size)
         if not (inside and is_possible(item.shape, item.dtype)) or item.get_storage_size() != size:
-            raise ShardFormatError(f"{self._path}: dataset {name!r} is larger than the file")
+            raise ShardFormatError(f"{self.path}: dataset {name!r} is larger than the file")
         return begin
 
     def _read_rest(self, name: str, dataset: Dataset, begin: int, end: int) -> bytes | memoryview:
@@ -514,7 +514,7 @@ class ShardReader:
         except ShardFormatError:
             raise
         except (OSError, KeyError, RuntimeError, ValueError, TypeError, AttributeError, OverflowError) as error:
-            raise ShardFormatError(f"{self._path}: cannot read {what}: {error}") from error
+            raise ShardFormatError(f"{self.path}: cannot read {what}: {error}") from error
 
 
 def fingerprint(shard: ShardReader) -> Fingerprint:
@@ -567,6 +567,13 @@ def read_chunks(shard: ShardReader, name: str, first: int = 0, last: int | None 
         first += len(rows)
 
 
+def _h5() -> Any:
+    """Return the module of HDF5, which jobs whose files end with lists of their datasets need not load."""
+    import h5py
+
+    return h5py
+
+
 def _attribute(item: Any, name: str) -> Any:
     """Return an attribute of a kind and size that this library writes.
 
@@ -574,7 +581,7 @@ def _attribute(item: Any, name: str) -> Any:
         ValueError: it is of another kind, or too large.
         KeyError: it does not exist.
     """
-    attribute = h5py.h5a.open(item, name.encode())
+    attribute = _h5().h5a.open(item, name.encode())
     dtype = attribute.dtype
     shape = attribute.shape
     if dtype.kind not in "iuS" or dtype.itemsize * math.prod(shape) > ATTRIBUTE_BYTES:
@@ -596,8 +603,8 @@ def _segments(begin: int, end: int, rows: int) -> Iterator[tuple[int, int, int]]
 def _set_attribute(item: Any, name: str, value: Any) -> None:
     """Give a new HDF5 object a new attribute; text becomes a string of fixed length. A third of ``attrs``' time."""
     data = np.asarray(value.encode() if isinstance(value, str) else value)
-    kind = h5py.h5t.py_create(data.dtype, logical=True)
-    h5py.h5a.create(item, name.encode(), kind, h5py.h5s.create_simple(data.shape)).write(data)
+    kind = _h5().h5t.py_create(data.dtype, logical=True)
+    _h5().h5a.create(item, name.encode(), kind, _h5().h5s.create_simple(data.shape)).write(data)
 
 
 def _untext(value: object) -> str:

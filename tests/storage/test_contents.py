@@ -14,7 +14,6 @@ import pytest
 
 from mpigraph.errors import ShardFormatError
 from mpigraph.formats.shards import read_partition
-from mpigraph.storage import shard
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 
@@ -33,7 +32,7 @@ def test_hdf5_opens_each_file_once_and_few_are_open(oracle, monkeypatch: pytest.
             opened.append(path)
             super().__init__(path, *args, **settings)
 
-    monkeypatch.setattr(shard.h5py, "File", Counted)
+    monkeypatch.setattr(h5py, "File", Counted)
     config = PartConfig.read(oracle(PARTS))
     before = open_files()
     with PartFiles(config, by_list=False) as files:
@@ -51,7 +50,7 @@ def test_hdf5_opens_each_file_once_and_few_are_open(oracle, monkeypatch: pytest.
                     assert open_files() <= before + AWAKE
     assert open_files() == before
     assert len(opened) == len(set(opened)) == len(names)
-    with shard.h5py.File(opened[0], "r") as file:
+    with h5py.File(opened[0], "r") as file:
         assert all(np.array_equal(file[name][()], read[0, name]) for name in names[0, "part_graph"])
 
 

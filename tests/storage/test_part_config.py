@@ -1,6 +1,7 @@
 """The partition configuration: round trip, wrong paths, and every kind of damage."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 
@@ -69,6 +70,28 @@ def test_wrong_part_paths(tmp_path):
         read.part_path(3, "part_graph")
     with pytest.raises(InvalidArgumentError, match="which must be one of"):
         read.part_path(0, "graph")
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "inside"),
+    [
+        ("part1", "part0", True),
+        ("part1/graph.h5", "../part0/graph.h5", True),
+        ("part1", "..", False),
+        ("part1/graph.h5", "../../outside.h5", False),
+        ("part1/graph.h5", "graph.h5", False),
+    ],
+)
+def test_links_may_lead_to_files_of_the_folder_alone(tmp_path, link: str, target: str, inside: bool) -> None:
+    folder = tmp_path / "folder"
+    config().write(folder)
+    (tmp_path / "another_name").symlink_to(folder)
+    (folder / link).parent.mkdir(exist_ok=True)
+    (folder / link).symlink_to(target)
+    read = PartConfig.read(tmp_path / "another_name" / "g.json")
+    assert read.part_path(0, "part_graph") == read.directory / "part0" / "graph.h5"
+    with nullcontext() if inside else pytest.raises(PartitionError, match="part1/graph.h5: a link leads out"):
+        assert read.part_path(1, "part_graph") == read.directory / "part1" / "graph.h5"
 
 
 @pytest.mark.parametrize(
