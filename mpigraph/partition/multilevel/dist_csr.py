@@ -48,8 +48,8 @@ class Mirror:
         self.bounds = bounds
         self._own_keys = own_keys
         self._are_all = len(own_keys) == int(bounds[exchange.rank + 1] - bounds[exchange.rank])  # as on the first level
-        self._told: list[list[I32]] = [[] for _ in range(exchange.size)]  # own nodes that each rank follows
-        self._followed: list[list[I32]] = [[] for _ in range(exchange.size)]  # positions of followed nodes
+        self._told: list[list[Array]] = [[] for _ in range(exchange.size)]  # own nodes that each rank follows
+        self._followed: list[list[Array]] = [[] for _ in range(exchange.size)]  # positions of followed nodes
 
     @property
     def num_own(self) -> int:
@@ -106,13 +106,9 @@ class Mirror:
             rows_of = (values.take(np.concatenate(told), axis=0) for values in columns)
             news, _ = self.exchange.all_to_all(np.column_stack([*rows_of]), counts)
             return np.concatenate(followed), news
-        leaving = []
-        for nodes in told:
-            chosen = np.flatnonzero(changed[nodes])
-            rows = (values.take(nodes[chosen], axis=0) for values in columns)
-            leaving.append(np.column_stack([chosen.astype(np.int32), *rows]))
+        leaving = [_changed_rows(nodes, changed, columns) for nodes in told]
         counts = np.array(list(map(len, leaving)), np.int64)
-        arrived, coming = self.exchange.all_to_all(np.concatenate(leaving), counts)
+        arrived, coming = self.exchange.all_to_all(_joined(leaving), counts)
         positions = np.empty(len(arrived), np.int32)
         for owner, begin, end in _runs(coming):
             positions[begin:end] = followed[owner][arrived[begin:end, 0]]
@@ -283,6 +279,12 @@ def level_of_edges(
     return Level.of_rows(exchange, bounds, table, indptr, indices, np.empty(0, np.int32), weights)
 
 
+def _changed_rows(nodes: Array, changed: Mask, columns: tuple[Array, ...]) -> Array:
+    """Return int[k, 1 + columns]: numbers of those of the nodes that have changed, and their values."""
+    chosen = np.flatnonzero(changed[nodes]).astype(np.int32)
+    return np.column_stack([chosen, *(values.take(nodes[chosen], axis=0) for values in columns)])
+
+
 def _runs(counts: I64) -> Iterator[tuple[int, int, int]]:
     """Yield (rank, begin, end) of consecutive runs that are not empty."""
     ends = np.cumsum(counts)
@@ -291,7 +293,7 @@ def _runs(counts: I64) -> Iterator[tuple[int, int, int]]:
             yield rank, end - count, end
 
 
-def _joined(chunks: list[I32]) -> I32:
+def _joined(chunks: list[Array]) -> Array:
     """Return the concatenation of chunks, which replaces them."""
     if len(chunks) != 1:
         chunks[:] = [np.concatenate(chunks) if chunks else np.empty(0, np.int32)]

@@ -79,7 +79,7 @@ class _Refinement:
         self._targets = np.full(len(parts), -1, np.int32)
         self._gains = np.zeros(len(parts), np.int32)
         self._best = parts.copy()
-        self._best_loads = self._loads.copy()
+        self._best_loads = self._loads  # which no method changes in place
         self._best_value = (float("inf"), 0)
 
     @collective("ranks")
@@ -111,8 +111,8 @@ class _Refinement:
 
     def back_to_best(self) -> None:
         """Return to the best state so far."""
-        self.parts = self._best.copy()
-        self._loads = self._best_loads.copy()
+        self.parts[:] = self._best
+        self._loads = self._best_loads
 
     @collective("ranks")
     def rebalance(self, rounds: int) -> None:
@@ -171,8 +171,8 @@ class _Refinement:
         value = (violation(self._loads, self._limits), cut)
         if value < self._best_value:
             self._best_value = value
-            self._best = self.parts.copy()
-            self._best_loads = self._loads.copy()
+            self._best[:] = self.parts
+            self._best_loads = self._loads
 
     def _confirm(self) -> Mask:
         level = self._level
