@@ -33,6 +33,8 @@ LATENCIES = (0.0005, 0.002, 0.005)  # seconds
 RATES = (1e8, 3e8, 1e9)  # bits a second
 NETWORKS = tuple(itertools.product(LATENCIES, RATES))
 CALIBRATION = ((0.0002, 2e9), (0.001, 6e8), (0.003, 2e8), (0.008, 1.5e8))
+GENERATED = "--nodes 20000 --edges 300000 --feat-dim 64 --classes 16 --train-fraction 0.8"
+"""The graph; with fewer nodes to train on, an epoch of four trainers is too short to make minibatches ahead."""
 GRAPHS = {"generated": 300, "computers": 200}  # and seeds of a minibatch
 CACHES = {"none": 0, "cache": 0.2}  # share of all rows
 FANOUTS, MODEL, GRADIENTS = (10, 25), 0.005, 100_000
@@ -55,7 +57,7 @@ def main():
 def prepare(args):
     """Write the graphs; ``computers`` is Amazon Computers, an npz file with dense features, given as second path."""
     folder = args.paths[0]
-    mpigraph("generate", *"--nodes 20000 --edges 300000 --feat-dim 64 --classes 16 -o".split(), folder / "generated")
+    mpigraph("generate", *GENERATED.split(), "-o", folder / "generated")
     inputs = {"generated": folder / "generated"} | {path.stem: path for path in args.paths[1:]}
     for (name, source), hosts in itertools.product(inputs.items(), HOSTS):
         mpigraph("partition", source, "--parts", hosts, "--name", name, "-o", folder / f"{name}-{hosts}")
