@@ -7,7 +7,6 @@ from typing import ClassVar
 import numpy as np
 
 from mpigraph.arrays import I64, Array
-from mpigraph.kernels.exclude import copy_kept, step_over
 from mpigraph.kernels.labor import choose_labor, choose_labor_weighted
 from mpigraph.kernels.rng import combine
 from mpigraph.kernels.sample import Candidates
@@ -80,21 +79,11 @@ class _LaborDraw:
         columns: list[Array] = [rows.edges.indices]
         if self._weights is not None:
             columns.append(self._weights.values(rows.host))
-        if len(rows.excluded):  # shortened rows are drawn from a copy
-            positions, shortened = rows.split(positions)
-            scratch, starts = rows.scratch, np.empty(len(rows.ids), np.int64)
-            left = int(scratch.degrees[shortened].sum())
-            kept = [np.empty(left, column.dtype) for column in columns]
-            for column, copy in zip(columns, kept, strict=True):
-                copy_kept(column, rows.excluded, shortened, scratch, starts, copy)
-            self._choose(rows, kept, shortened, scratch._replace(begins=starts), offsets, picks)
-            step_over(rows.excluded, shortened, starts, scratch, offsets, picks)
-        self._choose(rows, columns, positions, rows.scratch, offsets, picks)
-
-    def _choose(
-        self, rows: OwnedRows, columns: list[Array], positions: I64, scratch: Candidates, offsets: I64, picks: I64
-    ) -> None:
         how = self._how
         dst = rows.destinations(how.fanout, how.replace)
         kernel: Callable[..., None] = choose_labor if self._weights is None else choose_labor_weighted
-        kernel(dst, *columns, how.period, how.phase, positions, scratch, offsets, picks)
+
+        def choose(columns: list[Array], positions: I64, scratch: Candidates) -> None:
+            kernel(dst, *columns, how.period, how.phase, positions, scratch, offsets, picks)
+
+        rows.choose_kept(columns, positions, offsets, picks, choose)

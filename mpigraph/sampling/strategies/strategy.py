@@ -6,15 +6,16 @@ folder: its fields travel by themselves, its :meth:`Strategy.prepare` looks up w
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from mpigraph.arrays import I64, U64
+from mpigraph.arrays import I64, U64, Array
 from mpigraph.errors import CollectiveError
+from mpigraph.kernels.exclude import copy_kept, step_over
 from mpigraph.kernels.rng import combine
 from mpigraph.kernels.sample import Candidates, Destinations
 from mpigraph.store.edge_tables import Adjacency
@@ -89,6 +90,24 @@ class OwnedRows:
         """Return the positions of the rows without excluded edges, and of those that were shortened."""
         shortened = self.scratch.num_excluded[positions] > 0
         return positions[~shortened], positions[shortened]
+
+    def choose_kept(
+        self, columns: Sequence[Array], positions: I64, offsets: I64, picks: I64, choose: Callable[..., None]
+    ) -> None:
+        """Choose by ``columns``, [edges] each, of rows from which excluded edges were removed.
+
+        ``choose(columns, positions, scratch)`` fills ``picks``. Shortened rows are drawn from a copy of the columns.
+        """
+        if len(self.excluded):
+            positions, shortened = self.split(positions)
+            scratch, starts = self.scratch, np.empty(len(self.ids), np.int64)
+            left = int(scratch.degrees[shortened].sum())
+            kept = [np.empty(left, column.dtype) for column in columns]
+            for column, copy in zip(columns, kept, strict=True):
+                copy_kept(column, self.excluded, shortened, scratch, starts, copy)
+            choose(kept, shortened, scratch._replace(begins=starts))
+            step_over(self.excluded, shortened, starts, scratch, offsets, picks)
+        choose(columns, positions, self.scratch)
 
 
 class Draw(Protocol):

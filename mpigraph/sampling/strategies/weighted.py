@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from mpigraph.arrays import I64
+from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError
-from mpigraph.kernels.exclude import copy_kept, recount_weighted, shorten_rows, step_over
+from mpigraph.kernels.exclude import recount_weighted, shorten_rows
+from mpigraph.kernels.sample import Candidates
 from mpigraph.kernels.weighted import choose_weighted, count_weighted
 from mpigraph.sampling.strategies.strategy import Draw, OwnedRows, Strategy
 from mpigraph.store.derived import EdgeWeights
@@ -58,14 +57,12 @@ class _WeightedDraw:
     def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
         """See :class:`.Draw`."""
         dst = rows.destinations(self._how.fanout, self._how.replace)
-        scratch = rows.scratch
-        weights = self._weights.values(rows.host)
+        whole = self._weights.values(rows.host)
         table = self._tables.table(rows.host)
-        if len(rows.excluded):  # shortened rows are drawn from a copy of their weights, for which no table was made
-            positions, shortened = rows.split(positions)
-            starts = np.empty(len(rows.ids), np.int64)
-            kept = np.empty(int(scratch.degrees[shortened].sum()), weights.dtype)
-            copy_kept(weights, rows.excluded, shortened, scratch, starts, kept)
-            self._how.kernel(dst, kept, table[:0], shortened, scratch._replace(begins=starts), offsets, picks)
-            step_over(rows.excluded, shortened, starts, scratch, offsets, picks)
-        self._how.kernel(dst, weights, table, positions, scratch, offsets, picks)
+
+        def choose(columns: list[Array], positions: I64, scratch: Candidates) -> None:
+            (weights,) = columns
+            prepared = table if weights is whole else table[:0]  # for a copy no table was made
+            self._how.kernel(dst, weights, prepared, positions, scratch, offsets, picks)
+
+        rows.choose_kept([whole], positions, offsets, picks, choose)
