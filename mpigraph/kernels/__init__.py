@@ -77,9 +77,9 @@ def warm_up() -> None:
     for word in (np.uint8, np.uint16, np.uint32, np.uint64):
         table = np.zeros((2, 1), word)
         row_ops.gather_rows(table, ids, ids, np.empty_like(table))
+        row_ops.gather_rows(table, np.zeros(2, np.int32), ids, np.empty_like(table))
         row_ops.scatter_rows(table, ids, np.empty_like(table), ids)
         row_ops.load_rows(table, 0, ids, ids, np.empty_like(table))
-        row_ops.load_slots(table, np.zeros(2, np.int32), ids, np.empty_like(table))
         row_ops.place_rows(table, ids, np.empty_like(table))
     _warm_up_requests()
     _warm_up_caches()

@@ -44,25 +44,28 @@ def _is_streamed(table: Array, out: Array) -> bool:
 
 
 @njit(nogil=True, cache=True)
-def gather_rows(table: Array, rows: I64, positions: I64, out: Array) -> None:
-    """``out[positions[i]] = table[rows[i]]`` for C-contiguous 2-D arrays of one dtype.
+def gather_rows(table: Array, rows: Array, positions: I64, out: Array) -> None:
+    """``out[positions[i]] = table[rows[i]]`` where ``rows[i] >= 0``, for C-contiguous 2-D arrays of one dtype.
 
-    A large ``out`` is not left in the cache.
+    ``rows`` are int32 or int64. A large ``out`` is not left in the cache.
     """
     width, line, streamed = table.shape[1], max(1, _LINE // table.itemsize), _is_streamed(table, out)
     words, asked = table.reshape(-1), min(width, _ASKED * line)
     for i in range(len(rows)):
-        if i + _AHEAD < len(rows):
-            first = rows[i + _AHEAD] * width
+        if i + _AHEAD < len(rows) and rows[i + _AHEAD] >= 0:
+            first = np.int64(rows[i + _AHEAD]) * width
             for word in range(first, first + asked, line):
                 prefetch(words, word)
+        row = np.int64(rows[i])
+        if row < 0:
+            continue
         if streamed:
-            stream_row(out, positions[i], table, rows[i])
+            stream_row(out, positions[i], table, row)
         elif width < line:
             for j in range(width):
-                out[positions[i], j] = table[rows[i], j]
+                out[positions[i], j] = table[row, j]
         else:
-            copy_row(out, positions[i], table, rows[i])
+            copy_row(out, positions[i], table, row)
     if streamed:
         order_streams()
 
@@ -89,29 +92,6 @@ def load_rows(table: Array, first: int, ids: I64, positions: I64, out: Array) ->
                 out[p, j] = table[ids[p] - first, j]
         else:
             copy_row(out, p, table, ids[p] - first)
-    if streamed:
-        order_streams()
-
-
-@njit(nogil=True, cache=True)
-def load_slots(table: Array, slots: I32, positions: I64, out: Array) -> None:
-    """``out[positions[i]] = table[slots[i]]`` where ``slots[i] >= 0``.
-
-    A large ``out`` is not left in the cache.
-    """
-    width, line, streamed = table.shape[1], max(1, _LINE // table.itemsize), _is_streamed(table, out)
-    words, asked = table.reshape(-1), min(width, _ASKED * line)
-    n = len(slots)
-    for i in range(n):
-        if i + _AHEAD < n and slots[i + _AHEAD] >= 0:
-            begin = np.int64(slots[i + _AHEAD]) * width
-            for word in range(begin, begin + asked, line):
-                prefetch(words, word)
-        slot = np.int64(slots[i])
-        if slot >= 0 and streamed:
-            stream_row(out, positions[i], table, slot)
-        elif slot >= 0:
-            copy_row(out, positions[i], table, slot)
     if streamed:
         order_streams()
 

@@ -281,8 +281,7 @@ class CachedRows:
         places = stage.places.pop(read.batch)
         absent = np.flatnonzero(slots < 0)
         where = places[absent]
-        there = absent[where >= 0]
-        gather_rows(self._words, where[where >= 0].astype(np.int64), read.priced[there], words.view(self._words.dtype))
+        gather_rows(self._words, where, read.priced[absent], words.view(self._words.dtype))
         late = absent[where < 0]
         if len(late):
             self._fetch_late(read, late, words)

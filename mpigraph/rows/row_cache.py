@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
-from mpigraph.kernels.row_ops import as_words, gather_rows, load_slots
+from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.kernels.row_slots import (
     admit,
     changed,
@@ -325,7 +325,7 @@ class RowCache:
         Returns:
             int64[k], indices of rows that lost their slots meanwhile: their copies are invalid.
         """
-        load_slots(self.slots.words, slots, positions, out.view(self.slots.words.dtype))
+        gather_rows(self.slots.words, slots, positions, out.view(self.slots.words.dtype))
         if self.slots.alone:
             return np.empty(0, np.int64)
         self.slots.fence()

@@ -10,7 +10,6 @@ from mpigraph.kernels.row_ops import (
     find_runs,
     gather_rows,
     load_rows,
-    load_slots,
     order_by_range,
     place_ragged,
     place_rows,
@@ -66,7 +65,7 @@ def test_rows_of_a_large_result_pass_the_caches_unchanged(shape: tuple[int, ...]
     assert np.array_equal(out, want)
     slots = np.where(rng.random(len(positions)) < 0.2, -1, rng.integers(0, 20, len(positions))).astype(np.int32)
     want[positions[slots >= 0]] = table[slots[slots >= 0]]
-    load_slots(words, slots, positions, target)
+    gather_rows(words, slots, positions, target)
     assert np.array_equal(out, want)
     rows = rng.integers(0, 256, (len(positions), *shape)).astype(dtype)
     want[positions] = rows
