@@ -81,16 +81,12 @@ class Config:
             check_integer(name, getattr(self, name), least, 2**31 - 1)
         if not isinstance(self.timeout, Real) or not self.timeout > 0:
             raise InvalidArgumentError(f"timeout must be > 0 seconds (got {self.timeout!r})")
-        if self.window not in ("auto", "allocate", "create"):
-            raise InvalidArgumentError(f"window must be auto, allocate or create (got {self.window!r})")
-        if self.self_test not in (0, 1):
-            raise InvalidArgumentError(f"self_test must be 0 or 1 (got {self.self_test})")
-        if self.disk_direct not in (0, 1):
-            raise InvalidArgumentError(f"disk_direct must be 0 or 1 (got {self.disk_direct})")
-        if self.keep_memory not in (0, 1):
-            raise InvalidArgumentError(f"keep_memory must be 0 or 1 (got {self.keep_memory})")
-        if self.requeue not in ("auto", "exit"):
-            raise InvalidArgumentError(f"requeue must be auto or exit (got {self.requeue!r})")
+        allowed: dict[str, tuple[object, ...]] = {"window": ("auto", "allocate", "create"), "requeue": ("auto", "exit")}
+        allowed |= dict.fromkeys(("self_test", "disk_direct", "keep_memory"), (0, 1))
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                known = f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
+                raise InvalidArgumentError(f"{name} must be {known} (got {getattr(self, name)!r})")
         if self.log_level.upper() not in _LEVELS:
             raise InvalidArgumentError(f"log_level must be one of {', '.join(_LEVELS)} (got {self.log_level!r})")
 
