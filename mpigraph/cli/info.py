@@ -92,10 +92,11 @@ def _collect(exchange: Exchange, config: PartConfig, minibatch: Minibatch | None
     parts = []
     with exchange.together(f"reading the parts of {config.path}"):
         own_parts = range(exchange.rank, config.num_parts, exchange.size)
+        memory = host_memory(config, config.book).tolist()
         with PartFiles(config) as files, progress_of(exchange) as show:
             for done, part in enumerate(own_parts):
                 show("read parts", done, len(own_parts))
-                parts.append(_part(files, part, minibatch))
+                parts.append(_part(files, part, minibatch) | {"host_memory": memory[part]})
             show("read parts", len(own_parts), len(own_parts))
     gathered = exchange.gather_bytes(json.dumps(parts).encode())
     all_parts = sorted((part for text in gathered for part in json.loads(text)), key=lambda part: int(part["part"]))
@@ -115,18 +116,16 @@ def _part(files: PartFiles, part: int, minibatch: Minibatch | None) -> dict[str,
     return {
         "part": part,
         "nodes": {ntype: len(range(*book.node_range(part, t))) for t, ntype in enumerate(schema.ntypes)},
-        "edges": {schema.relation_key(r): len(range(*book.edge_range(part, r))) for r in range(len(schema.relations))},
+        "edges": dict(zip(schema.relation_keys, np.diff(book.edge_table)[:, part].tolist(), strict=True)),
         "cut_edges": cut_edges,
         "halo": halo,
         "bytes_on_disk": bytes_on_disk(config, part),
-        "host_memory": int(host_memory(config, book)[part]),
     } | ({} if minibatch is None else {"expected_rows": expected_rows(files, part, minibatch)})
 
 
 def _graph(config: PartConfig) -> dict[str, Any]:
     book = config.book
     schema = config.schema
-    keys = [schema.relation_key(r) for r in range(len(schema.relations))]
     return {
         "path": str(config.path),
         "graph_name": config.graph_name,
@@ -134,21 +133,20 @@ def _graph(config: PartConfig) -> dict[str, Any]:
         "identity": config.identity,
         "num_parts": config.num_parts,
         "num_nodes": {ntype: book.num_nodes(t) for t, ntype in enumerate(schema.ntypes)},
-        "num_edges": {key: book.num_edges(r) for r, key in enumerate(keys)},
+        "num_edges": dict(zip(schema.relation_keys, book.edge_table[:, -1].tolist(), strict=True)),
         "node_features": {ntype: _features(config.node_features[ntype]) for ntype in schema.ntypes},
-        "edge_features": {key: _features(config.edge_features[key]) for key in keys},
+        "edge_features": {key: _features(config.edge_features[key]) for key in schema.relation_keys},
     }
 
 
 def _quality(config: PartConfig, cut_edges: int) -> dict[str, Any]:
     book = config.book
     schema = config.schema
-    num_edges = sum(book.num_edges(r) for r in range(len(schema.relations)))
+    num_edges = int(book.edge_table[:, -1].sum())
     balance = {}
     for t, ntype in enumerate(schema.ntypes):
         balance[f"nodes {ntype}" if len(schema.ntypes) > 1 else "nodes"] = _balance(np.diff(book.node_offsets[t]))
-    of_parts = [np.diff(offsets) for offsets in book.edge_offsets]
-    balance["edges"] = _balance(np.sum(of_parts, axis=0, dtype=np.int64, initial=0))
+    balance["edges"] = _balance(np.diff(book.edge_table).sum(axis=0))
     reported = config.report.get("balance")
     for name, value in reported.items() if isinstance(reported, dict) else ():
         if isinstance(value, float) and math.isfinite(value):

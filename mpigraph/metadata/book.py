@@ -44,7 +44,7 @@ class RangeBook:
         object.__setattr__(self, "node_offsets", tuple(nodes))
         edges = _checked("relation", self.schema.relation_keys, self.edge_offsets, self.num_parts)
         object.__setattr__(self, "edge_table", edges)
-        object.__setattr__(self, "edge_offsets", tuple(edges))
+        object.__setattr__(self, "edge_offsets", edges)
 
     @property
     def num_parts(self) -> int:
@@ -96,7 +96,8 @@ def _checked(
     entries = len(np.asarray(given[0])) if num_parts is None else num_parts + 1
     if entries < 2:
         raise PartitionError(f"num_parts must be >= 1 (got {entries - 1})")
-    for name, offsets in zip(names, given, strict=True):
+    rows = given[:1] if isinstance(given, np.ndarray) else given  # those of an array are alike
+    for name, offsets in zip(names, rows, strict=False):
         if np.shape(offsets) != (entries,):
             raise PartitionError(f"offsets of {what} {name!r} must have {entries} entries (got {np.shape(offsets)})")
     table = np.array(given, np.int64)

@@ -51,7 +51,8 @@ def parse_relation(key: str) -> Relation:
     names = key.split(":")
     if len(names) != 3 or not all(names):
         raise EdgeTypeError(f"edge type {key!r} is not of the form 'src:rel:dst'")
-    return unescape(names[0]), unescape(names[1]), unescape(names[2])
+    src, name, dst = names if "~" not in key else map(unescape, names)
+    return src, name, dst
 
 
 def relations_in(text: str, ntypes: Sequence[str], separator: str = ":") -> list[Relation]:
@@ -87,7 +88,6 @@ class Schema:
 
     ntypes: tuple[str, ...]
     relations: tuple[Relation, ...]
-    _ends: list[tuple[int, int]] = field(init=False, repr=False, compare=False)
     _keys: list[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -105,13 +105,9 @@ class Schema:
             if len(set(types)) < len(types):
                 repeated = sorted(str(name) for name, times in Counter[object](types).items() if times > 1)
                 raise InvalidArgumentError(f"{what} {repeated[0]} is given twice")
-        number_of = {name: number for number, name in enumerate(self.ntypes)}
-        try:
-            ends = [(number_of[src], number_of[dst]) for src, _, dst in self.relations]
-        except KeyError:
-            wrong = [(r, end) for r in self.relations for end in (r[0], r[2]) if end not in number_of]
-            raise NodeTypeError(f"node type {wrong[0][1]!r} of relation {wrong[0][0]} does not exist") from None
-        object.__setattr__(self, "_ends", ends)
+        if not {end for src, _, dst in self.relations for end in (src, dst)} <= set(self.ntypes):
+            wrong = [(r, end) for r in self.relations for end in (r[0], r[2]) if end not in self.ntypes]
+            raise NodeTypeError(f"node type {wrong[0][1]!r} of relation {wrong[0][0]} does not exist")
         object.__setattr__(self, "_keys", [relation_key(relation) for relation in self.relations])
 
     @cached_property
@@ -130,9 +126,15 @@ class Schema:
         return ids
 
     @cached_property
+    def _ends(self) -> list[tuple[int, int]]:
+        return [(src, dst) for src, dst in self.all_ends.tolist()]
+
+    @cached_property
     def all_ends(self) -> I64:
         """int64[relations, 2], the node type ids of source and destination of each relation."""
-        return np.array(self._ends, np.int64).reshape(-1, 2)
+        number_of = {name: number for number, name in enumerate(self.ntypes)}
+        ends = [number_of[name] for src, _, dst in self.relations for name in (src, dst)]
+        return np.array(ends, np.int64).reshape(-1, 2)
 
     @classmethod
     def homogeneous(cls) -> "Schema":

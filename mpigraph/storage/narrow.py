@@ -137,6 +137,8 @@ def narrowed(nodes: Features, edges: Features, feat_dtype: FeatDtype) -> tuple[F
         InvalidArgumentError: a feature that is named has no floats of more than 16 bits, is stored in another narrow
             dtype, is of times, or for int8, of one number for each node or edge.
     """
+    if not feat_dtype:
+        return nodes, edges
     names = feat_dtype if isinstance(feat_dtype, dict) else {}
     known = {name for features in (nodes, edges) for table in features.values() for name in table}
     for name in names:

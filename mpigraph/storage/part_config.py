@@ -10,11 +10,13 @@ report and the paths of the shards.
 A configuration may come from anywhere, so its paths must stay inside its folder.
 """
 
+import gc
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -60,6 +62,21 @@ class FeatureInfo(NamedTuple):
 
 
 Features = Mapping[str, Mapping[str, FeatureInfo]]
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Pause the collector of garbage: a configuration is thousands of lists, which live for milliseconds.
+
+    They would make it look through all objects of the process, which takes 0.1 s where torch is loaded.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,14 +197,14 @@ class PartConfig:
             StorageError: it cannot be written.
         """
         path = Path(directory) / f"{self.graph_name}.json"
-        content = self._to_json()
-        content["checksum"] = _checksum(content)
+        content = self._to_json() | {"checksum": self.checksum}
         with NewFile(path, queue=True) as file:  # a reader meets the old file or the new one, never half of one
             # thousands of relations would be hundreds of thousands of lines
             file.write((json.dumps(content, indent=None if self.shared else 2) + "\n").encode())
         return path
 
     @classmethod
+    @_without_collections()
     def read(cls, path: str | os.PathLike[str]) -> "PartConfig":
         """Read a configuration file.
 
@@ -272,8 +289,9 @@ class PartConfig:
         )
         if len(config.seals) != num_parts:
             raise PartitionError(f"there are {num_parts} parts but {len(config.seals)} seals")
-        if content["checksum"] != config.checksum:
+        if content["checksum"] != _checksum(content):
             raise PartitionError("damaged partition configuration: it was changed after it was written")
+        vars(config)["checksum"] = content["checksum"]  # as the property would count it, from the same again
         return config
 
 
@@ -389,15 +407,17 @@ def _features_from_json(content: dict[str, Any], names: list[str]) -> Features:
     unknown = sorted(set(content) - set(names))
     if unknown:
         raise PartitionError(f"features of unknown type {unknown[0]!r}")
-    return {
+    given = {
         owner: {
             check_name(f"name of a feature of {owner!r}", name): FeatureInfo(
                 _a_dtype(info["dtype"]), tuple(_count(size) for size in info["shape"]), _a_narrow(info)
             )
-            for name, info in content.get(owner, {}).items()
+            for name, info in table.items()
         }
-        for owner in names
+        for owner, table in content.items()
+        if table != {}
     }
+    return dict.fromkeys(names, {}) | given  # thousands of relations without features share a table
 
 
 def _is_inside(path: Path, directory: Path) -> bool:

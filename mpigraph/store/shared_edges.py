@@ -83,7 +83,8 @@ class HostTables:
         indptr[np.arange(len(rows)) + of_rows] = first - edge_begins[of_rows]
         indptr[row_begins[1:] + relations[:-1]] = np.diff(edge_begins)
         types = ends[of_rows, 1]
-        listed = np.lexsort((rows, types))
+        width = int(rows.max(initial=0)) + 1
+        listed = np.argsort((types * width + rows) * len(ends) + of_rows)  # by type, row, relation: all differ
         list_begins = np.searchsorted(types[listed], np.arange(num_types + 1))
         return cls(rows, indptr, sources, listed, row_begins, edge_begins, list_begins)
 
@@ -249,7 +250,7 @@ class SharedEdges:
             own = (nodes >= first[place]) & (nodes < last[place])
             columns.append(np.stack([place, nodes - first[place], indices])[:, own])
         edges = np.concatenate(columns, axis=1)
-        place, rows, sources = edges[:, np.argsort(edges[0], kind="stable")]
+        place, rows, sources = edges.take(np.argsort(edges[0], kind="stable"), axis=1)
         held = np.bincount(place, minlength=len(self.ends))
         for bad in np.flatnonzero(held != np.diff(self._edges, axis=1)[:, host])[:1].tolist():
             key = config.schema.relation_key(int(self.relations[bad]))
@@ -265,12 +266,12 @@ class SharedEdges:
         nodes = sources + bases[self.ends[place, 0]]
         of_type = np.searchsorted(firsts, nodes, side="right") - 1
         ranks = world.hosts[of_type % len(world.hosts)]
-        going = np.stack([place, nodes - firsts[of_type]], axis=1)[np.argsort(ranks, kind="stable")]
+        width = int(np.diff(self._nodes, axis=1).max())  # nodes of a host: place and row as one number
+        going = (place * width + nodes - firsts[of_type])[np.argsort(ranks, kind="stable"), None]
         with world.watch("loading a graph"):
             came, _ = exchange_rows(world.comm, going, np.bincount(ranks, minlength=world.size).astype(np.int64))
-        came = came[np.lexsort((came[:, 1], came[:, 0]))]
-        begin = np.flatnonzero(_changes(came[:, 0], came[:, 1]))
-        return came[begin, 0], came[begin, 1], np.diff(np.append(begin, len(came)))
+        numbers, degrees = np.unique(came, return_counts=True)
+        return numbers // width, numbers % width, degrees
 
 
 def read_shared(files: PartFiles, part: int) -> tuple[I64, I64, Array]:
