@@ -224,17 +224,16 @@ def remote_sources(files: PartFiles, part: int, ntype: int) -> tuple[int, int]:
 def _sources(files: PartFiles, part: int, ntype: int) -> Iterator[Array]:
     """Yield the sources of a part's edges from nodes of a type; an id that does not exist is an error."""
     config = files.config
-    begins_there = config.schema.all_ends[:, 0] == ntype
-    tables: list[tuple[str, Array | None]] = [
-        (relation_dataset_name(config.schema.relation_key(r), "indices"), None) for r in config.own if begins_there[r]
-    ]
+    schema = config.schema
+    own = [schema.relation_key(r) for r in config.own if schema.ends(r)[0] == ntype]
+    tables: list[tuple[str, Array | None]] = [(relation_dataset_name(key, "indices"), None) for key in own]
     if config.shared:
-        wanted = np.repeat(begins_there[list(config.shared)], np.diff(config.shared_begins[:, part]))
+        wanted = np.repeat(config.shared_ends[:, 0] == ntype, np.diff(config.shared_begins[:, part]))
         tables.append((shared_dataset_name("indices"), wanted))
-    for name, wanted in tables:
+    for name, chosen in tables:
         for first, sources in read_chunks(files.open(part, "part_graph"), name):
-            if wanted is not None:
-                sources = sources[wanted[first : first + len(sources)]]
+            if chosen is not None:
+                sources = sources[chosen[first : first + len(sources)]]
             if len(sources) and (int(sources.min()) < 0 or int(sources.max()) >= config.book.num_nodes(ntype)):
                 raise ShardFormatError(
                     f"{config.part_path(part, 'part_graph')}: dataset {name!r} contradicts itself: a source does not "

@@ -274,7 +274,7 @@ def check_shared(config: PartConfig, part: int, destinations: Array, indices: Ar
     Raises:
         ShardFormatError: an end does not exist, or edges of a relation do not rise; names the relation.
     """
-    ends = config.schema.all_ends[list(config.shared)]
+    ends = config.shared_ends
     num_src = np.array([config.book.num_nodes(t) for t in range(len(config.schema.ntypes))])
     num_dst = np.array([offsets[part + 1] - offsets[part] for offsets in config.book.node_offsets])
     place = np.repeat(np.arange(len(ends)), np.diff(config.shared_begins[:, part]))

@@ -133,6 +133,12 @@ class PartConfig:
         return begins
 
     @cached_property
+    def shared_ends(self) -> I64:
+        """int64[shared relations, 2], the node type ids of source and destination of each."""
+        ends: I64 = self.schema.all_ends[list(self.shared)]
+        return ends
+
+    @cached_property
     def place_of_shared(self) -> dict[int, int]:
         """The place of each relation among those that share tables."""
         return {relation: place for place, relation in enumerate(self.shared)}
@@ -197,7 +203,8 @@ class PartConfig:
             StorageError: it cannot be written.
         """
         path = Path(directory) / f"{self.graph_name}.json"
-        content = self._to_json() | {"checksum": self.checksum}
+        content = self._to_json()
+        content["checksum"] = _checksum(content)
         with NewFile(path, queue=True) as file:  # a reader meets the old file or the new one, never half of one
             # thousands of relations would be hundreds of thousands of lines
             file.write((json.dumps(content, indent=None if self.shared else 2) + "\n").encode())
@@ -291,7 +298,7 @@ class PartConfig:
             raise PartitionError(f"there are {num_parts} parts but {len(config.seals)} seals")
         if content["checksum"] != _checksum(content):
             raise PartitionError("damaged partition configuration: it was changed after it was written")
-        vars(config)["checksum"] = content["checksum"]  # as the property would count it, from the same again
+        vars(config)["checksum"] = content["checksum"]  # else counted from the same again
         return config
 
 
@@ -417,7 +424,8 @@ def _features_from_json(content: dict[str, Any], names: list[str]) -> Features:
         for owner, table in content.items()
         if table != {}
     }
-    return dict.fromkeys(names, {}) | given  # thousands of relations without features share a table
+    none: dict[str, FeatureInfo] = {}
+    return dict.fromkeys(names, none) | given  # thousands of relations without features share a table
 
 
 def _is_inside(path: Path, directory: Path) -> bool:

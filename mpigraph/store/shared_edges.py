@@ -112,7 +112,7 @@ class SharedEdges:
         world, num_hosts, relations = self._world, len(self._world.hosts), config.shared
         self.relations = np.array(relations, np.int64)
         self._hosts = hosts
-        self.ends = config.schema.all_ends[self.relations]
+        self.ends = config.shared_ends
         self._edges = hosts.edge_table[self.relations]
         self._nodes = np.array(hosts.node_offsets, np.int64)
         self.dtype = index_dtype(int(self._nodes[:, -1].max()))
@@ -284,7 +284,7 @@ def read_shared(files: PartFiles, part: int) -> tuple[I64, I64, Array]:
     destinations, indices = (shard.read(shared_dataset_name(field)) for field in ("destinations", "indices"))
     check_shared(config, part, destinations, indices)
     place = np.repeat(np.arange(len(config.shared)), np.diff(config.shared_begins[:, part]))
-    of_part = np.array(config.book.node_offsets)[config.schema.all_ends[list(config.shared), 1], part]
+    of_part = np.array(config.book.node_offsets)[config.shared_ends[:, 1], part]
     return place, destinations + of_part[place], indices
 
 
