@@ -1,5 +1,6 @@
 """The partition configuration: round trip, wrong paths, and every kind of damage."""
 
+import gc
 import json
 from contextlib import nullcontext
 
@@ -56,6 +57,7 @@ def test_configuration_round_trip(tmp_path):
     ):
         assert [o.tolist() for o in tables] == [t.tolist() for t in expected]
     assert read.node_features == written.node_features and read.edge_features == written.edge_features
+    assert read.checksum == written.checksum
     assert read.report == {"edges_cut": 1} and read.path == tmp_path / "g.json"
     assert read.part_path(2, "node_feats") == tmp_path / "part2" / "node_feat.h5"
     content = json.loads((tmp_path / "g.json").read_text())
@@ -131,6 +133,7 @@ def test_damaged_configurations(tmp_path, change, message):
     with pytest.raises(PartitionError, match=message) as caught:
         PartConfig.read(path)
     assert str(path) in str(caught.value)
+    assert gc.isenabled()  # reading pauses it
 
 
 @pytest.mark.parametrize(
