@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.formats.input_files import UNREADABLE
 from mpigraph.graphs.fields import IdsLike, as_ids
 from mpigraph.graphs.hetero import HeteroGraph, heterograph
 from mpigraph.metadata.schema import check_name, escape, parse_relation, unescape
@@ -119,21 +120,22 @@ def load_tensors(filename: Path, return_dgl_ndarray: bool = False) -> Tensors:
     """Load the tensors of a file of :func:`save_tensors`.
 
     Raises:
-        GraphDataError: the file is another one, such as one of DGL.
+        GraphDataError: the file is damaged, holds Python objects, or is another one, such as one of DGL.
         InvalidArgumentError: ``return_dgl_ndarray`` is true: there are only tensors.
     """
     if return_dgl_ndarray:
         raise InvalidArgumentError("return_dgl_ndarray must be False: tensors are returned, which have .numpy()")
     try:
-        opened = np.load(filename, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile):
+        with np.load(filename, allow_pickle=False) as arrays:
+            # by the entry's own name: numpy gives "x" for "x.npy"
+            return {entry.removesuffix(".npy"): torch.from_numpy(arrays[entry]) for entry in arrays.zip.namelist()}
+    except OSError:
+        raise
+    except UNREADABLE:
         raise GraphDataError(
-            f"{os.fspath(filename)} was not written by save_tensors or save_graphs of mpigraph (DGL's files are "
-            "another format: python -m mpigraph partition reads what DGL has partitioned)"
+            f"{os.fspath(filename)} was not written by save_tensors or save_graphs of mpigraph, or is damaged (DGL's "
+            "files are another format: python -m mpigraph partition reads what DGL has partitioned)"
         ) from None
-    with opened as arrays:
-        # by the entry's own name: numpy gives "x" for "x.npy"
-        return {entry.removesuffix(".npy"): torch.from_numpy(arrays[entry]) for entry in arrays.zip.namelist()}
 
 
 def save_graphs(filename: Path, g_list: HeteroGraph | Sequence[HeteroGraph], labels: Tensors | None = None) -> None:

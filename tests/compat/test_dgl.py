@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import pickle
 import re
 import sys
 from importlib import import_module
@@ -284,6 +285,16 @@ def test_arguments_of_layers_of_older_versions(dgl: ModuleType) -> None:
             assert layer.dropout.p == 0.25 and layer.loop_weight is None and layer.layer_norm_weight is None
 
 
+class _MakesFolder:
+    """An object whose pickle makes a folder when it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return os.mkdir, (self.folder,)
+
+
 def test_helpers_of_data(dgl: ModuleType, tmp_path: Path) -> None:
     g = mg.heterograph({("a", "r", "b"): ([0, 1], [2, 0]), ("b", "s", "b"): ([], [])}, {"a": 2, "b": 3})
     g.nodes["a"].data["x"] = torch.rand(2, 3)
@@ -310,10 +321,17 @@ def test_helpers_of_data(dgl: ModuleType, tmp_path: Path) -> None:
     assert dgl.data.utils.load_graphs(str(tmp_path / "g.bin"), [1])[0][0].num_nodes() == 2
     with pytest.raises(InvalidArgumentError, match=r"only graphs in memory are saved \(got module\)"):
         dgl.save_graphs(str(tmp_path / "none.bin"), [g, ModuleType("not_a_graph")])
-    for bad in (b"DGL", b""):
-        (tmp_path / "bad.bin").write_bytes(bad)
+    files = [tmp_path / name for name in ("bad.bin", "empty.bin", "code.bin", "code.npz", "array.npy")]
+    code = np.array([_MakesFolder(tmp_path / "made")], object)
+    files[0].write_bytes(b"DGL")
+    files[1].write_bytes(b"")
+    files[2].write_bytes(pickle.dumps(code))
+    np.savez(files[3], x=code)
+    np.save(files[4], np.arange(3))
+    for bad in files:
         with pytest.raises(GraphDataError, match="DGL's files are another format"):
-            dgl.data.utils.load_tensors(tmp_path / "bad.bin")
+            dgl.load_graphs(str(bad))
+    assert not (tmp_path / "made").exists()
     with pytest.raises(InvalidArgumentError, match="bfloat16"):
         dgl.data.utils.save_tensors(tmp_path / "t", {"x": torch.zeros(1, dtype=torch.bfloat16)})
     parser = argparse.ArgumentParser()
