@@ -7,6 +7,7 @@ windows.
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -322,6 +323,13 @@ class DistGraph(SampledGraph):
     def _client(self) -> "DistGraph":
         """The graph itself: DGL's scripts call ``g._client.barrier()``."""
         return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be pickled, as for a spawned process."""
+        raise InvalidArgumentError(
+            "a DistGraph cannot be pickled: it is a part of its job, as a spawned process is not. A forked one "
+            "(multiprocessing_context='fork') reads rows and neighbours of its own node"
+        )
 
     def __repr__(self) -> str:
         return f"DistGraph({self.graph_name!r}, num_nodes={self.num_nodes()}, num_edges={self.num_edges()})"

@@ -1,6 +1,7 @@
 """DistGraph: counts, types, features, degrees and edges, local and remote; splits; one-hop sampling."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -66,6 +67,8 @@ def test_counts_types_and_features(job: SharedJob, oracle) -> None:
     for features in (g.ndata, g.edata):
         with pytest.raises(FieldNameError, match="no feature 'x'"):
             features["x"]
+    with pytest.raises(InvalidArgumentError, match=r"cannot be pickled: .*spawned"):
+        pickle.dumps((g, NeighborSampler([2])))
     again = job.open(path)
     assert again.num_edges() == num_edges
 
