@@ -33,7 +33,7 @@ from numba.core import caching, dispatcher, event
 from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
-from numba.core.runtime.nrt import rtsys
+from numba.core.runtime import nrt
 
 from mpigraph.compiling import REPORT
 from mpigraph.config import timeout
@@ -95,6 +95,14 @@ def _hash_of_source(module: str) -> str:
     return hashlib.sha256("\n".join([text, *map(_hash_of_source, imported)]).encode()).hexdigest()
 
 
+@cache
+def _register_runtime() -> None:
+    """Let kernels find numba's functions for memory. To start numba's runtime would also compile some, for 20 ms."""
+    runtime: Any = nrt
+    for name, address in runtime._nrt.c_helpers.items():
+        runtime.ll.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
+
+
 class _SharedCache:
     """numba's cache of one kernel; from a miss until the kernel is saved, other processes of the machine wait."""
 
@@ -151,14 +159,10 @@ class _SharedCache:
         This calls private methods of numba. Where numba has no such method, its public ``load_overload`` does the work.
         """
         try:
-            initialize, guard, load = (
-                rtsys.initialize,
-                self._own._guard_against_spurious_io_errors,
-                self._own._load_overload,
-            )
+            guard, load = self._own._guard_against_spurious_io_errors, self._own._load_overload
+            _register_runtime()
         except AttributeError:
             return self._own.load_overload(signature, target)
-        initialize(target)  # type: ignore[no-untyped-call]
         with guard():
             return load(signature, target)
 

@@ -18,7 +18,7 @@ from numba.core import dispatcher
 from numba.core.caching import Cache, FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import TypingError
-from numba.core.runtime.nrt import rtsys
+from numba.core.runtime import nrt
 
 from mpigraph import kernels
 from mpigraph.compiling import REPORT
@@ -118,12 +118,13 @@ def test_what_cannot_be_compiled_keeps_no_other_process_waiting() -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Cache, "_guard_against_spurious_io_errors"), (Cache, "_load_overload"), (type(rtsys), "initialize")],
+    [(Cache, "_guard_against_spurious_io_errors"), (Cache, "_load_overload"), (nrt, "_nrt")],
 )
 def test_a_numba_without_a_private_method_loads_kernels_by_its_public_one(
-    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+    owner: object, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = find_in_rows._cache
+    cache._register_runtime.cache_clear()
     monkeypatch.delattr(owner, name)
     monkeypatch.setattr(FunctionCache, "load_overload", lambda _, signature, target: ("loaded", signature, target))
     assert kernel.load_overload("signature", "target") == ("loaded", "signature", "target")
