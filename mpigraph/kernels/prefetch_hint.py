@@ -19,7 +19,8 @@ def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
         array_type = signature.args[0]
         view = context.make_array(array_type)(context, builder, args[0])
         tools: Any = cgutils
-        element = tools.get_item_pointer(context, builder, array_type, view, [args[1]], wraparound=False)
+        at = [*[ir.IntType(64)(0)] * (array_type.ndim - 1), args[1]]
+        element = tools.get_item_pointer(context, builder, array_type, view, at, wraparound=False)
         address = builder.bitcast(element, ir.IntType(8).as_pointer())
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
@@ -38,5 +39,5 @@ def _nothing(array: Any, index: Any) -> None:
 prefetch: Any = _nothing if config.DISABLE_JIT else intrinsic(_prefetch)  # type: ignore[attr-defined]
 """``prefetch(array, index)``, inside a kernel, loads the cache line of ``array[index]`` (LLVM's ``llvm.prefetch``).
 
-The index is not checked.
+The index is not checked. In an array of several axes, which is C-contiguous, it counts the elements.
 """

@@ -50,12 +50,12 @@ def gather_rows(table: Array, rows: Array, positions: I64, out: Array) -> None:
     ``rows`` are int32 or int64. A large ``out`` is not left in the cache.
     """
     width, line, streamed = table.shape[1], max(1, _LINE // table.itemsize), _is_streamed(table, out)
-    words, asked = table.reshape(-1), min(width, _ASKED * line)
+    asked = min(width, _ASKED * line)
     for i in range(len(rows)):
         if i + _AHEAD < len(rows) and rows[i + _AHEAD] >= 0:
             first = np.int64(rows[i + _AHEAD]) * width
             for word in range(first, first + asked, line):
-                prefetch(words, word)
+                prefetch(table, word)
         row = np.int64(rows[i])
         if row < 0:
             continue
@@ -77,13 +77,13 @@ def load_rows(table: Array, first: int, ids: I64, positions: I64, out: Array) ->
     A large ``out`` is not left in the cache.
     """
     width, line, streamed = table.shape[1], max(1, _LINE // table.itemsize), _is_streamed(table, out)
-    words, asked = table.reshape(-1), min(width, _ASKED * line)
+    asked = min(width, _ASKED * line)
     n = len(positions)
     for i in range(n):
         if i + _AHEAD < n:
             begin = (ids[positions[i + _AHEAD]] - first) * width
             for word in range(begin, begin + asked, line):
-                prefetch(words, word)
+                prefetch(table, word)
         p = positions[i]
         if streamed:
             stream_row(out, p, table, ids[p] - first)
@@ -143,7 +143,7 @@ def _order_by_owner(ids: I64, offsets: I64, scratch: I64, owner: I32, order: I64
             which[used] = low
             used += 1
         counts[low] += 1
-    gap = used >> 1  # Shell's sort: numba's takes 40 ms to load
+    gap = used >> 1  # Shell's sort: numba's takes 40 ms to load, as its reshape does
     while gap:
         for i in range(gap, used):
             range_, k = which[i], i
