@@ -69,6 +69,7 @@ def list_rows(
     indptr: I64,
     chosen: Mask,
     places: I64,
+    rows: I64,
     bounds: I64,
 ) -> None:
     """List the rows that :func:`find_rows` found.
@@ -82,6 +83,7 @@ def list_rows(
         indptr: int64[rows + relations], relation after relation, the first edges of its rows and their end.
         chosen: as there.
         places: int64[m], filled with the relation of each row.
+        rows: int64[m], filled with its number among those of the relation.
         bounds: int64[2 m], filled with the first edge of each row on the host, and the one behind its last.
     """
     for i in range(len(first)):
@@ -93,6 +95,7 @@ def list_rows(
                 place = _place_of(listed[at], row_begins)
             begin = np.int64(listed[at]) + place
             places[j] = place
+            rows[j] = listed[at] - row_begins[place]
             bounds[2 * j] = edge_begins[place] + indptr[begin]
             bounds[2 * j + 1] = edge_begins[place] + indptr[begin + 1]
             at += 1

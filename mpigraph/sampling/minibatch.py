@@ -227,7 +227,7 @@ def hop_requests(
 ) -> list[SamplingRequest]:
     """Return the requests of one hop: through each relation with a strategy and destinations in the frontier.
 
-    Relations that share tables have one request for each of their strategies that needs nothing else.
+    Relations that share tables have one request for all whose strategies differ in tensors alone.
     """
     schema = graph.topology.hosts.schema
     hows = plan.layers[layer]
@@ -259,25 +259,28 @@ def _shared_requests(
     keys: HopKeys,
     trees: "_Growing | None",
 ) -> Iterator[SharedRequest]:
-    """Yield the requests of a hop through relations that share tables, have one object as strategy, and one node type
+    """Yield the requests of a hop through relations that share tables, have strategies of one family, and one node type
     of destinations.
     """
-    by_strategy: dict[int, list[int]] = {}
+    place_of = graph.topology.place_of_shared
+    families: dict[tuple[object, ...], list[int]] = {}
     for relation, how in hows.items():
-        if not how.needs_tables:
-            by_strategy.setdefault(id(how), []).append(relation)
+        if relation in place_of:
+            families.setdefault(how.family, []).append(relation)
     num_types = len(graph.topology.hosts.schema.ntypes)
-    for relations in by_strategy.values():
+    for relations in families.values():
         if len(relations) < _FEW:
             continue
         how = hows[relations[0]]
         among = np.isin(shared.relations, relations)
+        tensors = np.zeros((len(how.tables) if how.needs_tables else 0, len(among)), np.int64)
+        if len(tensors):
+            tensors[:, among] = np.array([hows[relation].tensors for relation in sorted(relations)]).T
         strategy = how.at_step(keys.step)
         types = shared.ends[:, 1] + (0 if how.keys_by_relation else num_types * shared.ends[:, 0])
         for one in np.unique(types[among]).tolist():
             src, dst = divmod(one, num_types)  # a source type where keys need one
             chosen = among & (types == one)
-            place_of = graph.topology.place_of_shared
             edges = [
                 shared.numbers(place_of[r], ids)
                 for r, ids in plan.excluded.items()
@@ -288,11 +291,12 @@ def _shared_requests(
                 dst,
                 chosen,
                 frontier.get(dst, _NONE),
-                strategy,
+                strategy if trees is None else trees.with_times(dst, strategy),
                 plan.want_eids,
                 strategy.hop_key(keys, src),
                 _NO_ROOTS if trees is None else trees.roots(dst),
                 np.sort(np.concatenate([_NONE, *edges])),
+                tensors,
             )
 
 
@@ -391,11 +395,15 @@ class _Growing:
         return roots
 
     def of_roots(self, dst: int, key: np.uint64 | U64, strategy: Strategy) -> tuple[U64, Strategy]:
-        """Return the keys of the frontier's nodes of type ``dst``, by root, and the strategy for their roots' times."""
+        """Return the keys of the frontier's nodes of type ``dst``, by root, and the strategy :meth:`with_times`."""
         trees = self._trees[dst]
         keys: U64 = np.empty(len(trees), np.uint64)
         tree_keys(self._keys, trees, np.uint64(key), keys)
-        return keys, strategy.with_root_times(self.times[trees]) if len(self.times) else strategy
+        return keys, self.with_times(dst, strategy)
+
+    def with_times(self, dst: int, strategy: Strategy) -> Strategy:
+        """Return the strategy for the times of the roots of the frontier's nodes of type ``dst``."""
+        return strategy.with_root_times(self.times[self._trees[dst]]) if len(self.times) else strategy
 
     def insert(self, src: int, dst: int, neighbors: SampledNeighbors) -> I32:
         """Return int32[edges], the positions of drawn sources in the trees of their destinations."""

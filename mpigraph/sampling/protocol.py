@@ -5,8 +5,8 @@ round, one after the other. A request is a header (:func:`_header`) and two list
 A list of n ids is ``2 n + narrow, id 0 .. id n-1``, narrow being 1 with two ids in a word, where they fit 32 bits, else
 0. Destinations that request k of the same message has already are the word ``-1 - k``. The second list is the excluded
 edges; before them are the keys of the destinations, where each has its own, the columns of the strategy, and its shared
-arrays, each after its length. A request through several relations has a bit for each of them before all that, after
-their number, and in place of the relation ``-1 - type`` of its destinations.
+arrays, each after its length. A request through several relations has before all that their number and that of their
+tables, a bit for each relation, and their tensors; and in place of the relation ``-1 - type`` of its destinations.
 
 The answer is, request by request, a few arrays, each padded to eight bytes: those of :func:`neighbor_arrays` or
 :func:`row_arrays`, or bool [n] for edges.
@@ -72,11 +72,13 @@ class SharedRequest:
         dst: node type id of the destinations.
         chosen: bool[relations that share tables], true for those to sample.
         ids: int64[n], destinations; may repeat.
-        strategy: chooses the neighbours; it needs no tables of a relation.
+        strategy: chooses the neighbours, with the tensors of any of the relations.
         want_eids: answer edges too.
         key: of the hop, as :meth:`.Strategy.hop_key` gives it.
         roots: uint64[n], the keys of the destinations' trees; empty without trees.
         excluded: int64[k], numbers of excluded edges, see :attr:`.SharedEdges.edges_of_hosts`; ascending, each once.
+        tensors: int64[tables, relations that share tables], by table of the strategy the tensor of each chosen
+            relation; without rows if the strategy needs no tables.
     """
 
     graph: int
@@ -88,6 +90,7 @@ class SharedRequest:
     key: np.uint64
     roots: U64 = field(default_factory=_no_roots)
     excluded: I64 = field(default_factory=_no_ids)
+    tensors: I64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,9 @@ def pack_request(
     if isinstance(request, SharedRequest):
         relation = -1 - request.dst
         roots = request.roots
-        own += [np.array([len(request.chosen)]), _as_bits(request.chosen)]
+        tensors = request.tensors
+        own += [np.array([len(request.chosen), len(tensors)]), _as_bits(request.chosen)]
+        own += [tensors[:, request.chosen].ravel()] if len(tensors) else []
     else:
         relation = request.relation
         roots = request.key if isinstance(request.key, np.ndarray) else _no_roots()
@@ -255,9 +260,13 @@ def _join(words: I64, numbers: I64, headers: I64) -> Joined:
         return Joined(EdgeQuery(graph, relation, destinations, second_list), numbers, bounds)
     chosen = None
     if relation < 0:
-        count = int(second_list[0])
-        end = 1 + -(-count // 64)
-        chosen = np.unpackbits(second_list[1:end].view(np.uint8), count=count).view(np.bool_)
+        count, tables = second_list[:2].tolist()
+        end = 2 + -(-count // 64)
+        chosen = np.unpackbits(second_list[2:end].view(np.uint8), count=count).view(np.bool_)
+        tensors = np.zeros((tables, count), np.int64)
+        of_each = np.count_nonzero(chosen)
+        begin, end = end, end + tables * of_each
+        tensors[:, chosen] = second_list[begin:end].reshape(tables, of_each)
         second_list = second_list[end:]
     kind = Strategy.of_tag(tag)
     keys = rows[:, -1].view(np.uint64)
@@ -276,7 +285,7 @@ def _join(words: I64, numbers: I64, headers: I64) -> Joined:
         request: Request = RelationRequest(graph, relation, destinations, strategy, bool(want_eids), key, excluded)
     else:
         many = (graph, -1 - relation, chosen, destinations, strategy, bool(want_eids))
-        request = SharedRequest(*many, keys[0], roots, excluded)
+        request = SharedRequest(*many, keys[0], roots, excluded, tensors)
     return Joined(request, numbers, bounds)
 
 

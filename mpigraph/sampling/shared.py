@@ -1,6 +1,7 @@
 """A hop through relations that share tables: draws of all of them in one pass, and the way back to each relation."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from mpigraph.kernels.row_ops import place_ragged
 from mpigraph.kernels.sample import Candidates, copy_neighbours
 from mpigraph.kernels.shared_rows import find_rows, keys_of_rows, list_rows
 from mpigraph.sampling.protocol import SampledNeighbors, SampledRows, SharedRequest, edges_in
-from mpigraph.sampling.strategies.strategy import OwnedRows
+from mpigraph.sampling.strategies.strategy import Draw, OwnedRows
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.shared_edges import SharedEdges
@@ -18,6 +19,22 @@ from mpigraph.store.store import Store
 
 RowsOfHost = tuple[int, I64, SampledRows]
 """A host, the positions in the request of the destinations that it holds, and what was drawn for them."""
+
+
+class _Pass(NamedTuple):
+    """Rows that one draw serves: those of one relation, or of all.
+
+    Attributes:
+        draw: chooses among their edges.
+        rows: all rows of the request, with the numbers that those of the pass have in ``edges``.
+        first: number of the first of ``edges``, counted from the host's first.
+        at: int64[m], the rows of the pass.
+    """
+
+    draw: Draw
+    rows: OwnedRows
+    first: int
+    at: I64
 
 
 class SharedSampling:
@@ -41,41 +58,59 @@ class SharedSampling:
         find_rows(request.ids, positions, rows.first_node, *where, first, counts)
         self._bounds = _sums(counts)
         total = int(self._bounds[-1])
-        self._places = np.empty(total, np.int64)
+        self._places, of_relation = np.empty((2, total), np.int64)
         ends = np.empty(2 * total, np.int64)
         tables = (rows.listed, rows.row_begins, rows.edge_begins, rows.indptr, request.chosen)
-        list_rows(first, self._bounds, *tables, self._places, ends)
+        list_rows(first, self._bounds, *tables, self._places, of_relation, ends)
         keys = np.empty(total, np.uint64)
         roots = request.roots[positions] if len(request.roots) else request.roots
         relations = shared.relations[self._places]
         keys_of_rows(request.key, relations, request.strategy.keys_by_relation, roots, self._bounds, keys)
-        begin = int(shared.edges_of_hosts[host])
-        # the rows do not lie side by side, so each has a begin and an end of its own: every other entry is its row
-        numbers = np.arange(0, 2 * total, 2)
-        edges = Adjacency(ends, rows.indices, 0, 0, numbers)
         ids = np.repeat(request.ids[positions], counts)
         scratch = Candidates(*(np.empty(total, np.int64) for _ in Candidates._fields))
-        excluded = edges_in(request.excluded, begin, begin + shared.num_edges(host)) - begin
-        self._rows = OwnedRows(host, edges, ids, numbers, keys, excluded, scratch)
-        self._draw = request.strategy.prepare(state, -1)
+        strategy = request.strategy.at(np.repeat(positions, counts))
+
+        def make_pass(draw: Draw, edges: Adjacency, numbers: I64, first: int, at: I64) -> _Pass:
+            begin = int(shared.edges_of_hosts[host]) + first
+            excluded = edges_in(request.excluded, begin, begin + len(edges.indices)) - begin
+            return _Pass(draw, OwnedRows(host, edges, ids, numbers, keys, excluded, scratch), first, at)
+
+        self._passes = []
+        if strategy.needs_tables:
+            for at in _runs(self._places, len(request.chosen)):
+                place = int(self._places[at[0]])
+                how = strategy.with_tensors(request.tensors[:, place].tolist())
+                draw = how.prepare(state, int(shared.relations[place]))
+                edges = shared.adjacency(place, host)
+                self._passes.append(make_pass(draw, edges, of_relation, int(rows.edge_begins[place]), at))
+        else:
+            # the rows do not lie side by side, so each has a begin and an end of its own: every other entry is its row
+            numbers = np.arange(0, 2 * total, 2)
+            edges = Adjacency(ends, rows.indices, 0, 0, numbers)
+            self._passes.append(make_pass(strategy.prepare(state, -1), edges, numbers, 0, np.arange(total)))
         self._workers = workers
         self._request = request
+        self._dtype = shared.dtype
         self._counts = np.empty(total, np.int64)
-        self._all = np.arange(total)
-        workers.run(lambda part: self._draw.count(self._rows, part, self._counts), self._all)
+        for draw, owned, _, at in self._passes:
+
+            def count(part: I64, draw: Draw = draw, owned: OwnedRows = owned) -> None:
+                draw.count(owned, part, self._counts)
+
+            workers.run(count, at)
 
     def finish(self) -> SampledRows:
         """Draw."""
         offsets = _sums(self._counts)
         picks = np.empty(int(offsets[-1]), np.int64)
-        indices = self._rows.edges.indices
-        src = np.empty(len(picks), indices.dtype)
+        src = np.empty(len(picks), self._dtype)
+        for draw, rows, first, at in self._passes:
 
-        def fill(part: I64) -> None:
-            self._draw.choose(self._rows, part, offsets, picks)
-            copy_neighbours(indices, part, offsets, 0, picks, src)
+            def fill(part: I64, draw: Draw = draw, rows: OwnedRows = rows, first: int = first) -> None:
+                draw.choose(rows, part, offsets, picks)
+                copy_neighbours(rows.edges.indices, part, offsets, first, picks, src)
 
-        self._workers.run(fill, self._all)
+            self._workers.run(fill, at)
         return SampledRows(
             self._bounds, self._places, self._counts, src, picks if self._request.want_eids else picks[:0]
         )
@@ -138,6 +173,12 @@ def _sums(counts: Array) -> I64:
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return offsets
+
+
+def _runs(keys: I64, num_keys: int) -> list[I64]:
+    """Return the positions of each key that occurs, ascending."""
+    order = _order(keys, num_keys)
+    return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(keys) else []
 
 
 def _order(keys: I64, num_keys: int) -> I64:

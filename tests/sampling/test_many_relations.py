@@ -31,16 +31,19 @@ SCHEMA = Schema(
     tuple(NODES),
     tuple([*((s, f"r{k}", d) for k in range(6) for s in "ab" for d in "ab"), ("none", "x", "a"), ("a", "y", "none")]),
 )
-WITH_FEATURES = SCHEMA.relations[1:4]
-BOTH = {"weight": np.float32, "time": np.int64}
+WITH_FEATURES = SCHEMA.relations[1:12]
+OF_EDGES = {"weight": np.float32, "time": np.int64, "mask": np.bool_}
 SAMPLERS = {
     "uniform": NeighborSampler([2, 3]),
     "replace": NeighborSampler([2, 2], replace=True),
     "all": NeighborSampler([-1, -1], return_eids=False),
     "weighted": NeighborSampler([2, 2], prob="weight"),
+    "weighted, replace": NeighborSampler([2, -1], prob="weight", replace=True),
+    "masked": NeighborSampler([1, 2], prob="mask", disjoint=True),
     "labor": LaborSampler([2, 2]),
     "labor weighted": LaborSampler([1, 2], prob="weight", layer_dependency=True),
     "time": NeighborSampler([2, 2], time_attr="time"),
+    "time, last": NeighborSampler([-1, 1], prob="mask", time_attr="time", temporal_strategy="last"),
     "disjoint": NeighborSampler([2, 2], disjoint=True),
     "by relation": NeighborSampler([2, {relation: k % 3 for k, relation in enumerate(SCHEMA.relations)}]),
 }
@@ -56,7 +59,7 @@ def made(seed: int = 0) -> GraphSource:
     for (src, name, dst), size in zip(SCHEMA.relations, sizes, strict=True):
         edges.append(tuple(rng.integers(0, max(1, NODES[end]), size) for end in (src, dst)))
         if (src, name, dst) in WITH_FEATURES:
-            numbers = {of: rng.integers(0, 5, size).astype(dtype) for of, dtype in BOTH.items()}
+            numbers = {of: rng.integers(0, 5, size).astype(dtype) for of, dtype in OF_EDGES.items()}
             features[f"{src}:{name}:{dst}"] = {of: Feature.of(rows) for of, rows in numbers.items()}
     return GraphSource(SCHEMA, tuple(NODES.values()), tuple(edges), {}, features)
 
@@ -87,7 +90,7 @@ def everything(path: str, rank: int, trainers: int) -> dict[str, str]:
         drop: dict[Relation, torch.Tensor] = {r: torch.arange(0, g.num_edges(r), 2) for r in SCHEMA.relations[:3]}
         times = {t: 1 + ids % 4 for t, ids in seeds.items()}
         arguments = dataclasses.replace(sampler.arguments, seed=3)
-        extra = {"seed_times": times} if name == "time" else {}
+        extra = {"seed_times": times} if "time" in name else {}
         inputs, _, blocks = g.sample_blocks(seeds, arguments, exclude_edges=drop if number % 2 else None, **extra)
         if seeds:
             ends = [block.edges(etype=r)[i] for block in blocks for r in SCHEMA.relations for i in (0, 1)]

@@ -36,6 +36,7 @@ class Labor(Strategy):
 
     tag = 5
     keys_by_relation = False
+    tables = ("weights",)
     replace: ClassVar[bool] = False
     weights: int = 0
     same_in_hops: bool = False

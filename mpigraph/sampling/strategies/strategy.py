@@ -7,7 +7,7 @@ folder: its fields travel by themselves, its :meth:`Strategy.prepare` looks up w
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, ClassVar, Protocol
 
@@ -140,6 +140,8 @@ class Strategy(ABC):
     """Names of the fields that have a number for each destination."""
     shared: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that are arrays which every owner gets whole."""
+    tables: ClassVar[tuple[str, ...]] = ()
+    """Names of the fields that are numbers of a relation's tensors, so that each relation has its own."""
     keys_by_relation: ClassVar[bool] = True
     """Each relation has keys of its own; else those with one source type have the same."""
     _by_tag: ClassVar[dict[int, type["Strategy"]]] = {}
@@ -184,8 +186,29 @@ class Strategy(ABC):
 
     @property
     def needs_tables(self) -> bool:
-        """True if owners look up something of the relation besides its edges; others may be drawn by in one pass."""
+        """True if owners look up something of the relation besides its edges; else all relations are one pass."""
         return True
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """What strategies have in common whose relations may share a request: all but the numbers of their tensors."""
+        words = zip(_parameters(type(self)), self.words(), strict=True)
+        common = (bool(word) if name in self.tables else word for (name, _), word in words)
+        return type(self), id(self) if self.shared else 0, *common
+
+    @property
+    def tensors(self) -> list[int]:
+        """The numbers of the relation's tensors, in the order of :attr:`tables`."""
+        return [getattr(self, name) for name in self.tables]
+
+    def with_tensors(self, numbers: Sequence[int]) -> "Strategy":
+        """Return the strategy for a relation whose tensors have these numbers."""
+        return replace(self, **dict(zip(self.tables, numbers, strict=True)))
+
+    def at(self, positions: I64) -> "Strategy":
+        """Return the strategy for the destinations at ``positions``, int64[m], which may repeat."""
+        own = {name: getattr(self, name)[positions] for name in self.columns}
+        return replace(self, **own) if own else self
 
     def at_step(self, step: int) -> "Strategy":
         """Return the strategy for draws of a step; :meth:`key` has the step in its ``keys``."""

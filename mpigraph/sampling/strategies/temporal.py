@@ -30,6 +30,7 @@ class Temporal(Strategy):
 
     tag = 4
     columns = ("until",)
+    tables = ("mask", "times")
     replace: bool
     mask: int
     times: int

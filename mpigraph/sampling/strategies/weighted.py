@@ -24,6 +24,7 @@ class Weighted(Strategy):
     """
 
     tag = 2
+    tables = ("weights",)
     kernel: ClassVar[Callable[..., None]] = staticmethod(choose_weighted)
     table: ClassVar[type[EdgeWeights]] = EdgeWeights
     replace: bool
