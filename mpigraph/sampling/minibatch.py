@@ -263,10 +263,11 @@ def _shared_requests(
     of destinations.
     """
     place_of = graph.topology.place_of_shared
+    family_of = {key: how.family for key, how in {id(how): how for how in hows.values()}.items()}
     families: dict[tuple[object, ...], list[int]] = {}
     for relation, how in hows.items():
         if relation in place_of:
-            families.setdefault(how.family, []).append(relation)
+            families.setdefault(family_of[id(how)], []).append(relation)
     num_types = len(graph.topology.hosts.schema.ntypes)
     for relations in families.values():
         if len(relations) < _FEW:

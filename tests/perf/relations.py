@@ -1,7 +1,8 @@
 """CPU seconds and bytes of one graph by its number of relations: ``python tests/perf/relations.py [1 10 200 2000]``.
 
 The same 20,000 edges among 20,000 nodes, in 4 parts at random, divided over the relations; one process. Each number of
-relations has a process of its own, which first does all once with another graph, so that kernels are loaded.
+relations has a process of its own, which first does all once with another graph, so that kernels are loaded. The last
+column is of the same graph with an edge weight in each relation, and draws by it.
 """
 
 import os
@@ -18,15 +19,18 @@ NODES = EDGES = 20_000
 PARTS = 4
 
 
-def source(relations, seed=0):
+def source(relations, seed=0, weighted=False):
     """The graph, its edges dealt out to the relations."""
     from mpigraph.metadata.schema import Schema
-    from mpigraph.partition.source import GraphSource
+    from mpigraph.partition.source import Feature, GraphSource
 
     rng = np.random.default_rng(seed)
     src, dst = rng.integers(0, NODES, (2, EDGES))
     edges = tuple((src[r::relations], dst[r::relations]) for r in range(relations))
-    return GraphSource(Schema(("n",), tuple(("n", f"r{r}", "n") for r in range(relations))), (NODES,), edges)
+    schema = Schema(("n",), tuple(("n", f"r{r}", "n") for r in range(relations)))
+    weights = rng.random(EDGES, np.float32)
+    feats = {f"n:r{r}:n": {"w": Feature.of(weights[r::relations])} for r in range(relations)} if weighted else {}
+    return GraphSource(schema, (NODES,), edges, {}, feats)
 
 
 def measure(relations, out):
@@ -59,12 +63,15 @@ def measure(relations, out):
         yield name, lap()
     g = DistGraph(out.name, part_config=path)
     yield "open", lap()
-    seeds = torch.arange(100)
-    NeighborSampler([5]).sample_blocks(g, seeds)
-    lap()
-    for _ in range(3):
-        NeighborSampler([5]).sample_blocks(g, seeds)
-    yield "hop", lap() / 3
+    name, path = f"{out.name}w", out / "w"
+    partition_source(source(relations, weighted=True), name, PARTS, path, "random")
+    for graph, prob in ((g, None), (DistGraph(name, part_config=path / f"{name}.json"), "w")):
+        sampler, seeds = NeighborSampler([5], prob=prob), torch.arange(100)
+        sampler.sample_blocks(graph, seeds)
+        lap()
+        for _ in range(3):
+            sampler.sample_blocks(graph, seeds)
+        yield f"hop, prob={prob}", lap() / 3
 
 
 def one(relations):
@@ -81,8 +88,10 @@ def one(relations):
 
 def main(numbers):
     """Print the table."""
-    print("| relations | partition, s | files, MB | memory, MB | info, s | verify, s | open, s | hop, s |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| relations | partition, s | files, MB | memory, MB | info, s | verify, s | open, s | hop, s | weighted, s |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for number in numbers:
         subprocess.run([sys.executable, __file__, "--one", number], check=True)
 

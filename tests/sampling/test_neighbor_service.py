@@ -13,7 +13,8 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
 from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
-from mpigraph.sampling.strategies import HopKeys, Uniform
+from mpigraph.sampling.protocol import pack_request, unpack_requests
+from mpigraph.sampling.strategies import HopKeys, Uniform, Weighted
 from mpigraph.session.context import current
 
 NUM_NODES, NUM_EDGES, HOPS = 120, 2400, 2
@@ -79,6 +80,22 @@ def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:
     requests = hop_requests(plan, 0, graph, {0: np.arange(5)}, HopKeys.of(np.uint64(1), 0))
     assert [(request.relation, request.strategy.fanout) for request in requests] == [(0, 2), (3, -1)]
     assert requests[0].ids is requests[1].ids  # which lets a message carry them once
+
+
+def test_relations_drawn_from_alike_are_one_request() -> None:
+    """Strategies that differ in tensors alone share one, which carries the tensors; another fanout has its own."""
+    schema = Schema(("n",), tuple(("n", f"r{r}", "n") for r in range(8)))
+    shared = SimpleNamespace(relations=np.arange(8), ends=np.zeros((8, 2), np.int64))
+    topology = SimpleNamespace(hosts=SimpleNamespace(schema=schema), shared=shared, place_of_shared=range(8))
+    graph = SimpleNamespace(number=0, topology=topology)
+    plan = SamplingPlan([{r: Weighted(2 + r // 4, False, 10 + r) for r in (4, 5, 6, 0, 2, 1)}], {})
+    requests = hop_requests(plan, 0, graph, {0: np.arange(5)}, HopKeys.of(np.uint64(1), 0))
+    words = np.concatenate([word for r in requests for word in pack_request(r, r.ids, r.excluded)])
+    for request in [*requests, *(joined.request for joined in unpack_requests([words]).joined)]:
+        chosen = [4, 5, 6] if request.strategy.fanout == 3 else [0, 1, 2]
+        assert np.flatnonzero(request.chosen).tolist() == chosen
+        assert request.tensors[:, chosen].tolist() == [[10 + r for r in chosen]]
+    assert len(requests) == 2
 
 
 @on_layouts(REMOTE[:1])
