@@ -191,7 +191,7 @@ class Strategy(ABC):
 
     @property
     def family(self) -> tuple[object, ...]:
-        """What strategies have in common whose relations may share a request: all but the numbers of their tensors."""
+        """The words that strategies have in common whose relations share a request: all but their tensors."""
         words = zip(_parameters(type(self)), self.words(), strict=True)
         common = (bool(word) if name in self.tables else word for (name, _), word in words)
         return type(self), id(self) if self.shared else 0, *common
