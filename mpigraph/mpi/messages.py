@@ -21,10 +21,12 @@ ask something. One thread at a time makes the collective steps of a communicator
 
 import itertools
 import math
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Condition, Lock, get_ident
 from typing import NamedTuple, TypeAlias, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 from mpi4py import MPI
@@ -66,6 +68,7 @@ class Gate:
         self._changed = Condition()
         self._users: dict[int, int] = {}  # by thread, the blocks that it is in
         self._shut = False
+        _gates.add(self)
 
     def __enter__(self) -> None:
         thread = get_ident()
@@ -93,6 +96,21 @@ class Gate:
             self._shut = True
             self._users.pop(get_ident(), None)  # of a block that Ctrl-C ended in the middle of its last line
             self._changed.wait_for(lambda: not self._users)
+
+    def forget_threads(self) -> None:
+        """Let in the one thread of a forked process: another may have been in the middle of this when it was forked."""
+        thread = get_ident()
+        self._changed = Condition()
+        self._users = {thread: self._users[thread]} if thread in self._users else {}
+
+
+def _begin_anew() -> None:
+    for gate in list(_gates):
+        gate.forget_threads()
+
+
+_gates: "WeakSet[Gate]" = WeakSet()
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 class Request(NamedTuple):

@@ -8,6 +8,7 @@ library's caches know more and do with less memory.
 """
 
 import json
+import os
 import threading
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, takewhile
@@ -82,6 +83,7 @@ def chosen(rows: I64, power: int) -> I64:
 
 _samples: list[dict[int, _Sample]] = []  # by number of the tensor; one while a report is being made, else none
 _lock = threading.Lock()  # loaders may read in several threads
+os.register_at_fork(after_in_child=_samples.clear)  # a thread may hold the lock then
 
 
 def begin() -> None:

@@ -1,5 +1,7 @@
 """Requests and their servers, the gate, arrays from every rank to every rank, rounds."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -207,6 +209,30 @@ def test_a_gate_waits_for_the_present_users() -> None:
     gate.drain()
     assert left == ["user"]
     thread.join()
+
+
+def test_a_forked_process_enters_a_gate_that_another_thread_had_locked() -> None:
+    gate, locked, leave = Gate("it was closed"), threading.Event(), threading.Event()
+
+    def use() -> None:
+        with gate, gate._changed:  # in the middle of entering or leaving
+            locked.set()
+            leave.wait(WAIT)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    locked.wait(WAIT)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(WAIT / 4))  # ends it
+        with gate:
+            pass
+        gate.drain()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    leave.set()
+    thread.join()
+    assert status == 0
 
 
 def test_rows_arrive_in_the_order_of_ranks(comm: MPI.Intracomm) -> None:
