@@ -266,7 +266,7 @@ def _shared_requests(
     family_of = {key: how.family for key, how in {id(how): how for how in hows.values()}.items()}
     families: dict[tuple[object, ...], list[int]] = {}
     for relation, how in hows.items():
-        if relation in place_of:
+        if relation in place_of and type(how).key is Strategy.key:  # owners make the keys of these from the hop's
             families.setdefault(family_of[id(how)], []).append(relation)
     num_types = len(graph.topology.hosts.schema.ntypes)
     for relations in families.values():

@@ -50,14 +50,15 @@ SAMPLERS = {
 
 
 def made(seed: int = 0) -> GraphSource:
-    """Two relations have many edges, two none, two no nodes; the others up to 19, some twice."""
+    """Two relations have many edges, two none, two no nodes; the others up to 19, some twice, to five nodes."""
     rng = np.random.default_rng(seed)
     sizes = [
         0 if "none" in relation else 150 if r in (2, 9) else 3 * (r % 7) for r, relation in enumerate(SCHEMA.relations)
     ]
     edges, features = [], {}
     for (src, name, dst), size in zip(SCHEMA.relations, sizes, strict=True):
-        edges.append(tuple(rng.integers(0, max(1, NODES[end]), size) for end in (src, dst)))
+        src_ids, dst_ids = (rng.integers(0, max(1, NODES[end]), size) for end in (src, dst))
+        edges.append((src_ids, dst_ids if size > 20 else dst_ids % 5 * (NODES[dst] // 5 - 1)))  # more than fanouts
         if (src, name, dst) in WITH_FEATURES:
             numbers = {of: rng.integers(0, 5, size).astype(dtype) for of, dtype in OF_EDGES.items()}
             features[f"{src}:{name}:{dst}"] = {of: Feature.of(rows) for of, rows in numbers.items()}

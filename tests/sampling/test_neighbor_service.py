@@ -96,6 +96,18 @@ def test_relations_drawn_from_alike_are_one_request() -> None:
         assert np.flatnonzero(request.chosen).tolist() == chosen
         assert request.tensors[:, chosen].tolist() == [[10 + r for r in chosen]]
     assert len(requests) == 2
+    keyed = SamplingPlan([{r: _Keyed(2, False, 10 + r) for r in range(4)}], {})
+    requests = hop_requests(keyed, 0, graph, {0: np.arange(5)}, HopKeys.of(np.uint64(1), 0))
+    assert [(request.relation, request.key) for request in requests] == [(r, 100 + r) for r in range(4)]
+
+
+class _Keyed(Weighted):
+    """Keys of its own for each relation, which owners cannot make from the hop's."""
+
+    tag = 121
+
+    def key(self, keys: HopKeys, relation: int, src_type: int) -> np.uint64:
+        return np.uint64(100 + relation)
 
 
 @on_layouts(REMOTE[:1])

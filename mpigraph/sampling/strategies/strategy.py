@@ -180,7 +180,10 @@ class Strategy(ABC):
         return keys.hop
 
     def key(self, keys: HopKeys, relation: int, src_type: int) -> np.uint64:
-        """Return the key of a relation's draws in a hop; destination and number of the draw are mixed in later."""
+        """Return the key of a relation's draws in a hop; destination and number of the draw are mixed in later.
+
+        A class with another ``key``, in place of another :meth:`hop_key`, has a request for each relation.
+        """
         key = self.hop_key(keys, src_type)
         return combine(key, relation) if self.keys_by_relation else key
 
