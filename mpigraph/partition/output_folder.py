@@ -68,13 +68,17 @@ def check_writable(directory: str | os.PathLike[str]) -> Path:
 
 
 def check_links(folder: Path) -> None:
-    """Check that no link leads a part out of its graph's folder, where no job would read it.
+    """Check that no link leads a part out of its graph's folder, where no job would read it, or to another part.
 
     Raises InvalidArgumentError, which names the link.
     """
+    whole = folder.resolve()
     for part, _ in _parts(folder) if folder.is_dir() else ():
-        if not part.resolve().is_relative_to(folder.resolve()):
+        there = part.resolve()
+        if not there.is_relative_to(whole):
             raise InvalidArgumentError(f"{part}: a link leads out of the folder of the graph")
+        if there.name != part.name and there.parent == whole and _PART.fullmatch(there.name):
+            raise InvalidArgumentError(f"{part}: a link leads to {there.name}, which another part overwrites")
 
 
 def sole_writer(folder: Path) -> NewFile:

@@ -205,10 +205,14 @@ def main_thread(rank: Rank) -> Thread:
 
 
 def _producer(rank: Rank) -> Thread:
-    """Return the thread that makes minibatches; without prefetching it is the main thread."""
+    """Return the thread that makes most minibatches; without prefetching it is the main thread."""
     main = main_thread(rank)
-    making = [thread for thread in rank.threads if not {"sample", "place"}.isdisjoint(thread.stages)]
-    return next((thread for thread in making if thread is not main), main)  # others only answer
+
+    def making(thread: Thread) -> float:  # others only answer
+        return sum(thread.stages[name].seconds for name in ("sample", "place") if name in thread.stages)
+
+    worker = max((thread for thread in rank.threads if thread is not main), key=making, default=main)
+    return worker if making(worker) > 0 else main
 
 
 def _stages(rank: Rank, producing: bool) -> dict[str, float]:

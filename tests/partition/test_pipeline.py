@@ -140,6 +140,11 @@ def test_a_directory_that_cannot_be_written_is_an_error_at_the_start(tmp_path, m
     (tmp_path / "part1").symlink_to("/")
     with pytest.raises(InvalidArgumentError, match="part1: a link leads out of the folder"):
         check_writable(tmp_path)
+    (tmp_path / "part1").unlink()
+    (tmp_path / "part0").mkdir()
+    (tmp_path / "part1").symlink_to("part0")
+    with pytest.raises(InvalidArgumentError, match="part1: a link leads to part0"):
+        check_writable(tmp_path)
 
 
 @pytest.mark.parametrize("method", ["metis", "multilevel"])

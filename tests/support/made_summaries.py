@@ -215,6 +215,8 @@ class _Model:
         if not s.servers:  # threads come in no order
             answers = {"answer": Stage(0.2 * seconds, 0.2 * seconds, 1000)}
             threads.insert(i % 3, Thread("mpigraph-progress", answers, 0.8 * seconds))
+        if s.prefetch:  # a loader that evaluated once
+            threads.insert(0, Thread("mpigraph-prefetch", {"sample": Stage(1e-4, 1e-4, 1)}, 0.0))
         requests = 2 * s.steps
         to_hosts = []
         for h in range(len(self.host_node)):
