@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -55,6 +56,15 @@ def parse_relation(key: str) -> Relation:
     return src, name, dst
 
 
+def parse_relations(keys: Sequence[str]) -> tuple[Relation, ...]:
+    """Return :func:`parse_relation` of each key; there may be thousands."""
+    text = ":".join(keys)
+    if "~" in text or not {key.count(":") for key in keys} <= {2}:
+        return tuple(map(parse_relation, keys))
+    names = iter(text.split(":"))
+    return tuple(zip(names, names, names, strict=True)) if keys else ()
+
+
 def relations_in(text: str, ntypes: Sequence[str], separator: str = ":") -> list[Relation]:
     """Return each relation between node types whose names, joined by a separator, give a text of another program.
 
@@ -92,7 +102,10 @@ class Schema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ntypes", tuple(self.ntypes))
-        object.__setattr__(self, "relations", tuple(_as_triple(relation) for relation in self.relations))
+        relations = tuple(self.relations)
+        if not ({*map(type, relations)} <= {tuple} and {*map(len, relations)} <= {3}):
+            relations = tuple(map(_as_triple, relations))
+        object.__setattr__(self, "relations", relations)
         for ntype in self.ntypes:
             check_name("a node type's name", ntype)
         names = [name for _, name, _ in self.relations]
@@ -105,10 +118,14 @@ class Schema:
             if len(set(types)) < len(types):
                 repeated = sorted(str(name) for name, times in Counter[object](types).items() if times > 1)
                 raise InvalidArgumentError(f"{what} {repeated[0]} is given twice")
-        if not {end for src, _, dst in self.relations for end in (src, dst)} <= set(self.ntypes):
+        if not {*map(itemgetter(0), relations), *map(itemgetter(2), relations)} <= set(self.ntypes):
             wrong = [(r, end) for r in self.relations for end in (r[0], r[2]) if end not in self.ntypes]
             raise NodeTypeError(f"node type {wrong[0][1]!r} of relation {wrong[0][0]} does not exist")
-        object.__setattr__(self, "_keys", [relation_key(relation) for relation in self.relations])
+        keys = list(map(":".join, self.relations))
+        text = "".join(keys)
+        if "~" in text or text.count(":") != 2 * len(keys):
+            keys = list(map(relation_key, self.relations))
+        object.__setattr__(self, "_keys", keys)
 
     @cached_property
     def _ids(self) -> dict[str | Relation, list[int]]:
@@ -133,8 +150,8 @@ class Schema:
     def all_ends(self) -> I64:
         """int64[relations, 2], the node type ids of source and destination of each relation."""
         number_of = {name: number for number, name in enumerate(self.ntypes)}
-        ends = [number_of[name] for src, _, dst in self.relations for name in (src, dst)]
-        return np.array(ends, np.int64).reshape(-1, 2)
+        sides = ([number_of[name] for name in map(itemgetter(end), self.relations)] for end in (0, 2))
+        return np.array([*sides], np.int64).T.copy()
 
     @classmethod
     def homogeneous(cls) -> "Schema":

@@ -7,16 +7,17 @@ the report of the partitioning, its identity, which every shard carries too, the
 checksums, to detect a shard that was changed together with its own checksums), and a checksum of all of this except the
 report and the paths of the shards.
 
+Relations that share tables may be thousands. ``etypes`` and ``edge_map`` leave them out; ``shared_relations`` has them
+as columns: ``ids``, ascending; ``names``, as in ``etypes``; and ``edges``, for each part the number of edges of each.
+
 A configuration may come from anywhere, so its paths must stay inside its folder.
 """
 
-import gc
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -28,12 +29,12 @@ import numpy as np
 from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.metadata.book import RangeBook
-from mpigraph.metadata.schema import Schema, check_name, parse_relation
+from mpigraph.metadata.schema import Schema, check_name, parse_relations
 from mpigraph.storage.files import NewFile, read_text
 from mpigraph.storage.format import NARROW, WIDE, own_relations, storage_dtype
 
 CONFIG_FORMAT = "mpigraph"
-CONFIG_VERSIONS = (2, 3)  # 1 had no identity; 3 has relations that share tables
+CONFIG_VERSIONS = (2, 3, 4)  # 1 had no identity; in 3 and 4 relations share tables, in 3 only their ids were listed
 
 _FILES = {"part_graph": "graph.h5", "node_feats": "node_feat.h5", "edge_feats": "edge_feat.h5"}
 _REQUIRED = (
@@ -62,21 +63,6 @@ class FeatureInfo(NamedTuple):
 
 
 Features = Mapping[str, Mapping[str, FeatureInfo]]
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Pause the collector of garbage: a configuration is thousands of lists, which live for milliseconds.
-
-    They would make it look through all objects of the process, which takes 0.1 s where torch is loaded.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +197,6 @@ class PartConfig:
         return path
 
     @classmethod
-    @_without_collections()
     def read(cls, path: str | os.PathLike[str]) -> "PartConfig":
         """Read a configuration file.
 
@@ -238,13 +223,12 @@ class PartConfig:
             raise PartitionError(f"{path}: damaged partition configuration: {error!r}") from error
 
     def _to_json(self) -> dict[str, Any]:
-        book = self.book
+        book, keys, own = self.book, self.schema.relation_keys, self.own
         ntypes = self.schema.ntypes
-        keys = self.schema.relation_keys
-        nodes, edges = (homogeneous_ranges(of).tolist() for of in (book.node_offsets, book.edge_table))
+        nodes, edges = (homogeneous_ranges(of) for of in (book.node_offsets, book.edge_table))
         return {
             "format": CONFIG_FORMAT,
-            "format_version": CONFIG_VERSIONS[bool(self.shared)],
+            "format_version": CONFIG_VERSIONS[-1 if self.shared else 0],
             "identity": self.identity,
             "graph_name": self.graph_name,
             "num_nodes": sum(book.num_nodes(i) for i in range(len(ntypes))),
@@ -252,17 +236,22 @@ class PartConfig:
             "part_method": self.part_method,
             "num_parts": self.num_parts,
             "halo_hops": 0,
-            "node_map": dict(zip(ntypes, nodes, strict=True)),
-            "edge_map": dict(zip(keys, edges, strict=True)),
+            "node_map": dict(zip(ntypes, nodes.tolist(), strict=True)),
+            "edge_map": dict(zip([keys[r] for r in own], edges[own].tolist(), strict=True)),
             "ntypes": {name: i for i, name in enumerate(ntypes)},
-            "etypes": {key: i for i, key in enumerate(keys)},
+            "etypes": {keys[r]: r for r in own},
             "node_features": _features_to_json(self.node_features),
-            "edge_features": _features_to_json(self.edge_features),
+            "edge_features": _features_to_json({keys[r]: self.edge_features[keys[r]] for r in self.with_datasets}),
             "seals": [dict(seals) for seals in self.seals],
-            **({"shared_relations": list(self.shared)} if self.shared else {}),
+            **({"shared_relations": self._columns()} if self.shared else {}),
             "report": dict(self.report),
             **{f"part-{k}": dict(files) for k, files in enumerate(self.files)},
         }
+
+    def _columns(self) -> dict[str, Any]:
+        ids = list(self.shared)
+        names = [self.schema.relation_keys[r] for r in ids]
+        return {"ids": ids, "names": names, "edges": np.diff(self.book.edge_table[ids]).T.tolist()}
 
     @classmethod
     def _from_json(cls, path: Path, content: dict[str, Any]) -> "PartConfig":
@@ -270,29 +259,34 @@ class PartConfig:
         for key in ("ntypes", "etypes", "node_map", "edge_map", "node_features", "edge_features"):
             if not isinstance(content[key], dict):
                 raise PartitionError(f"{key} must be a JSON object, with types as keys (got {content[key]!r:.60})")
-        ntypes = _by_id(content["ntypes"])
-        etypes = _by_id(content["etypes"])
-        schema = Schema(tuple(ntypes), tuple(parse_relation(key) for key in etypes))
-        if schema.relation_keys != etypes:
-            raise PartitionError(f"edge types must be escaped as {schema.relation_keys} (got {etypes})")
         num_parts = _count(content["num_parts"])
+        ntypes = _by_id(content["ntypes"])
+        listed = content.get("shared_relations", [])
+        is_old = isinstance(listed, list)  # ids of relations that ``etypes`` has, too
+        columns, counts = ({}, 0) if is_old else _columns(listed, num_parts)
+        etypes = _by_id(content["etypes"], columns)
+        by_id = etypes | columns
+        given = [by_id[r] for r in range(len(by_id))]
+        schema = Schema(tuple(ntypes.values()), parse_relations(given))
+        if schema.relation_keys != given:
+            raise PartitionError(f"edge types must be escaped as {schema.relation_keys} (got {given})")
         book = RangeBook(
             schema,
             _offsets("node_map", content["node_map"], ntypes, num_parts, _count(content["num_nodes"])),
-            _offsets("edge_map", content["edge_map"], etypes, num_parts, _count(content["num_edges"])),
+            _offsets("edge_map", content["edge_map"], etypes, num_parts, _count(content["num_edges"]), columns, counts),
         )
         config = cls(
             graph_name=content["graph_name"],
             part_method=_a_string(content["part_method"]),
             book=book,
-            node_features=_features_from_json(content["node_features"], ntypes),
-            edge_features=_features_from_json(content["edge_features"], etypes),
+            node_features=_features_from_json(content["node_features"], schema.ntypes),
+            edge_features=_features_from_json(content["edge_features"], given),
             files=tuple({key: _inner_path(content[f"part-{k}"][key]) for key in _FILES} for k in range(num_parts)),
             report=dict(content.get("report", {})),
             directory=path.parent,
             identity=_a_string(content["identity"]),
             seals=tuple({key: _a_string(seals[key]) for key in _FILES} for seals in content["seals"]),
-            shared=_relation_ids(content.get("shared_relations", []), len(etypes)),
+            shared=_relation_ids(listed if is_old else listed["ids"], len(given)),
         )
         if len(config.seals) != num_parts:
             raise PartitionError(f"there are {num_parts} parts but {len(config.seals)} seals")
@@ -331,36 +325,56 @@ def homogeneous_ranges(offsets: Sequence[I64] | I64) -> I64:
     return ranges
 
 
-def _offsets(what: str, table: dict[str, Any], names: list[str], num_parts: int, total: int) -> Sequence[I64] | I64:
-    """Turn homogeneous ranges into type-wise offsets; they must tile ``[0, total)`` in order."""
-    if table.keys() != set(names):
-        raise PartitionError(f"{what} has the types {sorted(table)}, expected {sorted(names)}")
-    if not names:
+def _offsets(
+    what: str,
+    table: dict[str, Any],
+    names: Mapping[int, str],
+    num_parts: int,
+    total: int,
+    shared: Collection[int] = (),
+    counts: I64 | int = 0,
+) -> Sequence[I64] | I64:
+    """Turn homogeneous ranges into type-wise offsets; with ``shared``, of ``counts``, they must tile ``[0, total)``."""
+    of_ids, titles = list(names), list(names.values())
+    if table.keys() != set(titles):
+        raise PartitionError(f"{what} has the types {sorted(table)}, expected {sorted(titles)}")
+    if not names and not shared:
         return ()
     try:
-        ranges = np.array([table[name] for name in names])
+        ranges = np.array([table[name] for name in titles] or np.empty((0, num_parts, 2), np.int64))
     except ValueError:  # of different lengths
         ranges = np.empty(0)
     if ranges.shape != (len(names), num_parts, 2) or ranges.dtype != np.int64:
-        for name in names:
+        for name in titles:
             rows = np.asarray(table[name])
             if rows.shape != (num_parts, 2):
                 raise PartitionError(f"{what} of {name!r} must have {num_parts} ranges (got shape {rows.shape})")
             if rows.dtype != np.int64:
                 raise PartitionError(f"{what} of {name!r} must hold ids of 0 to 2**62")
-    sizes = ranges[:, :, 1] - ranges[:, :, 0]
+    sizes = np.empty((len(names) + len(shared), num_parts), np.int64)
+    sizes[of_ids] = ranges[:, :, 1] - ranges[:, :, 0]
+    sizes[list(shared)] = counts
     # lengths of ranges determine type-wise offsets, and these the only ranges that tile without gaps
     offsets = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0)))
     for wrong, problem in (
         ((ranges < 0) | (ranges > _MOST), "must hold ids of 0 to 2**62"),
-        (sizes < 0, "has a range that ends before it begins"),
-        (ranges != homogeneous_ranges(offsets), "is inconsistent: the ranges do not follow each other"),
+        (sizes[of_ids] < 0, "has a range that ends before it begins"),
+        (ranges != homogeneous_ranges(offsets)[of_ids], "is inconsistent: the ranges do not follow each other"),
     ):
         if wrong.any():
-            raise PartitionError(f"{what} of {names[np.argwhere(wrong)[0, 0]]!r} {problem}")
+            raise PartitionError(f"{what} of {titles[np.argwhere(wrong)[0, 0]]!r} {problem}")
     if offsets[:, -1].sum() != total:
         raise PartitionError(f"{what} covers {offsets[:, -1].sum()} ids, expected {total}")
     return offsets
+
+
+def _columns(columns: Mapping[str, Any], num_parts: int) -> tuple[dict[int, str], I64]:
+    """Return the names of the relations that columns hold, by id, and int64[relations, parts], their edges."""
+    names = dict(zip(columns["ids"], columns["names"], strict=True))
+    counts = _numbers(columns["edges"], _MOST)
+    if counts.shape != (num_parts, len(names)) or counts.sum(dtype=np.float64) > _MOST:
+        raise ValueError(f"shared_relations must have {len(names)} numbers of edges for each of {num_parts} parts")
+    return names, counts.T
 
 
 def _not_cut(path: Path) -> str:
@@ -390,7 +404,7 @@ def _check_format(path: Path, content: object) -> None:
     version = content.get("format_version")
     if version not in CONFIG_VERSIONS:
         raise PartitionError(
-            f"{path}: format version {version!r} (this library reads {CONFIG_VERSIONS[0]} and {CONFIG_VERSIONS[1]}): "
+            f"{path}: format version {version!r} (this library reads {CONFIG_VERSIONS[0]} to {CONFIG_VERSIONS[-1]}): "
             "partition the graph again"
         )
     missing = [key for key in _REQUIRED if key not in content]
@@ -398,20 +412,21 @@ def _check_format(path: Path, content: object) -> None:
         raise PartitionError(f"{path}: key {missing[0]!r} is missing")
 
 
-def _by_id(table: dict[str, Any]) -> list[str]:
-    """Return names in the order of their ids, which must be 0..n-1."""
+def _by_id(table: dict[str, Any], shared: Collection[int] = ()) -> dict[int, str]:
+    """Return names by id, ascending; with ``shared``, the ids must be 0..n-1."""
     names = sorted(table, key=lambda name: _count(table[name]))
-    if [table[name] for name in names] != list(range(len(names))):
-        raise PartitionError(f"type ids must be 0 to {len(names) - 1} (got {table})")
-    return names
+    by_id = {table[name]: name for name in names}
+    if sorted([*by_id, *shared]) != list(range(len(names) + len(shared))):
+        raise PartitionError(f"type ids must be 0 to {len(names) + len(shared) - 1} (got {table})")
+    return by_id
 
 
 def _features_to_json(features: Features) -> dict[str, Any]:
     return {owner: {name: info.as_json() for name, info in table.items()} for owner, table in features.items()}
 
 
-def _features_from_json(content: dict[str, Any], names: list[str]) -> Features:
-    unknown = sorted(set(content) - set(names))
+def _features_from_json(content: dict[str, Any], names: Sequence[str]) -> Features:
+    unknown = sorted(content.keys() - set(names))
     if unknown:
         raise PartitionError(f"features of unknown type {unknown[0]!r}")
     given = {
@@ -448,11 +463,18 @@ def _count(value: object) -> int:
     return value
 
 
+def _numbers(value: object, most: int) -> I64:
+    """Return numbers of 0 to ``most``."""
+    numbers = np.array(value)
+    if numbers.dtype != np.int64 or numbers.min() < 0 or numbers.max() > most:
+        raise ValueError(f"numbers of 0 to {most} are needed (got {value!r:.60})")
+    return numbers
+
+
 def _relation_ids(value: list[Any], num_relations: int) -> tuple[int, ...]:
-    ids = tuple(map(_count, value))
-    if list(ids) != sorted(set(ids)) or not all(r < num_relations for r in ids):
+    if value and (np.diff(_numbers(value, num_relations - 1)) <= 0).any():
         raise ValueError(f"shared_relations must be ids of relations, ascending (got {value!r:.60})")
-    return ids
+    return tuple(value)
 
 
 def _a_string(value: object) -> str:
