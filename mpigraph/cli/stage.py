@@ -38,7 +38,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--num_servers", type=int, metavar="N", help="servers on each node; 0: trainers host the graph (default: 1)"
     )
-    parser.add_argument("--num-servers", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--overwrite", action="store_true", help="write over another graph in --to (default: refuse)")
     parser.set_defaults(run=lambda args: run(args.part_config, args.to, args.num_servers, overwrite=args.overwrite))
 

@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -183,7 +184,7 @@ class PartConfig:
         return _checksum(self._to_json())
 
     def write(self, directory: str | os.PathLike[str]) -> Path:
-        """Write ``<directory>/<graph_name>.json`` and return its path.
+        """Write ``<directory>/<graph_name>.json``, unless it is as it would be written, and return its path.
 
         Raises:
             StorageError: it cannot be written.
@@ -191,9 +192,13 @@ class PartConfig:
         path = Path(directory) / f"{self.graph_name}.json"
         content = self._to_json()
         content["checksum"] = _checksum(content)
+        # thousands of relations would be hundreds of thousands of lines
+        text = json.dumps(content, indent=None if self.shared else 2) + "\n"
+        with suppress(OSError, ValueError):
+            if not path.is_symlink() and read_text(path) == text:  # also where nothing can be written
+                return path
         with NewFile(path, queue=True) as file:  # a reader meets the old file or the new one, never half of one
-            # thousands of relations would be hundreds of thousands of lines
-            file.write((json.dumps(content, indent=None if self.shared else 2) + "\n").encode())
+            file.write(text.encode())
         return path
 
     @classmethod
