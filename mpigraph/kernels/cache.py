@@ -14,7 +14,6 @@ it calls, so it is compiled again when one of them has changed.
 
 import hashlib
 import os
-import pickle
 import re
 import stat
 import sys
@@ -109,11 +108,11 @@ def _with_checksum(data: bytes) -> bytes:
     return data + zlib.crc32(data).to_bytes(4, "little")
 
 
-def _unpickled(data: bytes) -> Any:
-    """Unpickle a kernel, or raise an error: LLVM ends the process where the code in it is damaged."""
+def _checked(name: str, data: bytes) -> str:
+    """Return the name of a file, or raise ValueError if its data is damaged: LLVM ends the process by damaged code."""
     if data != _with_checksum(data[:-4]):
-        raise ValueError("damaged")
-    return pickle.loads(data)
+        raise ValueError(f"{name} is damaged")
+    return name
 
 
 class _SharedCache:
@@ -132,9 +131,9 @@ class _SharedCache:
         own: Any = FunctionCache(self._kernel)  # type: ignore[no-untyped-call]
         file = own._cache_file  # numba looks at the source of this kernel alone
         file._source_stamp = file._source_stamp, _hash_of_source(self._kernel.__module__.rpartition(".")[2])
-        dump = file._dump
+        dump, load = file._dump, file._load_data
         file._dump = lambda what: _with_checksum(dump(what))
-        file._load_data = lambda name: _unpickled(Path(file._data_path(name)).read_bytes())
+        file._load_data = lambda name: load(_checked(name, Path(file._data_path(name)).read_bytes()))
         return own
 
     def __getattr__(self, name: str) -> Any:

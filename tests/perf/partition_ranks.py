@@ -15,11 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mpigraph.cli.partition import _bytes
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.formats.readers import read_source
 from mpigraph.kernels import warm_up
-from mpigraph.memory import held_memory
+from mpigraph.memory import as_bytes, held_memory
 from mpigraph.partition.forecast import Workload, check_memory
 from mpigraph.partition.multilevel import assign
 from mpigraph.partition.options import NODE_ORDERS, PART_METHODS
@@ -34,7 +33,7 @@ def main():
     p.add_argument("--method", default="multilevel", choices=PART_METHODS)
     p.add_argument("--node-order", default=NODE_ORDERS[0], choices=NODE_ORDERS)
     p.add_argument("-o", "--out", required=True)
-    p.add_argument("--memory", type=_bytes, default=1 << 62)
+    p.add_argument("--memory", type=as_bytes, default=1 << 62)
     p.add_argument("--scratch")
     p.add_argument("--steps", action="store_true")
     args = p.parse_args()

@@ -176,8 +176,8 @@ class Clusters:
         leaders = np.empty_like(groups)
         rounds = -(-level.exchange.sum_of(len(alone)) // (_PACKED * level.exchange.size))
         for turn in range(rounds):
-            some = np.flatnonzero(groups % rounds == turn)
-            leaders[some] = self._leaders(groups[some], alone[some], salt)
+            chosen = np.flatnonzero(groups % rounds == turn)
+            leaders[chosen] = self._leaders(groups[chosen], alone[chosen], salt)
         moving = leaders != keys[alone]
         joined = leaders[moving]
         moved = alone[moving]

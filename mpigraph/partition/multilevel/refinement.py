@@ -242,9 +242,9 @@ class _Refinement:
         salt = self._salt()
         bins = np.empty(len(nodes), np.int16)
         for begin in range(0, len(nodes), _CHUNK):
-            some = nodes[begin : begin + _CHUNK]
-            hashed = hashes(level.keys[some], salt) >> np.uint64(64 - _HASH_BITS)
-            bins[begin : begin + _CHUNK] = ranking(some) << _HASH_BITS | hashed.astype(np.int64)
+            chunk = nodes[begin : begin + _CHUNK]
+            hashed = hashes(level.keys[chunk], salt) >> np.uint64(64 - _HASH_BITS)
+            bins[begin : begin + _CHUNK] = ranking(chunk) << _HASH_BITS | hashed.astype(np.int64)
         chosen, limit, left = _first_bins(level, nodes, groups, bins, bounds, enough)
         rest = np.flatnonzero(bins == limit[groups])
         finer = (hashes(level.keys[nodes[rest]], salt) & np.uint64(_BINS - 1)).astype(np.int16)
