@@ -172,7 +172,8 @@ def _coarsest(
             break
         coarse, descent = contract(level, clusters, scratch)
         del clusters
-        ways_back.append((level.parked(scratch), descent))
+        ways_back.append((level.parked(scratch), descent.parked(scratch)))
+        del descent
         level = coarse
         give_back()
         get_logger().info("level %d: %d nodes, %d edges here", len(ways_back), count, len(level.indices))

@@ -1,6 +1,6 @@
 """Clusters become the nodes of a coarser level; parts of the coarser level become those of the finer one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,10 @@ class Descent:
     leaders: I64  # int64[coarse n], the own nodes of the finer level with which the own clusters began
     mirror: Mirror  # keeps copies of remote clusters up to date
     num_clusters: int  # number of clusters that this rank knows
+
+    def parked(self, scratch: Scratch) -> "Descent":
+        """Return the way back with its labels in a file, while other levels are worked on."""
+        return replace(self, labels=scratch.park(self.labels))
 
     @collective("ranks")
     def project(self, parts: Array) -> Array:
