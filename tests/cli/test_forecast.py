@@ -18,7 +18,9 @@ from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 
-IDEAL = Machine(latency=0.0, bandwidth=np.inf, receive=0.0, handshake=np.inf, message=0.0, byte=0.0, rows=np.inf)
+IDEAL = Machine(
+    latency=0.0, bandwidth=np.inf, receive=0.0, handshake=np.inf, message=0.0, byte=0.0, rows=np.inf, polling=0.0
+)
 ALONE = Cluster(1, 1, 0)
 TWO = Cluster(2, 1, 1)
 
@@ -98,6 +100,8 @@ def test_speed_and_shared_cores() -> None:
     assert milliseconds(replace(IDEAL, speed=2.0), ALONE, 0.0, minibatch) == pytest.approx(5)
     shared = replace(IDEAL, shared_cores=True, cores=1)
     assert milliseconds(shared, Cluster(3, 1, 0), 0.0, minibatch) == pytest.approx(30, rel=0.02)
+    polling = replace(shared, polling=0.1)  # by three ranks
+    assert milliseconds(polling, Cluster(3, 1, 0), 0.0, minibatch) == pytest.approx(39, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +110,22 @@ def test_speed_and_shared_cores() -> None:
 def test_latencies_of_a_question(request_bytes: int, reply: int, latencies: int) -> None:
     machine = replace(IDEAL, latency=0.1, handshake=5000)
     assert milliseconds(machine, TWO, 0.0, asking(request_bytes, reply)) == pytest.approx(100 * latencies, rel=0.01)
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("asks", [False, True])
+def test_latencies_of_a_sum(nodes: int, asks: bool) -> None:
+    free = [Minibatch(trainer, [[]]) for trainer in range(nodes)]
+    model = Model([0.0], False, 1e6, asks=asks)
+    machine = replace(IDEAL, latency=0.1, bandwidth=1e7)
+    seconds = steps(machine, Cluster(nodes, 1, 1), model, free, 8.0, 5)
+    assert seconds == pytest.approx(2 * (nodes - 1) * (0.1 * (1 + asks) + 0.1 / nodes))
+
+
+def test_the_end_of_an_epoch() -> None:
+    """The first minibatch of the next one is begun once the last one was used."""
+    short = [Minibatch(0, [[]], sample=0.010, epoch=at // 2) for at in range(8)]
+    assert np.mean(steps(IDEAL, ALONE, Model([0.004], False, 0.0), short, 8.0, 20)) == pytest.approx(0.012)
 
 
 def test_what_a_node_sends_takes_its_turn() -> None:

@@ -9,8 +9,8 @@
 
 Every host has a trainer and a server, and the network is ``tests/support/wire.py``: all of them share the cores of this
 machine, which the forecast is told. A step waits for a minibatch with its rows, sleeps for as long as a model on a
-device would take, and sums gradients. ``calibrate`` measures on two hosts and four networks, none of them among the
-nine, and fits the processor time of messages, bytes and minibatches.
+device would take, and sums gradients. ``measure --calibration`` measures on two and four hosts and four networks, none
+of them among the nine, and ``calibrate`` fits the processor time of messages, requests, bytes and minibatches.
 """
 
 import argparse
@@ -21,7 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,16 +31,19 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 HOSTS = (2, 3, 4)
-LATENCIES = (0.0005, 0.002, 0.005)  # seconds
-RATES = (1e8, 3e8, 1e9)  # bits a second
+LATENCIES = (0.0003, 0.0015, 0.004)  # seconds
+RATES = (8e7, 2.5e8, 8e8)  # bits a second
 NETWORKS = tuple(itertools.product(LATENCIES, RATES))
+CALIBRATED_HOSTS = (2, 4)
 CALIBRATION = ((0.0002, 2e9), (0.001, 6e8), (0.003, 2e8), (0.008, 1.5e8))
 GENERATED = "--nodes 20000 --edges 300000 --feat-dim 64 --classes 16 --train-fraction 0.8"
 """The graph; with fewer nodes to train on, an epoch of four trainers is too short to make minibatches ahead."""
 GRAPHS = {"generated": 300, "computers": 200}  # and seeds of a minibatch
 CACHES = {"none": 0, "cache": 0.2}  # share of all rows
 FANOUTS, MODEL, GRADIENTS = (10, 25), 0.005, 100_000
-WARM, SKIPPED, STEPS = 30, 6, 48
+WARM_EPOCHS, EPOCHS = 3, 4  # that are simulated
+WARM, SKIPPED, STEPS = 30, 6, 36  # and whole epochs, of so many steps at least
+PAYLOAD = 1448 / 1514  # of a frame: the rest are headers of Ethernet, IP and TCP
 
 
 def main():
@@ -89,27 +94,35 @@ def forecast(args):
     return forecasts(args.paths[0], Machine.read(str(args.machine), 1.0), HOSTS, NETWORKS)
 
 
-def forecasts(folder, machine, all_hosts, networks, made=None):
+def forecasts(folder, machine, all_hosts, networks, made=None, epochs=8):
+    keys = sorted(itertools.product(all_hosts, GRAPHS, CACHES), reverse=True)
+    made = made or {key: simulated(folder, *key) for key in keys}
+    with ProcessPoolExecutor() as pool:
+        parts = pool.map(partial(forecast_one, machine, networks, epochs), keys, [made[key] for key in keys])
+        return dict(sorted(one for part in parts for one in part.items()))
+
+
+def forecast_one(machine, networks, epochs, key, made):
+    """The forecast of one graph with one cache on some hosts: so many epochs on each network."""
     from mpigraph.cli.forecast.timing import Model, steps
     from mpigraph.cli.forecast.traffic import Cluster
 
+    (hosts, graph, cache), (minibatches, row_bytes) = key, made
+    model, count = Model([MODEL], False, GRADIENTS, asks=True), len(minibatches) // hosts // EPOCHS
     result = {}
-    for hosts, graph, cache in itertools.product(all_hosts, GRAPHS, CACHES):
-        minibatches, row_bytes = simulated(folder, hosts, graph, cache) if made is None else made[hosts, graph, cache]
-        for latency, rate in networks:
-            node = replace(machine, latency=latency, bandwidth=rate / 8, receive=0.0)
-            drawn = [
-                steps(node, Cluster(hosts, 1, 1), Model([MODEL], False, GRADIENTS), minibatches, row_bytes, 40, seed)
-                for seed in range(4)
-            ]
-            name = f"{hosts} {graph} {cache} {latency * 1e3:g} {rate / 1e6:g}"
-            each = 1e3 * np.concatenate(drawn)
-            result[name] = [float(each.mean()), *np.quantile(each, (0.1, 0.9)).tolist()]
+    for latency, rate in networks:
+        node = replace(machine, latency=latency, bandwidth=PAYLOAD * rate / 8, receive=0.0)
+        drawn = [
+            steps(node, Cluster(hosts, 1, 1), model, minibatches, row_bytes, count, seed) for seed in range(epochs)
+        ]
+        each = 1e3 * np.concatenate(drawn)
+        name = f"{hosts} {graph} {cache} {latency * 1e3:g} {rate / 1e6:g}"
+        result[name] = [float(each.mean()), *np.quantile(each, (0.1, 0.9)).tolist()]
     return result
 
 
 def simulated(folder, hosts, graph, cache):
-    """Minibatches of all trainers in the steady state, and the bytes of a row."""
+    """Minibatches of all trainers in whole epochs, once their caches are full, and the bytes of a row."""
     from mpigraph.cli.forecast.traffic import Cluster, Graph, Workload, simulate
     from mpigraph.storage.contents import PartFiles
     from mpigraph.storage.part_config import PartConfig
@@ -119,34 +132,33 @@ def simulated(folder, hosts, graph, cache):
         topology = Graph(files)
     work = Workload(FANOUTS, GRAPHS[graph], slots_of(path, CACHES[cache])[0], drop_last=True)
     simulate(topology, Cluster(hosts, 1, 1), work, minibatches=1)
-    made = simulate(topology, Cluster(hosts, 1, 1), work, minibatches=WARM + 40, epochs=1 << 20)
-    counted = []
-    for trainer in range(hosts):
-        counted += [m for m in made if m.trainer == trainer][WARM:]
-    return counted, sum(nbytes for _, _, nbytes in topology.features)
+    made = simulate(topology, Cluster(hosts, 1, 1), work, epochs=WARM_EPOCHS + EPOCHS)
+    return [m for m in made if m.epoch >= WARM_EPOCHS], sum(nbytes for _, _, nbytes in topology.features)
 
 
 def calibrate(args):
-    """Fit the machine to four networks of two hosts."""
+    """Fit the machine to four networks of two and of four hosts; its network sends in order, and asks nobody first."""
     from mpigraph.cli.forecast.timing import Machine
 
     folder, path = args.paths
     known = json.loads(path.read_text())
-    made = {(2, g, c): simulated(folder, 2, g, c) for g, c in itertools.product(GRAPHS, CACHES)}
-    best, machine = np.inf, Machine(cores=os.cpu_count(), shared_cores=True)
+    made = {key: simulated(folder, *key) for key in itertools.product(CALIBRATED_HOSTS, GRAPHS, CACHES)}
+    best, machine = np.inf, Machine(cores=os.cpu_count(), shared_cores=True, handshake=1e12, segment=1e12)
+    machine = replace(machine, message=1e-4, request=4e-4, byte=6e-10, minibatch=1e-3, speed=0.5)
     tried = {
-        "handshake": (8 << 10, 16 << 10, 64 << 10, 1 << 20),
-        "message": (5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 4e-4),
-        "byte": (1e-10, 3e-10, 6e-10, 1e-9, 2e-9, 4e-9),
-        "minibatch": (0.0, 1e-3, 2e-3, 4e-3, 6e-3, 8e-3, 1.2e-2),
-        "rows": (1e9, 2e9, 4e9, 8e9),
-        "speed": (0.25, 0.35, 0.5, 0.7, 1.0),
+        "message": (3e-5, 6e-5, 1e-4, 1.5e-4, 2.2e-4),
+        "request": (0.0, 2e-4, 4e-4, 7e-4, 1e-3),
+        "byte": (3e-10, 6e-10, 1e-9, 1.5e-9),
+        "minibatch": (0.0, 1e-3, 2e-3, 4e-3, 7e-3),
+        "rows": (1e9, 2e9, 4e9),
+        "speed": (0.25, 0.35, 0.5, 0.7),
+        "polling": (0.0, 0.05, 0.1, 0.15),
     }
-    for _ in range(3):  # one field after the other
+    for _ in range(2):  # one field after the other
         for name, values in tried.items():
             for value in values:
                 node = replace(machine, **{name: value})
-                guessed = forecasts(folder, node, (2,), CALIBRATION, made)
+                guessed = forecasts(folder, node, CALIBRATED_HOSTS, CALIBRATION, made, epochs=1)
                 wrong = float(np.mean([abs(np.log(guessed[k][0] / known[k][0])) for k in known]))
                 if wrong < best:
                     best, machine = wrong, node
@@ -156,7 +168,7 @@ def calibrate(args):
 
 def measure(args):
     """Milliseconds of a step, as :func:`forecast`."""
-    all_hosts, networks = ((2,), CALIBRATION) if args.calibration else (HOSTS, NETWORKS)
+    all_hosts, networks = (CALIBRATED_HOSTS, CALIBRATION) if args.calibration else (HOSTS, NETWORKS)
     result = {}
     for hosts in all_hosts:
         result |= measured(args.paths[0], hosts, networks)
@@ -212,7 +224,7 @@ def rank(args):
     torch.distributed.init_process_group("gloo")
     number, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
     gradients = torch.zeros(GRADIENTS // 4)
-    loops = {}
+    loops, steps = {}, {}
     for graph, cache in itertools.product(GRAPHS, CACHES):
         config = config_of(folder, graph, count)
         g = mg.distributed.DistGraph(graph, part_config=str(config))
@@ -230,12 +242,13 @@ def rank(args):
             seed=0,
         )
         loops[f"{graph} {cache}"] = itertools.chain.from_iterable(itertools.repeat(loader))
+        steps[f"{graph} {cache}"] = -(-STEPS // len(loader)) * len(loader)
         take(loops[f"{graph} {cache}"], WARM, gradients)
     times = {}
     while (told := next_network(out, number)) != "":
         hosts, *network = told.split()
         for name, loop in loops.items():
-            seconds = take(loop, SKIPPED + STEPS, gradients)[SKIPPED:]
+            seconds = take(loop, SKIPPED + steps[name], gradients)[SKIPPED:]
             each = 1e3 * np.array(seconds)
             times[" ".join([hosts, name, *network])] = [float(each.mean()), *np.quantile(each, (0.1, 0.9)).tolist()]
     if number == 0:

@@ -32,6 +32,8 @@ SUBNET = "10.77.0."
 _TOOLS = ("ip", "mount", "nsenter", "setpriv", "unshare")
 _ENDS_WITH_US = ["setpriv", "--pdeathsig", "KILL"]  # the kernel ends it with the thread that started it
 _REAP = "--reap"
+_RENO = " && echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
+"""It keeps a slow network filled; BBR, which some machines prefer, does not."""
 
 
 def missing():
@@ -178,6 +180,7 @@ class Hosts:
             f"mount --make-rprivate / && mount -t tmpfs -o size={self._shm} tmpfs /dev/shm && "
             "mount -t sysfs sysfs /sys && "  # UCX looks there for network devices
             f"mount --bind {self._directory}/hosts /etc/hosts && echo {self.names[i]} > /proc/sys/kernel/hostname"
+            f"{_RENO if self._slow else ''}"
         )
 
     def _hold(self, undo, commands, namespaces):

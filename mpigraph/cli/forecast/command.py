@@ -34,6 +34,7 @@ _SHARES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the remote rows, that the compar
 _AS_GOOD = 1.02  # a smaller cache is better if its step takes at most so much longer
 _REPEATS = 3  # forecasts with other draws
 _MOST_ASKED = 200_000  # requests in one of them
+_SHORT = 4  # an epoch of at most so many times the minibatches that count is forecast whole, with its end
 _STEPS = (4, 40)  # fewest and most of one of them
 _WITHIN = 0.1  # either way, for what is not drawn; an assumption
 
@@ -144,7 +145,7 @@ def _model(arguments: argparse.Namespace) -> Model:
         times = [max(s - m, 0.0) for rank in ranks for s, m in zip(rank.steps.seconds, rank.steps.meet, strict=False)]
         if not times:
             raise InvalidArgumentError(f"--report {arguments.report} has no steps: give --model-ms")
-        return Model(times, True, gradients)
+        return Model(times, True, gradients, asks=True)
     return Model([0.0], False, gradients)
 
 
@@ -180,11 +181,13 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
     work = Workload(fanouts, batch_size, None)
     at = np.linspace(0, cluster.nodes - 1, min(arguments.simulated_nodes, cluster.nodes)).astype(int).tolist()
     simulate(graph, cluster, work, nodes=[0], minibatches=1)  # loads the kernels, whose time would count
+    of_epoch = -(-len(graph.seeds) // (cluster.nodes * cluster.trainers * batch_size))
+    whole = of_epoch if of_epoch <= _SHORT * arguments.minibatches else 1
 
     def cached(slots: int | None) -> _Cached:
-        warm = arguments.warm if slots else 1
-        count = warm + arguments.minibatches
-        simulated = simulate(graph, cluster, work._replace(slots=slots), nodes=at, minibatches=count, epochs=1 << 20)
+        warm, counted = (-(-n // whole) * whole for n in (arguments.warm if slots else 1, arguments.minibatches))
+        work_here, count = work._replace(slots=slots), warm + counted
+        simulated = simulate(graph, cluster, work_here, nodes=at, minibatches=count, epochs=1 << 20)
         of_each: dict[int, list[Minibatch]] = {}
         for minibatch in simulated:
             of_each.setdefault(minibatch.trainer, []).append(minibatch)
@@ -215,12 +218,14 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
     without = {
         "latency": (replace(machine, latency=0.0), model),
         "bandwidth": (replace(machine, bandwidth=np.inf, receive=0.0), model),
-        "processors": (replace(machine, speed=np.inf, rows=np.inf, message=0.0, byte=0.0, minibatch=0.0), model),
+        "processors": (
+            replace(machine, speed=np.inf, rows=np.inf, message=0.0, request=0.0, byte=0.0, minibatch=0.0),
+            model,
+        ),
         "model": (machine, replace(model, seconds=[0.0])),
     }
     bound = min(without, key=lambda name: float(times(cache, *without[name]).mean()))
     low, middle, high = np.quantile(np.concatenate(drawn), (0.1, 0.5, 0.9)).tolist()
-    count = -(-len(graph.seeds) // (cluster.nodes * cluster.trainers * batch_size))
     remote = sum(m.remote for m in cache.minibatches)
     moved = [one for m in cache.minibatches for hop in m.asked for one in hop]
     return Forecast(
@@ -228,7 +233,7 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
         cluster.trainers,
         graph.config.num_parts,
         (low * (1 - _WITHIN), middle, high * (1 + _WITHIN)),
-        (count * min(means) * (1 - _WITHIN), count * median(means), count * max(means) * (1 + _WITHIN)),
+        (of_epoch * min(means) * (1 - _WITHIN), of_epoch * median(means), of_epoch * max(means) * (1 + _WITHIN)),
         bound,
         sum(1 + len(one.replies) for one in moved) / len(cache.minibatches),
         sum(one.request + sum(one.replies) for one in moved) / len(cache.minibatches) / 1e6,
@@ -262,7 +267,7 @@ def _bench_model(path: str, model: Model) -> Model:
     if "figures" not in document:
         return model
     times = [one / 1e3 for one in document["figures"]["step_compute"]["trainers"] if one is not None]
-    return replace(model, seconds=times, on_cores=True)
+    return replace(model, seconds=times, on_cores=True, asks=True)
 
 
 def _scaling(paths: Sequence[str]) -> Iterator[str]:

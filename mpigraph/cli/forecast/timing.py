@@ -25,7 +25,6 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, IN_ROUND, TRANSFER
 
 _TURN = 1e-3  # seconds that a thread keeps a core for which others wait
-_SEGMENT = 1 << 16  # bytes that a message sends while others wait
 _NEVER = float("inf")
 _Then = Callable[[], None]
 _Steps = Generator[Callable[[_Then], None], None, None]
@@ -40,9 +39,12 @@ class Machine:
         bandwidth: that a node sends.
         receive: that a node receives; 0 for no limit but the senders'.
         handshake: bytes of a message from which on its receiver must agree first: two latencies more.
+        segment: bytes that a message sends while others of the node wait; infinite where a node sends in order.
         message: processor time of a message, on each side.
+        request: processor time of a request, on each side, besides its messages.
         byte: the same for each byte.
         cores: of a node.
+        polling: share of a core that a rank takes to look for messages, which slows the others where cores are few.
         shared_cores: all nodes share them, as simulated nodes on one machine do.
         rows: bytes a second of rows that are loaded, packed or placed by one thread.
         speed: of sampling, relative to the machine where the forecast is made.
@@ -53,9 +55,12 @@ class Machine:
     bandwidth: float = 1.25e9
     receive: float = 1.25e9
     handshake: float = 16 << 10
+    segment: float = 64 << 10
     message: float = 2e-5
+    request: float = 0.0
     byte: float = 3e-10
     cores: int = 64
+    polling: float = 0.05
     shared_cores: bool = False
     rows: float = 2e9
     speed: float = 1.0
@@ -115,12 +120,14 @@ class Model:
         on_cores: the step takes a core of the node.
         gradients: bytes that the trainers then sum.
         ahead: minibatches that wait for the model at most.
+        asks: the receiver of a piece of the sum asks for it, as gloo's does.
     """
 
     seconds: Sequence[float]
     on_cores: bool
     gradients: float
     ahead: int = 2
+    asks: bool = False
 
 
 class _Clock:
@@ -134,6 +141,9 @@ class _Clock:
     def at(self, when: float, then: _Then) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), then))
 
+    def after(self, seconds: float, then: _Then) -> None:
+        self.at(self.now + seconds, then)
+
     def run(self) -> None:
         while self._events:
             self.now, _, then = heapq.heappop(self._events)
@@ -143,18 +153,21 @@ class _Clock:
 class _Turns:
     """Cores that threads take turns on; or a link, for messages."""
 
-    def __init__(self, clock: _Clock, count: int, turn: float) -> None:
+    def __init__(self, clock: _Clock, count: int, turn: float, *, new_first: bool, pace: float = 1.0) -> None:
         self._clock = clock
         self._free = count
         self._turn = turn
+        self._new_first = new_first
+        self._pace = pace
         self._ready: deque[tuple[float, _Then, Callable[[float], None]]] = deque()
 
     def run(self, seconds: float, then: _Then, after_turn: Callable[[float], None] = lambda _: None) -> None:
-        """Call ``then`` once a thread had a core for so long; one that comes is ahead of those that had a turn.
+        """Call ``then`` once a thread had a core for so long; one that comes may be ahead of those that had a turn.
 
         ``after_turn`` is called with the seconds of each turn.
         """
-        self._ready.appendleft((seconds, then, after_turn))
+        add = self._ready.appendleft if self._new_first else self._ready.append
+        add((seconds * self._pace, then, after_turn))
         self._start()
 
     def _start(self) -> None:
@@ -162,7 +175,7 @@ class _Turns:
             self._free -= 1
             seconds, then, after_turn = self._ready.popleft()
             turn = min(seconds, self._turn)
-            self._clock.at(self._clock.now + turn, partial(self._end, turn, seconds - turn, then, after_turn))
+            self._clock.after(turn, partial(self._end, turn, seconds - turn, then, after_turn))
 
     def _end(self, turn: float, left: float, then: _Then, after_turn: Callable[[float], None]) -> None:
         self._free += 1
@@ -186,7 +199,7 @@ class _Host:
     def serve(self, seconds: float, then: _Then) -> None:
         self._waiting.append((seconds, then))
         if len(self._waiting) == 1:
-            self._clock.at(self._clock.now + self._notice, self._next)
+            self._clock.after(self._notice, self._next)
 
     def _next(self) -> None:
         seconds, then = self._waiting[0]
@@ -202,19 +215,21 @@ class _Host:
 class _Network:
     """Messages between nodes; those of a node take turns."""
 
-    def __init__(self, clock: _Clock, machine: Machine, nodes: int) -> None:
+    def __init__(self, clock: _Clock, machine: Machine, cores: Sequence[_Turns]) -> None:
         self._clock = clock
         self._machine = machine
-        self._links = [_Turns(clock, 1, _SEGMENT / machine.bandwidth) for _ in range(nodes)]
-        self._receives = [0.0] * nodes
+        self._cores = cores
+        turn = machine.segment / machine.bandwidth
+        self._links = [_Turns(clock, 1, turn, new_first=False) for _ in cores]
+        self._receives = [0.0] * len(cores)
 
     def send(self, source: int, to: int, nbytes: int, then: _Then) -> None:
-        """Call ``then`` when the bytes have arrived."""
-        if nbytes > self._machine.handshake:
-            later = self._clock.now + 2 * self._machine.latency
-            self._clock.at(later, partial(self._leave, source, to, nbytes, then))
-        else:
-            self._leave(source, to, nbytes, then)
+        """Call ``then`` when the bytes have arrived, and both sides have spent their processor time."""
+        machine = self._machine
+        seconds = machine.message + nbytes * machine.byte
+        leave = partial(self._leave, source, to, nbytes, partial(self._cores[to].run, seconds, then))
+        agreed = partial(self._clock.after, 2 * machine.latency, leave)
+        self._cores[source].run(seconds, agreed if nbytes > machine.handshake else leave)
 
     def _leave(self, source: int, to: int, nbytes: int, then: _Then) -> None:
         seconds = nbytes / self._machine.bandwidth
@@ -250,12 +265,15 @@ class _Job:
         self._row_bytes = row_bytes
         self._minibatches = minibatches
         self._clock = clock = _Clock()
-        per_node = 2 * cluster.trainers + cluster.servers
-        threads = per_node * (cluster.nodes if machine.shared_cores else 1)
-        turn = _TURN if threads > machine.cores else _NEVER
-        pools = [_Turns(clock, machine.cores, turn) for _ in range(1 if machine.shared_cores else cluster.nodes)]
+        together = cluster.nodes if machine.shared_cores else 1
+        crowded = (2 * cluster.trainers + cluster.servers) * together > machine.cores
+        polling = machine.polling * (cluster.trainers + cluster.servers) * together / machine.cores * crowded
+        pools = [
+            _Turns(clock, machine.cores, _TURN if crowded else _NEVER, new_first=True, pace=1 + polling)
+            for _ in range(cluster.nodes // together)
+        ]
         self._cores = [pools[0 if machine.shared_cores else node] for node in range(cluster.nodes)]
-        self._network = _Network(clock, machine, cluster.nodes)
+        self._network = _Network(clock, machine, self._cores)
         notice = IDLE_SERVER_REMOTE.longest / 2  # of a server, or of a trainer's progress thread
         self._hosts_of_node = cluster.hosts // cluster.nodes
         nodes = [host // self._hosts_of_node for host in range(cluster.hosts)]
@@ -264,10 +282,11 @@ class _Job:
         self._ready = [0] * trainers  # minibatches that wait for the model
         self._blocked: list[_Then | None] = [None] * trainers
         self._starving: list[_Then | None] = [None] * trainers
+        self._drained: list[_Then | None] = [None] * trainers
         self._here: list[_Then] = []
         self.ends: list[float] = []
-        sends = 2 * (trainers - 1)
-        self._sum = sends * (machine.latency + model.gradients / trainers / machine.bandwidth + 2 * machine.message)
+        self._summing = 0  # nodes
+        self._pieces: dict[tuple[int, int], _Then | None] = {}  # by sender and hop, while one of its ends waits
 
     def run(self, draw: np.random.Generator) -> F64:
         """Return the times at which the steps end."""
@@ -282,36 +301,43 @@ class _Job:
         machine = self._machine
         node = number // self._cluster.trainers
         cores = self._cores[node]
-        for minibatch in minibatches:
-            *hops, fetched = minibatch.asked
-            rest = (minibatch.sample / machine.speed + machine.minibatch) / (len(hops) + 1)
-            yield partial(cores.run, rest)
-            for asked, drawn in zip(hops, minibatch.draw, strict=True):
-                yield partial(cores.run, rest / 2)
-                yield partial(self._ask, node, asked, drawn / machine.speed, IN_ROUND.longest / 2)
-                yield partial(cores.run, rest / 2)
-            yield partial(cores.run, minibatch.plan / machine.speed)
+        sampled = 0
+        for at, minibatch in enumerate(minibatches):
+            if minibatch.epoch != minibatches[at - 1].epoch and not self._starving[number]:
+                yield partial(self._wait_for, self._drained, number)  # the loop over the loader begins it
+            while sampled < min(at + minibatch.ahead + 1, len(minibatches)):
+                yield from self._sample(node, minibatches[sampled])
+                sampled += 1
             local = (minibatch.inputs - minibatch.remote) * self._row_bytes / machine.rows
-            yield partial(self._ask, node, fetched, local, TRANSFER.longest / 2)
+            yield partial(self._ask, node, minibatch.asked[-1], local, TRANSFER.longest / 2)
             yield partial(cores.run, minibatch.remote * self._row_bytes / machine.rows)
-            if self._ready[number] > self._model.ahead:
+            if self._ready[number] >= self._model.ahead:
                 yield partial(self._wait_for, self._blocked, number)
             self._ready[number] += 1
             _wake(self._starving, number)
 
+    def _sample(self, node: int, minibatch: Minibatch) -> _Steps:
+        machine, cores = self._machine, self._cores[node]
+        *hops, _ = minibatch.asked
+        rest = (minibatch.sample / machine.speed + machine.minibatch) / (len(hops) + 1)
+        yield partial(cores.run, rest)
+        for asked, drawn in zip(hops, minibatch.draw, strict=True):
+            yield partial(cores.run, rest / 2)
+            yield partial(self._ask, node, asked, drawn / machine.speed, IN_ROUND.longest / 2)
+            yield partial(cores.run, rest / 2)
+        yield partial(cores.run, minibatch.plan / machine.speed)
+
     def _ask(self, node: int, asked: Sequence[Asked], meanwhile: float, notice: float, then: _Then) -> None:
         """Ask hosts, do the own part meanwhile, and go on when all is here."""
-        machine = self._machine
         cores = self._cores[node]
-        incoming = sum(1 + len(one.replies) for one in asked) * machine.message
-        incoming += sum(one.request + sum(one.replies) for one in asked) * machine.byte
+        own = len(asked) * self._machine.request / 2  # before and after
         left = len(asked) + 1
 
         def arrived() -> None:
             nonlocal left
             left -= 1
             if not left:
-                self._clock.at(self._clock.now + (notice if asked else 0), partial(cores.run, incoming / 2, then))
+                self._clock.after(notice if asked else 0, partial(cores.run, own, then))
 
         def begin() -> None:
             for one in asked:
@@ -319,13 +345,11 @@ class _Job:
                 self._network.send(node, to, one.request, partial(self._serve, node, to, one, arrived))
             cores.run(meanwhile, arrived)
 
-        cores.run(incoming / 2, begin)
+        cores.run(own, begin)
 
     def _serve(self, node: int, to: int, one: Asked, arrived: _Then) -> None:
         machine = self._machine
-        size = sum(one.replies)
-        work = one.seconds / machine.speed if one.seconds else size / machine.rows
-        work += machine.message * (1 + len(one.replies)) + machine.byte * (size + one.request)
+        work = machine.request + (one.seconds / machine.speed if one.seconds else sum(one.replies) / machine.rows)
         left = len(one.replies)
 
         def here() -> None:
@@ -344,14 +368,13 @@ class _Job:
         cores = self._cores[number // self._cluster.trainers]
         for own in seconds:
             if not self._ready[number]:
+                _wake(self._drained, number)
+            if not self._ready[number]:
                 yield partial(self._wait_for, self._starving, number)
             self._ready[number] -= 1
             _wake(self._blocked, number)
-            yield partial(cores.run, own) if self._model.on_cores else partial(self._after, own)
+            yield partial(cores.run, own) if self._model.on_cores else partial(self._clock.after, own)
             yield self._meet
-
-    def _after(self, seconds: float, then: _Then) -> None:
-        self._clock.at(self._clock.now + seconds, then)
 
     def _wait_for(self, waiting: list[_Then | None], number: int, then: _Then) -> None:
         waiting[number] = then
@@ -360,10 +383,40 @@ class _Job:
         """Go on when all trainers are here, and have summed their gradients."""
         self._here.append(then)
         if len(self._here) == len(self._minibatches):
-            self.ends.append(self._clock.now + self._sum)
-            for go_on in self._here:
-                self._clock.at(self.ends[-1], go_on)
-            self._here = []
+            everyone, self._here = self._here, []
+            self._summing = self._cluster.nodes
+            for node in range(self._cluster.nodes):
+                _go(self._sum(node, everyone))
+
+    def _sum(self, node: int, everyone: Sequence[_Then]) -> _Steps:
+        """Pass pieces along a ring of the nodes, inside which that takes no time; the last node ends the step."""
+        for hop in range(2 * (self._cluster.nodes - 1)):
+            self._piece(node, hop, None)
+            yield partial(self._take, node, hop)
+        self._summing -= 1
+        if not self._summing:
+            self.ends.append(self._clock.now)
+            for go_on in everyone:
+                self._clock.after(0.0, go_on)
+
+    def _take(self, node: int, hop: int, then: _Then) -> None:
+        """Receive a piece of the node before, and add it."""
+        before = (node - 1) % self._cluster.nodes
+        take = partial(self._piece, before, hop, then)
+        if self._model.asks:
+            self._network.send(node, before, 0, take)
+        else:
+            take()
+
+    def _piece(self, source: int, hop: int, then: _Then | None) -> None:
+        """Send a piece to the node after once both are there: ``source`` without ``then``, and its receiver."""
+        if (source, hop) not in self._pieces:
+            self._pieces[source, hop] = then
+            return
+        then = self._pieces.pop((source, hop)) or then
+        assert then is not None
+        nodes = self._cluster.nodes
+        self._network.send(source, (source + 1) % nodes, int(self._model.gradients / nodes), then)
 
 
 def _wake(waiting: list[_Then | None], number: int) -> None:
@@ -406,10 +459,13 @@ def steps(
     known = list(by_trainer)
     warm = model.ahead + 1
     of_trainers = []
+    offset = int(draw.integers(len(simulated)))
     for number in range(cluster.nodes * cluster.trainers):
         like = number if number in by_trainer else known[int(draw.integers(len(known)))]
-        first = int(draw.integers(len(by_trainer[like])))
-        turns = [by_trainer[like][(first + i) % len(by_trainer[like])] for i in range(count + warm)]
+        own = by_trainer[like]
+        begins = [at for at in range(len(own)) if own[at].epoch != own[at - 1].epoch] or range(len(own))
+        first = offset + begins[int(draw.integers(len(begins)))]  # epochs of all trainers begin together
+        turns = [own[(first + i) % len(own)] for i in range(count + warm)]
         of_trainers.append([_elsewhere(m, like, number, cluster) for m in turns] if like != number else turns)
     ends = _Job(machine, cluster, model, of_trainers, row_bytes).run(draw)
     return np.diff(ends)[warm - 1 :]

@@ -72,6 +72,8 @@ class Minibatch:
     inputs: int = 0  # its input nodes
     remote: int = 0  # input rows that other nodes hold, and ``fetched`` those of them that its fetch moves
     fetched: int = 0
+    epoch: int = 0
+    ahead: int = 0  # later ones of its epoch that are sampled before its rows are fetched
 
 
 class Cluster(NamedTuple):
@@ -384,6 +386,7 @@ class _Trainer:
         self._readers: list[tuple[int, CachedRows | None, _Window]] = []
         self._upcoming: dict[int, UpcomingReads] = {}
         self._pipeline = Pipeline()
+        self._ahead = 0  # minibatches that are sampled and not fetched
 
     def open(self, features: Sequence[tuple[int, str, int]], tables: Sequence[SlotTable], trainers: int) -> None:
         """Make the readers of features; ``tables`` are the node's, none without caches."""
@@ -419,7 +422,8 @@ class _Trainer:
         return self._pipeline.produce(batches, sample, stages, lambda: None)
 
     def _sample(self, seeds: I64, context: RandomContext) -> tuple[Minibatch, list[I64]]:
-        minibatch = self._channel.minibatch = Minibatch(self.number)
+        minibatch = self._channel.minibatch = Minibatch(self.number, epoch=context.epoch)
+        self._ahead += 1
         plan = SamplingPlan(self._layers, {self._seed_type: seeds}, self._work.return_eids)
         begin = time.thread_time()
         sampled = sample_hops(self._service, self.rank.graph(_GRAPH), plan, context)
@@ -446,6 +450,8 @@ class _Trainer:
 
     def _fetch(self, sample: tuple[Minibatch, list[I64]]) -> Minibatch:
         minibatch, ids = sample
+        self._ahead -= 1
+        minibatch.ahead = self._ahead
         moved: list[Asked] = []
         for ntype, reader, window in self._readers:
             out = np.empty((len(ids[ntype]), 1), np.uint8)
