@@ -1,7 +1,6 @@
 """The style of the library, read from its source: one statement a line, plain English, one name for one module."""
 
 import ast
-import io
 import re
 import tokenize
 from collections import Counter
@@ -9,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sources
+from sources import ROOT, nodes, parsed, tokens
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "mpigraph"
-FILES = {str(path.relative_to(PACKAGE)): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+FILES = {path.removeprefix("mpigraph/"): source for path, source in sources.FILES.items()}
 
 MAX_PACKED = 0.02
 MAX_ANY = 0.05
@@ -27,6 +26,7 @@ WORDS = {
     r"\b(need_)?room\b": "memory, capacity",
     r"\bcharge\b": "owner",
 }
+ANY_WORD = re.compile("|".join(WORDS), re.IGNORECASE)
 # Idioms that a reader has to decode, in docstrings, comments, messages and documents: name the actor instead.
 IDIOMS = re.compile(
     r"\b([Ww]hoever|[Nn]obody|[Oo]f which|is none|are none|[Bb]ut for|[Aa]s such|(of|for|with) whom|"
@@ -57,7 +57,7 @@ def is_swap(target: ast.Tuple, value: ast.Tuple) -> bool:
 def packed(source: str) -> list[str]:
     """Assignments of several values to several names, ``a, b = x, y``; no swaps."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(parsed(source)):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
             targets = [target for target in node.targets if isinstance(target, ast.Tuple)]
             if targets and not any(is_swap(target, node.value) for target in targets):
@@ -67,12 +67,12 @@ def packed(source: str) -> list[str]:
 
 def assignments(source: str) -> int:
     kinds = (ast.Assign, ast.AnnAssign, ast.AugAssign)
-    return sum(isinstance(node, kinds) for node in ast.walk(ast.parse(source)))
+    return sum(isinstance(node, kinds) for node in nodes(parsed(source)))
 
 
 def parameters(source: str) -> Iterator[tuple[str, bool]]:
     """Each parameter with a type, and whether ``Any`` is in it."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(parsed(source)):
         if isinstance(node, ast.arguments):
             for arg in (*node.posonlyargs, *node.args, *node.kwonlyargs, node.vararg, node.kwarg):
                 if arg is not None and arg.annotation is not None:
@@ -82,7 +82,7 @@ def parameters(source: str) -> Iterator[tuple[str, bool]]:
 
 def words(source: str) -> Iterator[tuple[int, str]]:
     """The words of docstrings, comments and names, by line; not the code of other strings, such as messages."""
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in tokens(source):
         if token.type in (tokenize.COMMENT, tokenize.NAME) or token.string.lstrip("rb").startswith('"""'):
             yield token.start[0], token.string
 
@@ -91,6 +91,7 @@ def unclear(path: str, source: str) -> list[str]:
     return [
         f"{path}:{line}: {found.group()!r} (say: {better})"
         for line, text in words(source)
+        if ANY_WORD.search(" ".join(text.split()))
         for pattern, better in WORDS.items()
         if (found := re.search(pattern, " ".join(text.split()), re.IGNORECASE))
     ]
@@ -98,7 +99,7 @@ def unclear(path: str, source: str) -> list[str]:
 
 def indirect(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and text of each place of a module that is not plain English."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(parsed(source)):
         line = getattr(node, "lineno", 1)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node) or ""
@@ -110,7 +111,7 @@ def indirect(source: str) -> Iterator[tuple[int, str]]:
             yield line, f"vague name: {node.id}"
         elif isinstance(node, ast.arg) and node.arg in VAGUE:
             yield line, f"vague argument: {node.arg}"
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in tokens(source):
         if token.type == tokenize.COMMENT:
             yield from ((token.start[0], f"idiom: {idiom.group()}") for idiom in IDIOMS.finditer(token.string))
 
