@@ -55,14 +55,16 @@ from mpigraph.mpi import watchdog
 from mpigraph.session.draws import Randomness
 
 torch.set_num_threads(1)
+gc.disable()  # until the tests run: what is imported and collected stays
 # Hundreds of processes import the same modules: their bytecode is kept, as the compiled kernels are, beside the source.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 COUNTS = {"passed": 0, "failed": 0, "skipped": 0}
 FILES = 60  # so many more than at the start may be open at the end: of pools of threads, of groups of ranks
-CASES = 3  # of so many cases of a test the suite has one on each layout of several ranks, and all on one rank
+CASES = 3  # of so many cases of a test .ci/run has one on each layout of several ranks, the suite of twice as many
 ASKS_FOR_RANKS = re.compile(r"""def \w+\([^)]*\b(comm|layout|job|shared_job)\b|["'](comm|layout|shared_job)["']""")
+PARSES = {"test_docstrings", "test_layers", "test_words"}  # each parses the whole library once
 FAILED = pytest.StashKey[bool]()
 JOBS = {
     "checkpoint",
@@ -148,6 +150,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     left_to = layouts.leave_to(layout, item.path.name, chosen)
     if left_to is not None and len(chosen) >= len(API):
         item.add_marker(left_to)
+    elif isinstance(layout, Layout) and layout.ranks == 3 and chosen[-1].ranks == 4 and not layouts.OPEN_MPI:
+        item.add_marker("slow")
     if rotated is not None:
         if layouts.is_left_out(item.callspec.indices, *rotated.args):
             item.add_marker("study")
@@ -155,8 +159,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         most = 1 + sum(len(cases) - 1 for cases in lists.values())  # different sums of the cases' numbers
         if layouts.is_left_out(item.callspec.indices, min(most, CASES)):
             item.add_marker("slow" if len(chosen) > len(API) else "study")
-    elif params.get("comm") == 3 and "comm" not in lists and not layouts.OPEN_MPI:
-        item.add_marker("slow")
+        elif most >= 2 * CASES and not layouts.OPEN_MPI and layouts.is_left_out(item.callspec.indices, 2 * CASES):
+            item.add_marker("slow")
+    elif "comm" in params and not layouts.OPEN_MPI:
+        if params["comm"] in [ranks for ranks in lists.get("comm", [1, 2, 3, 4]) if isinstance(ranks, int)][1:-1]:
+            item.add_marker("slow")
 
 
 def room_of(item: pytest.Item) -> str:
@@ -175,13 +182,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         some = [item for item in kept if ranks_of(item) == needed]
         for _, module in groupby(some, key=lambda item: item.path):
             ordered += sorted(module, key=lambda item: layout_of(item) or Layout(0, 0, 0))
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    chosen = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = ordered
 
 
 def units(items: list[pytest.Item]) -> Iterator[list[pytest.Item]]:
-    """What one rank takes: a test, or the tests of a shared job on one rank."""
-    keyed = groupby(enumerate(items), key=lambda pair: (pair[1].path, layout_of(pair[1]) or pair[0]))
+    """What one rank takes: a test, or the tests of a shared job on one rank, or of a module that parses the library."""
+    keyed = groupby(
+        enumerate(items),
+        key=lambda pair: (pair[1].path, layout_of(pair[1]) or pair[1].path.stem in PARSES or pair[0]),
+    )
     for _, some in keyed:
         yield [item for _, item in some]
 
@@ -220,6 +231,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
     files = open_files()
     gc.collect()
     gc.freeze()  # what was imported is not looked at again whenever a test wants its rubbish collected
+    gc.enable()
     mine = todo(session.items)
     item = next(mine, None)
     while item is not None:

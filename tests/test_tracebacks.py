@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from jobs import clean_environment, run_job, run_script
+from jobs import clean_environment, run_job, run_script, warm_python
 
 from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
 from mpigraph.tracebacks import format_error, install, line_of
@@ -98,7 +98,7 @@ def test_of_a_thread_of_the_library_the_last_line_is_enough(monkeypatch: pytest.
 @pytest.mark.parametrize("backend", ["gloo", "mpi4py"])
 def test_a_process_group_before_initialize_says_what_is_missing(backend: str) -> None:
     code = f"import torch, mpigraph; torch.distributed.init_process_group({backend!r})"
-    done = run_job([sys.executable, "-c", code], clean_environment())
+    done = run_job([*warm_python(), "-c", code], clean_environment())
     assert done.status == 1 and done.stderr.endswith(
         "mpigraph.distributed.initialize() sets RANK and the other variables that torch reads: call it before "
         "torch.distributed.init_process_group()\n"

@@ -57,6 +57,7 @@ def test_the_document_is_complete_where_other_processes_make_the_graph(layout, m
     check_run(layout, monkeypatch, tmp_path, capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
 def test_the_process_that_makes_the_graph_is_no_rank(monkeypatch, tmp_path, name):
     """Although its environment is that of a rank: MPI would take it for one, or find it alone among three."""

@@ -126,7 +126,14 @@ def found_parts(root, config, workspace, name="oracle"):
     return parts
 
 
-@pytest.mark.parametrize("num_hosts, parts", [(1, [[0, 1]]), (2, [[0], [1]]), (3, [[0], [0, 1], [1]])])
+@pytest.mark.parametrize(
+    "num_hosts, parts",
+    [
+        pytest.param(1, [[0, 1]], marks=pytest.mark.slow),
+        (2, [[0], [1]]),
+        pytest.param(3, [[0], [0, 1], [1]], marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("workspace", [pytest.param(PLAIN, marks=pytest.mark.slow), HOSTILE])
 def test_each_host_gets_its_parts_by_rsync(remote, oracle, num_hosts, parts, workspace):
     hosts = ["10.0.0.1", "node2", "fe80::3"][:num_hosts]
@@ -134,7 +141,9 @@ def test_each_host_gets_its_parts_by_rsync(remote, oracle, num_hosts, parts, wor
     assert [found_parts(remote / host, oracle(2), workspace) for host in hosts] == parts
 
 
-@pytest.mark.parametrize("num_nodes, parts", [(2, [[0, 1], [2, 3]]), (4, [[0], [1], [2], [3]])])
+@pytest.mark.parametrize(
+    "num_nodes, parts", [(2, [[0, 1], [2, 3]]), pytest.param(4, [[0], [1], [2], [3]], marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("workspace", [pytest.param(PLAIN, marks=pytest.mark.slow), HOSTILE])
 def test_each_node_gets_its_parts_by_slurm(remote, oracle, monkeypatch, num_nodes, parts, workspace):
     slurm(monkeypatch, num_nodes)
@@ -142,6 +151,7 @@ def test_each_node_gets_its_parts_by_slurm(remote, oracle, monkeypatch, num_node
     assert [found_parts(remote / f"node{k}", oracle(4), workspace) for k in range(num_nodes)] == parts
 
 
+@pytest.mark.slow
 def test_scp_where_a_host_has_no_rsync(remote, oracle, capsys):
     assert copy(oracle(2), ["10.0.0.1", "bare"], "/job", "--ssh_port", "22", "--rel_data_path", "data") == 0
     tools = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
@@ -161,7 +171,7 @@ def test_copies_on_this_machine_are_real(tmp_path, oracle):
     assert found_parts(Path("/"), oracle(2), workspace) == [0, 1]
 
 
-@pytest.mark.parametrize("way", ["here", "ssh", pytest.param("slurm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["here", *(pytest.param(way, marks=pytest.mark.slow) for way in ("ssh", "slurm"))])
 def test_another_graph_is_not_copied_over(remote, oracle, monkeypatch, capsys, tmp_path, way):
     """On no host, before the first copy; the same graph is, in other parts, too."""
     hosts = {"here": ["localhost"], "ssh": ["10.0.0.1", "10.0.0.2"], "slurm": None}[way]

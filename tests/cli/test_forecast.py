@@ -161,7 +161,7 @@ def test_a_faster_network_is_never_slower(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = parts(tmp_path, 400, 2)
-    words = ["forecast", path, *"--nodes 1,2,4 --trainers 1,2 --fanouts 3,3 --batch-size 20 --model-ms 2,3".split()]
+    words = ["forecast", path, *"--nodes 1,2,4 --trainers 1,2 --fanouts 3,3 --batch-size 40 --model-ms 2,3".split()]
     assert main([*words, "--svg", str(tmp_path / "scaling.svg"), "--memory", "700MiB"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:7]] == ["1", "1", "2", "2", "4", "4"]

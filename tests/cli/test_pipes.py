@@ -26,6 +26,7 @@ def test_on_ranks(tmp_path: Path) -> None:
         assert sorted(job.communicate()[0].decode().splitlines()) == ["status 0", f"status {CLOSED}"]
 
 
+@pytest.mark.slow
 def test_work_goes_on(tmp_path: Path) -> None:
     """The output is complete, although the reader of both streams has left."""
     out = tmp_path / "data"

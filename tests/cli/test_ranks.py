@@ -61,6 +61,7 @@ def test_a_rank_without_memory_ends_the_job(tmp_path: Path) -> None:
     assert done.status != 0 and "mpigraph generate: error on rank 1: no memory\n" in done.stderr, done.output
 
 
+@pytest.mark.slow
 def test_without_a_launcher_there_is_no_mpi() -> None:
     check = (
         "import sys; from mpigraph.cli.main import main; assert main(sys.argv[1:]) == 2; "

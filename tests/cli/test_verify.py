@@ -126,6 +126,7 @@ def test_ranks_that_see_different_graphs(comm: MPI.Intracomm, oracle, verify: Ca
     assert status == 2 and len(errors) == 1 and "different partitionings under one name" in errors[0]
 
 
+@pytest.mark.slow
 def test_plain_python_needs_no_mpi(oracle) -> None:
     script = (
         "import sys; from mpigraph.cli.main import main; "

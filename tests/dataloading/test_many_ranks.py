@@ -9,7 +9,11 @@ from many_ranks import Minibatches, Push
 SMALL, LARGE = 4, 8192
 
 
-@pytest.mark.parametrize("slots", [0, 500, 4000], ids=["no cache", "a small cache", "a cache for all rows"])
+@pytest.mark.parametrize(
+    "slots",
+    [0, 500, pytest.param(4000, marks=pytest.mark.slow)],
+    ids=["no cache", "a small cache", "a cache for all rows"],
+)
 def test_minibatches_cost_nothing_for_ranks_that_do_not_answer(slots: int) -> None:
     small, large = (Minibatches(ranks, 3, slots).cost(10) for ranks in (SMALL, LARGE))
     assert small[:3] == large[:3] and small.messages > 0 and small.lines > 0

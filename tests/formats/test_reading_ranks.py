@@ -24,7 +24,7 @@ from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.row_arrays import MadeRows, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts, feature_infos
 
-SIZES = [1, 2, 3]
+SIZES = [3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 2))]
 NODES = ["one node", "two nodes", "no /proc"]
 NAMES = ["plain", "quoted, with\nends of lines", 'say ""so""', "7", "007", ""]
 

@@ -80,6 +80,7 @@ print("compiled", REPORT.compiled, int(key), repr(REPORT.status()))
 """
 
 
+@pytest.mark.slow
 def test_one_of_several_processes_compiles_a_kernel_and_says_so(tmp_path: Path) -> None:
     """Also where another kernel is in the cache already."""
     env = clean_environment() | {"NUMBA_CACHE_DIR": str(tmp_path)}
@@ -98,6 +99,7 @@ def test_one_of_several_processes_compiles_a_kernel_and_says_so(tmp_path: Path) 
     assert all(done.stdout.endswith(" ''\n") for done in (*both, later))
 
 
+@pytest.mark.slow
 def test_a_process_that_holds_a_lock_for_ever_keeps_no_other_one_waiting(tmp_path: Path) -> None:
     locks = tmp_path / f"mpigraph-kernels-{os.getuid()}"
     locks.mkdir(mode=0o700)
@@ -251,6 +253,7 @@ print(bool(hash_each.stats.cache_hits), (hashes[0] == hashes[1]).all(), _note_of
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_again_when_another_one_that_it_calls_changes(tmp_path: Path) -> None:
     """As by an upgrade. Otherwise ranks of nodes with older caches draw differently."""
     package = tmp_path / "mpigraph"

@@ -122,7 +122,9 @@ def test_rows_may_have_keys_of_their_own() -> None:
     assert np.array_equal(second, choose(lists[:1], 5, keys[1:2])[0])
 
 
-@pytest.mark.parametrize("kind", ["float32", "float64", "bool", "uint8"])
+@pytest.mark.parametrize(
+    "kind", ["float32", "float64", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bool", "uint8"))]
+)
 @pytest.mark.parametrize("k", [1, 4, 100, 1000])
 def test_each_weighted_row_takes_the_first_arrivals(k: int, kind: str) -> None:
     rng = np.random.default_rng(k)

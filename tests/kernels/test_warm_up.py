@@ -29,7 +29,7 @@ print(f"of {len(warm)} compiled late: {sorted(compiled() - warm)}", flush=True)
 """
 
 
-@pytest.mark.parametrize(("ranks", "per_node"), [(1, "0"), (2, "1")])
+@pytest.mark.parametrize(("ranks", "per_node"), [pytest.param(1, "0", marks=pytest.mark.slow), (2, "1")])
 def test_training_compiles_nothing_after_the_warm_up(tmp_path, oracle, ranks: int, per_node: str) -> None:
     options = {"ranks": ranks, "servers": 0, "before": COMPILED, "MPIGRAPH_RANKS_PER_NODE": per_node}
     status, output, _ = run_script(tmp_path, oracle(3), EPOCH, **options)

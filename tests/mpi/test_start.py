@@ -98,7 +98,9 @@ def test_torchrun_ends_with_one_error(tmp_path: Path) -> None:
     "variable, words",
     [
         ("WORLD_SIZE", "WORLD_SIZE is 7 in the environment, and this job has 2 trainers"),
-        ("RANK", "RANK is 7 in the environment, and this job has 1 as this trainer's rank"),
+        pytest.param(
+            "RANK", "RANK is 7 in the environment, and this job has 1 as this trainer's rank", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_variables_that_contradict_the_job_are_one_error(tmp_path: Path, oracle, variable: str, words: str) -> None:
@@ -128,8 +130,8 @@ dist.initialize()
     "how, status, words",
     [
         ("raise ValueError('bad argument')", 1, ["uncaught exception on process 1", "ValueError: bad argument"]),
-        ("sys.exit(3)", 3, []),
-        ("os.kill(os.getpid(), 9)", 9, []),
+        pytest.param("sys.exit(3)", 3, [], marks=pytest.mark.slow),
+        pytest.param("os.kill(os.getpid(), 9)", 9, [], marks=pytest.mark.slow),
     ],
 )
 def test_an_error_before_initialize_ends_the_job(how: str, status: int, words: list[str]) -> None:
@@ -141,7 +143,11 @@ def test_an_error_before_initialize_ends_the_job(how: str, status: int, words: l
 
 
 @pytest.mark.parametrize(
-    ("first", "how"), [("mpigraph", "raise ValueError('no such file')"), ("mpi4py.MPI, mpigraph", "sys.exit(3)")]
+    ("first", "how"),
+    [
+        ("mpigraph", "raise ValueError('no such file')"),
+        pytest.param("mpi4py.MPI, mpigraph", "sys.exit(3)", marks=pytest.mark.slow),
+    ],
 )
 def test_an_error_after_the_first_import_ends_the_job(first: str, how: str) -> None:
     script = (
@@ -202,7 +208,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "forkserver"))]
+)
 def test_workers_of_a_data_loader_are_no_ranks(tmp_path: Path, method: str) -> None:
     script = tmp_path / "workers.py"
     script.write_text(WORKERS)
@@ -210,6 +218,7 @@ def test_workers_of_a_data_loader_are_no_ranks(tmp_path: Path, method: str) -> N
     assert done.status == 0 and done.output.count("read all") == 2, done.output
 
 
+@pytest.mark.slow
 def test_a_node_where_mpi_does_not_start_imports_the_library() -> None:
     env = clean_environment() | {"PMI_FD": "99", "PMI_RANK": "0", "PMI_SIZE": "2"}  # MPI_Init would end the process
     done = run_job([sys.executable, "-c", "import mpigraph.distributed as d; print(d.is_initialized())"], env)
@@ -232,6 +241,7 @@ PRIVATE = 'mount -t tmpfs none /dev/shm && exec "$@"'
 INITIALIZE = "import mpigraph.distributed as dist; dist.initialize(num_servers=0); print('started')"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_processes_with_a_private_shared_memory_are_one_error() -> None:
     unshared = ["unshare", "-m", "sh", "-c", PRIVATE, "sh", sys.executable, "-c", INITIALIZE]

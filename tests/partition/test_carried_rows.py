@@ -94,8 +94,8 @@ def hub(num_nodes: int, num_edges: int) -> GraphSource:
     )
 
 
-@pytest.mark.parametrize("comm", [1, 3], indirect=True)
-@pytest.mark.parametrize("num_parts", [1, 2, 9])
+@pytest.mark.parametrize("comm", [pytest.param(1, marks=pytest.mark.slow), 3], indirect=True)
+@pytest.mark.parametrize("num_parts", [pytest.param(1, marks=pytest.mark.slow), 2, 9])
 @pytest.mark.parametrize("graph", [hub(200, 3000), typed_source()], ids=["hub", "typed"])
 def test_every_row_is_read_once_whatever_the_parts(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, graph: GraphSource, num_parts: int

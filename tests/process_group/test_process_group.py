@@ -691,10 +691,11 @@ x = torch.ones(3)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        pytest.param("td.all_reduce(x)\nprint('sum %d' % x[0])", "sum 2", marks=pytest.mark.slow),
+        ("td.all_reduce(x)\nprint('sum %d' % x[0])", "sum 2"),
         (
             "work = td.all_reduce(x, async_op=True)\nprint('begun')",
             "begun",

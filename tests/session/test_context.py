@@ -54,6 +54,7 @@ def test_a_job_says_nothing_when_it_ends(tmp_path, oracle, end: str, per_node: s
     assert not re.sub(SAYS.format("True"), "", said).strip(), output
 
 
+@pytest.mark.slow
 def test_a_job_whose_servers_have_ended_cannot_start_again(tmp_path, oracle) -> None:
     """The trainers would wait for them for ever."""
     body = "dist.exit_client()\ndist.initialize()\n"

@@ -137,6 +137,7 @@ for name, graph in (("memory", here), ("distributed", g)):
 """
 
 
+@pytest.mark.slow
 def test_forks_do_not_repeat_draws(tmp_path: Path, oracle) -> None:
     status, output, _ = run_script(tmp_path, oracle(2), BODY, 1, 0)
     assert status == 0, output

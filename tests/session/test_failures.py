@@ -255,6 +255,7 @@ time.sleep(300)
     assert status != 0 and seconds < SOON and "ZeroDivisionError" in output
 
 
+@pytest.mark.slow
 def test_a_forked_process_has_no_part_in_the_job(tmp_path: Path, oracle) -> None:
     """Such as a worker of torch's DataLoader. Its messages would be taken for the rank's."""
     body = """
@@ -329,6 +330,7 @@ def test_a_script_that_ends_without_closing_is_fine(tmp_path: Path, oracle, rank
     assert status == 0, output
 
 
+@pytest.mark.slow
 def test_an_exception_while_the_job_ends_at_exit_ends_it(tmp_path: Path, oracle) -> None:
     body = "from mpigraph.session.context import current\ntype(current().control).call = lambda *args, **named: 1 / 0"
     status, output, seconds = run_script(tmp_path, oracle(2), body)
@@ -362,6 +364,7 @@ except Exception as error:
     assert sorted(re.findall(rf"trainer (\d) caught PartitionError: .*?{words}", output)) == ["0", "1"], output
 
 
+@pytest.mark.slow
 def test_a_rank_whose_child_lives_on_ends_the_job(tmp_path: Path) -> None:
     """The child has the rank's files, so that a launcher cannot see by those that the rank is gone: it must be told."""
     script = tmp_path / "script.py"
@@ -394,11 +397,11 @@ thread.IDLE_SERVER_REMOTE = thread.IDLE_SERVER_REMOTE._replace(quiet=1e6)
 
 
 @needs_threads
-@pytest.mark.parametrize("how", ["exit", "raise"])
+@pytest.mark.parametrize("how", [pytest.param("exit", marks=pytest.mark.slow), "raise"])
 def test_a_job_ends_while_its_progress_threads_sleep(tmp_path: Path, oracle, how: str) -> None:
-    """They would for days."""
-    body = "time.sleep(1)\n" + ("if rank: raise ValueError('over')\ntime.sleep(1e6)\n" if how == "raise" else "")
-    status, output, _ = run_script(
-        tmp_path, oracle(2), body, ranks=2, servers=0, before=SLEEPS, MPIGRAPH_RANKS_PER_NODE="1"
+    """They would for days: from the time on at which the job has started, which needs them."""
+    body = (
+        SLEEPS + "time.sleep(1)\n" + ("if rank: raise ValueError('over')\ntime.sleep(1e6)\n" if how == "raise" else "")
     )
+    status, output, _ = run_script(tmp_path, oracle(2), body, ranks=2, servers=0, MPIGRAPH_RANKS_PER_NODE="1")
     assert (status == 0) if how == "exit" else (status != 0 and "ValueError: over" in output), output

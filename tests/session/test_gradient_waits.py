@@ -34,7 +34,7 @@ print(f"{{rank}} waited {{(met() - before) / 1e9}}\\n", end="", flush=True)
 """
 
 
-@pytest.mark.parametrize("backend", ["gloo", "mpi4py"])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi4py", marks=pytest.mark.slow)])
 def test_waits_for_gradients_are_spans(oracle: Callable[[int], str], tmp_path: Path, backend: str) -> None:
     status, output, _ = run_script(tmp_path, oracle(2), SCRIPT, ranks=2, servers=0, BACKEND=backend)
     assert status == 0, output

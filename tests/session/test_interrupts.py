@@ -76,8 +76,8 @@ print("right on", g.rank(), flush=True)
 @pytest.mark.parametrize(
     "ranks, servers, transport, many",
     [
-        pytest.param(2, 0, "packed", 8, marks=pytest.mark.slow),
-        (4, 1, "rma", 8),
+        (2, 0, "packed", 8),
+        pytest.param(4, 1, "rma", 8, marks=pytest.mark.slow),
         *(
             pytest.param(*layout, transport, 125, marks=pytest.mark.study)
             for layout in [(2, 0), (4, 1)]
@@ -115,8 +115,10 @@ time.sleep(60)
     "number, call, error, words",
     [
         ("SIGINT", "g.barrier()", "KeyboardInterrupt", "trainer 0/2 (rank 0) was interrupted while it waits"),
-        ("SIGUSR1", "g.barrier()", "SystemExit", "uncaught exception on trainer 0/2"),
-        ("SIGUSR1", "g.barrier()", "TimeoutError", "uncaught exception on trainer 0/2"),
+        *(
+            pytest.param("SIGUSR1", "g.barrier()", error, "uncaught exception on trainer 0/2", marks=pytest.mark.slow)
+            for error in ("SystemExit", "TimeoutError")
+        ),
     ],
 )
 def test_what_cannot_go_on_ends_the_job_with_a_line(
@@ -173,6 +175,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_leaves_outlives_sigterm_for_some_seconds() -> None:
     done = run_job([sys.executable, "-c", LEAVES], clean_environment())
     assert (done.status, done.stdout) == (-signal.SIGALRM, "alive True\n"), done.output

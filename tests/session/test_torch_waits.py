@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import SOON, run_script
@@ -67,14 +68,16 @@ with model.join():
 LOCAL, REMOTE = {"servers": 1}, {"servers": 0, "MPIGRAPH_RANKS_PER_NODE": "1"}
 
 
-def cases(bodies: dict[str, str], quick: list[tuple[str, str]]) -> list[object]:
-    """Each body with each group, local and remote; the suite runs a few of them."""
+def cases(bodies: dict[str, str], quicker: dict[tuple[str, str], Any]) -> list[object]:
+    """Each body with each group, local and remote: a study, except the remote ones with marks of their own."""
     every = [(name, backend, layout) for name in bodies for backend in ("gloo", "mpi4py") for layout in (LOCAL, REMOTE)]
-    marks = [() if case[:2] in quick and case[2] is REMOTE else pytest.mark.study for case in every]
+    marks = [quicker.get(case[:2], pytest.mark.study) if case[2] is REMOTE else pytest.mark.study for case in every]
     return [pytest.param(*case, marks=mark) for case, mark in zip(every, marks, strict=True)]
 
 
-@pytest.mark.parametrize("name, backend, where", cases(STUCK, [("return", "gloo"), ("loader", "mpi4py")]))
+@pytest.mark.parametrize(
+    "name, backend, where", cases(STUCK, {("loader", "mpi4py"): (), ("return", "gloo"): pytest.mark.slow})
+)
 def test_what_cannot_end_is_ended(tmp_path: Path, oracle, name: str, backend: str, where: dict[str, object]) -> None:
     body = TRAIN.replace("{backend}", backend) + STUCK[name]
     status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="6", **where)
@@ -85,7 +88,7 @@ def test_what_cannot_end_is_ended(tmp_path: Path, oracle, name: str, backend: st
         assert last.count(" at script.py:") == 2, last
 
 
-@pytest.mark.parametrize("name, backend, where", cases(SLOW, [("backward", "gloo")]))
+@pytest.mark.parametrize("name, backend, where", cases(SLOW, {("backward", "gloo"): pytest.mark.slow}))
 def test_slow_jobs_are_not_ended(tmp_path: Path, oracle, name: str, backend: str, where: dict[str, object]) -> None:
     seconds = 4 if name == "backward" else 9
     body = TRAIN.replace("{backend}", backend) + SLOW[name].replace("{seconds}", str(seconds)) + "\nprint('done')"

@@ -1,8 +1,6 @@
 """The library's source, which a process reads, parses and walks once."""
 
 import ast
-import io
-import tokenize
 from functools import cache
 from pathlib import Path
 
@@ -16,9 +14,3 @@ parsed = cache(ast.parse)
 def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
     """A tree and everything in it."""
     return tuple(ast.walk(tree))
-
-
-@cache
-def tokens(source: str) -> tuple[tokenize.TokenInfo, ...]:
-    """The tokens of a module."""
-    return tuple(tokenize.generate_tokens(io.StringIO(source).readline))
