@@ -67,6 +67,7 @@ def test_a_job_of_one_rank_is_stopped_for_ever() -> None:
         alone(body)
 
 
+@pytest.mark.slow
 @api
 def test_a_trainer_that_ends_early_is_not_waited_for_for_ever(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step of an epoch is made by the first trainer alone, and in it the others wait, as in DDP's join."""
@@ -93,6 +94,7 @@ def test_a_trainer_that_ends_early_is_not_waited_for_for_ever(layout: Job, monke
         assert len(set(result)) == 1 and (result[0] > (1, 2) or len(result) == 1), result
 
 
+@pytest.mark.slow
 @api
 def test_signals_before_the_first_step_and_after_the_last(layout: Job) -> None:
     """Also to servers, and again and again; a job whose trainers are through ends as ever."""

@@ -19,6 +19,7 @@ def test_a_reader_that_leaves(tmp_path: Path, words: str) -> None:
     assert (status, without_progress(error)) == (CLOSED, [])
 
 
+@pytest.mark.slow
 def test_on_ranks(tmp_path: Path) -> None:
     """Each rank has a pipe of its own, since mpiexec itself would be ended by SIGPIPE; all ranks end."""
     command = f'"{sys.executable}" -m mpigraph info "{graph(tmp_path)}" | (exec 0<&-); echo status ${{PIPESTATUS[0]}}'

@@ -73,6 +73,7 @@ def test_without_a_launcher_there_is_no_mpi() -> None:
     assert done.status == 0, done.output
 
 
+@pytest.mark.slow
 def test_started_ranks_import_no_torch(oracle, tmp_path: Path) -> None:
     """It takes each rank seconds, and memory that the graph needs."""
     path, to = oracle(2), str(tmp_path)

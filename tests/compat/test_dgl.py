@@ -140,6 +140,7 @@ def test_a_second_install_changes_nothing(dgl: ModuleType) -> None:
     assert sys.meta_path == before and import_module("dgl") is dgl
 
 
+@pytest.mark.slow
 def test_loaders_of_older_versions(dgl: ModuleType, job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     seeds = torch.arange(g.rank(), 40)

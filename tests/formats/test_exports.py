@@ -94,7 +94,7 @@ def rows_by_name(path: Path) -> dict[tuple[object, ...], list[object]]:
     return found
 
 
-@pytest.mark.parametrize("target", ["dgl", "pyg"])
+@pytest.mark.parametrize("target", ["dgl", pytest.param("pyg", marks=pytest.mark.slow)])
 def test_odd_names_are_changed_and_come_back(tmp_path, target, caplog):
     given = partition_source(odd_source(), "g", 2, tmp_path / "in", "random", seed=4).config_path
     run("export", given, "--format", target, "-o", tmp_path / "out")

@@ -26,6 +26,7 @@ from mpigraph.partition.source import Feature, GraphSource, Parts, feature_infos
 
 SIZES = [3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 2))]
 NODES = ["one node", "two nodes", "no /proc"]
+KINDS = ["numbers", "text", "packed"]
 NAMES = ["plain", "quoted, with\nends of lines", 'say ""so""', "7", "007", ""]
 
 
@@ -73,8 +74,14 @@ def simulate(nodes, comm, monkeypatch):
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
-@pytest.mark.parametrize("kind", ["numbers", "text", "packed"])
-@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize(
+    ("nodes", "kind"),
+    [
+        pytest.param(n, k, marks=[] if i == j else pytest.mark.slow)
+        for i, n in enumerate(NODES)
+        for j, k in enumerate(KINDS)
+    ],
+)
 def test_all_ranks_have_what_one_has(comm: MPI.Intracomm, monkeypatch, blocks, nodes: str, kind: str) -> None:
     parsed = []
     simulate(nodes, comm, monkeypatch)

@@ -257,6 +257,7 @@ def test_no_bit_depends_on_batches_or_layout(job: SharedJob, oracle) -> None:
     on_all(job.trainers, all(same) and not torch.equal(alone[0], alone[1]), str(same))
 
 
+@pytest.mark.slow
 @everywhere
 def test_no_bit_depends_on_the_layout_where_nodes_have_whole_parts(job: SharedJob) -> None:
     """Products of matrices round differently in other blocks: blocks are the same ones on every layout."""

@@ -142,11 +142,12 @@ def test_an_error_before_initialize_ends_the_job(how: str, status: int, words: l
         assert done.output.count(text) == 1, done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "how"),
     [
         ("mpigraph", "raise ValueError('no such file')"),
-        pytest.param("mpi4py.MPI, mpigraph", "sys.exit(3)", marks=pytest.mark.slow),
+        ("mpi4py.MPI, mpigraph", "sys.exit(3)"),
     ],
 )
 def test_an_error_after_the_first_import_ends_the_job(first: str, how: str) -> None:

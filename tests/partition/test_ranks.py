@@ -35,8 +35,14 @@ def skewed(num_nodes: int, num_edges: int) -> GraphSource:
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
-@pytest.mark.parametrize("method", ["metis", "multilevel", "random", "given"])
-@pytest.mark.parametrize("kind", ["homogeneous", "typed"])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *(("typed", "metis"), ("homogeneous", "multilevel"), ("typed", "random"), ("homogeneous", "given")),
+        *(pytest.param("homogeneous", method, marks=pytest.mark.slow) for method in ("metis", "random")),
+        *(pytest.param("typed", method, marks=pytest.mark.slow) for method in ("multilevel", "given")),
+    ],
+)
 def test_the_files_are_those_of_one_rank(comm: MPI.Intracomm, monkeypatch, method: str, kind: str) -> None:
     graph = skewed(300, 4000) if kind == "homogeneous" else typed_source()
     assignment = np.arange(sum(graph.num_nodes)) * 7 % 5 if method == "given" else None

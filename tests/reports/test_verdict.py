@@ -31,7 +31,9 @@ def jobs(noises: list[str], **settings) -> Iterator[tuple[int, Setup]]:
         yield seed, Setup(**(shape | NOISES[noise] | settings))
 
 
-@pytest.mark.parametrize("load", LOADS, ids=str)
+@pytest.mark.parametrize(
+    "load", [LOADS[0], *(pytest.param(load, marks=pytest.mark.slow) for load in LOADS[1:])], ids=str
+)
 def test_no_rank_of_a_balanced_job_is_named(load: dict[str, float]) -> None:
     wrong = [verdict.text for seed, setup in jobs(list(NOISES), **load) if (verdict := judge(made(seed, setup))).ranks]
     assert wrong == []

@@ -414,6 +414,7 @@ class _Interrupts:
         return self
 
 
+@pytest.mark.slow
 @own_on_layouts([ALONE])
 def test_interrupts_between_any_two_lines(
     layout: Job, oracle, disks: list[Disk], small_stages, monkeypatch: pytest.MonkeyPatch

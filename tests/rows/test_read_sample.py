@@ -64,7 +64,10 @@ def test_only_reads_in_the_window_count() -> None:
     assert read_sample.end() == b"[]\n", "no report is made"
 
 
-@pytest.mark.parametrize(("num_rows", "trainers"), [(3_000, 1), (200_000, 1), (50_000, 3)])
+@pytest.mark.parametrize(
+    ("num_rows", "trainers"),
+    [(3_000, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((200_000, 1), (50_000, 3)))],
+)
 def test_sampled_reads_are_close_to_a_simulated_cache(num_rows: int, trainers: int) -> None:
     """Rows of a power law, some of them read in turn, by trainers who share their caches."""
     rng = np.random.default_rng(3)

@@ -109,6 +109,7 @@ def test_draws_follow_written_weights(job: SharedJob, oracle, write: Write) -> N
     del g.edata["w"]
 
 
+@pytest.mark.slow
 def test_who_draws_while_a_mask_is_prepared_anew_draws_by_the_old_one(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     state = current().store

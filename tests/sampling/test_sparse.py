@@ -232,6 +232,7 @@ def test_bad_seeds_are_the_error_of_one_trainer(job: SharedJob, oracle) -> None:
     g.sample_blocks(torch.arange(NUM_NODES), [2, 2])
 
 
+@pytest.mark.slow
 @own_on_layouts([TRAINERS_HOST, Layout(3, 0, 1), Layout(4, 0, 1)])
 def test_hosts_that_nobody_asks_look_seldom(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """50 times a second; then they answer, and the job ends."""

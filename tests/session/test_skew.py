@@ -121,6 +121,7 @@ g.barrier()
     assert re.search(r"trainer\(s\) 1: waiting in barrier .* at script.py:\d+ for", output), output
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_stopped_trainer_ends_the_job(tmp_path: Path, oracle, start: dict) -> None:
     body = "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\ng.barrier()"
