@@ -54,12 +54,12 @@ def open_caches(
     """Open the caches of a loader, through which its fetchers read from now on.
 
     Returns:
-        The caches, one for each feature; and the number of minibatches to sample ahead.
+        The caches, one for what is read at once; and the number of minibatches to sample ahead.
 
     Raises:
         SharedMemoryError: a node's shared memory cannot hold them; on every rank.
     """
-    tensors = {tensor.rows.number: tensor for fetcher in fetchers for tensor in fetcher.tensors.values()}
+    tensors = {of.tensor.rows.number: of.tensor for fetcher in fetchers for of in fetcher.together}
     on_disk = any(tensor.rows.window.from_sources for tensor in tensors.values())
     ahead = _default_ahead(session.world, on_disk) if options.lookahead == _AUTO else options.lookahead
     groups = [(sorted(tensors), options.total)]
@@ -67,11 +67,11 @@ def open_caches(
         Operation.OPEN_CACHES, doing="making caches", groups=groups, ahead=ahead
     )
     for fetcher in fetchers:
-        for (kind, name), tensor in fetcher.tensors.items():
-            rows = tensor.rows
-            alike = kind, rows.window.free.tobytes()
+        for of in fetcher.together:
+            rows = of.tensor.rows
+            alike = of.alike, rows.window.free.tobytes()
             upcoming = fetcher.upcoming.setdefault(alike, UpcomingReads(rows.window))
-            fetcher.readers[kind, name] = CachedRows(rows, caches[rows.number], upcoming, session.pool)
+            of.reader = CachedRows(rows, caches[rows.number], upcoming, session.pool)
     for cache in caches.values():
         slots = cache.per_trainer * session.world.num_local_trainers
         priced = priced_rows(cache.rows)

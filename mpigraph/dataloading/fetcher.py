@@ -1,6 +1,6 @@
 """The stages of a minibatch. All loaders gather features in :meth:`FeatureFetcher.fetch`."""
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +17,7 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs import block
 from mpigraph.graphs.fields import by_first_appearance
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
+from mpigraph.rows.row_tensor import JointTensor
 from mpigraph.trace import count, span
 
 Sample = TypeVar("Sample")
@@ -52,15 +53,73 @@ class Stages(Generic[Sample]):
     placed: bool = False  # the minibatch needs the places of its seeds in ``seeds``
 
 
+class ReadTogether(Generic[Kind]):
+    """Features whose rows are read at once: a single one, or one of several types that have a joint tensor.
+
+    Attributes:
+        tensor: has the rows.
+        features: type and name of each.
+        alike: equal for features whose rows have the same numbers.
+        reader: reads the rows through a cache; None without one.
+    """
+
+    def __init__(self, tensor: DistTensor, features: Mapping[tuple[Kind, str], DistTensor]) -> None:
+        """Read ``features`` from ``tensor``, which is the only one, or the joint tensor of all."""
+        self.tensor = tensor
+        self.features: list[tuple[Kind, str]] = list(features)
+        self.reader: CachedRows | None = None
+        self._members = list(features.values())
+        self._joint = tensor.rows if isinstance(tensor.rows, JointTensor) else None
+        self.alike: tuple[object, ...] = tuple(kind for kind, _ in features)
+        if self._joint is not None:
+            place_of = {id(rows): place for place, rows in enumerate(self._joint.members)}
+            self._places = np.array([place_of[id(member.rows)] for member in self._members])
+            self.alike = self.alike, self._places.tobytes(), self._joint.layout
+
+    def rows(self, ids: Callable[[Kind], torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
+        """Return the rows of ``tensor`` that are the rows ``ids(type)`` of each feature, and how many are of each.
+
+        Raises:
+            OutOfRangeError: a row of one of several features does not exist.
+            ClosedError: one of several features was closed.
+        """
+        of_kinds = [ids(kind) for kind, _ in self.features]
+        counts = list(map(len, of_kinds))
+        if self._joint is None:
+            return of_kinds[0], counts
+        for member, number in zip(self._members, counts, strict=True):
+            if number and member.handle.closed:
+                member.rows  # noqa: B018 - raises
+        numbers = self._joint.numbers(self._places, np.array(counts), torch.cat(of_kinds).numpy())
+        return torch.from_numpy(numbers), counts
+
+
+def _together(tensors: Mapping[tuple[Kind, str], DistTensor]) -> list[ReadTogether[Kind]]:
+    """Return features by what is read at once: those of a joint tensor, if they are at least half of it."""
+    of_joint: dict[int, dict[tuple[Kind, str], DistTensor]] = {}
+    for key, tensor in tensors.items():
+        joint = tensor.rows.joint
+        of_joint.setdefault(tensor.rows.number if joint is None else joint.number, {})[key] = tensor
+    together: list[ReadTogether[Kind]] = []
+    for features in of_joint.values():
+        whole = next(iter(features.values())).joint
+        if whole is not None and len(features) > 1 and 2 * sum(map(len, features.values())) >= len(whole):
+            together.append(ReadTogether(whole, features))
+        else:
+            together += [ReadTogether(tensor, {key: tensor}) for key, tensor in features.items()]
+    return together
+
+
 class FeatureFetcher(Generic[Kind]):
     """Gathers rows of features, by type (of edges: the relation) and name, for minibatches.
 
     One-sided: :meth:`fetch`.
 
     Attributes:
-        readers: the features that are read through a cache.
-        upcoming: rows that sampled minibatches will read, by type of the features with readers, and by the hosts
-            whose rows are free: features of a type with the same hosts share one.
+        tensors: the features.
+        together: the same by what is read at once.
+        upcoming: rows that sampled minibatches will read through caches, by what has the same numbers of rows, and by
+            the hosts whose rows are free: features with the same ones share one.
         counted: count priced rows that are read without a cache, as for the inputs of minibatches.
     """
 
@@ -70,8 +129,8 @@ class FeatureFetcher(Generic[Kind]):
         ``repeated``: minibatches repeat ids, as those of disjoint trees do, so read each row once.
         """
         self.tensors: dict[tuple[Kind, str], DistTensor] = spaces.named(*names)
-        self.readers: dict[tuple[Kind, str], CachedRows] = {}
-        self.upcoming: dict[tuple[Kind, bytes], UpcomingReads] = {}
+        self.together: list[ReadTogether[Kind]] = _together(self.tensors)
+        self.upcoming: dict[tuple[tuple[object, ...], bytes], UpcomingReads] = {}
         self.counted = False
         self._pin_memory = pin_memory
         self._repeated = repeated
@@ -81,37 +140,41 @@ class FeatureFetcher(Generic[Kind]):
 
         Raises OutOfRangeError if a row does not exist.
         """
-        for (kind, _), upcoming in self.upcoming.items():
-            readers = [reader for reader in self.readers.values() if reader.upcoming is upcoming]
-            rows = readers[0].rows
-            index = to_rows(self._once(ids(kind))[0], rows.shape[0], rows.name)
+        for upcoming in self.upcoming.values():
+            of_reads = [of for of in self.together if of.reader is not None and of.reader.upcoming is upcoming]
+            rows = of_reads[0].tensor.rows
+            index = to_rows(self._once(of_reads[0].rows(ids)[0])[0], rows.shape[0], rows.name)
             rows.check(index)
             read, fresh = upcoming.announce(batch, index)
-            for reader in readers:
-                reader.announce(read, fresh)
+            for of in of_reads:
+                if of.reader is not None:
+                    of.reader.announce(read, fresh)
 
     def forget(self) -> None:
         """Forget all that was announced and not fetched."""
         for upcoming in self.upcoming.values():
             upcoming.clear()
-        for reader in self.readers.values():
-            reader.clear()
+        for of in self.together:
+            if of.reader is not None:
+                of.reader.clear()
 
     def fetch(
         self, ids: Callable[[Kind], torch.Tensor], data: Callable[[Kind], MutableMapping[str, torch.Tensor]]
     ) -> None:
         """Put the rows ``ids(type)`` of each feature into ``data(type)``. One-sided; the target does nothing."""
-        once: dict[Kind, tuple[torch.Tensor, torch.Tensor | None]] = {}
-        for (kind, name), tensor in self.tensors.items():
-            reader = self.readers.get((kind, name))
-            if kind not in once:
-                once[kind] = self._once(ids(kind))
-            chosen, places = once[kind]
-            if reader is None:
-                rows = self._gather(tensor, chosen)
+        known: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor | None, list[int]]] = {}
+        for of in self.together:
+            if of.alike not in known:
+                numbers: tuple[torch.Tensor, list[int]] = of.rows(ids)
+                known[of.alike] = (*self._once(numbers[0]), numbers[1])
+            chosen, places, counts = known[of.alike]
+            if of.reader is None:
+                rows = self._gather(of.tensor, chosen)
             else:
-                rows = tensor.read_announced(reader.upcoming.reads[0], reader, self._pin_memory)
-            data(kind)[name] = rows if places is None else self._repeat(rows, places)
+                rows = of.tensor.read_announced(of.reader.upcoming.reads[0], of.reader, self._pin_memory)
+            rows = rows if places is None else self._repeat(rows, places)
+            for (kind, name), of_feature in zip(of.features, torch.split(rows, counts), strict=True):
+                data(kind)[name] = of_feature
         for upcoming in self.upcoming.values():
             upcoming.done()
 

@@ -387,7 +387,7 @@ class SampledDataLoader(DistDataLoader):
         """Make the caches, where rows are not free and a thread may answer others while minibatches are ahead."""
         world = session.world
         fetchers = self._stages.inputs
-        windows = [tensor.rows.window for fetcher in fetchers for tensor in fetcher.tensors.values()]
+        windows = [of.tensor.rows.window for fetcher in fetchers for of in fetcher.together]
         if all(window.free.all() for window in windows):
             return
         if not world.all_local and not world.threads_may_communicate:

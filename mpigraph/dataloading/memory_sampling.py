@@ -122,7 +122,7 @@ class InMemorySampling(SampledGraph):
     def __init__(self, graph: HeteroGraph) -> None:
         self.graph = graph
         self._structure: _Structure = graph._once(_SORTED, lambda: _Structure(graph))
-        super().__init__(self._structure.session, self._structure.loaded, {})
+        super().__init__(self._structure.session, self._structure.loaded, Features())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.graph, name)

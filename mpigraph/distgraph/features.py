@@ -12,8 +12,16 @@ from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import Policy
 
 Kind = TypeVar("Kind", str, Relation)
-Features = dict[tuple[Policy, str], DistTensor]
-"""All features of a graph, by what their rows are and by name."""
+
+
+class Features(dict[tuple[Policy, str], DistTensor]):
+    """All features of a graph, by what their rows are and by name.
+
+    Attributes:
+        changes: the number of assignments and deletions so far.
+    """
+
+    changes = 0
 
 
 class Scheme(NamedTuple):
@@ -46,6 +54,7 @@ class FeatureMap(MutableMapping[str, DistTensor]):
                 f"feature {name!r}: the rows of tensor {tensor.name!r} are not {self._what} (give part_policy)"
             )
         self._features[self._policy, name] = tensor
+        self._features.changes += 1
 
     def _not_distributed(self, name: str, value: object) -> str:
         if not isinstance(value, torch.Tensor):
@@ -59,6 +68,7 @@ class FeatureMap(MutableMapping[str, DistTensor]):
     def __delitem__(self, name: str) -> None:
         self[name]
         del self._features[self._policy, name]
+        self._features.changes += 1
 
     def __iter__(self) -> Iterator[str]:
         return iter([name for policy, name in self._features if policy == self._policy])
@@ -110,7 +120,8 @@ class Spaces(Generic[Kind]):
 
     def _types_with(self, name: str) -> Sequence[Kind]:
         """Return the types that have a feature; the only type in any case, whose error then names it."""
-        having = [kind for kind in self.types if name in self[kind].data]
+        ids = (policy.type_id for policy, known in self._features if known == name and policy.is_node == self._is_node)
+        having = [self.types[number] for number in sorted(ids)]
         if not having and len(self.types) != 1:
             raise FieldNameError(f"no feature {name!r} on any of {list(self.types)}")
         return having or self.types

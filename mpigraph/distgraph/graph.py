@@ -14,7 +14,7 @@ import torch
 
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import GivenDtype, feat_dtype_names
-from mpigraph.distgraph.features import FeatureMap, Scheme
+from mpigraph.distgraph.features import FeatureMap, Features, Scheme
 from mpigraph.distgraph.partition_book import PartitionPolicy, RangePartitionBook, local_part
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
@@ -96,10 +96,10 @@ class DistGraph(SampledGraph):
             raise
         graph: LoadedGraph = opening(name=graph_name, part_config=part_config, feat_dtype=names, storage=places)
         session.open_main_service()
-        features = {
-            key: DistTensor.of_rows(session, graph_name, session.store.tensors[number], upcast)
+        features = Features(
+            (key, DistTensor.of_rows(session, graph_name, session.store.tensors[number], upcast))
             for key, number in graph.features.items()
-        }
+        )
         super().__init__(session, graph, features)
         self.graph_name = graph_name
         self._topology = graph.topology

@@ -33,8 +33,8 @@ from mpigraph.partition.options import check_options
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.storage.contents import PartFiles, check_sources
-from mpigraph.storage.format import edge_feature_name, node_feature_name
+from mpigraph.storage.contents import PartFiles, StoredRows, check_sources, read_rows
+from mpigraph.storage.format import edge_feature_name, node_feature_name, storage_dtype
 from mpigraph.storage.part_config import Features, PartConfig
 
 Tensors = dict[str, torch.Tensor]
@@ -223,8 +223,8 @@ def load_partition_feats(
     with PartFiles(config) as files:
         files.check(part_id)
         return (
-            _read_features(files, part_id, "node_feats", config.node_features) if load_nodes else None,
-            _read_features(files, part_id, "edge_feats", config.edge_features) if load_edges else None,
+            _read_features(files, part_id, True, config.node_features) if load_nodes else None,
+            _read_features(files, part_id, False, config.edge_features) if load_edges else None,
         )
 
 
@@ -346,15 +346,19 @@ def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:
     return dict(zip(schema.ntypes, nids, strict=True)), dict(zip(schema.relations, eids, strict=True))
 
 
-def _read_features(files: PartFiles, part_id: int, which: str, features: Features) -> Tensors:
+def _read_features(files: PartFiles, part_id: int, is_node: bool, features: Features) -> Tensors:
     tensors: Tensors = {}
-    dataset_of = node_feature_name if which == "node_feats" else edge_feature_name
+    schema = files.config.schema
+    number_of = {owner: number for number, owner in enumerate(schema.ntypes if is_node else schema.relation_keys)}
     for owner, table in sorted(features.items()):
         for name, info in sorted(table.items()):
-            dataset = dataset_of(owner, name)
-            rows = files.open(part_id, which).read(dataset)
-            form = files.form_of(which, dataset, info, [part_id])
+            stored = StoredRows.of_feature(files.config, is_node, number_of[owner], name)
+            begin, end = stored.offsets[part_id : part_id + 2].tolist()
+            rows = np.empty((end - begin, *info.shape), storage_dtype(info.stored))
+            read_rows(files, stored, begin, rows)
+            form = files.form_of(stored.which, stored.name, info, [part_id])
             key = f"{owner}/{name}"
+            dataset = node_feature_name(owner, name) if is_node else edge_feature_name(owner, name)
             wide = rows if form is None else form.widened(rows, info.dtype)
             tensors[dataset if key in tensors else key] = to_torch(wide, info.dtype)
     return tensors

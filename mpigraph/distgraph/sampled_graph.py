@@ -37,6 +37,7 @@ from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation, Schema, TypeNames
 from mpigraph.sampling.induced import induced_edges
 from mpigraph.sampling.minibatch import (
+    Layer,
     RandomContext,
     SampledHops,
     SamplingPlan,
@@ -56,6 +57,8 @@ from mpigraph.store.store import LoadedGraph
 from mpigraph.store.turned import OutWeights, TurnedTopology
 
 _NONE = np.empty(0, np.int64)
+_NO_WEIGHTS: dict[int, int] = {}
+_LAYERS_KEPT = 8  # of samplers' arguments
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class SampledGraph(TypeNames):
         self.loaded = loaded
         self.schema: Schema = loaded.topology.hosts.schema
         self._features = features
+        self._weights: dict[str, tuple[int, dict[int, int]]] = {}  # by name, with the changes of features until then
+        self._layers: dict[SamplingArguments, tuple[object, object, Sequence[Layer]]] = {}  # with weights and times
 
     @property
     def service(self) -> NeighborService:
@@ -306,6 +311,10 @@ class SampledGraph(TypeNames):
             EdgeTypeError, FieldNameError: an edge type, or such a feature, does not exist.
             InvalidArgumentError: it is not one number or mask for each edge.
         """
+        changes, known = self._weights.get(prob, (-1, {})) if isinstance(prob, str) else (-1, {})
+        if changes == self._features.changes and self.session.store.tensors.keys() >= {*known.values()}:
+            return known
+        changes = self._features.changes
         weights = {}
         for (relation, name), tensor in self.edges.named(prob).items():
             if len(tensor.shape) != 1 or tensor.rows.stored not in ("bool", "uint8", "float32", "float64"):
@@ -314,6 +323,8 @@ class SampledGraph(TypeNames):
                     f"(got {tensor.storage_dtype}, shape {tensor.shape})"
                 )
             weights[self.schema.relation_id(relation)] = tensor.rows.number
+        if isinstance(prob, str):
+            self._weights[prob] = changes, weights
         return weights
 
     def times(self, name: str) -> Times:
@@ -461,15 +472,35 @@ class SampledGraph(TypeNames):
         arguments.check_numbers()
         if arguments.edge_dir != "in":
             raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {arguments.edge_dir!r})")
-        numbers = self.edge_weights(arguments.prob) if arguments.prob else {}
-        weights = {r: self.session.store.tensors[number] for r, number in numbers.items()}
-        layers = arguments.layers(self.schema, weights, sorted_edges)
+        weights = self.edge_weights(arguments.prob) if arguments.prob else _NO_WEIGHTS
+        layers = self._layers_of(arguments, weights, sorted_edges)
         seeds = by_ntype(self.schema, nodes)
         for ntype, ids in seeds.items():
             self.check_nodes(ids, ntype)
         times = None if known is None else known.of_seeds(self.schema, seeds, seed_times)
         disjoint = arguments.disjoint or times is not None
         return SamplingPlan(layers, seeds, arguments.return_eids, self.excluded(exclude_edges), disjoint, times)
+
+    def _layers_of(
+        self, arguments: SamplingArguments, weights: dict[int, int], times: dict[int, int]
+    ) -> Sequence[Layer]:
+        """Return the layers of arguments; those of the same numbers, weights and times are kept for the next minibatch.
+
+        ``weights`` and ``times`` are numbers of tensors by relation id.
+        """
+        prob = arguments.prob
+        by_type = any(isinstance(fanout, Mapping) for fanout in arguments.fanouts)
+        kept = isinstance(prob, str | None) and not by_type  # a dict may be changed
+        before = self._layers.get(arguments, (None, None, ())) if kept else (None, None, ())
+        if before[0] is weights and before[1] == times:
+            return before[2]
+        tensors = {r: self.session.store.tensors[number] for r, number in weights.items()}
+        layers = arguments.layers(self.schema, tensors, times)
+        if kept:
+            while len(self._layers) >= _LAYERS_KEPT:
+                self._layers.pop(next(iter(self._layers)), None)
+            self._layers[arguments] = weights, times, layers
+        return layers
 
     def excluded(self, edges: EdgeIds | None) -> dict[int, I64]:
         """Return the ids of excluded edges by relation id, ascending, each once."""

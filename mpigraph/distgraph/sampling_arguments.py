@@ -16,6 +16,7 @@ from mpigraph.distgraph.typed_ids import (
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, check_integer
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import RowTensor
+from mpigraph.sampling.minibatch import Layer
 from mpigraph.sampling.strategies import Masked, Strategy, Temporal, Uniform, Weighted
 from mpigraph.session.draws import check_seed
 
@@ -43,7 +44,7 @@ class SamplingArguments:
     time_filter: TimeFilter | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fanouts", check_layers(self.fanouts))
+        object.__setattr__(self, "fanouts", tuple(check_layers(self.fanouts)))
 
     @staticmethod
     def of(fanouts: "Sequence[Fanout] | SamplingArguments", options: dict[str, Any]) -> "SamplingArguments":
@@ -60,9 +61,7 @@ class SamplingArguments:
         if self.seed is not None:
             check_seed(self.seed)
 
-    def layers(
-        self, schema: Schema, weights: Mapping[int, RowTensor], times: Mapping[int, int]
-    ) -> list[dict[int, Strategy]]:
+    def layers(self, schema: Schema, weights: Mapping[int, RowTensor], times: Mapping[int, int]) -> list[Layer]:
         """Return for each layer the strategy by relation id, without relations whose fanout is 0.
 
         ``weights`` are by relation id, as are ``times``, the numbers of the tensors that sort edges. Raises
@@ -70,11 +69,11 @@ class SamplingArguments:
         """
         strategy = cache(self.strategy)  # relations that are drawn by alike have one object
         return [
-            {
-                r: strategy(number, weights.get(r), times.get(r, 0))
+            Layer(
+                (r, strategy(number, weights.get(r), times.get(r, 0)))
                 for r, number in _by_relation(schema, layer).items()
                 if number
-            }
+            )
             for layer in self.fanouts
         ]
 

@@ -34,7 +34,7 @@ from mpigraph.rows.owners import OwnedRange, RowOwners
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
-from mpigraph.storage.contents import PartFiles, overlaps, read_rows
+from mpigraph.storage.contents import PartFiles, StoredRows, overlaps, read_rows
 from mpigraph.storage.files import storage_errors
 from mpigraph.storage.format import node_orig_ids_name, storage_dtype
 from mpigraph.storage.part_config import PartConfig
@@ -139,6 +139,14 @@ class DistTensor:
         if self.handle.closed or self.handle.session.world.closed:
             raise ClosedError(f"tensor {self.handle.rows.name!r} was closed")
         return self.handle.rows
+
+    @property
+    def joint(self) -> "DistTensor | None":
+        """The rows of all features that lie in one window with these (:class:`.JointTensor`), if there are others."""
+        joint = self.rows.joint
+        if joint is None:
+            return None
+        return DistTensor.of_rows(self.handle.session, self.handle.graph, joint, self._upcast)
 
     @property
     def graph_name(self) -> str:
@@ -528,7 +536,7 @@ def _orig_ids(files: PartFiles, rows: RowTensor, first: int, last: int) -> I64:
     orig_ids = np.empty(last - first, np.int64)
     if policy.is_node:
         name = node_orig_ids_name(config.schema.ntypes[policy.type_id])
-        read_rows(files, "part_graph", name, offsets, first, orig_ids)
+        read_rows(files, StoredRows.alone("part_graph", name, offsets), first, orig_ids)
         return orig_ids
     at = 0
     for part, begin, end in overlaps(offsets, first, last):

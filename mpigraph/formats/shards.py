@@ -16,30 +16,18 @@ from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.partition.row_arrays import DerivedRows, RowArray
 from mpigraph.partition.source import Feature, GraphSource, Parts
 from mpigraph.storage.audit import InEdges
-from mpigraph.storage.contents import PartFiles, overlaps, read_rows
-from mpigraph.storage.format import (
-    edge_feature_name,
-    index_dtype,
-    node_feature_name,
-    node_orig_ids_name,
-    relation_dataset_name,
-    segment_rows,
-    storage_dtype,
-)
+from mpigraph.storage.contents import PartFiles, StoredRows, overlaps, read_rows
+from mpigraph.storage.format import index_dtype, node_orig_ids_name, relation_dataset_name, storage_dtype
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 
 
 class ShardRows(DerivedRows):
-    """Rows of a dataset, in one file ``which`` of each part; ``offsets`` (int64[P + 1]) are the parts' ranges."""
+    """Rows of a dataset, in one file of each part."""
 
-    def __init__(
-        self, files: PartFiles, which: str, name: str, offsets: I64, dtype: npt.DTypeLike, shape: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, files: PartFiles, rows: StoredRows, dtype: npt.DTypeLike, shape: tuple[int, ...] = ()) -> None:
         self._files = files
-        self._which = which
-        self._name = name
-        self._offsets = offsets
-        super().__init__((), (int(offsets[-1]), *shape), dtype)
+        self._rows = rows
+        super().__init__((), (int(rows.offsets[-1]), *shape), dtype)
 
     def __getitem__(self, rows: slice | npt.NDArray[np.integer]) -> Array:
         """Read a slice, or rows by their numbers (int[n], in any order).
@@ -54,25 +42,29 @@ class ShardRows(DerivedRows):
         if step != 1:
             return self._chosen(np.arange(begin, end, step))
         result = np.empty((max(end - begin, 0), *self.shape[1:]), self.dtype)
-        read_rows(self._files, self._which, self._name, self._offsets, begin, result)
+        read_rows(self._files, self._rows, begin, result)
         return result
 
     def _chosen(self, rows: npt.NDArray[np.integer]) -> Array:
         """Read rows in the order in which they lie in the files, those under one checksum at once."""
-        check_ids(rows, len(self), f"row of {self._name!r}")
+        which = self._rows.which
+        name = self._rows.name
+        offsets = self._rows.offsets
+        begins = self._rows.begins
+        check_ids(rows, len(self), f"row of {name!r}")
         result = np.empty((len(rows), *self.shape[1:]), self.dtype)
         order = np.argsort(rows, kind="stable")
         rising = rows[order]
-        row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:], dtype=np.int64))
         at = 0
         while at < len(rows):
-            part = int(np.searchsorted(self._offsets, rising[at], side="right")) - 1
-            base, end = self._offsets[part : part + 2].tolist()
-            segment = segment_rows(end - base, row_bytes)
+            part = int(np.searchsorted(offsets, rising[at], side="right")) - 1
+            shard = self._files.open(part, which)
+            base, end = int(offsets[part] - begins[part]), int(offsets[part + 1])
+            segment = shard.segment(name)
             end = min(end, base + ((int(rising[at]) - base) // segment + 1) * segment)
             stop = at + int(np.searchsorted(rising[at:], end))
             low, high = int(rising[at]), int(rising[stop - 1]) + 1
-            read = self._files.open(part, self._which).read(self._name, low - base, high - base)
+            read = shard.read(name, low - base, high - base)
             result[order[at:stop]] = read[rising[at:stop] - low]
             at = stop
         return result
@@ -150,14 +142,14 @@ def read_partition(path: str | os.PathLike[str]) -> GraphSource:
         if relation in config.place_of_shared:
             return SharedRows(files, relation, field)
         name = relation_dataset_name(keys[relation], field)
-        return ShardRows(files, "part_graph", name, book.edge_offsets[relation], dtype)
+        return ShardRows(files, StoredRows.alone("part_graph", name, book.edge_offsets[relation]), dtype)
 
     edges = []
     node_feats = {}
     edge_feats = {}
     for t, ntype in enumerate(schema.ntypes):
         node_feats[ntype] = {
-            name: _feature(files, "node_feats", node_feature_name(ntype, name), book.node_offsets[t], info)
+            name: _feature(files, StoredRows.of_feature(config, True, t, name), info)
             for name, info in config.node_features[ntype].items()
         }
     for r, key in enumerate(keys):
@@ -165,7 +157,7 @@ def read_partition(path: str | os.PathLike[str]) -> GraphSource:
         is_shared = r in config.place_of_shared
         edges.append((sources, SharedRows(files, r, "destinations") if is_shared else Destinations(files, r)))
         edge_feats[key] = {
-            name: _feature(files, "edge_feats", edge_feature_name(key, name), book.edge_offsets[r], info)
+            name: _feature(files, StoredRows.of_feature(config, False, r, name), info)
             for name, info in config.edge_features[key].items()
         }
     return GraphSource(
@@ -175,7 +167,7 @@ def read_partition(path: str | os.PathLike[str]) -> GraphSource:
         node_feats,
         edge_feats,
         node_ids=tuple(
-            ShardRows(files, "part_graph", node_orig_ids_name(ntype), book.node_offsets[t], np.int64)
+            ShardRows(files, StoredRows.alone("part_graph", node_orig_ids_name(ntype), book.node_offsets[t]), np.int64)
             for t, ntype in enumerate(schema.ntypes)
         ),
         edge_ids=tuple(of_relation(r, "orig_ids", np.int64) for r in range(len(keys))),
@@ -190,9 +182,9 @@ def parts_of(book: RangeBook) -> Parts:
     return Parts(np.concatenate(rows), book.num_parts)
 
 
-def _feature(files: PartFiles, which: str, name: str, offsets: I64, info: FeatureInfo) -> Feature:
-    rows = ShardRows(files, which, name, offsets, storage_dtype(info.stored), info.shape)
-    return Feature(rows, info.dtype, files.form_of(which, name, info, range(files.config.num_parts)))
+def _feature(files: PartFiles, stored: StoredRows, info: FeatureInfo) -> Feature:
+    rows = ShardRows(files, stored, storage_dtype(info.stored), info.shape)
+    return Feature(rows, info.dtype, files.form_of(stored.which, stored.name, info, range(files.config.num_parts)))
 
 
 def check_apart(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:

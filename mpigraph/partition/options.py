@@ -158,8 +158,11 @@ class Digest:
 def sampled(array: RowArray) -> bytes:
     """Return a few rows of an array, from the first to the last at equal distances."""
     count = min(len(array), _SAMPLES if isinstance(next(numpy_under(array), None), np.ndarray) else _SAMPLES_OF_FILES)
-    rows = np.linspace(0, len(array) - 1, count, dtype=np.int64).tolist()
-    sample = b"".join(np.ascontiguousarray(array[row : row + 1]).tobytes() for row in rows)
+    rows = np.arange(count) * (len(array) - 1) // max(count - 1, 1)
+    if isinstance(array, np.ndarray):
+        sample = array[rows].tobytes()
+    else:
+        sample = b"".join(np.ascontiguousarray(array[row : row + 1]).tobytes() for row in rows.tolist())
     release(array)
     return sample
 

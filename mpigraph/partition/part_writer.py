@@ -11,7 +11,7 @@ from mpigraph.arrays import I64, Array
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.relabel import Arrivals
 from mpigraph.partition.row_arrays import RowArray, release
-from mpigraph.partition.source import Feature
+from mpigraph.partition.source import Feature, joined_rows
 from mpigraph.partition.spill import ORIGINAL_IDS, arrays_of
 from mpigraph.storage.format import (
     column_ranges_name,
@@ -21,6 +21,7 @@ from mpigraph.storage.format import (
     node_orig_ids_name,
     relation_dataset_name,
     shared_dataset_name,
+    shared_feature_name,
 )
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import DatasetWriter, ShardWriter
@@ -110,41 +111,65 @@ class PartWriter:
 
     def _write_shared(self, graph: ShardWriter, feats: ShardWriter, part: int, counts_of: I64) -> int:
         """Write the in-edges of a part's nodes in shared tables; return how many come from other parts."""
-        source, schema = self._source, self._source.schema
+        source = self._source
         width = index_dtype(max(source.num_nodes))
         count = int(counts_of[list(source.shared)].sum())
         dtypes = {"destinations": width.name, "indices": width.name, "orig_ids": "int64"}
         tables = {name: graph.create(shared_dataset_name(name), (count,), dtype) for name, dtype in dtypes.items()}
-        rows: dict[int, dict[str, DatasetWriter]] = {}  # of features, by place
-        for place, relation_id in enumerate(source.shared if source.edge_feats else ()):
-            key = relation_key(schema.relations[relation_id])
-            if source.edge_feats.get(key):
-                edges = int(counts_of[relation_id])
-                rows[place] = {
-                    name: self._begin(feats, edge_feature_name(key, name), feature, edges)
-                    for name, feature in source.edge_feats[key].items()
-                }
+        apart, together = self._shared_rows(feats, counts_of)
         sources = source.schema.all_ends[list(source.shared), 0]
         first, last = (np.array([of[end] for of in self._numbering.offsets])[sources] for end in (part, part + 1))
+        sizes = np.array([source.edge_counts[r] for r in source.shared])
+        edges = np.cumsum(sizes) - sizes
         num_cut = 0
         for piece in self._arrivals.shared.pieces(part):
             counts = np.diff(piece.bounds)
             inside = (piece.indices >= np.repeat(first, counts)) & (piece.indices < np.repeat(last, counts))
             num_cut += int(np.count_nonzero(~inside))
-            orig_ids = piece.orig_ids
-            for place in rows if source.edge_ids is None else np.flatnonzero(counts).tolist():
-                arrays = dict(self._edge_arrays[source.shared[place]])
-                here = slice(*piece.bounds[place : place + 2].tolist())
-                ids = piece.orig_ids[here]
-                if ORIGINAL_IDS in arrays:
-                    orig_ids = orig_ids.copy() if orig_ids is piece.orig_ids else orig_ids
-                    orig_ids[here] = arrays.pop(ORIGINAL_IDS)[ids]
-                for name, array in arrays.items():
-                    _gather(array, ids, rows[place][name])
+            for array, firsts, writer in together:
+                rows = piece.orig_ids + np.repeat(firsts, counts)
+                _gather(array, rows[np.repeat(firsts >= 0, counts)], writer)
+            for place, array, writer in apart:
+                _gather(array, piece.orig_ids[slice(*piece.bounds[place : place + 2].tolist())], writer)
             tables["destinations"].write(piece.destinations.astype(width))
             tables["indices"].write(piece.indices.astype(width))
+            orig_ids = piece.orig_ids
+            if source.edge_ids is not None:
+                orig_ids = joined_rows([source.edge_ids[r] for r in source.shared])[orig_ids + np.repeat(edges, counts)]
             tables["orig_ids"].write(orig_ids)
         return num_cut
+
+    def _shared_rows(
+        self, feats: ShardWriter, counts: I64
+    ) -> tuple[list[tuple[int, RowArray, DatasetWriter]], list[tuple[RowArray, I64, DatasetWriter]]]:
+        """Begin the features of relations that share tables.
+
+        Returns:
+            Those of one relation, with its place; and those of several, with the first row of each relation, -1 for one
+            without the feature: int64[relations that share].
+        """
+        source = self._source
+        keys = [relation_key(source.schema.relations[r]) for r in source.shared]
+        places = {relation: place for place, relation in enumerate(source.shared)}
+        apart: list[tuple[int, RowArray, DatasetWriter]] = []
+        together: list[tuple[RowArray, I64, DatasetWriter]] = []
+        done: set[tuple[int, str]] = set()
+        for name, relations in source.shared_features:
+            own = [places[relation] for relation in relations]
+            arrays = [source.edge_feats[keys[place]][name].values for place in own]
+            firsts = np.full(len(keys), -1, np.int64)
+            firsts[own] = np.cumsum([0, *map(len, arrays[:-1])])
+            feature = source.edge_feats[keys[own[0]]][name]
+            writer = self._begin(feats, shared_feature_name(name), feature, int(counts[list(relations)].sum()))
+            together.append((joined_rows(arrays), firsts, writer))
+            done.update((place, name) for place in own)
+        for place, key in enumerate(keys if source.edge_feats else ()):
+            for name, feature in source.edge_feats.get(key, {}).items():
+                if (place, name) not in done:
+                    count = int(counts[source.shared[place]])
+                    writer = self._begin(feats, edge_feature_name(key, name), feature, count)
+                    apart.append((place, feature.values, writer))
+        return apart, together
 
     def _begin(self, writer: ShardWriter, name: str, feature: Feature, count: int) -> DatasetWriter:
         if feature.form and feature.form.ranges is not None:

@@ -464,6 +464,7 @@ class _Run:
             identity=identity,
             seals=tuple(dict(sorted(known.seals.items())) for known in about),
             shared=self.source.shared,
+            shared_features=tuple(self.source.shared_features),
         )
 
 

@@ -16,10 +16,11 @@ from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, RowError, concatenated, place_of, release
 from mpigraph.storage.format import logical_dtype, own_relations, shared_relations, storage_dtype
 from mpigraph.storage.narrow import RoundingError, StoredForm
-from mpigraph.storage.part_config import FeatureInfo
+from mpigraph.storage.part_config import FeatureInfo, SharedFeature, features_in_common
 
 EDGES_PER_CHUNK = 1 << 20
 _CHUNK_BYTES = 8 << 20
+_BYTES_COPIED = 8 << 20
 _CHUNKS_MAPPED = 16  # of a memory map, before its pages are let go
 _TIMES = "time"  # the feature whose values must be numbers
 
@@ -118,16 +119,9 @@ class GraphSource:
         _check_original_ids("edges", self.edge_ids, [len(src) for src, _ in self.edges])
 
     def joined(self, relations: Sequence[int]) -> tuple[RowArray, RowArray]:
-        """Return sources and destinations of the edges of some relations, at least one, one after the other.
-
-        Few edges in memory are copied, since an access to thousands of arrays takes longer.
-        """
-        ends = [[self.edges[r][end] for r in relations] for end in (0, 1)]
-        if len(relations) > 1 and sum(map(len, ends[0])) <= EDGES_PER_CHUNK:
-            if all(type(ids) is np.ndarray and ids.dtype == np.int64 for ids in (*ends[0], *ends[1])):
-                src, dst = (np.concatenate(cast(list[Array], of_end)) for of_end in ends)
-                return src, dst
-        return concatenated(ends[0]), concatenated(ends[1])
+        """Return sources and destinations of the edges of some relations, at least one, one after the other."""
+        src, dst = (joined_rows([self.edges[r][end] for r in relations]) for end in (0, 1))
+        return src, dst
 
     def num_edges(self, relation_id: int = 0) -> int:
         """Return the number of edges of a relation."""
@@ -137,6 +131,13 @@ class GraphSource:
     def shared(self) -> tuple[int, ...]:
         """Ids of the relations whose edges parts keep in tables that they share, ascending."""
         return shared_relations(self.schema, self.num_nodes, self.edge_counts)
+
+    @cached_property
+    def shared_features(self) -> list[SharedFeature]:
+        """The edge features that these have in common, which parts keep in datasets that they share."""
+        keys = (relation_key(self.schema.relations[r]) for r in self.shared if self.edge_feats)
+        tables = ({name: of.info for name, of in self.edge_feats.get(key, {}).items()} for key in keys)
+        return features_in_common(self.shared, tables) if self.edge_feats else []
 
     @cached_property
     def own(self) -> list[int]:
@@ -253,6 +254,18 @@ class GraphSource:
         """Return the beginning of a message about a row: its file and row, else the graph's path."""
         origin = place_of(array, row) or self.path
         return f"{origin}: " if origin else ""
+
+
+def joined_rows(arrays: Sequence[RowArray]) -> RowArray:
+    """Return arrays, at least one, one after another as one.
+
+    Few rows in memory are copied, since an access to thousands of arrays takes longer.
+    """
+    first = arrays[0]
+    if len(arrays) > 1 and sum(array.nbytes for array in arrays) <= _BYTES_COPIED:
+        if all(type(array) is np.ndarray and array.dtype == first.dtype for array in arrays):
+            return np.concatenate(cast(list[Array], arrays))
+    return concatenated(arrays)
 
 
 def edge_chunks(source: GraphSource, relation_id: int, rank: int = 0, ranks: int = 1) -> Iterator[tuple[int, I64, I64]]:

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.float16 import narrow_part
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.rows.service import RowService
-from mpigraph.rows.window import RowWindow, SourceOf
+from mpigraph.rows.window import RowWindow, SourceOf, WindowPart
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.narrow import RoundingError, StoredForm
 
@@ -83,6 +84,7 @@ class RowTensor:
         read_only: why rows cannot be written; "" where they can.
         shape: ``(rows, *row_shape)``.
         copying: the background copy of the rows, if there is one.
+        joint: the tensor that has these rows, too, if there is one.
         version: counts the control calls before which a rank had written rows; the same on every rank after each.
         last_write: the number of the last write that this rank knows of.
     """
@@ -91,7 +93,7 @@ class RowTensor:
     def __init__(
         self,
         service: RowService,
-        book: RangeBook,
+        offsets: I64,
         *,
         number: int,
         graph: str,
@@ -101,8 +103,12 @@ class RowTensor:
         dtype: str,
         form: StoredForm | None = None,
         sources: SourceOf | None = None,
+        joint: "JointTensor | None" = None,
     ) -> None:
-        """Allocate zeros, or read the rows from ``sources``; ``book`` has the ranges of the hosts."""
+        """Allocate zeros, read the rows from ``sources``, or give access to the next rows of ``joint``.
+
+        ``offsets`` (int64[H + 1]) are the hosts' ranges.
+        """
         self.number = number
         self.graph = graph
         self.name = name
@@ -116,9 +122,12 @@ class RowTensor:
         self._writes = itertools.count(1)
         self.last_write = self._told = 0
         self._lent: list[weakref.ref[Array]] = []
-        self.window = RowWindow(
-            service, policy.offsets(book), row_shape, storage_dtype(self.stored), f"tensor {name!r}", sources
-        )
+        self.joint = joint
+        if joint is None:
+            what = f"tensor {name!r}"
+            self.window = RowWindow(service, offsets, row_shape, storage_dtype(self.stored), what, sources)
+        else:
+            self.window = joint.add(self, offsets)
         self.shape = (len(self.window), *row_shape)
 
     def gather(self, ids: I64, out: Array | None = None) -> Array:
@@ -212,8 +221,10 @@ class RowTensor:
         memory = self.window.memory(host)[rows]
         # the base of a view is the array at the end of the chain; the memoryview makes that this one
         lent = np.frombuffer(memoryview(memory.reshape(-1)), memory.dtype).reshape(memory.shape)  # type: ignore[arg-type]
-        self._lent.append(weakref.ref(lent if lent.base is None else lent.base, self._take_back))
-        self.window.service.written.add(self.number)
+        for tensor in (self, self.joint):
+            if tensor is not None:
+                tensor._lent.append(weakref.ref(lent if lent.base is None else lent.base, tensor._take_back))
+                self.window.service.written.add(tensor.number)
         return lent
 
     def check_writable(self) -> None:
@@ -229,6 +240,8 @@ class RowTensor:
         """Note that this rank wrote rows, or others did in a call that all trainers make together."""
         self.last_write = next(self._writes)
         self.window.service.written.add(self.number)
+        if self.joint is not None:
+            self.joint.note_write()
 
     def _wait(self, owned: bool) -> None:
         """Wait for the background copy of the rows that this rank owns, or of all."""
@@ -270,3 +283,58 @@ class RowTensor:
         self._wait(owned=False)
         self.window.close()
         self.window.service.written.discard(self.number)
+
+
+class JointTensor(RowTensor):
+    """The rows of several tensors of one dtype and row shape in one window, to be read and cached together.
+
+    Hosts have them tensor after tensor. It counts as written when one of these is.
+
+    Attributes:
+        members: the tensors. Write rows through them.
+        layout: equal for joint tensors whose members have the same rows.
+    """
+
+    @collective("world.comm")
+    def __init__(self, service: RowService, tables: I64, **about: Any) -> None:
+        """Allocate zeros.
+
+        Args:
+            service: the job's transports and windows.
+            tables: int64[tensors, H + 1], the hosts' ranges of each.
+            about: the other arguments of :class:`RowTensor`.
+        """
+        self.members: list[RowTensor] = []
+        sizes = np.diff(tables, axis=1)
+        offsets = np.append(0, np.cumsum(sizes.sum(axis=0)))
+        self._starts = np.cumsum(sizes, axis=0) - sizes
+        self._firsts = np.cumsum(tables[:, -1]) - tables[:, -1]  # of each tensor among the rows of all
+        begins = tables[:, :-1] + self._firsts[:, None]
+        self._begins = begins.ravel()
+        self._shifts = (offsets[:-1] + self._starts - begins).ravel()
+        self.layout = tables.tobytes()
+        super().__init__(service, offsets, policy=Policy(False, -1), **about)
+
+    def add(self, member: RowTensor, offsets: I64) -> WindowPart:
+        """Take the next tensor; return the window of its rows."""
+        self.members.append(member)
+        return WindowPart(self.window, offsets, self._starts[len(self.members) - 1])
+
+    def numbers(self, places: I64, counts: I64, ids: I64) -> I64:
+        """Return the numbers of rows in this tensor.
+
+        Args:
+            places: int64[k], places of some members.
+            counts: int64[k], the number of rows of each.
+            ids: int64[n], the rows, member after member.
+
+        Raises:
+            OutOfRangeError: an id is not a row of its member; names the member and the id.
+        """
+        rows = ids + np.repeat(self._firsts[places], counts)
+        ends = np.append(self._firsts, self.shape[0])[places + 1]
+        if ((ids < 0) | (rows >= np.repeat(ends, counts))).any():
+            for place, of_member in zip(places.tolist(), np.split(ids, np.cumsum(counts)[:-1]), strict=True):
+                self.members[place].check(of_member)
+        numbers: I64 = rows + self._shifts[np.searchsorted(self._begins, rows, side="right") - 1]
+        return numbers

@@ -7,7 +7,7 @@ and writes the others, meanwhile. ``rows/service.py`` chooses the allocation and
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -211,11 +211,15 @@ class RowWindow:
         remote = []
         for host, positions in by_host:
             if host not in self._sources:
-                begin, end = self.offsets[host : host + 2].tolist()
-                rows = ids[positions] - begin
-                remote.append(RemoteRows(int(self.world.hosts[host]), end - begin, rows, positions))
+                first, held = self._range(host)
+                remote.append(RemoteRows(int(self.world.hosts[host]), held, ids[positions] - first, positions))
         remote.sort(key=lambda rows: rows.rank < self.world.rank)  # else all ranks ask the same host first
         return remote
+
+    def _range(self, host: int) -> tuple[int, int]:
+        """Return the row that counts as a host's first one, and the number of rows that the host holds."""
+        begin, end = self.offsets[host : host + 2].tolist()
+        return begin, end - begin
 
     def load(self, ids: I64, positions: I64, out: Array) -> None:
         """Copy rows of free sources: ``out[p] = row ids[p]`` for each p of ``positions``.
@@ -373,6 +377,62 @@ class RowWindow:
             self._words.clear()
             if block:
                 self.service.segments.give_back(block)
+
+
+_OF_ITS_ROWS = ("_sources", "_words", "_first", "_gate")
+
+
+class WindowPart(RowWindow):
+    """Rows of another window that lie next to each other on each host, as a window; the memory is the other's.
+
+    Attributes:
+        whole: the other window, whose rows lie in memory.
+    """
+
+    def __init__(self, whole: RowWindow, offsets: I64, begins: I64) -> None:
+        """Give access to rows.
+
+        Args:
+            whole: see the attributes.
+            offsets: int64[H + 1], the hosts' ranges of these rows.
+            begins: int64[H], where they begin on each host, counted from its first row in ``whole``.
+        """
+        vars(self).update({name: value for name, value in vars(whole).items() if name not in _OF_ITS_ROWS})
+        self.whole = whole
+        self.offsets = offsets
+        self._begins = begins
+        self._gate = Gate("this window was closed")
+
+    # made when they are needed: there may be thousands of windows that are only read as a whole
+
+    @cached_property
+    def _sources(self) -> dict[int, RowSource]:  # type: ignore[override]
+        return {host: Memory(self.whole.memory(host)[at], self.whole._words[host][at]) for host, at in self._places}
+
+    @cached_property
+    def _words(self) -> dict[int, Array]:  # type: ignore[override]
+        return {host: self.whole._words[host][at] for host, at in self._places}
+
+    @cached_property
+    def _first(self) -> dict[int, int]:  # type: ignore[override]
+        return {host: int(self.offsets[host]) for host, _ in self._places}
+
+    @property
+    def _places(self) -> list[tuple[int, slice]]:
+        """The local hosts, and the place of the rows on each among its rows of the whole."""
+        ends = self._begins + np.diff(self.offsets)
+        return [(host, slice(int(self._begins[host]), int(ends[host]))) for host in self.whole._sources]
+
+    def _range(self, host: int) -> tuple[int, int]:
+        return int(self.offsets[host] - self._begins[host]), self.whole._range(host)[1]
+
+    @collective("world.comm")
+    def close(self) -> None:
+        """Refuse access from now on; the memory is freed with the other window."""
+        self._gate.shut()
+        self._open = False
+        self._sources = {}
+        self._words = {}
 
 
 def _read(read_local: Callable[[], None], read_remote: _ReadRemote | None) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
+from mpigraph.sampling.minibatch import Layer, SamplingPlan, hop_requests
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.strategies import HopKeys, Within
 from mpigraph.store.store import LoadedGraph
@@ -34,7 +34,7 @@ def induced_edges(
     relations = [r for r in range(len(schema.relations)) if all(counts[end] for end in schema.ends(r))]
     ascending = {ntype: np.sort(ids) for ntype, ids in nodes.items()}
     among = {ntype: Within(-1, ids) for ntype, ids in ascending.items()}
-    within = {r: among[schema.ends(r)[0]] for r in relations}
+    within = Layer((r, among[schema.ends(r)[0]]) for r in relations)
     plan = SamplingPlan([within], nodes, excluded=excluded)
     requests = hop_requests(plan, 0, graph, nodes, HopKeys.of(np.uint64(0), 0))
     tables = service.local_ids(graph)

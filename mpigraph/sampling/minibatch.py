@@ -15,10 +15,11 @@ draws of a tree depend on its root and the root's time, not on the minibatch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I32, I64, U64
+from mpigraph.arrays import I32, I64, U64, Mask
 from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.temporal import root_keys, tree_keys
@@ -78,13 +79,36 @@ class Trees:
     times: I64 | None
 
 
+class Layer(dict[int, Strategy]):
+    """The strategies of one layer by relation id; no other relation is sampled. It is not changed.
+
+    Attributes:
+        families: what :func:`_families` found; None before the first hop.
+    """
+
+    families: "list[_Family] | None" = None
+
+
+class _Family(NamedTuple):
+    """Relations that share tables and are drawn from by strategies that differ in tensors alone.
+
+    Attributes:
+        how: one of the strategies.
+        among: bool[relations that share], these.
+        tensors: int64[tables, relations that share], the numbers of their tensors, see :attr:`.Strategy.tables`.
+    """
+
+    how: Strategy
+    among: Mask
+    tensors: I64
+
+
 @dataclass(frozen=True)
 class SamplingPlan:
     """The checked arguments of a minibatch (:class:`.SamplingArguments`), with numbers in place of names.
 
     Attributes:
-        layers: for each layer, outermost hop first (DGL's order), the strategy by relation id; no other relation is
-            sampled.
+        layers: the layers, outermost hop first (DGL's order).
         seeds: int64[n] by node type id.
         want_eids: return edge ids.
         excluded: by relation id, int64[k] edge ids, removed before sampling in every layer; ascending, each once.
@@ -92,7 +116,7 @@ class SamplingPlan:
         times: int64[n] by node type id, the time of each seed; such trees are disjoint. None without times.
     """
 
-    layers: Sequence[Mapping[int, Strategy]]
+    layers: Sequence[Layer]
     seeds: Mapping[int, I64]
     want_eids: bool = True
     excluded: Mapping[int, I64] = field(default_factory=dict)
@@ -250,9 +274,33 @@ def hop_requests(
     return requests
 
 
+def _families(hows: Layer, graph: LoadedGraph, shared: SharedEdges) -> list[_Family]:
+    """Return the families of the relations that share tables, of several relations each."""
+    if hows.families is not None:
+        return hows.families
+    place_of = graph.topology.place_of_shared
+    family_of = {key: how.family for key, how in {id(how): how for how in hows.values()}.items()}
+    by_family: dict[tuple[object, ...], list[int]] = {}
+    for relation, how in hows.items():
+        if relation in place_of and type(how).key is Strategy.key:  # owners make the keys of these from the hop's
+            by_family.setdefault(family_of[id(how)], []).append(relation)
+    families = []
+    for relations in by_family.values():
+        if len(relations) < _FEW:
+            continue
+        how = hows[relations[0]]
+        among = np.isin(shared.relations, relations)
+        tensors = np.zeros((len(how.tables) if how.needs_tables else 0, len(among)), np.int64)
+        if len(tensors):
+            tensors[:, among] = np.array([hows[relation].tensors for relation in sorted(relations)]).T
+        families.append(_Family(how, among, tensors))
+    hows.families = families
+    return families
+
+
 def _shared_requests(
     plan: SamplingPlan,
-    hows: Mapping[int, Strategy],
+    hows: Layer,
     graph: LoadedGraph,
     shared: SharedEdges,
     frontier: Mapping[int, I64],
@@ -263,20 +311,8 @@ def _shared_requests(
     of destinations.
     """
     place_of = graph.topology.place_of_shared
-    family_of = {key: how.family for key, how in {id(how): how for how in hows.values()}.items()}
-    families: dict[tuple[object, ...], list[int]] = {}
-    for relation, how in hows.items():
-        if relation in place_of and type(how).key is Strategy.key:  # owners make the keys of these from the hop's
-            families.setdefault(family_of[id(how)], []).append(relation)
     num_types = len(graph.topology.hosts.schema.ntypes)
-    for relations in families.values():
-        if len(relations) < _FEW:
-            continue
-        how = hows[relations[0]]
-        among = np.isin(shared.relations, relations)
-        tensors = np.zeros((len(how.tables) if how.needs_tables else 0, len(among)), np.int64)
-        if len(tensors):
-            tensors[:, among] = np.array([hows[relation].tensors for relation in sorted(relations)]).T
+    for how, among, tensors in _families(hows, graph, shared):
         strategy = how.at_step(keys.step)
         types = shared.ends[:, 1] + (0 if how.keys_by_relation else num_types * shared.ends[:, 0])
         for one in np.unique(types[among]).tolist():

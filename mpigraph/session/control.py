@@ -82,9 +82,10 @@ def _prepare_walks(store: Store, args: Arguments) -> Any:
 
 def _free(store: Store, args: Arguments) -> Any:
     """Free tensors now, except those that trainers have lent views of: other tensors would take their memory."""
-    numbers = np.array(args["numbers"], np.int64)
-    _retire(store, args["numbers"])
-    lent = np.array([number in store.tensors and store.tensors[number].lent for number in args["numbers"]], np.uint8)
+    going = sorted(store.with_joint(args["numbers"]))
+    numbers = np.array(going, np.int64)
+    _retire(store, going)
+    lent = np.array([number in store.tensors and store.tensors[number].lent for number in going], np.uint8)
     store.world.comm.Allreduce(MPI.IN_PLACE, lent, op=MPI.MAX)
     store.free(numbers[lent == 0].tolist())
     store.free_derived(numbers[lent > 0].tolist())

@@ -5,6 +5,7 @@ Rows have global numbers, which go on from part to part.
 
 import resource
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,10 @@ from mpigraph.storage.format import (
     node_orig_ids_name,
     relation_dataset_name,
     shared_dataset_name,
+    shared_feature_name,
 )
 from mpigraph.storage.narrow import RoundingError, StoredForm
-from mpigraph.storage.part_config import FeatureInfo, PartConfig
+from mpigraph.storage.part_config import FeatureInfo, PartConfig, SharedFeature
 from mpigraph.storage.shard import Fingerprint, ShardReader, fingerprint, read_chunks, seal_of
 
 _FILES = 4096  # that are open at once where there is no limit
@@ -236,12 +238,15 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
         width = index_dtype(max(map(book.num_nodes, range(len(nodes))))).name
         for field, dtype in (("destinations", width), ("indices", width), ("orig_ids", "int64")):
             yield "part_graph", shared_dataset_name(field), DatasetInfo((rows,), dtype)
+    for name, relations in config.shared_features:
+        rows = int(np.diff(book.edge_table[list(relations), part : part + 2]).sum())
+        info = config.edge_features[schema.relation_key(relations[0])][name]
+        yield from _feature("edge_feats", shared_feature_name(name), rows, info)
     for r in config.with_datasets:
         key = schema.relation_key(r)
-        features = config.edge_features[key]
         first, end = book.edge_range(part, r)
         edges = end - first
-        for name, info in features.items():
+        for name, info in config.own_features(r).items():
             yield from _feature("edge_feats", edge_feature_name(key, name), edges, info)
         if r in config.place_of_shared:
             continue
@@ -306,22 +311,54 @@ def overlaps(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int
         part += 1
 
 
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows with global numbers that are spread over the parts' files.
+
+    Attributes:
+        which: the file of a part: "part_graph", "node_feats" or "edge_feats".
+        name: the dataset.
+        offsets: int64[P + 1], the parts' ranges of the rows.
+        begins: int64[P], where they begin in the dataset of each part.
+    """
+
+    which: str
+    name: str
+    offsets: I64
+    begins: I64
+
+    @classmethod
+    def alone(cls, which: str, name: str, offsets: I64) -> "StoredRows":
+        """Return rows that have a dataset of their own."""
+        return cls(which, name, offsets, np.zeros(len(offsets) - 1, np.int64))
+
+    @classmethod
+    def of_feature(cls, config: PartConfig, is_node: bool, type_id: int, name: str) -> "StoredRows":
+        """Return the rows of a feature of a node type or relation."""
+        if is_node:
+            dataset = node_feature_name(config.schema.ntypes[type_id], name)
+            return cls.alone("node_feats", dataset, config.book.node_offsets[type_id])
+        offsets = config.book.edge_offsets[type_id]
+        begins = config.begins_of_features.get((type_id, name))
+        if begins is not None:
+            return cls("edge_feats", shared_feature_name(name), offsets, begins)
+        return cls.alone("edge_feats", edge_feature_name(config.schema.relation_key(type_id), name), offsets)
+
+    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Yield ``(part, first, last)`` of the rows ``[begin, end)``, counted within the part's dataset."""
+        for part, first, last in overlaps(self.offsets, begin, end):
+            base = int(self.begins[part])
+            yield part, base + first, base + last
+
+
 def read_rows(
-    files: PartFiles,
-    which: str,
-    name: str,
-    offsets: I64,
-    begin: int,
-    out: npt.NDArray[np.generic],
-    form: StoredForm | None = None,
+    files: PartFiles, rows: StoredRows, begin: int, out: npt.NDArray[np.generic], form: StoredForm | None = None
 ) -> None:
-    """Fill ``out`` with the global rows from ``begin`` of a dataset that is spread over the parts' files.
+    """Fill ``out`` with the global rows from ``begin`` on.
 
     Args:
         files: of the partitioned graph.
-        which: the file of a part: "part_graph", "node_feats" or "edge_feats".
-        name: the dataset.
-        offsets: int64[P + 1], the parts' ranges of its rows.
+        rows: where they are.
         begin: first global row.
         out: [n, ...] in the storage dtype.
         form: the narrower form that ``out`` has instead, to which rows are rounded some MiB at a time.
@@ -331,19 +368,63 @@ def read_rows(
         GraphDataError: a number does not fit the narrower form.
     """
     at = 0
-    for part, first, last in overlaps(offsets, begin, begin + len(out)):
-        shard = files.open(part, which)
+    for part, first, last in rows.pieces(begin, begin + len(out)):
+        shard = files.open(part, rows.which)
         if form is None:
-            shard.read_into(name, out[at : at + last - first], first)
-            at += last - first
-            continue
-        for row, rows in read_chunks(shard, name, first, last):
-            try:
-                out[at + row - first : at + row - first + len(rows)] = form.narrow(rows)
-            except RoundingError as error:
-                path = files.config.part_path(part, which)
-                raise GraphDataError(f"{path}: dataset {name!r}, row {row + error.row}: {error}") from None
+            shard.read_into(rows.name, out[at : at + last - first], first)
+        else:
+            for row, chunk in read_chunks(shard, rows.name, first, last):
+                out[at + row - first : at + row - first + len(chunk)] = _narrow(shard, rows.name, row, chunk, form)
         at += last - first
+
+
+def read_together(
+    files: PartFiles, feature: SharedFeature, ranges: I64, out: Array, form: StoredForm | None = None
+) -> None:
+    """Fill ``out`` with rows of a feature that relations share, relation after relation; otherwise as read_rows.
+
+    Args:
+        files: of the partitioned graph.
+        feature: one of :attr:`.PartConfig.shared_features`, or some of its relations.
+        ranges: int64[relations, 2], the first global row of each relation and the one behind the last.
+        out: [rows of all, ...].
+        form: as in :func:`read_rows`.
+    """
+    config = files.config
+    name = shared_feature_name(feature.name)
+    offsets = config.book.edge_table[list(feature.relations)]
+    begins = np.array([config.begins_of_features[relation, feature.name] for relation in feature.relations])
+    sizes = np.diff(ranges, axis=1)[:, 0]
+    to = np.cumsum(sizes) - sizes
+    for part in range(config.num_parts):
+        low = np.maximum(ranges[:, 0], offsets[:, part])
+        high = np.minimum(ranges[:, 1], offsets[:, part + 1])
+        here = np.flatnonzero(low < high)
+        if not len(here):
+            continue
+        low = low[here]
+        first = begins[here, part] + low - offsets[here, part]
+        last = first + high[here] - low
+        place = to[here] + low - ranges[here, 0]
+        shard = files.open(part, "edge_feats")
+        begin, end = int(first[0]), int(last[-1])
+        if form is None and end - begin == place[-1] + last[-1] - first[-1] - place[0] == (last - first).sum():
+            shard.read_into(name, out[int(place[0]) : int(place[0]) + end - begin], begin)  # next to each other
+            continue
+        for row, chunk in read_chunks(shard, name, begin, end):
+            counts = np.clip(last, row, row + len(chunk)) - np.clip(first, row, row + len(chunk))
+            skipped = np.cumsum(counts) - counts
+            rows = np.arange(counts.sum()) + np.repeat(np.maximum(first, row) - skipped, counts)
+            narrow = chunk if form is None else _narrow(shard, name, row, chunk, form)
+            out[rows + np.repeat(place - first, counts)] = narrow[rows - row]
+
+
+def _narrow(shard: ShardReader, name: str, first: int, rows: Array, form: StoredForm) -> Array:
+    """Return rows of a dataset, from row ``first`` on, in a narrower form."""
+    try:
+        return form.narrow(rows)
+    except RoundingError as error:
+        raise GraphDataError(f"{shard.path}: dataset {name!r}, row {first + error.row}: {error}") from None
 
 
 def check_sources(config: PartConfig, relation: int, first_edge: int, indptr: I64, indices: Array) -> None:

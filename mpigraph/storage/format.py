@@ -6,13 +6,13 @@ A partitioned graph is a directory::
     part<k>/graph.h5         nodes/<ntype>/orig_ids, relations/<src:rel:dst>/{indptr, indices, out_degrees, orig_ids}
                              shared_relations/{destinations, indices, orig_ids}
     part<k>/node_feat.h5     <ntype>/<name>
-    part<k>/edge_feat.h5     <src:rel:dst>/<name>
+    part<k>/edge_feat.h5     <src:rel:dst>/<name>, shared_relations/<name>
 
 Types, relations and features may have any names: a ``/`` inside one is written as ``~2F``, ``:`` in a relation's as
 ``~3A`` and ``~`` as ``~7E`` (:func:`~mpigraph.metadata.schema.escape`).
 Where many relations have few edges, these share the tables ``shared_relations``, relation after relation, with the
-destination of each edge, counted within its part, in place of ``indptr`` (:func:`shared_relations`). The configuration
-says which.
+destination of each edge, counted within its part, in place of ``indptr`` (:func:`shared_relations`). A feature that
+several of these have with one dtype and shape is one dataset, too, in the same order. The configuration says which.
 
 Behind HDF5's data a file has a list of its datasets in JSON (dataset_list.py), which HDF5 does not look at.
 
@@ -126,6 +126,11 @@ def node_feature_name(ntype: str, name: str) -> str:
 def edge_feature_name(relation_key: str, name: str) -> str:
     """Return the dataset of a feature in ``edge_feat.h5``."""
     return f"{_of_relation(relation_key)}/{_step(name)}"
+
+
+def shared_feature_name(name: str) -> str:
+    """Return the dataset in ``edge_feat.h5`` of a feature that relations share."""
+    return f"shared_relations/{_step(name)}"
 
 
 def column_ranges_name(feature: str) -> str:

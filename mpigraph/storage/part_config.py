@@ -9,6 +9,7 @@ report and the paths of the shards.
 
 Relations that share tables may be thousands. ``etypes`` and ``edge_map`` leave them out; ``shared_relations`` has them
 as columns: ``ids``, ascending; ``names``, as in ``etypes``; and ``edges``, for each part the number of edges of each.
+``edge_features`` leaves out features that they share; ``shared_features`` has each once, with ``relations``, their ids.
 
 A configuration may come from anywhere, so its paths must stay inside its folder.
 """
@@ -17,8 +18,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -31,7 +31,7 @@ from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema, check_name, parse_relations
-from mpigraph.storage.files import NewFile, open_regular
+from mpigraph.storage.files import NewFile, read_text
 from mpigraph.storage.format import NARROW, WIDE, own_relations, storage_dtype
 
 CONFIG_FORMAT = "mpigraph"
@@ -66,6 +66,32 @@ class FeatureInfo(NamedTuple):
 Features = Mapping[str, Mapping[str, FeatureInfo]]
 
 
+class SharedFeature(NamedTuple):
+    """A feature that relations have in common: its name, and the relation ids, ascending."""
+
+    name: str
+    relations: tuple[int, ...]
+
+
+def features_in_common(relations: Sequence[int], tables: Iterable[Mapping[str, FeatureInfo]]) -> list[SharedFeature]:
+    """Return the features that several relations have with one dtype and row shape, by name.
+
+    Of a name with several dtypes or shapes those as in the first relation. Not int8, whose columns have other ranges in
+    each relation.
+
+    Args:
+        relations: relation ids, ascending.
+        tables: the features of each.
+    """
+    by_name: dict[str, tuple[FeatureInfo, list[int]]] = {}
+    for relation, table in zip(relations, tables, strict=True):
+        for name, info in table.items():
+            first, having = by_name.setdefault(name, (info, []))
+            if info == first and info.narrow != "int8":
+                having.append(relation)
+    return [SharedFeature(name, tuple(ids)) for name, (_, ids) in sorted(by_name.items()) if len(ids) > 1]
+
+
 @dataclass(frozen=True, eq=False)
 class PartConfig:
     """A partitioned graph as its configuration file describes it.
@@ -83,6 +109,7 @@ class PartConfig:
         identity: of this partitioning; every shard carries it.
         seals: for each part, the seals of its files by the same keys as in ``files``.
         shared: ids of the relations whose edges lie in tables that they share, ascending.
+        shared_features: the features of these that lie in datasets that they share.
     """
 
     graph_name: str
@@ -96,6 +123,7 @@ class PartConfig:
     identity: str = field(default_factory=lambda: secrets.token_hex(16))
     seals: tuple[Mapping[str, str], ...] = ()
     shared: tuple[int, ...] = ()
+    shared_features: tuple[SharedFeature, ...] = ()
 
     @staticmethod
     def default_files(num_parts: int) -> tuple[Mapping[str, str], ...]:
@@ -132,8 +160,13 @@ class PartConfig:
 
     @cached_property
     def with_datasets(self) -> list[int]:
-        """The relations that have datasets of their own: all but those that share tables and have no features."""
-        return sorted({*self.own, *self.with_features})
+        """The relations that have datasets of their own, of tables or of features."""
+        return sorted({*self.own, *(r for r in self.with_features if self.own_features(r))})
+
+    def own_features(self, relation: int) -> dict[str, FeatureInfo]:
+        """Return the features of a relation that have datasets of their own."""
+        features = self.edge_features[self.schema.relation_keys[relation]]
+        return {name: of for name, of in features.items() if (relation, name) not in self.begins_of_features}
 
     @cached_property
     def own(self) -> list[int]:
@@ -146,6 +179,22 @@ class PartConfig:
         if not any(self.edge_features.values()):
             return []
         return [r for r, key in enumerate(self.schema.relation_keys) if self.edge_features[key]]
+
+    @cached_property
+    def in_common(self) -> list[SharedFeature]:
+        """The features that relations which share tables have in common, whether or not they share datasets."""
+        tables = [self.edge_features[self.schema.relation_keys[r]] for r in self.shared]
+        return features_in_common(self.shared, tables) if any(tables) else []
+
+    @cached_property
+    def begins_of_features(self) -> dict[tuple[int, str], I64]:
+        """By relation id and name int64[parts], the first row of a feature in the dataset that relations share."""
+        begins = {}
+        for name, relations in self.shared_features:
+            counts = np.diff(self.book.edge_table[list(relations)], axis=1)
+            firsts = np.cumsum(counts, axis=0) - counts
+            begins.update({(relation, name): of_parts for relation, of_parts in zip(relations, firsts, strict=True)})
+        return begins
 
     @property
     def num_parts(self) -> int:
@@ -184,7 +233,7 @@ class PartConfig:
         return _checksum(self._to_json())
 
     def write(self, directory: str | os.PathLike[str]) -> Path:
-        """Write ``<directory>/<graph_name>.json``, unless it is as it would be written, and return its path.
+        """Write ``<directory>/<graph_name>.json`` and return its path.
 
         Raises:
             StorageError: it cannot be written.
@@ -192,26 +241,26 @@ class PartConfig:
         path = Path(directory) / f"{self.graph_name}.json"
         content = self._to_json()
         content["checksum"] = _checksum(content)
-        # thousands of relations would be hundreds of thousands of lines
-        text = json.dumps(content, indent=None if self.shared else 2) + "\n"
-        with suppress(OSError, ValueError):
-            if not path.is_symlink() and text_of(path) == text.encode():  # also where nothing can be written
-                return path
         with NewFile(path, queue=True) as file:  # a reader meets the old file or the new one, never half of one
-            file.write(text.encode())
+            # thousands of relations would be hundreds of thousands of lines
+            file.write((json.dumps(content, indent=None if self.shared else 2) + "\n").encode())
         return path
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], text: bytes | None = None) -> "PartConfig":
-        """Read a configuration file, or the ``text`` that another rank has read there.
+    def read(cls, path: str | os.PathLike[str]) -> "PartConfig":
+        """Read a configuration file.
 
         Raises:
             PartitionError: the file is missing, no valid JSON, of another format, or contradicts itself.
         """
         path = Path(path)
-        text = text_of(path) if text is None else text
+        if not _is_inside(path, path.parent):
+            raise PartitionError(f"{path}: a link leads out of the graph's folder")
         try:
-            content = json.loads(text.decode())
+            content = json.loads(read_text(path))
+        except OSError as error:
+            what = _not_cut(path) if path.is_dir() else str(error.strerror)
+            raise PartitionError(f"{path}: cannot read the partition configuration: {what}") from error
         except (ValueError, RecursionError) as error:
             what = f"not a valid JSON file: {error}" if path.suffix == ".json" else _not_cut(path)
             raise PartitionError(f"{path}: {what}") from error
@@ -242,9 +291,10 @@ class PartConfig:
             "ntypes": {name: i for i, name in enumerate(ntypes)},
             "etypes": {keys[r]: r for r in own},
             "node_features": _features_to_json(self.node_features),
-            "edge_features": _features_to_json({keys[r]: self.edge_features[keys[r]] for r in self.with_datasets}),
+            "edge_features": _features_to_json({keys[r]: self.own_features(r) for r in self.with_datasets}),
             "seals": [dict(seals) for seals in self.seals],
             **({"shared_relations": self._columns()} if self.shared else {}),
+            **({"shared_features": self._features_together()} if self.shared_features else {}),
             "report": dict(self.report),
             **{f"part-{k}": dict(files) for k, files in enumerate(self.files)},
         }
@@ -253,6 +303,14 @@ class PartConfig:
         ids = list(self.shared)
         names = [self.schema.relation_keys[r] for r in ids]
         return {"ids": ids, "names": names, "edges": np.diff(self.book.edge_table[ids]).T.tolist()}
+
+    def _features_together(self) -> list[dict[str, Any]]:
+        keys = self.schema.relation_keys
+        infos = [self.edge_features[keys[relations[0]]][name] for name, relations in self.shared_features]
+        return [
+            {"name": name, **info.as_json(), "relations": list(relations)}
+            for (name, relations), info in zip(self.shared_features, infos, strict=True)
+        ]
 
     @classmethod
     def _from_json(cls, path: Path, content: dict[str, Any]) -> "PartConfig":
@@ -276,42 +334,35 @@ class PartConfig:
             _offsets("node_map", content["node_map"], ntypes, num_parts, _count(content["num_nodes"])),
             _offsets("edge_map", content["edge_map"], etypes, num_parts, _count(content["num_edges"]), columns, counts),
         )
+        edge_features = dict(_features_from_json(content["edge_features"], given))
+        shared_features = []
+        for about in content.get("shared_features", []):
+            shared_features.append(SharedFeature(about["name"], _relation_ids(about["relations"], len(given))))
+            info = _features_from_json({"": {about["name"]: about}}, [""])[""]
+            for relation in shared_features[-1].relations:
+                edge_features[given[relation]] = {**edge_features[given[relation]], **info}
         config = cls(
             graph_name=content["graph_name"],
             part_method=_a_string(content["part_method"]),
             book=book,
             node_features=_features_from_json(content["node_features"], schema.ntypes),
-            edge_features=_features_from_json(content["edge_features"], given),
+            edge_features=edge_features,
             files=tuple({key: _inner_path(content[f"part-{k}"][key]) for key in _FILES} for k in range(num_parts)),
             report=dict(content.get("report", {})),
             directory=path.parent,
             identity=_a_string(content["identity"]),
             seals=tuple({key: _a_string(seals[key]) for key in _FILES} for seals in content["seals"]),
             shared=_relation_ids(listed if is_old else listed["ids"], len(given)),
+            shared_features=tuple(shared_features),
         )
+        if not {r for _, relations in shared_features for r in relations} <= set(config.shared):
+            raise PartitionError("shared_features are of relations that share no tables")
         if len(config.seals) != num_parts:
             raise PartitionError(f"there are {num_parts} parts but {len(config.seals)} seals")
         if content["checksum"] != _checksum(content):
             raise PartitionError("damaged partition configuration: it was changed after it was written")
         vars(config)["checksum"] = content["checksum"]  # else counted from the same again
         return config
-
-
-def text_of(path: str | os.PathLike[str]) -> bytes:
-    """Return the text of a configuration file.
-
-    Raises:
-        PartitionError: it cannot be read.
-    """
-    path = Path(path)
-    if not _is_inside(path, path.parent):
-        raise PartitionError(f"{path}: a link leads out of the graph's folder")
-    try:
-        with open(open_regular(path), "rb") as file:
-            return file.read()
-    except OSError as error:
-        what = _not_cut(path) if path.is_dir() else str(error.strerror)
-        raise PartitionError(f"{path}: cannot read the partition configuration: {what}") from error
 
 
 def check_graph_name(name: str) -> None:

@@ -11,7 +11,7 @@ from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.world import World
 from mpigraph.partition.column_ranges import measured_form
 from mpigraph.partition.over_mpi import MPIExchange
-from mpigraph.storage.contents import PartFiles, overlaps
+from mpigraph.storage.contents import PartFiles, StoredRows
 from mpigraph.storage.narrow import StoredForm
 from mpigraph.storage.part_config import FeatureInfo
 from mpigraph.storage.shard import read_chunks
@@ -27,10 +27,9 @@ READ_ONLY = (
 def form_to_keep(
     world: World,
     files: PartFiles,
-    dataset: tuple[str, str],
+    stored: StoredRows,
     in_file: FeatureInfo,
     kept: FeatureInfo,
-    offsets: I64,
     hosts: I64,
 ) -> StoredForm | None:
     """Return the form in which hosts keep a feature, None for its own.
@@ -40,11 +39,10 @@ def form_to_keep(
     Args:
         world: the ranks.
         files: of the graph.
-        dataset: the file of a part that has the feature, and its name there.
+        stored: where the feature is.
         in_file: the feature as the files have it.
         kept: as it is kept: the same, or narrower.
-        offsets: int64[P + 1], the parts' ranges of its rows.
-        hosts: int64[H + 1], those of the hosts.
+        hosts: int64[H + 1], the hosts' ranges of its rows.
 
     Raises:
         ShardFormatError: a file is missing or damaged, or parts have different column ranges; on every rank.
@@ -52,7 +50,9 @@ def form_to_keep(
     """
     if kept.narrow != "int8":
         return StoredForm(kept.narrow) if kept.narrow else None
-    which, name = dataset
+    which = stored.which
+    name = stored.name
+    offsets = stored.offsets
     exchange = MPIExchange(world.comm)
     if kept != in_file:
 
@@ -60,13 +60,13 @@ def form_to_keep(
             if not world.is_host:
                 return
             begin, end = hosts[world.host_index :][:2].tolist()
-            for part, first, last in overlaps(offsets, begin, end):
+            for part, first, last in stored.pieces(begin, end):
                 for row, rows in read_chunks(files.open(part, which), name, first, last):
-                    yield int(offsets[part]) + row, rows
+                    yield int(offsets[part] - stored.begins[part]) + row, rows
 
         def place(row: int) -> str:
             part = int(np.searchsorted(offsets, row, side="right")) - 1
-            return f"{files.config.part_path(part, which)}: row {row - int(offsets[part])}"
+            return f"{files.config.part_path(part, which)}: row {row - int(offsets[part] - stored.begins[part])}"
 
         return measured_form(f"dataset {name!r}", kept, int(offsets[-1]), chunks, place, exchange)[0]
     own = b""

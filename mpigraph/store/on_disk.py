@@ -17,12 +17,12 @@ from mpigraph.rows.shm_check import tightest_limits
 from mpigraph.rows.sources.disk import DiskFile, DiskRows, Reading, open_rows
 from mpigraph.rows.sources.verification import Verification
 from mpigraph.rows.window import SourceOf
-from mpigraph.storage.contents import PartFiles, overlaps
+from mpigraph.storage.contents import PartFiles, StoredRows
 from mpigraph.storage.files import file_system
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.host_ranges import host_memory
-from mpigraph.store.placement import dataset_of, features_of, without
+from mpigraph.store.placement import features_of, without
 from mpigraph.store.topology import Topology
 from mpigraph.trace import clock
 
@@ -116,8 +116,9 @@ def sources_on_disk(
     """
     world = topology.world
     config = topology.config
-    which, dataset = dataset_of(policy, name, config)
-    offsets = policy.offsets(config.book)
+    stored = StoredRows.of_feature(config, policy.is_node, policy.type_id, name)
+    which = stored.which
+    dataset = stored.name
     hosts = policy.offsets(topology.hosts)
     of_job = world.config
     settings = Reading(of_job.disk_threads, of_job.disk_gap, bool(of_job.disk_direct), of_job.timeout)
@@ -125,7 +126,7 @@ def sources_on_disk(
     parts: set[int] = set()
     with together(world.comm, f"opening {dataset!r} of graph {config.graph_name!r}"):
         for host in np.flatnonzero(world.is_local).tolist():
-            rows = list(overlaps(offsets, int(hosts[host]), int(hosts[host + 1])))
+            rows = list(stored.pieces(int(hosts[host]), int(hosts[host + 1])))
             parts.update(part for part, _, _ in rows)
             _allow_open_files((1 + settings.direct) * sum((part, which) not in opened for part, _, _ in rows))
             local[host] = open_rows(files, which, dataset, rows, opened, settings)

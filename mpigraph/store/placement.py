@@ -8,7 +8,6 @@ import numpy as np
 
 from mpigraph.errors import FieldNameError, InvalidArgumentError, check_text
 from mpigraph.rows.row_tensor import Policy
-from mpigraph.storage.format import edge_feature_name, node_feature_name
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 
 Storage: TypeAlias = str | dict[str, dict[str, str]] | None
@@ -67,6 +66,13 @@ def features_of(config: PartConfig) -> Iterator[tuple[Policy, str, FeatureInfo]]
             yield Policy(False, r), name, info
 
 
+def info_of(config: PartConfig, policy: Policy, name: str) -> FeatureInfo:
+    """Return a feature's dtypes and row shape."""
+    if policy.is_node:
+        return config.node_features[config.schema.ntypes[policy.type_id]][name]
+    return config.edge_features[config.schema.relation_key(policy.type_id)][name]
+
+
 def places_of(config: PartConfig, storage: Storage) -> dict[tuple[Policy, str], str]:
     """Return the word for each feature that need not be in memory.
 
@@ -75,6 +81,8 @@ def places_of(config: PartConfig, storage: Storage) -> dict[tuple[Policy, str], 
         InvalidArgumentError: a feature that is named "disk" has rows of one number or of bools.
     """
     places: dict[tuple[Policy, str], str] = {}
+    if storage in (None, "memory"):
+        return places
     by_name = storage if isinstance(storage, dict) else {}
     for kind, names in by_name.items():
         known = {name for policy, name, _ in features_of(config) if kind in ("", _KINDS[not policy.is_node])}
@@ -111,11 +119,3 @@ def without(config: PartConfig, places: Mapping[tuple[Policy, str], str]) -> Par
     keys = [schema.relation_key(r) for r in range(len(schema.relations))]
     edges = {key: of_type(False, r, config.edge_features[key]) for r, key in enumerate(keys)}
     return replace(config, node_features=nodes, edge_features=edges)
-
-
-def dataset_of(policy: Policy, name: str, config: PartConfig) -> tuple[str, str]:
-    """Return the file of a part, and the dataset in it, that have a feature."""
-    schema = config.schema
-    if policy.is_node:
-        return "node_feats", node_feature_name(schema.ntypes[policy.type_id], name)
-    return "edge_feats", edge_feature_name(schema.relation_key(policy.type_id), name)

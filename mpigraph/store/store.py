@@ -6,28 +6,29 @@ numbers given out by counters agree. They are called through ``session/control.p
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, PartitionError
-from mpigraph.mpi.agree import together
+from mpigraph.mpi.agree import allgather_bytes, together
 from mpigraph.mpi.messages import NotOpenHere
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_cache import RowCache, slots_for
-from mpigraph.rows.row_tensor import Policy, RowTensor
+from mpigraph.rows.row_tensor import JointTensor, Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.service import RowService
 from mpigraph.rows.sources.disk import DiskFile
 from mpigraph.rows.sources.verification import Verification
 from mpigraph.rows.window import SourceOf
-from mpigraph.storage.contents import PartFiles, read_rows
+from mpigraph.storage.contents import PartFiles, StoredRows, read_rows, read_together
 from mpigraph.storage.narrow import FeatDtype, StoredForm, narrowed
-from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.part_config import PartConfig, SharedFeature
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
 from mpigraph.store.feature_forms import READ_ONLY, form_to_keep
-from mpigraph.store.host_ranges import cut_for_hosts, read_config
+from mpigraph.store.host_ranges import check_same, cut_for_hosts
 from mpigraph.store.on_disk import settle, sources_on_disk
-from mpigraph.store.placement import Storage, dataset_of, features_of, places_of, without
+from mpigraph.store.placement import Storage, features_of, info_of, places_of, without
 from mpigraph.store.topology import InMemoryTopology, Topology
 from mpigraph.store.turned import TurnedTopology
 
@@ -211,6 +212,7 @@ class Store:
             tensor
             for number, tensor in self.tensors.items()
             if tensor.version and is_mask(tensor) and self._counts_are_stale(number)
+            if not isinstance(tensor, JointTensor)
         ]
         for mask, counts in zip(masks, count_masks(self.world, masks), strict=True):
             self._derived[MaskCounts, mask.number] = counts
@@ -240,8 +242,8 @@ class Store:
             GraphDataError: a feature does not fit its narrower form; on every rank.
             StorageError: a file of rows that stay on disk cannot be opened; on every rank.
         """
-        config = read_config(self.world, part_config, f"opening graph {name!r}")
         with together(self.world.comm, f"opening graph {name!r}"):
+            config = PartConfig.read(part_config)
             if config.graph_name != name:
                 raise PartitionError(
                     f"{config.path} holds graph {config.graph_name!r}, not {name!r}: check graph_name and part_config"
@@ -258,6 +260,8 @@ class Store:
                 self._check_kept(known, kept)
             if known is not None and storage is not None:
                 self._check_places(known, places)
+        with self.world.watch("comparing partition configurations"):
+            check_same(partial(allgather_bytes, self.world.comm), config)
         if known is not None:
             return known
         with PartFiles(config) as files:
@@ -298,12 +302,17 @@ class Store:
     ) -> None:
         config = files.config
         opened: dict[tuple[int, str], DiskFile] = {}  # to read rows, which features share
-        for (policy, name, info), (_, _, in_file) in zip(features_of(kept), features_of(config), strict=True):
-            which, dataset = dataset_of(policy, name, config)
-            offsets = policy.offsets(config.book)
+        infos = list(features_of(kept))
+        graph.features.update({(policy, name): 0 for policy, name, _ in infos})
+        joint = self._load_together(graph, files, kept, places)
+        for policy, name, info in infos:
+            if graph.features[policy, name]:
+                continue
+            in_file = info_of(config, policy, name)
+            stored = StoredRows.of_feature(config, policy.is_node, policy.type_id, name)
             hosts = policy.offsets(graph.topology.hosts)
             with self.world.watch("measuring features"):
-                form = form_to_keep(self.world, files, (which, dataset), in_file, info, offsets, hosts)
+                form = form_to_keep(self.world, files, stored, in_file, info, hosts)
             place = places.get((policy, name), "memory")
             sources = None
             if place == "disk":
@@ -318,22 +327,72 @@ class Store:
                     f"storage={{{kind!r}: {{{name!r}: 'memory'}}}}, or write to a new DistTensor"
                 )
                 continue
-            with together(self.world.comm, f"loading {dataset!r} of graph {config.graph_name!r}"):
+            with together(self.world.comm, f"loading {stored.name!r} of graph {config.graph_name!r}"):
                 if self.world.is_host:
                     host = self.world.host_index
                     rounding = None if info == in_file else form
                     with tensor.writing(host) as rows:
-                        read_rows(files, which, dataset, offsets, int(tensor.window.offsets[host]), rows, rounding)
-        for number in graph.features.values():
-            self.tensors[number].window.sync()
+                        read_rows(files, stored, int(tensor.window.offsets[host]), rows, rounding)
+        self.rows.segments.sync()
         with self.world.watch("loading features"):
             self.world.comm.Barrier()
-        for number in graph.features.values():
+        self.rows.segments.sync()
+        for number in [*graph.features.values(), *joint]:
             tensor = self.tensors[number]
             tensor.advance(tensor.last_write)  # the hosts have written them, as every rank knows
             if tensor.form is not None and tensor.form.ranges is not None:
                 tensor.read_only = READ_ONLY
         self._count_masks()
+
+    @collective("world.comm")
+    def _load_together(
+        self, graph: LoadedGraph, files: PartFiles, kept: PartConfig, places: Mapping[tuple[Policy, str], str]
+    ) -> list[int]:
+        """Load the features that relations which share tables have in common, into one window each.
+
+        Returns:
+            The numbers of the joint tensors.
+        """
+        config = files.config
+        hosts = graph.topology.hosts
+        numbers: list[int] = []
+        keys = config.schema.relation_keys
+        host = self.world.host_index
+        together_in_files = {feature.name: {*feature.relations} for feature in config.shared_features}
+        for name, having in kept.in_common:
+            relations = [r for r in having if (Policy(False, r), name) not in places]
+            if len(relations) < 2:
+                continue
+            info = kept.edge_features[keys[relations[0]]][name]
+            form = StoredForm(info.narrow) if info.narrow else None
+            about: dict[str, Any] = {"graph": config.graph_name, "name": name, "row_shape": info.shape}
+            about |= {"dtype": info.dtype, "form": form}
+            tables = hosts.edge_table[relations]
+            joint = JointTensor(self.rows, tables, number=self.new_number(), **about)
+            self._add(joint)
+            numbers.append(joint.number)
+            for relation, offsets in zip(relations, tables, strict=True):
+                policy = Policy(False, relation)
+                tensor = RowTensor(self.rows, offsets, number=self.new_number(), policy=policy, joint=joint, **about)
+                self._add(tensor)
+                graph.features[policy, name] = tensor.number
+            with together(self.world.comm, f"loading edge features {name!r} of graph {config.graph_name!r}"):
+                if self.world.is_host:
+                    ranges = tables[:, host : host + 2]
+                    with joint.writing(host) as rows:
+                        if together_in_files.get(name, set()) >= {*relations}:
+                            is_stored = info == config.edge_features[keys[relations[0]]][name]
+                            read_together(
+                                files, SharedFeature(name, tuple(relations)), ranges, rows, None if is_stored else form
+                            )
+                            continue
+                        at = 0
+                        for relation, (begin, end) in zip(relations, ranges.tolist(), strict=True):
+                            stored = StoredRows.of_feature(config, False, relation, name)
+                            is_stored = info == config.edge_features[keys[relation]][name]
+                            read_rows(files, stored, begin, rows[at : at + end - begin], None if is_stored else form)
+                            at += end - begin
+        return numbers
 
     @collective("world.comm")
     def create_tensor(
@@ -356,7 +415,7 @@ class Store:
         """
         tensor = RowTensor(
             self.rows,
-            topology.hosts,
+            policy.offsets(topology.hosts),
             number=self.new_number(),
             graph=topology.name,
             name=name,
@@ -366,9 +425,12 @@ class Store:
             form=form,
             sources=sources,
         )
+        self._add(tensor)
+        return tensor
+
+    def _add(self, tensor: RowTensor) -> None:
         self.tensors[tensor.number] = tensor
         self._newest_tensor = tensor.number
-        return tensor
 
     def advance(self, numbers: Iterable[int], last_writes: Mapping[int, int]) -> None:
         """Count up the versions of tensors that some rank wrote, known on every rank.
@@ -437,11 +499,19 @@ class Store:
     def free(self, numbers: Iterable[int]) -> None:
         """Free tensors, channels and caches by number, in ascending order; unknown numbers were freed before."""
         kinds: tuple[dict[int, Any], ...] = (self.caches, self.channels, self.tensors)
-        for number in sorted(numbers):
+        for number in sorted(self.with_joint(numbers)):
             self.free_derived([number])
             for kind in kinds:
                 if number in kind:
                     kind.pop(number).close()
+
+    def with_joint(self, numbers: Iterable[int]) -> set[int]:
+        """Return numbers of tensors to be freed, and those of joint tensors that then have no members left."""
+        going = {*numbers}
+        tensors = [self.tensors[number] for number in going & self.tensors.keys()]
+        joint = {tensor.joint for tensor in tensors if tensor.joint is not None}
+        left = self.tensors.keys() - going
+        return going | {tensor.number for tensor in joint if not any(one.number in left for one in tensor.members)}
 
     @collective("world.comm")
     def free_derived(self, numbers: Iterable[int]) -> None:
@@ -464,7 +534,9 @@ def _as_in_files(
 ) -> dict[tuple[Policy, str], str]:
     """Return the places of features that the files have in the form to keep; the others must lie in memory."""
     left = dict(places)
-    for (policy, name, info), (_, _, in_file) in zip(features_of(kept), features_of(config), strict=True):
+    for policy, name in places:
+        info = info_of(kept, policy, name)
+        in_file = info_of(config, policy, name)
         if info != in_file and left.pop((policy, name), "") == "disk":
             raise InvalidArgumentError(
                 f"feature {name!r} is on disk as {in_file.stored} and cannot be kept as {info.stored}: leave it out of "

@@ -18,7 +18,7 @@ from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.agree import everywhere, together
 from mpigraph.rows.service import RowService
 from mpigraph.rows.shm_check import check_shared_memory
-from mpigraph.storage.contents import PartFiles, check_sources, overlaps, read_rows
+from mpigraph.storage.contents import PartFiles, StoredRows, check_sources, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.edge_tables import Adjacency, TableWindow
@@ -115,7 +115,7 @@ class Topology:
             ("out_degrees", self._out_degrees, book.node_offsets[src], self.hosts.node_range(host, src)[0]),
         ):
             name = relation_dataset_name(key, field)
-            read_rows(files, "part_graph", name, offsets, begin, tables.segment(relation, host))
+            read_rows(files, StoredRows.alone("part_graph", name, offsets), begin, tables.segment(relation, host))
         indptr = self._indptr.segment(relation, host)
         at = 0
         edges = 0

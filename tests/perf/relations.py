@@ -2,10 +2,15 @@
 
 The same 20,000 edges among 20,000 nodes, in 4 parts at random, divided over the relations; one process. Each number of
 relations has a process of its own, which first does all once with another graph, so that kernels are loaded. The last
-column is of the same graph with an edge weight in each relation, and draws by it.
+columns are of the same graph with an edge weight in each relation: partitioning, opening, draws by it, and reading
+1,000 weights of all relations, as a minibatch does.
+
+``MPIGRAPH_RANKS_PER_NODE=1 MPIGRAPH_TRANSPORT=rma mpiexec -n 2 python tests/perf/relations.py --requests 1 200 2000``
+counts the requests of such a read on two simulated nodes.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -63,15 +68,60 @@ def measure(relations, out):
         yield name, lap()
     g = DistGraph(out.name, part_config=path)
     yield "open", lap()
-    name, path = f"{out.name}w", out / "w"
-    partition_source(source(relations, weighted=True), name, PARTS, path, "random")
-    for graph, prob in ((g, None), (DistGraph(name, part_config=path / f"{name}.json"), "w")):
+    name, path, graph = f"{out.name}w", out / "w", source(relations, weighted=True)
+    lap()
+    partition_source(graph, name, PARTS, path, "random")
+    yield "partition weighted", lap()
+    weighted = DistGraph(name, part_config=path / f"{name}.json")
+    yield "open weighted", lap()
+    for graph, prob in ((g, None), (weighted, "w")):
         sampler, seeds = NeighborSampler([5], prob=prob), torch.arange(100)
         sampler.sample_blocks(graph, seeds)
         lap()
         for _ in range(3):
             sampler.sample_blocks(graph, seeds)
         yield f"hop, prob={prob}", lap() / 3
+    read = reader(weighted)
+    read()
+    lap()
+    for _ in range(3):
+        read()
+    yield "read", lap() / 3
+
+
+def reader(g):
+    """Return a function that reads 1,000 edge weights, as many of each relation, as loaders do."""
+    import torch
+
+    from mpigraph.dataloading.fetcher import FeatureFetcher
+
+    fetcher, data = FeatureFetcher(g.edges, False, "w"), {relation: {} for relation in g.canonical_etypes}
+    each = -(-1000 // len(data))
+    ids = {r: torch.arange(each) * (g.num_edges(r) // each) for r in data}
+    return lambda: fetcher.fetch(ids.__getitem__, data.__getitem__)
+
+
+def count_requests(numbers):
+    """Print the requests of one such read."""
+    import mpigraph.distributed as dist
+    from mpigraph.partition.pipeline import partition_source
+    from mpigraph.session.context import current
+
+    dist.initialize()
+    session = current()
+    for relations in map(int, numbers):
+        folder = session.world.comm.bcast(tempfile.mkdtemp() if session.rank == 0 else None)
+        if session.rank == 0:
+            partition_source(source(relations, weighted=True), f"g{relations}", PARTS, folder, "random")
+        session.world.comm.Barrier()
+        g = dist.DistGraph(f"g{relations}", part_config=f"{folder}/g{relations}.json")
+        read, before = reader(g), session.store.rows.traffic.messages
+        read()
+        requests = session.store.rows.traffic.messages - before
+        g.barrier()
+        if session.rank == 0:
+            print(f"{relations} relations: {requests} requests", flush=True)
+            shutil.rmtree(folder)
 
 
 def one(relations):
@@ -88,10 +138,10 @@ def one(relations):
 
 def main(numbers):
     """Print the table."""
-    print(
-        "| relations | partition, s | files, MB | memory, MB | info, s | verify, s | open, s | hop, s | weighted, s |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    columns = "partition, s|files, MB|memory, MB|info, s|verify, s|open, s"
+    columns += "|weighted: partition, s|weighted: open, s|hop, s|weighted hop, s|read, s"
+    print("| relations | " + " | ".join(columns.split("|")) + " |")
+    print("|---" * (2 + columns.count("|")) + "|", flush=True)
     for number in numbers:
         subprocess.run([sys.executable, __file__, "--one", number], check=True)
 
@@ -99,5 +149,7 @@ def main(numbers):
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
         one(int(sys.argv[2]))
+    elif sys.argv[1:2] == ["--requests"]:
+        count_requests(sys.argv[2:])
     else:
         main(sys.argv[1:] or ["1", "10", "200", "2000"])

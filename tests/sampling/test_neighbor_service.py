@@ -12,7 +12,7 @@ from typed_parts import many_relations, write_typed
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
-from mpigraph.sampling.minibatch import SamplingPlan, hop_requests
+from mpigraph.sampling.minibatch import Layer, SamplingPlan, hop_requests
 from mpigraph.sampling.protocol import pack_request, unpack_requests
 from mpigraph.sampling.strategies import HopKeys, Uniform, Weighted
 from mpigraph.session.context import current
@@ -76,7 +76,7 @@ def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:
     schema = Schema(("a", "b"), (("a", "r0", "a"), ("a", "r1", "a"), ("a", "r2", "b"), ("b", "r3", "a")))
     topology = SimpleNamespace(hosts=SimpleNamespace(schema=schema), shared=None, place_of_shared={})
     graph = SimpleNamespace(number=0, topology=topology)
-    plan = SamplingPlan([{0: Uniform(2), 2: Uniform(2), 3: Uniform(-1)}], {})
+    plan = SamplingPlan([Layer({0: Uniform(2), 2: Uniform(2), 3: Uniform(-1)})], {})
     requests = hop_requests(plan, 0, graph, {0: np.arange(5)}, HopKeys.of(np.uint64(1), 0))
     assert [(request.relation, request.strategy.fanout) for request in requests] == [(0, 2), (3, -1)]
     assert requests[0].ids is requests[1].ids  # which lets a message carry them once

@@ -35,7 +35,7 @@ from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.in_step import RoundChannel, RoundOperation
-from mpigraph.sampling.minibatch import RandomContext, SamplingPlan, sample_hops
+from mpigraph.sampling.minibatch import Layer, RandomContext, SamplingPlan, sample_hops
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import RelationRequest
 from mpigraph.sampling.sparse import Sparse
@@ -348,7 +348,7 @@ class Minibatches:
         )
         rows = RowTensor(
             service,
-            book_of_many(ranks),
+            book_of_many(ranks).node_offsets[0],
             number=1,
             graph="g",
             name="feat",
@@ -366,10 +366,10 @@ class Minibatches:
         self._pipeline = Pipeline()
         if slots:
             self._pipeline.lookahead = 4
-            upcoming = fetcher.upcoming["node", b""] = UpcomingReads(rows.window)
+            upcoming = fetcher.upcoming[("node",), b""] = UpcomingReads(rows.window)
             cache = RowCache(world, 1, rows, slots, 4)
-            fetcher.readers["node", "feat"] = CachedRows(rows, cache, upcoming, pool)
-        layers = [{0: Uniform(3)}, {0: Uniform(3)}]
+            fetcher.together[0].reader = CachedRows(rows, cache, upcoming, pool)
+        layers = [Layer({0: Uniform(3)}), Layer({0: Uniform(3)})]
 
         def sample(seeds: I64) -> torch.Tensor:
             plan = SamplingPlan(layers, {0: seeds}, want_eids=False)

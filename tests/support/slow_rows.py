@@ -13,8 +13,7 @@ from mpigraph.kernels.row_ops import as_words
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.rows.sources.row_source import RowSource, Ticket
 from mpigraph.rows.window import SourceOf
-from mpigraph.storage.contents import PartFiles, read_rows
-from mpigraph.storage.format import node_feature_name
+from mpigraph.storage.contents import PartFiles, StoredRows, read_rows
 from mpigraph.store import store as stores
 from mpigraph.store.topology import Topology
 
@@ -101,12 +100,12 @@ def slow_sources(monkeypatch: pytest.MonkeyPatch, sources: list[Any], kind: type
     def slow(topology: Topology, files: PartFiles, policy: Policy, name: str, *_: object) -> SourceOf:
         config, offsets = files.config, policy.offsets(topology.hosts)
         shape = config.node_features[config.schema.ntypes[policy.type_id]][name].shape
-        dataset = node_feature_name(config.schema.ntypes[policy.type_id], name)
+        stored = StoredRows.of_feature(config, True, policy.type_id, name)
 
         def source(host: int) -> RowSource:
             first, last = offsets[host : host + 2].tolist()
             rows = np.empty((last - first, *shape), np.float32)
-            read_rows(files, "node_feats", dataset, policy.offsets(config.book), first, rows)
+            read_rows(files, stored, first, rows)
             sources.append(kind(rows))
             return sources[-1]
 

@@ -29,19 +29,17 @@ from mpigraph.rows.lookahead import CachedRows, Read, UpcomingReads
 from mpigraph.rows.packed import message_sizes
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.row_cache import RowCache, SlotTable
-from mpigraph.rows.row_tensor import Policy
 from mpigraph.rows.transport import RemoteRows
 from mpigraph.rows.window import RowWindow
 from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.channel import Channel
-from mpigraph.sampling.minibatch import RandomContext, SamplingPlan, sample_hops
+from mpigraph.sampling.minibatch import Layer, RandomContext, SamplingPlan, sample_hops
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.strategies import Uniform
-from mpigraph.storage.contents import PartFiles, read_rows
+from mpigraph.storage.contents import PartFiles, StoredRows, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name, storage_dtype
 from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.host_ranges import cut_offsets
-from mpigraph.store.placement import dataset_of
 from mpigraph.store.shared_edges import HostTables, RowsInto, read_shared
 from mpigraph.store.store import LoadedGraph
 from mpigraph.store.topology import InMemoryTopology
@@ -134,17 +132,16 @@ class Graph:
             self.indptr[relation] = np.concatenate([*joined, edges[-1:]])
             indices = np.empty(int(edges[-1]), index_dtype(book.num_nodes(ends[0])))
             name = relation_dataset_name(schema.relation_key(relation), "indices")
-            read_rows(files, "part_graph", name, edges, 0, indices)
+            read_rows(files, StoredRows.alone("part_graph", name, edges), 0, indices)
             self.indices[relation] = indices
         named = [t for t, ntype in enumerate(schema.ntypes) if "train_mask" in config.node_features[ntype]]
         self.seed_type = named[0] if named else 0
         offsets = book.node_offsets[self.seed_type]
         mask = np.ones(int(offsets[-1]), np.uint8)
         if named:
-            which, name = dataset_of(Policy(True, self.seed_type), "train_mask", config)
             info = config.node_features[schema.ntypes[named[0]]]["train_mask"]
             mask = np.empty(int(offsets[-1]), storage_dtype(info.stored))
-            read_rows(files, which, name, offsets, 0, mask)
+            read_rows(files, StoredRows.of_feature(config, True, self.seed_type, "train_mask"), 0, mask)
         self.seeds: I64 = np.flatnonzero(mask)
         if not len(self.seeds):
             raise InvalidArgumentError(f"{config.path}: there are no seeds (nodes of train_mask, or all without one)")
@@ -381,7 +378,7 @@ class _Trainer:
         sizes = [agreed_steps(len(piece), work.batch_size, work.drop_last, lambda n, _: n) for piece in pieces]
         self._steps = (min if work.drop_last else max)(filter(None, sizes), default=0)
         relations = range(len(graph.config.schema.relations))
-        self._layers = [dict.fromkeys(relations, Uniform(fanout)) if fanout else {} for fanout in work.fanouts]
+        self._layers = [Layer(dict.fromkeys(relations, Uniform(fanout)) if fanout else {}) for fanout in work.fanouts]
         self._pool = RowPool()
         self._readers: list[tuple[int, CachedRows | None, _Window]] = []
         self._upcoming: dict[int, UpcomingReads] = {}

@@ -89,10 +89,10 @@ class Memory(RowSource):
     __slots__ = ("_rows", "_words")
     free = True
 
-    def __init__(self, rows: Array) -> None:
-        """Hold ``rows``, [n, *row_shape]."""
+    def __init__(self, rows: Array, words: Array | None = None) -> None:
+        """Hold ``rows``, [n, *row_shape]; ``words`` are the same as words, if they are known."""
         self._rows = rows
-        self._words = as_words(rows)
+        self._words = as_words(rows) if words is None else words
 
     def memory(self) -> Array:
         """Return the rows, writable where the memory is."""
