@@ -12,6 +12,7 @@ from oracle import NAME, oracle_source
 from mpigraph.cli.forecast.timing import Machine, Model, steps
 from mpigraph.cli.forecast.traffic import Asked, Cluster, Graph, Minibatch, Workload, simulate
 from mpigraph.cli.main import main
+from mpigraph.errors import InvalidArgumentError
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
@@ -200,6 +201,8 @@ def test_more_trainers_than_seeds(tmp_path: Path) -> None:
         (["--fanouts", "-2"], "--fanouts must be"),
         (["--machine", "wrong.json"], "--machine"),
         (["--report", "."], "summary.json"),
+        (["--nodes", "4,1000000"], "--nodes times --trainers and --servers must be an integer <= 4096"),
+        (["--svg", "/proc/x.svg"], "/proc: cannot write there"),
     ],
 )
 def test_wrong_options(words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,3 +211,28 @@ def test_wrong_options(words: list[str], told: str, tmp_path: Path, capsys: pyte
     assert main(["forecast", parts(tmp_path, 60, 2), "--batch-size", "10", *words]) == 2
     err = capsys.readouterr().err
     assert told in err and "trainers on each" not in err  # before anything is simulated
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"latency": NaN}', "latency must be 0 to"),
+        ('{"latency": -1}', "latency must be 0 to"),
+        ('{"latency": "1"}', "'1' is not a number"),
+        ('{"bandwidth": 0}', "bandwidth must be 1 to"),
+        ('{"cores": 0}', "cores must be 1 to"),
+        ('{"cores": Infinity}', "an object of numbers"),
+        ('{"speed": 1e300}', "speed must be"),
+        ('{"Latency": 1}', "an object of numbers"),
+        ("[1]", "an object of numbers"),
+        (
+            '{"schema": "mpigraph-bench", "layout": {"nodes": 0, "trainers": 1}, "figures": {}}',
+            "a file of `bench --out`",
+        ),
+    ],
+)
+def test_wrong_machines(text: str, told: str, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.json"
+    file.write_text(text)
+    with pytest.raises(InvalidArgumentError, match=told):
+        Machine.read(str(file), 1.0)

@@ -23,6 +23,7 @@ from mpigraph.cli.plan import plan
 from mpigraph.config import alone
 from mpigraph.errors import InvalidArgumentError, PartitionError, check_integer
 from mpigraph.memory import in_units
+from mpigraph.partition.output_folder import check_writable
 from mpigraph.reports.charts import curves
 from mpigraph.reports.page import svg_file
 from mpigraph.reports.summary import read, replacing
@@ -35,6 +36,7 @@ _AS_GOOD = 1.02  # a smaller cache is better if its step takes at most so much l
 _REPEATS = 3  # forecasts with other draws
 _MOST_ASKED = 200_000  # requests in one of them
 _SHORT = 4  # an epoch of at most so many times the minibatches that count is forecast whole, with its end
+_MOST_RANKS = 1 << 12  # of a job; messages grow with their square
 _STEPS = (4, 40)  # fewest and most of one of them
 _WITHIN = 0.1  # either way, for what is not drawn; an assumption
 
@@ -73,11 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
     """
     clusters = [
         Cluster(nodes, trainers, check_integer("--servers", arguments.servers, 0))
-        for nodes in integers("--nodes", arguments.nodes, 1)
-        for trainers in integers("--trainers", arguments.trainers, 1)
+        for nodes in dict.fromkeys(integers("--nodes", arguments.nodes, 1))
+        for trainers in dict.fromkeys(integers("--trainers", arguments.trainers, 1))
     ]
-    model = _model(arguments)
+    for nodes, trainers, servers in clusters:
+        check_integer("--nodes times --trainers and --servers", nodes * (trainers + servers), 1, _MOST_RANKS)
     _check(arguments)
+    model = _model(arguments)
     measured = list(_scaling(arguments.measured))
     configs = {config.num_parts: config for config in map(PartConfig.read, arguments.part_configs)}
     if len({config.graph_name for config in configs.values()}) > 1:
@@ -104,15 +108,15 @@ def run(arguments: argparse.Namespace) -> int:
         nodes: min((f for f in forecasts if f.nodes == nodes), key=lambda f: f.epoch[1])
         for nodes in dict.fromkeys(f.nodes for f in forecasts)
     }
-    if arguments.svg:
-        with replacing(Path(arguments.svg)) as temporary:
-            temporary.write_text(_picture(list(best.values())), encoding="utf-8")
     if arguments.json:
         print(json.dumps([asdict(forecast) for forecast in forecasts], indent=1), flush=True)
     else:
         notes += measured
         memory = None if arguments.memory is None else bytes_of("--memory", arguments.memory)
         print("\n".join([*_as_text(forecasts, best, memory), *dict.fromkeys(notes)]), flush=True)
+    if arguments.svg:
+        with replacing(Path(arguments.svg)) as temporary:
+            temporary.write_text(_picture(list(best.values())), encoding="utf-8")
     return 0
 
 
@@ -127,6 +131,8 @@ def _check(arguments: argparse.Namespace) -> None:
         check_integer(f"--{name.replace('_', '-')}", getattr(arguments, name), least)
     if arguments.machine is not None:
         Machine.read(arguments.machine, 1.0)
+    if arguments.svg:
+        check_writable(Path(arguments.svg).parent)
 
 
 def _model(arguments: argparse.Namespace) -> Model:
@@ -146,7 +152,7 @@ def _model(arguments: argparse.Namespace) -> Model:
         if not times:
             raise InvalidArgumentError(f"--report {arguments.report} has no steps: give --model-ms")
         return Model(times, True, gradients, asks=True)
-    return Model([0.0], False, gradients)
+    return _bench_model(arguments.machine, Model([0.0], False, gradients))
 
 
 def _cut(config: PartConfig, parts: int, folder: str) -> PartConfig:
@@ -203,7 +209,6 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
         first = caches[0].minibatches
         spent = sum(m.sample + sum(m.draw) for m in first)
         machine = Machine.read(arguments.machine, sum(m.edges for m in first) / max(spent, 1e-9))
-    model = model if model.seconds != [0.0] or not arguments.machine else _bench_model(arguments.machine, model)
 
     def times(cache: _Cached, node: Machine, what: Model, repeat: int = 0) -> F64:
         asked = sum(map(len, (hop for m in cache.minibatches for hop in m.asked))) / len(cache.minibatches) + 1
@@ -238,7 +243,7 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
         sum(1 + len(one.replies) for one in moved) / len(cache.minibatches),
         sum(one.request + sum(one.replies) for one in moved) / len(cache.minibatches) / 1e6,
         cache.nbytes,
-        1 - sum(m.fetched for m in cache.minibatches) / remote if remote else 0.0,
+        max(1 - sum(m.fetched for m in cache.minibatches) / remote, 0.0) if remote else 0.0,  # some are for later ones
         sizes.memory(False) + cache.nbytes,
     )
 
@@ -261,12 +266,17 @@ def _slots(graph: Graph, cluster: Cluster, cache: str, limit: int | None) -> Seq
     return sorted({min(int(share * remote / cluster.trainers), most) for share in _SHARES})
 
 
-def _bench_model(path: str, model: Model) -> Model:
-    """Return the model of ``bench``, which computes on cores; the file was checked before."""
-    document = json.loads(Path(path).read_text(encoding="utf-8"))
+def _bench_model(path: str | None, model: Model) -> Model:
+    """Return the model of ``bench``, which computes on cores, if the file is its; :meth:`.Machine.read` checked it."""
+    document = {} if path is None else json.loads(Path(path).read_text(encoding="utf-8"))
     if "figures" not in document:
         return model
-    times = [one / 1e3 for one in document["figures"]["step_compute"]["trainers"] if one is not None]
+    try:
+        times = [one / 1e3 for one in document["figures"]["step_compute"]["trainers"] if one is not None]
+    except (KeyError, TypeError):
+        times = []
+    if not times or not all(0 <= seconds < np.inf for seconds in times):
+        raise InvalidArgumentError(f"--machine {path} has no times of step_compute: give --model-ms")
     return replace(model, seconds=times, on_cores=True, asks=True)
 
 

@@ -26,6 +26,14 @@ from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, IN_ROUND, TRANSFER
 
 _TURN = 1e-3  # seconds that a thread keeps a core for which others wait
 _NEVER = float("inf")
+_LEAST = {
+    "bandwidth": 1,
+    "segment": 1,
+    "cores": 1,
+    "rows": 1,
+    "speed": 1e-6,
+}  # numbers of a machine that divide; of others 0
+_MOST = 1e18
 _Then = Callable[[], None]
 _Steps = Generator[Callable[[_Then], None], None, None]
 
@@ -76,15 +84,27 @@ class Machine:
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
             if document.get("schema") == "mpigraph-bench":
-                return _of_bench(document, speed_here)
-            known = asdict(cls())
-            return cls(**{name: type(known[name])(value) for name, value in document.items()})
-        except (AttributeError, ValueError, KeyError, TypeError) as error:
+                machine = _of_bench(document, speed_here)
+            else:
+                known = asdict(cls())
+                machine = cls(**{name: type(known[name])(_number(value)) for name, value in document.items()})
+        except (ArithmeticError, AttributeError, ValueError, KeyError, TypeError) as error:
             names = ", ".join(field.name for field in fields(cls))
             raise InvalidArgumentError(
                 f"--machine {path} must be a file of `bench --out` or an object of numbers {names} "
                 f"({type(error).__name__}: {error})"
             ) from None
+        for name, value in asdict(machine).items():
+            least = _LEAST.get(name, 0)
+            if not least <= value <= _MOST:  # nor NaN
+                raise InvalidArgumentError(f"--machine {path}: {name} must be {least:g} to {_MOST:g} (got {value!r})")
+        return machine
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r:.60} is not a number")
+    return value
 
 
 def _of_bench(document: dict[str, Any], speed_here: float) -> Machine:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
@@ -251,7 +252,7 @@ class _Rank:
 class _Answering(Channel):
     """A channel on which owners answer at once; counts what it asks for the present minibatch."""
 
-    def __init__(self, world: Any, answers: Sequence[Answers]) -> None:
+    def __init__(self, world: Any, answers: Callable[[int], Answers]) -> None:
         super().__init__(world, 0)
         self._answers = answers
         self.minibatch = Minibatch(0)
@@ -270,7 +271,7 @@ class _Answering(Channel):
         self.minibatch.draw.append(drawn - begin)
         for host, words in asked.items():
             before = time.thread_time()
-            answer = self._answers[host].answer([words])[0]
+            answer = self._answers(host).answer([words])[0]
             replies[host] = answer[HEAD:].view(np.uint8)
             parts = [part.nbytes for part in (answer[: HEAD + FIRST // 8], answer[HEAD + FIRST // 8 :]) if len(part)]
             sent.append(Asked(host, 8 + words.nbytes, parts, time.thread_time() - before))
@@ -364,7 +365,13 @@ class _Trainer:
     """A trainer of a simulated job: makes the minibatches of one epoch after the other."""
 
     def __init__(
-        self, graph: Graph, cluster: Cluster, work: Workload, topology: _Cut, answers: Sequence[Answers], number: int
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        work: Workload,
+        topology: _Cut,
+        answers: Callable[[int], Answers],
+        number: int,
     ) -> None:
         node = number // cluster.trainers
         self.number = number
@@ -488,7 +495,11 @@ def simulate(
     """
     topology = graph.cut(cluster.hosts)
     per_node = cluster.servers or cluster.trainers
-    answers = [Answers(_Rank(cluster, topology, host // per_node, host)) for host in range(cluster.hosts)]  # type: ignore[arg-type]
+
+    @cache
+    def answers(host: int) -> Answers:
+        return Answers(_Rank(cluster, topology, host // per_node, host))  # type: ignore[arg-type]
+
     all_made = []
     for node in range(cluster.nodes) if nodes is None else nodes:
         numbers = range(node * cluster.trainers, (node + 1) * cluster.trainers)
