@@ -40,6 +40,7 @@ _INPUTS = (
     "(examples/README.md)"
 )
 _METHOD = "metis"
+_LISTED = 20  # things left out that a line names: thousands of tables may lack a column
 _ENDINGS = re.compile(r"\.(npz|json|graph|metis|h5|hdf5|pq|parquet|(csv|tsv|txt|mtx)(\.(gz|bz2))?)$", re.IGNORECASE)
 
 
@@ -172,7 +173,8 @@ def _run(arguments: argparse.Namespace) -> int:
         if exchange.rank == 0:
             _print_result(result, method)
             if left_out:
-                print(f"left out of {arguments.input}: {'; '.join(left_out)}")
+                more = [f"and {len(left_out) - _LISTED} more"] if len(left_out) > _LISTED else []
+                print(f"left out of {arguments.input}: {'; '.join([*left_out][:_LISTED] + more)}")
     return 0
 
 

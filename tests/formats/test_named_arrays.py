@@ -186,6 +186,10 @@ def test_the_last_line_names_what_was_left_out(tmp_path, capsys):
     assert main(["partition", str(path), "--parts", "2", "--method", "random", "-o", str(tmp_path / "out")]) == 0
     wanted = f"left out of {path}: w: float64[5] has no row for each of 3 nodes or 4 edges"
     assert capsys.readouterr().out.splitlines()[-1] == wanted
+    path = as_npz(tmp_path, ENDS | {f"w{k}": np.zeros(5) for k in range(30)})
+    assert main(["partition", str(path), "--parts", "2", "--method", "random", "-o", str(tmp_path / "many")]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.count("float64[5]") == 20 and line.endswith("; and 10 more")
     path = as_npz(tmp_path, ENDS)
     assert main(["partition", str(path), "--parts", "2", "--method", "random", "-o", str(tmp_path / "all")]) == 0
     assert "left out" not in capsys.readouterr().out
