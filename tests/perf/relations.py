@@ -107,7 +107,7 @@ def count_requests(numbers):
     from mpigraph.partition.pipeline import partition_source
     from mpigraph.session.context import current
 
-    dist.initialize()
+    dist.initialize(num_servers=0)
     session = current()
     for relations in map(int, numbers):
         folder = session.world.comm.bcast(tempfile.mkdtemp() if session.rank == 0 else None)
