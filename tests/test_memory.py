@@ -2,9 +2,19 @@
 
 from pathlib import Path
 
-from mpigraph.memory import process_figures
+import pytest
+
+from mpigraph.memory import as_bytes, process_figures
 
 STATUS = "VmHWM:\t    3000 kB\nVmRSS:\t    2000 kB\nRssShmem:\t    1000 kB\n"
+
+
+def test_sizes() -> None:
+    sizes = {"7": 7, "7B": 7, "1KB": 1000, "2MiB": 2 << 20, "10G": 10 << 30, "10 GB": 10**10, "1.5TiB": 3 << 39}
+    assert {text: as_bytes(text) for text in sizes} == sizes
+    for text in ("", "G", "-1G", "10g", "1e3", "5iB", "1,5G"):
+        with pytest.raises(ValueError, match="expected a size such as"):
+            as_bytes(text)
 
 
 def test_figures_of_this_process() -> None:

@@ -68,7 +68,8 @@ class Sizes:
 
         That is a fraction of all rows, of this node and of others.
         """
-        nbytes = int(max(memory - self.memory(True) - self.minibatches, 0) * OF_FREE_ON_DISK)
+        left = max(memory - self.memory(True) - self.minibatches, 0)
+        nbytes = int(left * OF_FREE_ON_DISK) if self.row_bytes else 0
         slots = max(nbytes - cache_memory(self.rows, 0, 0), 0) / cache_memory(0, 1, self.row_bytes)
         return nbytes, min(slots / max(self.rows, 1), 1.0)
 

@@ -8,7 +8,6 @@ import argparse
 import socket
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from mpigraph.cli.ranks import working_world
 from mpigraph.collective import collective
 from mpigraph.config import Config, slurm_allocation
 from mpigraph.partition.output_folder import Sizes, check_links, check_vacant, remove_other_graphs, remove_stale_parts
-from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.staging import check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
 from mpigraph.trace import clock
 
@@ -38,7 +36,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "--num_servers", type=int, metavar="N", help="servers on each node; 0: trainers host the graph (default: 1)"
     )
-    parser.add_argument("--num-servers", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     parser.add_argument("--overwrite", action="store_true", help="write over another graph in --to (default: refuse)")
     parser.set_defaults(run=lambda args: run(args.part_config, args.to, args.num_servers, overwrite=args.overwrite))
 
@@ -65,7 +62,7 @@ def run(
 @collective("world.comm")
 def _stage(world: "World", part_config: str, directory: Path, num_servers: int, overwrite: bool) -> Path:
     from mpigraph.mpi.agree import allgather_bytes, together
-    from mpigraph.store.host_ranges import check_same
+    from mpigraph.store.host_ranges import read_config
 
     begin = clock()
     allocation = slurm_allocation()
@@ -76,12 +73,10 @@ def _stage(world: "World", part_config: str, directory: Path, num_servers: int, 
     hosts = [world.hosts_of_node(node) for node in range(world.num_nodes)]  # without servers every rank is a host
     if num_servers:
         hosts = hosts_of_nodes([ranks.tolist() for ranks in world.serving(num_servers)], num_servers)
+    config = read_config(world, part_config, f"reading {part_config}")
     with together(world.comm, f"reading {part_config}"):
-        config = PartConfig.read(part_config)
         parts = parts_of_hosts(hosts[world.node_index], sum(map(len, hosts)), config.num_parts)
         shards = shards_of(config, parts, directory)
-    with world.watch("comparing partition configurations"):
-        check_same(partial(allgather_bytes, world.comm), config)
     if world.node.rank != 0:  # one rank works for its node
         shards = []
     step = f"staging to {directory}"

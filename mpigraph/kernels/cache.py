@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import warnings
+import zlib
 from contextlib import suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from functools import cache, cached_property
@@ -103,6 +104,17 @@ def _register_runtime() -> None:
         runtime.ll.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
+def _with_checksum(data: bytes) -> bytes:
+    return data + zlib.crc32(data).to_bytes(4, "little")
+
+
+def _checked(name: str, data: bytes) -> str:
+    """Return the name of a file, or raise ValueError if its data is damaged: LLVM ends the process by damaged code."""
+    if data != _with_checksum(data[:-4]):
+        raise ValueError(f"{name} is damaged")
+    return name
+
+
 class _SharedCache:
     """numba's cache of one kernel; from a miss until the kernel is saved, other processes of the machine wait."""
 
@@ -119,6 +131,9 @@ class _SharedCache:
         own: Any = FunctionCache(self._kernel)  # type: ignore[no-untyped-call]
         file = own._cache_file  # numba looks at the source of this kernel alone
         file._source_stamp = file._source_stamp, _hash_of_source(self._kernel.__module__.rpartition(".")[2])
+        dump, load = file._dump, file._load_data
+        file._dump = lambda what: _with_checksum(dump(what))
+        file._load_data = lambda name: load(_checked(name, Path(file._data_path(name)).read_bytes()))
         return own
 
     def __getattr__(self, name: str) -> Any:

@@ -156,13 +156,13 @@ def favourite_labels(
 ) -> None:
     """Find for some nodes the cluster that they would join if it were not full.
 
-    nodes: int64[p].  out: int32[p], the labels; -1 for a node without edges to other clusters.  The others are as in
-    :func:`propose_labels`.
+    nodes: int32[p].  out: int32[p], the labels; -1 for a node without edges to other clusters, -2 without any.  The
+    others are as in :func:`propose_labels`.
     """
     for k in range(len(nodes)):
         u = nodes[k]
         count = sum_by_group(indptr, indices, edge_weights, u, labels, rating, touched, 0)
-        out[k] = -1
+        out[k] = -1 if indptr[u] < indptr[u + 1] else -2
         best_rating = 0
         best_tie = np.uint64(0)
         for t in range(count):
@@ -392,12 +392,14 @@ def leaving_parts(
 
 
 @numba.njit(nogil=True, cache=True)
-def tally(groups: Array, bins: Array, weights: Array, out: Array) -> None:
-    """Sum weights by group and bin.
+def tally(nodes: Array, groups: Array, bins: Array, weights: Array, out: Array) -> None:
+    """Sum weights of nodes by group and bin.
 
-    groups: int32[p].  bins: int64[p].  weights: int32[p, criteria].  out: int64[groups, bins, criteria], increased
-    here.
+    nodes: int64[p], or empty: the first p.  groups: int32[p].  bins: int16[p], or empty: all 0.
+    weights: int32[n, criteria].  out: int64[groups, bins, criteria], increased here.
     """
     for i in range(len(groups)):
+        u = nodes[i] if len(nodes) > 0 else i
+        k = bins[i] if len(bins) > 0 else 0
         for c in range(weights.shape[1]):
-            out[groups[i], bins[i], c] += weights[i, c]
+            out[groups[i], k, c] += weights[u, c]

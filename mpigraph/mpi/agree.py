@@ -31,6 +31,21 @@ def allgather_bytes(comm: MPI.Comm, data: bytes) -> list[bytes]:
 
 
 @collective("comm")
+def share_bytes(comm: MPI.Comm, data: bytes) -> bytes:
+    """Give every rank the bytes of rank 0."""
+    return run(_share_bytes(comm, data), BULK)
+
+
+def _share_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[bytes]:
+    length = np.array([len(data)], np.int64)
+    yield comm.Ibcast(length)
+    count("collective_bytes", int(length[0]))
+    shared = np.empty(int(length[0]), np.uint8) if comm.rank else np.frombuffer(data, np.uint8)
+    yield comm.Ibcast(shared)
+    return shared.tobytes()
+
+
+@collective("comm")
 def gather_bytes(comm: MPI.Comm, data: bytes, root: int) -> list[bytes]:
     """Give one rank, ``root``, the bytes of every rank, in rank order; the others get none."""
     return run(_gather_at(comm, data, root), BULK)

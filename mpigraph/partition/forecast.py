@@ -20,9 +20,10 @@ _RELABELLED_NODE = 24
 _WRITTEN_NODE = 40  # of a part, beside 20 for each own node
 _PART = 4  # bytes for the part of a node
 _BUCKET_EDGE = 80  # bytes for each edge of a part's bucket while it is sorted
-_CLUSTERING = (32, 39)  # bytes for each own node and ghost, and beyond that for each own node
-_CONTRACTING = (26, 36)  # of these while the next level is made
-_WAITING = (10, 24)  # and while the coarsest is partitioned
+_LEFT = 64 << 20  # that the allocator keeps of chunks
+_CLUSTERING = (28, 26)  # bytes for each own node and ghost, and beyond that for each own node
+_CONTRACTING = (26, 25)  # of these while the next level is made
+_WAITING = (2, 20)  # and while the coarsest is partitioned
 _HASHED = 20  # more for each own node and ghost where their positions lie in a hash table
 _CONTRACTED = 0.75  # of the edges are there on the next level, where contraction does little, as on generated graphs
 _COARSEST = 0.1  # of the nodes are there on the last level, or fewer, but at least
@@ -31,7 +32,7 @@ _METIS_EDGES = 6_000_000
 _METIS_EDGE = 56
 _METIS_NODE = 180
 _CARRYING = 140 << 20  # rows on their way to their parts and what their spill keeps; as much to put them in order
-_METIS_LEVELS = (70, 1600)  # METIS's own levels: so many bytes for an edge, and at most for a node
+_METIS_LEVELS = (70, 3500)  # METIS's own levels: so many bytes for an edge, and at most for a node
 _MOST_RANKS = 1 << 16
 # Bytes in temporary files for each edge of a rank
 _SHUFFLED = 16  # both ends of each edge both ways, repeats not yet dropped
@@ -79,7 +80,7 @@ def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
     scratch = own_edges * _RELABELLED * (2 if max(num_nodes, num_edges) >= 2**31 else 1)
     nodes = np.array([own_nodes + (min(num_nodes - own_nodes, own_edges) if ranks > 1 else 0), own_nodes])
     hashed = _HASHED * int(nodes[0]) if ranks > FEW_RANKS else 0
-    clustering = int(nodes @ _CLUSTERING) + hashed
+    clustering = int(nodes @ _CLUSTERING) + hashed + _LEFT
     contracting = int(nodes @ _CONTRACTING) + hashed + (0 if ranks == 1 else _ROUND)
     partitioning = int(nodes @ _WAITING) + _metis(num_nodes, num_edges)
     finest, coarse = 4 * own_edges, int(8 * _CONTRACTED * own_edges)

@@ -57,11 +57,11 @@ class Scratch:
         return self._mapped(count, dtype) if count * np.dtype(dtype).itemsize > self.limit else np.empty(count, dtype)
 
     def park(self, values: Array) -> Array:
-        """Move an array of :meth:`empty` that is not used for a while into a file, if it is large; return it.
+        """Move an array that is not used for a while into a file, if it is large and in none; return it.
 
         Raises StorageError if there is no space for the file.
         """
-        if self.mapping or values.nbytes <= self.limit:
+        if values.nbytes <= self.limit or mapping_of(values) is not None:
             return values
         parked = self._mapped(len(values), values.dtype)
         parked[:] = values

@@ -19,6 +19,7 @@ import json
 import os
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -31,7 +32,7 @@ from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema, check_name, parse_relations
-from mpigraph.storage.files import NewFile, read_text
+from mpigraph.storage.files import NewFile, open_regular
 from mpigraph.storage.format import NARROW, WIDE, own_relations, storage_dtype
 
 CONFIG_FORMAT = "mpigraph"
@@ -233,7 +234,7 @@ class PartConfig:
         return _checksum(self._to_json())
 
     def write(self, directory: str | os.PathLike[str]) -> Path:
-        """Write ``<directory>/<graph_name>.json`` and return its path.
+        """Write ``<directory>/<graph_name>.json``, unless it is as it would be written, and return its path.
 
         Raises:
             StorageError: it cannot be written.
@@ -241,26 +242,26 @@ class PartConfig:
         path = Path(directory) / f"{self.graph_name}.json"
         content = self._to_json()
         content["checksum"] = _checksum(content)
+        # thousands of relations would be hundreds of thousands of lines
+        text = json.dumps(content, indent=None if self.shared else 2) + "\n"
+        with suppress(OSError, ValueError):
+            if not path.is_symlink() and text_of(path) == text.encode():  # also where nothing can be written
+                return path
         with NewFile(path, queue=True) as file:  # a reader meets the old file or the new one, never half of one
-            # thousands of relations would be hundreds of thousands of lines
-            file.write((json.dumps(content, indent=None if self.shared else 2) + "\n").encode())
+            file.write(text.encode())
         return path
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> "PartConfig":
-        """Read a configuration file.
+    def read(cls, path: str | os.PathLike[str], text: bytes | None = None) -> "PartConfig":
+        """Read a configuration file, or the ``text`` that another rank has read there.
 
         Raises:
             PartitionError: the file is missing, no valid JSON, of another format, or contradicts itself.
         """
         path = Path(path)
-        if not _is_inside(path, path.parent):
-            raise PartitionError(f"{path}: a link leads out of the graph's folder")
+        text = text_of(path) if text is None else text
         try:
-            content = json.loads(read_text(path))
-        except OSError as error:
-            what = _not_cut(path) if path.is_dir() else str(error.strerror)
-            raise PartitionError(f"{path}: cannot read the partition configuration: {what}") from error
+            content = json.loads(text.decode())
         except (ValueError, RecursionError) as error:
             what = f"not a valid JSON file: {error}" if path.suffix == ".json" else _not_cut(path)
             raise PartitionError(f"{path}: {what}") from error
@@ -363,6 +364,23 @@ class PartConfig:
             raise PartitionError("damaged partition configuration: it was changed after it was written")
         vars(config)["checksum"] = content["checksum"]  # else counted from the same again
         return config
+
+
+def text_of(path: str | os.PathLike[str]) -> bytes:
+    """Return the text of a configuration file.
+
+    Raises:
+        PartitionError: it cannot be read.
+    """
+    path = Path(path)
+    if not _is_inside(path, path.parent):
+        raise PartitionError(f"{path}: a link leads out of the graph's folder")
+    try:
+        with open(open_regular(path), "rb") as file:
+            return file.read()
+    except OSError as error:
+        what = _not_cut(path) if path.is_dir() else str(error.strerror)
+        raise PartitionError(f"{path}: cannot read the partition configuration: {what}") from error
 
 
 def check_graph_name(name: str) -> None:

@@ -34,6 +34,7 @@ from mpigraph.storage.files import FileOfHDF5, check_space, open_regular
 from mpigraph.storage.format import FORMAT_NAME, FORMAT_VERSION, logical_dtype, segment_rows, storage_dtype
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # of HDF5's superblock, and the version of it that _LIBVER gives
+_FLAGS = 11  # the byte of it that says that a program writes to the file
 _BESIDE = 4 << 20  # bytes whose checksums a thread takes while the disk writes: zlib's 0.15 ns a byte, beside 0.5
 _READ_BYTES = 64 << 20
 
@@ -270,6 +271,10 @@ class ShardReader:
                     self._check_file()
                     self._file = _h5().File(self.path, "r", locking=False)
                     self._check_header()
+            except ImportError as error:
+                self.close()
+                what = f"its list of datasets is missing or damaged, and HDF5 cannot find them without h5py ({error})"
+                raise ShardFormatError(f"{self.path}: {what}") from error
             except BaseException:
                 self.close()
                 raise
@@ -416,11 +421,13 @@ class ShardReader:
         except FileNotFoundError:
             raise ShardFormatError(f"{self.path}: shard file is missing") from None
         try:
-            begin = os.pread(number, len(_SIGNATURE), 0)
-            if begin[:-1] != _SIGNATURE[:-1]:
+            begin = os.pread(number, _FLAGS + 1, 0)
+            if not begin.startswith(_SIGNATURE[:-1]):
                 raise OSError("not an HDF5 file")
-            if begin != _SIGNATURE:  # older versions have no checksums of metadata
+            if not begin.startswith(_SIGNATURE):  # older versions have no checksums of metadata
                 raise ShardFormatError(f"{self.path}: not a shard of this library (HDF5 superblock of another version)")
+            if any(begin[_FLAGS:]):  # HDF5 refuses it, too
+                raise ShardFormatError(f"{self.path}: a program is writing to this file, or was killed while it did")
             self._size = os.fstat(number).st_size
             return dataset_list.read(number, self._size) if by_list else None
         finally:

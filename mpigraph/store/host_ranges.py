@@ -9,6 +9,7 @@ divided where their destinations are.
 import math
 import mmap
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,7 @@ from mpigraph.errors import PartitionError, ShardFormatError
 from mpigraph.metadata.book import RangeBook
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.format import index_dtype, storage_dtype
-from mpigraph.storage.part_config import FeatureInfo, PartConfig
+from mpigraph.storage.part_config import FeatureInfo, PartConfig, text_of
 from mpigraph.store.staging import parts_of_hosts
 
 if TYPE_CHECKING:  # it loads MPI, and ``info`` in one process needs none
@@ -75,6 +76,29 @@ def _edge_begins(files: PartFiles, of_parts: I64, nodes: tuple[I64, ...], host: 
     return begins
 
 
+@collective("world.comm")
+def read_config(world: "World", part_config: str, doing: str) -> PartConfig:
+    """Read a partition configuration, which must be the same on all nodes.
+
+    One rank of each node reads the file, and gives the others its text.
+
+    Raises:
+        PartitionError: it is missing or damaged, or differs between nodes; on every rank.
+    """
+    from mpigraph.mpi.agree import allgather_bytes, share_bytes, together
+
+    text = b""
+    with together(world.comm, doing):
+        if world.node.rank == 0:
+            text = text_of(part_config)
+    text = share_bytes(world.node, text)
+    with together(world.comm, doing):
+        config = PartConfig.read(part_config, text)
+    with world.watch("comparing partition configurations"):
+        check_same(partial(allgather_bytes, world.comm), config)
+    return config
+
+
 @collective("ranks")
 def check_same(gather: Callable[[bytes], list[bytes]], config: PartConfig) -> None:
     """Check that all ranks have read one and the same partitioning.
@@ -87,9 +111,12 @@ def check_same(gather: Callable[[bytes], list[bytes]], config: PartConfig) -> No
         PartitionError: they have not; on every rank.
     """
     text = f"{config.checksum} {config.identity} {config.path}"
+    replies = gather(text.encode(errors="backslashreplace"))  # a path may be no text
+    if len(set(replies)) == 1:
+        return
     ranks: dict[str, list[int]] = {}
     places: dict[str, str] = {}  # by checksum, as the first rank with it names them
-    for rank, reply in enumerate(gather(text.encode(errors="backslashreplace"))):  # a path may be no text
+    for rank, reply in enumerate(replies):
         checksum, identity, path = reply.decode().split(" ", 2)
         ranks.setdefault(checksum, []).append(rank)
         places.setdefault(checksum, f"partitioning {identity} at {path}")

@@ -6,12 +6,11 @@ numbers given out by counters agree. They are called through ``session/control.p
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar, cast
 
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, PartitionError
-from mpigraph.mpi.agree import allgather_bytes, together
+from mpigraph.mpi.agree import together
 from mpigraph.mpi.messages import NotOpenHere
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_cache import RowCache, slots_for
@@ -26,7 +25,7 @@ from mpigraph.storage.narrow import FeatDtype, StoredForm, narrowed
 from mpigraph.storage.part_config import PartConfig, SharedFeature
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
 from mpigraph.store.feature_forms import READ_ONLY, form_to_keep
-from mpigraph.store.host_ranges import check_same, cut_for_hosts
+from mpigraph.store.host_ranges import cut_for_hosts, read_config
 from mpigraph.store.on_disk import settle, sources_on_disk
 from mpigraph.store.placement import Storage, features_of, info_of, places_of, without
 from mpigraph.store.topology import InMemoryTopology, Topology
@@ -242,8 +241,8 @@ class Store:
             GraphDataError: a feature does not fit its narrower form; on every rank.
             StorageError: a file of rows that stay on disk cannot be opened; on every rank.
         """
+        config = read_config(self.world, part_config, f"opening graph {name!r}")
         with together(self.world.comm, f"opening graph {name!r}"):
-            config = PartConfig.read(part_config)
             if config.graph_name != name:
                 raise PartitionError(
                     f"{config.path} holds graph {config.graph_name!r}, not {name!r}: check graph_name and part_config"
@@ -260,8 +259,6 @@ class Store:
                 self._check_kept(known, kept)
             if known is not None and storage is not None:
                 self._check_places(known, places)
-        with self.world.watch("comparing partition configurations"):
-            check_same(partial(allgather_bytes, self.world.comm), config)
         if known is not None:
             return known
         with PartFiles(config) as files:

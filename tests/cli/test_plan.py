@@ -99,6 +99,11 @@ def test_a_graph_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(too much)" in lines[2] and "(too much)" not in lines[3]
 
 
+def test_features_of_no_bytes_have_no_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "--plan", "2", "--nodes", "5", "--edges", "7", "--memory", "100G", "--json")
+    assert json.loads(out)[0]["cache"] == 0
+
+
 def test_a_plan_of_a_configuration(oracle: Callable[[int], str], capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, oracle(3), "--plan", "1", "--trainers", 2, "--servers", 0)
     assert status == 0 and "2 ranks" in out and math.isclose(2 * plan.PROCESS / 2**20, 600)

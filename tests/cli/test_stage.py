@@ -1,5 +1,6 @@
 """Staging: every node gets the parts that its hosts read, whole, and no others; what is there and right is kept."""
 
+import errno
 import fcntl
 import os
 import re
@@ -21,6 +22,7 @@ import mpigraph.distributed as dist
 from mpigraph.cli.stage import run as run_command
 from mpigraph.distributed import partition_graph
 from mpigraph.errors import PartitionError, ShardFormatError, StorageError
+from mpigraph.storage import files
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader, fingerprint, verify_copy
 from mpigraph.store import staging
@@ -175,16 +177,26 @@ def run_stage(run_on: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -
     return run
 
 
+def read_only(path: str, flags: int) -> int:
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("comm", [1], indirect=True)
-def test_the_command_alone_brings_everything(oracle, tmp_path: Path, run_stage: Callable[..., Outcome]) -> None:
+def test_the_command_alone_brings_everything(
+    oracle, tmp_path: Path, run_stage: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
     status, out, err = run_stage(oracle(3), tmp_path / "to")
     assert status == 0 and out == f"{tmp_path / 'to' / 'oracle.json'}\n"
     assert re.search(r"node 0 \(.+\): part\(s\) 0, 1, 2: 9 files copied \(0.\d MiB\), 0 kept", err)
     staged = PartConfig.read(out.strip())
     assert staged.files == PartConfig.default_files(3)
     assert all(staged.part_path(k, "part_graph").is_file() for k in range(3))
-    assert "0 files copied (0.0 MiB), 9 kept" in run_stage(oracle(3), tmp_path / "to")[2]
+    with monkeypatch.context() as patch:  # nothing can be written there any more
+        patch.setattr(files, "_open_new", read_only)
+        assert "0 files copied (0.0 MiB), 9 kept" in run_stage(oracle(3), tmp_path / "to")[2]
+    (tmp_path / "to" / "oracle.json").unlink()
+    assert run_stage(oracle(3), tmp_path / "to")[1] == out
 
 
 @pytest.mark.parametrize("comm", [1, 2], indirect=True)
@@ -208,7 +220,7 @@ def test_each_node_gets_its_parts(
 @pytest.mark.slow
 def test_the_command_gives_each_node_its_parts(oracle, tmp_path: Path) -> None:
     start = [*mpiexec(4), *warm_python(), "-m", "mpigraph", "stage"]
-    words = [oracle(4), "--to", tmp_path / "to", "--num-servers", 1]
+    words = [oracle(4), "--to", tmp_path / "to", "--num_servers", 1]
     done = run_job([*start, *words], clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "2"})
     assert done.status == 0 and done.stdout == f"{tmp_path / 'to' / 'oracle.json'}\n", done.output
     check_nodes(done.stderr)

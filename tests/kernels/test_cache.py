@@ -231,6 +231,16 @@ def test_damaged_files_of_a_kernel_are_replaced(
     assert load() and not load()
 
 
+def test_damaged_code_of_a_kernel_is_replaced(load: Callable[[], bool], tmp_path: Path) -> None:
+    """Its file can be unpickled, but LLVM would end the process."""
+    assert load()
+    (path,) = tmp_path.rglob("*add_one*.nbc")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"\x7fELF", b"\x7fELG"))
+    assert path.read_bytes() != content
+    assert load() and not load()
+
+
 CALLS_ANOTHER = """
 from mpigraph.kernels.id_hashes import hash_each  # calls mix64 of rng
 from mpigraph.kernels.cache import _note_of_this_machine

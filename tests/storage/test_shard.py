@@ -1,6 +1,8 @@
 """Shard files: round trips, ranges and checksums, and every kind of damage."""
 
+import os
 import struct
+import sys
 import zlib
 
 import h5py
@@ -130,6 +132,24 @@ def test_datasets_are_found_without_hdf5(path, monkeypatch):
             reader.read("nothing")
     with pytest.raises(ShardFormatError, match="belongs to part 3, not to part 1"):
         ShardReader(path, "g", 1)
+
+
+def test_without_h5py_a_file_with_a_damaged_list_is_one_error(path, monkeypatch):
+    os.truncate(path, path.stat().st_size - 1)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ShardFormatError, match=r"graph\.h5: its list of datasets is missing or damaged.* without h5py"):
+        ShardReader(path)
+
+
+@pytest.mark.parametrize("by_list", [True, False])
+def test_a_file_that_a_killed_program_was_writing_is_refused(path, by_list):
+    content = path.read_bytes()
+    with h5py.File(path, "r+", libver=("v110", "v110")):
+        flagged = path.read_bytes()  # what a kill would leave
+    path.write_bytes(flagged)
+    assert flagged[:12] != content[:12]
+    with pytest.raises(ShardFormatError, match=r"graph\.h5: a program is writing to this file, or was killed"):
+        ShardReader(path, by_list=by_list)
 
 
 @pytest.mark.parametrize(

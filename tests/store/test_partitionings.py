@@ -13,7 +13,7 @@ import mpigraph.distributed as dist
 from mpigraph.errors import PartitionError, ShardFormatError
 from mpigraph.partition import pipeline
 from mpigraph.partition.part_writer import WrittenPart
-from mpigraph.storage.part_config import PartConfig
+from mpigraph.storage.part_config import PartConfig, text_of
 
 
 def open_alone(folder: Path) -> str:
@@ -74,13 +74,36 @@ def test_ranks_that_find_different_partitionings(
     """As if one of two nodes had another copy at the same path."""
     rank, last = layout.comm.rank, layout.comm.size - 1
     read, other = PartConfig.read, oracle(2, "metis")
-    monkeypatch.setattr(PartConfig, "read", lambda path: read(other if rank == last else path))
+    monkeypatch.setattr(PartConfig, "read", lambda path, text: read(other if rank == last else path))
 
     def body() -> None:
         with pytest.raises(PartitionError, match="different partitionings under one name") as caught:
             dist.DistGraph(NAME, part_config=oracle(2))
         text = str(caught.value)
         assert f"on rank {last}" in text and f"at {other}" in text and f"at {oracle(2)} on rank 0" in text
+
+    layout.run(body)
+
+
+@own_on_layouts([Layout(2, 0, 2), Layout(2, 0, 1), Layout(3, 0, 2)])
+def test_one_rank_of_each_node_reads(
+    layout: Job, oracle: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On the last node, the configuration is missing at first."""
+    reads: list[str] = []
+    first, last = (rank - rank % layout.layout[2] for rank in (layout.comm.rank, layout.comm.size - 1))
+
+    def reading(path: str) -> bytes:
+        reads.append(path)
+        return text_of(tmp_path / "none.json" if len(reads) == 1 and first == last else path)
+
+    monkeypatch.setattr("mpigraph.store.host_ranges.text_of", reading)
+
+    def body() -> None:
+        with pytest.raises(PartitionError, match=rf"failed on rank {last}: \S*none.json: cannot read"):
+            dist.DistGraph(NAME, part_config=oracle(2))
+        assert dist.DistGraph(NAME, part_config=oracle(2)).num_nodes() == 101
+        assert len(reads) == 2 * (layout.comm.rank == first)
 
     layout.run(body)
 

@@ -13,7 +13,6 @@ from mpigraph.errors import MPIGraphError
 
 __all__ = ["add_parser"]
 
-_ALSO = {"num_servers": ["--num-servers"], "out": ["-o"]}
 _HELP = {
     "nodes": "nodes of the generated graph",
     "edges": "its directed edges",
@@ -42,7 +41,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         kind = int if entry.default is None else type(entry.default)
         note = f" ({entry.default})" if entry.default else ""
         metavar = "FILE.json" if entry.name == "out" else entry.name.rpartition("_")[2].upper()
-        names = [spelled(entry.name), *_ALSO.get(entry.name, ())]
+        names = [spelled(entry.name), *(["-o"] if entry.name == "out" else ())]
         parser.add_argument(*names, type=kind, default=entry.default, metavar=metavar, help=_HELP[entry.name] + note)
     parser.set_defaults(run=_run)
 

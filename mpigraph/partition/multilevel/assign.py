@@ -118,14 +118,16 @@ def multilevel_assign(
 ) -> I32:
     """Assign every node of every type to a part: int32[own nodes]. All relations count alike.
 
-    Each rank reads its share of the source, and gives the criteria of its own nodes, types one after the other. Other
-    arguments are those of :func:`assign`; by default one rank owns all nodes.
+    Each rank reads its share of the source, and gives the criteria of its own nodes, types one after the other. Their
+    arrays are replaced by views of the one that is worked with, to save memory. Other arguments are those of
+    :func:`assign`; by default one rank owns all nodes.
     """
     bounds = source.node_bases[[0, -1]] if bounds is None else bounds
     own = int(bounds[exchange.rank + 1] - bounds[exchange.rank])
     weights = np.empty((own, len(criteria)), np.int32)
-    for number, column in enumerate(criteria.values()):
-        weights[:, number] = column
+    for number, name in enumerate(criteria):
+        weights[:, number] = criteria[name]
+        criteria[name] = weights[:, number]
     edges = all_edges(source, exchange, report)
     return assign(
         exchange, bounds, edges, weights, num_parts,
@@ -170,10 +172,12 @@ def _coarsest(
             break
         coarse, descent = contract(level, clusters, scratch)
         del clusters
-        ways_back.append((level.parked(scratch), descent))
+        ways_back.append((level.parked(scratch), descent.parked(scratch)))
+        del descent
         level = coarse
         give_back()
         get_logger().info("level %d: %d nodes, %d edges here", len(ways_back), count, len(level.indices))
+    level.table.close()
     return level, ways_back
 
 

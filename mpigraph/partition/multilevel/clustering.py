@@ -20,6 +20,7 @@ from mpigraph.partition.multilevel.dist_csr import Level, hashes
 ITERATIONS = 3
 TURNS = 8
 _ISOLATED = 64  # nodes without edges that are packed together, at least
+_PACKED = 1 << 19  # nodes that a rank sends to be packed at a time, about
 
 
 @collective("ranks")
@@ -118,7 +119,10 @@ class Clusters:
             return
         moved = np.zeros(level.num_own, np.bool_)
         moved[nodes] = True
-        ghosts, keys = level.ghosts.update(moved, self.table.keys[self.labels[: level.num_own]])
+        told = np.empty(level.num_own, self.table.keys.dtype)
+        told[nodes] = self.table.keys[labels]
+        ghosts, keys = level.ghosts.update(moved, told)
+        del moved, told
         known = len(self.table.keys)
         self.labels[ghosts] = self.table.positions(keys[:, 0])
         self._meet(known)
@@ -143,6 +147,7 @@ class Clusters:
         own_loads = self.loads[: self._level.num_own]
         loads = self.mirror.follow(keys, np.arange(known, known + len(keys), dtype=np.int32), own_loads)
         if len(keys):
+            del self.rating, self.touched  # before there are two copies of the loads
             self.loads = np.concatenate([self.loads, loads])
             self.rating = np.zeros(len(self.loads), np.int32)
             self.touched = np.empty(len(self.loads), np.int32)
@@ -151,8 +156,9 @@ class Clusters:
     def pack(self) -> None:
         """Join nodes that are alone with others that prefer the same cluster; nodes without edges by hash."""
         level = self._level
-        own = np.arange(level.num_own)
+        own = np.arange(level.num_own, dtype=np.int32)
         alone = own[(self.members == 1) & (self.labels[: level.num_own] == own)]
+        del own
         favourites = np.empty(len(alone), np.int32)
         salt = combine(self._seed, 3)
         keys = self.table.keys
@@ -160,19 +166,18 @@ class Clusters:
             level.indptr, level.indices, level.edge_weights, alone, self.labels, keys, salt,
             self.rating, self.touched, favourites,
         )  # fmt: skip
-        isolated = np.diff(level.indptr)[alone] == 0
-        chosen = isolated | (favourites >= 0)
-        alone = alone[chosen]
-        groups = keys[favourites[chosen]]
-        ranks = self.mirror.owners(groups)
-        isolated = isolated[chosen]
+        alone = alone[favourites != -1]
+        favourites = favourites[favourites != -1]
+        isolated = favourites == -2
         buckets = max(1, level.exchange.sum_of(int(np.count_nonzero(isolated))) // _ISOLATED)
-        bucket = (hashes(keys[alone[isolated]], salt) % np.uint64(buckets)).astype(np.int64)
-        groups[isolated] = -1 - bucket
-        ranks[isolated] = bucket % level.exchange.size
-        route = Route(level.exchange, ranks)
-        came = route.there(np.column_stack([groups, keys[alone], level.weights[alone]]))
-        leaders = route.back(self._packed(came, salt)[:, None])[:, 0]
+        groups = keys[np.maximum(favourites, 0)]
+        groups[isolated] = -1 - (hashes(keys[alone[isolated]], salt) % np.uint64(buckets)).astype(groups.dtype)
+        del favourites, isolated
+        leaders = np.empty_like(groups)
+        rounds = -(-level.exchange.sum_of(len(alone)) // (_PACKED * level.exchange.size))
+        for turn in range(rounds):
+            chosen = np.flatnonzero(groups % rounds == turn)
+            leaders[chosen] = self._leaders(groups[chosen], alone[chosen], salt)
         moving = leaders != keys[alone]
         joined = leaders[moving]
         moved = alone[moving]
@@ -181,7 +186,16 @@ class Clusters:
         known = len(self.table.keys)
         labels = self.table.positions(joined)
         self._meet(known)
-        self._move(moved.astype(np.int32), labels)
+        self._move(moved, labels)
+
+    def _leaders(self, groups: Array, nodes: I32, salt: np.uint64) -> Array:
+        """Return int[p], the keys of the first nodes of the packs that own nodes come into; as of :meth:`pack`."""
+        level = self._level
+        bucket = -1 - groups
+        ranks = np.where(bucket < 0, self.mirror.owners(np.maximum(groups, 0)), bucket % level.exchange.size)
+        route = Route(level.exchange, ranks)
+        came = route.there(np.column_stack([groups, self.table.keys[nodes], level.weights[nodes]]))
+        return route.back(self._packed(came, salt)[:, None])[:, 0]
 
     def _packed(self, came: Array, salt: np.uint64) -> I64:
         """Pack rows of (group, node, weights ...); return int64[p], the key of the first node of each one's pack."""

@@ -1,6 +1,6 @@
 """Clusters become the nodes of a coarser level; parts of the coarser level become those of the finer one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,10 @@ class Descent:
     leaders: I64  # int64[coarse n], the own nodes of the finer level with which the own clusters began
     mirror: Mirror  # keeps copies of remote clusters up to date
     num_clusters: int  # number of clusters that this rank knows
+
+    def parked(self, scratch: Scratch) -> "Descent":
+        """Return the way back with its labels in a file, while other levels are worked on."""
+        return replace(self, labels=scratch.park(self.labels))
 
     @collective("ranks")
     def project(self, parts: Array) -> Array:
@@ -49,7 +53,8 @@ def contract(level: Level, clusters: Clusters, scratch: Scratch) -> tuple[Level,
     exchange = level.exchange
     leaders = np.flatnonzero(clusters.members > 0)
     weights = clusters.loads[leaders]
-    clusters.loads = np.empty((0, weights.shape[1]), np.int32)  # no longer needed
+    clusters.loads = np.empty((0, weights.shape[1]), np.int32)  # no longer needed, nor is this:
+    clusters.members = np.empty(0, np.int32)
     descent = Descent(clusters.labels, leaders, clusters.mirror, len(clusters.table.keys))
     table = NodeTable(level.keys[leaders], int(level.ghosts.bounds[-1]), exchange.size)
     merging = _Merging(level, clusters, scratch)
@@ -73,14 +78,16 @@ class _Merging:
         labels = clusters.labels[: level.num_own]
         self._order = np.argsort(labels, kind="stable").astype(np.int32)
         ordered = labels[self._order]
-        begins = np.flatnonzero(np.diff(ordered, prepend=-1))
+        begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: level.num_own])
         self._labels = ordered[begins].astype(np.int64)
+        del ordered
         self._bounds = np.append(begins, level.num_own)
         self.level = level
         self._clusters = clusters
         self._scratch = scratch
-        degrees = np.diff(level.indptr)[self._order]
-        self._sizes = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)[self._bounds]  # before merging
+        degrees = np.diff(level.indptr).astype(np.int32)[self._order]
+        sizes = np.add.reduceat(degrees, begins, dtype=np.int64) if len(begins) else begins
+        self._sizes = np.append(0, np.cumsum(sizes))  # before merging
 
     @property
     def num_rows(self) -> int:

@@ -15,7 +15,7 @@ from mpigraph.kernels.csr import distinct_in_rows
 from mpigraph.partition.exchange import Exchange, Route, owners_of
 from mpigraph.partition.spill import MatrixSpill, Scratch
 
-_CHUNK = 1 << 22
+_CHUNK = 1 << 20
 FEW_RANKS = 16
 """On more ranks, each meets a small part of the nodes: their positions lie in a hash table then."""
 
@@ -109,6 +109,7 @@ class Mirror:
         leaving = [_changed_rows(nodes, changed, columns) for nodes in told]
         counts = np.array(list(map(len, leaving)), np.int64)
         arrived, coming = self.exchange.all_to_all(_joined(leaving), counts)
+        del leaving
         positions = np.empty(len(arrived), np.int32)
         for owner, begin, end in _runs(coming):
             positions[begin:end] = followed[owner][arrived[begin:end, 0]]
@@ -281,7 +282,9 @@ def level_of_edges(
 
 def _changed_rows(nodes: Array, changed: Mask, columns: tuple[Array, ...]) -> Array:
     """Return int[k, 1 + columns]: numbers of those of the nodes that have changed, and their values."""
-    chosen = np.flatnonzero(changed[nodes]).astype(np.int32)
+    starts = range(0, len(nodes), _CHUNK)  # since numpy makes int64 of what it indexes by
+    chunks = [first + np.flatnonzero(changed[nodes[first : first + _CHUNK]]).astype(np.int32) for first in starts]
+    chosen = _joined(chunks)
     return np.column_stack([chosen, *(values.take(nodes[chosen], axis=0) for values in columns)])
 
 

@@ -6,15 +6,16 @@ best state of all iterations is kept. Where more nodes would move than a part ca
 hash, summed over the ranks, selects them.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import F64, I32, I64, Mask
+from mpigraph.arrays import F64, I32, I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.kernels.multilevel import best_parts, confirm_moves, leaving_parts, tally
 from mpigraph.kernels.rng import combine
-from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.multilevel.dist_csr import Level, hashes
 from mpigraph.partition.multilevel.initial import violation
 
@@ -25,7 +26,9 @@ _RELAXED = 1.1
 _NO_LIMIT = 2**62
 _BINS = 1024
 _HASH_BITS = 4
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18  # nodes that are ranked at a time
+_ALL = np.empty(0, np.int64)
+_ONE_BIN = np.empty(0, np.int16)
 
 
 class Effort(NamedTuple):
@@ -40,10 +43,7 @@ class Effort(NamedTuple):
 @collective("ranks")
 def global_loads(level: Level, parts: I32, num_parts: int) -> I64:
     """Return int64[parts, criteria], the weights of the parts."""
-    loads = np.zeros((num_parts, 1, level.weights.shape[1]), np.int64)
-    own = parts[: level.num_own]
-    tally(own, np.zeros(len(own), np.int64), level.weights, loads)
-    return level.exchange.total(loads)[:, 0]
+    return level.exchange.total(_sums(level, _ALL, parts[: level.num_own], num_parts))
 
 
 @collective("ranks")
@@ -74,11 +74,10 @@ class _Refinement:
         self.parts = parts
         self._loads = global_loads(level, parts, num_parts)
         self._scale = _scale(level)
-        self._sizes = _relative_sizes(level.weights, self._scale)
         self._locked = np.zeros(level.num_own, np.bool_)
         self._targets = np.full(len(parts), -1, np.int32)
         self._gains = np.zeros(len(parts), np.int32)
-        self._best = parts.copy()
+        self._best = parts[: level.num_own].copy()
         self._best_loads = self._loads  # which no method changes in place
         self._best_value = (float("inf"), 0)
 
@@ -109,9 +108,13 @@ class _Refinement:
         """Keep the present state if it is the best so far."""
         self._note(self._look(0, keeping=False))
 
+    @collective("ranks")
     def back_to_best(self) -> None:
         """Return to the best state so far."""
-        self.parts[:] = self._best
+        own = self.parts[: self._level.num_own]
+        changed = own != self._best
+        own[:] = self._best
+        self._level.tell(self.parts, changed)
         self._loads = self._best_loads
 
     @collective("ranks")
@@ -141,7 +144,7 @@ class _Refinement:
                 limits, caps, self._salt(), self._targets, self._gains,
             )  # fmt: skip
             nodes = np.flatnonzero(self._targets[:own] >= 0)
-            ranking = self._by_gain(nodes) if worst is None else self._by_weight(nodes, worst)
+            ranking = self._by_gain if worst is None else partial(self._by_weight, worst)
             nodes = nodes[self._first(self.parts[nodes], nodes, ranking, excess, enough=True)]
             nodes = nodes[self._within(nodes, np.maximum(caps - self._loads, 0))]
             if self._level.exchange.sum_of(len(nodes)) > 0:
@@ -171,7 +174,7 @@ class _Refinement:
         value = (violation(self._loads, self._limits), cut)
         if value < self._best_value:
             self._best_value = value
-            self._best[:] = self.parts
+            self._best[:] = self.parts[: len(self._best)]
             self._best_loads = self._loads
 
     def _confirm(self) -> Mask:
@@ -189,12 +192,8 @@ class _Refinement:
         return confirmed
 
     def _apply(self, nodes: I64, targets: I32) -> None:
-        changes = np.zeros((len(self._loads), 1, self._loads.shape[1]), np.int64)
-        where = np.zeros(len(nodes), np.int64)
-        weights = self._level.weights[nodes]
-        tally(targets[nodes], where, weights, changes)
-        tally(self.parts[nodes], where, -weights, changes)
-        self._loads = self._loads + self._level.exchange.total(changes)[:, 0]
+        came, went = (_sums(self._level, nodes, of[nodes], len(self._loads)) for of in (targets, self.parts))
+        self._loads = self._loads + self._level.exchange.total(came - went)
         self.parts[nodes] = targets[nodes]
         changed = np.zeros(self._level.num_own, np.bool_)
         changed[nodes] = True
@@ -203,62 +202,76 @@ class _Refinement:
     def _within(self, nodes: I64, quota: I64) -> Mask:
         """Choose the nodes that may move to their targets, the best first: bool[k]."""
         groups = self._targets[nodes]
-        inflow = np.zeros((len(quota), 1, quota.shape[1]), np.int64)
-        tally(groups, np.zeros(len(nodes), np.int64), self._level.weights[nodes], inflow)
-        too_much = np.any(self._level.exchange.total(inflow)[:, 0] > quota, axis=1)
+        inflow = self._level.exchange.total(_sums(self._level, nodes, groups, len(quota)))
+        too_much = np.any(inflow > quota, axis=1)
         chosen: Mask = ~too_much[groups]
         if too_much.any():
-            number = np.cumsum(too_much) - 1
-            crowded = np.flatnonzero(~chosen)
-            competing = nodes[crowded]
-            renumbered = number[self._targets[competing]].astype(np.int32)
-            ranking = self._by_gain(competing)
-            chosen[crowded] = self._first(renumbered, competing, ranking, quota[too_much], enough=False)
+            number = (np.cumsum(too_much) - 1).astype(np.int32)
+            crowded = ~chosen
+            chosen[crowded] = self._first(
+                number[groups[crowded]], nodes[crowded], self._by_gain, quota[too_much], enough=False
+            )
         return chosen
 
     def _by_gain(self, nodes: I64) -> I64:
         """Rank nodes, int64[k] in [1, 63]: lower for more gain by size, in half octaves on both sides of 0."""
         gains = self._gains[nodes].astype(np.int64)
-        value: F64 = np.abs(gains) * 1024.0 / self._sizes[nodes]
+        value: F64 = np.abs(gains) * 1024.0 / self._relative_sizes(nodes)
         mantissa, exponent = np.frexp(value)
         steps = np.clip(2 * exponent.astype(np.int64) + (mantissa >= 0.75), 1, 31)
         return 32 - np.sign(gains) * steps
 
-    def _by_weight(self, nodes: I64, criterion: int) -> I64:
+    def _by_weight(self, criterion: int, nodes: I64) -> I64:
         """Rank nodes, int64[k] in [0, 63]: lower for nodes that weigh more in a criterion than in others."""
         weights = self._level.weights[nodes, criterion]
-        fraction: F64 = np.minimum(weights * self._scale[criterion] / self._sizes[nodes], 1.0)
+        fraction: F64 = np.minimum(weights * self._scale[criterion] / self._relative_sizes(nodes), 1.0)
         return np.floor(63 * (1 - fraction)).astype(np.int64)
 
-    def _first(self, groups: I32, nodes: I64, ranking: I64, bounds: I64, enough: bool) -> Mask:
-        """Choose nodes of each group (int32[k]) by rank (int64[k] in [0, 63], lower first), then by hash: bool[k].
+    def _relative_sizes(self, nodes: I64) -> F64:
+        """Return float64[k]: about 1024 for a node of mean weight, all criteria together."""
+        sizes: F64 = np.floor(self._level.weights[nodes] * self._scale).sum(axis=1)
+        return np.clip(sizes, 1, 2**31 - 1)
+
+    def _first(self, groups: I32, nodes: I64, ranking: Callable[[I64], I64], bounds: I64, enough: bool) -> Mask:
+        """Choose nodes of each group (int32[k]) by rank (in [0, 63], lower first), then by hash: bool[k].
 
         Choose until the bounds, weights int64[groups, criteria], are reached if ``enough``, else while they hold.
+        ``ranking`` gets a part of the nodes at a time, since there may be as many as the rank has.
         """
         level = self._level
-        weights = level.weights[nodes]
-        hashed = hashes(level.keys[nodes], self._salt())
-        bins = ranking << _HASH_BITS | (hashed >> np.uint64(64 - _HASH_BITS)).astype(np.int64)
-        chosen, limit, left = _first_bins(level.exchange, groups, bins, weights, bounds, enough)
+        salt = self._salt()
+        bins = np.empty(len(nodes), np.int16)
+        for begin in range(0, len(nodes), _CHUNK):
+            chunk = nodes[begin : begin + _CHUNK]
+            hashed = hashes(level.keys[chunk], salt) >> np.uint64(64 - _HASH_BITS)
+            bins[begin : begin + _CHUNK] = ranking(chunk) << _HASH_BITS | hashed.astype(np.int64)
+        chosen, limit, left = _first_bins(level, nodes, groups, bins, bounds, enough)
         rest = np.flatnonzero(bins == limit[groups])
-        finer = (hashed[rest] & np.uint64(_BINS - 1)).astype(np.int64)
-        chosen[rest], _, _ = _first_bins(level.exchange, groups[rest], finer, weights[rest], left, enough, last=True)
+        finer = (hashes(level.keys[nodes[rest]], salt) & np.uint64(_BINS - 1)).astype(np.int16)
+        chosen[rest], _, _ = _first_bins(level, nodes[rest], groups[rest], finer, left, enough, last=True)
         return chosen
 
 
+def _sums(level: Level, nodes: I64, groups: I32, num_groups: int) -> I64:
+    """Return int64[groups, criteria], the weights of this rank's nodes, int64[k] or all, in each group (int32[k])."""
+    sums = np.zeros((num_groups, 1, level.weights.shape[1]), np.int64)
+    tally(nodes, groups, _ONE_BIN, level.weights, sums)
+    return sums[:, 0]
+
+
 def _first_bins(
-    exchange: Exchange, groups: I32, bins: I64, weights: I32, bounds: I64, enough: bool, last: bool = False
-) -> tuple[Mask, I64, I64]:
+    level: Level, nodes: I64, groups: I32, bins: Array, bounds: I64, enough: bool, last: bool = False
+) -> tuple[Mask, Array, I64]:
     """Choose whole bins of each group; return the chosen nodes, the first bin left out, and the bounds left for it."""
     table = np.zeros((len(bounds), _BINS, bounds.shape[1]), np.int64)
-    tally(groups, bins, weights, table)
-    table = exchange.total(table)
+    tally(nodes, groups, bins, level.weights, table)
+    table = level.exchange.total(table)
     ends = np.cumsum(table, axis=1)
     if enough:  # take a bin whole while its end does not reach the bounds
         fits = np.any(ends < bounds[:, None], axis=2)
     else:
         fits = np.all(ends <= bounds[:, None], axis=2)
-    limit: I64 = np.where(np.all(fits, axis=1), _BINS, np.argmin(fits, axis=1))
+    limit = np.where(np.all(fits, axis=1), _BINS, np.argmin(fits, axis=1)).astype(np.int16)
     before = np.where(limit[:, None] > 0, ends[np.arange(len(bounds)), np.maximum(limit - 1, 0)], 0)
     reach = limit + 1 if enough and last else limit
     return bins < reach[groups], limit, bounds - before
@@ -270,12 +283,3 @@ def _scale(level: Level) -> F64:
     totals = level.exchange.total(np.append(level.weights.sum(axis=0), level.num_own))
     scale: F64 = 1024.0 * totals[-1] / np.maximum(totals[:-1], 1) / max(np.count_nonzero(totals[:-1]), 1)
     return scale
-
-
-def _relative_sizes(weights: I32, scale: F64) -> I32:
-    """Return int32[n]: about 1024 for a node of mean weight, all criteria together."""
-    sizes = np.ones(len(weights), np.int32)
-    for first in range(0, len(weights), _CHUNK):
-        chunk = weights[first : first + _CHUNK]
-        sizes[first : first + _CHUNK] = np.clip(np.floor(chunk * scale).sum(axis=1), 1, 2**31 - 1)
-    return sizes

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.partition.balance import limits
 from mpigraph.partition.exchange import Exchange, even_bounds
-from mpigraph.partition.multilevel import dist_csr, initial
+from mpigraph.partition.multilevel import clustering, dist_csr, initial, refinement
 from mpigraph.partition.multilevel.assign import Coarsening, assign
 from mpigraph.partition.multilevel.dist_csr import level_of_edges
 from mpigraph.partition.over_mpi import MPIExchange
@@ -86,6 +86,9 @@ def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, cri
     if criteria == 1:
         monkeypatch.setattr(initial, "MAX_EDGES", 2000)  # so that METIS sees a sample
         monkeypatch.setattr(dist_csr, "FEW_RANKS", 1)  # so that positions lie in a hash table, as on many ranks
+        monkeypatch.setattr(clustering, "_PACKED", 10)  # so that nodes are packed in several rounds
+        monkeypatch.setattr(dist_csr, "_CHUNK", 100)
+        monkeypatch.setattr(refinement, "_CHUNK", 100)
     else:
         bounds = np.array([0, *sorted([17, 900, 900][: comm.size - 1]), 1600])  # with four ranks one has nothing
     expected = parts_alone(criteria, num_parts)
