@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,10 @@ from mpigraph.rows.window import RowWindow, SourceOf, WindowPart
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.narrow import RoundingError, StoredForm
 
+_writes = itertools.count(1)  # of all tensors of this process
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The meaning of a tensor's rows: the nodes of a type, or the edges of a relation.
 
@@ -119,16 +122,23 @@ class RowTensor:
         self.read_only = ""
         self.version = 0
         self.copying: Copying | None = None
-        self._writes = itertools.count(1)
         self.last_write = self._told = 0
         self._lent: list[weakref.ref[Array]] = []
         self.joint = joint
+        self.shape = (int(offsets[-1]), *row_shape)
         if joint is None:
             what = f"tensor {name!r}"
             self.window = RowWindow(service, offsets, row_shape, storage_dtype(self.stored), what, sources)
         else:
-            self.window = joint.add(self, offsets)
-        self.shape = (len(self.window), *row_shape)
+            self._place = len(joint.members)
+            joint.members.append(self)
+
+    @cached_property
+    def window(self) -> RowWindow:
+        """The rows. Of a member of a joint tensor it is made at first use: thousands may be only read together."""
+        assert self.joint is not None
+        window: RowWindow = vars(self).setdefault("window", self.joint.part(self._place))  # one, for any two threads
+        return window
 
     def gather(self, ids: I64, out: Array | None = None) -> Array:
         """Read rows in the order of ``ids`` (int64[n]). One-sided.
@@ -238,7 +248,7 @@ class RowTensor:
 
     def note_write(self) -> None:
         """Note that this rank wrote rows, or others did in a call that all trainers make together."""
-        self.last_write = next(self._writes)
+        self.last_write = next(_writes)
         self.window.service.written.add(self.number)
         if self.joint is not None:
             self.joint.note_write()
@@ -273,7 +283,8 @@ class RowTensor:
                 it told nothing.
         """
         self.version += 1
-        self.window.sync()
+        if self.joint is None:  # which advances, too
+            self.window.sync()
         if told is not None:
             self._told = told
 
@@ -305,6 +316,7 @@ class JointTensor(RowTensor):
             about: the other arguments of :class:`RowTensor`.
         """
         self.members: list[RowTensor] = []
+        self._tables = tables
         sizes = np.diff(tables, axis=1)
         offsets = np.append(0, np.cumsum(sizes.sum(axis=0)))
         self._starts = np.cumsum(sizes, axis=0) - sizes
@@ -315,10 +327,9 @@ class JointTensor(RowTensor):
         self.layout = tables.tobytes()
         super().__init__(service, offsets, policy=Policy(False, -1), **about)
 
-    def add(self, member: RowTensor, offsets: I64) -> WindowPart:
-        """Take the next tensor; return the window of its rows."""
-        self.members.append(member)
-        return WindowPart(self.window, offsets, self._starts[len(self.members) - 1])
+    def part(self, place: int) -> WindowPart:
+        """Return the window of a member's rows."""
+        return WindowPart(self.window, self._tables[place], self._starts[place])
 
     def numbers(self, places: I64, counts: I64, ids: I64) -> I64:
         """Return the numbers of rows in this tensor.

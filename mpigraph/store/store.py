@@ -496,8 +496,9 @@ class Store:
     def free(self, numbers: Iterable[int]) -> None:
         """Free tensors, channels and caches by number, in ascending order; unknown numbers were freed before."""
         kinds: tuple[dict[int, Any], ...] = (self.caches, self.channels, self.tensors)
-        for number in sorted(self.with_joint(numbers)):
-            self.free_derived([number])
+        going = self.with_joint(numbers)
+        self.free_derived(going)
+        for number in sorted(going):
             for kind in kinds:
                 if number in kind:
                     kind.pop(number).close()
@@ -513,9 +514,9 @@ class Store:
     @collective("world.comm")
     def free_derived(self, numbers: Iterable[int]) -> None:
         """Free the tables that were derived from tensors."""
-        for number in sorted(numbers):
-            for key in [key for key in self._derived if key[1] == number]:
-                self._derived.pop(key).close()
+        going = {*numbers}
+        for key in [key for key in self._derived if key[1] in going]:
+            self._derived.pop(key).close()
 
     @collective("world.comm")
     def close(self) -> None:
