@@ -267,8 +267,8 @@ def _feature(which: str, name: str, rows: int, info: FeatureInfo) -> Iterator[tu
         yield which, column_ranges_name(name), DatasetInfo((2, *info.shape), info.dtype)
 
 
-def check_shared(config: PartConfig, part: int, destinations: Array, indices: Array) -> None:
-    """Check the edges in the tables that relations share.
+def check_shared(config: PartConfig, part: int, destinations: Array, indices: Array) -> I64:
+    """Check the edges in the tables that relations share; return int64[m], the place of the relation of each.
 
     Args:
         config: the partitioned graph.
@@ -296,6 +296,7 @@ def check_shared(config: PartConfig, part: int, destinations: Array, indices: Ar
             f"edge {edge}, of {relation}, goes from node {indices[edge]} to node {destinations[edge]} of the part "
             "(both must exist, and edges of a relation rise by destination, then source)"
         )
+    return place
 
 
 def overlaps(offsets: I64, begin: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -250,7 +250,9 @@ class SharedEdges:
             own = (nodes >= first[place]) & (nodes < last[place])
             columns.append(np.stack([place, nodes - first[place], indices])[:, own])
         edges = np.concatenate(columns, axis=1)
-        place, rows, sources = edges.take(np.argsort(edges[0], kind="stable"), axis=1)
+        # few bits are sorted by counting, not by comparing
+        few = edges[0].astype(np.min_scalar_type(len(self.ends)), copy=False)
+        place, rows, sources = edges.take(np.argsort(few, kind="stable"), axis=1)
         held = np.bincount(place, minlength=len(self.ends))
         for bad in np.flatnonzero(held != np.diff(self._edges, axis=1)[:, host])[:1].tolist():
             key = config.schema.relation_key(int(self.relations[bad]))
@@ -282,8 +284,7 @@ def read_shared(files: PartFiles, part: int) -> tuple[I64, I64, Array]:
     config = files.config
     shard = files.open(part, "part_graph")
     destinations, indices = (shard.read(shared_dataset_name(field)) for field in ("destinations", "indices"))
-    check_shared(config, part, destinations, indices)
-    place = np.repeat(np.arange(len(config.shared)), np.diff(config.shared_begins[:, part]))
+    place = check_shared(config, part, destinations, indices)
     of_part = np.array(config.book.node_offsets)[config.shared_ends[:, 1], part]
     return place, destinations + of_part[place], indices
 

@@ -65,9 +65,10 @@ class Topology:
         nodes = np.array(hosts.node_offsets)
         own = np.zeros((len(config.schema.relations), 1), np.int64)  # 1: tables of their own, which others have not
         own[config.own] = 1
-        src, dst = config.schema.all_ends.T
-        self._indptr = TableWindow(service, own * (nodes[dst] + np.arange(nodes.shape[1])), np.int64)
-        self._out_degrees = TableWindow(service, own * nodes[src], np.int64)
+        if config.own:
+            src, dst = config.schema.all_ends.T
+            self._indptr = TableWindow(service, own * (nodes[dst] + np.arange(nodes.shape[1])), np.int64)
+            self._out_degrees = TableWindow(service, own * nodes[src], np.int64)
         dtypes = {r: self.index_dtype(r) for r in config.own}
         self._indices = {}
         for dtype in sorted(set(dtypes.values())):
@@ -223,7 +224,8 @@ class Topology:
 
     def _all(self) -> list[TableWindow]:
         shared = [] if self.shared is None else self.shared.windows()
-        return [self._indptr, self._out_degrees, *self._indices.values(), *shared]
+        own = [self._indptr, self._out_degrees, *self._indices.values()] if self.config.own else []
+        return own + shared
 
     def retire(self) -> None:
         """Refuse reads from now on, and wait for those of other threads; while hosts answer."""
