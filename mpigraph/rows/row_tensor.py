@@ -331,6 +331,10 @@ class JointTensor(RowTensor):
         """Return the window of a member's rows."""
         return WindowPart(self.window, self._tables[place], self._starts[place])
 
+    def _wait(self, owned: bool) -> None:
+        for member in self.members:  # one that is freed with this tensor may still be copied
+            member._wait(owned)
+
     def numbers(self, places: I64, counts: I64, ids: I64) -> I64:
         """Return the numbers of rows in this tensor.
 

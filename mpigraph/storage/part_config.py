@@ -341,6 +341,8 @@ class PartConfig:
             shared_features.append(SharedFeature(about["name"], _relation_ids(about["relations"], len(given))))
             info = _features_from_json({"": {about["name"]: about}}, [""])[""]
             for relation in shared_features[-1].relations:
+                if info.keys() & edge_features[given[relation]].keys():
+                    raise PartitionError(f"feature {about['name']!r} of {given[relation]!r} is given twice")
                 edge_features[given[relation]] = {**edge_features[given[relation]], **info}
         config = cls(
             graph_name=content["graph_name"],
@@ -356,8 +358,10 @@ class PartConfig:
             shared=_relation_ids(listed if is_old else listed["ids"], len(given)),
             shared_features=tuple(shared_features),
         )
-        if not {r for _, relations in shared_features for r in relations} <= set(config.shared):
+        if not all(relations and {*relations} <= {*config.shared} for _, relations in shared_features):
             raise PartitionError("shared_features are of relations that share no tables")
+        if len({name for name, _ in shared_features}) < len(shared_features):
+            raise PartitionError("shared_features have a name twice")
         if len(config.seals) != num_parts:
             raise PartitionError(f"there are {num_parts} parts but {len(config.seals)} seals")
         if content["checksum"] != _checksum(content):

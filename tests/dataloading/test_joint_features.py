@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from threading import Timer
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ from mpigraph.graphs.fields import EID
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
+from mpigraph.rows.row_tensor import Copying
 from mpigraph.storage.part_config import PartConfig
 
 NODES, SHARING = 300, 12
@@ -193,9 +195,22 @@ def test_memory_goes_with_the_last_of_them(tmp_path: Path) -> None:
         tensors = [g.edges[relation].data["w"] for relation in SCHEMA.relations[1:] if relation != WITHOUT]
         joint = tensors[0].joint
         assert joint is not None
+        copied, rows, open_meanwhile = Copying(), joint.rows, list[bool]()
+        tensors[-1].rows.copying = copied  # as for a checkpoint
+
+        def end() -> None:
+            try:
+                open_meanwhile.append(len(rows.segment(0)) > 0)
+            finally:
+                copied.end()
+
+        ends = Timer(0.2, end)
+        ends.start()
         for tensor in tensors:
             assert len(joint[:]) == sum(SIZES[1:]) - SIZES[4]
             tensor.close()
+        ends.join()
+        assert open_meanwhile == [True]
         with pytest.raises(ClosedError):
             joint[:]
         assert dist.DistTensor is DistTensor and len(g.edges[SCHEMA.relations[1]].data["x"][:]) == SIZES[1]

@@ -122,6 +122,26 @@ def test_damaged_columns(tmp_path, change, message):
         PartConfig.read(path)
 
 
+def test_damaged_shared_features(tmp_path):
+    """Each feature of a relation is given once, and of relations that share tables."""
+    one = {"name": "w", "dtype": "float32", "shape": [], "relations": [0]}
+
+    def read(*features):
+        return PartConfig.read(written_with_columns(tmp_path, lambda c: c.update(shared_features=list(features))))
+
+    assert read(one).edge_features["a:x:b"]["w"].dtype == "float32"
+    for features, message in [
+        ([one, one], "feature 'w' of 'a:x:b' is given twice"),
+        ([one | {"relations": []}], "of relations that share no tables"),
+        ([one | {"relations": [0, 1]}], "of relations that share no tables"),
+        ([one | {"relations": [0, 0]}], "damaged"),
+        ([one | {"relations": [2**70]}], "damaged"),
+        ([one | {"name": [7]}], "damaged"),
+    ]:
+        with pytest.raises(PartitionError, match=message):
+            read(*features)
+
+
 def test_wrong_part_paths(tmp_path):
     read = PartConfig.read(config().write(tmp_path))
     with pytest.raises(PartitionError, match="part 3 does not exist"):

@@ -35,7 +35,7 @@ class Verification:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._added: set[tuple[Path, str]] = set()
+        self._added: set[tuple[Path, os.stat_result, str, str]] = set()
         self._waiting: deque[tuple[DiskFile, str, str, Extent]] = deque()
         self._thread: threading.Thread | None = None
         self._left = 0  # bytes
@@ -43,9 +43,10 @@ class Verification:
 
     def add(self, file: DiskFile, seal: str, name: str, extent: Extent) -> None:
         """Have dataset ``name`` of a file with this seal compared, unless it is noted that it was."""
-        if (file.path, name) in self._added:  # for other rows of the dataset
+        which = file.path, file.status, seal, name
+        if which in self._added:  # for other rows of the dataset
             return
-        self._added.add((file.path, name))
+        self._added.add(which)
         if verified.is_verified(file.path, file.status, seal, name):
             return
         with self._lock:
