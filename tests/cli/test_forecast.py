@@ -113,7 +113,7 @@ def test_latencies_of_a_question(request_bytes: int, reply: int, latencies: int)
     assert milliseconds(machine, TWO, 0.0, asking(request_bytes, reply)) == pytest.approx(100 * latencies, rel=0.01)
 
 
-@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("nodes", [2, 4, 12])
 @pytest.mark.parametrize("asks", [False, True])
 def test_latencies_of_a_sum(nodes: int, asks: bool) -> None:
     free = [Minibatch(trainer, [[]]) for trainer in range(nodes)]

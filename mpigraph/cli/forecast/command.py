@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mpigraph.arrays import F64
-from mpigraph.cli.forecast.timing import Machine, Model, steps
-from mpigraph.cli.forecast.traffic import Cluster, Graph, Minibatch, Workload, simulate
+from mpigraph.cli.forecast.timing import MOST_NODES, Machine, Model, steps
+from mpigraph.cli.forecast.traffic import Cluster, Graph, Minibatch, Sampled, Workload, simulate
 from mpigraph.cli.numbers_and_sizes import bytes_of, integers
 from mpigraph.cli.pipes import table
 from mpigraph.cli.plan import plan
@@ -34,7 +34,7 @@ from mpigraph.storage.part_config import PartConfig
 _SHARES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the remote rows, that the compared caches hold
 _AS_GOOD = 1.02  # a smaller cache is better if its step takes at most so much longer
 _REPEATS = 3  # forecasts with other draws
-_MOST_ASKED = 200_000  # requests in one of them
+_MOST_ASKED = 50_000  # requests in one of them
 _SHORT = 4  # an epoch of at most so many times the minibatches that count is forecast whole, with its end
 _MOST_RANKS = 1 << 12  # of a job; messages grow with their square
 _STEPS = (4, 40)  # fewest and most of one of them
@@ -190,10 +190,12 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
     of_epoch = -(-len(graph.seeds) // (cluster.nodes * cluster.trainers * batch_size))
     whole = of_epoch if of_epoch <= _SHORT * arguments.minibatches else 1
 
+    sampled: Sampled = {}
+
     def cached(slots: int | None) -> _Cached:
         warm, counted = (-(-n // whole) * whole for n in (arguments.warm if slots else 1, arguments.minibatches))
         work_here, count = work._replace(slots=slots), warm + counted
-        simulated = simulate(graph, cluster, work_here, nodes=at, minibatches=count, epochs=1 << 20)
+        simulated = simulate(graph, cluster, work_here, nodes=at, minibatches=count, epochs=1 << 20, sampled=sampled)
         of_each: dict[int, list[Minibatch]] = {}
         for minibatch in simulated:
             of_each.setdefault(minibatch.trainer, []).append(minibatch)
@@ -212,13 +214,13 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
 
     def times(cache: _Cached, node: Machine, what: Model, repeat: int = 0) -> F64:
         asked = sum(map(len, (hop for m in cache.minibatches for hop in m.asked))) / len(cache.minibatches) + 1
-        most = int(_MOST_ASKED / (asked * cluster.nodes * cluster.trainers))
+        most = int(_MOST_ASKED / (asked * min(cluster.nodes, MOST_NODES) * cluster.trainers))
         return steps(node, cluster, what, cache.minibatches, row_bytes, min(max(most, _STEPS[0]), _STEPS[1]), repeat)
 
-    each = [(float(times(cache, machine, model).mean()), cache) for cache in caches]
-    quickest = min(seconds for seconds, _ in each)
-    cache = next(cache for seconds, cache in each if seconds <= _AS_GOOD * quickest)
-    drawn = [times(cache, machine, model, repeat) for repeat in range(_REPEATS)]
+    each = [(times(cache, machine, model), cache) for cache in caches]
+    quickest = min(seconds.mean() for seconds, _ in each)
+    first_drawn, cache = next(one for one in each if one[0].mean() <= _AS_GOOD * quickest)
+    drawn = [first_drawn, *(times(cache, machine, model, repeat) for repeat in range(1, _REPEATS))]
     means = [float(seconds.mean()) for seconds in drawn]
     without = {
         "latency": (replace(machine, latency=0.0), model),

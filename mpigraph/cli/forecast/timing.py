@@ -26,6 +26,7 @@ from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, IN_ROUND, TRANSFER
 
 _TURN = 1e-3  # seconds that a thread keeps a core for which others wait
 _NEVER = float("inf")
+MOST_NODES = 8  # that are simulated, of a job on more
 _LEAST = {
     "bandwidth": 1,
     "segment": 1,
@@ -162,11 +163,12 @@ class _Clock:
         heapq.heappush(self._events, (when, next(self._numbers), then))
 
     def after(self, seconds: float, then: _Then) -> None:
-        self.at(self.now + seconds, then)
+        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), then))
 
     def run(self) -> None:
-        while self._events:
-            self.now, _, then = heapq.heappop(self._events)
+        events, pop = self._events, heapq.heappop
+        while events:
+            self.now, _, then = pop(events)
             then()
 
 
@@ -179,16 +181,17 @@ class _Turns:
         self._turn = turn
         self._new_first = new_first
         self._pace = pace
-        self._ready: deque[tuple[float, _Then, Callable[[float], None]]] = deque()
+        self._ready: deque[tuple[float, _Then, Callable[[float], None] | None]] = deque()
 
-    def run(self, seconds: float, then: _Then, after_turn: Callable[[float], None] = lambda _: None) -> None:
+    def run(self, seconds: float, then: _Then, after_turn: Callable[[float], None] | None = None) -> None:
         """Call ``then`` once a thread had a core for so long; one that comes may be ahead of those that had a turn.
 
         ``after_turn`` is called with the seconds of each turn.
         """
         add = self._ready.appendleft if self._new_first else self._ready.append
         add((seconds * self._pace, then, after_turn))
-        self._start()
+        if self._free:
+            self._start()
 
     def _start(self) -> None:
         while self._free and self._ready:
@@ -197,14 +200,16 @@ class _Turns:
             turn = min(seconds, self._turn)
             self._clock.after(turn, partial(self._end, turn, seconds - turn, then, after_turn))
 
-    def _end(self, turn: float, left: float, then: _Then, after_turn: Callable[[float], None]) -> None:
+    def _end(self, turn: float, left: float, then: _Then, after_turn: Callable[[float], None] | None) -> None:
         self._free += 1
-        after_turn(turn)
+        if after_turn is not None:
+            after_turn(turn)
         if left > 0:
             self._ready.append((left, then, after_turn))
         else:
             then()
-        self._start()
+        if self._ready:
+            self._start()
 
 
 class _Host:
@@ -269,16 +274,18 @@ class _Network:
 
 
 class _Job:
-    """A job of so many steps."""
+    """A job of so many steps, some of whose nodes are simulated: those of ``cluster``, of ``nodes``."""
 
     def __init__(
         self,
         machine: Machine,
         cluster: Cluster,
+        nodes: int,
         model: Model,
         minibatches: Sequence[Sequence[Minibatch]],
         row_bytes: float,
     ) -> None:
+        self._nodes = nodes
         self._machine = machine
         self._cluster = cluster
         self._model = model
@@ -296,8 +303,7 @@ class _Job:
         self._network = _Network(clock, machine, self._cores)
         notice = IDLE_SERVER_REMOTE.longest / 2  # of a server, or of a trainer's progress thread
         self._hosts_of_node = cluster.hosts // cluster.nodes
-        nodes = [host // self._hosts_of_node for host in range(cluster.hosts)]
-        self._hosts = [_Host(clock, self._cores[node], notice) for node in nodes]
+        self._hosts = [_Host(clock, cores, notice) for cores in self._cores for _ in range(self._hosts_of_node)]
         trainers = len(minibatches)
         self._ready = [0] * trainers  # minibatches that wait for the model
         self._blocked: list[_Then | None] = [None] * trainers
@@ -310,8 +316,9 @@ class _Job:
 
     def run(self, draw: np.random.Generator) -> F64:
         """Return the times at which the steps end."""
+        stands_for = round(self._nodes / self._cluster.nodes)  # trainers, whose slowest model the step waits for
         for number, own in enumerate(self._minibatches):
-            seconds = draw.choice(np.asarray(self._model.seconds), len(own))
+            seconds = draw.choice(np.asarray(self._model.seconds), (stands_for, len(own))).max(axis=0)
             _go(self._produce(number, own))
             _go(self._consume(number, seconds.tolist()))
         self._clock.run()
@@ -410,7 +417,7 @@ class _Job:
 
     def _sum(self, node: int, everyone: Sequence[_Then]) -> _Steps:
         """Pass pieces along a ring of the nodes, inside which that takes no time; the last node ends the step."""
-        for hop in range(2 * (self._cluster.nodes - 1)):
+        for hop in range(2 * (self._nodes - 1)):
             self._piece(node, hop, None)
             yield partial(self._take, node, hop)
         self._summing -= 1
@@ -435,8 +442,7 @@ class _Job:
             return
         then = self._pieces.pop((source, hop)) or then
         assert then is not None
-        nodes = self._cluster.nodes
-        self._network.send(source, (source + 1) % nodes, int(self._model.gradients / nodes), then)
+        self._network.send(source, (source + 1) % self._cluster.nodes, int(self._model.gradients / self._nodes), then)
 
 
 def _wake(waiting: list[_Then | None], number: int) -> None:
@@ -463,6 +469,9 @@ def steps(
 ) -> F64:
     """Return float64[count], the seconds of steps.
 
+    Of many nodes some are simulated: what each sends to the others goes round them, so a node sends and receives as
+    many messages and bytes as in the whole job.
+
     Args:
         machine: the nodes.
         cluster: how many, and their ranks.
@@ -480,19 +489,24 @@ def steps(
     warm = model.ahead + 1
     of_trainers = []
     offset = int(draw.integers(len(simulated)))
-    for number in range(cluster.nodes * cluster.trainers):
+    some = cluster if machine.shared_cores else cluster._replace(nodes=min(cluster.nodes, MOST_NODES))
+    for number in range(some.nodes * cluster.trainers):
         like = number if number in by_trainer else known[int(draw.integers(len(known)))]
         own = by_trainer[like]
         begins = [at for at in range(len(own)) if own[at].epoch != own[at - 1].epoch] or range(len(own))
         first = offset + begins[int(draw.integers(len(begins)))]  # epochs of all trainers begin together
         turns = [own[(first + i) % len(own)] for i in range(count + warm)]
-        of_trainers.append([_elsewhere(m, like, number, cluster) for m in turns] if like != number else turns)
-    ends = _Job(machine, cluster, model, of_trainers, row_bytes).run(draw)
+        of_trainers.append([_elsewhere(m, like, number, cluster, some) for m in turns])
+    ends = _Job(machine, some, cluster.nodes, model, of_trainers, row_bytes).run(draw)
     return np.diff(ends)[warm - 1 :]
 
 
-def _elsewhere(minibatch: Minibatch, like: int, number: int, cluster: Cluster) -> Minibatch:
+def _elsewhere(minibatch: Minibatch, like: int, number: int, cluster: Cluster, some: Cluster) -> Minibatch:
     """Return a minibatch of one trainer as another's would be: the hosts are as far from it, counted by number."""
-    shift = (number // cluster.trainers - like // cluster.trainers) * (cluster.hosts // cluster.nodes)
-    asked = [[one._replace(host=(one.host + shift) % cluster.hosts) for one in hop] for hop in minibatch.asked]
+    hosts = cluster.hosts // cluster.nodes
+    begin, here = (trainer // cluster.trainers * hosts for trainer in (like, number))
+    asked = [
+        [one._replace(host=(here + (one.host - begin) % cluster.hosts) % some.hosts) for one in hop]
+        for hop in minibatch.asked
+    ]
     return replace(minibatch, trainer=number, asked=asked)

@@ -9,7 +9,7 @@ cache, a job decides by its timing which of them fetches a row that both miss; h
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple, cast
@@ -46,6 +46,7 @@ from mpigraph.store.store import LoadedGraph
 from mpigraph.store.topology import InMemoryTopology
 
 _GRAPH = 1  # its number
+_MOST_KEPT = 1 << 26  # ids of sampled minibatches
 
 
 class Asked(NamedTuple):
@@ -73,6 +74,10 @@ class Minibatch:
     fetched: int = 0
     epoch: int = 0
     ahead: int = 0  # later ones of its epoch that are sampled before its rows are fetched
+
+
+Sampled = dict[tuple[int, int, int], tuple[Minibatch, list[I64]]]
+"""What trainers sampled, and ids, by trainer, epoch and step: caches change neither."""
 
 
 class Cluster(NamedTuple):
@@ -372,7 +377,9 @@ class _Trainer:
         topology: _Cut,
         answers: Callable[[int], Answers],
         number: int,
+        sampled: Sampled,
     ) -> None:
+        self._sampled = sampled
         node = number // cluster.trainers
         self.number = number
         self.rank = _Rank(cluster, topology, node, -1)
@@ -426,14 +433,20 @@ class _Trainer:
         return self._pipeline.produce(batches, sample, stages, lambda: None)
 
     def _sample(self, seeds: I64, context: RandomContext) -> tuple[Minibatch, list[I64]]:
-        minibatch = self._channel.minibatch = Minibatch(self.number, epoch=context.epoch)
         self._ahead += 1
+        key = self.number, context.epoch, context.step
+        if key in self._sampled:
+            minibatch, ids = self._sampled[key]
+            return replace(minibatch, asked=[*minibatch.asked]), ids
+        minibatch = self._channel.minibatch = Minibatch(self.number, epoch=context.epoch)
         plan = SamplingPlan(self._layers, {self._seed_type: seeds}, self._work.return_eids)
         begin = time.thread_time()
         sampled = sample_hops(self._service, self.rank.graph(_GRAPH), plan, context)
         minibatch.sample += time.thread_time() - begin
         minibatch.edges = sum(len(edges.indices) for hop in sampled.hops for edges in hop.edges.values())
         minibatch.inputs = sum(map(len, sampled.ids))
+        if len(self._sampled) * minibatch.inputs < _MOST_KEPT:
+            self._sampled[key] = replace(minibatch, asked=[*minibatch.asked]), sampled.ids
         return minibatch, sampled.ids
 
     def _announce(self, sample: tuple[Minibatch, list[I64]], batch: int) -> None:
@@ -488,12 +501,15 @@ def simulate(
     nodes: Sequence[int] | None = None,
     minibatches: int | None = None,
     epochs: int = 1,
+    sampled: Sampled | None = None,
 ) -> list[Minibatch]:
     """Make the minibatches of trainers, those of a node in turn.
 
     Of the trainers on some nodes (all by default), at most so many minibatches each, through at most so many epochs.
+    ``sampled`` is of this job with another cache, or gets what is sampled.
     """
     topology = graph.cut(cluster.hosts)
+    kept: Sampled = {} if sampled is None else sampled
     per_node = cluster.servers or cluster.trainers
 
     @cache
@@ -503,7 +519,7 @@ def simulate(
     all_made = []
     for node in range(cluster.nodes) if nodes is None else nodes:
         numbers = range(node * cluster.trainers, (node + 1) * cluster.trainers)
-        trainers = [_Trainer(graph, cluster, work, topology, answers, number) for number in numbers]
+        trainers = [_Trainer(graph, cluster, work, topology, answers, number, kept) for number in numbers]
         tables = []
         if work.slots is not None and cluster.nodes > 1:
             for ntype, _, _ in graph.features:
