@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpigraph.arrays import F64
-from mpigraph.cli.forecast.timing import MOST_NODES, Machine, Model, steps
+from mpigraph.cli.forecast.timing import Machine, Model, simulated_of, steps
 from mpigraph.cli.forecast.traffic import Cluster, Graph, Minibatch, Sampled, Workload, simulate
 from mpigraph.cli.numbers_and_sizes import bytes_of, integers
 from mpigraph.cli.pipes import table
@@ -34,7 +34,7 @@ from mpigraph.storage.part_config import PartConfig
 _SHARES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)  # of the remote rows, that the compared caches hold
 _AS_GOOD = 1.02  # a smaller cache is better if its step takes at most so much longer
 _REPEATS = 3  # forecasts with other draws
-_MOST_ASKED = 50_000  # requests in one of them
+_MOST_ASKED = 100_000  # requests in one of them
 _SHORT = 4  # an epoch of at most so many times the minibatches that count is forecast whole, with its end
 _MOST_RANKS = 1 << 12  # of a job; messages grow with their square
 _STEPS = (4, 40)  # fewest and most of one of them
@@ -214,7 +214,7 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
 
     def times(cache: _Cached, node: Machine, what: Model, repeat: int = 0) -> F64:
         asked = sum(map(len, (hop for m in cache.minibatches for hop in m.asked))) / len(cache.minibatches) + 1
-        most = int(_MOST_ASKED / (asked * min(cluster.nodes, MOST_NODES) * cluster.trainers))
+        most = int(_MOST_ASKED / (asked * simulated_of(node, cluster).nodes * cluster.trainers))
         return steps(node, cluster, what, cache.minibatches, row_bytes, min(max(most, _STEPS[0]), _STEPS[1]), repeat)
 
     each = [(times(cache, machine, model), cache) for cache in caches]

