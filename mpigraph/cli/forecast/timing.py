@@ -475,8 +475,8 @@ def steps(
     """Return float64[count], the seconds of steps.
 
     Of many nodes some are simulated: what each sends to the others goes round them, so a node sends and receives as
-    many messages and bytes as in the whole job. The slowest of fewer trainers is quicker: of 16 nodes, steps were 0.4 to
-    6 % shorter than with all nodes.
+    many messages and bytes as in the whole job. Steps of 16 nodes were 0.4 to 6 % shorter than with all nodes, of which
+    the slowest may be slower.
 
     Args:
         machine: the nodes.
