@@ -88,7 +88,7 @@ def test_relations_drawn_from_alike_are_one_request() -> None:
     shared = SimpleNamespace(relations=np.arange(8), ends=np.zeros((8, 2), np.int64))
     topology = SimpleNamespace(hosts=SimpleNamespace(schema=schema), shared=shared, place_of_shared=range(8))
     graph = SimpleNamespace(number=0, topology=topology)
-    plan = SamplingPlan([{r: Weighted(2 + r // 4, False, 10 + r) for r in (4, 5, 6, 0, 2, 1)}], {})
+    plan = SamplingPlan([Layer({r: Weighted(2 + r // 4, False, 10 + r) for r in (4, 5, 6, 0, 2, 1)})], {})
     requests = hop_requests(plan, 0, graph, {0: np.arange(5)}, HopKeys.of(np.uint64(1), 0))
     words = np.concatenate([word for r in requests for word in pack_request(r, r.ids, r.excluded)])
     for request in [*requests, *(joined.request for joined in unpack_requests([words]).joined)]:
@@ -96,7 +96,7 @@ def test_relations_drawn_from_alike_are_one_request() -> None:
         assert np.flatnonzero(request.chosen).tolist() == chosen
         assert request.tensors[:, chosen].tolist() == [[10 + r for r in chosen]]
     assert len(requests) == 2
-    keyed = SamplingPlan([{r: _Keyed(2, False, 10 + r) for r in range(4)}], {})
+    keyed = SamplingPlan([Layer({r: _Keyed(2, False, 10 + r) for r in range(4)})], {})
     requests = hop_requests(keyed, 0, graph, {0: np.arange(5)}, HopKeys.of(np.uint64(1), 0))
     assert [(request.relation, request.key) for request in requests] == [(r, 100 + r) for r in range(4)]
 
