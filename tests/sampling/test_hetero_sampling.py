@@ -64,7 +64,7 @@ def fingerprint(sample: Sample) -> str:
     state = hashlib.sha256()
     for nodes in sample[:2]:
         for ntype in SCHEMA.ntypes:
-            state.update(nodes[ntype].numpy().tobytes())
+            state.update(nodes[ntype].numpy().tobytes() if ntype in nodes else b"")
     for block in sample[2]:
         for relation in RELATIONS:
             ids = block.edges[relation].data.get(EID, torch.empty(0))
