@@ -21,6 +21,7 @@ from mpigraph.rows.row_tensor import JointTensor
 from mpigraph.trace import count, span
 
 Sample = TypeVar("Sample")
+_NONE = torch.empty(0, dtype=torch.int64)
 
 
 def _tell_nobody(sample: object, batch: int) -> None:
@@ -226,4 +227,4 @@ class BlockFetcher:
 
 
 def _of_type(nodes: NodeTensors, ntype: str) -> torch.Tensor:
-    return nodes[ntype] if isinstance(nodes, dict) else nodes
+    return nodes.get(ntype, _NONE) if isinstance(nodes, dict) else nodes

@@ -21,7 +21,8 @@ from mpigraph.errors import InvalidArgumentError
 class DistNodeDataLoader(SampledDataLoader):
     """Minibatches of nodes: yields ``(input_nodes, output_nodes, blocks)``, or what PyG's models take.
 
-    Where the graph has several node types, input and output nodes are by type, with every type.
+    Where the graph has several node types, input and output nodes are by type: input nodes with every type, output
+    nodes with the types of the minibatch's seeds alone.
 
     Args:
         g: the graph.

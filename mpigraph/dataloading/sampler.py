@@ -118,7 +118,8 @@ class BlockSampler(Sampler):
                 Loaders of nodes do not pass it, and a sampler for these alone may lack the parameter.
 
         Returns:
-            Input nodes, output nodes (both by node type where the graph has several), and blocks, outermost hop first.
+            Input nodes, output nodes (both by node type where the graph has several, output nodes with the types of
+            the seeds), and blocks, outermost hop first.
         """
         raise NotImplementedError
 
@@ -193,7 +194,8 @@ class NeighborSampler(BlockSampler):
             return_eids: blocks carry ``edata[EID]``; without it less data travels.
             num_threads: threads that draw local neighbours, with the same results; by default those of ``initialize``.
             empty_relations: blocks of a typed ``DistGraph`` keep relations without sampled edges, as in DGL since 2.3.
-                Without them the blocks of two minibatches may have different relations.
+                Without them the blocks of two minibatches may have different relations. A block without any edge has
+                all relations in both cases, as in DGL.
 
         Raises:
             InvalidArgumentError: ``prob`` and ``mask`` together, a fanout that is not an integer >= -1, ``num_threads``

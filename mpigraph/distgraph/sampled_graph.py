@@ -206,9 +206,10 @@ class SampledGraph(TypeNames):
             options: the other arguments of :class:`.SamplingArguments`.
 
         Returns:
-            Input nodes and output nodes, int64 each (where the graph has several node types: by type), and the blocks,
-            outermost hop first. Where trees are disjoint they have ``srcdata[TREE]`` and ``dstdata[TREE]``, int64, the
-            number of the tree, and with times ``srcdata["seed_time"]`` and ``dstdata["seed_time"]``.
+            Input nodes and output nodes, int64 each, and the blocks, outermost hop first. Where the graph has several
+            node types they are by type: input nodes of every type, output nodes of those of the seeds. Where trees are
+            disjoint the blocks have ``srcdata[TREE]`` and ``dstdata[TREE]``, int64, the number of the tree, and with
+            times ``srcdata["seed_time"]`` and ``dstdata["seed_time"]``.
 
         The first use of a time that :meth:`prepare_times` was not told is always collective.
         """
@@ -217,7 +218,8 @@ class SampledGraph(TypeNames):
         with self.session.sampling(arguments.num_threads) as service:
             sampled = sample_hops(service, self.loaded, plan, context)
         input_nodes = dict(enumerate(sampled.ids)) if sampled.hops else sampled.seeds
-        return unwrap_nodes(self.schema, input_nodes), unwrap_nodes(self.schema, sampled.seeds), hop_blocks(sampled)
+        inputs, outputs = (unwrap_nodes(self.schema, ids, every_type=False) for ids in (input_nodes, sampled.seeds))
+        return inputs, outputs, hop_blocks(sampled)
 
     @collective("trainers", WHEN_REMOTE)
     def sample_subgraph(

@@ -82,11 +82,13 @@ def by_ntype(schema: Schema, nodes: NodeIds, what: str = "node ids") -> dict[int
     return {0: id_array(nodes, what)}
 
 
-def unwrap_nodes(schema: Schema, nodes: Mapping[int, I64]) -> NodeTensors:
-    """Undo :func:`by_ntype`, with every node type."""
+def unwrap_nodes(schema: Schema, nodes: Mapping[int, I64], *, every_type: bool = True) -> NodeTensors:
+    """Undo :func:`by_ntype`, with every node type, or with those of ``nodes`` alone."""
     none = np.empty(0, np.int64)
-    by_type = {ntype: torch.from_numpy(nodes.get(t, none)) for t, ntype in enumerate(schema.ntypes)}
-    return by_type if len(by_type) > 1 else by_type[schema.ntypes[0]]
+    if len(schema.ntypes) == 1:
+        return torch.from_numpy(nodes.get(0, none))
+    types = range(len(schema.ntypes)) if every_type else nodes
+    return {schema.ntypes[t]: torch.from_numpy(nodes.get(t, none)) for t in types}
 
 
 def canonical(schema: Schema, values: V | ByEdgeType[V], what: str) -> dict[Relation, V]:

@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from mpigraph.graphs.frame import Frame
 from mpigraph.graphs.inedges import InEdges
-from mpigraph.graphs.messages import EdgeBatch, Message, Reduce, edge_values
+from mpigraph.graphs.messages import EdgeBatch, Message, Reduce, edge_values, rounded, widened
 from mpigraph.graphs.table_rows import TableRows, first_rows
 
 _SUM = 0
@@ -43,11 +43,12 @@ def aggregate(
 def spmm(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None = None, mean: bool = False) -> torch.Tensor:
     """Sum rows of ``x``, [num_src, ...], over the in-edges of each destination: [num_dst, ...] of its type.
 
-    float16 and bfloat16 are summed in float32; integers are gathered for each edge, then reduced. With ``mean`` each
-    sum is divided by the in-degree, and means of integers are float32; without in-edges it stays 0.
+    float16 and bfloat16 are summed in float32; integers are gathered for each edge and summed in int64, which is their
+    result. With ``mean`` each sum is divided by the in-degree, and means of integers are float32; without in-edges it
+    stays 0.
 
     ``weights`` are [num_edges], in CSC order, or [num_edges, heads, ...] for ``x`` of [num_src, heads, ..., width];
-    None means ones.
+    None means ones. They may be of another dtype.
     """
     if isinstance(x, TableRows):
         if x.in_place and not torch.is_grad_enabled() and (weights is None or weights.dim() == 1):
@@ -57,11 +58,11 @@ def spmm(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None = None
         return _by_head(in_edges, x, weights, mean)
     if x.dtype not in (torch.float32, torch.float64):
         if x.is_floating_point():
-            weights = None if weights is None else weights.float()
-            return spmm(in_edges, x.float(), weights, mean).to(x.dtype)
+            return rounded(spmm(in_edges, widened(x), weights, mean), x.dtype)
         rows = x.index_select(0, in_edges.indices)
         rows = rows if weights is None else rows * weights.reshape(-1, *[1] * (x.dim() - 1))
         return reduce_rows(in_edges, rows, "mean" if mean else "sum")
+    weights = None if weights is None else weights.to(x.dtype)
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
     total: torch.Tensor = _Spmm.apply(flat, weights, in_edges, mean)  # type: ignore[no-untyped-call]
     return total.reshape(in_edges.num_dst, *x.shape[1:])
@@ -91,13 +92,12 @@ def edge_dots(in_edges: InEdges, x: torch.Tensor, y: torch.Tensor) -> torch.Tens
 def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str, empty: float = 0.0) -> torch.Tensor:
     """Reduce rows of edges, [num_edges, ...] in CSC order, to rows of destinations, [num_dst, ...].
 
-    ``op`` is "sum", "mean", "max" or "min"; ``empty`` the maximum or minimum of no row.
+    ``op`` is "sum", "mean", "max" or "min"; ``empty`` the maximum or minimum of no row. The dtypes of sums and means
+    are those of :func:`spmm`.
     """
     if op in ("sum", "mean"):
-        wide = torch.float32 if rows.dtype in (torch.float16, torch.bfloat16) else rows.dtype
-        zeros = torch.zeros(in_edges.num_dst, *rows.shape[1:], dtype=wide, device=rows.device)
-        total = zeros.index_add(0, in_edges.dst, rows.to(wide)).to(rows.dtype)
-        return total / _divisors(in_edges, total) if op == "mean" else total
+        total = group_sums(rows, in_edges.dst, in_edges.num_dst)
+        return rounded(total / _divisors(in_edges, total) if op == "mean" else total, rows.dtype)
     if not rows.is_floating_point() and math.isinf(empty):
         limits = torch.iinfo(rows.dtype)
         empty = limits.min if empty < 0 else limits.max
@@ -107,6 +107,12 @@ def reduce_rows(in_edges: InEdges, rows: torch.Tensor, op: str, empty: float = 0
     best: torch.Tensor = _Extreme.apply(rows, in_edges, op)  # type: ignore[no-untyped-call]
     zero_in_degree = (in_edges.degrees == 0).reshape(-1, *[1] * (rows.dim() - 1))
     return best.masked_fill(zero_in_degree, empty)
+
+
+def group_sums(rows: torch.Tensor, group: torch.Tensor, num_groups: int) -> torch.Tensor:
+    """Add up the rows, [n, ...], of each group, int[n]: [num_groups, ...] in the dtype of :func:`.widened`."""
+    wide = widened(rows)
+    return wide.new_zeros(num_groups, *rows.shape[1:]).index_add(0, group, wide)
 
 
 class _Spmm(torch.autograd.Function):
@@ -215,7 +221,7 @@ class _Extreme(torch.autograd.Function):
         dst = ctx.in_edges.dst  # type: ignore[attr-defined]
         rows, best = ctx.saved_tensors  # type: ignore[attr-defined]
         attained = (rows == best.index_select(0, dst)).to(grad.dtype)
-        count = torch.zeros_like(grad).index_add_(0, dst, attained)
+        count = group_sums(attained, dst, grad.shape[0])
         return attained.mul_((grad / count.clamp_(min=1)).index_select(0, dst)), None, None
 
 
@@ -238,7 +244,8 @@ def _product(in_edges: InEdges, x: torch.Tensor, weights: torch.Tensor | None) -
         # a bag is a destination; the last argument says that the offsets end with the number of edges
         bags = torch.embedding_bag(x.contiguous(), indices, indptr, False, _SUM, False, weights, True)
         return bags[0]
-    return in_edges.matrix(x.dtype, weights) @ x
+    with torch.autocast(x.device.type, enabled=False):  # it would multiply, and sum, in 16 bits
+        return in_edges.matrix(x.dtype, weights) @ x
 
 
 def _sampled_dots(in_edges: InEdges, x: torch.Tensor, y: torch.Tensor, heads: int = 1) -> torch.Tensor:
@@ -247,8 +254,8 @@ def _sampled_dots(in_edges: InEdges, x: torch.Tensor, y: torch.Tensor, heads: in
     dots = x.new_empty(in_edges.num_edges, heads)
     for start in range(0, in_edges.num_edges, step):
         chunk = slice(start, start + step)
-        rows = x.index_select(0, in_edges.indices[chunk]).mul_(y.index_select(0, in_edges.dst[chunk]))
-        torch.sum(rows.reshape(-1, heads, x.shape[1] // heads), 2, out=dots[chunk])
+        rows = widened(x.index_select(0, in_edges.indices[chunk])).mul_(y.index_select(0, in_edges.dst[chunk]))
+        dots[chunk] = rows.reshape(-1, heads, x.shape[1] // heads).sum(2)
     return dots
 
 
@@ -263,8 +270,10 @@ def _as_product(
     u, e = sorted((message.lhs, message.rhs), key=lambda operand: operand.side == "e")  # multiplication commutes
     x = frames[0][u.field]
     weights = frames[2][e.field]
-    if weights.dtype != x.dtype or not x.is_floating_point():
+    dtype = torch.promote_types(x.dtype, weights.dtype)
+    if not (x.is_floating_point() and weights.is_floating_point()):
         return None
+    x = x if x.dtype == dtype else x.to(dtype)
     if math.prod(weights.shape[1:]) == 1 and weights.dim() <= x.dim():  # a number for each edge
         return x, in_edges.to_csc_order(weights.reshape(-1))
     if weights.dim() == x.dim() and weights.shape[1:] == (*x.shape[1:-1], 1):  # a number for each head

@@ -155,9 +155,9 @@ class Block(MessagePassing):
         return block
 
     def without_empty_relations(self) -> "Block":
-        """Return the block, without the relations that have no edges; it shares nodes and features."""
+        """Return the block, without the relations that have no edges unless none has; it shares nodes and features."""
         frames = self._frames
-        edge = {relation: frame for relation, frame in frames.edge.items() if frame.num_rows}
+        edge = {relation: frame for relation, frame in frames.edge.items() if frame.num_rows} or frames.edge
         structures = {relation: self._structures[relation] for relation in edge}
         schema = Schema(self._schema.ntypes, tuple(edge))
         block = self._told(Block(schema, structures, Frames(frames.src, frames.dst, edge), self.device))

@@ -235,10 +235,15 @@ def _store(frame: Frame, results: Mapping[str, torch.Tensor], rows: torch.Tensor
 
 
 def combine(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
-    """Reduce k tensors [n, ...] to [n, ...] by "sum", "mean", "max" or "min", or "stack" them to [n, k, ...]."""
+    """Reduce k tensors [n, ...] to [n, ...] by "sum", "mean", "max" or "min", or "stack" them to [n, k, ...].
+
+    As in :func:`.spmm`, sums of integers are int64 and their means float32.
+    """
     stacked = torch.stack(tensors, 1)
     if op == "stack":
         return stacked
+    if op == "mean" and not (stacked.is_floating_point() or stacked.is_complex()):
+        stacked = stacked.float()
     reducer: Callable[..., torch.Tensor] = getattr(torch, {"max": "amax", "min": "amin"}.get(op, op))
     return reducer(stacked, 1)
 

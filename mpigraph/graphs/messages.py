@@ -25,6 +25,9 @@ _BINARY: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+
+
 @dataclass(frozen=True)
 class Operand:
     """A field of the source ("u"), the destination ("v") or the edge ("e")."""
@@ -74,7 +77,7 @@ class Gathered(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         values = self._frame[name]
-        return values if self._rows is None else values.index_select(0, self._rows)
+        return values if self._rows is None else take_rows(values, self._rows)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._frame)
@@ -169,21 +172,52 @@ EdgeFunction = Callable[[EdgeBatch], Mapping[str, torch.Tensor]]
 NodeFunction = Callable[[NodeBatch], Mapping[str, torch.Tensor]]
 
 
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` in the dtype of its sums: float32 for 16 bits, int64 for bool and integers, else its own."""
+    if x.dtype in _SIXTEEN_BITS:
+        return x.float()
+    return x if x.is_floating_point() or x.is_complex() else x.long()
+
+
+def rounded(sums: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return sums in ``dtype``, that of what was summed; as they are for integers, whose dtype may be too narrow."""
+    return sums.to(dtype) if dtype.is_floating_point else sums
+
+
+def take_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return ``x[rows]``, int[n]; the gradients of a row that is taken repeatedly are summed as :func:`widened`."""
+    if x.dtype in _SIXTEEN_BITS and x.requires_grad:
+        return x.float().index_select(0, rows).to(x.dtype)
+    return x.index_select(0, rows)
+
+
 def edge_values(message: Message, edges: EdgeBatch) -> torch.Tensor:
     """Evaluate a message on each edge.
 
     Feature shapes are aligned at their last dimension and broadcast, as in DGL: weights of shape [num_edges] or
-    [num_edges, 1] apply to features of shape [n, heads, dim].
+    [num_edges, 1] apply to features of shape [n, heads, dim]. Dtypes are those of torch, but two integers give int64,
+    so that nothing wraps, and an integer beside 16 bits is not rounded to them first.
 
     Returns:
         [num_edges, ...].
+
+    Raises:
+        InvalidArgumentError: the sum or the difference of two masks.
     """
     lhs = _fetch(message.lhs, edges)
     if message.rhs is None:
         return lhs
     rhs = _fetch(message.rhs, edges)
     dim = max(lhs.dim(), rhs.dim())
-    return _BINARY[message.op](_widen(lhs, dim), _widen(rhs, dim))
+    lhs, rhs = _aligned(lhs, dim), _aligned(rhs, dim)
+    operation = _BINARY[message.op]
+    dtype = torch.promote_types(lhs.dtype, rhs.dtype)
+    if dtype == torch.bool and message.op in ("add", "sub"):
+        names = f"{message.lhs.field!r} and {message.rhs.field!r}"
+        raise InvalidArgumentError(f"{names} are masks, which have no sum: convert one of them to int64")
+    if message.op != "dot" and lhs.dtype == rhs.dtype and (dtype.is_floating_point or dtype == torch.bool):
+        return operation(lhs, rhs)
+    return rounded(operation(widened(lhs), widened(rhs)), dtype)
 
 
 def check_functions(message: object, reduce: object) -> None:
@@ -224,6 +258,6 @@ def _fetch(operand: Operand, edges: EdgeBatch) -> torch.Tensor:
     return {"u": edges.src, "v": edges.dst, "e": edges.data}[operand.side][operand.field]
 
 
-def _widen(values: torch.Tensor, dim: int) -> torch.Tensor:
+def _aligned(values: torch.Tensor, dim: int) -> torch.Tensor:
     """Insert dimensions of size 1 after the first, until there are ``dim``."""
     return values.reshape(values.shape[0], *[1] * (dim - values.dim()), *values.shape[1:])

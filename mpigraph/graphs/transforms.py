@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from mpigraph.errors import InvalidArgumentError, check_integer
+from mpigraph.graphs.aggregate import group_sums
 from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, EdgeType, IdsLike, TensorLike, by_first_appearance
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
+from mpigraph.graphs.messages import rounded
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema
 
 _NodeIds = IdsLike | Mapping[str, IdsLike]
@@ -129,7 +131,8 @@ def to_simple(
         writeback_mapping: also return the new edge of each edge.
         copy_ndata: carry the node features (the tensors are shared).
         copy_edata: carry the edge features.
-        aggregator: the features of merged edges: "arbitrary" (those of the first), "sum" or "mean".
+        aggregator: the features of merged edges: "arbitrary" (those of the first), "sum" or "mean". Sums of integers
+            are int64, their means float32.
 
     Returns:
         The graph; with ``writeback_mapping`` also int64[num_edges of g], or a dict of them by relation where there are
@@ -169,11 +172,10 @@ def _merged(
 ) -> torch.Tensor:
     if aggregator == "arbitrary":
         return rows[first]
-    total = rows.new_zeros(len(counts), *rows.shape[1:]).index_add(0, places, rows)
-    if aggregator == "sum":
-        return total
-    mean = total / counts.reshape(-1, *[1] * (rows.dim() - 1))
-    return mean.to(rows.dtype) if rows.is_floating_point() else mean
+    total = group_sums(rows, places, len(counts))
+    if aggregator == "mean":
+        total = total / counts.reshape(-1, *[1] * (rows.dim() - 1))
+    return rounded(total, rows.dtype)
 
 
 def reverse(g: HeteroGraph, copy_ndata: bool = True, copy_edata: bool = False) -> HeteroGraph:

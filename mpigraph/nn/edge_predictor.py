@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.messages import rounded, take_rows, widened
 
 _OPS = ("dot", "cos", "ele", "cat", "distmult")
 
@@ -100,8 +101,10 @@ class EdgePredictor(nn.Module):
             return h_src * h_dst
         if self.op == "cat":
             return torch.cat([h_src, h_dst], dim=-1)
+        dtype, left = h_src.dtype, widened(h_src)
         if self.w_relation is not None:
             if etypes is None and len(self.w_relation) > 1:
                 raise InvalidArgumentError(f"etypes must be given, since there are {len(self.w_relation)} relations")
-            h_src = h_src * self.w_relation[0 if etypes is None else etypes]
-        return (h_src * h_dst).sum(-1, keepdim=True)
+            w = take_rows(self.w_relation, etypes) if isinstance(etypes, torch.Tensor) else self.w_relation[etypes or 0]
+            dtype, left = torch.promote_types(dtype, w.dtype), left * w
+        return rounded((left * widened(h_dst)).sum(-1, keepdim=True), dtype)

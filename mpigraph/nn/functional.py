@@ -6,6 +6,7 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.aggregate import group_sums
 from mpigraph.graphs.fields import ALL, IdsLike, as_ids
 from mpigraph.graphs.in_memory import check_range
 from mpigraph.graphs.message_passing import MessagePassing
@@ -29,7 +30,7 @@ def edge_softmax(
         float[n, ...].
 
     Raises:
-        InvalidArgumentError: another ``norm_by``, a name for ``eids``, or not a row for each edge.
+        InvalidArgumentError: another ``norm_by``, a name for ``eids``, not a row for each edge, or integers.
         OutOfRangeError: an edge id does not exist.
     """
     if norm_by not in ("dst", "src"):
@@ -45,6 +46,8 @@ def edge_softmax(
         group = group[chosen]
     if logits.dim() == 0 or logits.shape[0] != group.shape[0]:
         raise InvalidArgumentError(f"logits must have {group.shape[0]} rows (got shape {tuple(logits.shape)})")
+    if not logits.is_floating_point():
+        raise InvalidArgumentError(f"logits must be floats (got {logits.dtype})")
     return softmax_rows(logits, group, graph.num_dst_nodes() if norm_by == "dst" else graph.num_src_nodes())
 
 
@@ -71,7 +74,7 @@ class _Softmax(torch.autograd.Function):
         largest = rows.new_zeros(num_groups, *rows.shape[1:])
         largest.scatter_reduce_(0, index, rows, "amax", include_self=False)
         result = (rows - largest.index_select(0, group)).exp_()
-        result.div_(_group_sums(result, group, num_groups))
+        result.div_(group_sums(result, group, num_groups).index_select(0, group))
         ctx.num_groups = num_groups  # type: ignore[attr-defined]
         ctx.save_for_backward(result, group)
         return result
@@ -81,12 +84,8 @@ class _Softmax(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         result, group = ctx.saved_tensors  # type: ignore[attr-defined]
         weighted = result * grad
-        sums = _group_sums(weighted, group, ctx.num_groups)  # type: ignore[attr-defined]
-        return weighted.addcmul_(result, sums, value=-1), None, None
-
-
-def _group_sums(rows: torch.Tensor, group: torch.Tensor, num_groups: int) -> torch.Tensor:
-    return rows.new_zeros(num_groups, *rows.shape[1:]).index_add_(0, group, rows).index_select(0, group)
+        sums = group_sums(weighted, group, ctx.num_groups)  # type: ignore[attr-defined]
+        return weighted.addcmul_(result, sums.index_select(0, group), value=-1), None, None
 
 
 if not TYPE_CHECKING:

@@ -8,6 +8,7 @@ from torch import nn
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.message_passing import MessagePassing
+from mpigraph.graphs.messages import rounded, widened
 from mpigraph.nn.common import ChecksInDegrees, Features, project_first, source_degrees, weighted_copy
 
 _NORMS = ("none", "both", "right", "left")
@@ -93,24 +94,29 @@ class GraphConv(ChecksInDegrees):
         weight = self.weight if weight is None else weight
         in_degrees = graph.in_degrees()  # numbers of edges: their weights do not count in c_uv
         self._check_in_degrees(graph)
+        src = feat[0] if isinstance(feat, tuple) else feat
+        before = weight is not None and project_first(graph, *weight.shape)
+        if weight is not None and before:
+            src = src @ weight
+        rows = widened(src)  # until the sums are divided: 16 bits hold neither many degrees nor the sums
         with graph.local_scope():
-            src = feat[0] if isinstance(feat, tuple) else feat
             if self._norm in ("left", "both"):
-                src = src * self._factor(source_degrees(graph), src)
-            before = weight is not None and project_first(graph, *weight.shape)
-            graph.srcdata["h"] = src @ weight if weight is not None and before else src
+                rows = rows * self._factor(source_degrees(graph), rows)
+            graph.srcdata["h"] = rows
             graph.update_all(weighted_copy(graph, edge_weight), fn.sum("m", "h"))
             out = torch.as_tensor(graph.dstdata["h"])
-        if weight is not None and not before:
-            out = out @ weight
         if self._norm in ("right", "both"):
             out = out * self._factor(in_degrees, out)
+        out = rounded(out, src.dtype)
+        if weight is not None and not before:
+            out = out @ weight
         if self.bias is not None:
             out = out + self.bias
         return out if self._activation is None else self._activation(out)
 
     def _factor(self, degrees: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """Return degrees to the power of -1/2 ("both") or -1, in the shape of rows of ``like``."""
+        """Return degrees to the power of -1/2 ("both") or -1, in the shape and float dtype of rows of ``like``."""
         # at least 1: a node without edges has nothing to scale, and 0 would give infinity
-        power = degrees.to(like).clamp(min=1) ** (-0.5 if self._norm == "both" else -1.0)
+        dtype = like.dtype if like.is_floating_point() else torch.float32
+        power = degrees.to(dtype).clamp(min=1) ** (-0.5 if self._norm == "both" else -1.0)
         return power.reshape(-1, *[1] * (like.dim() - 1))

@@ -7,6 +7,7 @@ from torch import nn
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.aggregate import edge_dots, spmm
+from mpigraph.graphs.messages import take_rows
 from mpigraph.nn.common import source_and_destination
 from mpigraph.nn.drop import Dropout
 from mpigraph.nn.functional import softmax_rows
@@ -127,7 +128,7 @@ class HGTConv(nn.Module):
         keys = self._by_head(self.linear_k.of_groups(rows.src, rows.src_counts))
         values = self._by_head(self.linear_v.of_groups(rows.src, rows.src_counts))
         # <k_u W_att, q_v> = <k_u, q_v W_att^T>: the matrix meets one query for each cell, not one key for each edge
-        queries = self.linear_q.of_groups(rows.dst, rows.dst_counts).index_select(0, edges.cell_dst)
+        queries = take_rows(self.linear_q.of_groups(rows.dst, rows.dst_counts), edges.cell_dst)
         queries = self._by_head(grouped_product(queries, self._scoring(), edges.cell_counts))
         scores = edge_dots(edges.cells, keys, queries)
         # over all edges into a destination, whatever their relation

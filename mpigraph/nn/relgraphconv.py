@@ -113,7 +113,7 @@ class RelGraphConv(nn.Module):
         num_edges = edges.cells.num_edges
         if norm is not None and norm.numel() != num_edges:
             raise InvalidArgumentError(f"norm must hold {num_edges} numbers (got shape {tuple(norm.shape)})")
-        weights = None if norm is None else edges.sorted(norm.reshape(-1)).to(src.dtype)
+        weights = None if norm is None else edges.sorted(norm.reshape(-1))
         # W_r is linear, so it is applied to the sum of a cell, not to each message
         h = edges.to_destinations(self.linear_r.of_groups(spmm(edges.cells, src, weights), edges.cell_counts))
         if self.layer_norm_weight is not None:

@@ -10,7 +10,7 @@ import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.aggregate import mean_and_own
 from mpigraph.graphs.message_passing import MessagePassing
-from mpigraph.graphs.messages import Message
+from mpigraph.graphs.messages import Message, rounded, widened
 from mpigraph.nn.common import Features, project_first, source_and_destination, weighted_copy
 from mpigraph.nn.drop import Dropout
 
@@ -155,8 +155,9 @@ class SAGEConv(nn.Module):
 
     def _gcn(self, graph: MessagePassing, src: torch.Tensor, dst: torch.Tensor, send: Message) -> torch.Tensor:
         # not the mean of dgl.function: the node counts as one more neighbour, without an edge of its own
-        graph.srcdata["h"] = src
+        graph.srcdata["h"] = widened(src)  # 16 bits hold neither many degrees nor the sums
         graph.update_all(send, fn.sum("m", "h"))
-        degrees = graph.in_degrees().to(src).unsqueeze(-1)
-        out: torch.Tensor = self.fc_neigh((graph.dstdata["h"] + dst) / (degrees + 1))
+        total = graph.dstdata["h"] + dst
+        degrees = graph.in_degrees().to(total).unsqueeze(-1)
+        out: torch.Tensor = self.fc_neigh(rounded(total / (degrees + 1), src.dtype))
         return out if self.bias is None else out + self.bias

@@ -13,11 +13,13 @@ from itertools import accumulate
 import torch
 
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.aggregate import group_sums
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.in_memory import InMemoryGraph
 from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.message_passing import MessagePassing
+from mpigraph.graphs.messages import rounded
 
 TypedGraph = HeteroGraph | Block
 Types = torch.Tensor | Sequence[int]
@@ -135,7 +137,7 @@ class TypedEdges:
 
     def to_destinations(self, rows: torch.Tensor) -> torch.Tensor:
         """Add up one row for each cell, [num_cells, ...], to [num_dst, ...]."""
-        return rows.new_zeros(self.num_dst, *rows.shape[1:]).index_add(0, self.cell_dst, rows)
+        return rounded(group_sums(rows, self.cell_dst, self.num_dst), rows.dtype)
 
 
 @dataclass(frozen=True)

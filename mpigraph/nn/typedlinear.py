@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.messages import take_rows
 from mpigraph.nn.typed import Types, checked_types
 
 _REGULARIZERS = (None, "basis", "bdd")
@@ -178,5 +179,5 @@ def _batched_product(x: torch.Tensor, weight: torch.Tensor, counts: torch.Tensor
     place = torch.arange(x.shape[0], device=x.device) + torch.repeat_interleave(shift, counts, output_size=x.shape[0])
     padded = x.new_zeros(group.shape[0] * size, x.shape[1]).index_copy(0, place, x)
     left = padded.reshape(-1, size, blocks, width).transpose(1, 2)
-    product = torch.matmul(left, weight.index_select(0, group))
+    product = torch.matmul(left, take_rows(weight, group))
     return product.transpose(1, 2).reshape(-1, blocks * out).index_select(0, place)

@@ -66,7 +66,7 @@ def test_node_loader(job: SharedJob, typed: bool, of_nodes: bool, sampler: Neigh
         checked += nothing_newer(some, blocks, sampler)
         for ntype in some.schema.ntypes:
             last = blocks[-1].dstnodes[ntype].data
-            ids = outputs if torch.is_tensor(outputs) else outputs[ntype]
+            ids = outputs if torch.is_tensor(outputs) else outputs.get(ntype, torch.empty(0))
             found += [(ntype, i, now) for i, now in zip(ids.tolist(), last[SEED_TIME].tolist(), strict=True)]
             first = blocks[0].srcnodes[ntype].data
             assert torch.equal(first[NID], inputs if torch.is_tensor(inputs) else inputs[ntype])

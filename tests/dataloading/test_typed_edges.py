@@ -11,7 +11,7 @@ from typed_oracle import FORWARD, NUM_NODES, RELATIONS, REVERSE
 
 import mpigraph.distributed as dist
 from mpigraph import graph
-from mpigraph.dataloading import NeighborSampler, as_edge_prediction_sampler, reverse_edges
+from mpigraph.dataloading import BlockSampler, LaborSampler, NeighborSampler, as_edge_prediction_sampler, reverse_edges
 from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, NodeTypeError
 from mpigraph.graphs.fields import EID, NID
@@ -42,10 +42,11 @@ def test_a_loader_with_a_collator_of_nodes_is_the_loader_of_nodes(job: SharedJob
         assert same_tensors(ours[0], theirs[0]) and same_tensors(ours[1], theirs[1])
         for mine, other in zip(ours[2], theirs[2], strict=True):
             assert all(torch.equal(mine.edges[r].data[EID], other.edges[r].data[EID]) for r in RELATIONS)
-        kinds.add(tuple(t for t, ids in ours[1].items() if len(ids)))
+        assert all(len(ids) for ids in ours[1].values())
+        kinds.add(tuple(ours[1]))
     assert ("author", "venue") in kinds
     inputs, outputs, _ = collator.collate({"venue": [1]})
-    assert outputs["venue"].tolist() == [1] and len(inputs["paper"]) > 0
+    assert [(t, ids.tolist()) for t, ids in outputs.items()] == [("venue", [1])] and len(inputs["paper"]) > 0
     with pytest.raises(NodeTypeError, match="must be a dict by node type"):
         dist.NodeCollator(g, [1, 2], sampler)
     g.barrier()
@@ -227,4 +228,35 @@ def test_relations_without_edges_may_be_left_out(job: SharedJob, typed_oracle: s
             with pytest.raises(InvalidArgumentError, match="empty_relations=True"):
                 layer(block.to("cpu"), feats)
             assert layer(other, feats)["paper"].shape == (block.num_dst_nodes("paper"), 3)
+    (empty,) = NeighborSampler([0], empty_relations=False).sample(g, seeds)[2]
+    assert empty.num_edges() == 0 and empty.canonical_etypes == list(RELATIONS)
+    g.barrier()
+
+
+class _OwnSampler(BlockSampler):
+    """Returns the seeds as output nodes, as DGL's samplers do."""
+
+    def sample_blocks(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
+        inputs, _, blocks = NeighborSampler([2]).sample_blocks(g, seed_nodes)
+        return inputs, seed_nodes, blocks
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler([2]), LaborSampler([2]), NeighborSampler([]), _OwnSampler()])
+def test_output_nodes_have_the_types_of_the_seeds_alone(job: SharedJob, typed_oracle: str, sampler: Any) -> None:
+    """A script that takes the only type must not get one without seeds; labels come for all types."""
+    g = job.open(typed_oracle)
+    labels = {"labels": {"paper": "year"}} if sampler.needs.random else {}
+    for ntype in ("paper", "venue"):
+        seeds = {ntype: torch.tensor([1, 0, 2])}
+        for inputs, outputs, blocks in dist.DistNodeDataLoader(g, seeds, sampler, batch_size=2, **labels):
+            ((only, ids),) = outputs.items()
+            assert only == ntype and len(ids)
+            assert not blocks or inputs.keys() == set(g.ntypes)
+            for block in blocks[-1:]:
+                assert torch.equal(block.dstnodes[ntype].data[NID], ids)
+                if labels:
+                    want = g.nodes["paper"].data["year"][outputs.get("paper", ids[:0])]
+                    assert torch.equal(block.dstnodes["paper"].data["year"], want)
+    given = {"venue": torch.tensor([2]), "author": torch.empty(0, dtype=torch.int64)}
+    assert list(sampler.sample(g, given)[1]) == ["venue", "author"]
     g.barrier()
