@@ -44,7 +44,7 @@ def as_tensor(values: TensorLike, what: str = "") -> torch.Tensor:
     Raises InvalidArgumentError, which calls them ``what``, if the values are not numbers, or sparse.
     """
     if isinstance(values, torch.Tensor):
-        if values.layout != torch.strided:
+        if type(values) is torch.Tensor and values.layout != torch.strided:
             raise _no_numbers(what, "a sparse tensor: use its to_dense()")
         return values
     try:

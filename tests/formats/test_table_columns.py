@@ -203,7 +203,8 @@ def test_the_type_of_a_column_is_that_of_all_its_rows(tmp_path, caplog):
     source = read_source(write_text(tmp_path / "b.csv", whole, "src,dst,w"))
     assert feature(source, "w").dtype == "int64"
     source = read_source(write_files(tmp_path / "c", {"1.csv": whole, "2.csv": ["0,1,x"]}))
-    assert source.left_out == (f"{tmp_path}/c/1.csv: column w is text (--categories COLUMN numbers it)",)
+    (left_out,) = source.left_out  # it names the row, since numbers were lost
+    assert left_out.startswith(f"{tmp_path}/c/1.csv: column w is text") and left_out.endswith("/c/2.csv, row 2")
     path = write_text(tmp_path / "d.csv", [*["0,1,9007199254740993"] * 60, "0,1,0.5"], "src,dst,w")
     with pytest.raises(GraphDataError, match=r"d.csv, row .*: 9007199254740993 does not fit float64, which other rows"):
         rows(feature(read_source(path), "w").values)
@@ -280,8 +281,8 @@ def test_lists_in_text(tmp_path, lists):
 
 def test_lists_of_several_lengths(tmp_path):
     for count in (1, 60):
-        path = write_text(tmp_path / "g.csv", [*['0,1,"1,2"'] * count, '0,1,"1,2,3"'], "src,dst,w")
-        with pytest.raises(GraphDataError, match=rf"g.csv, row {count + 2}, column w: a list has 3 numbers, 2 before"):
+        path = write_text(tmp_path / "g.csv", [*['0,1,"1,2,3"'] * count, '0,1,"1,2"'], "src,dst,w")
+        with pytest.raises(GraphDataError, match=rf"g.csv, row {count + 2}, column w: a list has 2 numbers, 3 before"):
             read_source(path)
         assert "w" not in read_source(path, tables=TableOptions(types={"w": "string"})).edge_feats["_N:_E:_N"]
 

@@ -119,7 +119,7 @@ def test_to_bidirected_adds_reverses_once():
         ({RATES: ([0, 1], [0])}, None, GraphDataError, "2 sources but 1 destinations"),
         ({RATES: ([0.5], [0])}, None, InvalidArgumentError, "must be integers"),
         ({RATES: ([[0]], [0])}, None, InvalidArgumentError, "in one dimension"),
-        ({RATES: 7}, None, GraphDataError, "must be a pair"),
+        ({RATES: 7}, None, GraphDataError, r"must be a tuple \(src, dst\)"),
         ({RATES: (["a"], [0])}, None, InvalidArgumentError, "expected numbers"),
         ({"rates": ([0], [0])}, None, EdgeTypeError, "triple"),
         ({RATES: ([0], [0])}, {"user": -1}, InvalidArgumentError, "must be >= 0"),
