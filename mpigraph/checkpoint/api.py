@@ -146,7 +146,7 @@ def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
     checkpoint that is damaged. The call waits for a save in the background.
 
     Raises:
-        OtherVersionError: a checkpoint is of another version of this library, so a job that begins anew would replace it.
+        OtherVersionError: a checkpoint is of another version of this library; a job that begins anew would replace it.
         StorageError: the folder is there, and cannot be read; or a save in the background has failed.
 
     Every trainer raises the same error.

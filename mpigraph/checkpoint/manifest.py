@@ -134,7 +134,7 @@ class Manifest:
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
-        """Read the manifest of a checkpoint. Raises ShardFormatError if it is missing, damaged or of another version."""
+        """Read the manifest of a checkpoint. Raises ShardFormatError: it is missing, damaged or of another version."""
         path = directory / MANIFEST
         try:
             return cls.parse(read_text(path), path)

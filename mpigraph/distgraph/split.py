@@ -42,7 +42,7 @@ def node_split(
     """Return the selected nodes that this trainer works on.
 
     Args:
-        nodes: a mask with one entry for each node of the type (tensor, ndarray or DistTensor), 0 or 1; 1 is selected. Or
+        nodes: a mask with 0 or 1 for each node of the type (tensor, ndarray or DistTensor); 1 is selected. Or
             ``arange`` of their number, which means all of them; for DGL it is a mask, which leaves out the first. Of
             one or two nodes ``[0]`` and ``[0, 1]`` could be either: give a mask of bool.
         partition_book: the book; needed for plain masks when several graphs are open.
@@ -229,10 +229,9 @@ def _selected(mask: MaskLike, begin: int, end: int, span: _Span | None = None) -
                 chosen &= compare(times, bound)
         return np.flatnonzero(chosen.numpy()) + begin
     values = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # numpy has no bfloat16
-    if ((values != 0) & (values != 1)).any():
-        raise InvalidArgumentError(
-            f"a mask has 0 or 1 for each node or edge, not their ids (got numbers from {values.min()} to {values.max()})"
-        )
+    if values.dtype != np.uint8 and ((values != 0) & (values != 1)).any():  # DGL's masks of uint8 have any number
+        got = f"numbers from {values.min()} to {values.max()}"
+        raise InvalidArgumentError(f"a mask has 0 or 1 for each node or edge, not their ids (got {got})")
     return np.flatnonzero(values) + begin
 
 

@@ -288,7 +288,9 @@ def _seconds(times: Any, place: Place) -> Array:
     if (seconds != rows).any():
         row = int((seconds != rows).argmax())
         advice = "give numbers, such as milliseconds since 1970, or --types COLUMN=string leaves the column out"
-        raise GraphDataError(f"{place(row)}: {rows[row]} has a fraction of a second, and times become seconds: {advice}")
+        raise GraphDataError(
+            f"{place(row)}: {rows[row]} has a fraction of a second, and times become seconds: {advice}"
+        )
     return np.asarray(seconds.astype(np.int64))
 
 

@@ -255,10 +255,11 @@ def _lazy_values(tables: ParquetFiles, columns: Sequence[str], dtype: str) -> Va
     for kind in ("other", "string"):
         if kind in kinds or dtype == kind:
             return ValueColumn(kind, np.zeros(0))
-    rows = side_by_side([tables.rows(name, gaps=True) for name in columns])
-    kind = "float" if rows.dtype.kind == "f" and kinds == {"integer"} else tables.kinds[columns[0]]
+    parts = [tables.rows(name, gaps=True) for name in columns]
     if not dtype and len(columns) > 1:
-        return ValueColumn("list", as_floats(rows))
+        return ValueColumn("list", side_by_side([as_floats(part) for part in parts]))
+    rows = side_by_side(parts)
+    kind = "float" if rows.dtype.kind == "f" and kinds == {"integer"} else tables.kinds[columns[0]]
     if dtype not in ("", rows.dtype.name):
         rows = MadeRows(partial(as_dtype, dtype=np.dtype(dtype)), dtype, rows)
     return ValueColumn(kind, rows)

@@ -3,11 +3,13 @@
 A folder has ``nodes.csv`` and ``edges.csv``; with types ``nodes_<type>.csv`` and ``edges_<src>__<rel>__<dst>.csv``, or
 ``edges_<rel>.csv`` where there is one type of nodes. Parquet files are called alike. A table in several files is a
 folder of that name, or its files end in numbers, ``nodes_paper-0.csv``, ``nodes_paper-1.csv``, read in natural order.
-Without any such name all files are one list of edges. A character that no file name can have is written as "%" and two
-hexadecimal digits, as in URLs: ``edges_person__%2Fpeople%2Fplace_of_birth__place.csv``.
+The number belongs to the name where the names of edges have it in front of "__". Without any such name all files are
+one list of edges. A character that no file name can have is written as "%" and two hexadecimal digits, as in URLs:
+``edges_person__%2Fpeople%2Fplace_of_birth__place.csv``.
 
 Ids of edges are in the columns src and dst, src_id and dst_id, source and target, or from and to; those of nodes in
-id, node_id or <type>_id. Without such a column a node is known by the number of its row.
+id, node_id or <type>_id, or in a first column without a name, as pandas writes its index. Without such a column a node
+is known by the number of its row.
 """
 
 import re
@@ -110,8 +112,8 @@ def _with_pieces_joined(path: Path, tables: _Tables) -> _Tables:
             numbers = sorted(its[2] for its in pieces.values() if its[:2] == (kind, whole))
             if not is_type and numbers != list(range(len(numbers))):
                 raise GraphDataError(
-                    f"{path}: is {end}-{number} in {kind}_{key[1]} a name, or a piece of {end}? Number pieces from 0, or "
-                    f"put them into a folder {kind}_{whole}; in a name write %2D for -"
+                    f"{path}: is {end}-{number} in {kind}_{key[1]} a name, or a piece of {end}? Number pieces from 0, "
+                    f"or put them into a folder {kind}_{whole}; in a name write %2D for -"
                 )
             key = kind, whole
         joined.setdefault(key, []).extend(files)
@@ -169,8 +171,8 @@ def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions
     names = tables.names
     if isinstance(tables, TextFiles) and len(tables.no_header) == 3 and tables.no_header[2].lstrip("-").isdecimal():
         raise GraphDataError(
-            f"{files[0]}: three integers in a line can be an edge with a number or a triple (head, relation, tail): write "
-            f"a header such as src,dst,time or src,rel,dst (got {', '.join(tables.no_header)})"
+            f"{files[0]}: three integers in a line can be an edge with a number or a triple (head, relation, tail): "
+            f"write a header such as src,dst,time or src,rel,dst (got {', '.join(tables.no_header)})"
         )
     named = zip(options.columns.get("src", ()), options.columns.get("dst", ()), strict=False)
     for pair in [*named, *_ENDS]:

@@ -133,7 +133,7 @@ class _Plan:
     def of(cls, table: NodeTable | EdgeTable, options: TableOptions) -> "_Plan":
         tables = open_tables(table.files, table.form)
         columns = [table.id_column] if isinstance(table, NodeTable) else [table.src_column, table.dst_column]
-        ids = tuple(filter(None, columns))
+        ids = tuple(column for column in columns if column is not None)
         if table.columns is None:
             unnamed = [name for name in tables.names if name in _INDEX and name not in ids]
             if unnamed:

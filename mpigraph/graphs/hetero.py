@@ -4,7 +4,7 @@ Relations are typed; a homogeneous graph is the one-relation case of the same co
 were given (edge id = position in the list).
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
@@ -582,13 +582,14 @@ def _columns(relation: Relation, edges: EdgeList) -> tuple[tuple[torch.Tensor, t
         given = tuple(given) if form == "coo" else ()
     elif isinstance(given, torch.Tensor | np.ndarray):
         given = tuple(given) if given.ndim == 2 and len(given) == 2 else ()
-    elif isinstance(given, Iterable) and not isinstance(given, tuple | Mapping | str):
+    elif isinstance(given, list | Iterator):  # such as zip(src, dst)
         pairs = as_tensor(list(given), f"edges of {relation}")
         given = tuple(pairs.unbind(1)) if pairs.ndim == 2 else (pairs, pairs) if not len(pairs) else ()
     if not isinstance(given, tuple) or len(given) != 2:
+        got = f"{type(edges).__name__}{list(getattr(edges, 'shape', ()))}"
         raise GraphDataError(
-            f"edges of {relation} must be a tuple (src, dst), a tensor of shape [2, num_edges], a list of pairs (u, v), "
-            f"or ('coo', 'csr' or 'csc', arrays) (got {type(edges).__name__}{list(getattr(edges, 'shape', ()))})"
+            f"edges of {relation} must be a tuple (src, dst), a tensor of shape [2, num_edges], a list of pairs "
+            f"(u, v), or ('coo', 'csr' or 'csc', arrays) (got {got})"
         )
     src = as_ids(given[0], f"sources of {relation}")
     dst = as_ids(given[1], f"destinations of {relation}")

@@ -26,9 +26,10 @@ def balance_criteria(
 ) -> Criteria:
     """Return the criteria to balance: name -> int[own nodes], the weight of each node.
 
-    Criteria are the nodes of each type, or of each of its classes (``classes`` of a type: int[nodes]); where some nodes
-    have no class (numbers below 0), all nodes of the type, too; and with ``balance_edges`` the edges, which count at their destination, because its part holds them. Each rank owns
-    the nodes between two ``bounds`` (int64[ranks + 1]); one rank owns all by default.
+    Criteria are the nodes of each type, or of each of its classes (``classes`` of a type: int[nodes]) and, where nodes
+    have no class (a number below 0), all nodes of the type; and with ``balance_edges`` the edges, which count at their
+    destination, because its part holds them. Each rank owns the nodes between two ``bounds`` (int64[ranks + 1]); one
+    rank owns all by default.
 
     Raises:
         GraphDataError: the classes of a type do not fit its nodes.

@@ -242,7 +242,9 @@ class GraphSource:
                 begin = len(values) * rank // ranks
                 end = len(values) * (rank + 1) // ranks
                 for first in range(begin, end, EDGES_PER_CHUNK):
-                    self._check_values(f"node {{}} of {ntype!r}", name, values, first, min(first + EDGES_PER_CHUNK, end))
+                    self._check_values(
+                        f"node {{}} of {ntype!r}", name, values, first, min(first + EDGES_PER_CHUNK, end)
+                    )
 
     def _check_values(self, what: str, name: str, values: RowArray, begin: int, end: int) -> None:
         are_times = name == _TIMES and values.dtype.kind == "f"

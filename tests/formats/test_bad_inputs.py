@@ -168,6 +168,11 @@ def _typed(folder, count):
         ("feat", np.zeros(3, [("a", "i4")])),
         ("train_mask", ["a", "", "b"]),
         ("train_mask", [np.nan, 0, 1]),
+        ("train_mask", [1, -1, 1]),
+        ("val_mask", np.array([1, 255, 0], np.uint8)),
+        ("test_mask", [0, 0.5, 1]),
+        ("feat", [[1], [2**24 + 1], [3]]),
+        ("feat", np.array([1700000001, 2, 3], np.uint32)),
     ],
 )
 def test_values_that_would_be_others(tmp_path, name, values):
