@@ -598,7 +598,9 @@ def _columns(relation: Relation, edges: EdgeList) -> tuple[tuple[torch.Tensor, t
     return (src, dst), (0, 0)
 
 
-def _columns_of_csr(relation: Relation, form: str, arrays: Any) -> Any:
+def _columns_of_csr(
+    relation: Relation, form: str, arrays: Any
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[int, int]]:
     """Return as :func:`_columns` does the edges of ``(indptr, indices, eids)``; nodes without edges count, too."""
     if not isinstance(arrays, tuple | list) or len(arrays) != 3:
         raise GraphDataError(f"edges of {relation}: {form!r} needs (indptr, indices, eids)")
@@ -613,8 +615,9 @@ def _columns_of_csr(relation: Relation, form: str, arrays: Any) -> Any:
         if not torch.equal(ascending, torch.arange(len(indices), device=eids.device)):
             raise GraphDataError(f"eids of {relation} must be each of 0 to {len(indices) - 1} once")
         owners, indices = owners[order], indices[order]
-    ends, least = (owners, indices), (len(degrees), 0)
-    return (ends, least) if form == "csr" else (ends[::-1], least[::-1])
+    if form == "csr":
+        return (owners, indices), (len(degrees), 0)
+    return (indices, owners), (0, len(degrees))
 
 
 def _numbers(ids: torch.Tensor, count: int) -> torch.Tensor:
