@@ -33,8 +33,9 @@ def as_graph(obj: Any) -> HeteroGraph:
     """Convert any object that describes a graph.
 
     Args:
-        obj: a graph of this library (returned as it is); a pair (src, dst) or integers of shape [2, num_edges]; a
-            dict (src_type, rel, dst_type) -> (src, dst); a square scipy sparse matrix; a networkx graph; a
+        obj: a graph of this library (returned as it is); a tuple (src, dst), integers of shape [2, num_edges] or a list
+            of pairs (u, v), as :func:`~mpigraph.graph` takes them; a dict (src_type, rel, dst_type) -> such edges; a
+            square scipy sparse matrix; a networkx graph; a
             ``torch_geometric.data.Data`` or ``HeteroData``; a ``DGLGraph``; or a path, as :func:`from_files` takes it.
 
     Raises:
@@ -47,8 +48,8 @@ def as_graph(obj: Any) -> HeteroGraph:
         return from_files(obj)
     if isinstance(obj, Mapping):
         return heterograph(obj)
-    if isinstance(obj, tuple | list | np.ndarray | torch.Tensor) and len(obj) == 2:
-        return graph((obj[0], obj[1]))
+    if isinstance(obj, list | np.ndarray | torch.Tensor) or (isinstance(obj, tuple) and len(obj) == 2):
+        return graph(obj)
     # the most particular attributes first, since a later test may also hold for graphs of another package
     if hasattr(obj, "canonical_etypes") and hasattr(obj, "edata"):
         return from_dgl(obj)

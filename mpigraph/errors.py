@@ -22,6 +22,7 @@ __all__ = [
     "MaskLengthError",
     "NodeTypeError",
     "NotInitializedError",
+    "OtherVersionError",
     "OutOfRangeError",
     "PartitionError",
     "ShardFormatError",
@@ -115,6 +116,13 @@ class ShardFormatError(MPIGraphError, OSError):
     """A shard file is missing, truncated, damaged or of another program; the message names file and dataset.
 
     Copy the file again, or partition again with ``--resume``; ``python -m mpigraph verify`` checks all files.
+    """
+
+
+class OtherVersionError(ShardFormatError):
+    """A checkpoint is of another version of this library.
+
+    It is not damaged, so a job neither begins anew beside it nor replaces it.
     """
 
 

@@ -141,6 +141,32 @@ def test_pyg_stand_ins():
         from_pyg(Store({"num_nodes": 3, "x": torch.ones(3)}))
 
 
+@pytest.mark.parametrize(
+    "index", [torch.tensor([[0, 5], [1, 6], [2, 7]]), torch.tensor([[0, 5], [1, 6], [2, 7]]).T.repeat(2, 1)[:3],
+              torch.arange(6), torch.zeros(2, 3, 1), np.array([[0, 5], [1, 6], [2, 7]])],
+    ids=lambda index: f"{type(index).__name__}{list(index.shape)}",
+)  # fmt: skip
+def test_an_edge_index_has_two_rows(index):
+    for data in (
+        Store({"edge_index": index, "num_nodes": 8}),
+        HeteroStore({"a": Store({}), ("a", "to", "a"): Store({"edge_index": index})}),
+    ):
+        with pytest.raises(GraphDataError, match=r"edge_index of .* must have the shape \[2, num_edges\]"):
+            from_pyg(data)
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_sparse_features_are_refused_by_their_name(layout):
+    for sparse in (getattr(torch.eye(3), layout)(), scipy.sparse.csr_matrix(np.eye(3))):
+        g = graph(([0, 1], [1, 2]))
+        with pytest.raises(InvalidArgumentError, match="feature 'x' on nodes.*sparse"):
+            g.ndata["x"] = sparse
+    fields = pyg_fields() | {"x": getattr(torch.eye(3), layout)()}
+    for data in (Data(**fields), Store(fields)):
+        with pytest.raises(InvalidArgumentError, match="feature 'x' on nodes.*sparse"):
+            as_graph(data)
+
+
 def test_pyg_itself():
     fields = pyg_fields()
     check_pyg(Data(**fields), fields)

@@ -42,6 +42,7 @@ def save(
 
     Raises:
         InvalidArgumentError: an argument is not as described above; or the folder holds other files.
+        OtherVersionError: the folder holds a checkpoint of another version of this library, which stays.
         StorageError: a file cannot be written, or a job that came later writes into the same folder. Older
             checkpoints stay.
 
@@ -95,6 +96,8 @@ def _save(
             check_integer("keep", keep, 2)
         if not overwrite:
             folder.check_vacant(directory)
+        if session.world.local_trainer == 0:
+            folder.check_version(directory)
     saver_of(session).save(state_dict, directory, keep, background)
 
 
@@ -143,7 +146,10 @@ def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
     checkpoint that is damaged. The call waits for a save in the background.
 
     Raises:
-        StorageError: the folder is there, and cannot be read; or a save in the background has failed; on every trainer.
+        OtherVersionError: a checkpoint is of another version of this library; a job that begins anew would replace it.
+        StorageError: the folder is there, and cannot be read; or a save in the background has failed.
+
+    Every trainer raises the same error.
     """
     session = current()
     with session.world.together("looking for checkpoints"):

@@ -17,7 +17,7 @@ from typing import Any
 from mpigraph.checkpoint.manifest import FILE, MANIFEST, Manifest
 from mpigraph.checkpoint.peers import Peers
 from mpigraph.collective import collective
-from mpigraph.errors import InvalidArgumentError, ShardFormatError, StorageError
+from mpigraph.errors import InvalidArgumentError, OtherVersionError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
 from mpigraph.storage.files import temporary_name
 
@@ -34,15 +34,18 @@ def token_name(word: str, node: int) -> str:
 
 
 def checkpoints(folder: Path, warn: bool, links: bool = True) -> dict[str, Manifest]:
-    """Return the manifests of the checkpoints in a folder, by name; ``warn`` logs those that cannot be read.
+    """Return the manifests of the checkpoints in a folder, by name.
 
-    With ``links``, links to folders count, except where the folder itself is there too.
+    ``warn`` logs those that are damaged, and raises OtherVersionError for one of another version; else both are passed
+    over. With ``links``, links to folders count, except where the folder itself is there too.
     """
     by_name: dict[str, Manifest] = {}
     for name in sorted(_names(folder, links), key=lambda name: (os.path.islink(folder / name), name)):
         try:
             manifest = Manifest.read(folder / name)
         except ShardFormatError as error:
+            if warn and isinstance(error, OtherVersionError):  # else the job would begin anew
+                raise
             if warn and not _lacks_manifest(folder / name):
                 get_logger().warning("checkpoint %s is passed over: %s", folder / name, error)
             continue
@@ -101,6 +104,16 @@ def check_vacant(directory: Path) -> None:
             f"checkpoint_id: {directory} holds {foreign[0]!r} and no checkpoint: give a folder of its own, or say "
             "overwrite=True"
         )
+
+
+def check_version(directory: Path) -> None:
+    """Raise OtherVersionError if a folder holds a checkpoint of another version, which a save would replace."""
+    try:
+        Manifest.read(directory)
+    except OtherVersionError:
+        raise
+    except ShardFormatError:
+        pass
 
 
 def remove_other_saves(directory: Path, word: str) -> None:

@@ -166,8 +166,8 @@ def newest_first(
 ) -> list[tuple[str, str]]:
     """Return the names and words of all checkpoints that any node sees in a folder, newest first.
 
-    ``warn`` logs damaged manifests; ``links`` includes links to folders. Raises StorageError, on every trainer, if the
-    folder cannot be read.
+    ``warn`` logs damaged manifests, and raises OtherVersionError for one of another version; ``links`` includes links
+    to folders. Raises StorageError, on every trainer, if the folder cannot be read.
     """
     with peers.together(doing):
         leads = peers.world.local_trainer == 0

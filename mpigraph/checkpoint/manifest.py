@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from mpigraph.checkpoint.state_tree import Tree, check_tree
-from mpigraph.errors import InvalidArgumentError, ShardFormatError
+from mpigraph.errors import InvalidArgumentError, OtherVersionError, ShardFormatError
 from mpigraph.storage.files import NewFile, read_text
 from mpigraph.storage.format import storage_dtype
 
@@ -134,7 +134,7 @@ class Manifest:
 
     @classmethod
     def read(cls, directory: Path) -> "Manifest":
-        """Read the manifest of a checkpoint. Raises ShardFormatError if it is missing or damaged."""
+        """Read the manifest of a checkpoint. Raises ShardFormatError: it is missing, damaged or of another version."""
         path = directory / MANIFEST
         try:
             return cls.parse(read_text(path), path)
@@ -147,19 +147,22 @@ class Manifest:
 
     @classmethod
     def parse(cls, text: str, path: Path) -> "Manifest":
-        """Parse the text of a file. Raises ShardFormatError if it is damaged or something else."""
+        """Parse the text of a file. Raises ShardFormatError if it is damaged, of another version or something else."""
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ShardFormatError(f"{path}: damaged manifest: {error}") from error
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise ShardFormatError(f"{path}: not the manifest of a checkpoint")
-        if content.get("version") != _VERSION:
-            raise ShardFormatError(
-                f"{path}: a checkpoint of version {content.get('version')!r} (this library reads {_VERSION})"
-            )
         try:
-            if content.pop("checksum", None) != checksum(content):
+            told, version = content.pop("checksum", None), content.get("version")
+            is_sound = told == checksum(content | {"version": _VERSION})
+            if type(version) is int and version != _VERSION and not is_sound:  # else only this number is damaged
+                raise OtherVersionError(
+                    f"{path}: a checkpoint of version {version}, and this library reads {_VERSION}: go on with the "
+                    "library that wrote it, or with another folder of checkpoints"
+                )
+            if not is_sound or version != _VERSION:
                 raise ShardFormatError(f"{path}: damaged manifest: its checksum does not match")
             return cls._of(content)
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:

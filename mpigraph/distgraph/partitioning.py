@@ -82,8 +82,9 @@ def partition_graph(
         num_parts: number of parts; may exceed the number of nodes.
         out_path: directory, created if missing.
         part_method: "metis", "multilevel" (which takes less memory) or "random".
-        balance_ntypes: int[nodes], or node type -> int[nodes]: every number is spread evenly over the parts. The nodes
-            of each type that is not named are spread evenly in any case.
+        balance_ntypes: int[nodes], or node type -> int[nodes]: every number is spread evenly over the parts. Nodes with
+            a number below 0, such as those without a label, belong to no class. All nodes of their type, and of
+            each type that is not named, are spread evenly, too.
         balance_edges: spread the edges evenly too.
         return_mapping: return the original ids.
         num_trainers_per_machine: with "metis" and more than one: divide each part further, into this number of pieces.

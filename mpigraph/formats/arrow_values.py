@@ -24,6 +24,9 @@ _MAX_WORD_BYTES = 1 << 16  # of what may be missing, such as a list of labels
 _MISSING = ("", "na", "n/a", "nan", "null", "none", "nil", "#n/a", "<na>")  # in small letters
 _TRIED = 64  # rows
 _LIST_MARKS = ",;|"
+_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_ONE_NUMBER = r"^[+-]?(\d+|\d{1,3}([ .,]\d{3})+)([.,]\d+)?$"
+"""A number with decimal commas or marks between thousands: also what lists such as ``1,2`` look like."""
 _UNITS = ("s", "ms", "us", "ns")
 
 
@@ -32,7 +35,7 @@ class Values(NamedTuple):
 
     kind: str | None  # "integer", "float", "bool", "time", "list" or "string"; None if no row has a value
     rows: Array  # [n] or [n, width]; a missing float is NaN, any other missing value 0; of strings nothing
-    missing: int  # the first row without a value, -1 if all have one
+    missing: int  # the first row without a value, of strings the first that is no number; -1 without one
 
 
 def arrow() -> Any:
@@ -85,7 +88,7 @@ def to_numpy(column: Any, place: Place) -> Array:
         _check_values(column, place)
     elif types.is_decimal(column.type):
         column = column.cast(pyarrow.float64())
-    return _seconds(column) if kind == "time" else np.asarray(column.to_numpy(zero_copy_only=False))
+    return _seconds(column, place) if kind == "time" else np.asarray(column.to_numpy(zero_copy_only=False))
 
 
 def distinct_in(column: Any, place: Place, blanks: bool = False) -> tuple[Array, I64]:
@@ -170,7 +173,8 @@ def values_of(text: Any, place: Place) -> Values:
         except pyarrow.ArrowInvalid:
             continue
         return Values("float" if kind == "integer" and missing >= 0 else kind, rows, missing)
-    return Values("string", np.zeros(0), missing)
+    is_number = pyarrow.compute.match_substring_regex(text, _NUMBER)
+    return Values("string", np.zeros(0), pyarrow.compute.index(is_number, False).as_py())
 
 
 def _parsed(text: Any, to: Any) -> Any:
@@ -215,6 +219,23 @@ def values_as(dtype: np.dtype[Any], text: Any, place: Place) -> Array:
         raise GraphDataError(f"{place(error.row)}: {error}") from None
 
 
+def float32_of(text: Any, place: Place) -> Array:
+    """Return the values in a column of text as float32. Raises GraphDataError: an integer would be rounded."""
+    rows = values_as(np.dtype(np.float64), text, place)
+    try:
+        cast = as_dtype(rows, np.dtype(np.float32))
+    except RowError as error:
+        raise GraphDataError(f"{place(error.row)}: {error}") from None
+    lost = (cast != rows) & (rows == np.rint(rows))
+    if lost.any():
+        lost &= arrow().compute.match_substring_regex(text, r"^\s*[+-]?\d+\s*$").to_numpy(zero_copy_only=False)
+    if lost.any():
+        row = int(lost.argmax())
+        advice = "which columns side by side become; --types COLUMN=float64 or int64 keeps it"
+        raise GraphDataError(f"{place(row)}: {text[row].as_py().strip()} does not fit float32, {advice}")
+    return cast
+
+
 def _integers(text: Any, place: Place) -> Array:
     numbers = _parsed(text, arrow().int64())
     if numbers.null_count:
@@ -256,13 +277,21 @@ def _times(text: Any, place: Place) -> Array:
                 times = _parsed(text, pyarrow.timestamp(unit, zone))
             except pyarrow.ArrowInvalid:
                 continue
-            return _seconds(times.fill_null(pyarrow.scalar(0, times.type)))
+            return _seconds(times.fill_null(pyarrow.scalar(0, times.type)), place)
     raise pyarrow.ArrowInvalid("no times")
 
 
-def _seconds(times: Any) -> Array:
-    """Return times without gaps as int64 seconds since 1970, rounded down."""
-    return np.asarray(times.to_numpy(zero_copy_only=False).astype("datetime64[s]").astype(np.int64))
+def _seconds(times: Any, place: Place) -> Array:
+    """Return times without gaps as int64 seconds since 1970. Raises GraphDataError: one has a fraction of a second."""
+    rows = times.to_numpy(zero_copy_only=False)
+    seconds = rows.astype("datetime64[s]")
+    if (seconds != rows).any():
+        row = int((seconds != rows).argmax())
+        advice = "give numbers, such as milliseconds since 1970, or --types COLUMN=string leaves the column out"
+        raise GraphDataError(
+            f"{place(row)}: {rows[row]} has a fraction of a second, and times become seconds: {advice}"
+        )
+    return np.asarray(seconds.astype(np.int64))
 
 
 def _lists(text: Any, place: Place) -> Array:
@@ -271,6 +300,12 @@ def _lists(text: Any, place: Place) -> Array:
     compute = pyarrow.compute
     first = text.drop_null()[0].as_py()
     mark = next((mark for mark in _LIST_MARKS if mark in first), None)
+    if compute.all(compute.match_substring_regex(text, _ONE_NUMBER)).as_py():
+        raise GraphDataError(
+            f"{place(compute.index(text.is_valid(), True).as_py())}: {first!r} may be a list or one number: write a "
+            "point for decimals, no marks between thousands, and brackets around lists; --types COLUMN=string leaves "
+            "the column out"
+        )
     bare = compute.utf8_trim(text, "[]() ")
     if mark is None and len(first.split()) < 2 and first[0] not in "[(":
         raise pyarrow.ArrowInvalid("no lists")

@@ -25,6 +25,7 @@ from mpigraph.formats.arrow_values import (
     arrow,
     buffers_of,
     distinct_in,
+    float32_of,
     ids_of,
     values_as,
     values_of,
@@ -139,6 +140,7 @@ class ValueColumn(NamedTuple):
     # numbers
     kind: str
     rows: RowArray  # [n] or [n, width]; of what is no numbers nothing
+    place: str = ""  # file and row of the first text, if there are numbers before it
 
 
 class TableColumns(NamedTuple):
@@ -154,9 +156,12 @@ def are_numbers(tables: Tables, columns: Sequence[str]) -> bool:
     """Return whether columns are numbers; of text the first block tells."""
     if isinstance(tables, ParquetFiles):
         return all(tables.kinds[name] in ("integer", "float", "bool") for name in columns)
-    first = next((batch for piece in tables.pieces() for batch in tables.batches(piece, columns)), None)
-    kinds = ("integer", "float", "bool", None)
-    return first is not None and all(values_of(first.column(name), str).kind in kinds for name in columns)
+    first = next(((piece, batch) for piece in tables.pieces() for batch in tables.batches(piece, columns)), None)
+    if first is None:
+        return False
+    piece, batch = first
+    of_columns = (values_of(batch.column(name), partial(_place_in_piece, tables, piece, 0, name)) for name in columns)
+    return all(values.kind in ("integer", "float", "bool", None) for values in of_columns)
 
 
 @collective("ranks")
@@ -197,7 +202,7 @@ def read_columns(
         to_parse[name] = _Column((name,), False, "", parser)
     for name, columns in values.items():
         if name not in value_columns:
-            to_parse[name] = _Column(columns, False, types.get(name, "") or ("float32" if len(columns) > 1 else ""))
+            to_parse[name] = _Column(columns, False, types.get(name, ""))
     if not to_parse and isinstance(tables, ParquetFiles):
         return TableColumns(tables.lengths, id_columns, value_columns)
     lengths = [0] * len(tables.paths)
@@ -239,7 +244,7 @@ class Block(NamedTuple):
 
     kind: str  # as in :class:`ValueColumn`, or a dtype that the user has named
     length: int  # number of rows
-    missing: int  # the first of them without a value, if its kind cannot say so; -1 if all rows have one
+    missing: int  # the first of them without a value, if its kind cannot say so, of text that is no number; -1: none
     arrays: list[Array]  # the rows; of text its offsets and bytes; nothing if there are no numbers
     path: str  # the file
     row: int  # what the first row is called there
@@ -250,10 +255,11 @@ def _lazy_values(tables: ParquetFiles, columns: Sequence[str], dtype: str) -> Va
     for kind in ("other", "string"):
         if kind in kinds or dtype == kind:
             return ValueColumn(kind, np.zeros(0))
-    rows = side_by_side([tables.rows(name, gaps=True) for name in columns])
-    kind = "float" if rows.dtype.kind == "f" and kinds == {"integer"} else tables.kinds[columns[0]]
+    parts = [tables.rows(name, gaps=True) for name in columns]
     if not dtype and len(columns) > 1:
-        return ValueColumn("list", as_floats(rows))
+        return ValueColumn("list", side_by_side([as_floats(part) for part in parts]))
+    rows = side_by_side(parts)
+    kind = "float" if rows.dtype.kind == "f" and kinds == {"integer"} else tables.kinds[columns[0]]
     if dtype not in ("", rows.dtype.name):
         rows = MadeRows(partial(as_dtype, dtype=np.dtype(dtype)), dtype, rows)
     return ValueColumn(kind, rows)
@@ -325,8 +331,9 @@ def _ids(column: Any, place: Place, dtype: str, trims: bool) -> tuple[str, int, 
 
 
 def _values(parts: Sequence[tuple[Any, Place]], dtype: str) -> tuple[str, int, list[Array]]:
-    if dtype:
-        beside = [values_as(np.dtype(dtype), *part) for part in parts]
+    if dtype or len(parts) > 1:
+        beside = [values_as(np.dtype(dtype), *part) if dtype else float32_of(*part) for part in parts]
+        dtype = dtype or "float32"
         rows = beside[0] if len(beside) == 1 else np.stack(beside, 1)
         holes = np.isnan(rows).any(tuple(range(1, rows.ndim))) if rows.dtype.kind == "f" else np.zeros(0)
         values = Values(dtype, rows, int(holes.argmax()) if holes.any() else -1)
@@ -364,7 +371,9 @@ def _value_column(name: str, blocks: Sequence[Block]) -> ValueColumn:
     if kinds == {"integer", "float"} or (kind == "integer" and has_gaps):
         kind = "float"
     if kind in ("none", "string"):
-        return ValueColumn(kind, np.zeros(0))
+        text = next((block for block in blocks if block.kind == "string"), None)
+        is_first = text is None or (text is blocks[0] and text.missing < 1)
+        return ValueColumn(kind, np.zeros(0), "" if is_first else f"{text.path}, row {text.row + text.missing}")
     rows: list[RowArray] = []
     holes: list[str] = []
     for block in blocks:

@@ -121,6 +121,7 @@ class TextFiles:
         self._first_rows: list[int] = []
         self._begins: list[int] = []
         self.names: list[str] = []
+        self.no_header: list[str] = []  # the fields of the first line, where it has no names and none are given
         for path in paths:
             names = self._read_head(path)
             _check_names(path, names)
@@ -148,6 +149,7 @@ class TextFiles:
         self._begins.append(begin + len(line) * named)
         if self._form.names is not None:
             return list(self._form.names)
+        self.no_header = [] if named else fields
         return fields if named else ["src", "dst", *(f"column{n}" for n in range(2, len(fields)))][: len(fields)]
 
     def pieces(self) -> list[Piece]:

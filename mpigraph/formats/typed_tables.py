@@ -53,6 +53,7 @@ _SPLITS = {
 _TYPES = (*"bool int8 int16 int32 int64 uint8 uint16 uint32 float16 float32 float64".split(), "string")
 _NUMBERED = re.compile(r"(.*\D)(\d+)")
 _NO_NUMBERS = {"string": "text (--categories COLUMN numbers it)", "other": "no numbers", "none": "empty"}
+_INDEX = ("", "Unnamed: 0", "__index_level_0__")  # names of the index that pandas writes beside the columns
 _LISTED = 20  # categories that a line of the log names
 
 
@@ -132,9 +133,12 @@ class _Plan:
     def of(cls, table: NodeTable | EdgeTable, options: TableOptions) -> "_Plan":
         tables = open_tables(table.files, table.form)
         columns = [table.id_column] if isinstance(table, NodeTable) else [table.src_column, table.dst_column]
-        ids = tuple(filter(None, columns))
+        ids = tuple(column for column in columns if column is not None)
         if table.columns is None:
-            features = _features_of([name for name in tables.names if name not in ids], tables, options)
+            unnamed = [name for name in tables.names if name in _INDEX and name not in ids]
+            if unnamed:
+                get_logger().warning("%s: column %r, an index of pandas, is left out", table.files[0], unnamed[0])
+            features = _features_of([name for name in tables.names if name not in (*ids, *_INDEX)], tables, options)
         else:
             features = {n: (its,) if isinstance(its, str) else tuple(its) for n, its in table.columns.items()}
         for column in (*ids, *(column for its in features.values() for column in its)):
@@ -246,13 +250,14 @@ class _Table:
         self.left_out: list[str] = []
         for feature, values in read.values.items():
             if values.kind in NO_NUMBERS:
-                self.left_out.append(f"{name}: column {feature} is {_NO_NUMBERS[values.kind]}")
+                first = f": the first is in {values.place}" if values.place else ""
+                self.left_out.append(f"{name}: column {feature} is {_NO_NUMBERS[values.kind]}{first}")
             else:
                 self.features[feature] = self._feature(feature, values)
 
     def _feature(self, name: str, values: ValueColumn) -> Feature:
         if values.kind == "time":
-            text = "%s: times in %s become int64, seconds since 1970 (UTC), rounded down"
+            text = "%s: times in %s become int64, seconds since 1970 (UTC)"
             get_logger().warning(text, self.title, name)
         if name == "label" and values.rows.ndim == 1:
             return Feature(as_labels(values.rows), "int64")

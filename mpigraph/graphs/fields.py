@@ -41,16 +41,19 @@ Contents: TypeAlias = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bytes
 def as_tensor(values: TensorLike, what: str = "") -> torch.Tensor:
     """View tensors, arrays and nested lists of numbers as a tensor, without a copy where torch allows it.
 
-    Raises InvalidArgumentError, which calls them ``what``, if the values are not numbers.
+    Raises InvalidArgumentError, which calls them ``what``, if the values are not numbers, or sparse.
     """
     if isinstance(values, torch.Tensor):
+        if type(values) is torch.Tensor and values.layout != torch.strided:
+            raise _no_numbers(what, "a sparse tensor: use its to_dense()")
         return values
     try:
         array = np.asarray(values)
     except ValueError:
         raise _no_numbers(what, "lists of several lengths") from None
     if array.dtype.hasobject or array.dtype.kind in "USmM":
-        raise _no_numbers(what, "None" if values is None else f"an array of {array.dtype}")
+        got = "None" if values is None else f"an array of {array.dtype}"
+        raise _no_numbers(what, "a sparse matrix: use its toarray()" if hasattr(values, "tocoo") else got)
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()  # torch has no read-only tensors and no negative strides
     # torch knows no other byte order, and one kind of int64

@@ -51,7 +51,7 @@ class Frame(MutableMapping[str, torch.Tensor]):
         self._columns[name] = make
 
     def __setitem__(self, name: str, values: TensorLike) -> None:
-        tensor = as_tensor(values)
+        tensor = as_tensor(values, f"feature {name!r} on {self.owner}")
         if tensor.dim() == 0 or tensor.shape[0] != self.num_rows:
             got = f"shape {tuple(tensor.shape)}"
             raise GraphDataError(f"feature {name!r} on {self.owner} must have {self.num_rows} rows (got {got})")

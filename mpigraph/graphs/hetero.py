@@ -4,10 +4,11 @@ Relations are typed; a homogeneous graph is the one-relation case of the same co
 were given (edge id = position in the list).
 """
 
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError, NodeTypeError
@@ -29,7 +30,8 @@ from mpigraph.graphs.message_passing import MessageFunction, MessagePassing, Red
 from mpigraph.graphs.messages import Message, NodeFunction, Operand, Reduce
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 
-EdgeList = tuple[IdsLike, IdsLike]
+EdgeList = tuple[IdsLike, IdsLike] | tuple[str, Sequence[IdsLike]] | TensorLike
+"""The edges of a relation, as :func:`graph` takes them."""
 _Ids = IdsLike | Mapping[str, IdsLike]
 _EdgeIds = IdsLike | Mapping[str | Relation, IdsLike]
 _FORMATS = ("coo", "csr", "csc")
@@ -511,11 +513,14 @@ def graph(edges: EdgeList, num_nodes: int | None = None) -> HeteroGraph:
     """Make a homogeneous graph.
 
     Args:
-        edges: (src, dst), integers, num_edges each: tensors, arrays or lists.
-        num_nodes: number of nodes; None means the largest endpoint plus one.
+        edges: a tuple (src, dst) of integers, num_edges each: tensors, arrays or lists; a tensor or an array of
+            shape [2, num_edges]; a list of pairs (u, v), one for each edge; ``("coo", (src, dst))``; or
+            ``("csr", (indptr, indices, eids))`` and ``("csc", ...)``: the destinations of each source, and the
+            sources of each destination, with the ids of their edges (empty: in this order).
+        num_nodes: number of nodes; None means the largest endpoint plus one, and at least the rows of a CSR.
 
     Raises:
-        GraphDataError: an endpoint is out of range, or the columns differ in length.
+        GraphDataError: the edges have another form, an endpoint is out of range, or the columns differ in length.
         InvalidArgumentError: a column is not integers in one dimension.
     """
     counts = None if num_nodes is None else {DEFAULT_ETYPE[0]: num_nodes}
@@ -526,12 +531,13 @@ def heterograph(data_dict: Mapping[Relation, EdgeList], num_nodes_dict: Mapping[
     """Make a graph of typed relations. Types and relations are ordered by name, as in DGL.
 
     Args:
-        data_dict: (src_type, rel, dst_type) -> (src, dst), integers, num_edges each.
+        data_dict: (src_type, rel, dst_type) -> edges, as :func:`graph` takes them.
         num_nodes_dict: node type -> count. A type without edges may be given too; a type left out gets its
             largest endpoint plus one.
 
     Raises:
-        GraphDataError: an endpoint is out of range, or the columns of a relation differ in length.
+        GraphDataError: edges have another form, an endpoint is out of range, or the columns of a relation differ in
+            length.
         InvalidArgumentError: a column is not integers in one dimension.
         EdgeTypeError: a key is not a triple.
     """
@@ -546,35 +552,72 @@ def _checked_edges(
     for relation in lists:
         if not isinstance(relation, tuple) or len(relation) != 3:
             raise EdgeTypeError(f"an edge type is a triple (src_type, rel, dst_type) (got {relation!r})")
-    edges = {relation: _columns(relation, lists[relation]) for relation in sorted(lists)}
+    columns = {relation: _columns(relation, lists[relation]) for relation in sorted(lists)}
     counts = dict(num_nodes)
     for ntype, num in counts.items():
         if num < 0:
             raise InvalidArgumentError(f"number of nodes of type {ntype!r} must be >= 0 (got {num})")
-    for relation, columns in edges.items():
-        for what, ntype, ids in zip(("source", "destination"), relation[::2], columns, strict=True):
+    for relation, (ends, rows) in columns.items():
+        for what, ntype, ids, least in zip(("source", "destination"), relation[::2], ends, rows, strict=True):
             low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, -1)
             # without a count only negative endpoints are wrong
-            limit = num_nodes[ntype] if ntype in num_nodes else max(high + 1, 0)
+            limit = num_nodes[ntype] if ntype in num_nodes else max(high + 1, least)
             if low < 0 or high >= limit:
                 edge = int(((ids < 0) | (ids >= limit)).nonzero()[0])
                 wrong = f"is not in [0, {limit})" if ntype in num_nodes else "is negative"
                 raise GraphDataError(f"relation {relation}, edge {edge}: {what} {int(ids[edge])} {wrong}")
+            if least > limit:
+                raise GraphDataError(f"relation {relation}: indptr is of {least} nodes, but there are to be {limit}")
             counts[ntype] = max(counts.get(ntype, 0), limit)
-    return edges, counts
+    return {relation: ends for relation, (ends, _) in columns.items()}, counts
 
 
-def _columns(relation: Relation, edges: EdgeList) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn one relation's edge list into two int64 tensors of one length."""
-    try:
-        src, dst = edges
-    except (TypeError, ValueError):
-        raise GraphDataError(f"edges of {relation} must be a pair (src, dst)") from None
-    src = as_ids(src, f"sources of {relation}")
-    dst = as_ids(dst, f"destinations of {relation}")
+def _columns(relation: Relation, edges: EdgeList) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[int, int]]:
+    """Return one relation's edges as two int64 tensors of one length, and the least number of nodes at both ends."""
+    given: Any = edges
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
+        form, given = given
+        if form in ("csr", "csc"):
+            return _columns_of_csr(relation, form, given)
+        given = tuple(given) if form == "coo" else ()
+    elif isinstance(given, torch.Tensor | np.ndarray):
+        given = tuple(given) if given.ndim == 2 and len(given) == 2 else ()
+    elif isinstance(given, list | Iterator):  # such as zip(src, dst)
+        pairs = as_tensor(list(given), f"edges of {relation}")
+        given = tuple(pairs.unbind(1)) if pairs.ndim == 2 else (pairs, pairs) if not len(pairs) else ()
+    if not isinstance(given, tuple) or len(given) != 2:
+        got = f"{type(edges).__name__}{list(getattr(edges, 'shape', ()))}"
+        raise GraphDataError(
+            f"edges of {relation} must be a tuple (src, dst), a tensor of shape [2, num_edges], a list of pairs "
+            f"(u, v), or ('coo', 'csr' or 'csc', arrays) (got {got})"
+        )
+    src = as_ids(given[0], f"sources of {relation}")
+    dst = as_ids(given[1], f"destinations of {relation}")
     if src.shape != dst.shape:
         raise GraphDataError(f"relation {relation} has {len(src)} sources but {len(dst)} destinations")
-    return src, dst
+    return (src, dst), (0, 0)
+
+
+def _columns_of_csr(
+    relation: Relation, form: str, arrays: Any
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[int, int]]:
+    """Return as :func:`_columns` does the edges of ``(indptr, indices, eids)``; nodes without edges count, too."""
+    if not isinstance(arrays, tuple | list) or len(arrays) != 3:
+        raise GraphDataError(f"edges of {relation}: {form!r} needs (indptr, indices, eids)")
+    names = ("indptr", "indices", "eids")
+    indptr, indices, eids = (as_ids(of, f"{name} of {relation}") for name, of in zip(names, arrays, strict=True))
+    degrees = indptr.diff()
+    if not len(indptr) or indptr[0] != 0 or indptr[-1] != len(indices) or bool((degrees < 0).any()):
+        raise GraphDataError(f"indptr of {relation} must rise from 0 to {len(indices)}, the number of edges")
+    owners = torch.arange(len(degrees), device=indptr.device).repeat_interleave(degrees)
+    if len(eids):
+        ascending, order = eids.sort()
+        if not torch.equal(ascending, torch.arange(len(indices), device=eids.device)):
+            raise GraphDataError(f"eids of {relation} must be each of 0 to {len(indices) - 1} once")
+        owners, indices = owners[order], indices[order]
+    if form == "csr":
+        return (owners, indices), (len(degrees), 0)
+    return (indices, owners), (0, len(degrees))
 
 
 def _numbers(ids: torch.Tensor, count: int) -> torch.Tensor:

@@ -53,8 +53,8 @@ def from_pyg(data: PygData) -> HeteroGraph:
         data: needs ``edge_index`` (by relation, if typed).
 
     Raises:
-        GraphDataError: there is no ``edge_index``, an endpoint is out of range, or nothing says how many nodes a type
-            has.
+        GraphDataError: there is no ``edge_index`` of shape [2, num_edges], an endpoint is out of range, or nothing says
+            how many nodes a type has.
         InvalidArgumentError: the name of a type has one of the characters that separate names in files.
     """
     if hasattr(data, "node_types") and hasattr(data, "edge_types"):
@@ -155,6 +155,8 @@ def _edge_index(store: PygData, what: str) -> tuple[torch.Tensor, torch.Tensor]:
     index = getattr(store, "edge_index", None)
     if index is None:
         raise GraphDataError(f"{what} has no edge_index")
+    if index.ndim != 2 or len(index) != 2:
+        raise GraphDataError(f"edge_index of {what} must have the shape [2, num_edges] (got {list(index.shape)})")
     return index[0], index[1]
 
 

@@ -26,9 +26,10 @@ def balance_criteria(
 ) -> Criteria:
     """Return the criteria to balance: name -> int[own nodes], the weight of each node.
 
-    Criteria are the nodes of each type, or of each of its classes (``classes`` of a type: int[nodes], numbers >= 0);
-    and with ``balance_edges`` the edges, which count at their destination, because its part holds them. Each rank owns
-    the nodes between two ``bounds`` (int64[ranks + 1]); one rank owns all by default.
+    Criteria are the nodes of each type, or of each of its classes (``classes`` of a type: int[nodes]) and, where nodes
+    have no class (a number below 0), all nodes of the type; and with ``balance_edges`` the edges, which count at their
+    destination, because its part holds them. Each rank owns the nodes between two ``bounds`` (int64[ranks + 1]); one
+    rank owns all by default.
 
     Raises:
         GraphDataError: the classes of a type do not fit its nodes.
@@ -46,16 +47,16 @@ def balance_criteria(
             begin = int(first - bases[i]) + own.start
             with exchange.together("reading balance classes"):
                 numbers = np.asarray(classes[ntype]).reshape(-1)
-                node_classes = numbers[begin : begin + len(node_classes)].astype(np.int64)
-                if len(numbers) != source.num_nodes[i] or (node_classes < 0).any():
-                    expected = f"{source.num_nodes[i]} numbers >= 0 (got {len(numbers)})"
+                node_classes = np.maximum(numbers[begin : begin + len(node_classes)].astype(np.int64), -1)
+                if len(numbers) != source.num_nodes[i]:
+                    expected = f"{source.num_nodes[i]} numbers (got {len(numbers)})"
                     raise GraphDataError(f"balance classes of {ntype!r} must be {expected}")
         for number in np.unique(exchange.gather(np.unique(node_classes)[:, None])):
             name = f"nodes {ntype}" if len(ntypes) > 1 else "nodes"
-            if ntype in classes:
+            if ntype in classes and number >= 0:
                 name += f" class {number}"
             criteria[name] = np.zeros(int(last - first), np.int32)
-            criteria[name][own] = node_classes == number
+            criteria[name][own] = (node_classes == number) | (number < 0)
     if balance_edges:
         criteria["edges"] = _in_degrees(source, exchange, bounds)
     return criteria

@@ -276,7 +276,7 @@ class _Run:
                 of_edges = source.of_edges(bases, first, len(src))
                 skew = (skew + int(asymmetry_of_edges(src + of_edges[:, 0], dst + of_edges[:, 1]))) % 2**64
                 done = min(done + len(src) * exchange.size, total)
-            source.check_node_times(exchange.rank, exchange.size)
+            source.check_nodes(exchange.rank, exchange.size)
             self.progress("check edges", total, total)
         skews = exchange.gather(np.array([[skew]], np.uint64))
         self.both_ways = int(skews.sum()) == 0

@@ -179,15 +179,16 @@ def side_by_side(columns: Sequence[RowArray]) -> RowArray:
 
 
 def as_mask(mask: RowArray) -> RowArray:
-    """Return numbers as bool, compared with 0 when they are read.
+    """Return numbers as bool.
 
-    Raises GraphDataError: they are no real numbers; when they are read, one is NaN.
+    Raises GraphDataError: they are no real numbers; when they are read, one is neither 0 nor 1.
     """
     _check_real("masks", mask)
 
     def is_set(rows: Array) -> Mask:
-        if rows.dtype.kind == "f" and np.isnan(rows).any():
-            raise RowError(int(np.argwhere(np.isnan(rows))[0][0]), "a mask has NaN")
+        wrong = np.argwhere((rows != 0) & (rows != 1))
+        if len(wrong):
+            raise RowError(int(wrong[0][0]), f"a mask has {rows[tuple(wrong[0])]}, which is neither 0 nor 1")
         return np.asarray(rows != 0)
 
     return mask if mask.dtype == np.bool_ else MadeRows(is_set, np.bool_, mask)
@@ -203,11 +204,11 @@ def as_floats(rows: RowArray) -> RowArray:
 
 
 def as_float32(rows: Array) -> Array:
-    """Return numbers as float32. Raises RowError: one is too large."""
+    """Return numbers as float32. Raises RowError: one is too large, or an integer would be rounded."""
     with np.errstate(over="ignore"):
         cast: Array = rows.astype(np.float32)
-    if rows.dtype.kind == "f":
-        lost = np.isinf(cast) & np.isfinite(rows)
+    if rows.dtype.kind != "b":
+        lost = np.isinf(cast) & np.isfinite(rows) if rows.dtype.kind == "f" else cast.astype(np.float64) != rows
         if lost.any():
             row, *columns = place = tuple(np.argwhere(lost)[0].tolist())
             column = "".join(f", column {number}" for number in columns)
@@ -254,7 +255,8 @@ def as_int64(rows: Array) -> I64:
         return rows.astype(np.int64)
     if not fits.all():
         row = int(np.argwhere(~fits)[0][0])
-        raise RowError(row, f"{rows[~fits][0]} is no integer that fits int64, as labels and ids must be")
+        advice = "numbers for regression need another name than label (of tables: --columns y=label)"
+        raise RowError(row, f"{rows[~fits][0]} is no integer that fits int64, as labels and ids must be; {advice}")
     return rows.astype(np.int64)
 
 

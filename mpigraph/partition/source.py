@@ -23,6 +23,7 @@ _CHUNK_BYTES = 8 << 20
 _BYTES_COPIED = 8 << 20
 _CHUNKS_MAPPED = 16  # of a memory map, before its pages are let go
 _TIMES = "time"  # the feature whose values must be numbers
+_CHECKED = {_TIMES, "label", "train_mask", "val_mask", "test_mask"}
 
 
 class Feature(NamedTuple):
@@ -227,27 +228,31 @@ class GraphSource:
                 raise GraphDataError(self._origin(whole, first + bad) + text)
         times = self.edge_feats.get(relation_key(relation), {}).get(_TIMES)
         if times is not None:
-            self._check_times(f"edge {{}} of {relation}", times.values, first, first + len(src))
+            self._check_values(f"edge {{}} of {relation}", _TIMES, times.values, first, first + len(src))
 
-    def check_node_times(self, rank: int = 0, ranks: int = 1) -> None:
-        """Check that every node feature "time" is finite; ranks divide the rows.
+    def check_nodes(self, rank: int = 0, ranks: int = 1) -> None:
+        """Check times, labels and masks of nodes, before work that takes long; ranks divide the rows.
 
-        Raises GraphDataError, which names the file and its row where they are known, the node and its time.
+        Raises GraphDataError, which names the file and its row where they are known: a time is not finite, or a value
+        cannot be read as that of a label or a mask.
         """
         for ntype, features in self.node_feats.items():
-            if _TIMES in features:
-                times = features[_TIMES].values
-                begin = len(times) * rank // ranks
-                end = len(times) * (rank + 1) // ranks
+            for name in _CHECKED & features.keys():
+                values = features[name].values
+                begin = len(values) * rank // ranks
+                end = len(values) * (rank + 1) // ranks
                 for first in range(begin, end, EDGES_PER_CHUNK):
-                    self._check_times(f"node {{}} of {ntype!r}", times, first, min(first + EDGES_PER_CHUNK, end))
+                    self._check_values(
+                        f"node {{}} of {ntype!r}", name, values, first, min(first + EDGES_PER_CHUNK, end)
+                    )
 
-    def _check_times(self, what: str, times: RowArray, begin: int, end: int) -> None:
-        if times.dtype.kind == "f":
-            chunk = np.asarray(times[begin:end])
-            if not np.isfinite(chunk).all():
+    def _check_values(self, what: str, name: str, values: RowArray, begin: int, end: int) -> None:
+        are_times = name == _TIMES and values.dtype.kind == "f"
+        if are_times or not isinstance(values, np.ndarray):  # rows that are made refuse values when they are read
+            chunk = np.asarray(values[begin:end])
+            if are_times and not np.isfinite(chunk).all():
                 place = tuple(np.argwhere(~np.isfinite(chunk))[0].tolist())
-                origin = self._origin(times, begin + place[0])
+                origin = self._origin(values, begin + place[0])
                 raise GraphDataError(f"{origin}{what.format(begin + place[0])} has time {chunk[place]}")
 
     def _origin(self, array: RowArray, row: int) -> str:

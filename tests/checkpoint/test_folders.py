@@ -1,6 +1,7 @@
 """Folders that cannot be written, that others write to, that nodes do not share; and what is removed."""
 
 import errno
+import json
 import os
 import shutil
 import tempfile
@@ -78,6 +79,42 @@ def test_a_folder_that_holds_something_else_is_refused(
     checkpoint.load(state, checkpoint_id=directory)
     assert state == {"step": 2}
     assert name == "manifest.json" or (directory / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("version", [2, 4])
+def test_a_checkpoint_of_another_version_stays(job: SharedJob, oracle, shared_path: Path, version: int) -> None:
+    """The documented loop does not begin anew, and no save replaces the checkpoint; one number alone is damage."""
+    g = job.open(oracle(3))
+    for step in (1, 2):
+        checkpoint.save({"step": step}, checkpoint_id=shared_path / str(step))
+    g.barrier()
+    path = shared_path / "2" / "manifest.json"
+    written = path.read_text()
+    content = json.loads(written) | {"version": version}
+    g.barrier()
+    if g.rank() == 0:
+        path.write_text(json.dumps(content))
+    g.barrier()
+    assert checkpoint.latest(shared_path) == shared_path / "1"
+    of_another = json.dumps(content | {"checksum": "by other rules"})
+    g.barrier()
+    if g.rank() == 0:
+        path.write_text(of_another)
+    g.barrier()
+    for call in (
+        lambda: checkpoint.latest(shared_path),
+        lambda: checkpoint.load({"step": 0}, checkpoint_id=path.parent),
+        lambda: checkpoint.save({"step": 3}, checkpoint_id=path.parent),
+        lambda: checkpoint.save({"step": 3}, checkpoint_id=path.parent, overwrite=True),
+        lambda: checkpoint.async_save({"step": 3}, checkpoint_id=path.parent),
+    ):
+        with pytest.raises(ShardFormatError, match=rf"2/manifest.json: a checkpoint of version {version}") as caught:
+            call()
+        assert caught.value.everywhere
+    for step in (3, 4, 5):
+        checkpoint.save({"step": step}, checkpoint_id=shared_path / str(step), keep=2)
+    g.barrier()
+    assert path.read_text() == of_another and len(list(path.parent.glob("*.h5"))) == job.layout.trainers
 
 
 @needs_threads

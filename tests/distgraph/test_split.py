@@ -86,6 +86,16 @@ def test_arange_means_every_id(job: SharedJob, oracle) -> None:
         dist.node_split(np.roll(np.arange(NUM_NODES), 1), g.get_partition_book())
 
 
+@pytest.mark.parametrize("wrong", [-1, 2, 0.5, np.nan])
+def test_a_mask_is_0_or_1(job: SharedJob, oracle, wrong: float) -> None:
+    g = job.open(oracle(3))
+    for dtype in (np.int8, np.int64, np.float32) if wrong in (-1, 2) else (np.float32,):
+        mask = np.ones(NUM_NODES, dtype)
+        mask[50] = wrong
+        with pytest.raises(InvalidArgumentError, match="a mask has 0 or 1"):
+            dist.node_split(mask, g.get_partition_book(), force_even=True, rank=0)
+
+
 def write_tiny(directory: Path) -> str:
     """Types of one, two and three nodes."""
     ids = np.arange(3)

@@ -168,6 +168,11 @@ def _typed(folder, count):
         ("feat", np.zeros(3, [("a", "i4")])),
         ("train_mask", ["a", "", "b"]),
         ("train_mask", [np.nan, 0, 1]),
+        ("train_mask", [1, -1, 1]),
+        ("val_mask", np.array([1, 255, 0], np.uint8)),
+        ("test_mask", [0, 0.5, 1]),
+        ("feat", [[1], [2**24 + 1], [3]]),
+        ("feat", np.array([1700000001, 2, 3], np.uint32)),
     ],
 )
 def test_values_that_would_be_others(tmp_path, name, values):
@@ -179,7 +184,7 @@ def test_values_that_would_be_others(tmp_path, name, values):
 def test_refused_values_are_told_by_file_and_row(tmp_path, write):
     refused = {
         "label": (np.array([0, 1, 0.5]), "row 2: 0.5 is no integer"),
-        "train_mask": (np.array([0, np.nan, 1]), "row 1: a mask has NaN"),
+        "train_mask": (np.array([0, np.nan, 1]), "row 1: a mask has nan"),
         "feat": (np.array([[0, 1], [2, 3], [4, 1e300]]), r"row 2: 1e\+300, column 1 does not fit float32"),
     }
     for name, (values, error) in refused.items():
@@ -268,7 +273,7 @@ def test_columns_of_integers_that_int64_does_not_have(tmp_path):
     path = tmp_path / "e.csv"
     for text, error in (
         (f"src,dst,w\n0,1,5\n1,0,{2**63}\n", f"e.csv, row 3, column w: {2**63}"),
-        (f"0,1,5\n1,0,{-(2**63) - 1}\n", f"e.csv, row 2, column column2: {-(2**63) - 1}"),
+        (f"0,1,5,0\n1,0,{-(2**63) - 1},0\n", f"e.csv, row 2, column column2: {-(2**63) - 1}"),
     ):
         path.write_text(text)
         with pytest.raises(GraphDataError, match=f"{error} does not fit int64"):

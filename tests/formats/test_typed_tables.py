@@ -97,6 +97,91 @@ def test_types_by_names_of_files(tmp_path):
     assert rows(source.edge_feats["paper:cites:paper"]["year"].values).tolist() == [1999]
 
 
+NODES_OF = {"2": "id,x\n0,1\n1,2\n", "3": "id,x\n0,1\n1,2\n2,3\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "counts"),
+    [
+        ({"nodes_sars-1": 2, "nodes_sars-2": 3, "edges_sars-1__to__sars-2": 0}, {"sars-1": 2, "sars-2": 3}),
+        ({"nodes_covid-19": 3, "edges_covid-19__to__covid-19": 0}, {"covid-19": 3}),
+        ({"nodes_a%2D1": 2, "nodes_a%2D7": 3, "edges_a%2D1__to__a%2D7": 0}, {"a-1": 2, "a-7": 3}),
+        ({"nodes_a-0": "id\n0\n", "nodes_a-1": "id\n1\n", "edges_a__to__a-3": 0, "edges_a__to__a-5": 0}, {"a": 2}),
+        ({"nodes_a": 2, "nodes_b-0": "id\n0\n", "nodes_b-1": "id\n1\n", "edges_a__to__b-0": 0, "edges_a__to__b-1": 0},
+         {"a": 2, "b": 2}),
+        ({"nodes-1": "id\n0\n", "nodes-2": "id\n1\n", "edges-1": 0, "edges-2": 0}, {"_N": 2}),
+        ({"nodes_a": 2, "nodes_covid-19": 3, "edges_a__has__covid-19": 0}, None),
+        ({"nodes_a-1": "id\n0\n", "nodes_a-2": "id\n1\n", "edges_likes": 0}, None),
+        ({"nodes_a": 2, "edges_likes-1": 0, "edges_likes-5": 0}, None),
+    ],
+)  # fmt: skip
+def test_numbers_at_the_end_of_names(tmp_path, files, counts):
+    """They belong to the types that edges name so; else they are pieces, numbered from 0 where nothing else tells."""
+    contents = {0: "src,dst\n0,1\n", 2: NODES_OF["2"], 3: NODES_OF["3"]}
+    files = {f"{name}.csv": contents.get(content, content) for name, content in files.items()}
+    if counts is None:
+        with pytest.raises(GraphDataError, match="a name, or a piece.*%2D"):
+            read(tmp_path, files)
+        return
+    source = read(tmp_path, files)
+    assert dict(zip(source.schema.ntypes, source.num_nodes, strict=True)) == counts
+    assert source.num_edges() == sum(name.startswith("edges") for name in files)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    ["0,0.5\n1,0.25\n", "0,1,0.5\n1,0,0.25\n", "p,0.5\nq,0.25\n", "0.5,1e3\n0.25,2\n", "0\n1\n", "0,1,2\n.5,.5,.5\n"],
+)
+def test_nodes_need_a_header(tmp_path, nodes):
+    """Else their first row is lost, or their ids are."""
+    for packed in (False, True):
+        content = {"nodes.csv.bz2": bz2.compress(nodes.encode())} if packed else {"nodes.csv": nodes}
+        with pytest.raises(GraphDataError, match=r"nodes.csv.*header"):
+            read(tmp_path, content | {"edges.csv": "src,dst\n0,1\n"})
+        (tmp_path / "in" / next(iter(content))).unlink()
+
+
+def test_three_integers_without_a_header_are_no_edge(tmp_path):
+    for text in ("0\t7\t1\n1\t7\t2\n", "# triples\n0 7 1\n", "0,7,1\n"):
+        with pytest.raises(GraphDataError, match=r"train.txt: .*header such as src,dst,time or src,rel,dst"):
+            read(tmp_path, {"train.txt": text})
+    source = read(tmp_path, {"train.txt": "src\trel\tdst\n0\t7\t1\n1\t7\t2\n"})
+    assert ends(source) == [[0, 1], [1, 2]] and rows(source.edge_feats["_N:_E:_N"]["rel"].values).tolist() == [7, 7]
+    for text in ("0 1\n1 2\n", "0 1 0.5\n1 2 0.25\n", "0 1 5 6\n1 2 5 6\n"):
+        assert ends(read(tmp_path, {"train.txt": text})) == [[0, 1], [1, 2]]
+
+
+def test_the_index_of_pandas_is_no_feature(tmp_path, caplog):
+    edges = {"edges.csv": ",src,dst\n0,0,1\n1,1,0\n"}
+    source = read(tmp_path, edges)
+    assert ends(source) == [[0, 1], [1, 0]] and source.edge_feats["_N:_E:_N"] == {}
+    assert "index of pandas, is left out" in " ".join(caplog.messages)
+    for nodes in (
+        ",x,0\n1,0.5,3\n0,0.25,4\n",
+        ",id,x,0\n8,1,0.5,3\n9,0,0.25,4\n",
+        "id,Unnamed: 0,x\n1,8,0.5\n0,9,0.25\n",
+    ):
+        source = read(tmp_path, edges | {"nodes.csv": nodes})  # without another one it has the ids
+        assert ends(source) == [[1, 0], [0, 1]] and rows(source.node_feats["_N"]["x"].values).tolist() == [0.5, 0.25]
+        assert set(source.node_feats["_N"]) <= {"id", "x", "0"}
+
+
+@pytest.mark.parametrize("before", [1, 60])
+def test_text_among_numbers_is_named_by_its_row(tmp_path, before):
+    nodes = "id,x\n" + "".join(f"{i},{i}.5\n" for i in range(before)) + f"{before},?\n"
+    files = {"nodes.csv": nodes, "edges.csv": "src,dst\n0,1\n"}
+    (left_out,) = read(tmp_path, files).left_out
+    assert "column x is text" in left_out and left_out.endswith(f"nodes.csv, row {before + 2}")
+
+
+def test_numbers_to_predict_get_another_name_than_label(tmp_path):
+    files = {"nodes.csv": "id,label\n0,0.5\n1,1.5\n", "edges.csv": "src,dst\n0,1\n"}
+    with pytest.raises(GraphDataError, match=r"nodes.csv, row 2: 0.5 is no integer .* --columns y=label"):
+        rows(read(tmp_path, files).node_feats["_N"]["label"].values)
+    target = read(tmp_path, files, columns={"y": ("label",)}).node_feats["_N"]["y"]
+    assert target.dtype == "float64" and rows(target.values).tolist() == [0.5, 1.5]
+
+
 def test_names_that_no_file_can_have(tmp_path):
     """Knowledge graphs call relations /people/born_in."""
     files = {

@@ -1,9 +1,12 @@
 """In-memory graphs: construction, features, views, degrees, scopes."""
 
+import networkx as nx
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
+from mpigraph.convert import as_graph
 from mpigraph.errors import (
     EdgeTypeError,
     FieldNameError,
@@ -44,7 +47,59 @@ def test_read_only_and_reversed_arrays_are_accepted():
     assert graph((frozen, frozen[::-1])).edges()[1].tolist() == [2, 1, 0]
 
 
-@pytest.mark.parametrize("edges", [([], []), (np.zeros(0, np.int64), torch.zeros(0))])
+PAIRS = [(0, 5), (1, 6), (2, 7)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(
+    "form", [list, iter, lambda pairs: [list(pair) for pair in pairs], lambda pairs: list(torch.tensor(pairs)),
+             lambda pairs: [np.array(pair) for pair in pairs],
+             lambda pairs: torch.tensor(pairs).T, lambda pairs: np.array(pairs).T,
+             lambda pairs: tuple(zip(*pairs, strict=True)), lambda pairs: ("coo", tuple(zip(*pairs, strict=True)))],
+)  # fmt: skip
+def test_pairs_are_edges_and_rows_are_ends(form, count):
+    """A list has an edge in each entry, as in DGL, however many there are; a tuple, tensor or array has two rows."""
+    for make in (graph, lambda edges: heterograph({RATES: edges}), as_graph):
+        edges = form(PAIRS[:count])
+        if make is as_graph and not isinstance(edges, list | tuple | np.ndarray | torch.Tensor):
+            continue
+        g = make(edges)
+        assert [tuple(edge) for edge in torch.stack(g.edges(), 1).tolist()] == PAIRS[:count]
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [np.array(PAIRS), torch.tensor(PAIRS), torch.tensor([[0, 5, 1], [1, 6, 2], [2, 7, 3]]), torch.arange(6),
+     torch.tensor([0, 5]), torch.zeros(2, 2, 1), np.zeros((0, 2), np.int64), [(0, 5, 1), (1, 6, 1)], [0, 5], (),
+     [torch.arange(3), torch.arange(3)], tuple(PAIRS), {0: 5, 1: 6}, "ab", nx.path_graph(2), scipy.sparse.eye(2)],
+    ids=lambda edges: f"{type(edges).__name__}{getattr(edges, 'shape', '')}",
+)  # fmt: skip
+def test_what_is_neither_pairs_nor_two_rows_is_refused(edges):
+    for call in (lambda: graph(edges), lambda: heterograph({RATES: edges})):
+        with pytest.raises((GraphDataError, InvalidArgumentError), match="edges of|destinations of|sources of"):
+            call()
+
+
+def test_compressed_rows_and_columns():
+    indptr, indices, eids = torch.tensor([0, 2, 2, 3]), [4, 1, 0], [2, 0, 1]
+    for form, turn in (("csr", 1), ("csc", -1)):
+        assert torch.stack(graph((form, (indptr, indices, []))).edges()[::turn]).tolist() == [[0, 0, 2], [4, 1, 0]]
+        g = graph((form, (indptr, indices, eids)))
+        assert torch.stack(g.edges(order="eid")[::turn]).tolist() == [[0, 2, 0], [1, 0, 4]] and g.num_nodes() == 5
+        typed_graph = heterograph({RATES: (form, (np.array([0, 1, 1, 1]), [1], []))})
+        rows = "user" if form == "csr" else "item"  # nodes without edges count
+        assert {t: typed_graph.num_nodes(t) for t in typed_graph.ntypes} == {"user": 2, "item": 2} | {rows: 3}
+        wrongs = (indptr, [4, 1], []), (indptr, indices, [0, 0, 1]), (indptr, indices), ([0, 2, 1, 3], indices, [])
+        for wrong in wrongs:
+            with pytest.raises(GraphDataError, match="_E"):
+                graph((form, wrong))
+        with pytest.raises(GraphDataError, match="indptr is of 3 nodes, but there are to be 2"):
+            graph((form, ([0, 1, 2, 2], [0, 1], [])), num_nodes=2)
+    with pytest.raises(GraphDataError, match="'coo', 'csr' or 'csc'"):
+        graph(("dcsr", (indptr, indices, [])))
+
+
+@pytest.mark.parametrize("edges", [[], ([], []), (np.zeros(0, np.int64), torch.zeros(0))])
 def test_empty_graphs(edges):
     assert graph(edges).num_nodes() == 0
     g = graph(edges, num_nodes=3)
@@ -119,7 +174,7 @@ def test_to_bidirected_adds_reverses_once():
         ({RATES: ([0, 1], [0])}, None, GraphDataError, "2 sources but 1 destinations"),
         ({RATES: ([0.5], [0])}, None, InvalidArgumentError, "must be integers"),
         ({RATES: ([[0]], [0])}, None, InvalidArgumentError, "in one dimension"),
-        ({RATES: 7}, None, GraphDataError, "must be a pair"),
+        ({RATES: 7}, None, GraphDataError, r"must be a tuple \(src, dst\)"),
         ({RATES: (["a"], [0])}, None, InvalidArgumentError, "expected numbers"),
         ({"rates": ([0], [0])}, None, EdgeTypeError, "triple"),
         ({RATES: ([0], [0])}, {"user": -1}, InvalidArgumentError, "must be >= 0"),

@@ -12,6 +12,7 @@ from input_checks import bytes_in_memory
 from typed_parts import COUNTS, EDGES, check_round_trip, many_relations, typed_source
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import metis, pipeline
 from mpigraph.partition.balance import balance_criteria
@@ -160,6 +161,27 @@ def test_planted_communities_are_found(tmp_path, method):
     random = partition_source(source, "r", 4, tmp_path / "r", "random").report
     assert actual["edge_cut_fraction"] < 0.06 and random["edge_cut_fraction"] > 0.7
     assert actual["balance"]["nodes"] <= 1.05
+
+
+@pytest.mark.parametrize("method", ["metis", "multilevel"])
+def test_nodes_without_a_class_count_as_nodes_alone(tmp_path, method):
+    src, dst = power_law(2000, 20000)
+    source = homogeneous(2000, np.concatenate([src, dst]), np.concatenate([dst, src]))
+    label = np.where(np.arange(2000) < 300, np.arange(2000) % 2, -1 - np.arange(2000) % 3)
+    balance = partition_source(source, "g", 4, tmp_path, method, balance_classes={"_N": label}).report["balance"]
+    assert set(balance) == {"nodes", "nodes class 0", "nodes class 1"} and max(balance.values()) < 1.1
+    nobody = {"_N": np.full(2000, -1)}
+    assert set(partition_source(source, "h", 4, tmp_path / "h", method, balance_classes=nobody).report["balance"]) == {
+        "nodes"
+    }
+
+
+@pytest.mark.parametrize(("name", "values"), [("label", [0.5, 1, 2]), ("val_mask", [0, 1, -1])])
+def test_labels_and_masks_are_checked_before_nodes_are_assigned(tmp_path, monkeypatch, name, values):
+    np.savez(tmp_path / "g.npz", edge_src=[0, 1, 2], edge_dst=[1, 2, 0], **{name: values})
+    monkeypatch.setattr(pipeline, "balance_criteria", None)
+    with pytest.raises(GraphDataError, match=rf"g.npz: {name}, row [02]"):
+        partition_source(read_source(tmp_path / "g.npz"), "g", 2, tmp_path / "out")
 
 
 @pytest.mark.parametrize("num_parts", [2, 5])

@@ -40,7 +40,7 @@ def check_all(source):
     """What one rank checks of a whole graph before it is cut."""
     for first, src, dst in all_edges(source):
         source.check_edges(first, src, dst)
-    source.check_node_times()
+    source.check_nodes()
 
 
 def check_parts(source, folder, method="random"):
