@@ -34,6 +34,40 @@ def hash_each(key: np.uint64, ids: I64, out: U64) -> None:
         out[i] = mix64(key ^ mix64(np.uint64(ids[i])))
 
 
+def told_apart(ids: I64) -> I64:
+    """Return int64[n], a name for each id: itself where it comes first, then a hash with its repetitions so far.
+
+    So draws for names differ where an id is given again. Returns ``ids`` itself if each is there once.
+    """
+    if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
+        return ids
+    names = np.empty(len(ids), np.int64)
+    return names if _tell_apart(ids, names) else ids
+
+
+@njit(nogil=True, cache=True)
+def _tell_apart(ids: I64, names: I64) -> bool:
+    """Fill ``names``; return whether an id repeats."""
+    bits = 4
+    while (1 << bits) < 2 * len(ids):  # at most half full, so linear probing ends soon
+        bits += 1
+    table = np.zeros(1 << bits, np.int64)  # one more than the position of an id, by hash; open addressing
+    times = np.zeros(1 << bits, np.uint32)  # how often it came before
+    repeats = False
+    for i in range(len(ids)):
+        x = np.uint64(ids[i])
+        at = np.int64(mix64(x) >> np.uint64(64 - bits))
+        while table[at] and ids[table[at] - 1] != ids[i]:
+            at = (at + 1) & ((1 << bits) - 1)
+        names[i] = ids[i]
+        if table[at]:
+            times[at] += np.uint32(1)
+            names[i] = np.int64(mix64(x ^ mix64(np.uint64(times[at]))))
+            repeats = True
+        table[at] = i + 1
+    return repeats
+
+
 @njit(nogil=True, cache=True)
 def add_digest(keys: U64, begins: I64, first: int, a: Array, b: Array, total: Array) -> None:
     """Add the hashes of rows (number, a, b) to a digest.

@@ -9,6 +9,7 @@ from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import MultiLayerFullNeighborSampler, NeighborSampler
+from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import to_block
@@ -193,6 +194,77 @@ def test_every_draw_of_a_batch_is_another_one_on_all_ranks_alike(job: SharedJob,
 
     job.open(path)
     on_all(job.trainers, body() == job.alone(body))
+
+
+def drawn(sample: tuple) -> tuple:
+    """The edges of a minibatch's blocks, and the ends of its negatives, if it has some."""
+    *others, blocks = sample
+    negatives = [torch.cat(pairs.edges()) for pairs in others[2:]]
+    return tuple(tuple(tensor.tolist()) for tensor in [*(block.edata[EID] for block in blocks), *negatives])
+
+
+@everywhere
+def test_minibatches_draw_anew_for_what_others_drew_for(job: SharedJob, oracle) -> None:
+    """For equal seeds, and for nodes that are not their seeds; on all ranks alike, ahead or not."""
+    path = oracle(3)
+    nodes = torch.arange(NUM_NODES)
+
+    def body() -> list:
+        g = open_graph(path)
+        ways = [{}, {"replace": True}, {"prob": "weight"}, {"mask": "even"}, {"disjoint": True}]
+        result = []
+        for how in ways:
+            for depth in (0, 2):
+                options = {"batch_size": NUM_NODES, "num_prefetch": depth, "seed": 5}
+                loader = dist.DistNodeDataLoader(g, nodes.repeat(4), NeighborSampler([2, 2], **how), **options)
+                result.append([drawn(sample) for sample in loader])
+            assert result[-1] == result[-2] and len(set(result[-1])) == 4
+        edges = torch.arange(60).repeat(3)
+        ends = dist.DistEdgeDataLoader(g, edges, NeighborSampler([2]), batch_size=60, negative_sampler=Uniform(1))
+        result.append([drawn(sample) for sample in ends])
+        parts = zip(*((sample[0], sample[1]) for sample in result[-1]), strict=True)
+        assert [len(set(part)) for part in parts] == [3, 3]  # blocks, and negatives
+
+        def collate(_: list[int]) -> tuple:
+            return tuple(g.sample_neighbors(nodes, 2).edata[EID].tolist())
+
+        result.append(list(dist.DistDataLoader(range(6), 2, collate_fn=collate)))
+        assert len(set(result[-1])) == 3
+        return result
+
+    job.open(path)
+    on_all(job.trainers, body() == job.alone(body))
+
+
+@everywhere
+def test_equal_minibatches_go_on_after_a_checkpoint(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+
+    seeds = g.in_degrees(torch.arange(NUM_NODES)).argmax().repeat(12)
+
+    def draws(shuffle: bool, state: dict | None = None, most: int = 12) -> tuple[list, dict]:
+        """The draws of a loader that goes on from a state, up to some number, and its state then."""
+        options = {"batch_size": 1, "shuffle": shuffle, "seed": 2}  # another order: a pass over the rest
+        loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([5]), **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        made = []
+        for sample in loader:
+            made.append(drawn(sample))
+            state = loader.state_dict()
+            if len(made) == most:
+                break
+        assert state is not None
+        return made, state
+
+    whole, _ = draws(False)
+    taken, state = draws(False, most=4)
+    of_rest, state_of_rest = draws(True, state, most=3)
+    assert len(set(whole)) == len(whole) == 12 and taken == whole[:4]
+    assert draws(False, state)[0] == whole[4:]
+    rest = draws(True, state)[0]
+    assert of_rest == rest[:3] and draws(True, state_of_rest)[0] == rest[3:]
+    on_all(job.trainers, len(set(taken + rest)) == 12)
 
 
 @pytest.mark.parametrize(
