@@ -124,7 +124,8 @@ class DistDataLoader(HasEpochs):
 
     Every rank yields its own ids, each once, in the same number of batches (see ``dataloading/seeds.py``). One epoch
     runs at a time: beginning another one ends the one before, whose iterator then raises ClosedError. Order, batches
-    and draws depend only on ``seed`` and the number of the epoch. So a loader that is made anew in each epoch repeats
+    and draws depend only on ``seed`` and the number of the epoch; what a ``collate_fn`` samples depends on the batch,
+    too, and differs between equal batches of an epoch. So a loader that is made anew in each epoch repeats
     the first one, with a warning, unless you set its epoch (:meth:`set_epoch`) or another ``seed``.
 
     Iterating is collective when hosts are remote, but trainers may take different numbers of steps and leave early.

@@ -161,7 +161,7 @@ class PerSourceUniform(_PerRelation):
     """Keeps the source of each edge and draws ``k`` destinations among all nodes of the destination type.
 
     A negative may happen to be an edge. An edge has the same negatives throughout an epoch, in whatever batch and on
-    whatever rank. One-sided; the target does nothing.
+    whatever rank, if it is a seed once. One-sided; the target does nothing.
     """
 
     def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:

@@ -127,7 +127,8 @@ class SampledGraph(TypeNames):
         """Sample in-neighbours of nodes.
 
         Args:
-            seed_nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need.
+            seed_nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need. A node
+                that is given several times draws anew each time.
             fanout: most neighbours of a node in each relation; -1 means all. Or edge type -> most neighbours, with
                 every edge type.
             edge_dir: only "in": parts hold the in-edges of their nodes.
@@ -140,8 +141,8 @@ class SampledGraph(TypeNames):
             etype_sorted: accepted for DGL's scripts.
             output_device: where to put the graph; the CPU by default.
             use_graphbolt: accepted for DGL's scripts.
-            seed: makes the draw a function of the arguments alone. By default two calls differ, and the same program
-                repeats the same draws on any number of ranks.
+            seed: makes the draw a function of the arguments alone. By default two calls differ, also in a loader's
+                minibatches, and the same program repeats the same draws on any number of ranks.
 
         Returns:
             A graph with all nodes and relations of this one and the sampled edges, ordered by their destination's place

@@ -5,8 +5,8 @@ same, and then the same handler on every rank. A trainer whose script went astra
 operations and the ranks, instead of a hang.
 
 Nothing communicates when the garbage collector drops a tensor or a loader: its number is noted, travels with the
-next call, and is freed once every trainer has dropped it. A trainer that has lent views of a tensor's rows has not; nor has
-one whose threads draw by them.
+next call, and is freed once every trainer has dropped it. A trainer that has lent views of a tensor's rows, or that has
+threads which draw by them, has not.
 """
 
 import json

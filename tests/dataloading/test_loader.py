@@ -1,5 +1,7 @@
 """Loaders: who yields what, in which order, how often, and that nothing depends on being in step."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +13,10 @@ import mpigraph.distributed as dist
 from mpigraph.dataloading import MultiLayerFullNeighborSampler, NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.block import to_block
 from mpigraph.graphs.fields import EID, NID
+from mpigraph.kernels.sample import copy_neighbours
 from mpigraph.session.context import current
 
 
@@ -234,6 +237,56 @@ def test_minibatches_draw_anew_for_what_others_drew_for(job: SharedJob, oracle) 
 
     job.open(path)
     on_all(job.trainers, body() == job.alone(body))
+
+
+@everywhere
+@pytest.mark.parametrize("what", ["weight", "mask", "time"])
+@pytest.mark.parametrize("closed", [False, True], ids=["dropped", "closed"])
+def test_what_a_minibatch_draws_by_is_kept_until_it_is_drawn(
+    job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch, what: str, closed: bool
+) -> None:
+    """While a loader's thread is in the middle of a hop, its weights, mask or times are dropped or closed."""
+    g = job.open(oracle(3))
+    data, rows = (g.ndata, NUM_NODES) if what == "time" else (g.edata, g.num_edges())
+    dtype = {"weight": torch.float32, "mask": torch.bool, "time": torch.int64}[what]
+    drawing, freed = threading.Event(), threading.Event()
+
+    def copy_and_wait(*args: object) -> None:
+        if threading.current_thread().name == "mpigraph-prefetch" and not drawing.is_set():
+            drawing.set()
+            assert freed.wait(60)
+        copy_neighbours(*args)
+
+    def made() -> dist.DistTensor:
+        return dist.DistTensor((rows,), dtype, init_func=torch.ones)
+
+    data["p"] = made()
+    sampler = NeighborSampler([2, 2], **({"time_attr": "p"} if what == "time" else {"prob": "p"}))
+    options = {"batch_size": 30, "num_prefetch": 1, "seed": 3}
+    want = [drawn(sample) for sample in dist.DistNodeDataLoader(g, torch.arange(NUM_NODES), sampler, **options)]
+    monkeypatch.setattr("mpigraph.sampling.local.copy_neighbours", copy_and_wait)
+    batches = iter(dist.DistNodeDataLoader(g, torch.arange(NUM_NODES), sampler, **options))
+    assert drawing.wait(60)
+    old, number = data["p"], data["p"].rows.number
+    if what == "time":  # new times would have to be sorted first
+        del data["p"]
+    else:
+        data["p"] = made()
+    if closed:
+        old.close()
+    del old
+    g.barrier()
+    kept = number in g.session.store.tensors
+    freed.set()
+    assert drawn(next(batches)) == want[0]
+    if what == "time":
+        with pytest.raises(MPIGraphError, match="'p'"):
+            list(batches)
+    else:
+        assert [drawn(sample) for sample in batches] == want[1:]
+        del data["p"]
+    g.barrier()
+    on_all(job.trainers, kept and number not in g.session.store.tensors)
 
 
 @everywhere
