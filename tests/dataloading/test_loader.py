@@ -258,11 +258,15 @@ def test_what_a_minibatch_draws_by_is_kept_until_it_is_drawn(
         copy_neighbours(*args)
 
     def made() -> dist.DistTensor:
-        return dist.DistTensor((rows,), dtype, init_func=torch.ones)
+        return dist.DistTensor((rows,), dtype, init_func=lambda shape, dtype: torch.ones(shape, dtype=dtype))
 
     data["p"] = made()
     sampler = NeighborSampler([2, 2], **({"time_attr": "p"} if what == "time" else {"prob": "p"}))
     options = {"batch_size": 30, "num_prefetch": 1, "seed": 3}
+    if what == "time":
+        options["input_time"] = torch.ones(
+            NUM_NODES, dtype=torch.int64
+        )  # else a trainer reads them while another waits
     want = [drawn(sample) for sample in dist.DistNodeDataLoader(g, torch.arange(NUM_NODES), sampler, **options)]
     monkeypatch.setattr("mpigraph.sampling.local.copy_neighbours", copy_and_wait)
     batches = iter(dist.DistNodeDataLoader(g, torch.arange(NUM_NODES), sampler, **options))
