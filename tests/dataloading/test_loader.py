@@ -1,6 +1,7 @@
 """Loaders: who yields what, in which order, how often, and that nothing depends on being in step."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import mpigraph.distributed as dist
 from mpigraph.dataloading import MultiLayerFullNeighborSampler, NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
+from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.block import to_block
 from mpigraph.graphs.fields import EID, NID
@@ -245,14 +247,22 @@ def test_minibatches_draw_anew_for_what_others_drew_for(job: SharedJob, oracle) 
 def test_what_a_minibatch_draws_by_is_kept_until_it_is_drawn(
     job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch, what: str, closed: bool
 ) -> None:
-    """While a loader's thread is in the middle of a hop, its weights, mask or times are dropped or closed."""
+    """While a loader's thread is in the middle of a hop, its weights, mask or times are dropped or closed.
+
+    The thread of trainer 0 is held there; those of the others have begun, and in rounds wait for it.
+    """
     g = job.open(oracle(3))
     data, rows = (g.ndata, NUM_NODES) if what == "time" else (g.edata, g.num_edges())
     dtype = {"weight": torch.float32, "mask": torch.bool, "time": torch.int64}[what]
-    drawing, freed = threading.Event(), threading.Event()
+    begun, drawing, freed = threading.Event(), threading.Event(), threading.Event()
+
+    def keep_and_tell(self: SampledGraph, *args: Any) -> None:
+        keep_tensors(self, *args)
+        begun.set()
 
     def copy_and_wait(*args: object) -> None:
-        if threading.current_thread().name == "mpigraph-prefetch" and not drawing.is_set():
+        in_loader = threading.current_thread().name == "mpigraph-prefetch"
+        if in_loader and g.rank() == 0 and not drawing.is_set():
             drawing.set()
             assert freed.wait(60)
         copy_neighbours(*args)
@@ -264,13 +274,13 @@ def test_what_a_minibatch_draws_by_is_kept_until_it_is_drawn(
     sampler = NeighborSampler([2, 2], **({"time_attr": "p"} if what == "time" else {"prob": "p"}))
     options = {"batch_size": 30, "num_prefetch": 1, "seed": 3}
     if what == "time":
-        options["input_time"] = torch.ones(
-            NUM_NODES, dtype=torch.int64
-        )  # else a trainer reads them while another waits
+        options["input_time"] = torch.ones(NUM_NODES, dtype=torch.int64)
     want = [drawn(sample) for sample in dist.DistNodeDataLoader(g, torch.arange(NUM_NODES), sampler, **options)]
+    keep_tensors = SampledGraph.keep_tensors
+    monkeypatch.setattr(SampledGraph, "keep_tensors", keep_and_tell)
     monkeypatch.setattr("mpigraph.sampling.local.copy_neighbours", copy_and_wait)
     batches = iter(dist.DistNodeDataLoader(g, torch.arange(NUM_NODES), sampler, **options))
-    assert drawing.wait(60)
+    assert begun.wait(60) and (g.rank() or drawing.wait(60))
     old, number = data["p"], data["p"].rows.number
     if what == "time":  # new times would have to be sorted first
         del data["p"]
