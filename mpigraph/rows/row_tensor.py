@@ -274,7 +274,7 @@ class RowTensor:
         return any(lent() is not None for lent in self._lent)
 
     def give_up(self) -> bool:
-        """Refuse draws from now on; return whether there are none, nor views of the rows, so that they may be freed."""
+        """Refuse draws from now on; return True if no thread draws by the rows and no view of them is alive."""
         return not self.drawing.shut() and not self.lent
 
     @property
