@@ -413,16 +413,19 @@ def sample_hops(
 class Repeated:
     """The nodes of a frontier, told apart where some are given several times: each time is a draw of its own."""
 
-    def __init__(self, frontier: Mapping[int, I64]) -> None:
-        """Give names to the nodes of each type (int64[n] by id) that has a repeated one."""
-        names = ((ntype, ids, told_apart(ids)) for ntype, ids in frontier.items())
-        self._roots = {ntype: told.view(np.uint64) for ntype, ids, told in names if told is not ids}
+    def __init__(self, roots: Mapping[int, U64]) -> None:
+        """Keep the keys of the nodes, uint64[n] by node type id, of types that have a repeated one."""
+        self._roots = roots
 
     @classmethod
     def of(cls, frontier: Mapping[int, I64]) -> "Repeated | None":
-        """Return the repeated nodes of a frontier, or None if each is there once."""
-        repeated = cls(frontier)
-        return repeated if repeated._roots else None
+        """Return the repeated nodes of a frontier (int64[n] by node type id), or None if each is there once."""
+        roots = {}
+        for ntype, ids in frontier.items():
+            names = told_apart(ids)
+            if names is not ids:
+                roots[ntype] = names.view(np.uint64)
+        return cls(roots) if roots else None
 
     def roots(self, dst: int, strategy: Strategy) -> U64:
         """Return uint64[n], a key for each of the frontier's nodes of type ``dst``, or uint64[0] for none.
