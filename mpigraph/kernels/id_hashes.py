@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from mpigraph.arrays import I64, U64, Array
+from mpigraph.kernels.compact import slot_of
 from mpigraph.kernels.rng import mix64
 
 
@@ -39,8 +40,6 @@ def told_apart(ids: I64) -> I64:
 
     So draws for names differ where an id is given again. Returns ``ids`` itself if each is there once.
     """
-    if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
-        return ids
     names = np.empty(len(ids), np.int64)
     return names if _tell_apart(ids, names) else ids
 
@@ -48,24 +47,31 @@ def told_apart(ids: I64) -> I64:
 @njit(nogil=True, cache=True)
 def _tell_apart(ids: I64, names: I64) -> bool:
     """Fill ``names``; return whether an id repeats."""
+    count = len(ids)
+    rising = 1
+    while rising < count and ids[rising] > ids[rising - 1]:
+        rising += 1
+    if rising >= count:
+        return False
     bits = 4
-    while (1 << bits) < 2 * len(ids):  # at most half full, so linear probing ends soon
+    while (1 << bits) < 2 * count:  # at most half full, so linear probing ends soon
         bits += 1
-    table = np.zeros(1 << bits, np.int64)  # one more than the position of an id, by hash; open addressing
-    times = np.zeros(1 << bits, np.uint32)  # how often it came before
-    repeats = False
-    for i in range(len(ids)):
-        x = np.uint64(ids[i])
-        at = np.int64(mix64(x) >> np.uint64(64 - bits))
+    table = np.zeros(1 << bits, np.int32)  # one more than the first position of an id, by hash; open addressing
+    times = np.zeros(0, np.uint32)  # by first position, how often an id came again
+    for i in range(count):
+        at = slot_of(ids[i], bits)
         while table[at] and ids[table[at] - 1] != ids[i]:
             at = (at + 1) & ((1 << bits) - 1)
-        names[i] = ids[i]
-        if table[at]:
-            times[at] += np.uint32(1)
-            names[i] = np.int64(mix64(x ^ mix64(np.uint64(times[at]))))
-            repeats = True
-        table[at] = i + 1
-    return repeats
+        if table[at] == 0:
+            table[at] = i + 1
+            continue
+        if len(times) == 0:
+            times = np.zeros(count, np.uint32)
+            names[:] = ids
+        first = table[at] - 1
+        times[first] += np.uint32(1)
+        names[i] = np.int64(mix64(np.uint64(ids[i]) ^ mix64(np.uint64(times[first]))))
+    return len(times) > 0
 
 
 @njit(nogil=True, cache=True)
