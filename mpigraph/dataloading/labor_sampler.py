@@ -61,7 +61,8 @@ class LaborSampler(NeighborSampler):
 
     This is GraphBolt's form, with exactly min(fanout, d) of d in-neighbours. DGL's ``LaborSampler`` draws each of them
     independently with probability fanout/d, so its counts vary. Here each in-neighbour is as likely to be taken as in
-    uniform sampling, thus blocks have no ``edge_weights``, and models need none.
+    uniform sampling, thus blocks have no ``edge_weights``, and models need none. Each of several parallel edges has a
+    number of its own.
 
     The numbers are hashes of seed, minibatch or step, hop and source: the same on any number of ranks.
 

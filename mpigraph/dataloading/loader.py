@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from operator import attrgetter
 from typing import Any
 
@@ -38,7 +37,6 @@ from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.recording import delayed, step
-from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import CREATING, Session, current
 from mpigraph.session.control import Operation
 from mpigraph.session.draws import check_seed
@@ -75,12 +73,12 @@ class _Epochs:
         self.stop("another pass over this loader was begun: it makes one at a time, so make a loader for each")
         service = self._service
         service.channel.purpose = f"epoch {plan.epoch} of a loader"
-        steps = count(plan.step)
+        contexts = plan.contexts(self._seed)
         answering = Answering(service.serve_until_idle, session.world)
         background = session.world.threads_may_communicate
 
         def sample(positions: I64) -> Any:
-            with session.sampling_with(service, RandomContext(self._seed, plan.epoch, next(steps))):
+            with session.sampling_with(service, next(contexts)):
                 return stages.sample(seeds_at(positions))
 
         produce = partial(self.pipeline.produce, plan.batches(), sample, stages, answering.begin)
@@ -126,7 +124,8 @@ class DistDataLoader(HasEpochs):
 
     Every rank yields its own ids, each once, in the same number of batches (see ``dataloading/seeds.py``). One epoch
     runs at a time: beginning another one ends the one before, whose iterator then raises ClosedError. Order, batches
-    and draws depend only on ``seed`` and the number of the epoch. So a loader that is made anew in each epoch repeats
+    and draws depend only on ``seed`` and the number of the epoch; what a ``collate_fn`` samples depends on the batch,
+    too, and differs between equal batches of an epoch. So a loader that is made anew in each epoch repeats
     the first one, with a warning, unless you set its epoch (:meth:`set_epoch`) or another ``seed``.
 
     Iterating is collective when hosts are remote, but trainers may take different numbers of steps and leave early.

@@ -127,16 +127,16 @@ class DataLoader(HasEpochs):
     def __iter__(self) -> Iterator[Any]:
         plan = self._passes.begin()
         try:
-            for positions in plan.batches():
-                batch = self._minibatch(plan, positions)
+            for positions, context in zip(plan.batches(), plan.contexts(self._seed), strict=True):
+                batch = self._minibatch(plan, positions, context)
                 plan.taken += 1
                 yield batch
         finally:
             self._passes.end(plan)
 
-    def _minibatch(self, plan: EpochPlan, positions: I64) -> Any:
+    def _minibatch(self, plan: EpochPlan, positions: I64, context: RandomContext) -> Any:
         session = self._session
-        with session.sampling_with(session.service, RandomContext(self._seed, plan.epoch, plan.step)):
+        with session.sampling_with(session.service, context):
             batch = self._sample(plan.seeds.chosen(positions))
         if self._device is not None:
             batch = moved(batch, self._device)

@@ -33,6 +33,7 @@ from mpigraph.distgraph.partition_book import local_nodes
 from mpigraph.distgraph.typed_ids import EdgeIds, EdgeTensors, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.graphs.hetero import HeteroGraph
+from mpigraph.kernels.id_hashes import told_apart
 from mpigraph.kernels.negatives import draw_nodes, draw_others, keep_candidates
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.metadata.schema import Relation
@@ -94,7 +95,8 @@ class NegativeSampler(ABC):
     """Draws ``k`` negatives for each edge.
 
     Inside a loader an edge's draws depend on the loader's seed, the epoch and the edge alone. Outside they depend on
-    the job's seed and the number of calls so far.
+    the job's seed and the number of calls so far. An edge that is given several times in a call has other draws each
+    time, and so have the minibatches of an epoch that consist of the same edges.
 
     A call looks up the sources of the edges: one-sided, except in :class:`GlobalUniform`.
     """
@@ -159,7 +161,7 @@ class PerSourceUniform(_PerRelation):
     """Keeps the source of each edge and draws ``k`` destinations among all nodes of the destination type.
 
     A negative may happen to be an edge. An edge has the same negatives throughout an epoch, in whatever batch and on
-    whatever rank. One-sided; the target does nothing.
+    whatever rank, if it is a seed once. One-sided; the target does nothing.
     """
 
     def _pairs(self, g: DistGraph, relation: Relation, edges: Edges, key: np.uint64) -> tuple[I64, I64]:
@@ -277,7 +279,7 @@ class InBatch(_PerRelation):
         if len(edges.eids) < 2:
             return NO_EDGES.src, NO_EDGES.dst
         partners = np.empty(len(edges.eids) * self.k, np.int64)
-        draw_others(key, edges.eids, self.k, partners)
+        draw_others(key, told_apart(edges.eids), self.k, partners)
         return np.repeat(edges.src, self.k), edges.dst[partners]
 
 
@@ -298,7 +300,7 @@ def draw_negatives(sampler: NegativesOf, g: DistGraph, edges: dict[Relation, Edg
 def _nodes(key: np.uint64, eids: I64, count: int, num: int, first: int = 0) -> I64:
     """Return int64[n * count]: ``count`` of the nodes ``first .. first + num - 1`` for each edge."""
     out = np.empty(len(eids) * count, np.int64)
-    draw_nodes(key, eids, count, first, num, out)
+    draw_nodes(key, told_apart(eids), count, first, num, out)
     return out
 
 

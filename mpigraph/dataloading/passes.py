@@ -7,7 +7,7 @@ remainder, so that what is left of it later has the same order.
 import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import chain, count, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,11 @@ from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffled
 from mpigraph.errors import InvalidArgumentError, check_integer, check_state
+from mpigraph.kernels.id_hashes import told_apart
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.mpi.world import World
+from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.session.context import OfTrainer
 
 _GOING_ON = "going on from the state of a loader"
@@ -85,6 +87,22 @@ class EpochPlan:
         """Return positions of the seeds of each batch that was not handed out."""
         bounds = (self._bounds[self.taken :] - self._base).tolist()
         return (self._order[begin:end] for begin, end in pairwise(bounds))
+
+    def contexts(self, seed: int) -> Iterator[RandomContext]:
+        """Return what the draws of each of :meth:`batches` depend on.
+
+        Batches of the same seeds are numbered from the last one on, so that the number of one does not depend on how
+        many were handed out before: a loaded pass repeats no draws, and goes on as it would have.
+        """
+        names: list[int] = []
+        if self.seeds.repeat:
+            hashes = self.seeds.hashes(np.uint64(0)).view(np.int64)
+            sums = np.array([hashes[positions].sum() for positions in self.batches()], np.int64)[::-1]
+            told = told_apart(sums)
+            names = np.where(told == sums, 0, told)[::-1].tolist()
+        for step, positions, name in zip(count(self.step), self.batches(), chain(names, repeat(0)), strict=False):
+            epoch = int(combine(self.epoch, name)) if name else self.epoch
+            yield RandomContext(seed, epoch, step, minibatch=self.seeds.fingerprint(positions))
 
     def left(self, taken: int) -> I64:
         """Return the :meth:`.Seeds.rows` of the seeds left after ``taken`` batches, in their original order."""

@@ -134,7 +134,8 @@ class NeighborSampler(BlockSampler):
     """Samples a fixed number of in-neighbours in each layer (Hamilton et al., "Inductive Representation Learning on
     Large Graphs", NeurIPS 2017).
 
-    The draw is a hash of seed, epoch, the minibatch's seed nodes, hop and node: the same on any number of ranks.
+    The draw is a hash of seed, epoch, the minibatch's seed nodes, hop and node: the same on any number of ranks. Equal
+    minibatches of an epoch draw differently, and so does a node that is given as a seed several times.
 
     Attributes:
         fanouts, edge_dir, prob, replace, return_eids, num_threads, disjoint, time_filter: the fields of
@@ -190,7 +191,7 @@ class NeighborSampler(BlockSampler):
             temporal_comparison: "<=", or "<" to leave out edges of exactly the seed's time, too.
             time_window: most by which an edge may be older than the seed; 0 leaves edges of exactly its time.
             disjoint: a tree for each seed without times, too. The draws of a tree then depend on its root, not on the
-                minibatch.
+                minibatch: a root draws the same in all minibatches of an epoch, except where these have equal seeds.
             return_eids: blocks carry ``edata[EID]``; without it less data travels.
             num_threads: threads that draw local neighbours, with the same results; by default those of ``initialize``.
             empty_relations: blocks of a typed ``DistGraph`` keep relations without sampled edges, as in DGL since 2.3.

@@ -20,6 +20,7 @@ from mpigraph.distgraph.typed_ids import (
 )
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import IdsLike
+from mpigraph.kernels.id_hashes import told_apart
 from mpigraph.kernels.negatives import draw_nodes
 from mpigraph.kernels.rng import combine
 from mpigraph.metadata.schema import Relation
@@ -124,11 +125,11 @@ def redraw_newer(
     dst = dst.copy()
     newer = too_new(np.arange(len(dst)))
     k, key = len(dst) // len(edges.eids), combine(context.seed, context.epoch, _TAG, g.schema.relation_id(relation))
-    again = np.empty_like(dst)
+    again, names = np.empty_like(dst), told_apart(edges.eids)
     for number in range(_TRIES):
         if not len(newer):
             return (src, dst), times
-        draw_nodes(combine(key, number), edges.eids, k, 0, g.num_nodes(relation[2]), again)
+        draw_nodes(combine(key, number), names, k, 0, g.num_nodes(relation[2]), again)
         dst[newer] = again[newer]
         newer = too_new(newer)
     kept = np.ones(len(dst), np.bool_)

@@ -12,6 +12,7 @@ With batch size 4 and 9, 8, 3 and 0 seeds on four ranks::
 """
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from mpigraph.arrays import I64, U64
 from mpigraph.collective import collective
 from mpigraph.distgraph.typed_ids import EdgeIds, NodeIds, id_array
 from mpigraph.kernels.id_hashes import hash_each, hash_of_sequence, sum_of_hashes
-from mpigraph.kernels.rng import combine
+from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.metadata.schema import Relation
 
 TypedIds: TypeAlias = NodeIds | EdgeIds
@@ -123,10 +124,28 @@ class Seeds:
 
     def hashes(self, key: np.uint64) -> U64:
         """Return uint64[n], a hash of each seed."""
-        ids = self._identities()
         out = np.empty(len(self), np.uint64)
-        hash_each(key, ids if self._types is None else ids + (self._kinds.astype(np.int64) << 48), out)
+        hash_each(key, self._identities_of_types(), out)
         return out
+
+    def _identities_of_types(self) -> I64:
+        """Return int64[n], as :meth:`_identities`, and different for ids of two types."""
+        ids = self._identities()
+        return ids if self._types is None else ids + (self._kinds.astype(np.int64) << 48)
+
+    @cached_property
+    def repeat(self) -> bool:
+        """True if a seed is there several times."""
+        ids = self._identities_of_types()
+        return not (ids[1:] > ids[:-1]).all() and len(np.unique(ids)) < len(ids)
+
+    def fingerprint(self, positions: I64) -> int:
+        """Return a hash of the seeds at int64[b] positions, whatever their order: see :class:`.RandomContext`."""
+        ids = self._ids[positions]
+        if self._types is None:
+            return int(fingerprint(ids))
+        kinds = self._kinds[positions]
+        return sum(int(fingerprint(ids[kinds == kind])) for kind in np.unique(kinds)) % 2**64
 
     def chosen(self, positions: I64) -> Chosen:
         """Return the seeds at int64[b] positions."""

@@ -5,7 +5,7 @@ All relations of a hop travel in the same messages. It also looks up edges, at t
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -28,7 +28,7 @@ from mpigraph.distgraph.typed_ids import (
     by_relation,
     unwrap_nodes,
 )
-from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError
+from mpigraph.errors import ClosedError, EdgeTypeError, InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.block import Blocks as BlockList
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE, EdgeType
@@ -39,6 +39,7 @@ from mpigraph.sampling.induced import induced_edges
 from mpigraph.sampling.minibatch import (
     Layer,
     RandomContext,
+    Repeated,
     SampledHops,
     SamplingPlan,
     Subgraph,
@@ -126,7 +127,8 @@ class SampledGraph(TypeNames):
         """Sample in-neighbours of nodes.
 
         Args:
-            seed_nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need.
+            seed_nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need. A node
+                that is given several times draws anew each time.
             fanout: most neighbours of a node in each relation; -1 means all. Or edge type -> most neighbours, with
                 every edge type.
             edge_dir: only "in": parts hold the in-edges of their nodes.
@@ -139,8 +141,8 @@ class SampledGraph(TypeNames):
             etype_sorted: accepted for DGL's scripts.
             output_device: where to put the graph; the CPU by default.
             use_graphbolt: accepted for DGL's scripts.
-            seed: makes the draw a function of the arguments alone. By default two calls differ, and the same program
-                repeats the same draws on any number of ranks.
+            seed: makes the draw a function of the arguments alone. By default two calls differ, also in a loader's
+                minibatches, and the same program repeats the same draws on any number of ranks.
 
         Returns:
             A graph with all nodes and relations of this one and the sampled edges, ordered by their destination's place
@@ -162,14 +164,11 @@ class SampledGraph(TypeNames):
         self, seed_nodes: NodeIds, arguments: SamplingArguments, exclude_edges: EdgeIds | None = None
     ) -> HeteroGraph:
         """Do the work of :meth:`sample_neighbors` by the arguments of one layer."""
-        with self.raised_everywhere():
-            plan = self.plan(arguments, seed_nodes, exclude_edges)
-        context = self.session.next_context(arguments.seed)
-        keys = HopKeys.of(minibatch_key(context, plan.seeds), 0, context.every, context.step)
-        requests = hop_requests(plan, 0, self.loaded, plan.seeds, keys)
         relations = self.schema.relations
         edges, eids = dict.fromkeys(relations, (_NONE, _NONE)), dict.fromkeys(relations, _NONE)
-        with self.session.sampling() as service:
+        with self._drawing(arguments, seed_nodes, exclude_edges) as (service, plan, context):
+            keys = HopKeys.of(minibatch_key(context, plan.seeds), 0, context.every, context.step)
+            requests = hop_requests(plan, 0, self.loaded, plan.seeds, keys, Repeated.of(plan.seeds))
             for number, neighbors in service.sample(requests).items():
                 relation = relations[number]
                 dst = np.repeat(plan.seeds[self.schema.ends(number)[1]], np.diff(neighbors.offsets))
@@ -214,8 +213,7 @@ class SampledGraph(TypeNames):
         The first use of a time that :meth:`prepare_times` was not told is always collective.
         """
         arguments = SamplingArguments.of(fanouts, options)
-        plan, context = self._begin(arguments, seed_nodes, exclude_edges, seed_times)
-        with self.session.sampling(arguments.num_threads) as service:
+        with self._drawing(arguments, seed_nodes, exclude_edges, seed_times) as (service, plan, context):
             sampled = sample_hops(service, self.loaded, plan, context)
         input_nodes = dict(enumerate(sampled.ids)) if sampled.hops else sampled.seeds
         inputs, outputs = (unwrap_nodes(self.schema, ids, every_type=False) for ids in (input_nodes, sampled.seeds))
@@ -242,8 +240,7 @@ class SampledGraph(TypeNames):
         The first use of a time that :meth:`prepare_times` was not told is always collective.
         """
         arguments = SamplingArguments.of(fanouts, options)
-        plan, context = self._begin(arguments, seed_nodes, exclude_edges, seed_times)
-        with self.session.sampling(arguments.num_threads) as service:
+        with self._drawing(arguments, seed_nodes, exclude_edges, seed_times) as (service, plan, context):
             return sample_hops(service, self.loaded, plan, context, expand_once=True).subgraph()
 
     @collective("trainers", WHEN_REMOTE)
@@ -446,13 +443,39 @@ class SampledGraph(TypeNames):
                     service.fail(error)
             raise
 
-    def _begin(
-        self, arguments: SamplingArguments, nodes: NodeIds, exclude_edges: EdgeIds | None, seed_times: NodeIds | None
-    ) -> tuple[SamplingPlan, RandomContext]:
-        """Return the plan of a minibatch and what its draws depend on; errors of arguments are raised everywhere."""
-        with self.raised_everywhere(rounds=bool(arguments.fanouts)):
-            plan = self.plan(arguments, nodes, exclude_edges, seed_times)
-        return plan, self.session.next_context(arguments.seed)
+    @contextmanager
+    @collective("trainers", "at the first use of a time, else local")
+    def _drawing(
+        self,
+        arguments: SamplingArguments,
+        nodes: NodeIds,
+        exclude_edges: EdgeIds | None = None,
+        seed_times: NodeIds | None = None,
+    ) -> Iterator[tuple[NeighborService, SamplingPlan, RandomContext]]:
+        """Give the service to draw a minibatch with, its plan, and what its draws depend on.
+
+        Errors of arguments are raised everywhere. The tensors to draw by are kept until the end of the ``with`` block,
+        also at other hosts, which answer before.
+        """
+        with ExitStack() as kept:
+            with self.raised_everywhere(rounds=bool(arguments.fanouts)):
+                while True:
+                    changes = self._features.changes
+                    plan = self.plan(arguments, nodes, exclude_edges, seed_times)
+                    try:
+                        self.keep_tensors(plan, kept)
+                        break
+                    except ClosedError:
+                        if self._features.changes == changes:
+                            raise  # else others have their names by now
+            context = self.session.next_context(arguments.seed)
+            with self.session.sampling(arguments.num_threads) as service:
+                yield service, plan, context
+
+    def keep_tensors(self, plan: SamplingPlan, kept: ExitStack) -> None:
+        """Keep the tensors that a plan draws by until ``kept`` ends. Raises ClosedError if one was closed."""
+        for number in set[int]().union(*(layer.tensors for layer in plan.layers)):
+            kept.enter_context(self.session.store.tensor(number).drawing)
 
     @collective("trainers", "at the first use of a time, else local")
     def plan(

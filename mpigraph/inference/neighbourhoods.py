@@ -5,6 +5,7 @@ and trainers may have different numbers of them.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -77,7 +78,8 @@ class Neighbourhoods:
         plan = replace(self._plan, seeds=seeds)
         seed = g.session.store.seed
         keys = HopKeys.of(np.uint64(seed ^ _DRAWS), layer)
-        with g.session.sampling() as service:
+        with ExitStack() as kept, g.session.sampling() as service:
+            g.keep_tensors(plan, kept)
             sampled = sample_hops(service, g.loaded, plan, RandomContext(seed, 0), keys=keys)
         src_ids = {ntype: sampled.ids[t] for t, ntype in enumerate(g.schema.ntypes)}
         (block,) = hop_blocks(sampled)

@@ -7,7 +7,8 @@ agree on whom to take, so the union is smaller.
 
 A number has 32 bits: the mixer is one to one below 2**32 (Wellons: "Prospecting for hash functions", 2018, lowbias32,
 with half of the key before and half of it between the multiplications), and its loop compiles to vector instructions.
-Edges from one source have one number; the earlier edge comes first.
+Of parallel edges, which lie next to each other, each has a number of its own: the number of the source, its hash, the
+hash of that, and so on.
 """
 
 from typing import Any
@@ -23,6 +24,7 @@ from mpigraph.kernels.sample import Candidates, Destinations
 _M1, _M2 = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 _S15, _S16 = np.uint32(15), np.uint32(16)
 _PHASE_LOW, _PHASE_HIGH = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B)  # the key of the nodes' phases
+_PARALLEL = np.uint32(0x5BD1E995)  # mixed in from one parallel edge to the next
 _AHEAD = 16  # nodes between the prefetch of a list and its use
 _LINES = 3  # cache lines of a list that are prefetched
 _CHUNK = 2048  # sources whose numbers are computed at once: they stay in the first cache
@@ -80,13 +82,33 @@ def source_numbers(sources: Array, key: np.uint64, period: int, phase: int, numb
 
 
 @njit(nogil=True, cache=True)
+def _edge_numbers(row: Array, begin: int, key: np.uint64, period: int, phase: int, numbers: U32) -> int:
+    """Compute the numbers of the edges of a row from the ``begin``-th on, at most a chunk; return how many they are.
+
+    ``numbers`` still has those of the chunk before.
+    """
+    chunk = row[begin : begin + _CHUNK]
+    last = numbers[_CHUNK - 1]
+    source_numbers(chunk, key, period, phase, numbers[: len(chunk)])
+    parallel = 0
+    for j in range(1, len(chunk)):
+        parallel += int(chunk[j] == chunk[j - 1])
+    if begin > 0 and chunk[0] == row[begin - 1]:
+        numbers[0] = _mix32(np.uint32(last ^ _PARALLEL), np.uint32(0))
+    if parallel:
+        for j in range(1, len(chunk)):
+            if chunk[j] == chunk[j - 1]:
+                numbers[j] = _mix32(np.uint32(numbers[j - 1] ^ _PARALLEL), np.uint32(0))
+    return len(chunk)
+
+
+@njit(nogil=True, cache=True)
 def _below(row: Array, key: np.uint64, period: int, phase: int, limit: np.uint64, numbers: U32, candidates: U64) -> int:
-    """List the sources whose number is below ``limit``: the number in the upper half of a word, the place below it."""
+    """List the edges whose number is below ``limit``: the number in the upper half of a word, the place below it."""
     count = 0
     for begin in range(0, len(row), _CHUNK):
-        chunk = row[begin : begin + _CHUNK]
-        source_numbers(chunk, key, period, phase, numbers[: len(chunk)])
-        for j in range(len(chunk)):  # without branches: a place that is not counted is written over
+        length = _edge_numbers(row, begin, key, period, phase, numbers)
+        for j in range(length):  # without branches: a place that is not counted is written over
             number = np.uint64(numbers[j])
             candidates[count] = (number << S32) | np.uint64(begin + j)
             count += int(number < limit)
@@ -129,7 +151,7 @@ def choose_labor(
     offsets: I64,
     picks: I64,
 ) -> None:
-    """Choose the edges of each node whose sources have the smallest numbers.
+    """Choose the edges of each node that have the smallest numbers.
 
     A limit a little above k/d selects candidates; the largest are dropped. Where it selects too few, it is doubled.
 
@@ -188,7 +210,7 @@ def choose_labor_weighted(
     offsets: I64,
     picks: I64,
 ) -> None:
-    """Choose the edges of each node that arrive first, at exponential times by the sources' numbers.
+    """Choose the edges of each node that arrive first, at exponential times by their numbers.
 
     An edge's rate is its weight, so that the choice of a node is one without replacement in proportion to weights
     (Efraimidis, Spirakis: "Weighted random sampling with a reservoir", IPL 2006). With equal weights it is that of
@@ -215,10 +237,9 @@ def choose_labor_weighted(
         for unit in (1.0, _FINE):  # again where weights are so small that arrivals chosen are infinite, thus equal
             count = 0
             for begin in range(0, degree, _CHUNK):
-                chunk = indices[first + begin : first + min(begin + _CHUNK, degree)]
                 if not everything:
-                    source_numbers(chunk, key, period, phase, numbers[: len(chunk)])
-                for t in range(len(chunk)):
+                    _edge_numbers(indices[first : first + degree], begin, key, period, phase, numbers)
+                for t in range(min(_CHUNK, degree - begin)):
                     edge = first + begin + t
                     if not weights[edge] > 0:
                         continue

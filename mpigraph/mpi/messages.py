@@ -85,10 +85,11 @@ class Gate:
                 del self._users[thread]
                 self._changed.notify_all()
 
-    def shut(self) -> None:
-        """Refuse new users."""
+    def shut(self) -> bool:
+        """Refuse new users; return whether other threads are still inside."""
         with self._changed:
             self._shut = True
+            return bool(self._users.keys() - {get_ident()})
 
     def drain(self) -> None:
         """Refuse new users, and wait for those of other threads. Blocking: the caller puts a deadline on it."""

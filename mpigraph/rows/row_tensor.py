@@ -29,6 +29,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.kernels.float16 import narrow_part
 from mpigraph.metadata.book import RangeBook, check_ids
+from mpigraph.mpi.messages import Gate
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow, SourceOf, WindowPart
 from mpigraph.storage.format import storage_dtype
@@ -88,6 +89,7 @@ class RowTensor:
         shape: ``(rows, *row_shape)``.
         copying: the background copy of the rows, if there is one.
         joint: the tensor that has these rows, too, if there is one.
+        drawing: what is drawn by these rows, here or at their hosts for this rank, is drawn inside of it.
         version: counts the control calls before which a rank had written rows; the same on every rank after each.
         last_write: the number of the last write that this rank knows of.
     """
@@ -125,6 +127,7 @@ class RowTensor:
         self.last_write = self._told = 0
         self._lent: list[weakref.ref[Array]] = []
         self.joint = joint
+        self.drawing = Gate(f"tensor {name!r} was closed")
         self.shape = (int(offsets[-1]), *row_shape)
         if joint is None:
             what = f"tensor {name!r}"
@@ -269,6 +272,10 @@ class RowTensor:
     def lent(self) -> bool:
         """True if this rank holds views through which it may write at any time."""
         return any(lent() is not None for lent in self._lent)
+
+    def give_up(self) -> bool:
+        """Refuse draws from now on; return True if no thread draws by the rows and no view of them is alive."""
+        return not self.drawing.shut() and not self.lent
 
     @property
     def written(self) -> bool:

@@ -15,12 +15,14 @@ draws of a tree depend on its root and the root's time, not on the minibatch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import I32, I64, U64, Mask
 from mpigraph.collective import WHEN_REMOTE, collective
+from mpigraph.kernels.id_hashes import told_apart
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.temporal import root_keys, tree_keys
 from mpigraph.metadata.schema import Schema
@@ -46,15 +48,18 @@ class RandomContext:
 
     Attributes:
         seed: the user's seed.
-        epoch: number of the pass over the data, or of the call.
+        epoch: number of the pass over the data, or of the call; with later minibatches of the same seeds in this pass,
+            a hash of it and of their number.
         step: number of the step.
         draw: number of the draw within the minibatch.
+        minibatch: in a loader the sum of the fingerprints of the minibatch's seeds, of each type; else 0.
     """
 
     seed: int
     epoch: int
     step: int = 0
     draw: int = 0
+    minibatch: int = 0
 
     @property
     def every(self) -> np.uint64:
@@ -87,6 +92,11 @@ class Layer(dict[int, Strategy]):
     """
 
     families: "list[_Family] | None" = None
+
+    @cached_property
+    def tensors(self) -> set[int]:
+        """The numbers of the tensors that the strategies draw by."""
+        return {number for strategy in self.values() for number in strategy.tensors if number}
 
 
 class _Family(NamedTuple):
@@ -230,15 +240,21 @@ class SampledHops:
 def minibatch_key(context: RandomContext, seeds: Mapping[int, I64]) -> np.uint64:
     """Return the key of a minibatch's draws; hop, relation, node and number of the draw are mixed in later.
 
+    It depends on the seeds. In a loader, nodes other than the minibatch's own seeds may be the same in many
+    minibatches, such as those that a ``collate_fn`` samples for: their key depends on the minibatch, too.
+
     Args:
-        context: user seed and epoch.
+        context: user seed, epoch and minibatch.
         seeds: int64[n] by node type id; their order does not matter.
     """
     key = combine(context.seed, context.epoch)
+    total = 0
     for ntype, ids in sorted(seeds.items()):
         if len(ids):
-            key = combine(key, ntype, fingerprint(ids))
-    return key
+            of_type = fingerprint(ids)
+            key = combine(key, ntype, of_type)
+            total += int(of_type)
+    return combine(key, context.minibatch) if context.minibatch not in (0, total % 2**64) else key
 
 
 def hop_requests(
@@ -247,11 +263,12 @@ def hop_requests(
     graph: LoadedGraph,
     frontier: Mapping[int, I64],
     keys: HopKeys,
-    trees: "_Growing | None" = None,
+    trees: "_Growing | Repeated | None" = None,
 ) -> list[SamplingRequest]:
     """Return the requests of one hop: through each relation with a strategy and destinations in the frontier.
 
-    Relations that share tables have one request for all whose strategies differ in tensors alone.
+    Relations that share tables have one request for all whose strategies differ in tensors alone. With ``trees``
+    destinations draw by keys of their own.
     """
     schema = graph.topology.hosts.schema
     hows = plan.layers[layer]
@@ -305,7 +322,7 @@ def _shared_requests(
     shared: SharedEdges,
     frontier: Mapping[int, I64],
     keys: HopKeys,
-    trees: "_Growing | None",
+    trees: "_Growing | Repeated | None",
 ) -> Iterator[SharedRequest]:
     """Yield the requests of a hop through relations that share tables, have strategies of one family, and one node type
     of destinations.
@@ -331,7 +348,7 @@ def _shared_requests(
                 strategy if trees is None else trees.with_times(dst, strategy),
                 plan.want_eids,
                 strategy.hop_key(keys, src),
-                _NO_ROOTS if trees is None else trees.roots(dst),
+                _NO_ROOTS if trees is None else trees.roots(dst, strategy),
                 np.sort(np.concatenate([_NONE, *edges])),
                 tensors,
             )
@@ -365,6 +382,7 @@ def sample_hops(
         table.reset(plan.seeds.get(ntype, _NONE))
     nodes = tables if trees is None else trees.tables
     every = context.every
+    repeats = Repeated.of(plan.seeds) if trees is None else None  # of hops, too: seeds are destinations of each
     hops: list[Hop] = []
     sample = service.sample if keys is None else service.sample_local
     first_dst = [0 for _ in nodes]
@@ -375,7 +393,9 @@ def sample_hops(
         else:
             frontier = trees.frontier(first_dst)
         of_hop = keys or HopKeys.of(key, len(hops), every, context.step)
-        requests = hop_requests(plan, layer, graph, frontier, of_hop, trees)
+        if repeats is not None:
+            repeats = Repeated.of(frontier)
+        requests = hop_requests(plan, layer, graph, frontier, of_hop, trees or repeats)
         edges = {}
         for relation, neighbors in sample(requests).items():
             src, dst = schema.ends(relation)
@@ -388,6 +408,44 @@ def sample_hops(
         grown = Trees([of.copy() for _, of in listed], None if plan.times is None else trees.times)
         return SampledHops(schema, [ids.copy() for ids, _ in listed], plan.seeds, hops, plan.want_eids, grown)
     return SampledHops(schema, [table.ids.copy() for table in tables], plan.seeds, hops, plan.want_eids)
+
+
+class Repeated:
+    """The nodes of a frontier, told apart where some are given several times: each time is a draw of its own."""
+
+    def __init__(self, roots: Mapping[int, U64]) -> None:
+        """Keep the keys of the nodes, uint64[n] by node type id, of types that have a repeated one."""
+        self._roots = roots
+
+    @classmethod
+    def of(cls, frontier: Mapping[int, I64]) -> "Repeated | None":
+        """Return the repeated nodes of a frontier (int64[n] by node type id), or None if each is there once."""
+        roots = {}
+        for ntype, ids in frontier.items():
+            names = told_apart(ids)
+            if names is not ids:
+                roots[ntype] = names.view(np.uint64)
+        return cls(roots) if roots else None
+
+    def roots(self, dst: int, strategy: Strategy) -> U64:
+        """Return uint64[n], a key for each of the frontier's nodes of type ``dst``, or uint64[0] for none.
+
+        A strategy whose destinations share numbers chooses the same edges however often a node is given.
+        """
+        return self._roots.get(dst, _NO_ROOTS) if strategy.keys_by_relation else _NO_ROOTS
+
+    def of_roots(self, dst: int, key: np.uint64 | U64, strategy: Strategy) -> tuple[np.uint64 | U64, Strategy]:
+        """Return the key of the frontier's nodes of type ``dst``, or one for each; and the strategy."""
+        roots = self.roots(dst, strategy)
+        if not len(roots):
+            return key, strategy
+        keys: U64 = np.empty(len(roots), np.uint64)
+        tree_keys(roots, np.arange(len(roots)), np.uint64(key), keys)
+        return keys, strategy
+
+    def with_times(self, dst: int, strategy: Strategy) -> Strategy:
+        """Return the strategy itself."""
+        return strategy
 
 
 class _Growing:
@@ -419,6 +477,7 @@ class _Growing:
             first, end = firsts[ntype : ntype + 2].tolist()
             table.reset(ids[ntype], np.arange(first, end), int(firsts[-1]))
             root_keys(combine(base, ntype), ids[ntype], self.times[first:end], self._keys[first:end])
+        self._keys = told_apart(self._keys.view(np.int64)).view(np.uint64)
 
     def frontier(self, first_dst: Sequence[int]) -> dict[int, I64]:
         """Return by node type id the destinations of the next hop: the nodes from position ``first_dst`` on."""
@@ -426,7 +485,7 @@ class _Growing:
         self._trees = [trees for _, trees in listed]
         return {ntype: ids for ntype, (ids, _) in enumerate(listed)}
 
-    def roots(self, dst: int) -> U64:
+    def roots(self, dst: int, strategy: Strategy) -> U64:
         """Return uint64[n], the keys of the trees of the frontier's nodes of type ``dst``."""
         roots: U64 = self._keys[self._trees[dst]]
         return roots

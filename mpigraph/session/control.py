@@ -5,7 +5,8 @@ same, and then the same handler on every rank. A trainer whose script went astra
 operations and the ranks, instead of a hang.
 
 Nothing communicates when the garbage collector drops a tensor or a loader: its number is noted, travels with the
-next call, and is freed once every trainer has dropped it. A trainer that has lent views of a tensor's rows has not.
+next call, and is freed once every trainer has dropped it. A trainer that has lent views of a tensor's rows, or that has
+threads which draw by them, has not.
 """
 
 import json
@@ -81,14 +82,16 @@ def _prepare_walks(store: Store, args: Arguments) -> Any:
 
 
 def _free(store: Store, args: Arguments) -> Any:
-    """Free tensors now, except those that trainers have lent views of: other tensors would take their memory."""
+    """Free tensors now, except those that trainers have lent views of or draw by: others would take their memory."""
     going = sorted(store.with_joint(args["numbers"]))
     numbers = np.array(going, np.int64)
     _retire(store, going)
-    lent = np.array([number in store.tensors and store.tensors[number].lent for number in going], np.uint8)
-    store.world.comm.Allreduce(MPI.IN_PLACE, lent, op=MPI.MAX)
-    store.free(numbers[lent == 0].tolist())
-    store.free_derived(numbers[lent > 0].tolist())
+    tensors = [store.tensors.get(number) for number in going]
+    drawn = [tensor is not None and tensor.drawing.shut() for tensor in tensors]
+    in_use = np.array([drawn, [tensor is not None and tensor.lent for tensor in tensors]], np.uint8)
+    store.world.comm.Allreduce(MPI.IN_PLACE, in_use, op=MPI.MAX)
+    store.free(numbers[~in_use.any(axis=0)].tolist())
+    store.free_derived(numbers[(in_use[0] == 0) & (in_use[1] > 0)].tolist())
 
 
 def _shut_down(store: Store, args: Arguments) -> Any:
@@ -275,7 +278,7 @@ class Control:
             if tensors[number].written:
                 marked.add(number)
                 written[number] = tensors[number].last_write
-        dropped = [number for number in sorted(self._dropped) if number not in tensors or not tensors[number].lent]
+        dropped = [number for number in sorted(self._dropped) if number not in tensors or tensors[number].give_up()]
         own = _Message(args, have, dropped, list(written))
         replies = allgather_bytes(self._world.comm, json.dumps(own._asdict()).encode())
         messages = {reply: _Message(**json.loads(reply)) for reply in set(replies)}  # most ranks send the same

@@ -1,5 +1,8 @@
 """Loaders: who yields what, in which order, how often, and that nothing depends on being in step."""
 
+import threading
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +12,13 @@ from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import MultiLayerFullNeighborSampler, NeighborSampler
+from mpigraph.dataloading.negative_sampler import Uniform
 from mpigraph.dataloading.seeds import agreed_steps, batch_bounds, shuffled
-from mpigraph.errors import InvalidArgumentError
+from mpigraph.distgraph.sampled_graph import SampledGraph
+from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.block import to_block
 from mpigraph.graphs.fields import EID, NID
+from mpigraph.kernels.sample import copy_neighbours
 from mpigraph.session.context import current
 
 
@@ -193,6 +199,139 @@ def test_every_draw_of_a_batch_is_another_one_on_all_ranks_alike(job: SharedJob,
 
     job.open(path)
     on_all(job.trainers, body() == job.alone(body))
+
+
+def drawn(sample: tuple) -> tuple:
+    """The edges of a minibatch's blocks, and the ends of its negatives, if it has some."""
+    *others, blocks = sample
+    negatives = [torch.cat(pairs.edges()) for pairs in others[2:]]
+    return tuple(tuple(tensor.tolist()) for tensor in [*(block.edata[EID] for block in blocks), *negatives])
+
+
+@everywhere
+def test_minibatches_draw_anew_for_what_others_drew_for(job: SharedJob, oracle) -> None:
+    """For equal seeds, and for nodes that are not their seeds; on all ranks alike, ahead or not."""
+    path = oracle(3)
+    nodes = torch.arange(NUM_NODES)
+
+    def body() -> list:
+        g = open_graph(path)
+        ways = [{}, {"replace": True}, {"prob": "weight"}, {"mask": "even"}, {"disjoint": True}]
+        result = []
+        for how in ways:
+            for depth in (0, 2):
+                options = {"batch_size": NUM_NODES, "num_prefetch": depth, "seed": 5}
+                loader = dist.DistNodeDataLoader(g, nodes.repeat(4), NeighborSampler([2, 2], **how), **options)
+                result.append([drawn(sample) for sample in loader])
+            assert result[-1] == result[-2] and len(set(result[-1])) == 4
+        edges = torch.arange(60).repeat(3)
+        ends = dist.DistEdgeDataLoader(g, edges, NeighborSampler([2]), batch_size=60, negative_sampler=Uniform(1))
+        result.append([drawn(sample) for sample in ends])
+        parts = zip(*((sample[0], sample[1]) for sample in result[-1]), strict=True)
+        assert [len(set(part)) for part in parts] == [3, 3]  # blocks, and negatives
+
+        def collate(_: list[int]) -> tuple:
+            return tuple(g.sample_neighbors(nodes, 2).edata[EID].tolist())
+
+        result.append(list(dist.DistDataLoader(range(6), 2, collate_fn=collate)))
+        assert len(set(result[-1])) == 3
+        return result
+
+    job.open(path)
+    on_all(job.trainers, body() == job.alone(body))
+
+
+@everywhere
+@pytest.mark.parametrize("what", ["weight", "mask", "time"])
+@pytest.mark.parametrize("closed", [False, True], ids=["dropped", "closed"])
+def test_what_a_minibatch_draws_by_is_kept_until_it_is_drawn(
+    job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch, what: str, closed: bool
+) -> None:
+    """While a loader's thread is in the middle of a hop, its weights, mask or times are dropped or closed.
+
+    The thread of trainer 0 is held there; those of the others have begun, and in rounds wait for it.
+    """
+    g = job.open(oracle(3))
+    data, rows = (g.ndata, NUM_NODES) if what == "time" else (g.edata, g.num_edges())
+    dtype = {"weight": torch.float32, "mask": torch.bool, "time": torch.int64}[what]
+    begun, drawing, freed = threading.Event(), threading.Event(), threading.Event()
+
+    def keep_and_tell(self: SampledGraph, *args: Any) -> None:
+        keep_tensors(self, *args)
+        begun.set()
+
+    def copy_and_wait(*args: object) -> None:
+        in_loader = threading.current_thread().name == "mpigraph-prefetch"
+        if in_loader and g.rank() == 0 and not drawing.is_set():
+            drawing.set()
+            assert freed.wait(60)
+        copy_neighbours(*args)
+
+    def made() -> dist.DistTensor:
+        return dist.DistTensor((rows,), dtype, init_func=lambda shape, dtype: torch.ones(shape, dtype=dtype))
+
+    data["p"] = made()
+    sampler = NeighborSampler([2, 2], **({"time_attr": "p"} if what == "time" else {"prob": "p"}))
+    options = {"batch_size": 30, "num_prefetch": 1, "seed": 3}
+    if what == "time":
+        options["input_time"] = torch.ones(NUM_NODES, dtype=torch.int64)
+    want = [drawn(sample) for sample in dist.DistNodeDataLoader(g, torch.arange(NUM_NODES), sampler, **options)]
+    keep_tensors = SampledGraph.keep_tensors
+    monkeypatch.setattr(SampledGraph, "keep_tensors", keep_and_tell)
+    monkeypatch.setattr("mpigraph.sampling.local.copy_neighbours", copy_and_wait)
+    batches = iter(dist.DistNodeDataLoader(g, torch.arange(NUM_NODES), sampler, **options))
+    assert begun.wait(60) and (g.rank() or drawing.wait(60))
+    old, number = data["p"], data["p"].rows.number
+    if what == "time":  # new times would have to be sorted first
+        del data["p"]
+    else:
+        data["p"] = made()
+    if closed:
+        old.close()
+    del old
+    g.barrier()
+    kept = number in g.session.store.tensors
+    freed.set()
+    assert drawn(next(batches)) == want[0]
+    if what == "time":
+        with pytest.raises(MPIGraphError, match="'p'"):
+            list(batches)
+    else:
+        assert [drawn(sample) for sample in batches] == want[1:]
+        del data["p"]
+    g.barrier()
+    on_all(job.trainers, kept and number not in g.session.store.tensors)
+
+
+@everywhere
+def test_equal_minibatches_go_on_after_a_checkpoint(job: SharedJob, oracle) -> None:
+    g = job.open(oracle(3))
+
+    seeds = g.in_degrees(torch.arange(NUM_NODES)).argmax().repeat(12)
+
+    def draws(shuffle: bool, state: dict | None = None, most: int = 12) -> tuple[list, dict]:
+        """The draws of a loader that goes on from a state, up to some number, and its state then."""
+        options = {"batch_size": 1, "shuffle": shuffle, "seed": 2}  # another order: a pass over the rest
+        loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([5]), **options)
+        if state is not None:
+            loader.load_state_dict(state)
+        made = []
+        for sample in loader:
+            made.append(drawn(sample))
+            state = loader.state_dict()
+            if len(made) == most:
+                break
+        assert state is not None
+        return made, state
+
+    whole, _ = draws(False)
+    taken, state = draws(False, most=4)
+    of_rest, state_of_rest = draws(True, state, most=3)
+    assert len(set(whole)) == len(whole) == 12 and taken == whole[:4]
+    assert draws(False, state)[0] == whole[4:]
+    rest = draws(True, state)[0]
+    assert of_rest == rest[:3] and draws(True, state_of_rest)[0] == rest[3:]
+    on_all(job.trainers, len(set(taken + rest)) == 12)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,14 @@ def numbers_of(sources: npt.NDArray[np.signedinteger], key: np.uint64, period: i
     return numbers.astype(np.int64)
 
 
+def numbers_of_edges(sources: npt.NDArray[np.signedinteger], key: np.uint64, period: int = 0, phase: int = 0) -> I64:
+    """The numbers of a row's edges: of parallel ones each is the hash of the one before."""
+    numbers = numbers_of(sources, key, period, phase)
+    for j in np.flatnonzero(sources[1:] == sources[:-1]).tolist():
+        numbers[j + 1] = mixed(int(numbers[j]) ^ 0x5BD1E995)
+    return numbers
+
+
 def halves(key: int) -> tuple[int, int]:
     """The mixed key (SplitMix64's finalizer), lower half first."""
     x = (key + 0x9E3779B97F4A7C15) % 2**64
@@ -101,7 +109,7 @@ def test_a_source_renews_its_number_once_in_a_period() -> None:
 @pytest.mark.parametrize("first", [0, 2**31 - 100_000, 2**32 - 50_000, 2**40])
 @pytest.mark.parametrize("k", [1, 4, 10, 100, 2500])
 def test_each_row_takes_the_smallest_numbers(k: int, first: int) -> None:
-    """Rows shorter than k, of several chunks, and with parallel edges, of which the earlier ones come first."""
+    """Rows shorter than k, of several chunks, and with parallel edges."""
     dtype = np.int32 if first < 2**31 - 1 and first + 100_000 <= 2**31 else np.int64
     rng = np.random.default_rng(k)
     degrees = [0, 1, 3, 4, 5, 11, 40, 64, 99, 700, 2048, 2049, 5000, 20_000]
@@ -110,7 +118,7 @@ def test_each_row_takes_the_smallest_numbers(k: int, first: int) -> None:
         for period, phase in ((0, 0), (5, 3)):
             places = choose(lists, k, np.atleast_1d(key), period=period, phase=phase)
             for row, own in zip(lists, places, strict=True):
-                order = np.lexsort((np.arange(len(row)), numbers_of(row, key, period, phase)))
+                order = np.lexsort((np.arange(len(row)), numbers_of_edges(row, key, period, phase)))
                 assert sorted(own.tolist()) == sorted(order[:k].tolist())
 
 
@@ -128,7 +136,7 @@ def test_rows_may_have_keys_of_their_own() -> None:
 @pytest.mark.parametrize("k", [1, 4, 100, 1000])
 def test_each_weighted_row_takes_the_first_arrivals(k: int, kind: str) -> None:
     rng = np.random.default_rng(k)
-    lists = [2**35 + rng.integers(0, 9000, d) for d in (0, 1, 4, 9, 300, 5000)]
+    lists = [2**35 + np.sort(rng.integers(0, 2 * d + 9, d)) for d in (0, 1, 4, 9, 300, 5000)]
     total = sum(map(len, lists))
     weights = (rng.integers(0, 3, total) * rng.random(total) * 4).astype(kind)
     weights[5:14] = 0  # a row with sources, none of them drawable
@@ -137,7 +145,7 @@ def test_each_weighted_row_takes_the_first_arrivals(k: int, kind: str) -> None:
         w = weights[at : at + len(row)].astype(np.float64)
         at += len(row)
         alive = np.flatnonzero(w > 0)
-        arrivals = -np.log1p(-(numbers_of(row, key)[alive] + 0.5) / 2**32) / w[alive]
+        arrivals = -np.log1p(-(numbers_of_edges(row, key)[alive] + 0.5) / 2**32) / w[alive]
         assert sorted(own.tolist()) == sorted(alive[np.argsort(arrivals, kind="stable")[:k]].tolist())
 
 
@@ -147,6 +155,17 @@ def test_equal_weights_draw_as_none() -> None:
     for weights in (np.ones(1000, np.bool_), np.full(1000, 0.25, np.float32)):
         weighted = choose(lists, 7, np.atleast_1d(combine(4)), weights)
         assert [sorted(own.tolist()) for own in weighted] == [sorted(own.tolist()) for own in plain]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_parallel_edges_are_as_likely_as_others(weighted: bool) -> None:
+    row = np.array([3, 5, 5, 5, 8, 9], np.int32)
+    keys = np.array([combine(22, i) for i in range(KEYS)])
+    for k in (1, 2, 4):
+        taken = choose([row] * KEYS, k, keys, np.ones(6 * KEYS, np.float32) if weighted else None)
+        counts = np.bincount(np.concatenate(taken), minlength=6)
+        expected = KEYS * k / 6
+        assert (abs(counts - expected) < 5 * np.sqrt(expected)).all(), counts
 
 
 @pytest.mark.parametrize(
