@@ -474,7 +474,7 @@ def _start_session(session: Session) -> None:
     session.closing.callback(UNINTERRUPTED.end)
     with world.watch("agreeing on a rendezvous"):
         address, port = world.rendezvous()
-    variables = settings.set_rendezvous(session.rank, session.num_trainers, world.local_trainer, address, port)
+    variables = settings.set_rendezvous(session.rank, session.num_trainers, world.local_rank, address, port)
     session.closing.callback(settings.unset, variables)
     session.closing.callback(watch_gradients().remove)
     get_logger().info("%d trainers, %d hosts, %d nodes", session.num_trainers, len(world.hosts), world.num_nodes)
