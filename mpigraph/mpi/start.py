@@ -50,16 +50,24 @@ def check_connected(size: int, library: str) -> None:
     if size > 1 or launch is None:
         return
     _leave_to_the_first()
+    raise InvalidArgumentError(
+        f"{_unconnected(launch, library)}: each is a job of its own. {_other_launcher(launch)}. "
+        "Where each is meant to be: initialize(comm=MPI.COMM_SELF)"
+    )
+
+
+def _unconnected(launch: config.Launch, library: str) -> str:
+    return f"{launch.launcher} started {launch.processes} processes that MPI does not connect (mpi4py runs {library})"
+
+
+def _other_launcher(launch: config.Launch) -> str:
+    """Say how to start processes that a launcher starts and MPI does not connect."""
     beside = Path(sys.executable).with_name("mpiexec")
     mpiexec = str(beside) if beside.exists() else "its mpiexec"
-    how = {
+    return {
         "srun": f"Use {mpiexec}, or another --mpi of srun (srun --mpi=list; MPICH: pmi2, Open MPI: pmix)",
         "DGL's launcher": f"Use {mpiexec}, srun, or python -m mpigraph launch, which takes the same arguments",
     }.get(launch.launcher, f"Use {mpiexec} or srun")
-    raise InvalidArgumentError(
-        f"{launch.launcher} started {launch.processes} processes that MPI does not connect (mpi4py runs {library}): "
-        f"each is a job of its own. {how}. Where each is meant to be: initialize(comm=MPI.COMM_SELF)"
-    )
 
 
 def _leave_to_the_first() -> None:
@@ -143,6 +151,8 @@ def _limited() -> Iterator[None]:
     left = signal.setitimer(signal.ITIMER_REAL, seconds)
     speaker = None
     if config.launcher_rank() == 0:
+        from mpigraph.mpi.compat import library_version  # which imports mpi4py.MPI
+
         launch = config.launch()
         assert launch is not None
         text = (
@@ -151,7 +161,10 @@ def _limited() -> Iterator[None]:
             'its own: then MPI cannot start (slurm/README.md, "Shared memory"). The job is ended after '
             f"{seconds:.0f} s (MPIGRAPH_TIMEOUT)\n"
         )
-        words = [sys.executable, "-I", "-S", "-c", _SPEAKER, str(min(_PATIENCE, seconds / 2)), text]
+        ended = "[mpigraph] process 0 was ended in MPI_Init; the job is ended\n"
+        if config.slurm_pmi():  # MPICH ends there under --mpi=pmix
+            ended += f"[mpigraph] it may be that {_unconnected(launch, library_version())}. {_other_launcher(launch)}\n"
+        words = [sys.executable, "-I", "-S", "-c", _SPEAKER, str(min(_PATIENCE, seconds / 2)), text, ended]
         speaker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         yield

@@ -84,8 +84,7 @@ class World:
         pids: int64[size], process ids; they mean something among the ranks of a node.
         num_nodes: how many nodes the job runs on.
         node_index: this rank's node.
-        local_rank: this trainer's place among those of its machine, which is a node unless MPI divides it (``divided``);
-            -1 on servers.
+        local_rank: this trainer's place on its machine, which is one node unless ``divided``; -1 on servers.
         divided: says that MPI takes ranks of one machine for several nodes; "" if it does not.
         watchdog: gives every wait its deadline.
         progress: on trainers, the progress thread; None if MPI allows no calls from threads.
@@ -122,8 +121,6 @@ class World:
             raise
         self.trainers = Trainers(self.comm.Split(0 if self.is_trainer else MPI.UNDEFINED, self.rank))
         self.trainers.ranks = self.trainer_ranks.tolist()
-        if self.divided and self.rank == 0:
-            get_logger().warning(self.divided)
         if self.is_trainer:
             self._own(self.trainers)
         self.watchdog = self._watch_all()
@@ -225,7 +222,7 @@ class World:
         if machines < self.num_nodes:  # MPI allocates no shared memory for such ranks, however they are grouped
             self.divided = (
                 f"{library_version()} takes ranks that share a machine and its /dev/shm for several nodes "
-                f"({self.num_nodes} nodes on {machines} machine(s)), so they share no memory and send each other messages. "
+                f"({self.num_nodes} nodes on {machines} machine(s)): they share no memory and send messages instead. "
                 "Open MPI 5 does so under srun --mpi=pmix: start the job by its own mpiexec inside of the allocation "
                 '(slurm/README.md, "MPI")'
             )
@@ -249,9 +246,10 @@ class World:
         per_node = np.bincount(self.node_of)
         starved = np.flatnonzero(per_node <= num_servers)
         if len(starved):
+            remedy = self.divided or "start more ranks per node or ask for fewer servers"
             raise InvalidArgumentError(
                 f"num_servers={num_servers} leaves no trainer on node {starved[0]}, which has "
-                f"{per_node[starved[0]]} rank(s): {self.divided or 'start more ranks per node or ask for fewer servers'}"
+                f"{per_node[starved[0]]} rank(s): {remedy}"
             )
         serves = np.zeros(self.size, bool)
         serves[np.concatenate(self.serving(num_servers))] = True
@@ -296,6 +294,12 @@ class World:
             index = int(np.searchsorted(self.trainer_ranks, self.rank))
             return f"trainer {index}/{len(self.trainer_ranks)} (rank {self.rank})"
         return f"server (rank {self.rank})"
+
+    def introduce(self) -> None:
+        """Have this rank's lines in the log begin with its identity; tell what is odd about the nodes."""
+        set_identity(self.identity, self.config.log_level)
+        if self.divided and self.rank == 0:
+            get_logger().warning(self.divided)
 
     def trainers_of_host(self, host: int) -> list[int]:
         """Return the ranks in ``comm`` of the trainers on the node of host ``host``."""
@@ -571,5 +575,5 @@ def open_world(comm: MPI.Intracomm | None) -> World:
     except MPIGraphError as error:
         everywhere(error)  # all ranks decide by the same numbers
         raise
-    set_identity(world.identity, config.log_level)
+    world.introduce()
     return world

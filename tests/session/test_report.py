@@ -391,6 +391,7 @@ def test_what_is_left_of_a_job_that_dies(tmp_path: Path, oracle, who: int, how: 
     for rank in summary.trainers:
         main = next(thread for thread in rank.threads if thread.name == "MainThread")
         assert main.stages["forward"].count
+        assert "step" not in main.stages or f"{main.stages['step'].count} steps"
         for name, total in thread_sums(rank):
             assert total == pytest.approx(rank.seconds), name
 
