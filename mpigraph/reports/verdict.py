@@ -89,7 +89,7 @@ class StepTable:
     def usual(self, values: F64) -> F64:
         """Return what each step usually takes: the trainers' median, or that of the fast ones where most are slow."""
         usual = _median(values)
-        if not self.count:
+        if self.count < FEWEST_STEPS:
             return usual
         middle, certain = self._certain(np.log(np.maximum(usual, 1e-9) / np.maximum(values, 1e-9)), _CERTAIN)
         fast = certain & (middle >= np.log(SLOW)) & (np.median(usual - values, axis=1) >= _MATTERS * self.step)
