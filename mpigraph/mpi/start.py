@@ -50,24 +50,16 @@ def check_connected(size: int, library: str) -> None:
     if size > 1 or launch is None:
         return
     _leave_to_the_first()
-    raise InvalidArgumentError(
-        f"{_unconnected(launch, library)}: each is a job of its own. {_other_launcher(launch)}. "
-        "Where each is meant to be: initialize(comm=MPI.COMM_SELF)"
-    )
-
-
-def _unconnected(launch: config.Launch, library: str) -> str:
-    return f"{launch.launcher} started {launch.processes} processes that MPI does not connect (mpi4py runs {library})"
-
-
-def _other_launcher(launch: config.Launch) -> str:
-    """Say how to start processes that a launcher starts and MPI does not connect."""
     beside = Path(sys.executable).with_name("mpiexec")
     mpiexec = str(beside) if beside.exists() else "its mpiexec"
-    return {
+    how = {
         "srun": f"Use {mpiexec}, or another --mpi of srun (srun --mpi=list; MPICH: pmi2, Open MPI: pmix)",
         "DGL's launcher": f"Use {mpiexec}, srun, or python -m mpigraph launch, which takes the same arguments",
     }.get(launch.launcher, f"Use {mpiexec} or srun")
+    raise InvalidArgumentError(
+        f"{launch.launcher} started {launch.processes} processes that MPI does not connect (mpi4py runs {library}): "
+        f"each is a job of its own. {how}. Where each is meant to be: initialize(comm=MPI.COMM_SELF)"
+    )
 
 
 def _leave_to_the_first() -> None:
@@ -121,6 +113,7 @@ def start_mpi() -> None:
 
     Raises:
         InvalidArgumentError: multiprocessing started this process inside a job, so it cannot be one of its ranks.
+            Or ``srun`` connects its processes by PMIx, and this MPICH was built without it.
         SharedMemoryError: the ranks of this node do not share ``/dev/shm``.
     """
     from mpi4py import MPI
@@ -129,12 +122,27 @@ def start_mpi() -> None:
         return
     if is_worker():
         raise InvalidArgumentError(f'{WORKER}: initialize() belongs under if __name__ == "__main__":')
+    if config.slurm_pmi().startswith("pmix") and _lacks_pmix():
+        from mpigraph.mpi.compat import library_version  # which imports mpi4py.MPI
+
+        check_connected(1, library_version())  # MPI_Init would end this process with a message of MPICH's
     if config.launch() is not None:
         check_neighbours()
     level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
     with _limited() if config.launch() is not None else nullcontext():
         with _without_holes() if config.slurm_pmi() == "pmi2" else nullcontext():
             MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))
+
+
+def _lacks_pmix() -> bool:
+    """Return whether MPI, which has not started, is an MPICH that was built without PMIx."""
+    from mpi4py import MPI
+
+    if MPI.get_vendor()[0] != "MPICH":
+        return False
+    words = Path("/proc/self/maps").read_text().split()
+    libraries = {word for word in words if Path(word).name.startswith(("libmpi.so", "libmpich.so", "libmpi_abi.so"))}
+    return bool(libraries) and not any(hasattr(ctypes.CDLL(path), "PMIx_Init") for path in libraries)
 
 
 @contextmanager
@@ -151,8 +159,6 @@ def _limited() -> Iterator[None]:
     left = signal.setitimer(signal.ITIMER_REAL, seconds)
     speaker = None
     if config.launcher_rank() == 0:
-        from mpigraph.mpi.compat import library_version  # which imports mpi4py.MPI
-
         launch = config.launch()
         assert launch is not None
         text = (
@@ -161,10 +167,7 @@ def _limited() -> Iterator[None]:
             'its own: then MPI cannot start (slurm/README.md, "Shared memory"). The job is ended after '
             f"{seconds:.0f} s (MPIGRAPH_TIMEOUT)\n"
         )
-        ended = "[mpigraph] process 0 was ended in MPI_Init; the job is ended\n"
-        if config.slurm_pmi():  # MPICH ends there under --mpi=pmix
-            ended += f"[mpigraph] it may be that {_unconnected(launch, library_version())}. {_other_launcher(launch)}\n"
-        words = [sys.executable, "-I", "-S", "-c", _SPEAKER, str(min(_PATIENCE, seconds / 2)), text, ended]
+        words = [sys.executable, "-I", "-S", "-c", _SPEAKER, str(min(_PATIENCE, seconds / 2)), text]
         speaker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         yield
