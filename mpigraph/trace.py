@@ -33,7 +33,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from mmap import mmap
 from time import perf_counter, perf_counter_ns
 from types import TracebackType
@@ -357,6 +357,7 @@ class Totals:
     """Sums of spans and counters of some threads. In ``with totals:`` this thread adds to them alone."""
 
     def __init__(self) -> None:
+        _bury_dropped()  # else each leaves its cells until something reads all sums, as a report
         self.lock = threading.RLock()  # a signal handler may read these sums, too
         self._ended: dict[str, _Sheet] = {}  # of threads that have ended, by name
         self._sheets: dict[int, tuple[weakref.ref[Thread], _Sheet]] = {}
@@ -424,10 +425,7 @@ def sums() -> dict[str, Snapshot]:
 def timed_sums() -> tuple[int, dict[str, Snapshot]]:
     """Return the time up to which spans that have not ended are counted, and all sums."""
     with process.lock:
-        while _dropped:
-            ended, sheets = _dropped.popleft()
-            for sheet in (*ended.values(), *(sheet for _, sheet in sheets.values())):
-                _past._bury(sheet)
+        _bury_dropped()
         total: dict[str, Sum] = {}
         for arena in memory.arenas:
             layout.add_up(arena, memory.bytes, total)
@@ -441,6 +439,15 @@ def timed_sums() -> tuple[int, dict[str, Snapshot]]:
                 end = part.begin
                 part = part.outer
     return now, {name: each.snapshot() for name, each in total.items()}
+
+
+def _bury_dropped() -> None:
+    """Add the sums of dropped totals to those of the past, and free their cells: a finalizer must not take locks."""
+    while _dropped:
+        with process.lock, memory.lock, suppress(IndexError):  # of another thread that was faster
+            ended, sheets = _dropped.popleft()
+            for sheet in (*ended.values(), *(sheet for _, sheet in sheets.values())):
+                _past._bury(sheet)
 
 
 def counted(names: Sequence[str]) -> list[int]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -78,6 +79,26 @@ def test_totals_of_threads_that_come_and_go() -> None:
         assert done.counts == {"rows": 20 * 3 * 500 * number}
         assert sum(done.stages["work"].histogram) == 20 * 3 * 500
         assert len(totals._sheets) <= 9
+
+
+def test_dropped_totals_leave_nothing_but_their_sums() -> None:
+    """Also where nothing reads all sums: each loader has totals."""
+
+    def use(number: int) -> None:
+        for _ in range(number):
+            with Totals(), span("sample", 1):
+                count("rows_of_dropped", 1)
+
+    use(20)
+    before = sums()["MainThread"].counts["rows_of_dropped"]
+    tracemalloc.start()
+    try:
+        use(200)
+        grown = sum(line.size for line in tracemalloc.take_snapshot().statistics("filename"))
+    finally:
+        tracemalloc.stop()
+    assert grown < 200 * 200, grown  # bytes
+    assert sums()["MainThread"].counts["rows_of_dropped"] == before + 200
 
 
 def test_a_signal_handler_may_read_totals_that_its_thread_reads(monkeypatch: pytest.MonkeyPatch) -> None:

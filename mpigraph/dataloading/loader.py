@@ -64,8 +64,14 @@ class _Epochs:
         self._last: Prefetch[Any] | None = None
         self._closed = False
 
-    def start(self, plan: EpochPlan, seeds_at: Callable[[I64], object], stages: Stages[Any]) -> Prefetch[Any]:
-        """Begin an epoch, once the one before is over on every trainer; ``seeds_at`` returns seeds by position."""
+    def start(
+        self, plan: EpochPlan, seeds_at: Callable[[I64], object], stages: Stages[Any]
+    ) -> tuple[Prefetch[Any], LoaderStats]:
+        """Begin an epoch, once the one before is over on every trainer; ``seeds_at`` returns seeds by position.
+
+        Returns:
+            The pass, and the stats before its first minibatch.
+        """
         session = self.session
         session.check_open()
         if self._closed:
@@ -76,6 +82,7 @@ class _Epochs:
         contexts = plan.contexts(self._seed)
         answering = Answering(service.serve_until_idle, session.world)
         background = session.world.threads_may_communicate
+        before = self.pipeline.stats()
 
         def sample(positions: I64) -> Any:
             with session.sampling_with(service, next(contexts)):
@@ -84,7 +91,7 @@ class _Epochs:
         produce = partial(self.pipeline.produce, plan.batches(), sample, stages, answering.begin)
         self._last = Prefetch(produce, answering.finish, self.depth, background, session.world)
         session.loops[service.channel.number] = self._last
-        return self._last
+        return self._last, before
 
     def stop(self, because: str) -> None:
         """End the epoch in progress, telling its consumer why, and wait until every trainer has ended its own."""
@@ -233,8 +240,8 @@ class DistDataLoader(HasEpochs):
     def __iter__(self) -> Iterator[Any]:
         plan = self._passes.begin()
         seeds_at: Callable[[I64], object] = plan.seeds.items if self._by_item else plan.seeds.chosen
-        batches = iter(self._epochs.start(plan, seeds_at, self._stages))
-        return _hold(self, plan, map(self._stages.receive, batches))
+        batches, before = self._epochs.start(plan, seeds_at, self._stages)
+        return _hold(self, plan, before, map(self._stages.receive, batches))
 
     def __next__(self) -> Any:
         """Return the next batch of the loader's own pass: DGL's loaders are their own iterators."""
@@ -272,9 +279,12 @@ def arguments(session: Session) -> Iterator[None]:
         raise
 
 
-def _hold(loader: DistDataLoader, plan: EpochPlan, batches: Iterator[Any]) -> Iterator[Any]:
-    """Iterate, keeping the loader alive: ``for batch in DistDataLoader(...)`` has no other reference to it."""
-    before, totals = loader.stats(), loader._epochs.pipeline.totals
+def _hold(loader: DistDataLoader, plan: EpochPlan, before: LoaderStats, batches: Iterator[Any]) -> Iterator[Any]:
+    """Iterate, keeping the loader alive: ``for batch in DistDataLoader(...)`` has no other reference to it.
+
+    At the end, log what came to the stats since ``before``.
+    """
+    totals = loader._epochs.pipeline.totals
     try:
         while True:
             try:

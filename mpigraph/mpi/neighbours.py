@@ -7,11 +7,13 @@ sees all.
 
 import os
 import platform
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 
 from mpigraph import config
@@ -47,6 +49,15 @@ def check_neighbours(proc: Path = Path("/proc")) -> None:
         "without --contain, or with --bind /dev/shm), or run all processes of a node in one container "
         '(slurm/README.md, "Shared memory")'
     )
+
+
+def machine(proc: Path = Path("/proc")) -> int:
+    """Return a number that processes have in common if they share host name, boot of Linux, and ``/dev/shm``: int64."""
+    boot = ""
+    with suppress(OSError):
+        boot = (proc / "sys/kernel/random/boot_id").read_text()
+    text = f"{socket.gethostname()} {boot} {_shared_memory(proc / 'self')}"
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 @cache

@@ -113,6 +113,7 @@ def start_mpi() -> None:
 
     Raises:
         InvalidArgumentError: multiprocessing started this process inside a job, so it cannot be one of its ranks.
+            Or ``srun`` connects its processes by PMIx, and this MPICH was built without it.
         SharedMemoryError: the ranks of this node do not share ``/dev/shm``.
     """
     from mpi4py import MPI
@@ -121,12 +122,27 @@ def start_mpi() -> None:
         return
     if is_worker():
         raise InvalidArgumentError(f'{WORKER}: initialize() belongs under if __name__ == "__main__":')
+    if config.slurm_pmi().startswith("pmix") and _lacks_pmix():
+        from mpigraph.mpi.compat import library_version  # which imports mpi4py.MPI
+
+        check_connected(1, library_version())  # MPI_Init would end this process with a message of MPICH's
     if config.launch() is not None:
         check_neighbours()
     level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
     with _limited() if config.launch() is not None else nullcontext():
         with _without_holes() if config.slurm_pmi() == "pmi2" else nullcontext():
             MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))
+
+
+def _lacks_pmix() -> bool:
+    """Return whether MPI, which has not started, is an MPICH that was built without PMIx."""
+    from mpi4py import MPI
+
+    if MPI.get_vendor()[0] != "MPICH":
+        return False
+    words = Path("/proc/self/maps").read_text().split()
+    libraries = {word for word in words if Path(word).name.startswith(("libmpi.so", "libmpich.so", "libmpi_abi.so"))}
+    return bool(libraries) and not any(hasattr(ctypes.CDLL(path), "PMIx_Init") for path in libraries)
 
 
 @contextmanager

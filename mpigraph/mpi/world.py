@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -32,12 +32,12 @@ from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError
-from mpigraph.log import set_identity
+from mpigraph.log import get_logger, set_identity
 from mpigraph.mpi.abort import guard
 from mpigraph.mpi.agree import allgather_bytes, everywhere, together
 from mpigraph.mpi.compat import library_version, remove_dead_segments, unlink_segments
 from mpigraph.mpi.interrupts import UNINTERRUPTED
-from mpigraph.mpi.neighbours import software
+from mpigraph.mpi.neighbours import machine, software
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.start import check_connected, start_mpi
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
@@ -84,6 +84,8 @@ class World:
         pids: int64[size], process ids; they mean something among the ranks of a node.
         num_nodes: how many nodes the job runs on.
         node_index: this rank's node.
+        local_rank: this trainer's place on its machine, which is one node unless ``divided``; -1 on servers.
+        divided: says that MPI takes ranks of one machine for several nodes; "" if it does not.
         watchdog: gives every wait its deadline.
         progress: on trainers, the progress thread; None if MPI allows no calls from threads.
         witness: the process of this node that says which rank died, if there is one.
@@ -159,7 +161,9 @@ class World:
         world.closed = False
         world.config = config
         world.size = world.num_nodes = world.num_local_trainers = 1
-        world.rank = world.node_index = world.host_index = world.local_trainer = world.num_servers = 0
+        world.rank = world.node_index = world.host_index = world.local_trainer = world.local_rank = 0
+        world.num_servers = 0
+        world.divided = ""
         world.hosts = world.trainer_ranks = np.zeros(1, np.int64)
         world.nodes_of_hosts = world.nodes_of_trainers = np.zeros(1, np.int64)
         world.is_local = np.ones(1, np.bool_)
@@ -202,15 +206,26 @@ class World:
         return cast(MPI.Intracomm, self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank))
 
     def _number_nodes(self) -> None:
-        """Number the nodes by their lowest rank; share every rank's node, process id and processor."""
-        leader = np.array([self.rank], np.int64)
-        self.node.Bcast(leader)
-        known = np.empty((self.size, 3), np.int64)
-        self.comm.Allgather(np.array([leader[0], os.getpid(), memory_domain()], np.int64), known)
+        """Number the nodes by their lowest rank; share every rank's node, machine, process id and processor."""
+        leader = np.array([self.rank, machine()], np.int64)
+        self.node.Bcast(leader)  # a node of MPI's is on one machine, also where each rank has a container of its own
+        known = np.empty((self.size, 4), np.int64)
+        self.comm.Allgather(np.array([*leader, os.getpid(), memory_domain()], np.int64), known)
         self.node_of = np.unique(known[:, 0], return_inverse=True)[1]
-        self.pids, self.domains = known[:, 1], known[:, 2]
+        self.pids, self.domains = known[:, 2], known[:, 3]
         self.num_nodes = int(self.node_of.max()) + 1
         self.node_index = int(self.node_of[self.rank])
+        simulated = self.config.ranks_per_node > 0
+        self._machine_of = self.node_of if simulated else np.unique(known[:, 1], return_inverse=True)[1]
+        machines = int(self._machine_of.max()) + 1
+        self.divided = ""
+        if machines < self.num_nodes:  # MPI allocates no shared memory for such ranks, however they are grouped
+            self.divided = (
+                f"{library_version()} takes ranks that share a machine and its /dev/shm for several nodes "
+                f"({self.num_nodes} nodes on {machines} machine(s)): they share no memory and send messages instead. "
+                "Open MPI 5 does so under srun --mpi=pmix: start the job by its own mpiexec inside of the allocation "
+                '(slurm/README.md, "MPI")'
+            )
 
     def _check_software(self) -> None:
         """Check that all ranks run the same software."""
@@ -231,9 +246,10 @@ class World:
         per_node = np.bincount(self.node_of)
         starved = np.flatnonzero(per_node <= num_servers)
         if len(starved):
+            remedy = self.divided or "start more ranks per node or ask for fewer servers"
             raise InvalidArgumentError(
                 f"num_servers={num_servers} leaves no trainer on node {starved[0]}, which has "
-                f"{per_node[starved[0]]} rank(s): start more ranks per node or ask for fewer servers"
+                f"{per_node[starved[0]]} rank(s): {remedy}"
             )
         serves = np.zeros(self.size, bool)
         serves[np.concatenate(self.serving(num_servers))] = True
@@ -246,9 +262,14 @@ class World:
         self.is_local = self.nodes_of_hosts == self.node_index
         index = int(np.searchsorted(self.hosts, self.rank))
         self.host_index = index if serves[self.rank] or not num_servers else -1
-        before = (self.node_of == self.node_index)[: self.rank] & ~serves[: self.rank]
-        self.local_trainer = int(before.sum()) if self.is_trainer else -1
+        self.local_trainer = self._place(self.node_of, ~serves)
+        self.local_rank = self._place(self._machine_of, ~serves)
         self.num_local_trainers = int(per_node[self.node_index]) - num_servers
+
+    def _place(self, groups: I64, trains: Any) -> int:
+        """Return this trainer's place among the trainers of its group, -1 on a server; by rank: groups, bool."""
+        before = (groups == groups[self.rank])[: self.rank] & trains[: self.rank]
+        return int(before.sum()) if self.is_trainer else -1
 
     def serving(self, num_servers: int) -> list[I64]:
         """Return for each node the ranks that serve if there are ``num_servers``."""
@@ -273,6 +294,12 @@ class World:
             index = int(np.searchsorted(self.trainer_ranks, self.rank))
             return f"trainer {index}/{len(self.trainer_ranks)} (rank {self.rank})"
         return f"server (rank {self.rank})"
+
+    def introduce(self) -> None:
+        """Have this rank's lines in the log begin with its identity; tell what is odd about the nodes."""
+        set_identity(self.identity, self.config.log_level)
+        if self.divided and self.rank == 0:
+            get_logger().warning(self.divided)
 
     def trainers_of_host(self, host: int) -> list[int]:
         """Return the ranks in ``comm`` of the trainers on the node of host ``host``."""
@@ -548,5 +575,5 @@ def open_world(comm: MPI.Intracomm | None) -> World:
     except MPIGraphError as error:
         everywhere(error)  # all ranks decide by the same numbers
         raise
-    set_identity(world.identity, config.log_level)
+    world.introduce()
     return world

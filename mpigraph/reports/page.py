@@ -101,7 +101,7 @@ def _strip(summary: Summary, table: StepTable, verdict: Verdict, most: int = MOS
 
 def _steps(summary: Summary, table: StepTable, verdict: Verdict) -> str:
     if not table.count:
-        return _section("Steps of all trainers", "No steps were recorded.")
+        return _section("Steps of all trainers", "The times of single steps are not known.")
     first = summary.job.window.first_step if summary.job.window else 0
     how = (
         "A column is a step. Below: the trainer's own time; faint, above it: waits for other ranks. The second colour "

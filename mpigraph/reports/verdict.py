@@ -24,6 +24,8 @@ FEWEST_STEPS = 8
 _MATTERS = 0.05  # of a step: a smaller difference is no reason
 _CERTAIN = 1.1  # the ratio that remains after some standard errors, and in each quarter of the steps
 _CERTAIN_DELAY = 1.5  # the same of steps with delays
+_FEWEST_FAST = 0.25  # of the trainers that are faster than the median before the median is called slow
+_STALL = 20  # steps that a single disturbance takes before it counts as a fault
 _SLOW_HOST = 2.0
 _DELAYED = 0.2  # of the time in which a rank could run
 _FAULTS = 50  # major page faults a second
@@ -84,19 +86,32 @@ class StepTable:
         rows = [getattr(rank.steps, name)[: self.count] or [0] * self.count for rank in self.trainers]
         return np.array(rows, np.float64).reshape(len(self.trainers), self.count)
 
-    def slow(self) -> Any:
-        """Return the clean steps that took too long: bool [trainers, steps]."""
-        usual = _median(self.clean)
-        return (self.clean >= SLOW * usual) & (self.clean - usual >= _MATTERS * self.step)
+    def usual(self, values: F64) -> F64:
+        """Return what each step usually takes: the trainers' median, or that of the fast ones where most are slow."""
+        usual = _median(values)
+        if self.count < FEWEST_STEPS:
+            return usual
+        middle, certain = self._certain(np.log(np.maximum(usual, 1e-9) / np.maximum(values, 1e-9)), _CERTAIN)
+        fast = certain & (middle >= np.log(SLOW)) & (np.median(usual - values, axis=1) >= _MATTERS * self.step)
+        return _median(values[fast]) if fast.mean() >= _FEWEST_FAST else usual
 
-    def chronic(self, values: F64, least: float = _CERTAIN) -> list[tuple[int, float, float]]:
-        """Return the trainers that are slow in most steps as (index, ratio, seconds lost a step), worst first."""
-        usual = np.maximum(_median(values), 1e-9)
-        ratios = np.log(np.maximum(values, 1e-9) / usual)
+    def _certain(self, ratios: F64, least: float) -> tuple[F64, NDArray[np.bool_]]:
+        """Return the medians of the steps' ratios, as logarithms, and which are surely above ``least``."""
         middle = np.median(ratios, axis=1)
         error = 1.86 * np.median(np.abs(ratios - middle[:, None]), axis=1) / np.sqrt(self.count)  # of a median
         quarters = [np.median(part, axis=1) for part in np.array_split(ratios, 4, axis=1)]
         certain = np.minimum(middle - (3 + 40 / self.count) * error, np.min(quarters, axis=0)) >= np.log(least)
+        return middle, certain
+
+    def slow(self) -> Any:
+        """Return the clean steps that took too long: bool [trainers, steps]."""
+        usual = self.usual(self.clean)
+        return (self.clean >= SLOW * usual) & (self.clean - usual >= _MATTERS * self.step)
+
+    def chronic(self, values: F64, least: float = _CERTAIN) -> list[tuple[int, float, float]]:
+        """Return the trainers that are slow in most steps as (index, ratio, seconds lost a step), worst first."""
+        usual = np.maximum(self.usual(values), 1e-9)
+        middle, certain = self._certain(np.log(np.maximum(values, 1e-9) / usual), least)
         lost = np.median(values - usual, axis=1)
         slow = certain & (middle >= np.log(SLOW)) & (lost >= _MATTERS * self.step)
         return [(int(i), float(np.exp(middle[i])), float(lost[i])) for i in np.argsort(-lost) if slow[i]]
@@ -120,7 +135,9 @@ class StepTable:
         lost = ((over * slow).mean(axis=1) - excused[:, 0]) * self.count
         times = (np.diff(slow, axis=1, prepend=False) & slow).sum(axis=1)  # slow steps in a row are one disturbance
         peers = np.arange(len(values)) != worst
-        alone = lost[worst] >= 3 * lost[peers].max() and times[worst] > 2 + 2 * times[peers].max()
+        often = times[worst] > 2 + 2 * times[peers].max()
+        long = over[worst].max() >= _STALL * self.step  # once is enough
+        alone = lost[worst] >= 3 * lost[peers].max() and (often or long)
         if not alone or lost[worst] < _MATTERS * self.seconds.mean() * self.count:
             return None
         return worst, np.flatnonzero(slow[worst]), float(lost[worst] / self.count)
@@ -154,13 +171,22 @@ def judge(summary: Summary) -> Verdict:
     elif table.count >= FEWEST_STEPS:
         verdict = _balanced(summary, table)
     else:
-        text = f"Too few steps to judge: {table.count}, and {FEWEST_STEPS} are needed."
+        done = table.count if summary.complete or table.count else _steps_done(summary)
+        text = f"Too few steps to judge: {done}, and {FEWEST_STEPS} are needed."
+        if done >= FEWEST_STEPS:
+            text = f"{done} steps were done, and their times are lost: a job that dies leaves sums alone."
         verdict = Verdict("unknown", (), "", (), text)
     ended = [f"The job ended early: {line.rstrip('.')}." for line in summary.ended.strip().splitlines()[:1]]
     asked = summary.job.asked
     if asked and not summary.job.window:
         ended.append(f"Step {asked.first_step}, the first one to record, never came: this is of the steps before it.")
     return verdict._replace(text=" ".join(filter(None, [*ended, verdict.text, _remote_rows(summary)])))
+
+
+def _steps_done(summary: Summary) -> int:
+    """Return the number of steps that each trainer has done, by its sums."""
+    counts = [[t.stages["step"].count for t in rank.threads if "step" in t.stages] for rank in summary.trainers]
+    return min((sum(of_rank) for of_rank in counts), default=0)
 
 
 def cache_hits(ranks: Iterable[Rank], epochs: slice = slice(None)) -> float | None:
@@ -261,8 +287,8 @@ def _slow_trainers(summary: Summary, table: StepTable) -> Iterator[_Blame]:
     ):
         sure = {index for index, _, _ in table.chronic(values - excused * producing)}
         if slow := [row for row in table.chronic(values) if row[0] in sure]:
-            index, ratio, lost = slow[0]
-            reason, stages, why = _why(table, index, ratio, lost, producing)
+            _, ratio, lost = slow[0]
+            reason, stages, why = _why(table, [row[0] for row in slow], ratio, lost, producing)
             certainty = 2.0 if reason in ("seeds", "memory", "cache") else certainty
             yield lost * certainty, _slowest(summary, table, slow, reason, stages, why)
             return
@@ -277,14 +303,14 @@ def _slow_trainers(summary: Summary, table: StepTable) -> Iterator[_Blame]:
     index, steps, lost = sudden
     usual = np.median(table.compute[index])
     producing = bool((table.compute[index, steps] - usual).sum() < 0.5 * lost * table.count)
-    reason, stages, why = _why(table, index, 1 + lost / table.step, lost, producing)
+    reason, stages, why = _why(table, [index], 1 + lost / table.step, lost, producing)
     if reason == "wait":  # an accident of messages: the others waited as much in other steps
         return
     first = summary.job.window.first_step if summary.job.window else 0
     text = (
         f"{_names(summary, [table.trainers[index]])} slow in {len(steps)} of {table.count} steps "
         f"({_listed([f'{first + step}' for step in steps.tolist()])}), by {duration(lost * table.count / len(steps))} "
-        f"each: {why}{_waits_for(table, index)}."
+        f"each: {why}{_waits_for(table, [index])}."
     )
     yield 2 * lost, Verdict("trainer", _numbers([table.trainers[index]]), "sudden", stages, text)
 
@@ -299,14 +325,18 @@ def _slowest(
 ) -> Verdict:
     trainers = [table.trainers[index] for index, _, _ in slow]
     worst = f" (numbers of {trainers[0].name})" if len(trainers) > 1 else ""
-    text = f"{_names(summary, trainers)} the slowest{worst}: {why}{_waits_for(table, slow[0][0])}."
+    text = f"{_names(summary, trainers)} the slowest{worst}: {why}{_waits_for(table, [index for index, _, _ in slow])}."
     return Verdict("trainer", _numbers(trainers), reason, stages, text)
 
 
-def _why(table: StepTable, index: int, ratio: float, lost: float, producing: bool) -> tuple[str, tuple[str, ...], str]:
-    """Return the reason why a trainer loses seconds in each step, its stages, and words."""
+def _why(
+    table: StepTable, slow: Sequence[int], ratio: float, lost: float, producing: bool
+) -> tuple[str, tuple[str, ...], str]:
+    """Return the reason why the first of the slow trainers loses seconds in each step, its stages, and words."""
+    index = slow[0]
     trainer = table.trainers[index]
-    peers = [rank for rank in table.trainers if rank is not trainer]
+    peers = [rank for i, rank in enumerate(table.trainers) if i not in slow]
+    median = "the median" if 2 * len(slow) <= len(table.trainers) else "the fastest"
     seconds = _stages(trainer, producing)
     usual = [_stages(rank, producing) for rank in peers]
     excess = {name: value - _middle(peer.get(name, 0.0) for peer in usual) for name, value in seconds.items()}
@@ -317,24 +347,24 @@ def _why(table: StepTable, index: int, ratio: float, lost: float, producing: boo
         return "memory", stages, pressed
     for name, what in (("inputs", "input nodes"), ("seeds", "seeds")):
         sizes = np.median(table.column(name), axis=1)
-        larger = sizes[index] / max(_middle(np.delete(sizes, index)), 1.0)
+        larger = sizes[index] / max(_middle(np.delete(sizes, slow)), 1.0)
         if larger - 1 >= max(0.15, 0.4 * (ratio - 1)):
-            return "seeds", stages, f"its minibatches have {larger:.1f}x the median's {what} ({sizes[index]:,.0f})"
+            return "seeds", stages, f"its minibatches have {larger:.1f}x {median}'s {what} ({sizes[index]:,.0f})"
     hits = [share for share in (cache_hits([rank]) for rank in (trainer, *peers)) if share is not None]
     if producing and len(hits) == len(peers) + 1 and hits[0] <= _middle(hits[1:]) - 0.1:
         usual_hits = _percent(_middle(hits[1:]))
-        text = f"its cache has {_percent(hits[0])} of its remote rows, the median trainer's {usual_hits}"
+        text = f"its cache has {_percent(hits[0])} of its remote rows, {median} trainer's {usual_hits}"
         return "cache", ("fetch",), text
     own = sum(seconds[name] for name in stages)
     times = own / max(_middle(sum(peer.get(name, 0.0) for name in stages) for peer in usual), 1e-9) if own else ratio
     if sum(excess[name] for name in stages) < 0.3 * lost * table.count:
         if producing:
-            text = f"its minibatches take {ratio:.1f}x the median, in which they wait for other ranks"
+            text = f"its minibatches take {ratio:.1f}x {median}, in which they wait for other ranks"
             return "wait", ("fetch",), text
         stages = ("step",)  # delays, which are no fault, hide the difference
         times = ratio
     takes = "take" if len(stages) > 1 else "takes"
-    often = f"{times:.1f}x the median" if times < 100 else f"{duration(own / table.count)} of each step"
+    often = f"{times:.1f}x {median}" if times < 100 else f"{duration(own / table.count)} of each step"
     return "stage", stages, f"its {_in_words(stages)} {takes} {often}"
 
 
@@ -482,10 +512,10 @@ def _delay(rank: Rank) -> float:
     return delay / max(delay + (rank.cpu.seconds or rank.seconds), 1e-3)
 
 
-def _waits_for(table: StepTable, index: int) -> str:
-    """Say how long the other trainers wait for one."""
+def _waits_for(table: StepTable, slow: Sequence[int]) -> str:
+    """Say how long the other trainers wait for the first of the slow ones."""
     means = table.meet.mean(axis=1)
-    waited = _middle(np.delete(means, index)) - float(means[index])
+    waited = _middle(np.delete(means, slow)) - float(means[slow[0]])
     return f"; the others wait {_of_step(waited, table)} for it" if waited >= 0.02 * table.step else ""
 
 

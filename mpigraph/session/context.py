@@ -27,7 +27,7 @@ from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError
 from mpigraph.kernels import compile_missing
 from mpigraph.kernels.rng import combine
-from mpigraph.log import get_logger, set_identity
+from mpigraph.log import get_logger
 from mpigraph.memory import keep_freed_memory
 from mpigraph.mpi.abort import abort, exit_status, guard, unguard
 from mpigraph.mpi.agree import allgather_bytes, everywhere, together
@@ -416,7 +416,7 @@ def _prepare_process(world: World, all_ranks: bool) -> None:
     Raises:
         InvalidArgumentError: see :func:`initialize`; the world is closed.
     """
-    set_identity(world.identity, world.config.log_level)
+    world.introduce()
     if world.size > 1:
         guard(world.identity, world.rank if world.is_trainer else world.size + world.rank)
         UNINTERRUPTED.begin(world.identity, serves=not world.is_trainer)
@@ -474,7 +474,7 @@ def _start_session(session: Session) -> None:
     session.closing.callback(UNINTERRUPTED.end)
     with world.watch("agreeing on a rendezvous"):
         address, port = world.rendezvous()
-    variables = settings.set_rendezvous(session.rank, session.num_trainers, world.local_trainer, address, port)
+    variables = settings.set_rendezvous(session.rank, session.num_trainers, world.local_rank, address, port)
     session.closing.callback(settings.unset, variables)
     session.closing.callback(watch_gradients().remove)
     get_logger().info("%d trainers, %d hosts, %d nodes", session.num_trainers, len(world.hosts), world.num_nodes)

@@ -1,6 +1,8 @@
 """Loaders: who yields what, in which order, how often, and that nothing depends on being in step."""
 
+import re
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.block import to_block
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.kernels.sample import copy_neighbours
+from mpigraph.log import get_logger
 from mpigraph.session.context import current
 
 
@@ -107,6 +110,23 @@ def test_prefetching_changes_nothing(job: SharedJob, oracle) -> None:
     assert len(set(epochs[0])) == len(epochs[0])
     loader.set_epoch(1)
     assert [digest(batch) for batch in loader] == epochs[0][len(loader) :]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_the_line_of_an_epoch_counts_all_of_its_minibatches(
+    job: SharedJob, oracle, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that are made ahead, before the script asks for the first one."""
+    g = job.open(oracle(3))
+    lines: list[str] = []
+    monkeypatch.setattr(get_logger(), "info", lambda text, *args: lines.append(text % args))
+    loader = dist.DistNodeDataLoader(g, np.arange(30), NeighborSampler([2]), batch_size=4, num_prefetch=depth)
+    for _ in range(3):
+        batches = iter(loader)
+        time.sleep(0.05)
+        assert len(list(batches)) == len(loader) == 8
+    epochs = [line for line in lines if line.startswith("epoch ")]
+    assert [re.findall(r"(\d+) minibatches", line) for line in epochs] == [["8"]] * 3, epochs
 
 
 @everywhere

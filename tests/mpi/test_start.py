@@ -262,3 +262,15 @@ def test_different_software_is_one_error() -> None:
     done = run_job([*mpiexec(3), *warm_python(), "-c", script + INITIALIZE], clean_environment())
     assert done.status != 0 and done.stderr.count("ranks run different software: rank 0 has mpigraph") == 1, done.output
     assert "rank 1 has mpigraph" in done.stderr and done.seconds < SOON
+
+
+@pytest.mark.skipif(MPI.get_vendor()[0] != "MPICH", reason="Open MPI has PMIx")
+def test_mpich_without_pmix_is_told_before_mpi_ends_the_process(tmp_path: Path) -> None:
+    """As under ``srun --mpi=pmix``."""
+    script = tmp_path / "script.py"
+    script.write_text("import mpigraph.distributed as dist\ndist.initialize()\nprint('started')\n")
+    env = clean_environment() | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_MPI_TYPE": "pmix_v4"}
+    env |= {"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.1.0"}
+    done = run_job([*warm_python(), script], env, SOON)
+    words = "srun started 2 processes that MPI does not connect (mpi4py runs MPICH"
+    assert done.status != 0 and words in done.output and "PMI version" not in done.output, done.output

@@ -1,6 +1,8 @@
 """Roles: who serves, who trains, and who is local, on every layout."""
 
 import errno
+import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ from worlds import flat_world, world_of
 
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.mpi.neighbours import machine
 from mpigraph.mpi.witness import pid_namespace
 from mpigraph.mpi.world import World
 from mpigraph.rows.transport import nothing
@@ -45,7 +48,7 @@ def test_roles(layout: Job) -> None:
             assert world.neighbourhood(index) == (local, node.index(trainer), len(node) - kept)
         if world.is_trainer:
             assert world.trainers.rank == trainers.index(world.rank)
-            assert world.local_trainer == peers.index(world.rank)
+            assert world.local_trainer == world.local_rank == peers.index(world.rank)
             assert world.identity == f"trainer {world.trainers.rank}/{len(trainers)} (rank {world.rank})"
             assert world.allreduce_sum(world.rank) == sum(trainers)
             assert world.allreduce_minmax(world.rank, largest=True) == max(trainers)
@@ -94,3 +97,42 @@ def test_impossible_roles_raise_on_every_rank(comm: MPI.Intracomm) -> None:
         with pytest.raises(InvalidArgumentError, match=r"node 0, which has 1 rank"):
             World(comm, 1, Config(ranks_per_node=1, timeout=WAIT))
     comm.Barrier()
+
+
+def test_a_machine_that_mpi_divides_is_told_and_counted_as_one(
+    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As Open MPI 5 does under ``srun --mpi=pmix``: each rank is a node of its own."""
+
+    def divide(world: World, ranks_per_node: int) -> MPI.Intracomm:
+        return world.comm.Split(world.rank)
+
+    monkeypatch.setattr(World, "_split_node", divide)
+    words = f"{comm.size} nodes on 1 machine"
+    world = World(comm, 0, Config(timeout=WAIT))
+    assert (world.num_nodes, world.local_trainer, world.local_rank) == (comm.size, 0, comm.rank)
+    assert (words in world.divided) == (comm.size > 1)
+    handlers = logging.getLogger("mpigraph").handlers[:]
+    world.introduce()
+    assert (words in capfd.readouterr().err) == (comm.size > 1 == comm.rank + 1)
+    logging.getLogger("mpigraph").handlers[:] = handlers
+    world.close()
+    if comm.size > 1:
+        with pytest.raises(InvalidArgumentError, match=rf"node 0, which has 1 rank\(s\): .*{words}.*--mpi=pmix"):
+            World(comm, 1, Config(timeout=WAIT))
+    comm.Barrier()
+
+
+def test_processes_of_one_machine(tmp_path: Path) -> None:
+    """Another boot, or another ``/dev/shm``, is another machine."""
+    (tmp_path / "sys/kernel/random").mkdir(parents=True)
+    shm = tmp_path / "self/root/dev/shm"
+    shm.mkdir(parents=True)
+    assert machine() == machine()
+    seen = {machine(), machine(tmp_path)}
+    (tmp_path / "sys/kernel/random/boot_id").write_text("another")
+    seen.add(machine(tmp_path))
+    shm.rmdir()
+    shm.symlink_to("/dev/shm")
+    seen.add(machine(tmp_path))
+    assert len(seen) == 4

@@ -163,6 +163,61 @@ def test_half_of_the_trainers_may_be_slow() -> None:
     assert sorted(verdict.ranks) == [2, 3] and "on node n1 are the slowest" in verdict.text
 
 
+@pytest.mark.parametrize(("trainers", "slow"), [(3, (0, 2)), (4, (1, 2, 3)), (5, (0, 1, 4)), (8, (0, 1, 2, 5, 6))])
+@pytest.mark.parametrize("noise", CALM)
+def test_most_of_the_trainers_may_be_slow(trainers: int, slow: tuple[int, ...], noise: str) -> None:
+    """The median is then a slow one."""
+    for prefetch in (False, True):
+        summary = made(3, Setup(trainers=trainers, nodes=trainers, prefetch=prefetch, **NOISES[noise]))
+        for number in slow:
+            rank = summary.trainers[number]
+            more = np.array(rank.steps.seconds) - np.array(rank.steps.meet) - np.array(rank.steps.wait)
+            rank.steps.seconds = (np.array(rank.steps.seconds) + more).tolist()
+            for thread in rank.threads:
+                for name in ("forward", "backward"):
+                    if name in thread.stages:
+                        thread.stages[name].own *= 2
+        verdict = judge(summary)
+        assert (verdict.kind, tuple(sorted(verdict.ranks))) == ("trainer", slow), verdict.text
+        assert verdict.reason == "stage" and {"forward", "backward"} == set(verdict.stages), verdict.text
+        assert "x the fastest" in verdict.text
+        table = StepTable(summary)
+        assert (table.slow()[list(slow)].mean(axis=1) > 0.5).all()
+
+
+@pytest.mark.parametrize("stage", ["forward", "sample"])
+@pytest.mark.parametrize(("steps", "step", "stall"), [(40, 0.03, 4.0), (1000, 0.03, 4.0), (60, 0.5, 15.0)])
+def test_one_long_stall_is_told(steps: int, step: float, stall: float, stage: str) -> None:
+    """In a step of trainer 1, or in its wait for a minibatch that it samples."""
+    summary = made(0, Setup(trainers=3, nodes=3, steps=steps, noise=0.05, model=step, sample=step / 5, latency=1e-5))
+    at = steps // 2
+    for rank in summary.trainers:
+        rank.steps.seconds[at] += stall
+        if rank.number != 1:
+            rank.steps.meet[at] += stall
+            continue
+        if stage == "sample":
+            rank.steps.wait[at] += stall
+        spans = max((t.stages[stage] for t in rank.threads if stage in t.stages), key=lambda spans: spans.own)
+        spans.own += stall
+        spans.seconds += stall
+    verdict = judge(summary)
+    assert (verdict.kind, verdict.ranks, verdict.reason) == ("trainer", (1,), "sudden"), verdict.text
+    assert verdict.stages == (stage,)
+    assert f"slow in 1 of {steps} steps ({50 + at}), by" in verdict.text
+
+
+def test_a_job_that_died_has_done_its_steps() -> None:
+    """What is left of it has sums of steps, and no times of each (``mpi/witness.py``)."""
+    summary = made(1, Setup(steps=15))
+    summary.complete = False
+    summary.ended = "trainer 0 died"
+    for rank in summary.ranks:
+        rank.steps = Steps()
+    verdict = judge(summary)
+    assert verdict.kind == "unknown" and "trainer 0 died. 15 steps were done, and their times are lost" in verdict.text
+
+
 def test_a_large_ratio_of_small_numbers_is_no_reason() -> None:
     """Steps of half a second in which all wait for a server; a trainer uses 2 ms of its own, the others 1 ms."""
     summary = made(3, Setup())

@@ -187,9 +187,9 @@ class Cluster:
             raise RuntimeError(f"{command}: {done.stderr}")
         return done
 
-    def submit(self, script: Path, directory: Path) -> str:
+    def submit(self, script: Path, directory: Path, *options: str) -> str:
         """Submit a batch script from a directory, as a user would; return the number of the job."""
-        return self.run(["sbatch", "--parsable", str(script)], cwd=directory).stdout.strip()
+        return self.run(["sbatch", "--parsable", *options, str(script)], cwd=directory).stdout.strip()
 
     def job(self, job: str) -> dict[str, str]:
         """Return the fields of ``scontrol show job``."""

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,31 @@ def test_templates_of_a_wheel_in_its_environment(cluster: Cluster, tmp_path: Pat
         assert result["JobState"] == "COMPLETED", output
         logs.append(output)
     assert "edges cut" in logs[0] and "test accuracy" in logs[1] and "GB/s" in logs[2], logs
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: path.stem)
+def test_no_step_obeys_what_sbatch_was_told_to_export(template: Path, tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "step ${SLURM_EXPORT_ENV-all} with $OMP_NUM_THREADS"\n')
+    (tmp_path / "srun").chmod(0o700)
+    (tmp_path / "job").write_text(settings(template, {}, {"setup": "    :"}))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_CPUS_PER_TASK": "3", "SLURM_EXPORT_ENV": "NONE"}
+    env |= {"SLURM_JOB_NAME": "job", "SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "1"}
+    done = subprocess.run(["bash", tmp_path / "job"], env=env, check=True, capture_output=True, text=True)
+    assert "step all with 3\n" in done.stdout and "NONE" not in done.stdout, done
+
+
+@needs_slurm
+def test_ranks_have_the_variables_of_the_script_where_sbatch_exports_none(cluster: Cluster, tmp_path: Path) -> None:
+    names = ("MPIGRAPH_REQUEUE", "MPIGRAPH_NUM_SERVERS", "MPIGRAPH_REPORT", "OMP_NUM_THREADS", "OF_SETUP")
+    (tmp_path / "script.py").write_text(f"import os\nprint('has', *map(os.environ.get, {names}))\n")
+    setup = f"    export OF_SETUP=1 SLURM_CONF={cluster.env['SLURM_CONF']} PATH={cluster.env['PATH']}"
+    commands = {"setup": setup, "train": f"    run {sys.executable} script.py"}
+    text = settings(SLURM / "train.sbatch", SMALL | {"SERVERS": "0", "REPORT": "/r"}, commands)
+    (tmp_path / "train.sbatch").write_text(text)
+    job = cluster.submit(tmp_path / "train.sbatch", tmp_path, "--export=NONE")
+    result = cluster.wait(job, SOON)
+    output = log_of(tmp_path, job)
+    assert result["JobState"] == "COMPLETED" and output.count(f"has exit 0 /r/{job}-0 1 1\n") == 2 * TASKS, output
 
 
 @needs_slurm
