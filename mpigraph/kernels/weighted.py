@@ -147,7 +147,8 @@ def count_weighted(
 @njit(nogil=True, cache=True)
 def _sink(times: F64, edges: I64, node: int) -> None:
     """Move an edge of a binary heap down to its place; the latest arrival is the root, of equal ones the last edge."""
-    time, edge = times[node], edges[node]
+    time = times[node]
+    edge = edges[node]
     while 2 * node + 1 < len(times):
         child = 2 * node + 1
         other = min(child + 1, len(times) - 1)
@@ -155,9 +156,11 @@ def _sink(times: F64, edges: I64, node: int) -> None:
             child = other
         if times[child] < time or (times[child] == time and edges[child] < edge):
             break
-        times[node], edges[node] = times[child], edges[child]
+        times[node] = times[child]
+        edges[node] = edges[child]
         node = child
-    times[node], edges[node] = time, edge
+    times[node] = time
+    edges[node] = edge
 
 
 @njit(nogil=True, cache=True)
@@ -186,12 +189,14 @@ def _choose_late(node_key: np.uint64, begin: int, weights: Array, num_chosen: in
             continue
         arrival = -np.log(uniform01(mix64(node_key + _LATE + np.uint64(t)))) / np.float64(weights[t])
         if count < len(edges):
-            times[count], edges[count] = arrival, begin + t
+            times[count] = arrival
+            edges[count] = begin + t
             count += 1
             if count == len(edges):
                 _make_heap(times, edges)
         elif arrival < times[0]:
-            times[0], edges[0] = arrival, begin + t
+            times[0] = arrival
+            edges[0] = begin + t
             _sink(times, edges, 0)
     if count < len(edges):  # the weights changed meanwhile
         _make_heap(times[:count], edges)
