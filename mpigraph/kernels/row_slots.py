@@ -1,9 +1,9 @@
 """Slots that keep copies of rows: where a row is, which slot to give to a row, what is worth keeping.
 
 Two tables tell where a row is: ``hint`` has for each row the slot that may have it (1 + slot; 0 for none), and
-``row_of`` for each slot the row that it has (-1: none). A row is in a slot only if both agree, so hints may be stale.
-A third one, ``times``, counts how often each slot was assigned to a row. They are int32[all rows], int64[slots] and
-int32[slots].
+``row_of`` for each slot the row that it has (none if it is negative). A row is in a slot only if both agree, so hints
+may be stale. A third one, ``times``, counts how often each slot was assigned to a row. They are int32[all rows],
+int64[slots] and int32[slots].
 
 The slots keep the rows that are read soonest (Belady, "A study of replacement algorithms for a virtual-storage
 computer", IBM Systems Journal 5(2), 1966): a row takes the slot of a row that is read later, and none if all are read
@@ -198,8 +198,8 @@ def admit(
 ) -> int:
     """Assign slots to rows that have none and are read sooner than the present rows; return their number.
 
-    Call it after :func:`touch`, then copy the rows, then :func:`publish`. A slot may be assigned twice: the last
-    counts.
+    Call it after :func:`touch`, then copy the rows, then :func:`publish`. A slot may be assigned again, to a row that
+    is worth more; it is listed once, with the last row, for rows are published one by one.
 
     Args:
         rows: int64[n], the rows that a minibatch has read.
@@ -209,7 +209,7 @@ def admit(
         row_of: int64[slots], see above.
         times: int32[slots], see above; increased here.
         own: this trainer's slots.
-        assigned: int32[n], filled from the front with slots.
+        assigned: int32[n], filled from the front with distinct slots.
         which: int64[n], filled with the index of the row of each.
     """
     first, mask = own.first[0], len(ring_next) - 1
@@ -221,13 +221,17 @@ def admit(
         slot = _slot_for(next_use, own)
         if slot < 0:
             continue
-        row_of[first + slot] = -1
-        times[first + slot] += 1
         own.uses[slot] = 0
         _expect(slot, next_use, own)
-        assigned[count] = first + slot
-        which[count] = i
-        count += 1
+        slot += first
+        place = -2 - row_of[slot]  # in the list, if the slot is there
+        if not (0 <= place < count and assigned[place] == slot):
+            place = count
+            row_of[slot] = -2 - place
+            times[slot] += 1
+            assigned[place] = slot
+            count += 1
+        which[place] = i
     return count
 
 
@@ -267,7 +271,7 @@ def expect_none(own: Slots) -> None:
 
 @njit(nogil=True, cache=True)
 def publish(rows: I64, assigned: I32, hint: I32, row_of: I64) -> None:
-    """Publish that ``rows`` are in the slots ``assigned``; of two in one slot, the last."""
+    """Publish that ``rows`` are in the slots ``assigned``, which are distinct."""
     for i in range(len(rows)):
         row_of[assigned[i]] = rows[i]
         hint[rows[i]] = assigned[i] + 1

@@ -145,35 +145,65 @@ def count_weighted(
 
 
 @njit(nogil=True, cache=True)
+def _sink(times: F64, edges: I64, node: int) -> None:
+    """Move an edge of a binary heap down to its place; the latest arrival is the root, of equal ones the last edge."""
+    time = times[node]
+    edge = edges[node]
+    while 2 * node + 1 < len(times):
+        child = 2 * node + 1
+        other = min(child + 1, len(times) - 1)
+        if times[other] > times[child] or (times[other] == times[child] and edges[other] > edges[child]):
+            child = other
+        if times[child] < time or (times[child] == time and edges[child] < edge):
+            break
+        times[node] = times[child]
+        edges[node] = edges[child]
+        node = child
+    times[node] = time
+    edges[node] = edge
+
+
+@njit(nogil=True, cache=True)
+def _make_heap(times: F64, edges: I64) -> None:
+    for node in range(len(times) // 2 - 1, -1, -1):
+        _sink(times, edges, node)
+
+
+@njit(nogil=True, cache=True)
 def _choose_late(node_key: np.uint64, begin: int, weights: Array, num_chosen: int, chosen: I64) -> None:
     """Choose the edges missing in ``chosen[num_chosen:]``, one after the other among those not chosen.
 
     Each edge gets an exponential arrival time with its weight as rate; the first arrivals are the sample
-    (Efraimidis, Spirakis: "Weighted random sampling with a reservoir", IPL 2006).
+    (Efraimidis, Spirakis: "Weighted random sampling with a reservoir", IPL 2006). A heap keeps them, and sorts them.
     """
-    first = num_chosen
-    k = len(chosen)
-    times = np.empty(k, np.float64)  # of chosen[first:found], ascending
+    edges = chosen[num_chosen:]
+    times = np.empty(len(edges), np.float64)
+    count = 0
     for t in range(len(weights)):
         if not weights[t] > 0:
             continue
         known = False
-        for c in range(first):
+        for c in range(num_chosen):
             known |= chosen[c] == begin + t
         if known:
             continue
         arrival = -np.log(uniform01(mix64(node_key + _LATE + np.uint64(t)))) / np.float64(weights[t])
-        if num_chosen == k and arrival >= times[k - 1]:
-            continue
-        j = num_chosen if num_chosen < k else k - 1  # the place of the new arrival, or of the last one, pushed out
-        while j > first and times[j - 1] > arrival:
-            times[j] = times[j - 1]
-            chosen[j] = chosen[j - 1]
-            j -= 1
-        times[j] = arrival
-        chosen[j] = begin + t
-        if num_chosen < k:
-            num_chosen += 1
+        if count < len(edges):
+            times[count] = arrival
+            edges[count] = begin + t
+            count += 1
+            if count == len(edges):
+                _make_heap(times, edges)
+        elif arrival < times[0]:
+            times[0] = arrival
+            edges[0] = begin + t
+            _sink(times, edges, 0)
+    if count < len(edges):  # the weights changed meanwhile
+        _make_heap(times[:count], edges)
+    for last in range(count - 1, 0, -1):
+        times[0], times[last] = times[last], times[0]
+        edges[0], edges[last] = edges[last], edges[0]
+        _sink(times[:last], edges, 0)
 
 
 @njit(nogil=True, cache=True)

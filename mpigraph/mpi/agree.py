@@ -102,19 +102,31 @@ def everywhere(error: Error) -> Error:
 
 
 @contextmanager
-def no_way_back(comm: MPI.Comm, *but: type[Exception]) -> Iterator[None]:
-    """End the job on an error inside that is neither this library's nor of the classes ``but``.
+def no_way_back(comm: MPI.Comm) -> Iterator[Callable[[Callable[[], object]], None]]:
+    """End the job on an error inside that is not this library's.
 
     The other ranks of ``comm``, or MPI itself, count on this one there. A script that caught a lack of memory in the
     middle of a round would make another collective call than the others, or free memory that MPI goes on writing to.
+
+    Yields a function that calls others, for work that may fail: their first error is raised after the ``with`` block.
     """
+    failed: list[Exception] = []
+
+    def aside(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:
+            failed.append(error)
+
     try:
-        yield
+        yield aside
     except Exception as error:
-        if isinstance(error, (MPIGraphError, *but)) or comm.size == 1:
+        if isinstance(error, MPIGraphError) or comm.size == 1:
             raise
         sys.excepthook(type(error), error, error.__traceback__)
         abort(1)
+    if failed:
+        raise failed[0]
 
 
 @collective("comm")

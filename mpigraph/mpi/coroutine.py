@@ -23,14 +23,20 @@ from mpigraph.mpi.wait import IN_ROUND, Backoff, Policy, wait
 T = TypeVar("T")
 Coroutine = Generator[MPI.Request, MPI.Status, T]
 
+NOT_YET = MPI.Request()
+"""Yielded to wait for what no request stands for, such as a turn, and to look again later: that is no progress."""
+
 
 def run(steps: Coroutine[T], policy: Policy = IN_ROUND) -> T:
     """Take all steps and return what they return. Blocking; collective if the steps are."""
     status = MPI.Status()
+    backoff = Backoff()
     with UNINTERRUPTED:
         try:
             request = next(steps)
             while True:
+                if request is NOT_YET:
+                    backoff.pause(policy)
                 wait(request, policy, status)
                 request = steps.send(status)
         except StopIteration as end:
@@ -68,7 +74,10 @@ class Task(Generic[T]):
                 self._value, self.done = end.value, True
 
     def advance(self) -> bool:
-        """Take the next step if its request has completed, and return whether it has. Never waits, never raises."""
+        """Take the next step if its request has completed; return whether there was progress.
+
+        Never waits, never raises.
+        """
         if self.done:
             return False
         with UNINTERRUPTED, self._lock:
@@ -77,6 +86,8 @@ class Task(Generic[T]):
                     return False
                 self.taken += 1
                 self._request = self._steps.send(self._status)
+                if self._request is NOT_YET:
+                    return False
             except StopIteration as end:
                 self._value, self.done = end.value, True
             except Exception as error:  # for the thread that asks, which need not be this one

@@ -37,7 +37,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import describe, no_way_back
-from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
+from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, finish, run
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.wait import BULK, IN_ROUND, TRANSFER, Backoff, Policy, wait
 from mpigraph.mpi.world import Trainers, World
@@ -295,7 +295,7 @@ def answering(answer: Answer) -> Handler:
                         server.hand_over(requests, request)
                     return
                 if isinstance(error, NotOpenHere):
-                    yield MPI.REQUEST_NULL
+                    yield NOT_YET
                 else:
                     status, answers = FAILED, [_error_words(error)]
         nbytes = sum(words.nbytes for words in answers)
@@ -354,13 +354,13 @@ class Requester:
             what: names the wait in messages.
             requests: coroutines that post their receives before they ask.
             policy: of the wait.
-            meanwhile: the caller's own work, done once all have asked.
+            meanwhile: the caller's own work, done once all have asked. Its error is raised once all are answered.
             whom: the ranks that are asked, where they are known.
         """
-        with self._world.watch(what, whom=whom), no_way_back(self.comm):  # MPI writes to their memory
+        with self._world.watch(what, whom=whom), no_way_back(self.comm) as aside:  # MPI writes to their memory
             tasks = [Task(steps) for steps in requests]
             if meanwhile is not None:
-                meanwhile()
+                aside(meanwhile)
             finish(tasks, policy)
             return [task.result() for task in tasks]
 
@@ -526,7 +526,7 @@ def exchange_answers(
     Args:
         comm: the channel.
         answers: ``answers[r]`` goes to rank r, nothing to other ranks; None if answering failed on this rank.
-        meanwhile: work to do while the other ranks make their answers.
+        meanwhile: work to do while the other ranks make their answers; it does not raise.
 
     Returns:
         The answers received; None on every rank if answering failed on one.

@@ -32,7 +32,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, MPIGraphError
 from mpigraph.kernels.row_ops import first_alike, gather_rows, place_rows, scatter_rows
 from mpigraph.mpi.agree import no_way_back
-from mpigraph.mpi.coroutine import Coroutine, Task, finish
+from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, finish
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import HEAD, REQUEST, Request, Requester, RequestServer, answered, answering, complete
 from mpigraph.mpi.wait import TRANSFER, Backoff
@@ -215,8 +215,8 @@ class PackedTransport(Transport):
             StorageError, ShardFormatError: a source there cannot read its rows.
         """
         what = f"rows of window {window.number} from rank(s) {', '.join(task.name for task in tasks)}"
-        with self.world.watch(what), no_way_back(self._comm):
-            meanwhile()
+        with self.world.watch(what), no_way_back(self._comm) as aside:
+            aside(meanwhile)
             begin = clock()  # rows that have arrived by now made no thread wait
             for task in tasks:
                 task.then(partial(answered, int(task.name), begin))
@@ -440,7 +440,7 @@ class PackedTransport(Transport):
         window, host = self._windows[number], self.world.host_index
         ticket = window.mutex.draw(host)
         while window.mutex.ahead(host, ticket):
-            yield MPI.REQUEST_NULL
+            yield NOT_YET
         table = self._table(number)
         if table is not None:
             leaving = values.view(table.dtype).reshape(len(rows), table.shape[1])

@@ -6,6 +6,8 @@ list row by row, and ``rows/packed.py`` is faster.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from mpi4py import MPI
@@ -31,25 +33,32 @@ def _runs_type(row: MPI.Datatype, starts: I64, lengths: I64) -> Iterator[MPI.Dat
 
 
 class _Get:
-    """One outstanding ``Get``, begun by construction: the distinct rows in ascending order."""
+    """One outstanding ``Get``, begun by construction: the distinct rows in ascending order.
+
+    Its memory is kept until a flush has succeeded, whatever fails before.
+    """
+
+    _begun: ClassVar[set["_Get"]] = set()
 
     def __init__(self, window: WindowHandle, remote: RemoteRows, out: Array) -> None:
         self._win = window.win
-        self._remote = remote
+        self.remote = remote
         self._out = out
         self._order = np.argsort(remote.rows, kind="stable")
         starts, lengths, self._place = find_runs(remote.rows[self._order])
         count = int(lengths.sum())
         self._arrived = np.empty((count, out.shape[1]), out.dtype)
         with _runs_type(window.row, starts, lengths) as runs:
+            self._begun.add(self)
             self._win.Get(
                 [self._arrived.view(np.uint8), count, window.row], remote.rank, target=[window.begin, 1, runs]
             )
 
     def finish(self) -> int:
         """Wait, put the rows into their places, and return their bytes."""
-        self._win.Flush(self._remote.rank)
-        gather_rows(self._arrived, self._place, self._remote.positions[self._order], self._out)
+        self._win.Flush(self.remote.rank)
+        self._begun.discard(self)
+        gather_rows(self._arrived, self._place, self.remote.positions[self._order], self._out)
         return self._arrived.nbytes
 
 
@@ -62,19 +71,34 @@ class RmaTransport(Transport):
     def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """See :class:`~mpigraph.rows.transport.Transport`. One-sided."""
         for requests in split_requests(remote):
-            self.wake([rows.rank for rows in requests])
-            what = f"one-sided reads of rows of rank(s) {', '.join(str(rows.rank) for rows in requests)}"
-            with no_way_back(self.world.comm, MPI.Exception):  # MPI is about to write to their memory
-                with self.world.watch(what):
-                    gets = [_Get(window, rows, out) for rows in requests]
-                meanwhile()
-                with self.world.watch(what):
-                    for get, rows in zip(gets, requests, strict=True):
-                        begin = clock()  # what has come before made no thread wait
-                        self.traffic.sent(rows.rank, 0)
-                        self.traffic.received(rows.rank, get.finish())
-                        answered(rows.rank, begin)
+            self._read(window, requests, out, meanwhile)
             meanwhile = nothing
+
+    def _read(
+        self, window: WindowHandle, requests: list[RemoteRows], out: Array, meanwhile: Callable[[], None]
+    ) -> None:
+        self.wake([rows.rank for rows in requests])
+        what = f"one-sided reads of rows of rank(s) {', '.join(str(rows.rank) for rows in requests)}"
+        gets: list[_Get] = []
+
+        def begin() -> None:
+            for rows in requests:
+                gets.append(_Get(window, rows, out))
+
+        with no_way_back(self.world.comm) as aside:  # MPI writes to their memory
+            with self.world.watch(what):
+                aside(begin)
+            aside(meanwhile)
+            with self.world.watch(what):
+                for get in gets:
+                    aside(partial(self._finish, get))
+
+    def _finish(self, get: _Get) -> None:
+        begin = clock()  # what has come before made no thread wait
+        nbytes = get.finish()
+        self.traffic.sent(get.remote.rank, 0)
+        self.traffic.received(get.remote.rank, nbytes)
+        answered(get.remote.rank, begin)
 
     def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
         """See :class:`~mpigraph.rows.transport.Transport`. One-sided."""

@@ -129,7 +129,7 @@ class SlotTable:
 
     Attributes:
         hint: int32[rows], the slot that may have a row.
-        row_of: int64[slots], the row in a slot, or -1; undefined until a hint names the slot.
+        row_of: int64[slots], the row in a slot, or negative; undefined until a hint names the slot.
         times: int32[slots], the times a slot was given to a row, plus any number.
         versions: int64[trainers], the version of the tensor in each trainer's slots.
         words: [slots, words of a row], the rows as unsigned integers.

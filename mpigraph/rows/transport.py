@@ -163,6 +163,8 @@ class Transport:
     def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """Fill ``out`` (2-D, whole rows as words) from remote hosts, and call ``meanwhile`` once while that goes on.
 
+        An error of ``meanwhile`` is raised once MPI does not write to memory any more.
+
         One-sided for the caller: no other rank has to make a call; its :meth:`progress` runs anyway. Raises ClosedError
         if a host has closed the window.
         """

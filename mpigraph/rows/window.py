@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
-from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError
+from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.kernels.row_ops import as_words, load_rows, order_by_range, scatter_rows, split_by_range
 from mpigraph.kernels.soundness import falls
 from mpigraph.mpi.coroutine import Task, finish
@@ -439,15 +439,5 @@ def _read(read_local: Callable[[], None], read_remote: _ReadRemote | None) -> No
     """Read local rows, and remote ones meanwhile."""
     if read_remote is None:
         read_local()
-        return
-    failed: list[MPIGraphError] = []
-
-    def read_meanwhile() -> None:
-        try:
-            read_local()
-        except MPIGraphError as error:  # raised once MPI does not write to the memory any more
-            failed.append(error)
-
-    read_remote(read_meanwhile)
-    if failed:
-        raise failed[0]
+    else:
+        read_remote(read_local)

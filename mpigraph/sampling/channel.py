@@ -49,7 +49,8 @@ class Channel(ABC):
 
         Args:
             asked: by rank the request words, at least one.
-            meanwhile: this rank's own part of the work, done while the others answer. It does not raise.
+            meanwhile: this rank's own part of the work, done while the others answer; its error is raised once they
+                have.
             error: raised here; this rank cannot ask because of it.
 
         Returns:

@@ -9,6 +9,7 @@ In a job on one node every host is local, and a channel has no communicator.
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
+from functools import partial
 from threading import Lock
 
 import numpy as np
@@ -19,7 +20,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import no_way_back, raise_jointly
-from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
+from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, finish, run
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import (
     FAILED,
@@ -153,7 +154,7 @@ class RoundChannel(Channel):
         error: BaseException | None,
     ) -> Coroutine[dict[int, U8]]:
         self.rounds += 1
-        with self.world.watch(f"sampling round {self.rounds} of {self.name}"), no_way_back(self._comm):
+        with self.world.watch(f"sampling round {self.rounds} of {self.name}"), no_way_back(self._comm) as aside:
             if (header.statuses == FAILED).any():
                 yield from raise_jointly(self._comm, "sampling", error)
             self._count(counts * words.itemsize)
@@ -165,7 +166,7 @@ class RoundChannel(Channel):
                 answers = {rank: one[HEAD:] for rank, one in zip(ranks, results, strict=True)}
             except Exception as exc:  # told to every rank by the exchange, and raised there
                 error = exc
-            received = yield from exchange_answers(self._comm, answers, meanwhile)
+            received = yield from exchange_answers(self._comm, answers, meanwhile and partial(aside, meanwhile))
             if received is None:
                 yield from raise_jointly(self._comm, "answering a sampling request", error)
             assert received is not None
@@ -180,7 +181,7 @@ class RoundChannel(Channel):
             except NotOpenHere:
                 if self.world.is_trainer:  # it is in no call, or it would not be here
                     raise
-                yield MPI.REQUEST_NULL
+                yield NOT_YET
 
     def _count(self, nbytes: I64) -> None:
         """Count the bytes to or from each rank (int64[size])."""

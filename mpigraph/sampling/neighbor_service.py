@@ -104,17 +104,7 @@ class NeighborService:
         except Exception as exc:  # raised on every rank by the round
             error = exc
         drawn: list[_Drawn] = []
-        failed: list[Exception] = []
-
-        def draw_local() -> None:
-            try:
-                drawn.extend(draw() for draw in drawing)
-            except Exception as exc:  # once the round is over: the others are in the middle of it
-                failed.append(exc)
-
-        answers = self.channel.ask(words, draw_local, error)
-        if failed:
-            raise failed[0]
+        answers = self.channel.ask(words, lambda: drawn.extend(draw() for draw in drawing), error)
         readers = {rank: AnswerReader(answer) for rank, answer in answers.items()}
         return self._joined(requests, drawn, remote, readers)
 

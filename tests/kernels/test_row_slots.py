@@ -49,6 +49,7 @@ class Cache:
         touch(rows, slots, batch, first, self.ring_next, self.mine)
         given, which = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
         count = admit(rows, slots, first, self.ring_next, self.row_of, self.times, self.mine, given, which)
+        assert len(np.unique(given[:count])) == count  # none is copied to be superseded
         publish(rows[which[:count]], given[:count], self.hint, self.row_of)
         self.made = batch
         kept = self.row_of[self.row_of >= 0]

@@ -1,11 +1,13 @@
 """Counts and choices of neighbours against plain references: uniform, weighted, masked."""
 
+import time
+
 import numpy as np
 import pytest
 from kernel_rows import WEIGHTS, Csc, candidates, reference_count
 
 from mpigraph.kernels.masked import choose_masked, list_allowed
-from mpigraph.kernels.rng import combine
+from mpigraph.kernels.rng import combine, mix64, uniform01
 from mpigraph.kernels.sample import Destinations
 from mpigraph.kernels.weighted import alias_tables, choose_weighted, count_weighted
 
@@ -88,6 +90,34 @@ def test_a_heavy_edge_does_not_hide_the_others() -> None:
         assert len(np.unique(eid)) == 20 and eid[0] == 7
         firsts.append(eid[1])
     assert np.bincount(firsts, minlength=50).max() < 20  # the light ones are alike
+
+
+@pytest.mark.parametrize("degree", [66, 100, 3000])
+@pytest.mark.parametrize("steps", [2, 1 << 60])
+def test_many_weighted_draws_take_the_first_arrivals(degree: int, steps: int) -> None:
+    """In their order, as defined by one hash an edge; of equal arrivals the first edge."""
+    g, key = Csc([degree]), np.uint64(12)
+    weights = np.random.default_rng(degree).integers(0, steps, degree) * 5e-324  # all or some arrive at infinity
+    hashes = [mix64(combine(key, 0) + np.uint64((1 << 32) + t)) for t in range(degree)]
+    uniform = np.array([uniform01(np.uint64(h)) for h in hashes])
+    with np.errstate(divide="ignore", over="ignore"):
+        arrivals = np.where(weights > 0, -np.log(uniform) / weights, np.nan)
+    order = np.argsort(arrivals, kind="stable")[: int((weights > 0).sum())]  # NaN last
+    for fanout in range(65, len(order), 1 if degree <= 100 else 500):
+        assert g.sample([0], fanout, False, key, weights)[1][0].tolist() == order[:fanout].tolist()
+
+
+def test_weighted_draws_take_time_in_proportion_to_their_number() -> None:
+    g = Csc([50_000])
+    weights = np.random.default_rng(0).random(50_000)
+
+    def seconds(fanout: int) -> float:
+        begin = time.thread_time()
+        g.sample([0], fanout, False, np.uint64(1), weights)
+        return time.thread_time() - begin
+
+    seconds(100)  # compiled
+    assert min(seconds(20_000) for _ in range(3)) < 30 * min(seconds(500) for _ in range(3))  # 120 if quadratic
 
 
 @pytest.mark.parametrize("bad", [-1.0, -1e-30, float("nan"), float("inf")])

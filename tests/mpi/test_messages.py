@@ -14,7 +14,7 @@ from mpi4py import MPI
 from worlds import answer_to, asked_of, behind_head, flat_world, words_between
 
 from mpigraph.errors import ClosedError, GraphDataError
-from mpigraph.mpi.coroutine import Coroutine, run
+from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, finish, run
 from mpigraph.mpi.messages import (
     FAILED,
     FIRST,
@@ -158,18 +158,88 @@ def test_a_server_whose_replies_wait_takes_in_no_more(comm: MPI.Intracomm) -> No
     on_all(comm, comm.rank == 1 or 8 <= taken <= 9)
 
 
+def waiting(steps: int) -> Coroutine[int]:
+    """Look so many times for something that is not there yet."""
+    for _ in range(steps):
+        yield NOT_YET
+    return steps
+
+
+def test_a_task_that_looks_again_makes_no_progress() -> None:
+    task = Task(waiting(3))
+    assert [task.advance() for _ in range(4)] == [False, False, True, False]
+    assert task.result() == 3
+    assert run(waiting(3)) == 3
+    task = Task(waiting(1_000_000))
+    assert not finish([task], IN_ROUND, seconds=-1.0) and task.taken == 1
+
+
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_a_server_that_cannot_answer_yet_has_nothing_to_do(comm: MPI.Intracomm) -> None:
+    if comm.rank == 0:
+        closed, tries = [True], list[int]()
+
+        def answer(requests: Sequence[Words]) -> list[Words]:
+            tries.append(len(requests))
+            if closed:
+                raise NotOpenHere("not yet")
+            return [behind_head(words) for words in requests]
+
+        server = RequestServer(comm, answering(answer), max_bytes=1 << 20)
+        comm.Barrier()
+        while not tries:
+            server.progress()
+        moved = [server.progress() for _ in range(100)]
+        assert server.outstanding and tries == [1] * 101
+        closed.clear()
+        answered_by(server, lambda: True)
+    else:
+        reply = np.empty(HEAD + 1, np.int64)
+        receiving, sending = comm.Irecv(reply, 0, 5), comm.Isend(np.array([5, 6]), 0, REQUEST)
+        comm.Barrier()
+        MPI.Request.Waitall([receiving, sending])
+        assert reply.tolist() == [OK, 1, 6]
+    on_all(comm, comm.rank == 1 or not any(moved))
+
+
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_own_work_that_fails_is_raised_once_all_have_answered(comm: MPI.Intracomm) -> None:
+    """Until then MPI writes to the memory of the answers."""
+    with flat_world(comm) as world:
+        requester = Requester(world, world.dup())
+        answered: list[Words] = []
+        if comm.rank == 0:
+            server = RequestServer(requester.comm, answering(sums([])), max_bytes=1 << 20)
+            meeting = comm.Ibarrier()
+            while not meeting.Test():
+                server.progress()
+            server.drain(world, "the last sums")
+        else:
+
+            def ask() -> Coroutine[None]:
+                answered.append((yield from requester.ask(0, np.array([1, 2]), "summing")))
+
+            def fail() -> None:
+                raise ZeroDivisionError("own work")
+
+            with pytest.raises(ZeroDivisionError, match="own work"):
+                requester.finish("sums", [ask(), ask()], IN_ROUND, fail)
+            comm.Ibarrier().Wait()
+        on_all(comm, comm.rank == 0 or [words.tolist() for words in answered] == [[1, 2, 3]] * 2)
+
+
 @pytest.mark.parametrize("comm", [2], indirect=True)
 def test_a_request_that_is_handed_over_is_counted_once(comm: MPI.Intracomm) -> None:
     """Two of three requests that came together are answered by themselves, while the third one's reply waits."""
     tags, words = [2, 3, 4], 1 << 10
     if comm.rank == 0:
-        finish = False
+        over = False
 
         def handler(server: RequestServer, requests: list[Request]) -> Coroutine[None]:
             for request in tuple(requests)[1:]:
                 server.hand_over(requests, request)
-            while not finish:
-                yield MPI.REQUEST_NULL
+            while not over:
+                yield NOT_YET
             assert len(requests) == 1
 
         server = RequestServer(comm, handler, max_bytes=1 << 20, together=8)
@@ -177,7 +247,7 @@ def test_a_request_that_is_handed_over_is_counted_once(comm: MPI.Intracomm) -> N
         end = time.monotonic() + WAIT
         while len(server.tasks) < len(tags) and time.monotonic() < end:
             server.progress()
-        held, finish = server.held, True
+        held, over = server.held, True
         answered_by(server, lambda: not server.outstanding)
         found = (held, server.held)
     else:

@@ -7,13 +7,14 @@ from threading import Thread
 import numpy as np
 import pytest
 from jobs import mpiexec, run, warm_python
-from layouts import REMOTE, WAIT, Job, own_on_layouts
+from layouts import REMOTE, WAIT, Job, Layout, own_on_layouts
 from mpi4py import MPI
 from worlds import HELD, by_packing, filled_window, meet, row_values, rows_of
 
 from mpigraph.errors import ClosedError
 from mpigraph.mpi.messages import REQUEST, Request, RequestServer
 from mpigraph.rows import packed
+from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.transport import RemoteRows, split_requests
 
@@ -77,6 +78,36 @@ def test_a_write_to_a_window_that_its_owner_forgot_raises(layout: Job) -> None:
             with pytest.raises(ClosedError, match=f"rank .* of window {window.handle.number}"):
                 window.scatter(np.arange(len(window)), np.zeros(len(window), np.int64))
         meet(world, service.progress)
+        window.close()
+
+
+@own_on_layouts([Layout(4, 1, 2)])
+def test_a_host_that_waits_for_its_lock_to_write_has_nothing_to_do(layout: Job) -> None:
+    with rows_of(layout, transport="packed") as service:
+        world = service.world
+        window, mutex, host = filled_window(service, (), "i8"), service.mutex, world.host_index
+        ticket = mutex.draw(host) if not world.is_trainer else -1
+        world.comm.Barrier()
+        moved: list[bool] = []
+        if world.is_trainer:
+            ids = np.flatnonzero(~world.is_local[window.host_of(np.arange(len(window)))])
+            window.scatter(ids, ids)
+        else:
+            server, looks = by_packing(service).server, list[int]()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(mutex, "ahead", lambda *who: looks.append(HostMutex.ahead(mutex, *who)) or looks[-1])
+                while not looks:
+                    server.progress()
+                moved = [server.progress() for _ in range(100)]
+                assert looks == [1] * 101
+            mutex.release(host, ticket)
+        meet(world, service.progress)
+        window.sync()
+        if not world.is_trainer:
+            begin = HELD * host
+            assert window.memory(host).tolist() == list(range(begin, begin + HELD))
+        meet(world, service.progress)
+        assert not any(moved)
         window.close()
 
 

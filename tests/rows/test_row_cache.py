@@ -1,13 +1,19 @@
 """Slots that one trainer fills and all of a node read."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations_with_replacement
+from typing import Any
 
 import numpy as np
+import pytest
 from layouts import Layout, SharedJob, on_layouts
 from oracle import NUM_NODES
 
+from mpigraph.arrays import Array
+from mpigraph.kernels.row_slots import admit, publish, take_free
 from mpigraph.kernels.upcoming import NEVER
+from mpigraph.rows import row_cache
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
@@ -54,53 +60,111 @@ def test_trainers_of_a_node_find_each_others_rows(job: SharedJob, oracle) -> Non
     session.control.call(Operation.FREE, numbers=[cache.number])
 
 
+class Noted:
+    """An array of the cache's writer, which notes each store of an element."""
+
+    def __init__(self, name: str, array: Array, stores: list[tuple[str, int, int]]) -> None:
+        self._name, self._array, self._stores = name, array, stores
+        self.dtype = array.dtype
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._array[at]
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        where = np.arange(self._array.size).reshape(self._array.shape)[at]
+        for place, one in zip(np.ravel(where), np.ravel(np.broadcast_to(value, where.shape)), strict=True):
+            self._stores.append((self._name, place, one))
+        self._array[at] = value
+
+
+def copy_one_by_one(table: Array, rows: Array, positions: Array, out: Noted) -> None:
+    for row, position in zip(rows, positions, strict=True):
+        out[position] = table[row]
+
+
 @on_layouts([Layout(2, 0, 1)])
-def test_a_slot_that_changes_hands_meanwhile_is_noticed(job: SharedJob, oracle) -> None:
-    """Wherever another trainer is with giving a slot away, and back, at each fence of a reader's."""
+def test_no_stop_of_the_writer_shows_another_rows_data(job: SharedJob, oracle) -> None:
+    """The writer stops after any of its stores, and goes on as far as it likes at each fence of the reader."""
     g = job.open(oracle(3))
     session = current()
-    rows = g.ndata["feat"].rows
-    caches = session.control.call(Operation.OPEN_CACHES, groups=[[[rows.number], FEW]], ahead=1)
-    cache: RowCache = caches[rows.number]
-    assert cache.refresh()
-    cache.slots.alone = False
-    values = {3: 33, 5: 55}
+    tensor = g.ndata["feat"].rows
+    budget = HINTS + 2 * (ROW + 12)
+    caches = session.control.call(Operation.OPEN_CACHES, groups=[[[tensor.number], budget]], ahead=8)
+    cache: RowCache = caches[tensor.number]
+    assert cache.per_trainer == 2 and cache.refresh()
+    shared, fields = cache.slots, ("hint", "row_of", "times", "versions", "words")
+    values = np.repeat(np.arange(NUM_NODES) + 1, 3).astype(shared.words.dtype).reshape(NUM_NODES, 3)
+    rows, none = np.arange(3), np.full(3, -1, np.int32)
 
-    def give(row: int) -> list[Callable[[], None]]:
-        def take() -> None:
-            cache.slots.row_of[0] = -1
-            cache.slots.times[0] += 1
+    def minibatch(first: int, *next_reads: int) -> None:
+        ring = np.full(4, NEVER, np.int32)
+        ring[: len(next_reads)] = next_reads
+        cache.keep(rows + first, none, rows + first, values, 1, 0, ring)
 
-        def store() -> None:
-            cache.slots.words[0] = values[row]
+    def fill(first: int) -> None:
+        assert cache.refresh()
+        cache.fill(rows[:2] + first, rows[:2] + first, values)
 
-        def tell() -> None:
-            cache.slots.row_of[0] = row
-            cache.slots.hint[row] = 1
+    def again() -> None:
+        cache.forget()
+        fill(3)
 
-        return [take, store, tell]
+    writes: list[Callable[[], None]] = [
+        lambda: cache.keep_all(rows[:2] + 3, none[:2], rows[:2] + 3, values),
+        cache.begin_choosing,
+        lambda: minibatch(0, 7, 7, 3),  # the last row supersedes one of the others
+        lambda: minibatch(3, 2, 2, 1),
+        lambda: minibatch(6),  # no row is known to be read again
+        cache.forget,
+        lambda: fill(0),
+        again,
+    ]
 
-    class Window:
-        def __init__(self, stops: Iterable[int]) -> None:
-            self.steps, self.taken, self.stops = [*give(5), *give(3)], 0, iter(stops)
+    def stores_of(write: Callable[[], None]) -> list[tuple[str, int, int]]:
+        stores: list[tuple[str, int, int]] = []
+        noted = {name: Noted(name, getattr(shared, name), stores) for name in fields}
+        cache.slots = replace(shared, **noted, fence=lambda: None)  # type: ignore[arg-type]
+        with pytest.MonkeyPatch.context() as patch:
+            for kernel in (admit, take_free, publish):
+                patch.setattr(row_cache, kernel.__name__, kernel.py_func)
+            patch.setattr(row_cache, "gather_rows", copy_one_by_one)
+            write()
+        return stores
 
-        def fence(self) -> None:
-            stop = next(self.stops)
-            for step in self.steps[self.taken : stop]:
-                step()
-            self.taken = max(stop, self.taken)
+    accepted = 0
 
-    fence, hits = cache.slots.fence, 0
-    for stops in combinations_with_replacement(range(7), 3):
-        for step in give(3):
-            step()
-        cache.slots.fence = Window(stops).fence
-        out = np.zeros((1, cache.slots.words.shape[1]), cache.slots.words.dtype)
-        slots, seen = cache.find(np.array([3]))
-        lost = cache.load(np.array([3]), slots, seen, np.array([0]), out)
-        if slots[0] >= 0 and len(lost) == 0:
-            hits += 1
-            assert (out == values[3]).all(), stops
-    assert hits > 0
-    cache.slots.fence = fence
+    def read(stores: list[tuple[str, int, int]], before: dict[str, Array], stops: Sequence[int]) -> None:
+        nonlocal accepted
+        now, left = {name: array.copy() for name, array in before.items()}, iter(stops)
+        done = 0
+
+        def go_on() -> None:
+            nonlocal done
+            for name, place, one in stores[done : (stop := next(left))]:
+                now[name].flat[place] = one
+            done = stop
+
+        cache.slots = replace(shared, **now, alone=False, fence=go_on)
+        asked, out = np.arange(NUM_NODES), np.zeros_like(values)
+        go_on()
+        slots, seen = cache.find(asked)
+        slots[cache.load(asked, slots, seen, asked, out)] = -1
+        accepted += np.count_nonzero(slots >= 0)
+        assert np.array_equal(out[slots >= 0], values[slots >= 0]), stops
+
+    whole: list[tuple[str, int, int]] = []
+    first = {name: getattr(shared, name).copy() for name in fields}
+    for write in writes:
+        before = {name: getattr(shared, name).copy() for name in fields}
+        stores = stores_of(write)
+        whole += stores
+        for stops in combinations_with_replacement(range(len(stores) + 1), 4):
+            read(stores, before, stops)
+    for stops in np.sort(np.random.default_rng(0).integers(0, len(whole) + 1, (2000, 4)), axis=1).tolist():
+        read(whole, first, stops)
+    assert accepted > 500
+    cache.slots = shared
     session.control.call(Operation.FREE, numbers=[cache.number])

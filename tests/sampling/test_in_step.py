@@ -138,6 +138,52 @@ def test_a_server_answers_once_what_is_asked_for_is_open(layout: Job) -> None:
         channel.close()
 
 
+@own_on_layouts([Layout(4, 1, 2)])
+def test_a_server_that_cannot_answer_yet_has_nothing_to_do(layout: Job) -> None:
+    with world_of(layout) as world:
+        closed, tries = [not world.is_trainer], list[bool]()
+
+        def look() -> None:
+            tries.append(True)
+            if any(closed):
+                raise NotOpenHere("times of edges number 8 are not open here")
+
+        channel = channel_of(world, 1, look)
+        moved: list[bool] = []
+        if world.is_trainer:
+            ask_all(channel, world)
+        else:
+            while not tries:
+                channel.poll()
+            before = len(tries)
+            moved = [channel.poll() for _ in range(100)]
+            assert channel.in_round and len(tries) == before + 100
+            closed.clear()
+        serve(channel, world)
+        assert not any(moved)
+        channel.close()
+
+
+@own_on_layouts(REMOTE)
+def test_own_work_that_fails_is_raised_once_the_round_is_over(layout: Job) -> None:
+    with world_of(layout) as world:
+        channel = channel_of(world, 1)
+
+        def fail() -> None:
+            raise ZeroDivisionError("own work")
+
+        if world.is_trainer:
+            if world.rank == int(world.trainer_ranks[0]):
+                with pytest.raises(ZeroDivisionError, match="own work"):
+                    channel.ask(asked_of(world.rank, world.size), fail)
+            else:
+                ask_all(channel, world)
+            ask_all(channel, world)
+        serve(channel, world)
+        assert channel.rounds == 2
+        channel.close()
+
+
 @pytest.mark.parametrize("comm", [2], indirect=True)
 def test_a_channel_tells_work_from_waiting(comm: MPI.Intracomm) -> None:
     """One rank takes its time, first to answer, then for its own work; the other waits for it."""
