@@ -20,7 +20,7 @@ import re
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import cast
@@ -34,7 +34,7 @@ from mpigraph.config import Config
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.log import set_identity
 from mpigraph.mpi.abort import guard
-from mpigraph.mpi.agree import allgather_bytes, everywhere, together
+from mpigraph.mpi.agree import allgather_bytes, everywhere, same, together
 from mpigraph.mpi.compat import library_version, remove_dead_segments, unlink_segments
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.neighbours import software
@@ -47,6 +47,8 @@ from mpigraph.trace import address
 
 _DOMAINS = Path("/sys/devices/system/node")
 _SPARE = 8  # communicators that are to be left
+
+_REMEDY = "start all from one environment, or from equal ones, with the same arguments and MPIGRAPH_ variables"
 
 TRAINERS = "what trainers agree on"
 """The place at which trainers wait for one another on their communicator; see :meth:`World.meeting`."""
@@ -95,7 +97,6 @@ class World:
 
         Raises:
             InvalidArgumentError: ``num_servers`` leaves a node without a trainer (on every rank).
-            CollectiveError: ranks run different versions of this library or of what it needs (on every rank).
         """
         self._made = ExitStack()
         self._main_thread = threading.get_ident()
@@ -112,7 +113,6 @@ class World:
             unlink_segments()
             remove_dead_segments()
         try:
-            self._check_software()
             self.assign_roles(0 if self.size == 1 else num_servers)
         except MPIGraphError:  # on every rank
             self._made.close()
@@ -211,20 +211,6 @@ class World:
         self.pids, self.domains = known[:, 1], known[:, 2]
         self.num_nodes = int(self.node_of.max()) + 1
         self.node_index = int(self.node_of[self.rank])
-
-    def _check_software(self) -> None:
-        """Check that all ranks run the same software."""
-        here = f"{software()}, {library_version()}, on {socket.gethostname()}"
-        texts = [text.decode() for text in allgather_bytes(self.comm, here.encode())]
-        kinds = [text.rpartition(", on ")[0] for text in texts]
-        other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
-        if other is not None:
-            raise everywhere(
-                CollectiveError(
-                    f"ranks run different software: rank 0 has {texts[0]}; rank {other} has {texts[other]}. Start all "
-                    "from one environment, or from equal ones"
-                )
-            )
 
     def assign_roles(self, num_servers: int) -> None:
         """Let ``num_servers`` ranks of each node serve, and the others train."""
@@ -519,10 +505,12 @@ if MPI.Is_initialized():  # by the script: from now on a killed process leaves n
     unlink_segments()
 
 
-def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
+@collective("comm", "or by default all ranks")
+def job_comm(comm: MPI.Intracomm | None, settings: Mapping[str, object]) -> MPI.Intracomm:
     """Return the ranks that take part, by default all; start MPI unless it runs.
 
-    From now on, an uncaught exception ends the job, also one of its start.
+    From now on, an uncaught exception ends the job, also one of its start. Raises InvalidArgumentError if the ranks
+    have different software or ``settings``, by name; on every rank.
     """
     start_mpi()
     unlink_segments()
@@ -531,6 +519,11 @@ def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
         check_connected(everyone.size, library_version())
     if everyone.size > 1:
         guard(f"rank {everyone.rank}", everyone.rank)
+        own = everyone.Dup()
+        try:
+            same(own, {"software": f"{software()}, {library_version()}"} | settings, _REMEDY)
+        finally:
+            own.Free()
     return everyone
 
 
@@ -541,7 +534,7 @@ def open_world(comm: MPI.Intracomm | None) -> World:
     Until ``unguard`` is called, an uncaught exception ends the job. Raises MPIGraphError if an environment variable is
     wrong; on every rank.
     """
-    everyone = job_comm(comm)
+    everyone = job_comm(comm, Config.of_job(num_servers=0))
     try:
         config = Config.from_env(num_servers=0)
         world = World(everyone, config.num_servers, config)
