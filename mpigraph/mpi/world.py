@@ -101,7 +101,7 @@ class World:
         self._made = ExitStack()
         self._main_thread = threading.get_ident()
         self._owed: list[Callable[[], None]] = []
-        self._apart: tuple[int, str] | None = None  # a thread, and what it does
+        self._apart: dict[int, str] = {}  # threads, and what they do
         self.closed = False
         self.is_alone = False
         self.config = config
@@ -154,6 +154,7 @@ class World:
         """Return the world of this process alone, without a communicator and without MPI."""
         world = cls.__new__(cls)
         world._made = ExitStack()
+        world._apart = {}
         world.is_alone = world.is_trainer = True
         world.witness = None
         world.closed = False
@@ -297,8 +298,8 @@ class World:
         See :meth:`.Watchdog.meeting`. Before it, the main thread makes the calls that :meth:`in_main_thread` left.
         Raises CollectiveError if this thread is inside of :meth:`forbid_meetings`.
         """
-        if self._apart is not None and self._apart[0] == threading.get_ident():
-            raise CollectiveError(f"{what}: {self._apart[1]} cannot do it, as trainers are not in step there")
+        if doing := self._apart.get(threading.get_ident()):
+            raise CollectiveError(f"{what}: {doing} cannot do it, as trainers are not in step there")
         self._do_owed()
         return self.watchdog.meeting(what, place, limited)
 
@@ -318,11 +319,13 @@ class World:
     @contextmanager
     def forbid_meetings(self, doing: str) -> Iterator[None]:
         """Refuse meetings of this thread inside: it runs the user's code as often as its own work needs."""
-        before, self._apart = self._apart, (threading.get_ident(), doing)
+        thread = threading.get_ident()
+        before = self._apart.get(thread, "")
+        self._apart[thread] = doing
         try:
             yield
         finally:
-            self._apart = before
+            self._apart[thread] = before
 
     @collective("self.trainers")
     def together(self, doing: str) -> AbstractContextManager[None]:
