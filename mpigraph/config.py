@@ -16,12 +16,13 @@ from mpigraph.errors import InvalidArgumentError, check_integer
 _PREFIX = "MPIGRAPH_"
 _FAST_BOXES = "OMPI_MCA_btl_sm_fbox_max"  # how many senders may have one
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-_OF_A_PROCESS = ("keep_memory", "log_level", "num_worker_threads", "disk_threads", "disk_gap", "disk_direct")
+MAY_DIFFER = ("keep_memory", "log_level", "num_worker_threads", "report", "disk_threads", "disk_gap", "disk_direct")
+"""Settings of a process alone, and the folder of the report, where trainer 0's counts."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of one job; all but those in ``_OF_A_PROCESS`` are the same on all ranks.
+    """Settings of one job; all but those in :data:`MAY_DIFFER` are the same on all ranks.
 
     Attributes:
         ranks_per_node: simulate nodes of this many ranks; 0 means the real nodes. For tests.
@@ -117,7 +118,7 @@ class Config:
         The ranks compare them before anything else: different ones would have them wait for one another in vain.
         """
         values = cls._given(arguments)
-        names = [name for name in values if name not in _OF_A_PROCESS]
+        names = [name for name in values if name not in MAY_DIFFER]
         return {f"{name} ({_variable(name)})": values[name] for name in names} | {_variable("strict"): strict()}
 
     @classmethod

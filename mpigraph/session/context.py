@@ -30,7 +30,7 @@ from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger, set_identity
 from mpigraph.memory import keep_freed_memory
 from mpigraph.mpi.abort import abort, exit_status, guard, unguard
-from mpigraph.mpi.agree import everywhere, together
+from mpigraph.mpi.agree import allgather_bytes, everywhere, together
 from mpigraph.mpi.compat import library_version, may_lose_messages
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.start import WORKER, is_worker
@@ -345,10 +345,10 @@ def initialize(
 
     Raises:
         InvalidArgumentError: called again with other arguments, or after a job whose servers have ended; ranks have
-            different software, arguments or variables, except those of a process alone (``num_worker_threads``, the
-            log level, kept memory); an argument or its variable out of range, ``RANK`` or ``WORLD_SIZE`` set to
-            something else than the job's, a node would have no trainer, or the report's folder cannot be written to; on
-            every rank. Or a launcher started several processes that MPI does not connect; on the first of them.
+            different software, arguments or variables, except ``num_worker_threads``, the log level, kept memory and
+            ``report``, where trainer 0's counts; an argument or its variable out of range, ``RANK`` or ``WORLD_SIZE``
+            set to something else than the job's, a node would have no trainer, or the report's folder cannot be written
+            to; on every rank. Or a launcher started several processes that MPI does not connect; on the first of them.
         SystemExit: on a server, when the job is over; on processes that MPI does not connect, except the first.
 
     While the job runs, a call with the same arguments does nothing, as when a cell of a notebook is run again. After an
@@ -444,17 +444,18 @@ def _prepare_process(world: World, all_ranks: bool) -> None:
 
 @collective("store.world.comm")
 def _begin_report(control: Control, store: Store) -> None:
-    """Begin the report of the whole job, if there is a folder for it.
+    """Begin the report of the whole job, if trainer 0 has a folder for it.
 
     Raises:
         InvalidArgumentError: it cannot be written to; on every rank. The world is closed.
     """
-    folder = store.world.config.report
-    if not folder:
-        return
-    with store.world.watch("beginning the report"):
+    world = store.world
+    with world.watch("beginning the report"):
+        folder = allgather_bytes(world.comm, os.fsencode(world.config.report))[int(world.trainer_ranks[0])]
+        if not folder:
+            return
         try:
-            control.reporting.begin(folder)
+            control.reporting.begin(os.fsdecode(folder))
         except InvalidArgumentError:
             store.close()
             raise
