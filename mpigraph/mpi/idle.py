@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 _POLLING = 0.01  # of a core: used by a thread that polls, such as that of each of gloo's groups
 _PREFIX = "mpigraph-"  # of the names of the library's own threads, which poll, too
+_USERS = "mpigraph-callbacks"  # those that run the user's code
 
 
 class ForeignWait(NamedTuple):
@@ -66,7 +67,7 @@ class Idle:
             waiting: identifiers of threads that are in waits of this library.
         """
         threads = threading.enumerate()
-        users = [t for t in threads if not t.name.startswith(_PREFIX) and t.ident not in waiting]
+        users = [t for t in threads if t.ident not in waiting and (not t.name.startswith(_PREFIX) or _USERS in t.name)]
         inside = self._thread in waiting
         known = None if inside else self._look()
         try:

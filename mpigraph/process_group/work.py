@@ -58,7 +58,7 @@ class Outstanding:
         self._progress = progress
         self._meeting = meeting
         self._seconds = seconds
-        self._callbacks = ThreadPoolExecutor(_MANY, "callbacks")  # no threads of the library: they run the user's code
+        self._callbacks = ThreadPoolExecutor(_MANY, "mpigraph-callbacks")
         self._swept = 0
         self.operations: dict[Task[Any], Operation] = {}
 

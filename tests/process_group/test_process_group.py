@@ -455,7 +455,7 @@ def test_a_callback_may_wait_for_other_operations(job: SharedJob) -> None:
             everywhere = one.clone()
             dist.broadcast(everywhere, 0)
             assert torch.equal(one, everywhere)
-    assert wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("callbacks")])
+    assert wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith("mpigraph-callbacks")])
 
 
 def wait_until(true: Callable[[], bool]) -> bool:
