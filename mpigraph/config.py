@@ -132,7 +132,7 @@ class Config:
                     values[field.name] = kind(text)
                 except ValueError:
                     values[field.name] = text
-        return values | arguments
+        return values | dict(arguments)
 
 
 def _variable(name: str) -> str:
