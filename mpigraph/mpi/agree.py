@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import blake2b
-from numbers import Real
 from typing import NoReturn, TypeVar
 
 import numpy as np
@@ -116,7 +115,7 @@ def same(comm: MPI.Comm, values: Mapping[str, object], remedy: str) -> None:
     Raises:
         InvalidArgumentError: some differ; on every rank, with the name of each of these, its values and their ranks.
     """
-    texts = [str(int(x) if isinstance(x, Real) and x % 1 == 0 else x) for x in values.values()]
+    texts = [str(int(x) if isinstance(x, int | float | np.integer) and x % 1 == 0 else x) for x in values.values()]
     sameness = Sameness(texts)
     run(_reduce(comm, sameness))
     if sameness.holds:

@@ -524,7 +524,7 @@ def job_comm(comm: MPI.Intracomm | None, settings: Mapping[str, object]) -> MPI.
         guard(f"rank {everyone.rank}", everyone.rank)
         own = everyone.Dup()
         try:
-            same(own, {"software": f"{software()}, {library_version()}"} | settings, _REMEDY)
+            same(own, {"software": f"{software()}, {library_version()}"} | dict(settings), _REMEDY)
         finally:
             own.Free()
     return everyone

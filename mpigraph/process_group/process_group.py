@@ -48,6 +48,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from torch.distributed import HashStore, register_rendezvous_handler  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import default_pg_timeout
 
@@ -528,7 +529,7 @@ def _create(options: Any, _: Any = None) -> MPIProcessGroup:
     return group
 
 
-class _NoStore(dist.Store):
+class _NoStore(Store):
     """Stands for a store that the trainers would share: each would wait in vain for the others' keys."""
 
     def _refuse(self, *_: Any) -> NoReturn:
@@ -543,7 +544,7 @@ class _NoStore(dist.Store):
 _NO_STORE = _NoStore()  # for good: torch's C++ code does not keep an object of Python alive
 
 
-def _rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+def _rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Store, int, int]]:
     """Yield rank and size by MPI, and a store: of this process alone, or none."""
     session = current()
     yield _NO_STORE if session.num_trainers > 1 else HashStore(), session.rank, session.num_trainers
