@@ -16,20 +16,22 @@ from mpigraph.errors import InvalidArgumentError, check_integer
 _PREFIX = "MPIGRAPH_"
 _FAST_BOXES = "OMPI_MCA_btl_sm_fbox_max"  # how many senders may have one
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+MAY_DIFFER = ("keep_memory", "log_level", "num_worker_threads", "report", "disk_threads", "disk_gap", "disk_direct")
+"""Settings of a process alone, and the folder of the report, where trainer 0's counts."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of one job.
+    """Settings of one job; all but those in :data:`MAY_DIFFER` are the same on all ranks.
 
     Attributes:
         ranks_per_node: simulate nodes of this many ranks; 0 means the real nodes. For tests.
         timeout: seconds that a wait inside a protocol step may last before the watchdog ends the job.
         window: how shared windows are allocated: "auto", "allocate" or "create" (see ``rows/service.py``).
-        transport: how rows of other nodes are read: the name of a transport (``rows/service.py`` checks it),
-            or "auto" to measure at start.
-        sampling: how sampling requests travel: the name of an exchange (``sampling/exchanges.py`` checks it),
-            or "auto" to choose by the thread level of MPI.
+        transport: how rows of other nodes are read: the name of a transport (``rows/service.py``), or "auto" to measure
+            at start.
+        sampling: how sampling requests travel: the name of an exchange (``sampling/exchanges.py``), or "auto" to choose
+            by the thread level of MPI.
         self_test: 1 to try windows at start in a job of several nodes (see ``rows/self_test.py``), 0 to trust them.
         keep_memory: 1 to keep freed blocks for the next minibatch (see ``memory.py``), 0 to return them.
         log_level: a level name of :mod:`logging`, in upper or lower case.
@@ -81,7 +83,12 @@ class Config:
             check_integer(name, getattr(self, name), least, 2**31 - 1)
         if not isinstance(self.timeout, Real) or not self.timeout > 0:
             raise InvalidArgumentError(f"timeout must be > 0 seconds (got {self.timeout!r})")
-        allowed: dict[str, tuple[object, ...]] = {"window": ("auto", "allocate", "create"), "requeue": ("auto", "exit")}
+        allowed: dict[str, tuple[object, ...]] = {
+            "window": ("auto", "allocate", "create"),
+            "transport": ("auto", "rma", "packed"),
+            "sampling": ("auto", "alltoallv", "sparse"),
+            "requeue": ("auto", "exit"),
+        }
         allowed |= dict.fromkeys(("self_test", "disk_direct", "keep_memory"), (0, 1))
         for name, values in allowed.items():
             if getattr(self, name) not in values:
@@ -97,19 +104,39 @@ class Config:
         Raises:
             InvalidArgumentError: a value is not allowed or does not parse; the message names it.
         """
-        values = dict(arguments)
+        values = cls._given(arguments)
         for field in fields(cls):
-            text = os.environ.get(_PREFIX + field.name.upper())
-            if text is None or field.name in arguments:
-                continue
-            kind: Callable[[str], Any] = type(field.default)  # type: ignore[assignment]
-            try:
-                values[field.name] = kind(text)
-            except ValueError:
-                raise InvalidArgumentError(
-                    f"{_PREFIX}{field.name.upper()} must be a {type(field.default).__name__} (got {text!r})"
-                ) from None
+            kind, value = type(field.default), values[field.name]
+            if isinstance(value, str) and kind is not str and field.name not in arguments:
+                raise InvalidArgumentError(f"{_variable(field.name)} must be a {kind.__name__} (got {value!r})")
         return cls(**values)
+
+    @classmethod
+    def of_job(cls, **arguments: Any) -> dict[str, Any]:
+        """Return the settings that must be the same on all ranks, by name, as :meth:`from_env` takes them, unchecked.
+
+        The ranks compare them before anything else: different ones would have them wait for one another in vain.
+        """
+        values = cls._given(arguments)
+        names = [name for name in values if name not in MAY_DIFFER]
+        return {f"{name} ({_variable(name)})": values[name] for name in names} | {_variable("strict"): strict()}
+
+    @classmethod
+    def _given(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the value of each field; for a variable that does not parse its text."""
+        values: dict[str, Any] = {field.name: field.default for field in fields(cls)}
+        for field in fields(cls):
+            kind: Callable[[str], Any] = type(field.default)  # type: ignore[assignment]
+            if (text := os.environ.get(_variable(field.name))) is not None:
+                try:
+                    values[field.name] = kind(text)
+                except ValueError:
+                    values[field.name] = text
+        return values | dict(arguments)
+
+
+def _variable(name: str) -> str:
+    return _PREFIX + name.upper()
 
 
 def variables() -> dict[str, str]:

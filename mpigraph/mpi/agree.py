@@ -4,9 +4,13 @@
 headers that are exchanged anyway (``mpi/messages.py``), only :func:`raise_jointly` is needed.
 """
 
+import json
+import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from hashlib import blake2b
 from typing import NoReturn, TypeVar
 
 import numpy as np
@@ -22,6 +26,9 @@ from mpigraph.trace import count
 from mpigraph.tracebacks import line_of
 
 Error = TypeVar("Error", bound=MPIGraphError)
+
+_ONES = 2**64 - 1
+_SHOWN = 8  # ranks in a message
 
 
 @collective("comm")
@@ -74,17 +81,63 @@ def _gather_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[list[bytes]]:
     return [everything[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
 
-@collective("comm")
-def first_choice(comm: MPI.Comm, what: str, setting: str, choices: Sequence[str]) -> str:
-    """Return the first rank's ``setting``: the environment may differ between nodes.
+def hash64(value: object) -> int:
+    """Return a hash of a value's ``repr``, below 2**64, the same in every process; its bits depend on all of it."""
+    return int.from_bytes(blake2b(repr(value).encode(errors="backslashreplace"), digest_size=8).digest())
 
-    Raises InvalidArgumentError if the setting is not among the choices; on every rank.
+
+class Sameness:
+    """A test whether a value is the same on all ranks, whose answer is the same on all ranks, too.
+
+    Attributes:
+        words: uint64[2], the value's hash and its complement; to be reduced by MAX, in place.
     """
-    chosen = allgather_bytes(comm, setting.encode(errors="backslashreplace"))[0].decode()
-    if chosen not in choices:
-        listed = f"{', '.join(choices[:-1])} or {choices[-1]}"
-        raise everywhere(InvalidArgumentError(f"{what} must be {listed} (got {chosen!r})"))
-    return chosen
+
+    def __init__(self, value: object) -> None:
+        number = hash64(value)
+        self.words = array("Q", [number, number ^ _ONES])
+
+    @property
+    def holds(self) -> bool:
+        """After the reduction: the largest of all hashes is the smallest."""
+        return self.words[0] == self.words[1] ^ _ONES
+
+
+@collective("comm")
+def same(comm: MPI.Comm, values: Mapping[str, object], remedy: str) -> None:
+    """Check that all ranks have the same values; numbers by their value, all else by ``str``.
+
+    Args:
+        comm: the ranks.
+        values: by name, with the same names on all ranks.
+        remedy: what to do about it, for the message.
+
+    Raises:
+        InvalidArgumentError: some differ; on every rank, with the name of each of these, its values and their ranks.
+    """
+    texts = [str(int(x) if isinstance(x, int | float | np.integer) and x % 1 == 0 else x) for x in values.values()]
+    sameness = Sameness(texts)
+    run(_reduce(comm, sameness))
+    if sameness.holds:
+        return
+    of_ranks = [json.loads(data) for data in allgather_bytes(comm, json.dumps([socket.gethostname(), *texts]).encode())]
+    hosts, *columns = zip(*of_ranks, strict=True)
+    lines = []
+    for name, column in zip(values, columns, strict=True):
+        kinds = {text: [rank for rank, other in enumerate(column) if other == text] for text in dict.fromkeys(column)}
+        if len(kinds) > 1:
+            parts = [f"{text or 'not set'} on {_named(ranks, hosts[ranks[0]])}" for text, ranks in kinds.items()]
+            lines.append(f"\n  {name}: {'; '.join(parts)}")
+    raise everywhere(InvalidArgumentError(f"ranks of one job differ in their settings: {remedy}{''.join(lines)}"))
+
+
+def _named(ranks: list[int], host: str) -> str:
+    more = ", ..." if len(ranks) > _SHOWN else ""
+    return f"rank {', '.join(map(str, ranks[:_SHOWN]))}{more} (first on {host})"
+
+
+def _reduce(comm: MPI.Comm, sameness: Sameness) -> Coroutine[None]:
+    yield comm.Iallreduce(MPI.IN_PLACE, sameness.words, op=MPI.MAX)
 
 
 def describe(error: BaseException) -> str:

@@ -61,7 +61,8 @@ class Record:
         trains: the rank is a trainer.
         text: the current activity, and its line in the user's script.
         seconds: since the activity began.
-        blocked: seconds for which a trainer has had no thread that could go on without other trainers; 0 if it has one.
+        blocked: seconds for which a trainer has had no thread that could go on without other trainers, and has done
+            nothing; 0 if it has one.
         places: the places at which threads of a trainer wait for all other trainers.
         known: ``places`` is complete; else a thread may come to a meeting at another place.
         in_step: a thread is inside a protocol step, which has a deadline of its own.

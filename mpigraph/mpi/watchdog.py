@@ -6,7 +6,8 @@ which may evaluate for hours: :meth:`Watchdog.meeting` has no deadline. It leads
 trainers that wait and of those that do not. It ends the job in these cases only:
 
 * every trainer waits at a meeting that another trainer cannot come to, since that one waits elsewhere;
-* every trainer waits, for the deadline, and nothing moves;
+* every trainer waits, for the deadline, and nothing moves: no process works beside its main thread's wait, as one
+  does in which another thread computes what others wait for (:mod:`.idle`);
 * a process shows no sign of life for the deadline, while a trainer has waited as long.
 
 A :class:`Watchdog` is one daemon thread a process. It writes this rank's state on its node's :class:`.Board`. One rank
@@ -171,7 +172,10 @@ class Watchdog:
             yield met
 
     def recognise(self, waits: Callable[[FrameType], ForeignWait | None]) -> None:
-        """Count the main thread's waits inside foreign code as meetings; ``waits`` knows them by their frames."""
+        """Count the main thread's waits inside foreign code as meetings; ``waits`` knows them by their frames.
+
+        From now on a process that works is not blocked, whichever wait its main thread is in.
+        """
         self._idle = Idle(self._home, waits)
 
     def own(self, what: str) -> AbstractContextManager[None]:
@@ -345,10 +349,13 @@ class Watchdog:
         """Return this rank's present state."""
         identity, number, trains = self._who
         innermost = {wait.thread: wait for wait in list(self._waits.values())}
-        if self._home not in innermost and self._idle is not None and (foreign := self._idle.wait(self.now)):
-            (what, place, limited), since = foreign
-            kind = _Kind.LIMITED if limited else _Kind.MEETING
-            innermost[self._home] = _Wait(kind, what, place, since, math.inf, self._home)
+        quiet = 0.0  # since when this process has done nothing
+        if self._idle is not None:
+            foreign = self._idle.look(self.now, innermost)
+            quiet = self._idle.since
+            if foreign is not None:
+                kind = _Kind.LIMITED if foreign.limited else _Kind.MEETING
+                innermost[self._home] = _Wait(kind, foreign.what, foreign.place, quiet, math.inf, self._home)
         record = Record(identity, number, trains)
         record.in_step = any(wait.kind is _Kind.STEP for wait in innermost.values())
         threads = [self._home, *list(self._workers)]
@@ -356,7 +363,7 @@ class Watchdog:
         if trains and len(waits) == len(threads) and all(wait.kind in (_Kind.MEETING, _Kind.OWN) for wait in waits):
             meetings = [wait for wait in waits if wait.kind is _Kind.MEETING]
             if meetings:
-                record.blocked = max(self.now - max(wait.since for wait in waits), 1e-3)
+                record.blocked = max(self.now - max(quiet, *(wait.since for wait in waits)), 1e-3)
                 record.known = all(wait.place for wait in meetings) and not _strangers(self._workers)
                 if record.known and self._idle is not None and record.blocked > 1:  # a wait in torch may be for those
                     record.known = not unsent()

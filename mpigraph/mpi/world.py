@@ -20,7 +20,7 @@ import re
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -34,7 +34,7 @@ from mpigraph.config import Config
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.log import get_logger, set_identity
 from mpigraph.mpi.abort import guard
-from mpigraph.mpi.agree import allgather_bytes, everywhere, together
+from mpigraph.mpi.agree import allgather_bytes, everywhere, same, together
 from mpigraph.mpi.compat import library_version, remove_dead_segments, unlink_segments
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.neighbours import machine, software
@@ -47,6 +47,8 @@ from mpigraph.trace import address
 
 _DOMAINS = Path("/sys/devices/system/node")
 _SPARE = 8  # communicators that are to be left
+
+_REMEDY = "start all from one environment, or from equal ones, with the same arguments and MPIGRAPH_ variables"
 
 TRAINERS = "what trainers agree on"
 """The place at which trainers wait for one another on their communicator; see :meth:`World.meeting`."""
@@ -97,12 +99,11 @@ class World:
 
         Raises:
             InvalidArgumentError: ``num_servers`` leaves a node without a trainer (on every rank).
-            CollectiveError: ranks run different versions of this library or of what it needs (on every rank).
         """
         self._made = ExitStack()
         self._main_thread = threading.get_ident()
         self._owed: list[Callable[[], None]] = []
-        self._apart: tuple[int, str] | None = None  # a thread, and what it does
+        self._apart: dict[int, str] = {}  # threads, and what they do
         self.closed = False
         self.is_alone = False
         self.config = config
@@ -114,7 +115,6 @@ class World:
             unlink_segments()
             remove_dead_segments()
         try:
-            self._check_software()
             self.assign_roles(0 if self.size == 1 else num_servers)
         except MPIGraphError:  # on every rank
             self._made.close()
@@ -156,6 +156,7 @@ class World:
         """Return the world of this process alone, without a communicator and without MPI."""
         world = cls.__new__(cls)
         world._made = ExitStack()
+        world._apart = {}
         world.is_alone = world.is_trainer = True
         world.witness = None
         world.closed = False
@@ -225,20 +226,6 @@ class World:
                 f"({self.num_nodes} nodes on {machines} machine(s)): they share no memory and send messages instead. "
                 "Open MPI 5 does so under srun --mpi=pmix: start the job by its own mpiexec inside of the allocation "
                 '(slurm/README.md, "MPI")'
-            )
-
-    def _check_software(self) -> None:
-        """Check that all ranks run the same software."""
-        here = f"{software()}, {library_version()}, on {socket.gethostname()}"
-        texts = [text.decode() for text in allgather_bytes(self.comm, here.encode())]
-        kinds = [text.rpartition(", on ")[0] for text in texts]
-        other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
-        if other is not None:
-            raise everywhere(
-                CollectiveError(
-                    f"ranks run different software: rank 0 has {texts[0]}; rank {other} has {texts[other]}. Start all "
-                    "from one environment, or from equal ones"
-                )
             )
 
     def assign_roles(self, num_servers: int) -> None:
@@ -338,8 +325,8 @@ class World:
         See :meth:`.Watchdog.meeting`. Before it, the main thread makes the calls that :meth:`in_main_thread` left.
         Raises CollectiveError if this thread is inside of :meth:`forbid_meetings`.
         """
-        if self._apart is not None and self._apart[0] == threading.get_ident():
-            raise CollectiveError(f"{what}: {self._apart[1]} cannot do it, as trainers are not in step there")
+        if doing := self._apart.get(threading.get_ident()):
+            raise CollectiveError(f"{what}: {doing} cannot do it, as trainers are not in step there")
         self._do_owed()
         return self.watchdog.meeting(what, place, limited)
 
@@ -359,11 +346,13 @@ class World:
     @contextmanager
     def forbid_meetings(self, doing: str) -> Iterator[None]:
         """Refuse meetings of this thread inside: it runs the user's code as often as its own work needs."""
-        before, self._apart = self._apart, (threading.get_ident(), doing)
+        thread = threading.get_ident()
+        before = self._apart.get(thread, "")
+        self._apart[thread] = doing
         try:
             yield
         finally:
-            self._apart = before
+            self._apart[thread] = before
 
     @collective("self.trainers")
     def together(self, doing: str) -> AbstractContextManager[None]:
@@ -546,10 +535,12 @@ if MPI.Is_initialized():  # by the script: from now on a killed process leaves n
     unlink_segments()
 
 
-def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
+@collective("comm", "or by default all ranks")
+def job_comm(comm: MPI.Intracomm | None, settings: Mapping[str, object]) -> MPI.Intracomm:
     """Return the ranks that take part, by default all; start MPI unless it runs.
 
-    From now on, an uncaught exception ends the job, also one of its start.
+    From now on, an uncaught exception ends the job, also one of its start. Raises InvalidArgumentError if the ranks
+    have different software or ``settings``, by name; on every rank.
     """
     start_mpi()
     unlink_segments()
@@ -558,6 +549,11 @@ def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
         check_connected(everyone.size, library_version())
     if everyone.size > 1:
         guard(f"rank {everyone.rank}", everyone.rank)
+        own = everyone.Dup()
+        try:
+            same(own, {"software": f"{software()}, {library_version()}"} | dict(settings), _REMEDY)
+        finally:
+            own.Free()
     return everyone
 
 
@@ -568,7 +564,7 @@ def open_world(comm: MPI.Intracomm | None) -> World:
     Until ``unguard`` is called, an uncaught exception ends the job. Raises MPIGraphError if an environment variable is
     wrong; on every rank.
     """
-    everyone = job_comm(comm)
+    everyone = job_comm(comm, Config.of_job(num_servers=0))
     try:
         config = Config.from_env(num_servers=0)
         world = World(everyone, config.num_servers, config)

@@ -15,7 +15,6 @@ at the end, and is raised on all.
 
 import math
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from numbers import Real
@@ -35,7 +34,7 @@ from mpigraph.errors import CollectiveError, InvalidArgumentError, check_state
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.kernels.updates import Gradients, collect
-from mpigraph.mpi.agree import agree, allgather_bytes, everywhere
+from mpigraph.mpi.agree import agree, allgather_bytes, everywhere, hash64
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.world import TRAINERS
 from mpigraph.rows.push import Outgoing, Pushed, push_rows
@@ -297,11 +296,11 @@ class SparseOptimizer(Optimizer):
         comm = self._session.world.trainers
         empty = self._session.pool.empty
         described = self._described()
-        key = zlib.crc32(described.encode()) << 16
         for tensor in self._tensors():
             tensor.rows.note_write()  # whichever trainer writes them: cached copies are old from now on
         for number, own in enumerate(outgoing):
-            pushed = yield from push_rows(comm, self._what, key + number, described, own, empty, error, met)
+            key = hash64((described, number)) >> 1  # a positive int64
+            pushed = yield from push_rows(comm, self._what, key, described, own, empty, error, met)
             try:
                 self._update(number, pushed)
             except Exception as exc:  # raised on every trainer by the next push, or at the end

@@ -1,19 +1,18 @@
 """The collective calls of a process group, compared across its ranks before they begin.
 
 MPI trusts its callers: where counts, dtypes, roots or calls differ it gives wrong values, crashes or hangs. So each
-call begins with a sum over the ranks of two words. The first is a hash of the arguments that must be the same on all
-ranks; its sum must be ``size`` times each rank's own. The second is a hash of the counts that one rank sends another,
-added by the sender and subtracted by the receiver; its sum must be zero. The sum is the same MPI operation for every
-call, on a communicator of its own. The call's own operation begins when the sum is complete, in the order of the calls;
-calls that differ begin none.
+call begins with a comparison (:class:`.Sameness`) of the arguments that must be the same on all ranks. It is the same
+MPI operation for every call, on a communicator of its own, and has the same result on every rank: either all begin the
+call's own operation, in the order of the calls, or none does and all raise an error.
+
+In some calls one rank sends another as many values as that one takes. There a sum follows, of the hashes of these
+counts, added by the sender and subtracted by the receiver, which must be zero.
 """
 
 import sys
-import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import NamedTuple, NoReturn
 
@@ -23,7 +22,7 @@ from mpi4py import MPI
 
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
-from mpigraph.mpi.agree import everywhere
+from mpigraph.mpi.agree import Sameness, everywhere, hash64
 from mpigraph.mpi.coroutine import Coroutine
 from mpigraph.tracebacks import line_calling
 
@@ -33,13 +32,7 @@ _TAGS = 2**15 - 1  # MPI has at least as many
 _LOOKS = 20  # a few microseconds: where the ranks come at the same time, it is faster than to yield
 _SHOWN = 6  # counts in a description
 
-Pairs = Iterable[tuple[int, int]]
-
-
-@cache
-def _number(names: tuple[object, ...]) -> int:
-    """Return a number for names and dtypes, the same on every rank."""
-    return zlib.crc32(str(names).encode())
+Pairs = Sequence[tuple[int, int]]
 
 
 class Call(NamedTuple):
@@ -63,13 +56,11 @@ class Call(NamedTuple):
     sends: Pairs = ()
     takes: Pairs = ()
 
-    def words(self, rank: int) -> tuple[int, int]:
-        """Return the two words to sum, below 2**64; hashes of tuples of numbers are the same in each process."""
-        pairs = 0
-        if self.sends or self.takes:
-            pairs = sum([hash((rank, to, count)) for to, count in self.sends])
-            pairs -= sum([hash((source, rank, count)) for source, count in self.takes])
-        return hash((_number((self.kind, self.op, self.root, *self.dtypes)), *self.counts)) & _MASK, pairs & _MASK
+    def pairs(self, rank: int) -> int:
+        """Return this rank's word of the sum over the ranks that is zero if what each sends is what the other takes."""
+        sent = sum([hash64((rank, to, count)) for to, count in self.sends])
+        taken = sum([hash64((source, rank, count)) for source, count in self.takes])
+        return (sent - taken) & _MASK
 
     def text(self, trainers: Sequence[int]) -> str:
         """Return a description for people."""
@@ -94,15 +85,14 @@ def _few(numbers: Sequence[int]) -> str:
 class _Turn:
     """A call that waits for its operation to begin: a request, for coroutines."""
 
-    __slots__ = ("begin", "call", "calls", "compared", "done", "error", "hash", "line", "requests", "same", "sum")
+    __slots__ = ("begin", "call", "calls", "compared", "done", "error", "line", "pairs", "requests", "same", "sameness")
 
     def __init__(self, calls: "Calls", call: Call, begin: Callable[[], list[MPI.Request]]) -> None:
         self.calls, self.call, self.begin = calls, call, begin
         self.line = ""
-        words = call.words(calls.rank)
-        self.hash = words[0]
-        self.sum = array("Q", words)
-        self.compared = calls.comm.Iallreduce(MPI.IN_PLACE, self.sum, MPI.SUM)
+        self.sameness = Sameness((call.kind, call.op, call.root, call.dtypes, call.counts))
+        self.pairs: array[int] | None = None
+        self.compared = calls.comm.Iallreduce(MPI.IN_PLACE, self.sameness.words, MPI.MAX)
         self.requests: list[MPI.Request] | None = None
         self.error: Exception | None = None
         self.same = True
@@ -115,8 +105,15 @@ class _Turn:
         return self.done
 
     def conclude(self) -> None:
-        """Begin the operation if the sum, which is complete, shows that all ranks have made the same call."""
-        self.same = self.sum[0] == self.hash * self.calls.size & _MASK and not self.sum[1]
+        """Begin the operation if the comparison, which is complete, shows that all ranks have made the same call."""
+        if self.pairs is None:
+            self.same = self.sameness.holds
+            if self.same and (self.call.sends or self.call.takes):  # so on every rank
+                self.pairs = array("Q", [self.call.pairs(self.calls.rank)])
+                self.compared = self.calls.sums.Iallreduce(MPI.IN_PLACE, self.pairs, MPI.SUM)
+                return
+        else:
+            self.same = not self.pairs[0]
         if self.same and self.requests is None:
             try:
                 self.requests = self.begin()
@@ -130,6 +127,7 @@ class Calls:
 
     Attributes:
         comm: carries comparisons; ``rank`` and ``size`` are this rank's place in it.
+        sums: carries the sums that follow some comparisons, in the order of the calls.
     """
 
     @collective("group")
@@ -143,6 +141,7 @@ class Calls:
             at_once: begin each operation beside its comparison: no thread would begin it while this one computes.
         """
         self.comm = comm.Dup()
+        self.sums = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         self._trainers, self._name, self._at_once = trainers, name, at_once
         self._lock = Lock()
@@ -183,8 +182,11 @@ class Calls:
         """Begin the operations whose calls were compared, in order. For any thread."""
         with self._lock:
             while self._turns and self._turns[0].compared.Test():
-                turn = self._turns.popleft()
+                turn = self._turns[0]
                 turn.conclude()
+                if not turn.done:
+                    continue
+                self._turns.popleft()
                 if not turn.same and turn.requests is not None:
                     self._in_vain.append(turn)  # with the memory that MPI may write to
 
@@ -217,5 +219,6 @@ class Calls:
 
     @collective("group")
     def close(self) -> None:
-        """Free the communicator."""
+        """Free the communicators."""
         self.comm.Free()
+        self.sums.Free()

@@ -7,8 +7,9 @@ trainers, for CPU tensors. Two ways to start it::
     init_process_group("mpi4py")                            the same group, but torch first opens its TCP store
                                                             (``env://``), on one port of the first trainer
 
-With ``mpi4py://`` each rank has a key-value store of its own: collectives go by MPI and ask for no keys. Code that
-passes keys through torch's store needs ``env://``.
+With ``mpi4py://`` trainers share no key-value store: collectives go by MPI and ask for no keys. Whatever passes keys
+through torch's store raises an error there, such as a group of another backend (``new_group(backend="gloo")``), and
+needs ``env://``.
 
 All ranks must make the same collective calls in the same order. The group compares each call before its operation
 begins (``calls.py``): kind, counts, dtypes, reduction and root. Where they differ every rank raises a
@@ -42,11 +43,12 @@ the order of sums by size and layout: the same job gives the same bits again, an
 import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from torch.distributed import HashStore, register_rendezvous_handler  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import default_pg_timeout
 
@@ -527,10 +529,25 @@ def _create(options: Any, _: Any = None) -> MPIProcessGroup:
     return group
 
 
-def _rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[HashStore, int, int]]:
-    """Yield rank and size by MPI, and a store of this process's own."""
+class _NoStore(Store):
+    """Stands for a store that the trainers would share: each would wait in vain for the others' keys."""
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise InvalidArgumentError(
+            "init_method='mpi4py://' has no key-value store, which this call or a group of this backend needs: start "
+            "with init_process_group(...) without init_method"
+        )
+
+    set = get = add = check = wait = compare_set = delete_key = num_keys = multi_get = multi_set = clone = _refuse
+
+
+_NO_STORE = _NoStore()  # for good: torch's C++ code does not keep an object of Python alive
+
+
+def _rendezvous(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Store, int, int]]:
+    """Yield rank and size by MPI, and a store: of this process alone, or none."""
     session = current()
-    yield HashStore(), session.rank, session.num_trainers
+    yield _NO_STORE if session.num_trainers > 1 else HashStore(), session.rank, session.num_trainers
 
 
 dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu"])

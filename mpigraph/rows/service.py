@@ -21,7 +21,7 @@ from mpi4py import MPI
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, InvalidArgumentError
 from mpigraph.log import get_logger
-from mpigraph.mpi.agree import everywhere, first_choice
+from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.compat import distrusts_windows, library_version
 from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
@@ -58,8 +58,7 @@ class RowService:
     def __init__(self, world: World) -> None:
         """Open the transports.
 
-        Raises InvalidArgumentError if ``MPIGRAPH_TRANSPORT`` is no transport, or this MPI does not support
-        ``MPIGRAPH_WINDOW``; on every rank.
+        Raises InvalidArgumentError if this MPI does not support ``MPIGRAPH_WINDOW``; on every rank.
         """
         self.world = world
         self.segments = Segments(world)
@@ -68,9 +67,7 @@ class RowService:
         self.transport: Transport | None = None
         if world.is_alone:
             return
-        setting = first_choice(
-            world.comm, "transport", world.config.transport, ["auto", *(transport.name for transport in TRANSPORTS)]
-        )
+        setting = world.config.transport
         self.automatic = setting == "auto"
         self.kinds = _window_kinds(world, setting)
         self._setting = setting

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
-from mpigraph.mpi.agree import everywhere, first_choice
+from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.messages import Answer
 from mpigraph.mpi.world import World
@@ -26,10 +26,10 @@ def open_exchange(world: World, make_answer: Callable[[], Answer]) -> SamplingTr
 
     Requests go to owners alone where MPI allows it, which is faster on two hosts already (``tests/perf/README.md``).
     Nothing is measured at start: the transport also decides whether a trainer may sample alone, which must not change
-    from run to run. Raises InvalidArgumentError if ``MPIGRAPH_SAMPLING`` names no transport, or one that this MPI
-    cannot do; on every rank.
+    from run to run. Raises InvalidArgumentError if ``MPIGRAPH_SAMPLING`` names one that this MPI cannot do; on every
+    rank.
     """
-    setting = first_choice(world.comm, "sampling", world.config.sampling, ["auto", *(each.name for each in EXCHANGES)])
+    setting = world.config.sampling
     able = np.array([world.threads_may_communicate], np.int8)
     world.comm.Allreduce(MPI.IN_PLACE, able, op=MPI.MIN)
     kind: type[SamplingTransport] = Sparse if able[0] else InStep

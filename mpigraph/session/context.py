@@ -344,10 +344,11 @@ def initialize(
             none). It has the sums of everything, the last 4,096 spans of each thread and the last 1,000 steps.
 
     Raises:
-        InvalidArgumentError: called again with other arguments, or after a job whose servers have ended; an argument or
-            its variable out of range, ``RANK`` or ``WORLD_SIZE`` set to something else than the job's, a node would
-            have no trainer, or the report's folder cannot be written to; on every rank. Or a launcher started several
-            processes that MPI does not connect; on the first of them.
+        InvalidArgumentError: called again with other arguments, or after a job whose servers have ended; ranks have
+            different software, arguments or variables, except ``num_worker_threads``, the log level, kept memory and
+            ``report``, where trainer 0's counts; an argument or its variable out of range, ``RANK`` or ``WORLD_SIZE``
+            set to something else than the job's, a node would have no trainer, or the report's folder cannot be written
+            to; on every rank. Or a launcher started several processes that MPI does not connect; on the first of them.
         SystemExit: on a server, when the job is over; on processes that MPI does not connect, except the first.
 
     While the job runs, a call with the same arguments does nothing, as when a cell of a notebook is run again. After an
@@ -373,10 +374,11 @@ def initialize(
         raise InvalidArgumentError(
             "this job's servers have ended, as they do at exit_client(): start another job, or both with num_servers=0"
         )
-    everyone = job_comm(comm)
+    given = {name: value for name, value in config_arguments.items() if value is not None}
+    everyone = job_comm(comm, {"seed": seed} | Config.of_job(**given))
     try:
         seed = check_seed(seed)
-        config = Config.from_env(**{name: value for name, value in config_arguments.items() if value is not None})
+        config = Config.from_env(**given)
         world = World(everyone, config.num_servers, config)
     except MPIGraphError as error:
         everywhere(error)  # all ranks decide by the same numbers

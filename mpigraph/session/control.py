@@ -11,7 +11,6 @@ threads which draw by them, has not.
 
 import json
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
@@ -22,7 +21,7 @@ from mpi4py import MPI
 
 from mpigraph.collective import Strict, collective
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
-from mpigraph.mpi.agree import allgather_bytes, everywhere, no_way_back, raise_jointly, together
+from mpigraph.mpi.agree import Sameness, allgather_bytes, everywhere, no_way_back, raise_jointly, together
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import FAILED, OK, Header
@@ -202,11 +201,10 @@ class Control:
         world = self._world
         if world.closed or world.forked or world.trainers.size == 1:
             return
-        own = zlib.crc32(name.encode())
-        extremes = np.array([own, -own])
+        sameness = Sameness(name)
         with UNINTERRUPTED, world.meeting(f"{name} (waiting for the other trainers)", "collective calls"):
-            wait(self._calls.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX), IN_ROUND)
-        if extremes[0] == -extremes[1]:
+            wait(self._calls.Iallreduce(MPI.IN_PLACE, sameness.words, MPI.MAX), IN_ROUND)
+        if sameness.holds:
             return
         line = line_calling(sys._getframe())
         text = f"{status} {name}{f' at {line}' if line else ''}"

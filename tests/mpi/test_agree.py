@@ -1,14 +1,17 @@
 """Agreement: what fails on one rank is raised on every rank."""
 
+import random
 import re
+import socket
 from contextlib import AbstractContextManager
 
+import numpy as np
 import pytest
 from layouts import on_all
 from mpi4py import MPI
 
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError, NodeTypeError, PartitionError
-from mpigraph.mpi.agree import agree, allgather_bytes, gather_bytes, together
+from mpigraph.mpi.agree import Sameness, agree, allgather_bytes, gather_bytes, hash64, same, together
 from mpigraph.mpi.coroutine import run
 
 
@@ -67,3 +70,42 @@ def test_bytes_of_all_ranks_reach_one(comm: MPI.Intracomm) -> None:
         gathered = gather_bytes(comm, bytes([comm.rank]) * (comm.rank + root) * 1000, root)
         expected = [bytes([rank]) * (rank + root) * 1000 for rank in range(comm.size)]
         on_all(comm, gathered == (expected if comm.rank == root else []))
+
+
+def test_a_difference_is_seen_on_every_rank() -> None:
+    """Also where an easy hash has the same sum as if there were none: of numbers in arithmetic progression."""
+    rng = random.Random(3)
+    for number in range(5_000):
+        ranks, step = rng.randrange(2, 9), rng.randrange(1, 1 << rng.randrange(1, 40))
+        first = rng.randrange(1 << 40)
+        values = [first + step * rank for rank in range(ranks)]
+        if number % 2:
+            values = [rng.choice([first, first + step]) for _ in range(ranks - 1)] + [first + 2 * step]
+        if number % 3 == 0:
+            values = [first] * ranks
+        tests = [Sameness(("all_reduce", [value])) for value in values]
+        largest = np.max([test.words for test in tests], axis=0)
+        for test in tests:
+            test.words[:] = type(test.words)("Q", largest.tolist())
+        assert {test.holds for test in tests} == {len(set(values)) == 1}, values
+
+
+def test_hashes_have_no_structure() -> None:
+    numbers = {hash64(number) for number in range(10_000)}
+    assert len(numbers) == 10_000 and hash64(("a", 1)) == hash64(("a", 1)) < 2**64
+    bits = np.unpackbits(np.array(list(numbers), np.uint64).view(np.uint8)).reshape(-1, 64).mean(axis=0)
+    assert (abs(bits - 0.5) < 0.05).all()
+
+
+@pytest.mark.parametrize("comm", [2, 3, 4], indirect=True)
+def test_values_that_differ_are_named_with_their_ranks(comm: MPI.Intracomm) -> None:
+    same(comm, {"seed": 3.0 if comm.rank else np.int64(3), "name": "x", "time": float("inf")}, "do as I do")
+    with pytest.raises(InvalidArgumentError) as caught:
+        same(comm, {"seed": 3, "name": "y" * comm.rank, "time": 0.5 + (comm.rank == 1)}, "do as I do")
+    host = socket.gethostname()
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith(": do as I do") and not any("seed" in line for line in lines) and len(lines) == 3
+    assert lines[1].startswith(f"  name: not set on rank 0 (first on {host}); y on rank 1 (first on {host})")
+    others = ", ".join(str(rank) for rank in range(comm.size) if rank != 1)
+    assert lines[2] == f"  time: 0.5 on rank {others} (first on {host}); 1.5 on rank 1 (first on {host})"
+    assert caught.value.everywhere

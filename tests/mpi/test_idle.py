@@ -29,8 +29,8 @@ def waiting_thread() -> Iterator[Idle]:
 def until_idle(idle: Idle) -> tuple[ForeignWait, float] | None:
     """Look up to 10 times, 0.2 s apart; another test's threads may work meanwhile."""
     for now in range(10):
-        if seen := idle.wait(float(now)):
-            return seen
+        if seen := idle.look(float(now)):
+            return seen, idle.since
         time.sleep(0.2)
     return None
 
@@ -40,13 +40,13 @@ def test_a_thread_that_waits_is_idle_from_when_it_was_first_seen_so() -> None:
         seen = until_idle(idle)
         assert seen is not None and seen[0] == ForeignWait("an event", "there")
         time.sleep(0.2)
-        later = idle.wait(100.0)
-        assert later is None or later == seen  # None: something in this process has run
+        later = idle.look(100.0)
+        assert later is None or (later, idle.since) == seen  # None: something in this process has run
 
 
 def never_idle(idle: Idle) -> None:
     for now in range(4):
-        assert idle.wait(float(now)) is None
+        assert idle.look(float(now)) is None
         time.sleep(0.2)
 
 
@@ -61,9 +61,11 @@ def repeating(step: Callable[[], object]) -> Iterator[int]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    yield thread.ident
-    over.set()
-    thread.join()
+    try:
+        yield thread.ident
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_a_thread_that_works_is_not_idle() -> None:
@@ -71,6 +73,25 @@ def test_a_thread_that_works_is_not_idle() -> None:
         with waiting_thread() as idle:  # it waits for a thread that works
             never_idle(idle)
         never_idle(Idle(worker, lambda frame: ForeignWait("anything")))
+
+
+def seen_working(idle: Idle, waiting: list[int], works: bool) -> bool:
+    """Look until the process is seen to work, or not to; a busy machine and other tests' threads may delay that."""
+    for now in range(1, 200):
+        time.sleep(0.05)
+        assert idle.look(now / 20, waiting) is None  # no foreign wait
+        if (idle.since == now / 20) == works:
+            return True
+    return False
+
+
+def test_a_process_that_works_beside_a_wait_of_this_library_is_not_idle() -> None:
+    """The wait polls, as other threads' waits do; another thread of the user's computes."""
+    with repeating(lambda: time.sleep(1e-4)) as main, repeating(lambda: sum(range(1000))) as other:
+        idle = Idle(main, in_event)
+        idle.look(0.0, [main])
+        assert seen_working(idle, [main], True)
+        assert seen_working(idle, [main, other], False)
 
 
 def test_a_thread_that_wakes_for_a_moment_is_not_idle() -> None:
@@ -93,7 +114,7 @@ def test_a_process_whose_messages_leave_it_is_not_idle() -> None:
             receiver.settimeout(30)
             while sent:  # other sockets of this process may send meanwhile, so their sum does not tell the end
                 sent -= len(receiver.recv(1 << 24))
-            assert idle.wait(100.0) is None
+            assert idle.look(100.0) is None
 
 
 def test_the_main_thread_of_a_forked_process_is_looked_at() -> None:
@@ -114,4 +135,4 @@ else:
 def test_what_is_not_recognised_is_not_idle() -> None:
     with waiting_thread() as idle:
         other = Idle(idle._thread, lambda frame: None)
-        assert all(other.wait(float(now)) is None for now in range(3))
+        assert all(other.look(float(now)) is None for now in range(3))

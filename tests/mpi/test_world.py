@@ -2,16 +2,17 @@
 
 import errno
 import logging
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from layouts import WAIT, Job
+from layouts import WAIT, Job, on_all
 from mpi4py import MPI
 from worlds import flat_world, world_of
 
 from mpigraph.config import Config
-from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError
 from mpigraph.mpi.neighbours import machine
 from mpigraph.mpi.witness import pid_namespace
 from mpigraph.mpi.world import World
@@ -88,6 +89,32 @@ def test_without_the_kernels_help_there_is_no_witness(monkeypatch: pytest.Monkey
     assert pid_namespace().startswith("pid:")
     monkeypatch.setattr("os.pidfd_open", refuse)
     assert pid_namespace() == ""
+
+
+def test_each_thread_forbids_its_own_meetings(comm: MPI.Intracomm) -> None:
+    """Another thread's end of that does not allow them, and does not forbid those of a third."""
+    with flat_world(comm) as world:
+        inside, go = threading.Event(), threading.Event()
+        errors: list[str] = []
+
+        def layer() -> None:
+            with world.forbid_meetings("a layer"):
+                inside.set()
+                go.wait(WAIT)
+                with pytest.raises(CollectiveError) as caught, world.meeting("a barrier"):
+                    pass
+                errors.append(str(caught.value))
+
+        thread = threading.Thread(target=layer)
+        thread.start()
+        assert inside.wait(WAIT)
+        with world.forbid_meetings("a step"), pytest.raises(CollectiveError, match="a barrier: a step cannot do it"):
+            with world.meeting("a barrier"):
+                pass
+        with world.meeting("a barrier"):
+            go.set()
+            thread.join()
+        on_all(comm, len(errors) == 1 and "a barrier: a layer cannot do it" in errors[0], str(errors))
 
 
 def test_impossible_roles_raise_on_every_rank(comm: MPI.Intracomm) -> None:

@@ -367,6 +367,45 @@ def test_calls_that_differ_raise_on_every_trainer(job: SharedJob) -> None:
             same(x, everyone(size, (6,)).sum(0))
 
 
+BY_RANK = {
+    "all_reduce": lambda n, count: dist.all_reduce(torch.ones(count)),
+    "broadcast": lambda n, count: dist.broadcast(torch.ones(count), 0),
+    "all_gather": lambda n, count: dist.all_gather_single(torch.ones(n * count), torch.ones(count)),
+    "reduce_scatter": lambda n, count: dist.reduce_scatter_single(torch.ones(count), torch.ones(n * count)),
+    "all_to_all": lambda n, count: dist.all_to_all_single(torch.ones(n * count), torch.ones(n * count)),
+}
+
+
+@groups_of_several
+def test_counts_that_grow_by_the_rank_are_seen_on_every_trainer(job: SharedJob) -> None:
+    """Their hashes must not grow by the rank, too: a sum of them would look right to a rank in the middle."""
+    with started() as (rank, size):
+        for step in (1, 2, 4, 5, 1000):
+            for name, call in BY_RANK.items():
+                with pytest.raises(CollectiveError, match=rf"trainer\(s\) {size - 1}: {name}"):
+                    call(size, step * (rank + 1))
+        works = [dist.all_reduce(torch.ones(5 * (rank + 1)), async_op=True) for _ in range(3)]
+        for work in works:
+            with pytest.raises(CollectiveError, match="all_reduce"):
+                work.wait()
+        dist.barrier()
+
+
+@groups_of_several
+def test_another_backend_needs_a_store(job: SharedJob) -> None:
+    with started() as (rank, size):
+        for members in (None, [0, 1]):
+            with (
+                pytest.raises(InvalidArgumentError, match=r"no key-value store.* without init_method")
+                if (members is None or rank in members)
+                else nullcontext()
+            ):
+                dist.new_group(members, backend="gloo")
+        x = input_of(rank, (6,))
+        dist.all_reduce(x, group=dist.new_group())
+        same(x, everyone(size, (6,)).sum(0))
+
+
 @groups_of_several
 def test_outstanding_calls_that_differ(job: SharedJob) -> None:
     """Some are begun before, some after; a call that one trainer leaves out shifts all that follow."""

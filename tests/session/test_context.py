@@ -1,9 +1,19 @@
 """Whole jobs, started as a user starts them: below MPI_THREAD_MULTIPLE, and what they leave on stderr when they end."""
 
+import os
 import re
+from dataclasses import fields
+from unittest.mock import patch
 
 import pytest
 from jobs import DEADLINE, clean_environment, mpiexec, run_job, run_script, warm_python
+from layouts import on_all
+from mpi4py import MPI
+
+import mpigraph.distributed as dist
+from mpigraph.config import MAY_DIFFER, Config
+from mpigraph.errors import InvalidArgumentError
+from mpigraph.mpi.abort import unguard
 
 BATCHES = """
 import hashlib
@@ -95,3 +105,42 @@ def test_staging_needs_no_threads_in_mpi(tmp_path, oracle) -> None:
     env = clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "2"}
     done = run_job([*mpiexec(4), *warm_python(), script], env)
     assert done.status == 0 and done.stdout.strip().endswith("staged/oracle.json"), done.output
+
+
+def differs(comm: MPI.Intracomm, name: str, arguments: dict[str, object], variables: dict[str, str]) -> None:
+    """Start a job in which the last rank alone has some arguments and variables: one error names the setting."""
+    last = comm.rank == comm.size - 1
+    text = ""
+    with patch.dict(os.environ, variables if last else {}):
+        try:
+            dist.initialize(comm=comm, **{"num_servers": 0} | (arguments if last else {}))
+        except InvalidArgumentError as error:
+            text = str(error) if error.everywhere else "not everywhere"
+        finally:
+            unguard()
+    on_all(
+        comm, bool(re.search(rf"\n  {name}.*: .* on rank 0.*; .* on rank {comm.size - 1} ", text)), f"{name}: {text}"
+    )
+
+
+ARGUMENTS = {"num_servers": 1, "seed": 5, "ranks_per_node": 1, "timeout": 77.5}
+
+
+@pytest.mark.parametrize("comm", [2, 3, 4], indirect=True)
+def test_settings_that_differ_are_one_error_on_all_ranks(comm: MPI.Intracomm) -> None:
+    """Before anything depends on them, so no rank waits for another in vain; also where a value is none."""
+    for name, value in ARGUMENTS.items():
+        differs(comm, name, {name: value}, {})
+    differs(comm, "seed", {"seed": "x"}, {})
+    names = [field.name for field in fields(Config) if field.name not in MAY_DIFFER]
+    for name in [name for name in names if name != "num_servers"] + ["strict"]:
+        variable = f"MPIGRAPH_{name.upper()}"
+        own = "2" if os.environ.get(variable) != "2" else "3"
+        differs(comm, name if name != "strict" else variable, {}, {variable: own if name != "strict" else "0"})
+
+
+@pytest.mark.parametrize("comm", [2], indirect=True)
+def test_some_settings_may_differ(comm: MPI.Intracomm) -> None:
+    with patch.dict(os.environ, {"MPIGRAPH_LOG_LEVEL": "ERROR", "MPIGRAPH_KEEP_MEMORY": "0"} if comm.rank else {}):
+        dist.initialize(comm=comm, num_servers=0, num_worker_threads=1 + comm.rank, seed=3)
+    dist.exit_client()

@@ -56,6 +56,18 @@ end = time.monotonic() + {seconds}
 while g.rank() == 1 and time.monotonic() < end: x = torch.nn.functional.normalize(x @ x)
 for _, _, blocks in loader_of(10): step(blocks)
 """,
+    "thread": """
+def compute():
+    end = time.monotonic() + {seconds}
+    while time.monotonic() < end: sum(range(1000))
+    torch.distributed.send(torch.ones(1), 0)
+if g.rank() == 1:
+    import threading
+    threading.Thread(target=compute, daemon=True).start()
+elif g.rank() == 0:
+    torch.distributed.recv(torch.zeros(1), 1)
+g.barrier()
+""",
     "evaluation": "time.sleep({seconds} if g.rank() == 0 else 0)\ntorch.distributed.barrier()",
     "loader": "time.sleep({seconds} if g.rank() == 0 else 0)\nloader_of(10)",
     "join": """
@@ -88,7 +100,9 @@ def test_what_cannot_end_is_ended(tmp_path: Path, oracle, name: str, backend: st
         assert last.count(" at script.py:") == 2, last
 
 
-@pytest.mark.parametrize("name, backend, where", cases(SLOW, {("backward", "gloo"): pytest.mark.slow}))
+@pytest.mark.parametrize(
+    "name, backend, where", cases(SLOW, {(name, "gloo"): pytest.mark.slow for name in ("backward", "thread")})
+)
 def test_slow_jobs_are_not_ended(tmp_path: Path, oracle, name: str, backend: str, where: dict[str, object]) -> None:
     seconds = 4 if name == "backward" else 9
     body = TRAIN.replace("{backend}", backend) + SLOW[name].replace("{seconds}", str(seconds)) + "\nprint('done')"
