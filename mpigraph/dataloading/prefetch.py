@@ -103,11 +103,12 @@ class Prefetch(BackgroundLoop, Generic[T]):
             while True:
                 try:
                     entry = self._items.get(timeout=1.0)
-                    self._room.put(None)
-                    return entry
                 except queue.Empty:
                     if self._stop.is_set() and not self.running:
                         return "end", None
+                else:
+                    self._room.put(None)
+                    return entry
 
     def _own(self, what: str) -> AbstractContextManager[None]:
         """Watch a wait for this trainer's own threads."""
