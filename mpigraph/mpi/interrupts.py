@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from _signal import getsignal  # type: ignore[import-not-found]  # that of signal makes enums, which takes 20 times as long
+from _signal import getsignal  # type: ignore[import-not-found]  # that of signal takes 20 times as long
 from inspect import CO_VARARGS
 from types import FrameType, TracebackType
 

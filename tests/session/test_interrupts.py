@@ -55,8 +55,8 @@ while caught < {many}:
     ids = torch.from_numpy(draws.integers(0, len(nodes), 2000))
     what = caught % 4
     try:
-        armed.set()
         for _ in range(100):
+            armed.set()  # again, as Python drops what is raised in the callback of a weak reference
             if what < 2:
                 wrong += false_rows(loaders[what])
                 continue
