@@ -39,7 +39,6 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Uninterrupted]:
     interrupts.UNINTERRUPTED.begin("trainer 0/2", serves=False)
     yield interrupts.UNINTERRUPTED
     interrupts.UNINTERRUPTED.end()
-    interrupts.UNINTERRUPTED._depth = 0  # where the job was ended
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -113,7 +112,7 @@ def test_a_second_ctrl_c_after_some_seconds_is_not_held_back(inside: Uninterrupt
             signal.raise_signal(signal.SIGINT)
             reached = 2
         assert reached == 1
-        inside._depth, inside.since = 0, 0.0
+        inside.__init__()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -85,13 +85,13 @@ print("right on", g.rank(), flush=True)
 @pytest.mark.parametrize(
     "ranks, servers, transport, many",
     [
-        (1, 0, "near", 8),
+        (1, 0, "local", 8),
         (2, 0, "packed", 8),
         pytest.param(4, 1, "rma", 8, marks=pytest.mark.slow),
         *(
             pytest.param(ranks, servers, transport, 500 // (ranks - 2 * servers), marks=pytest.mark.study)
             for ranks, servers in [(1, 0), (2, 0), (4, 0), (4, 1)]
-            for transport in (("near", "packed", "rma") if ranks > 1 else ["near"])
+            for transport in (("local", "packed", "rma") if ranks > 1 else ["local"])
         ),
     ],
 )
@@ -101,10 +101,10 @@ def test_rows_stay_right_after_interrupts(
     body = INTERRUPTED.replace("{many}", str(many))
     env = {"MPIGRAPH_TRANSPORT": transport, "MPIGRAPH_SAMPLING": "sparse"}  # trainers need not be in step
     env["MPIGRAPH_RANKS_PER_NODE"] = "2" if servers else "1"
-    if transport == "near":
+    if transport == "local":
         env |= {"MPIGRAPH_TRANSPORT": "auto", "MPIGRAPH_RANKS_PER_NODE": "0"}
     status, output, _ = run_script(tmp_path, oracle(2), body, ranks=ranks, servers=servers, **env)
-    trainers = ranks - (1 if transport == "near" else 2) * servers
+    trainers = ranks - (1 if transport == "local" else 2) * servers
     assert status == 0 and output.count("right on") == trainers, output
 
 
