@@ -36,6 +36,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
+from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.recording import delayed, step
 from mpigraph.session.context import CREATING, Session, current
 from mpigraph.session.control import Operation
@@ -64,20 +65,22 @@ class _Epochs:
         self._last: Prefetch[Any] | None = None
         self._closed = False
 
+    def make_way(self) -> None:
+        """Wait until the epoch in progress is over on every trainer, so that another one can begin."""
+        self.session.check_open()
+        if self._closed:
+            raise ClosedError(_CLOSED)
+        self.stop("another pass over this loader was begun: it makes one at a time, so make a loader for each")
+
     def start(
         self, plan: EpochPlan, seeds_at: Callable[[I64], object], stages: Stages[Any]
     ) -> tuple[Prefetch[Any], LoaderStats]:
-        """Begin an epoch, once the one before is over on every trainer; ``seeds_at`` returns seeds by position.
+        """Begin an epoch, after :meth:`make_way`; ``seeds_at`` returns seeds by position.
 
         Returns:
             The pass, and the stats before its first minibatch.
         """
-        session = self.session
-        session.check_open()
-        if self._closed:
-            raise ClosedError(_CLOSED)
-        self.stop("another pass over this loader was begun: it makes one at a time, so make a loader for each")
-        service = self._service
+        session, service = self.session, self._service
         service.channel.purpose = f"epoch {plan.epoch} of a loader"
         contexts = plan.contexts(self._seed)
         answering = Answering(service.serve_until_idle, session.world)
@@ -95,12 +98,11 @@ class _Epochs:
 
     def stop(self, because: str) -> None:
         """End the epoch in progress, telling its consumer why, and wait until every trainer has ended its own."""
-        last = self._last
-        self._last = None
-        if last is not None:
-            last.abandon(because)
+        if self._last is not None:
+            self._last.abandon(because)
             with self.session.world.watchdog.own("the end of a loader's epoch on every trainer"):
-                last.stop(because)
+                self._last.stop(because)
+            self._last = None  # only now: after a Ctrl-C the next epoch waits for this one, too
 
     def close(self) -> None:
         """End the epoch in progress, and begin no other."""
@@ -238,10 +240,12 @@ class DistDataLoader(HasEpochs):
         return self._passes.next, f"{type(self).__name__}, {self._passes.fingerprint.get('sampler')}"
 
     def __iter__(self) -> Iterator[Any]:
-        plan = self._passes.begin()
-        seeds_at: Callable[[I64], object] = plan.seeds.items if self._by_item else plan.seeds.chosen
-        batches, before = self._epochs.start(plan, seeds_at, self._stages)
-        return _hold(self, plan, before, map(self._stages.receive, batches))
+        self._epochs.make_way()
+        with UNINTERRUPTED:  # an epoch that has begun must be known, so that the next one waits for it
+            plan = self._passes.begin()
+            seeds_at: Callable[[I64], object] = plan.seeds.items if self._by_item else plan.seeds.chosen
+            batches, before = self._epochs.start(plan, seeds_at, self._stages)
+            return _hold(self, plan, before, map(self._stages.receive, batches))
 
     def __next__(self) -> Any:
         """Return the next batch of the loader's own pass: DGL's loaders are their own iterators."""

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from mpigraph.errors import ClosedError
 from mpigraph.log import get_logger
+from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.world import World
 from mpigraph.session.context import BackgroundLoop
 
@@ -50,7 +51,11 @@ class Prefetch(BackgroundLoop, Generic[T]):
         self._world = world
         self._produce = produce
         self._after = after
-        self._items: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(depth, 1))
+        # not one Queue with a limit: Ctrl-C may leave its lock taken for ever
+        self._items: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(max(depth, 1)):
+            self._room.put(None)
         self._stop = threading.Event()
         self._because = ""
         self._inline = depth == 0
@@ -97,10 +102,13 @@ class Prefetch(BackgroundLoop, Generic[T]):
         with self._own("the next minibatch"):
             while True:
                 try:
-                    return self._items.get(timeout=1.0)
+                    entry = self._items.get(timeout=1.0)
                 except queue.Empty:
                     if self._stop.is_set() and not self.running:
                         return "end", None
+                else:
+                    self._room.put(None)
+                    return entry
 
     def _own(self, what: str) -> AbstractContextManager[None]:
         """Watch a wait for this trainer's own threads."""
@@ -116,12 +124,13 @@ class Prefetch(BackgroundLoop, Generic[T]):
 
         ``because`` is the message for a consumer that goes on.
         """
-        if self._stop.is_set():
-            return
-        self._because = because
-        self._stop.set()
-        if self._inline:
-            self._begin()
+        with UNINTERRUPTED:  # "after" is to run, whatever comes between
+            if self._stop.is_set():
+                return
+            self._because = because
+            self._stop.set()
+            if self._inline:
+                self._begin()
 
     def stop(self, because: str) -> None:
         """Ask the thread to end and wait until ``after`` has returned."""
@@ -167,8 +176,9 @@ class Prefetch(BackgroundLoop, Generic[T]):
         with self._own("the use of minibatches"):
             while not self._stop.is_set():
                 try:
-                    self._items.put((kind, item), timeout=_POLL)
-                except queue.Full:
+                    self._room.get(timeout=_POLL)
+                except queue.Empty:
                     continue
+                self._items.put((kind, item))
                 return True
         return False

@@ -8,20 +8,22 @@ import atexit
 import faulthandler
 import fcntl
 import os
+import signal
 import stat
 import sys
 import termios
 import threading
 import time
 import weakref
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
 from mpi4py import MPI
 
 from mpigraph.config import debugging, launch, launcher_rank
-from mpigraph.errors import MPIGraphError
+from mpigraph.errors import ClosedError, MPIGraphError
 from mpigraph.mpi.start import end_unstarted, is_worker
 from mpigraph.mpi.witness import say_goodbye
 from mpigraph.tracebacks import INTERRUPTED, format_error
@@ -51,11 +53,15 @@ def say(text: str) -> None:
 
 
 def abort(status: int, text: str = "", stacks: bool = False) -> NoReturn:
-    """End every process of the job with exit status ``status`` (1 to 255).
+    """End every process of the job with exit status ``status`` (1 to 255); a fork of one ends alone.
 
     Before that, print ``text`` and, if ``stacks``, the stack of each thread.
     """
     try:
+        _ignore_interrupts()
+        if _is_fork():
+            say(text)
+            os._exit(status)
         while not _ending.acquire(blocking=False):
             time.sleep(1.0)  # another thread ends the job
         with suppress(Exception):
@@ -101,6 +107,18 @@ _exits: list[weakref.ref[_Exit]] = []
 _uncaught: list[Any] = []  # the argument of a ``sys.exit`` that was not caught
 _ending = threading.RLock()
 _before: list[tuple[Any, Any, Any]] = []  # the hooks, and ``sys.exit``, in whose place ours are
+_guarded: list[int] = []  # the process whose errors end the job
+
+
+def _is_fork() -> bool:
+    """Return whether this process was forked from one that is guarded: it has no part in the job."""
+    return bool(_guarded) and _guarded[0] != os.getpid()
+
+
+def _ignore_interrupts() -> None:
+    """Let no Ctrl-C come between an error and its report."""
+    with suppress(ValueError):  # another thread than the main one, which gets none
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _exit(status: Any = None) -> NoReturn:
@@ -130,17 +148,16 @@ def exit_status() -> int:
 
 def _stop_on(error: BaseException, identity: str) -> NoReturn:
     """Print an uncaught error, and end the job."""
+    _ignore_interrupts()
     status = error.status if isinstance(error, MPIGraphError) else 1
-    try:
+    text = f"[mpigraph] uncaught {type(error).__name__} on {identity}; the job is ended\n"
+    with suppress(BaseException):  # no memory, an error that cannot be printed, or a signal's handler raises
         if isinstance(error, KeyboardInterrupt):
             status, text = INTERRUPTED, f"[mpigraph] {identity} was interrupted; the job is ended\n"
             text = format_error(error) + text if debugging() else text
         else:
             text = f"[mpigraph] uncaught exception on {identity}; the job is ended\n{format_error(error)}"
-    except Exception:  # no memory, or an error that cannot be printed
-        text = f"[mpigraph] uncaught {type(error).__name__} on {identity}; the job is ended\n"
-    finally:
-        abort(status, text)
+    abort(status, text)
 
 
 def _pause(error: BaseException, order: int) -> float:
@@ -158,8 +175,8 @@ def guard(identity: str, order: int) -> None:
 
     An error that every rank raises, or Ctrl-C, is printed by the rank of order 0 alone; the others give it the time to.
     They wait for a moment in other cases, too: all ranks may have made the same mistake. After a lost connection, as in
-    gloo, every rank waits: the launcher or the witness ends the job if another rank has died. A second call replaces
-    both arguments.
+    gloo, every rank waits: the launcher or the witness ends the job if another rank has died. A fork of this process
+    has no part in the job, and fails alone. A second call replaces both arguments.
 
     Args:
         identity: names this rank.
@@ -167,17 +184,23 @@ def guard(identity: str, order: int) -> None:
     """
 
     def stop(kind: type[BaseException], error: BaseException | None, tb: TracebackType | None) -> None:
+        if _is_fork():
+            _before[0][0](kind, error, tb)
+            return
         error = kind() if error is None else error
         with suppress(KeyboardInterrupt):
             time.sleep(_pause(error, order))
         _stop_on(error, identity)
 
     def stop_thread(args: threading.ExceptHookArgs) -> None:
-        if not issubclass(args.exc_type, SystemExit):
+        if _is_fork():
+            _before[0][1](args)
+        elif not issubclass(args.exc_type, SystemExit):
             stop(args.exc_type, args.exc_value, args.exc_traceback)
 
     if not _before:
         _before.append((sys.excepthook, threading.excepthook, sys.exit))
+    _guarded[:] = [os.getpid()]
     sys.excepthook = stop
     threading.excepthook = stop_thread
     sys.exit = _exit
@@ -192,7 +215,7 @@ def guard_launched() -> None:
 
 def _end_failed_job() -> None:
     status = exit_status()
-    if status and _before:  # no session has ended
+    if status and _before and not _is_fork():  # no session has ended
         if MPI.Is_initialized() and not MPI.Is_finalized():
             abort(status)
         end_unstarted(status)
@@ -206,3 +229,23 @@ def unguard() -> None:
     """
     if _before:
         sys.excepthook, threading.excepthook, sys.exit = _before.pop()
+    _guarded.clear()
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """Let the user's threads read on inside: what they find closed ends them, and neither the job nor its status."""
+    before = threading.excepthook
+
+    def ignore_closed(args: threading.ExceptHookArgs) -> None:
+        if not issubclass(args.exc_type, ClosedError):
+            before(args)
+        elif args.thread is None or not args.thread.daemon:  # Python ends daemon threads without a word
+            threading.__excepthook__(args)
+
+    threading.excepthook = ignore_closed
+    try:
+        yield
+    finally:
+        if threading.excepthook is ignore_closed:
+            threading.excepthook = before

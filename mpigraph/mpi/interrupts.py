@@ -7,41 +7,47 @@ state, would go on with rows that MPI still writes to. So the code that communic
 keep this one waiting, the job ends instead (:func:`end_if_overdue`). It also ends where one of the user's own signal
 handlers raises there, such as a ``TimeoutError`` after ``signal.alarm``, and on any other exception that is no
 ``Exception``.
+
+A job of one rank, as in a notebook, holds locks in such blocks, too. There nobody else is kept waiting, so nothing ends
+the job: the user's code inside, such as a ``collate_fn`` that does not end, is left by a second Ctrl-C some seconds
+later.
 """
 
 import signal
 import sys
 import threading
 import time
+from _signal import getsignal  # type: ignore[import-not-found]  # that of signal takes 20 times as long
 from inspect import CO_VARARGS
 from types import FrameType, TracebackType
-from typing import Any
 
 from mpigraph.mpi.abort import abort
 from mpigraph.tracebacks import INTERRUPTED
 
-_PATIENCE = 5.0  # seconds that an interrupted wait may last
+_PATIENCE = 5.0  # seconds that an interrupted wait may last, and after which a second Ctrl-C is not held back
 
 
 class Uninterrupted:
     """A ``with`` block in which Ctrl-C waits; reentrant, and empty in other threads, which get no signals.
 
     Attributes:
-        identity: names this rank; "" in a job of one rank, where exceptions pass and Ctrl-C does not wait.
+        identity: names this rank; "" in a job of one rank, where exceptions pass.
         since: the time of Ctrl-C on the clock of ``time.monotonic``; 0.0 if there was none.
     """
 
-    __slots__ = ("_before", "_depth", "_home", "identity", "since")
+    __slots__ = ("_depth", "_holds", "_home", "_ignores", "identity", "since")
 
     def __init__(self) -> None:
         self.identity = ""
         self.since = 0.0
         self._depth = 0
         self._home = threading.main_thread().ident
-        self._before: Any = None
+        self._holds = self._ignores = False
 
     def __enter__(self) -> None:
         if threading.get_ident() == self._home:
+            if self._holds and not self._depth and getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, self._note)  # here, as Jupyter puts the default back before each cell
             self._depth += 1
 
     def __exit__(
@@ -67,20 +73,22 @@ class Uninterrupted:
         A rank that ``serves`` ignores it: trainers decide whether the job ends, and servers serve them until then.
         """
         self.identity = identity
-        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if threading.get_ident() == self._home and is_default:
-            self._before = signal.signal(signal.SIGINT, signal.SIG_IGN if serves else self._note)
+        self._holds = not serves
+        is_default = getsignal(signal.SIGINT) is signal.default_int_handler
+        self._ignores = serves and is_default and threading.get_ident() == self._home
+        if self._ignores:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def end(self) -> None:
         """Undo :meth:`begin`."""
-        before, self._before = self._before, None
-        if before is not None and signal.getsignal(signal.SIGINT) in (self._note, signal.SIG_IGN):
-            signal.signal(signal.SIGINT, before)
+        if threading.get_ident() == self._home and (self._ignores or getsignal(signal.SIGINT) == self._note):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._holds = self._ignores = False
         self.identity = ""
-        self.since = 0.0
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._depth:
+        end_if_overdue()
+        if self._depth and not _is_overdue():
             self.since = self.since or time.monotonic()
         else:
             self.since = 0.0
@@ -105,7 +113,11 @@ def _of_handler(traceback: TracebackType | None) -> bool:
 
 
 def end_if_overdue() -> None:
-    """End the job if Ctrl-C has waited for other ranks for some seconds."""
-    if UNINTERRUPTED.since and time.monotonic() - UNINTERRUPTED.since > _PATIENCE:
-        who = UNINTERRUPTED.identity
+    """End the job, if it has several ranks, once Ctrl-C has waited for some seconds."""
+    who = UNINTERRUPTED.identity
+    if who and _is_overdue():
         abort(INTERRUPTED, f"[mpigraph] {who} was interrupted while it waits for other ranks; the job is ended\n")
+
+
+def _is_overdue() -> bool:
+    return bool(UNINTERRUPTED.since) and time.monotonic() - UNINTERRUPTED.since > _PATIENCE

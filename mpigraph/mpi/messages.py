@@ -24,7 +24,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import Condition, Lock, get_ident
+from threading import Lock, get_ident
 from typing import NamedTuple, TypeAlias, TypeVar
 from weakref import WeakSet
 
@@ -65,44 +65,37 @@ class Gate:
     def __init__(self, closed: str) -> None:
         """``closed`` is the text of the error once the gate is shut."""
         self._closed = closed
-        self._changed = Condition()
         self._users: dict[int, int] = {}  # by thread, the blocks that it is in
         self._shut = False
         _gates.add(self)
 
     def __enter__(self) -> None:
         thread = get_ident()
-        with self._changed:
-            if self._shut and thread not in self._users:
-                raise ClosedError(self._closed)
-            self._users[thread] = self._users.get(thread, 0) + 1
+        self._users[thread] = 1 + self._users.get(thread, 0)
+        if self._shut and self._users[thread] == 1:  # after the line above: shut, and then look who is inside
+            self.__exit__()
+            raise ClosedError(self._closed)
 
     def __exit__(self, *_: object) -> None:
         thread = get_ident()
-        with self._changed:
-            self._users[thread] -= 1
-            if not self._users[thread]:
-                del self._users[thread]
-                self._changed.notify_all()
+        self._users[thread] -= 1
+        if not self._users[thread]:
+            del self._users[thread]
 
     def shut(self) -> bool:
         """Refuse new users; return whether other threads are still inside."""
-        with self._changed:
-            self._shut = True
-            return bool(self._users.keys() - {get_ident()})
+        self._shut = True
+        return any(thread != get_ident() for thread in list(self._users))
 
     def drain(self) -> None:
         """Refuse new users, and wait for those of other threads. Blocking: the caller puts a deadline on it."""
-        with self._changed:
-            self._shut = True
-            self._users.pop(get_ident(), None)  # of a block that Ctrl-C ended in the middle of its last line
-            self._changed.wait_for(lambda: not self._users)
+        backoff = Backoff()
+        while self.shut():
+            backoff.pause(TRANSFER)
 
     def forget_threads(self) -> None:
-        """Let in the one thread of a forked process: another may have been in the middle of this when it was forked."""
-        thread = get_ident()
-        self._changed = Condition()
-        self._users = {thread: self._users[thread]} if thread in self._users else {}
+        """Forget the users of a forked process's parent: of its threads only this one goes on."""
+        self._users = {thread: blocks for thread, blocks in self._users.items() if thread == get_ident()}
 
 
 def _begin_anew() -> None:

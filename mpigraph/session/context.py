@@ -29,7 +29,7 @@ from mpigraph.kernels import compile_missing
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.memory import keep_freed_memory
-from mpigraph.mpi.abort import abort, exit_status, guard, unguard
+from mpigraph.mpi.abort import abort, exit_status, guard, leaving, unguard
 from mpigraph.mpi.agree import allgather_bytes, everywhere, together
 from mpigraph.mpi.compat import library_version, may_lose_messages
 from mpigraph.mpi.interrupts import UNINTERRUPTED
@@ -228,7 +228,7 @@ class Session:
         self.check_open()
         self.check_thread(remote=not self.world.all_local)
         service = self.service
-        with service.lock:
+        with UNINTERRUPTED, service.lock:
             service.use_threads(num_threads or self.num_threads)
             yield service
 
@@ -261,15 +261,17 @@ class Session:
     def close(self) -> None:
         """Stop the loaders, end the servers, free everything."""
         loops = [loop for _, loop in sorted(self.loops.items())]  # in the same order on every trainer
-        for loop in loops:  # all, before the first wait: the others may wait for any of them
-            loop.abandon(_ENDED)
-        with self.world.watchdog.own("the end of every trainer's loaders"):
-            for loop in loops:
-                loop.stop(_ENDED)
-        self.world.watchdog.stopping.leave()
-        self.control.call(Operation.SHUTDOWN, status=exit_status())
-        self.store.close()
-        self.closing.close()
+        with leaving():
+            for loop in loops:  # all, before the first wait: the others may wait for any of them
+                loop.abandon(_ENDED)
+            with self.world.watchdog.own("the end of every trainer's loaders"):
+                for loop in loops:
+                    loop.stop(_ENDED)
+            with UNINTERRUPTED:  # once the servers are gone, nothing can be made again
+                self.world.watchdog.stopping.leave()
+                self.control.call(Operation.SHUTDOWN, status=exit_status())
+                self.store.close()
+                self.closing.close()
 
 
 def current() -> Session:
@@ -419,9 +421,9 @@ def _prepare_process(world: World, all_ranks: bool) -> None:
         InvalidArgumentError: see :func:`initialize`; the world is closed.
     """
     world.introduce()
+    UNINTERRUPTED.begin(world.identity if world.size > 1 else "", serves=not world.is_trainer)
     if world.size > 1:
         guard(world.identity, world.rank if world.is_trainer else world.size + world.rank)
-        UNINTERRUPTED.begin(world.identity, serves=not world.is_trainer)
         if all_ranks:
             world.start_witness()
     if world.rank == 0 and world.node.size > 1 and may_lose_messages():
@@ -472,8 +474,9 @@ def _check_same(before: Mapping[str, object], now: Mapping[str, object]) -> None
 
 def _start_session(session: Session) -> None:
     world = session.world
-    session.closing.callback(unguard)
     session.closing.callback(UNINTERRUPTED.end)
+    session.closing.callback(unguard)
+    session.closing.callback(_forget, session)
     with world.watch("agreeing on a rendezvous"):
         address, port = world.rendezvous()
     variables = settings.set_rendezvous(session.rank, session.num_trainers, world.local_rank, address, port)
@@ -549,6 +552,9 @@ def _leave(session: Session) -> None:
     if session.saver is not None and not exit_status():
         session.saver.finish()  # the job fails if its last checkpoint does
     session.close()  # if it raises, as the others are in another call, the job goes on
+
+
+def _forget(session: Session) -> None:
     Session.running = None
     world = session.world
     Session.servers_ended |= session.arguments["comm"] is None and world.size > len(world.trainer_ranks)

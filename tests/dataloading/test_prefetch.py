@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from batches import digest
 from layouts import ALONE, Job, Layout, SharedJob, own_on_layouts, quiet_barrier, rotated, several
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.prefetch import Prefetch
+from mpigraph.dataloading.work_ahead import Answering
 from mpigraph.errors import ClosedError, CollectiveError
 from mpigraph.mpi.world import World
 from mpigraph.rows.window import RowWindow
@@ -195,6 +197,58 @@ def test_a_tensor_may_be_closed_that_an_epoch_reads_which_was_left(job: SharedJo
             break
         tensor.close()
     g.barrier()
+
+
+@rotated(2)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_epoch_waits_for_the_one_before_also_after_a_caught_ctrl_c(
+    job: SharedJob, oracle, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old epoch is held in its end, in the thread that works for it, and the wait for that is interrupted."""
+    path = oracle(3)
+    held, go = threading.Event(), threading.Event()
+    stop, after, waits, ended = Prefetch.stop, Answering.finish, [0], list[bool]()
+
+    def interrupted(self: Prefetch, because: str) -> None:
+        waits[0] += 1
+        if waits[0] == 1:
+            self.abandon(because)
+            assert held.wait(60)
+            raise KeyboardInterrupt
+        go.set()
+        stop(self, because)
+
+    def hold(self: Answering) -> None:
+        if not held.is_set():
+            held.set()
+            go.wait(10)
+            ended.append(True)
+        after(self)
+
+    def body() -> None:
+        g = job.open(path)
+        mine = dist.node_split(np.ones(NUM_NODES))
+        sampler = NeighborSampler([2, 2])
+        loader, like_it = (
+            dist.DistNodeDataLoader(g, mine, sampler, batch_size=4, shuffle=True, num_prefetch=depth, seed=5)
+            for _ in range(2)
+        )
+        like_it.set_epoch(1)
+        expected = [digest(batch) for batch in like_it]
+        monkeypatch.setattr(Answering, "finish", hold)
+        monkeypatch.setattr(Prefetch, "stop", interrupted)
+        next(iter(loader))
+        with pytest.raises(KeyboardInterrupt):
+            iter(loader)
+        batches = iter(loader)
+        begun_after_the_end = list(ended)
+        found = [digest(batch) for batch in batches]
+        monkeypatch.undo()
+        go.set()
+        g.barrier()
+        assert begun_after_the_end == [True] and found == expected
+
+    body()
 
 
 def use_for_a_while(window: RowWindow, done: list[bool]) -> None:

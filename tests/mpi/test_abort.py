@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import SOON, clean_environment, run_script
+from jobs import SOON, clean_environment, run_job, run_script
 
 from mpigraph.mpi import witness
 
@@ -38,6 +38,47 @@ def test_what_was_printed_is_read_before_the_launcher_hears_of_the_end() -> None
         assert process.poll() is None
         assert b"the text of an error\n" in process.stderr.read()
     assert process.returncode == 3
+
+
+INTERRUPTED = """
+import signal
+from mpigraph.mpi import abort
+def interrupted(error):
+    signal.raise_signal(signal.SIGINT)
+    return shown(error)
+shown, abort.format_error = abort.format_error, interrupted
+abort.guard("trainer 0/2", 0)
+raise LookupError("the text of an error")
+"""
+
+
+def test_ctrl_c_does_not_come_between_an_error_and_its_report() -> None:
+    done = run_job([sys.executable, "-c", INTERRUPTED], clean_environment())
+    assert done.status == 1 and "uncaught exception on trainer 0/2" in done.output
+    assert "LookupError: the text of an error" in done.output and "UnboundLocalError" not in done.output
+
+
+FORKED = """
+import os, threading
+from mpigraph.mpi import abort
+abort.guard("trainer 0/2", 0)
+child = os.fork()
+if child == 0:
+    if {in_thread}:
+        thread = threading.Thread(target=lambda: 1 / 0)
+        thread.start()
+        thread.join()
+        abort.abort(7, "of the fork\\n")
+    1 / 0
+print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("in_thread, status", [(False, 1), (True, 7)])
+def test_an_error_in_a_fork_ends_the_fork_alone(in_thread: bool, status: int) -> None:
+    done = run_job([sys.executable, "-c", FORKED.format(in_thread=in_thread)], clean_environment())
+    assert done.status == 0 and f"status {status}" in done.output, done.output
+    assert "ZeroDivisionError" in done.output and "the job is ended" not in done.output, done.output
 
 
 @pytest.mark.parametrize("failed", [True, False])

@@ -2,15 +2,23 @@
 
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import pytest
+import torch
+from layouts import ALONE, Job, own_on_layouts
+from oracle import NUM_NODES, open_graph
 
+import mpigraph.distributed as dist
 from mpigraph.mpi import interrupts
 from mpigraph.mpi.coroutine import Coroutine, Task, run
 from mpigraph.mpi.interrupts import Uninterrupted
+from mpigraph.mpi.messages import Gate
+from mpigraph.rows.mutex import HostMutex
 
 
 class Ended(BaseException):
@@ -88,3 +96,58 @@ def test_other_errors_pass(inside: Uninterrupted) -> None:
     signal.signal(signal.SIGUSR1, late)
     with pytest.raises(OSError, match="no space"):
         run(steps(sys._getframe()))
+
+
+def test_a_second_ctrl_c_after_some_seconds_is_not_held_back(inside: Uninterrupted) -> None:
+    """The user's code inside may not end; where other ranks count on this one, the job does."""
+    for identity, ends in (("", KeyboardInterrupt), ("trainer 0/2", Ended)):
+        inside.begin(identity, serves=False)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        reached = 0
+        with pytest.raises(ends), inside, inside:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            reached = 1
+            inside.since -= 60
+            signal.raise_signal(signal.SIGINT)
+            reached = 2
+        assert reached == 1
+        inside.__init__()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+HELD = {
+    "a ticket": (HostMutex, "draw", lambda t: t.__setitem__(torch.arange(4), torch.ones(4, 2))),
+    "the gate of a write": (Gate, "__enter__", lambda t: t.__setitem__(torch.arange(4), torch.ones(4, 2))),
+    "the gate of a read": (Gate, "__enter__", lambda t: t[torch.arange(4)]),
+}
+
+
+@pytest.mark.parametrize("held", HELD)
+@own_on_layouts([ALONE])
+def test_ctrl_c_leaves_nothing_taken_in_a_job_of_one_rank(
+    layout: Job, oracle, held: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, name, call = HELD[held]
+    taken, path = getattr(kind, name), oracle(2)
+
+    def take(*arguments: object) -> object:
+        result = taken(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    def body() -> None:
+        open_graph(path)
+        tensor: Any = dist.DistTensor((NUM_NODES, 2), torch.float32)
+        call(tensor)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as Jupyter does before each cell
+        monkeypatch.setattr(kind, name, take)
+        with pytest.raises(KeyboardInterrupt):
+            call(tensor)
+        monkeypatch.undo()
+        left = threading.Thread(target=lambda: (call(tensor), tensor.handle.rows.window.retire()), daemon=True)
+        left.start()
+        left.join(20)
+        assert not left.is_alive()
+
+    layout.run(body)

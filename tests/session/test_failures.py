@@ -255,6 +255,28 @@ time.sleep(300)
     assert status != 0 and seconds < SOON and "ZeroDivisionError" in output
 
 
+@pytest.mark.parametrize(
+    "per_node, status",
+    [("2", 0), pytest.param("1", 0, marks=pytest.mark.slow), pytest.param("2", 3, marks=pytest.mark.slow)],
+)
+def test_a_daemon_thread_that_reads_to_the_end_changes_no_status(
+    tmp_path: Path, oracle, per_node: str, status: int
+) -> None:
+    body = f"""
+import threading
+def use():
+    while True:
+        g.ndata["feat"][torch.arange(g.num_nodes())]
+        begun.set()
+begun = threading.Event()
+threading.Thread(target=use, daemon=True).start()
+begun.wait()
+sys.exit({status})
+"""
+    found, output, _ = run_script(tmp_path, oracle(2), body, 2, 0, MPIGRAPH_RANKS_PER_NODE=per_node)
+    assert found == status and "Traceback" not in output, output
+
+
 @pytest.mark.slow
 def test_a_forked_process_has_no_part_in_the_job(tmp_path: Path, oracle) -> None:
     """Such as a worker of torch's DataLoader. Its messages would be taken for the rank's."""
@@ -266,10 +288,11 @@ def of_the_child():
         except RuntimeError as error:
             print(error, flush=True)
     sys.exit(3)
-child = os.fork()
-if child == 0:
-    of_the_child()
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+for run, status in ((of_the_child, 3), (lambda: 1 / 0, 1)):
+    child = os.fork()
+    if child == 0:
+        run()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
 g.barrier()
 """
     status, output, _ = run_script(tmp_path, oracle(2), body, 2, 0, MPIGRAPH_RANKS_PER_NODE="1")
