@@ -372,8 +372,10 @@ def _value_column(name: str, blocks: Sequence[Block]) -> ValueColumn:
         kind = "float"
     if kind in ("none", "string"):
         text = next((block for block in blocks if block.kind == "string"), None)
-        is_first = text is None or (text is blocks[0] and text.missing < 1)
-        return ValueColumn(kind, np.zeros(0), "" if is_first else f"{text.path}, row {text.row + text.missing}")
+        place = ""
+        if text is not None and (text is not blocks[0] or text.missing > 0):
+            place = f"{text.path}, row {text.row + text.missing}"
+        return ValueColumn(kind, np.zeros(0), place)
     rows: list[RowArray] = []
     holes: list[str] = []
     for block in blocks:

@@ -1,9 +1,9 @@
-"""What must not change: digests of minibatches, shards, trained weights and resumed jobs, of this commit and of another.
+"""What must not change: digests of minibatches, shards, trained weights and resumed jobs, here and in another commit.
 
     python tests/golden/golden.py                # this tree: layouts must agree with each other; prints the digests
     python tests/golden/golden.py --with COMMIT  # and with those of another commit, which runs in a tree of its own
 
-Ends with 1 if a digest differs, between layouts or between commits, or is missing here. Run it after each change that is
+Ends with 1 if a digest differs, between layouts or between commits, or is missing here. Run it after a change that is
 to change no result. Minutes on two cores; ``--only draws`` takes one part. Not a test that pytest collects: what is
 right stands in the tests, what was so far stands in the other commit.
 """

@@ -1,10 +1,11 @@
 """A job of ``golden.py``, on any number of ranks: prints ``name digest`` for each thing that must not change.
 
     mpiexec -n 4 python tests/golden/golden_job.py draws FOLDER
-    mpiexec -n 2 python tests/golden/golden_job.py begin FOLDER; mpiexec -n 3 python tests/golden/golden_job.py resume FOLDER
+    mpiexec -n 2 python tests/golden/golden_job.py begin FOLDER
+    mpiexec -n 3 python tests/golden/golden_job.py resume FOLDER
 
-It uses public names alone, so that it runs on commits whose insides differ. Each trainer prints its lines, with its rank; a name whose
-value differs between layouts is a fault by itself.
+It uses public names alone, so that it runs on commits whose insides differ. Each trainer prints its lines, with its
+rank; a name whose value differs between layouts is a fault by itself.
 """
 
 import hashlib
