@@ -15,6 +15,15 @@ from mpigraph.errors import InvalidArgumentError, check_integer
 
 _PREFIX = "MPIGRAPH_"
 _FAST_BOXES = "OMPI_MCA_btl_sm_fbox_max"  # how many senders may have one
+CHOICES: dict[str, tuple[object, ...]] = {
+    "window": ("auto", "allocate", "create"),
+    "transport": ("auto", "rma", "packed"),  # of rows/service.py
+    "sampling": ("auto", "alltoallv", "sparse"),  # of sampling/exchanges.py
+    "requeue": ("auto", "exit"),
+    "self_test": (0, 1),
+    "disk_direct": (0, 1),
+    "keep_memory": (0, 1),
+}
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 MAY_DIFFER = ("keep_memory", "log_level", "num_worker_threads", "report", "disk_threads", "disk_gap", "disk_direct")
 """Settings of a process alone, and the folder of the report, where trainer 0's counts."""
@@ -83,14 +92,7 @@ class Config:
             check_integer(name, getattr(self, name), least, 2**31 - 1)
         if not isinstance(self.timeout, Real) or not self.timeout > 0:
             raise InvalidArgumentError(f"timeout must be > 0 seconds (got {self.timeout!r})")
-        allowed: dict[str, tuple[object, ...]] = {
-            "window": ("auto", "allocate", "create"),
-            "transport": ("auto", "rma", "packed"),
-            "sampling": ("auto", "alltoallv", "sparse"),
-            "requeue": ("auto", "exit"),
-        }
-        allowed |= dict.fromkeys(("self_test", "disk_direct", "keep_memory"), (0, 1))
-        for name, values in allowed.items():
+        for name, values in CHOICES.items():
             if getattr(self, name) not in values:
                 known = f"{', '.join(map(str, values[:-1]))} or {values[-1]}"
                 raise InvalidArgumentError(f"{name} must be {known} (got {getattr(self, name)!r})")

@@ -11,6 +11,7 @@ from worlds import rows_of
 import mpigraph.distributed as dist
 from mpigraph.arrays import Array
 from mpigraph.cli.bench.report import CATALOGUE
+from mpigraph.config import CHOICES
 from mpigraph.mpi.world import World
 from mpigraph.rows import service
 from mpigraph.rows.selection import choose_transport
@@ -65,6 +66,7 @@ class RowByRow(Transport):
 def third(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "TRANSPORTS", (*TRANSPORTS, RowByRow))
     monkeypatch.setattr(RowByRow, "instances", [])
+    monkeypatch.setitem(CHOICES, "transport", ("auto", *(each.name for each in service.TRANSPORTS)))
 
 
 @api
