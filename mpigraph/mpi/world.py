@@ -33,7 +33,7 @@ from mpigraph.collective import collective
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.log import set_identity
-from mpigraph.mpi.abort import guard
+from mpigraph.mpi.abort import guard, unguard
 from mpigraph.mpi.agree import allgather_bytes, everywhere, together
 from mpigraph.mpi.compat import library_version, remove_dead_segments, unlink_segments
 from mpigraph.mpi.interrupts import UNINTERRUPTED
@@ -535,18 +535,19 @@ def job_comm(comm: MPI.Intracomm | None) -> MPI.Intracomm:
 
 
 @collective("comm", "or by default all ranks")
-def open_world(comm: MPI.Intracomm | None) -> World:
-    """Make a world of trainers without a session, for work that needs ranks and nodes but no rows.
+def open_world(comm: MPI.Intracomm | None, num_servers: int | None = 0) -> World:
+    """Make a world without a session; ``num_servers`` None takes the number of the environment.
 
     Until ``unguard`` is called, an uncaught exception ends the job. Raises MPIGraphError if an environment variable is
-    wrong; on every rank.
+    wrong, or as :class:`World`; on every rank.
     """
     everyone = job_comm(comm)
     try:
-        config = Config.from_env(num_servers=0)
+        config = Config.from_env(**({} if num_servers is None else {"num_servers": num_servers}))
         world = World(everyone, config.num_servers, config)
     except MPIGraphError as error:
         everywhere(error)  # all ranks decide by the same numbers
+        unguard()  # each ends by itself: the last would end the job before the first has printed
         raise
     set_identity(world.identity, config.log_level)
     return world
