@@ -20,7 +20,6 @@ from mpigraph.trace import span
 _LEAST = 64 << 20  # bytes of a node for a graph: many containers have so few in /dev/shm
 _ROWS, _ROW_BYTES = 16384, 400  # of each host, and read at a time
 _WORDS = 4096  # of a request for neighbours
-_REPEATS = 9
 _PATIENCE = 12.0  # timeouts that compiling the kernels may take
 
 
@@ -29,8 +28,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "doctor",
         help="say whether a job can run on these nodes",
-        description="Start it as a job is started. Prints what the ranks find, tries how rows and neighbours travel, and "
-        "exits with 0 if a job can run, else with 1 and the reason. Takes seconds, a minute where it compiles kernels.",
+        description="Start it as a job is started. Prints what the ranks find, tries how rows and neighbours travel, "
+        "and exits with 0 if a job can run, else with 1 and the reason. Takes seconds, a minute to compile kernels.",
     )
     parser.add_argument("--num_servers", type=int, metavar="N", help="servers on each node (MPIGRAPH_NUM_SERVERS)")
     parser.set_defaults(run=lambda arguments: run(arguments.num_servers))
@@ -88,8 +87,7 @@ def _findings(world: Any) -> Iterator[tuple[str, str]]:
 @collective("world.comm")
 def _rows(world: Any) -> Iterator[tuple[str, str]]:
     """Read random rows in all ways that work, on the first trainer of each node; the slowest one counts."""
-    from mpi4py import MPI
-
+    from mpigraph.mpi.agree import allgather_bytes
     from mpigraph.rows.selection import choose_transport
     from mpigraph.rows.service import RowService
     from mpigraph.rows.window import RowWindow
@@ -97,17 +95,17 @@ def _rows(world: Any) -> Iterator[tuple[str, str]]:
     service = RowService(world)
     choose_transport(service)
     window = RowWindow(service, np.arange(len(world.hosts) + 1) * _ROWS, (_ROW_BYTES,), "u1")
-    ways = [None, *service.transports]
+    ways = {"rows of the node": None} | {f"rows, {way.name}": way for way in service.transports}
     seconds = np.zeros(len(ways))
-    for i, way in enumerate(ways if world.local_trainer == 0 else []):
+    for i, way in enumerate(ways.values() if world.local_trainer == 0 else ()):
         hosts = np.flatnonzero(world.is_local == (way is None))
         ids = np.random.default_rng(world.rank).permutation(np.arange(_ROWS) + np.resize(hosts, _ROWS) * _ROWS)
         seconds[i] = _seconds(partial(window.gather, ids, transport=way))
     with world.watch("reading rows"):
-        service.complete(world.comm.Iallreduce(MPI.IN_PLACE, seconds, op=MPI.MAX))
+        service.complete(world.comm.Ibarrier())
         window.close()
-    for way, took in zip(ways, seconds.tolist(), strict=True):
-        name = "rows of the node" if way is None else f"rows, {way.name}"
+        told = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).reshape(world.size, -1)
+    for (name, way), took in zip(ways.items(), told.max(axis=0).tolist(), strict=True):
         use = ", which jobs use" * (way is service.transport is not None)
         yield name, f"{_ROWS * _ROW_BYTES / took / 1e9:.2f} GB/s{use}"
 
@@ -115,8 +113,7 @@ def _rows(world: Any) -> Iterator[tuple[str, str]]:
 @collective("world.comm")
 def _neighbours(world: Any) -> Iterator[tuple[str, str]]:
     """Ask all hosts of other nodes at once, in each way that neighbours can travel; the slowest trainer counts."""
-    from mpi4py import MPI
-
+    from mpigraph.mpi.agree import allgather_bytes
     from mpigraph.mpi.messages import HEAD
     from mpigraph.sampling.exchanges import EXCHANGES, open_exchange
 
@@ -134,19 +131,20 @@ def _neighbours(world: Any) -> Iterator[tuple[str, str]]:
             seconds[:] = _seconds(partial(channel.ask, asked))
             channel.serve_until_idle()
         with world.watch("asking for neighbours"):
-            request = world.comm.Iallreduce(MPI.IN_PLACE, seconds, op=MPI.MAX)
+            request = world.comm.Ibarrier()
             while not request.Test():
                 if world.is_trainer or not exchange.progress():
                     time.sleep(1e-5)
             channel.close()
-        text = f"{1e3 * seconds[0]:.3f} ms for {in_units(8 * _WORDS)} to and from each host of other nodes"
+            slowest = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).max()
+        text = f"{1e3 * slowest:.3f} ms for {in_units(8 * _WORDS)} to and from each host of other nodes"
         yield f"neighbours, {kind.name}", text + ", which jobs use" * (exchange is chosen)
 
 
 def _seconds(work: Callable[[], object]) -> float:
     """Return the median seconds of some calls."""
     spent = []
-    for _ in range(_REPEATS):
+    for _ in range(9):
         with span("measure") as timed:
             work()
         spent.append(timed.seconds)
