@@ -18,8 +18,8 @@ from mpigraph.memory import in_units
 from mpigraph.trace import span
 
 _LEAST = 64 << 20  # bytes of a node for a graph: many containers have so few in /dev/shm
-_ROWS, _ROW_BYTES = 16384, 400  # of each host, and read at a time
-_WORDS = 4096  # of a request for neighbours
+_NUMBER = 4096  # of a host's rows, all read at a time, and of the words of a request for neighbours
+_ROW_BYTES = 400
 _PATIENCE = 12.0  # timeouts that compiling the kernels may take
 
 
@@ -94,12 +94,12 @@ def _rows(world: Any) -> Iterator[tuple[str, str]]:
 
     service = RowService(world)
     choose_transport(service)
-    window = RowWindow(service, np.arange(len(world.hosts) + 1) * _ROWS, (_ROW_BYTES,), "u1")
+    window = RowWindow(service, np.arange(len(world.hosts) + 1) * _NUMBER, (_ROW_BYTES,), "u1")
     ways = {"rows of the node": None} | {f"rows, {way.name}": way for way in service.transports}
     seconds = np.zeros(len(ways))
     for i, way in enumerate(ways.values() if world.local_trainer == 0 else ()):
         hosts = np.flatnonzero(world.is_local == (way is None))
-        ids = np.random.default_rng(world.rank).permutation(np.arange(_ROWS) + np.resize(hosts, _ROWS) * _ROWS)
+        ids = np.random.default_rng(world.rank).permutation(np.arange(_NUMBER) + np.resize(hosts, _NUMBER) * _NUMBER)
         seconds[i] = _seconds(partial(window.gather, ids, transport=way))
     with world.watch("reading rows"):
         service.complete(world.comm.Ibarrier())
@@ -107,7 +107,7 @@ def _rows(world: Any) -> Iterator[tuple[str, str]]:
         told = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).reshape(world.size, -1)
     for (name, way), took in zip(ways.items(), told.max(axis=0).tolist(), strict=True):
         use = ", which jobs use" * (way is service.transport is not None)
-        yield name, f"{_ROWS * _ROW_BYTES / took / 1e9:.2f} GB/s{use}"
+        yield name, f"{_NUMBER * _ROW_BYTES / took / 1e9:.2f} GB/s{use}"
 
 
 @collective("world.comm")
@@ -127,7 +127,7 @@ def _neighbours(world: Any) -> Iterator[tuple[str, str]]:
         channel = exchange.open(1)
         seconds = np.zeros(1)
         if world.is_trainer:
-            asked = {rank: np.full(_WORDS, rank) for rank in world.hosts[~world.is_local].tolist()}
+            asked = {rank: np.full(_NUMBER, rank) for rank in world.hosts[~world.is_local].tolist()}
             seconds[:] = _seconds(partial(channel.ask, asked))
             channel.serve_until_idle()
         with world.watch("asking for neighbours"):
@@ -137,7 +137,7 @@ def _neighbours(world: Any) -> Iterator[tuple[str, str]]:
                     time.sleep(1e-5)
             channel.close()
             slowest = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).max()
-        text = f"{1e3 * slowest:.3f} ms for {in_units(8 * _WORDS)} to and from each host of other nodes"
+        text = f"{1e3 * slowest:.3f} ms for {in_units(8 * _NUMBER)} to and from each host of other nodes"
         yield f"neighbours, {kind.name}", text + ", which jobs use" * (exchange is chosen)
 
 

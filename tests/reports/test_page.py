@@ -81,8 +81,6 @@ def test_sections_come_in_the_order_of_their_use() -> None:
         "Which trainer waits for which",
         "Bytes between ranks and hosts",
         "Stages by rank",
-        "Cache of remote rows",
-        "Memory by node",
         "Step 99 on all ranks",
         "Settings, versions and layout",
     ]
