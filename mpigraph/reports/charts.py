@@ -134,11 +134,14 @@ def matrix(
         entries: (row, column, value), each added.
         show: a value as text.
     """
-    down, across = min(len(names), _MOST_CELLS), min(len(columns), _MOST_CELLS)
+    down = min(len(names), _MOST_CELLS)
+    across = min(len(columns), _MOST_CELLS)
     values = np.zeros((down, across))
     for row, column, value in entries:
         values[row * down // len(names), column * across // len(columns)] += value
-    left, top, cell = 96.0, 22.0, 264 / max(down, across)
+    left = 96.0
+    top = 22.0
+    cell = 264 / max(down, across)
     level = np.ceil(values / (values.max() or 1.0) * _LEVELS).astype(int)
     size = f"h{cell * 0.96:.2f}v{cell * 0.96:.2f}h-{cell * 0.96:.2f}"
     parts = []

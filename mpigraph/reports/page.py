@@ -174,7 +174,8 @@ def _stage_rows(summary: Summary, ranks: Sequence[Rank], verdict: Verdict | None
         for thread in threads:
             seconds = {name: stage.own for name, stage in thread.stages.items()}
             seconds["rest"] = max(thread.rest or 0.0, 0.0)
-            pieces, at = [], 0.0
+            pieces = []
+            at = 0.0
             for name in sorted(seconds, key=lambda name: (name in ("meet", "own", "rest"), name)):
                 words = f"{name} {duration(seconds[name])}" + ("" if thread is main else f" ({thread.name[:40]})")
                 if seconds[name] > 0.001 * longest:
@@ -202,7 +203,8 @@ def _stages(summary: Summary, verdict: Verdict) -> str:
         "Sorted by the time without waits. Each stage is without the stages inside it."
     )
     stages = [name for rank in ranks for thread in rank.threads for name in thread.stages]
-    head, tail = ranks[:24], ranks[24 : 24 + MOST_ROWS]
+    head = ranks[:24]
+    tail = ranks[24 : 24 + MOST_ROWS]
     more = _details(f"{len(tail)} more ranks", _stage_rows(summary, tail, verdict)) if tail else ""
     return _section("Stages by rank", how, legend([*stages, "rest"]), _stage_rows(summary, head, verdict), more)
 

@@ -44,7 +44,8 @@ def cut_for_hosts(world: "World", files: PartFiles) -> RangeBook:
     """
     from mpigraph.mpi.agree import everywhere, together
 
-    config, book = files.config, files.config.book
+    config = files.config
+    book = config.book
     num_hosts = len(world.hosts)
     nodes = tuple(cut_offsets(offsets, num_hosts) for offsets in book.node_offsets)
     of_parts = book.edge_table
