@@ -56,12 +56,9 @@ def process_figures(proc: str = "/proc") -> dict[str, float | None]:
     """Return what this process has used so far; None for what the kernel does not tell.
 
     ``cpu_seconds``; ``run_delay_seconds``, in which its threads could run and no processor was free; ``major_faults``,
-    pages that came from a disk; ``memory_pressure_seconds``, in which some process of the node waited for memory; and
-    ``private_peak`` and ``shared_peak``, bytes: its memory at its highest, without the shared memory that it holds now,
-    and that.
+    pages that came from a disk; and ``memory_pressure_seconds``, in which some process of the node waited for memory.
     """
     figures: dict[str, float | None] = dict.fromkeys(("run_delay_seconds", "memory_pressure_seconds"))
-    figures |= dict.fromkeys(("private_peak", "shared_peak"))
     usage = resource.getrusage(resource.RUSAGE_SELF)
     figures |= {"cpu_seconds": usage.ru_utime + usage.ru_stime, "major_faults": usage.ru_majflt}
     with suppress(OSError, ValueError, IndexError):
@@ -70,10 +67,6 @@ def process_figures(proc: str = "/proc") -> dict[str, float | None]:
     with suppress(OSError, TypeError):
         text = Path(proc, "pressure/memory").read_text(encoding="ascii")
         figures["memory_pressure_seconds"] = int(re.search(r"some .*total=(\d+)", text)[1]) / 1e6  # type: ignore[index]
-    with suppress(OSError, KeyError, ValueError):
-        text = Path(proc, "self/status").read_text(encoding="ascii")
-        has = {name: 1024 * int(size) for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
-        figures |= {"private_peak": has["VmHWM"] - has["RssShmem"], "shared_peak": has["RssShmem"]}
     return figures
 
 

@@ -137,7 +137,7 @@ def environment(path: str, tree: ast.AST) -> Iterator[str]:
 
 def clocks(path: str, tree: ast.AST) -> Iterator[str]:
     """Durations are spans; deadlines use ``time.monotonic``."""
-    if path not in {"mpigraph/trace.py", "mpigraph/trace_memory.py", "mpigraph/cli/bench/micro.py"}:
+    if path not in {"mpigraph/trace.py", "mpigraph/trace_memory.py"}:
         for node in nodes(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
             if isinstance(node, ast.Attribute):

@@ -9,21 +9,18 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.cli import plan
-from mpigraph.cli.expected_rows import Minibatch, expected_rows
-from mpigraph.cli.numbers_and_sizes import integers
 from mpigraph.cli.pipes import printable, table
 from mpigraph.cli.progress import progress_of
 from mpigraph.cli.ranks import read_config, working_ranks
 from mpigraph.cli.verify import bytes_on_disk
 from mpigraph.collective import collective
-from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.memory import in_units
+from mpigraph.metadata.book import RangeBook
 from mpigraph.partition.exchange import Exchange
 from mpigraph.storage.audit import remote_sources
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
-from mpigraph.store.host_ranges import host_memory
+from mpigraph.store.host_ranges import cut_offsets, host_memory, memory_by_tensor
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -33,62 +30,33 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="show counts, edge cut, balance, halo and memory of a partitioned graph",
         description="Show types and features of a partitioned graph, the edge cut and the balance, and for each part "
         "the nodes, the edges, the edges from other parts and their sources (the halo), the bytes on disk, and the "
-        "memory that a host of this part needs for topology and features. Reads all edges; under srun or mpiexec the "
-        "ranks divide the parts. With --fanouts also the input rows that a minibatch is expected to read, by uniform "
-        "sampling and by LABOR (LaborSampler), and those of them that other parts own; this reads all edges for each "
-        "part and layer. With --plan, none of this: the memory and the disk that a graph takes on each of some nodes, "
-        "from its sizes alone.",
+        "memory that a host of this part needs for topology and features; last the memory that topology and each "
+        "feature take on a host where there are 1, 2, 4, ... of them. Reads all edges; under srun or mpiexec the "
+        "ranks divide the parts.",
     )
-    parser.add_argument("part_config", nargs="?", metavar="PART_CONFIG", help="<name>.json")
+    parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
     parser.add_argument("--json", action="store_true", help="the same for scripts, as JSON")
-    parser.add_argument(
-        "--fanouts", metavar="K,...", help="neighbours in each layer, outermost hop first; all are -1: --fanouts=-1,5"
-    )
-    parser.add_argument("--batch-size", type=int, default=1000, metavar="N", help="seeds of a minibatch (1000)")
-    parser.add_argument("--seeds", metavar="TYPE", help="node type of the seeds, if there are several")
-    plan.add_arguments(parser)
-    parser.set_defaults(run=_run)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    if arguments.plan is not None:
-        return plan.run(arguments)
-    if arguments.part_config is None:
-        raise InvalidArgumentError("info needs PART_CONFIG, or --plan with --nodes and --edges")
-    return run(arguments.part_config, arguments.json, arguments.fanouts, arguments.batch_size, arguments.seeds)
+    parser.set_defaults(run=lambda arguments: run(arguments.part_config, arguments.json))
 
 
 @collective("comm")
-def run(
-    part_config: str,
-    as_json: bool = False,
-    fanouts: str | None = None,
-    batch_size: int = 1000,
-    seeds: str | None = None,
-    comm: Any = None,
-) -> int:
+def run(part_config: str, as_json: bool = False, comm: Any = None) -> int:
     """Print a description of a partitioned graph, as tables or JSON; return the exit status.
 
-    With ``fanouts``, numbers with commas between, also what a minibatch of ``batch_size`` seeds of a node type is
-    expected to read. ``comm`` are the ranks that take part; by default those that a launcher started with this process.
+    ``comm`` are the ranks that take part; by default those that a launcher started with this process.
 
-    Raises MPIGraphError: a file is missing, damaged or of another graph, or an argument is wrong; on every rank.
+    Raises MPIGraphError: a file is missing, damaged or of another graph; on every rank.
     """
     with working_ranks("info", comm) as exchange:
         config = read_config(exchange, part_config)
-        with exchange.together("checking the options"):
-            minibatch = None
-            if fanouts is not None:
-                layers = integers("--fanouts", fanouts, -1)
-                minibatch = Minibatch.of(config, layers, check_integer("--batch-size", batch_size, 1), seeds)
-        content = _collect(exchange, config, minibatch)
+        content = _collect(exchange, config)
         if exchange.rank == 0:
             print(json.dumps(content, indent=2) if as_json else _as_text(content), flush=True)
     return 0
 
 
 @collective("ranks")
-def _collect(exchange: Exchange, config: PartConfig, minibatch: Minibatch | None) -> dict[str, Any]:
+def _collect(exchange: Exchange, config: PartConfig) -> dict[str, Any]:
     parts = []
     with exchange.together(f"reading the parts of {config.path}"):
         own_parts = range(exchange.rank, config.num_parts, exchange.size)
@@ -96,14 +64,15 @@ def _collect(exchange: Exchange, config: PartConfig, minibatch: Minibatch | None
         with PartFiles(config) as files, progress_of(exchange) as show:
             for done, part in enumerate(own_parts):
                 show("read parts", done, len(own_parts))
-                parts.append(_part(files, part, minibatch) | {"host_memory": memory[part]})
+                parts.append(_part(files, part) | {"host_memory": memory[part]})
             show("read parts", len(own_parts), len(own_parts))
     gathered = exchange.gather_bytes(json.dumps(parts).encode())
     all_parts = sorted((part for text in gathered for part in json.loads(text)), key=lambda part: int(part["part"]))
-    return _graph(config) | _quality(config, sum(part["cut_edges"] for part in all_parts)) | {"parts": all_parts}
+    quality = _quality(config, sum(part["cut_edges"] for part in all_parts))
+    return _graph(config) | quality | {"parts": all_parts, "memory": _memory(config)}
 
 
-def _part(files: PartFiles, part: int, minibatch: Minibatch | None) -> dict[str, Any]:
+def _part(files: PartFiles, part: int) -> dict[str, Any]:
     config = files.config
     book = config.book
     schema = config.schema
@@ -120,7 +89,7 @@ def _part(files: PartFiles, part: int, minibatch: Minibatch | None) -> dict[str,
         "cut_edges": cut_edges,
         "halo": halo,
         "bytes_on_disk": bytes_on_disk(config, part),
-    } | ({} if minibatch is None else {"expected_rows": expected_rows(files, part, minibatch)})
+    }
 
 
 def _graph(config: PartConfig) -> dict[str, Any]:
@@ -159,6 +128,23 @@ def _balance(loads: I64) -> float:
     return round(float(np.max(loads) * loads.size / max(int(np.sum(loads)), 1)), 4)
 
 
+def _memory(config: PartConfig) -> dict[str, Any]:
+    """Return numbers of hosts, and for topology and each feature the bytes on the largest of so many.
+
+    Where hosts share a part their edges are taken to be as many; the job counts them.
+    """
+    book = config.book
+    hosts = [1 << k for k in range(max((config.num_parts - 1).bit_length(), 3) + 1)]
+    columns = []
+    for count in hosts:
+        cut = (tuple(cut_offsets(part, count) for part in parts) for parts in (book.node_offsets, book.edge_offsets))
+        sizes = memory_by_tensor(config, RangeBook(config.schema, *cut))
+        largest = int(np.argmax(sum(nbytes for _, nbytes in sizes)))
+        columns.append([(name, int(nbytes[largest])) for name, nbytes in sizes])
+    tensors = [[of[0][0], [nbytes for _, nbytes in of]] for of in zip(*columns, strict=True)]
+    return {"hosts": hosts, "tensors": tensors}
+
+
 def _features(infos: Mapping[str, FeatureInfo]) -> dict[str, Any]:
     return {name: info.as_json() for name, info in infos.items()}
 
@@ -183,19 +169,11 @@ def _as_text(content: Mapping[str, Any]) -> str:
         sizes = [in_units(part[name]) for name in ("bytes_on_disk", "host_memory")]
         rows.append([*map(str, (part["part"], nodes, edges, part["cut_edges"], halo)), *sizes])
     names = ["part", "nodes", "edges", "edges cut", "halo nodes", "on disk", "memory of a host"]
-    expected = {part["part"]: part["expected_rows"] for part in content["parts"] if "expected_rows" in part}
-    if expected:
-        lines += [*table(names, rows), "", "input rows that a minibatch with seeds of a part is expected to read:"]
-        names = ["part", "uniform", "of other parts", "LABOR", "of other parts", "LABOR / uniform"]
-        rows = [_rows_of(part, **of_draws) for part, of_draws in expected.items()]
-    return "\n".join([*lines, *table(names, rows)])
-
-
-def _rows_of(part: int, uniform: Mapping[str, float], labor: Mapping[str, float]) -> list[str]:
-    """Return the cells of a part's line, from the results of :func:`.expected_rows`."""
-    ratio = labor["inputs"] / max(uniform["inputs"], 1.0)
-    rows = [f"{draws[of]:.0f}" for draws in (uniform, labor) for of in ("inputs", "remote")]
-    return [str(part), *rows, f"{ratio:.2f}"]
+    lines += [*table(names, rows), "", "memory of the largest of so many hosts:"]
+    memory = content["memory"]
+    rows = [[printable(name), *map(in_units, sizes)] for name, sizes in memory["tensors"]]
+    rows.append(["all", *map(in_units, map(sum, zip(*(sizes for _, sizes in memory["tensors"]), strict=True)))])
+    return "\n".join([*lines, *table(["hosts", *map(str, memory["hosts"])], rows, left=(0,))])
 
 
 def _in_words(features: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from mpigraph.config import launcher_rank
 from mpigraph.errors import MPIGraphError
 
 COMMANDS = {  # and their modules, each imported when needed, since some load libraries for seconds
-    **{name: name for name in "generate partition info verify run launch copy stage bench forecast".split()},
+    **{name: name for name in "generate partition info verify run launch copy stage doctor".split()},
     "export": "export_graph",
     "report": "show_report",
     "examples": "templates",

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from mpigraph.arrays import I32, Array
-from mpigraph.cli.numbers_and_sizes import bytes_of
 from mpigraph.cli.pipes import printable
 from mpigraph.cli.progress import progress_of
 from mpigraph.cli.ranks import working_ranks
@@ -21,7 +20,7 @@ from mpigraph.formats.readers import LAYOUTS, read_source
 from mpigraph.formats.shards import check_apart
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import muted
-from mpigraph.memory import free_memory, held_memory
+from mpigraph.memory import as_bytes, free_memory, held_memory
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.forecast import Forecast, Workload, check_memory, ranks_on_this_node
 from mpigraph.partition.options import NODE_ORDERS, PART_METHODS, check_options
@@ -126,7 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
             method = arguments.method or _METHOD
             node_order = arguments.node_order
             check_options(name, parts, method, seed=arguments.seed, node_order=node_order)  # reading may take minutes
-            memory = None if arguments.memory is None else bytes_of("--memory", arguments.memory)
+            memory = None if arguments.memory is None else _memory_of_rank(arguments.memory)
             feat_dtype = None if arguments.feat_dtype is None else _feat_dtype(arguments.feat_dtype)
             nearest = check_writable(arguments.out)
             scratch = arguments.scratch
@@ -255,6 +254,13 @@ def _training_nodes(source: GraphSource) -> dict[str, Array]:
     if not masks:
         raise InvalidArgumentError("--balance-train needs a train_mask in the input (it has none)")
     return masks
+
+
+def _memory_of_rank(text: str) -> int:
+    try:
+        return as_bytes(text)
+    except ValueError:
+        raise InvalidArgumentError(f"--memory must be a size such as 8GiB or 500MB (got {text!r})") from None
 
 
 @collective("ranks")

@@ -31,7 +31,7 @@ def working_ranks(command: str, comm: Any = None) -> Iterator[Exchange]:
 
 @contextmanager
 @collective("comm")
-def working_world(command: str, comm: Any = None) -> Iterator["World"]:
+def working_world(command: str, comm: Any = None, num_servers: int | None = 0) -> Iterator["World"]:
     """Run a command on all ranks of a job, by MPI.
 
     An error that every rank raises is raised; an error of one rank, for which the others would wait, ends the job.
@@ -39,11 +39,12 @@ def working_world(command: str, comm: Any = None) -> Iterator["World"]:
     Args:
         command: its name, for the message.
         comm: the ranks that take part, all by default.
+        num_servers: on each node; None for the number of the environment.
     """
     from mpigraph.mpi.abort import abort, unguard
     from mpigraph.mpi.world import open_world
 
-    world = open_world(comm)
+    world = open_world(comm, num_servers)
     try:
         yield world
     except Exception as error:

@@ -12,7 +12,6 @@ from mpigraph.kernels.float16 import round_to_bfloat16, widen
 from mpigraph.kernels.id_hashes import hash_each, hash_of_sequence, sum_of_hashes
 from mpigraph.kernels.joined_requests import COLUMNS, find_requests, lay_out, place_runs, run_sizes, unpack_lists
 from mpigraph.kernels.levels import widen_levels
-from mpigraph.kernels.reuse import reuse_distances
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.search import find_in_rows
@@ -127,4 +126,3 @@ def _warm_up_caches() -> None:
     row_slots.forget_uses(own)
     row_slots.empty(own)
     row_slots.take_free(rows, slots, hint, row_of, times, own, assigned, listed)
-    reuse_distances(rows, np.full(2, -1), np.zeros(3, np.int32), listed)

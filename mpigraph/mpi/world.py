@@ -33,7 +33,7 @@ from mpigraph.collective import collective
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.log import get_logger, set_identity
-from mpigraph.mpi.abort import guard
+from mpigraph.mpi.abort import guard, unguard
 from mpigraph.mpi.agree import allgather_bytes, everywhere, same, together
 from mpigraph.mpi.compat import library_version, remove_dead_segments, unlink_segments
 from mpigraph.mpi.interrupts import UNINTERRUPTED
@@ -558,18 +558,20 @@ def job_comm(comm: MPI.Intracomm | None, settings: Mapping[str, object]) -> MPI.
 
 
 @collective("comm", "or by default all ranks")
-def open_world(comm: MPI.Intracomm | None) -> World:
-    """Make a world of trainers without a session, for work that needs ranks and nodes but no rows.
+def open_world(comm: MPI.Intracomm | None, num_servers: int | None = 0) -> World:
+    """Make a world without a session; ``num_servers`` None takes the number of the environment.
 
     Until ``unguard`` is called, an uncaught exception ends the job. Raises MPIGraphError if an environment variable is
-    wrong; on every rank.
+    wrong, or as :class:`World`; on every rank.
     """
-    everyone = job_comm(comm, Config.of_job(num_servers=0))
+    given = {} if num_servers is None else {"num_servers": num_servers}
+    everyone = job_comm(comm, Config.of_job(**given))
     try:
-        config = Config.from_env(num_servers=0)
+        config = Config.from_env(**given)
         world = World(everyone, config.num_servers, config)
     except MPIGraphError as error:
         everywhere(error)  # all ranks decide by the same numbers
+        unguard()  # each ends by itself: the last would end the job before the first has printed
         raise
     world.introduce()
     return world

@@ -83,7 +83,8 @@ def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
     clustering = int(nodes @ _CLUSTERING) + hashed + _LEFT
     contracting = int(nodes @ _CONTRACTING) + hashed + (0 if ranks == 1 else _ROUND)
     partitioning = int(nodes @ _WAITING) + _metis(num_nodes, num_edges)
-    finest, coarse = 4 * own_edges, int(8 * _CONTRACTED * own_edges)
+    finest = 4 * own_edges
+    coarse = int(8 * _CONTRACTED * own_edges)
     if not mapping:
         contracting += finest + coarse
         partitioning += min(finest, Scratch().limit) + coarse

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: rows of bars that fill the width of the page, matrices, and curves.
+"""Charts as inline SVG: rows of bars that fill the width of the page, and matrices.
 
 Text is escaped here; numbers are limited to what the page shows. A chart has a title and a description for readers who
 do not see it, and says with words or heights what it says with colours.
@@ -134,11 +134,14 @@ def matrix(
         entries: (row, column, value), each added.
         show: a value as text.
     """
-    down, across = min(len(names), _MOST_CELLS), min(len(columns), _MOST_CELLS)
+    down = min(len(names), _MOST_CELLS)
+    across = min(len(columns), _MOST_CELLS)
     values = np.zeros((down, across))
     for row, column, value in entries:
         values[row * down // len(names), column * across // len(columns)] += value
-    left, top, cell = 96.0, 22.0, 264 / max(down, across)
+    left = 96.0
+    top = 22.0
+    cell = 264 / max(down, across)
     level = np.ceil(values / (values.max() or 1.0) * _LEVELS).astype(int)
     size = f"h{cell * 0.96:.2f}v{cell * 0.96:.2f}h-{cell * 0.96:.2f}"
     parts = []
@@ -157,42 +160,6 @@ def matrix(
         parts.append(_text(*middle, escape(show(values[r, c])), "middle", "strong" if level[r, c] > 5 else ""))
     box = f'class="square" viewBox="0 0 364 {top + down * cell + 2:.0f}"'
     return _svg(box, title, about, "".join(parts))
-
-
-def curves(
-    title: str,
-    about: str,
-    x: Sequence[float],
-    low_middle_high: F64,
-    ticks: Sequence[tuple[float, str]],
-    mark: tuple[float, float, str] | None = None,
-) -> str:
-    """Return shares over x: a curve with a band around it [3, points], names along x, and one marked point."""
-    first = min(x)
-    scale = 300 / ((max(x) - first) or 1)
-
-    def place(at: float, share: float) -> str:
-        return f"{44 + scale * (at - first):.1f} {150 - 136 * min(max(share, 0), 1):.1f}"
-
-    low, middle, high = ([place(*point) for point in zip(x, shares, strict=True)] for shares in low_middle_high)
-    parts = []
-    for percent in (0, 50, 100):
-        y = 150 - 1.36 * percent
-        parts.append(f'<path class="grid" d="M44 {y:.0f}h300"/>{_text(40, y + 4, f"{percent} %", "end")}')
-    parts.append(f'<path class="band" d="M{"L".join([*low, *reversed(high)])}Z"/>')
-    parts.append(f'<path class="curve" d="M{"L".join(middle)}"/>')
-    if len(x) <= 24:
-        parts.append(f'<path class="curve dots" d="{"".join(f"M{point}h0" for point in middle)}"/>')
-    for i, (at, name) in enumerate(ticks):
-        anchor = "end" if i and i == len(ticks) - 1 else "middle" if i else "start"
-        parts.append(_text(44 + scale * (at - first), 166, short(name), anchor))
-    if mark is not None:
-        at, share, name = mark
-        at_x, at_y = map(float, place(at, share).split())
-        parts.append(f'<path class="slow" d="M{at_x} {at_y}m-5 0l5 -6l5 6l-5 6z"/>')
-        place_of_name = (at_x - 9, at_y - 5) if at_x > 220 else (at_x + 9, at_y + 14)  # where a rising curve is not
-        parts.append(_text(*place_of_name, short(name, 40), "end" if at_x > 220 else "start"))
-    return _svg('class="square" viewBox="0 0 360 172"', title, about, "".join(parts))
 
 
 def _svg(attributes: str, title: str, about: str, content: str) -> str:

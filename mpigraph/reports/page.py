@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from mpigraph.memory import in_units
-from mpigraph.reports.charts import MOST_ROWS, Bar, bars, curves, key, legend, matrix, rows, strip
-from mpigraph.reports.summary import Rank, Summary, Timeline, TimelineEvent, by_node, replacing
-from mpigraph.reports.verdict import SLOW, StepTable, Verdict, cache_hits, cache_size_for, duration, judge, main_thread
+from mpigraph.reports.charts import MOST_ROWS, Bar, bars, key, legend, matrix, rows, strip
+from mpigraph.reports.summary import Rank, Summary, Timeline, TimelineEvent, replacing
+from mpigraph.reports.verdict import SLOW, StepTable, Verdict, duration, judge, main_thread
 
 _MOST_EVENTS = 12_000
 _HEAD = (
@@ -42,35 +42,11 @@ def render(summary: Summary) -> str:
         _steps(summary, table, verdict),
         f'<div class="two">{_waits(summary, table)}{_bytes(summary)}</div>',
         _stages(summary, verdict),
-        f'<div class="two">{_cache(summary)}{_memory(summary)}</div>',
         _timeline(summary, verdict),
         _settings(summary),
         "</main></html>",
     ]
     return "\n".join(filter(None, parts))
-
-
-def picture(summary: Summary) -> str:
-    """Return the verdict, the steps and the stages of a report as an SVG file of its own, for a document."""
-    table = StepTable(summary)
-    verdict = judge(summary)
-    steps = _section("Steps of all trainers", "", _strip(summary, table, verdict, 16)) if table.count else ""
-    busiest = sorted((rank for rank in summary.ranks if rank.threads), key=_busy)[:8]
-    names = [name for rank in busiest for name in main_thread(rank).stages]
-    stages = _section("Stages by rank", "", legend([*names, "rest"]), _stage_rows(summary, busiest, verdict))
-    height = 360 + 34 * min(len(table.trainers), 16) + 30 * len(busiest)
-    content = f'<section class="verdict named"><p>{escape(verdict.text)}</p></section>{steps}{stages}'
-    return svg_file(content, height)
-
-
-def svg_file(content: str, height: int) -> str:
-    """Return sections of a page as an SVG file of its own."""
-    drawn = content.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{height}"><style>{_style()}</style>'
-        f'<foreignObject width="100%" height="100%"><main xmlns="http://www.w3.org/1999/xhtml">{drawn}</main>'
-        "</foreignObject></svg>"
-    )
 
 
 def _style() -> str:
@@ -86,8 +62,8 @@ def _names(summary: Summary, ranks: Iterable[Rank], verdict: Verdict | None = No
     return [(f"{rank.name} · {summary.node_of(rank)}", rank.rank in named) for rank in ranks]
 
 
-def _strip(summary: Summary, table: StepTable, verdict: Verdict, most: int = MOST_ROWS) -> str:
-    chosen = np.sort(np.argsort(-table.clean.mean(axis=1), kind="stable")[:most])
+def _strip(summary: Summary, table: StepTable, verdict: Verdict) -> str:
+    chosen = np.sort(np.argsort(-table.clean.mean(axis=1), kind="stable")[:MOST_ROWS])
     height = float(np.clip(520 / len(chosen), 4, 34))
     trainers = [table.trainers[i] for i in chosen.tolist()]
     slow = table.slow()
@@ -198,7 +174,8 @@ def _stage_rows(summary: Summary, ranks: Sequence[Rank], verdict: Verdict | None
         for thread in threads:
             seconds = {name: stage.own for name, stage in thread.stages.items()}
             seconds["rest"] = max(thread.rest or 0.0, 0.0)
-            pieces, at = [], 0.0
+            pieces = []
+            at = 0.0
             for name in sorted(seconds, key=lambda name: (name in ("meet", "own", "rest"), name)):
                 words = f"{name} {duration(seconds[name])}" + ("" if thread is main else f" ({thread.name[:40]})")
                 if seconds[name] > 0.001 * longest:
@@ -226,65 +203,10 @@ def _stages(summary: Summary, verdict: Verdict) -> str:
         "Sorted by the time without waits. Each stage is without the stages inside it."
     )
     stages = [name for rank in ranks for thread in rank.threads for name in thread.stages]
-    head, tail = ranks[:24], ranks[24 : 24 + MOST_ROWS]
+    head = ranks[:24]
+    tail = ranks[24 : 24 + MOST_ROWS]
     more = _details(f"{len(tail)} more ranks", _stage_rows(summary, tail, verdict)) if tail else ""
     return _section("Stages by rank", how, legend([*stages, "rest"]), _stage_rows(summary, head, verdict), more)
-
-
-def _cache(summary: Summary) -> str:
-    trainers = [rank for rank in summary.trainers if cache_hits([rank]) is not None]
-    title = "Cache of remote rows"
-    if not trainers:
-        return _section(title, "No remote rows were read through a cache.")
-    epochs = max(len(rank.cache.epochs) for rank in trainers)
-    firsts = range(0, epochs, -(-epochs // 100))
-    shares = []
-    for first in firsts:
-        chosen = slice(first, first + firsts.step)
-        hits = [share for share in (cache_hits([rank], chosen) for rank in trainers) if share is not None]
-        shares.append(np.quantile(hits, [0, 0.5, 1]) if hits else np.zeros(3))
-    ticks = [(float(epoch), str(epoch)) for epoch in sorted({0, firsts[-1] // 2, firsts[-1]})]
-    if len(shares) == 1:
-        content = [f"<p>One epoch: hits {100 * shares[0][1]:.0f} % (median trainer).</p>"]
-    else:
-        about = f"from {100 * shares[0][1]:.0f} % to {100 * shares[-1][1]:.0f} %"
-        content = ["<h3>Hits by epoch</h3>", curves("Hits by epoch", about, list(firsts), np.transpose(shares), ticks)]
-    wanted = [(share / 100, cache_size_for(trainers, share / 100)) for share in range(5, 100, 5)]
-    points = {size / len(summary.nodes): share for share, size in wanted if size}
-    if len(points) > 1:
-        held = sum(rank.cache.bytes or 0 for rank in trainers) / len(summary.nodes)
-        total = cache_hits(trainers) or 0.0
-        now = f"now {in_units(int(held))}: {100 * total:.0f} %"
-        x = np.log2([max(size, 1.0) for size in points]).tolist()
-        ticks = [(at, in_units(int(2**at))) for at in (x[0], (x[0] + x[-1]) / 2, x[-1])]
-        mark = (min(max(float(np.log2(max(held, 1.0))), x[0]), x[-1]), total, now)
-        shown = curves("Hits by memory on each node", now, x, np.array([list(points.values())] * 3), ticks, mark)
-        content += ["<h3>Hits by memory on each node</h3>", shown]
-    return _section(
-        title, "Rows of other nodes that were in memory already. Band: all trainers; line: the median.", *content
-    )
-
-
-def _memory(summary: Summary) -> str:
-    nodes = list(range(len(summary.nodes)))[:MOST_ROWS]
-    ranks = by_node(summary.ranks)
-    private = [sum(rank.memory.private_peak or 0 for rank in ranks.get(node, [])) for node in nodes]
-    shared = [max((rank.memory.shared_peak or 0 for rank in ranks.get(node, [])), default=0) for node in nodes]
-    if not any(private) and not any(shared):
-        return _section("Memory by node", "The ranks' memory is not known.")
-    whole = max([summary.nodes[n].memory or 0 for n in nodes] + [a + b for a, b in zip(private, shared, strict=True)])
-    plot, lines = [], []
-    for row, node in enumerate(nodes):
-        ends = [0.0, private[row] / whole, min((private[row] + shared[row]) / whole, 1.0)]
-        plot.append(bars(row, 24.0, [Bar("forward", ends[0], ends[1]), Bar("plan", ends[1], ends[2])]))
-        sizes = (private[row], shared[row], summary.nodes[node].memory, summary.nodes[node].available_least)
-        lines.append([summary.nodes[node].name, *("?" if size is None else in_units(size) for size in sizes)])
-    about = "; ".join(f"{line[0]}: {line[1]} private, {line[2]} shared" for line in lines)
-    chart = rows("Memory by node", about, [(summary.nodes[node].name, False) for node in nodes], 24.0, "".join(plot))
-    colours = key([("forward", "private"), ("plan", "shared")])
-    content = [colours, chart, f'<div class="axis"><span>0</span><span>{in_units(whole)}</span></div>']
-    numbers = _details("as numbers", _table(["node", "private", "shared", "in all", "least free"], lines, numbers=True))
-    return _section("Memory by node", "At its highest; the width is the memory of the largest node.", *content, numbers)
 
 
 def _timeline(summary: Summary, verdict: Verdict) -> str:

@@ -7,7 +7,7 @@ known. A file is not trusted: :func:`decode` checks it and names the field that 
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -63,11 +63,9 @@ class Job:
 
 @dataclass
 class Node:
-    """A machine, and the least memory that was available on it."""
+    """A machine."""
 
     name: str = ""
-    memory: int | None = None
-    available_least: int | None = None
 
 
 @dataclass
@@ -99,14 +97,6 @@ class Cpu:
     memory_pressure: float | None = None
 
 
-@dataclass
-class Memory:
-    """The most memory that a rank had at once, alone and shared with others of its node."""
-
-    private_peak: int | None = None
-    shared_peak: int | None = None
-
-
 class ToHost(NamedTuple):
     """Traffic with a host, by its rank; ``waited_seconds`` is the sum over requests, each until its last answer."""
 
@@ -136,21 +126,11 @@ class CacheEpoch:
     fetched_bytes: int = 0
 
 
-class HitsBySize(NamedTuple):
-    """The share of remote rows that a cache of this many bytes would hold."""
-
-    bytes: int
-    share: float
-
-
 @dataclass
 class Cache:
     """A rank's part of the cache of remote rows."""
 
-    bytes: int | None = None
-    rows: int | None = None
     epochs: list[CacheEpoch] = field(default_factory=list)
-    hits_by_size: list[HitsBySize] = field(default_factory=list)
 
 
 @dataclass
@@ -182,7 +162,6 @@ class Rank:
     seconds: float = 0.0
     threads: list[Thread] = field(default_factory=list)
     cpu: Cpu = field(default_factory=Cpu)
-    memory: Memory = field(default_factory=Memory)
     to_hosts: list[ToHost] = field(default_factory=list)
     to_trainers: list[ToTrainer] = field(default_factory=list)
     cache: Cache = field(default_factory=Cache)
@@ -235,14 +214,6 @@ class Summary:
     def node_of(self, rank: Rank) -> str:
         """Return the name of a rank's node."""
         return self.nodes[rank.node].name if rank.node < len(self.nodes) else f"node {rank.node}"
-
-
-def by_node(ranks: Iterable[Rank]) -> dict[int, list[Rank]]:
-    """Return the ranks by number of their node."""
-    groups: dict[int, list[Rank]] = {}
-    for rank in ranks:
-        groups.setdefault(rank.node, []).append(rank)
-    return groups
 
 
 def encode(value: object) -> bytes:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpigraph.memory import in_units
-from mpigraph.reports.summary import Rank, Stage, Summary, Thread, by_node
+from mpigraph.reports.summary import Rank, Stage, Summary, Thread
 
 F64 = NDArray[np.float64]
 
@@ -29,7 +28,6 @@ _STALL = 20  # steps that a single disturbance takes before it counts as a fault
 _SLOW_HOST = 2.0
 _DELAYED = 0.2  # of the time in which a rank could run
 _FAULTS = 50  # major page faults a second
-_GOOD_HITS = 0.8
 _PRODUCING = ("sample", "answer", "plan", "fetch", "place")
 _WORDS = {
     "rest": "code outside of the library's spans",
@@ -194,17 +192,6 @@ def cache_hits(ranks: Iterable[Rank], epochs: slice = slice(None)) -> float | No
     chosen = [epoch for rank in ranks for epoch in rank.cache.epochs[epochs]]
     remote = sum(epoch.remote for epoch in chosen)
     return min(sum(epoch.cached for epoch in chosen) / remote, 1.0) if remote else None
-
-
-def cache_size_for(ranks: Iterable[Rank], share: float) -> float | None:
-    """Return the bytes of cache in which these ranks would find a share of their remote rows, None if unknown."""
-    total = 0.0
-    for rank in ranks:
-        points = sorted(rank.cache.hits_by_size)
-        if not points or max(point.share for point in points) < share:
-            return None
-        total += float(np.interp(share, np.maximum.accumulate([p.share for p in points]), [p.bytes for p in points]))
-    return total or None
 
 
 def duration(seconds: float) -> str:
@@ -481,12 +468,6 @@ def _remote_rows(summary: Summary) -> str:
     if hits is not None and first is not None:
         cold = f" ({_percent(first)} in the first epoch)" if first < hits - 0.1 else ""
         parts.append(f"cache hits {_percent(hits)}{cold}")
-        groups = by_node(trainers).values()
-        sizes = [cache_size_for(group, _GOOD_HITS) or 0 for group in groups]
-        held = max(sum(rank.cache.bytes or 0 for rank in group) for group in groups)
-        if hits < _GOOD_HITS - 0.05 and min(sizes) and max(sizes) > held:
-            a_node = " on each node" if len(sizes) > 1 else ""
-            parts.append(f"{in_units(int(max(sizes)))}{a_node} would reach {_percent(_GOOD_HITS)}")
     return f"Remote rows: {', '.join(parts)}." if parts else ""
 
 

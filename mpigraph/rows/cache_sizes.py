@@ -1,4 +1,4 @@
-"""The memory that caches of rows take and leave, for those who make them and those who plan without a job."""
+"""The memory that caches of rows take and leave."""
 
 OF_MINIBATCHES = 512 << 20
 """Bytes of a trainer for minibatches that wait and the model's step, which are not known when caches are made."""

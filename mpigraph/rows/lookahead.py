@@ -24,7 +24,6 @@ from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.kernels.upcoming import NEVER, add_reads, add_reads_of, advance, split_free, with_neighbours
 from mpigraph.rows.cache_sizes import STAGE_BYTES, STAGES
 from mpigraph.rows.pool import RowPool
-from mpigraph.rows.read_sample import note
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.transport import nothing
@@ -233,7 +232,6 @@ class CachedRows:
 
     def announce(self, read: Read, fresh: Mask | None) -> None:
         """Note the read of a sampled minibatch, with ``fresh`` from :meth:`UpcomingReads.announce`."""
-        note(self.rows, read.rows)
         if self._chooses and fresh is not None:
             self.cache.announce(read.rows, fresh, read.batch)
 

@@ -109,20 +109,9 @@ class _Distinct:
             self.places = self.places[is_first]
 
 
-def message_sizes(rows: I64, row_bytes: int) -> tuple[int, list[int]]:
-    """Return the bytes of a request for distinct ``rows`` (int64[n], n > 0), and of each chunk of its reply."""
-    count, step = len(rows), _rows_per_chunk(len(rows), row_bytes)
-    id_words = _num_words(_id_bytes(rows) * count)
-    return 8 * (1 + _HEADER + id_words), [min(step, count - at) * row_bytes for at in range(0, count, step)]
-
-
-def _id_bytes(rows: I64) -> int:
-    return 4 if int(rows.max()) < 1 << 32 else 8
-
-
 def _message(number: int, rows: I64, tag: int, values: U8 = _NO_BYTES) -> I64:
     """Return a request for distinct rows, or to write them."""
-    width = _id_bytes(rows)
+    width = 4 if int(rows.max()) < 1 << 32 else 8
     id_words = _num_words(width * len(rows))
     message = np.zeros(1 + _HEADER + id_words + _num_words(len(values)), np.int64)
     message[: 1 + _HEADER] = tag, number, len(rows), width, len(values) // len(rows)

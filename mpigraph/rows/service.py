@@ -32,8 +32,8 @@ from mpigraph.rows.segments import Segments
 from mpigraph.rows.transport import Traffic, Transport, WindowHandle
 
 TRANSPORTS: tuple[type[Transport], ...] = (RmaTransport, PackedTransport)
-"""All transports: each is a possible value of ``MPIGRAPH_TRANSPORT``, is measured at start, and by ``bench``. The first
-one that works in a job writes remote rows."""
+"""All transports: each is a possible value of ``MPIGRAPH_TRANSPORT``, is measured at start, and by ``doctor``. The
+first one that works in a job writes remote rows."""
 
 
 class RowService:

@@ -27,6 +27,8 @@ _PLACES = {  # the limit -> the remedy, besides more nodes
     "the node's memory": "",
     "the address space of a process": "raise its limit (ulimit -v unlimited)",
 }
+LIMITS = [*_PLACES]
+"""The names of the limits, by number."""
 _UNKNOWN = (1 << 62, 1 << 62, 0)  # bytes free, bytes in all, number of the place
 
 
@@ -88,13 +90,13 @@ def _shared_memory() -> tuple[int, int] | None:
 def _error(world: World, short: I64, what: str) -> SharedMemoryError:
     names = allgather_bytes(world.comm, os.uname().nodename.encode())
     firsts = world.hosts[world.first_hosts()].tolist()
-    places, remedies = list(_PLACES), ["Use more nodes"]
+    remedies = ["Use more nodes"]
     lines = []
     for node, needed, hosts, free, size, place in short.tolist():
         lines.append(
             f"node {node} ({names[firsts[node]].decode()}) needs {needed / 2**20:.1f} MiB for its {hosts} host(s), "
-            f"and {places[place]} has {free / 2**20:.1f} MiB free of {size / 2**20:.1f} MiB"
+            f"and {LIMITS[place]} has {free / 2**20:.1f} MiB free of {size / 2**20:.1f} MiB"
         )
-        remedies.append(_PLACES[places[place]])
+        remedies.append(_PLACES[LIMITS[place]])
     helps = ", or ".join(filter(None, dict.fromkeys(remedies)))
     return everywhere(SharedMemoryError(f"not enough memory for {what}: {'; '.join(lines)}. {helps}"))

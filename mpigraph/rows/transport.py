@@ -2,7 +2,7 @@
 
 A transport is one class. A read names the rows of every host at once, so that all requests are outstanding together,
 and the caller's own work for the meantime. ``rows/service.py`` lists the classes; one line there makes a new one known
-to the settings, to the measurement at start and to ``bench``.
+to the settings, to the measurement at start and to ``doctor``.
 """
 
 from collections.abc import Callable, Sequence

@@ -25,7 +25,7 @@ from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.log import get_logger
-from mpigraph.memory import free_memory, held_memory, process_figures
+from mpigraph.memory import held_memory, process_figures
 from mpigraph.mpi.agree import allgather_bytes, describe, gather_bytes
 from mpigraph.mpi.clocks import Ahead, Drift, compare_clocks
 from mpigraph.mpi.compat import library_version
@@ -38,9 +38,7 @@ from mpigraph.reports.summary import (
     CacheEpoch,
     Cpu,
     GraphSize,
-    HitsBySize,
     Job,
-    Memory,
     Node,
     Rank,
     Stage,
@@ -56,7 +54,6 @@ from mpigraph.reports.summary import (
     encode,
     write,
 )
-from mpigraph.rows import read_sample
 from mpigraph.store.store import Store
 
 MOST_SPANS = 4096
@@ -115,16 +112,12 @@ class Reporting:
         with world.on_all_ranks("making the folder of the report"):
             if world.rank == self._root:
                 prepare_folder(folder)
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        told = json.dumps([os.path.abspath(folder), socket.gethostname(), memory]).encode()
+        told = json.dumps([os.path.abspath(folder), socket.gethostname()]).encode()
         everyone = [json.loads(data) for data in allgather_bytes(world.comm, told)]
         self._path = Path(everyone[self._root][0])
         names = [everyone[rank][1] for rank in self._firsts]
         alike = len(set(names)) < len(names)  # simulated nodes
-        self._nodes = [
-            Node(f"{name}.{node}" if alike else name, everyone[rank][2])
-            for node, (name, rank) in enumerate(zip(names, self._firsts, strict=True))
-        ]
+        self._nodes = [Node(f"{name}.{node}" if alike else name) for node, name in enumerate(names)]
         self._began = time.time()
         self._clocks = [self._compare_clocks()]
         self._window = window
@@ -132,7 +125,6 @@ class Reporting:
         self._in_window = False
         self._record(MOST_SPANS)
         if world.is_trainer:
-            read_sample.begin()
             self._base = at_each_step(self._at_step)
             self._at_step(self._base)
         self._tell_witness()
@@ -147,7 +139,7 @@ class Reporting:
         at_each_step(None)
         self._stop()
         self._clocks.append(self._compare_clocks())
-        ranks = gather_bytes(world.comm, encode(self._rank(self._hits_by_size())), self._root)
+        ranks = gather_bytes(world.comm, encode(self._rank()), self._root)
         tracks = gather_bytes(world.comm, self._tracks(), self._root)
         folder, self.folder = self.folder, ""
         with world.on_all_ranks(f"writing the report {folder}"):
@@ -174,7 +166,6 @@ class Reporting:
         self._before = process_figures()
         self._epochs: deque[list[int]] = deque(maxlen=_EPOCHS)
         self._memory: deque[tuple[float, int]] = deque(maxlen=MOST_STEPS)
-        self._cache = (0, 0)
         self._counts = [trace.counted(_OF_CACHE)]
         self._recording = Recording(most_spans)
 
@@ -195,7 +186,6 @@ class Reporting:
     def end_epoch(self) -> None:
         """Note that a loader's epoch is over."""
         if self.folder and not self._recording.end:
-            self._look(trace.clock())
             self._epochs.append(trace.counted(_OF_CACHE))
 
     def follow(self) -> None:
@@ -206,7 +196,7 @@ class Reporting:
     def _reach(self, steps: int) -> None:
         now = trace.clock()
         if not self._memory or now - self._memory[-1][0] > _APART:
-            self._look(now)
+            self._memory.append((now, held_memory()))
         self._steps = steps
         if self._window is None:
             return
@@ -217,14 +207,6 @@ class Reporting:
             self._in_window = True
         if steps >= last:
             self._stop()
-
-    def _look(self, now: float) -> None:
-        """Look at this process's memory, and at the caches: those of a loader go with it."""
-        self._memory.append((now, held_memory()))
-        if self._world.is_trainer:
-            caches = self._store.caches.values()
-            size = sum(cache.per_trainer * cache.rows.window.row_bytes for cache in caches)
-            self._cache = max(self._cache, (size, sum(cache.per_trainer for cache in caches)))
 
     def _own_steps(self) -> I64:
         return self._world.watchdog.steps[self._world.node.rank]
@@ -245,24 +227,12 @@ class Reporting:
             pid=int(world.pids[rank]),
         )
 
-    @collective("world.node")
-    def _hits_by_size(self) -> list[HitsBySize]:
-        """Return what larger caches of this node would have done, and this trainer's part of their sizes."""
-        node = self._world.node
-        told = gather_bytes(node, read_sample.end(), 0)
-        curve = read_sample.hits_by_size(told, self._recording.begin / 1e9, self._recording.end / 1e9)
-        points = json.loads(allgather_bytes(node, json.dumps(curve).encode())[0])
-        trainers = self._world.num_local_trainers
-        return [HitsBySize(size // trainers, share) for size, share in points if self._world.is_trainer]
-
-    def _rank(self, hits: list[HitsBySize]) -> Rank:
+    def _rank(self) -> Rank:
         """Return what this rank tells of itself; times of steps on its own clock."""
         recording = self._recording
         rank = self._known(self._world.rank)
         rank.seconds = (recording.end - recording.begin) / 1e9
         rank.cpu = Cpu(*(self._used(name) for name in _USED))
-        peaks: list[Any] = [self._after[name] for name in ("private_peak", "shared_peak")]
-        rank.memory = Memory(*peaks)
         told = fields_of_rank(recording.before, recording.after, rank.seconds)
         rank.threads = [
             Thread(thread["name"], {name: Stage(**stage) for name, stage in thread["stages"].items()}, thread["rest"])
@@ -272,7 +242,7 @@ class Reporting:
         rank.to_trainers = [ToTrainer(*numbers) for numbers in told["to_trainers"]]
         counts = [self._counts[0], *self._epochs, self._counts[1]]
         epochs = [CacheEpoch(*counts) for counts in np.maximum(np.diff(counts, axis=0), 0).tolist() if counts[0]]
-        rank.cache = Cache(*self._cache, epochs, hits)
+        rank.cache = Cache(epochs)
         steps = np.frombuffer(recording.steps, np.int64).reshape(-1, len(STEP_FIELDS))[-MOST_STEPS:]
         begin, end, wait, meet, delay, seeds, inputs = steps.T
         times = ((column / 1e9).round(7).tolist() for column in (begin, end - begin, wait, meet))
@@ -293,9 +263,7 @@ class Reporting:
         packed = [_pack(track, most // max(1, len(tracks))) for track in tracks]
         heads = [head for head, _ in packed]
         return (
-            json.dumps([free_memory(), list(self._memory), heads]).encode()
-            + b"\n"
-            + b"".join(spans.tobytes() for _, spans in packed)
+            json.dumps([list(self._memory), heads]).encode() + b"\n" + b"".join(spans.tobytes() for _, spans in packed)
         )
 
     def _job(self) -> Job:
@@ -351,10 +319,6 @@ class Reporting:
         drifts = [Drift(*(clocks.get(rank.node, Ahead()) for clocks in self._clocks)) for rank in ranks]
         for rank, drift in zip(ranks, drifts, strict=True):
             rank.steps.begin = [round(drift.own_time(begin) - zero, 7) for begin in rank.steps.begin]
-        for rank, recorded in zip(ranks, recordings, strict=True):
-            node = self._nodes[rank.node]
-            known = [number for number in (node.available_least, recorded.available) if number is not None]
-            node.available_least = min(known, default=None)
         summary = Summary(
             complete=not ended,
             ended=ended,
@@ -396,7 +360,7 @@ class _Recorded:
 
     def __init__(self, data: bytes) -> None:
         head, _, spans = data.partition(b"\n")
-        self.available, self.memory, self._heads = json.loads(head)
+        self.memory, self._heads = json.loads(head)
         self._spans = np.frombuffer(spans, _SPAN)
 
     def threads(self, drift: Drift, zero: float) -> Iterator[tuple[str, list[Span]]]:

@@ -8,7 +8,7 @@ divided where their destinations are.
 
 import math
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,8 @@ def cut_for_hosts(world: "World", files: PartFiles) -> RangeBook:
     """
     from mpigraph.mpi.agree import everywhere, together
 
-    config, book = files.config, files.config.book
+    config = files.config
+    book = config.book
     num_hosts = len(world.hosts)
     nodes = tuple(cut_offsets(offsets, num_hosts) for offsets in book.node_offsets)
     of_parts = book.edge_table
@@ -133,6 +134,14 @@ def check_same(gather: Callable[[bytes], list[bytes]], config: PartConfig) -> No
 
 def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
     """Return int64[H], the bytes of each host's windows: topology, and features as ``config`` has them."""
+    total = np.zeros(hosts.num_parts, np.int64)
+    for _, nbytes in memory_by_tensor(config, hosts):
+        total += nbytes
+    return total
+
+
+def memory_by_tensor(config: PartConfig, hosts: RangeBook) -> list[tuple[str, I64]]:
+    """Return int64[H], the bytes of each host's windows: first of the topology, then of each feature, with its name."""
     schema = config.schema
     indptr = np.zeros(hosts.num_parts, np.int64)
     degrees = np.zeros(hosts.num_parts, np.int64)
@@ -150,25 +159,26 @@ def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
         indptr += 8 * (shared + len(config.shared))
         degrees += (8 + 2 * width + index_dtype(int(shared.max())).itemsize) * shared
         indices[width] += width * shared
-    total = sum((_in_pages(nbytes) for nbytes in indices.values()), _in_pages(indptr) + _in_pages(degrees))
+    topology = sum((_in_pages(nbytes) for nbytes in indices.values()), _in_pages(indptr) + _in_pages(degrees))
+    sizes = [("topology", topology)]
     for t, ntype in enumerate(schema.ntypes):
-        total += _features(hosts.node_offsets[t], config.node_features[ntype])
+        sizes += _features(ntype, hosts.node_offsets[t], config.node_features[ntype])
     together = {(r, name) for name, relations in config.in_common for r in relations}
     for name, relations in config.in_common:
         edges = np.append(0, np.cumsum(np.diff(hosts.edge_table[list(relations)], axis=1).sum(axis=0)))
-        total += _features(edges, {name: config.edge_features[schema.relation_key(relations[0])][name]})
+        info = config.edge_features[schema.relation_key(relations[0])][name]
+        sizes += _features(f"{len(relations)} relations", edges, {name: info})
     for r in config.with_features:
-        features = config.edge_features[schema.relation_key(r)].items()
-        if apart := {name: info for name, info in features if (r, name) not in together}:
-            total += _features(hosts.edge_offsets[r], apart)
-    return total
+        key = schema.relation_key(r)
+        apart = {name: info for name, info in config.edge_features[key].items() if (r, name) not in together}
+        sizes += _features(key, hosts.edge_offsets[r], apart)
+    return sizes
 
 
-def _features(offsets: I64, features: Mapping[str, FeatureInfo]) -> I64:
-    total = np.zeros(len(offsets) - 1, np.int64)
-    for info in features.values():
-        total += _in_pages(np.diff(offsets) * storage_dtype(info.stored).itemsize * math.prod(info.shape))
-    return total
+def _features(owner: str, offsets: I64, features: Mapping[str, FeatureInfo]) -> Iterator[tuple[str, I64]]:
+    for name, info in features.items():
+        row_bytes = storage_dtype(info.stored).itemsize * math.prod(info.shape)
+        yield f"{owner}/{name}", _in_pages(np.diff(offsets) * row_bytes)
 
 
 def _in_pages(nbytes: I64) -> I64:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +21,17 @@ from oracle import NUM_NODES, oracle_source
 from typed_oracle import NUM_NODES as TYPED_NODES
 from typed_oracle import RELATIONS, SCHEMA, edges_of
 
+from mpigraph.cli.info import _memory
 from mpigraph.cli.info import run as run_command
 from mpigraph.cli.main import main
+from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import GraphSource
 from mpigraph.storage import audit
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
+from mpigraph.store.host_ranges import _edge_begins, cut_offsets, host_memory
 
 Outcome = tuple[int, str, str]
 
@@ -76,6 +80,36 @@ def test_the_oracle_graph(oracle, info: Callable[..., Outcome], monkeypatch: pyt
             "bytes_on_disk": sum(file.stat().st_size for file in (Path(path).parent / f"part{k}").iterdir()),
             "host_memory": memory,
         }
+    check_memory(result)
+
+
+def check_memory(result: dict[str, Any]) -> None:
+    """As many hosts as parts take what the largest part takes; more share parts, and fewer have several."""
+    memory = result["memory"]
+    sizes = {name: dict(zip(memory["hosts"], of, strict=True)) for name, of in memory["tensors"]}
+    assert memory["hosts"] == [1, 2, 4, 8]
+    features = {f"_N/{name}" for name in result["node_features"]["_N"]}
+    features |= {f"_N:_E:_N/{name}" for name in result["edge_features"]["_N:_E:_N"]}
+    assert set(sizes) == {"topology"} | features
+    assert sum(of[4] for of in sizes.values()) == max(part["host_memory"] for part in result["parts"])
+    assert sizes["_N/feat"] == {1: in_pages(12 * 101), 2: in_pages(12 * 51), 4: in_pages(12 * 26), 8: in_pages(12 * 13)}
+    edges = sum(result["num_edges"].values())
+    assert sizes["topology"][1] == in_pages(8 * 102) + in_pages(8 * 101) + in_pages(4 * edges)
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4, 8])
+def test_memory_is_what_hosts_allocate(hosts: int, tmp_path: Path) -> None:
+    """But for the edges where hosts share a part, which are taken to be evenly divided."""
+    path = partition_source(oracle_source(40_001), "g", 4, tmp_path, "random").config_path
+    config = PartConfig.read(str(path))
+    memory = _memory(config)
+    total = sum(of[memory["hosts"].index(hosts)] for _, of in memory["tensors"])
+    with PartFiles(config) as files:
+        nodes = tuple(cut_offsets(offsets, hosts) for offsets in config.book.node_offsets)
+        begins = [_edge_begins(files, config.book.edge_table, nodes, host) for host in range(hosts)]
+        edges = np.append(np.array(begins).T, config.book.edge_table[:, -1:], axis=1)
+        exact = host_memory(config, RangeBook(config.schema, nodes, edges))
+    assert total == pytest.approx(exact.max(), rel=0 if hosts <= 4 else 0.02)
 
 
 @pytest.mark.parametrize("comm", [2], indirect=True)
@@ -112,8 +146,15 @@ def test_the_tables(oracle, info: Callable[..., Outcome]) -> None:
     assert re.fullmatch(r"largest part / mean: nodes 1\.030, edges \d\.\d{3}", lines[2])
     assert re.fullmatch(r"_N +101  feat float32\[3\], label int64, orig int64, third bool", lines[5])
     assert lines[10].split() == "part nodes edges edges cut halo nodes on disk memory of a host".split()
-    assert [line.split()[:2] for line in lines[11:]] == [["0", "26"], ["1", "25"], ["2", "25"], ["3", "25"]]
-    assert all(re.search(r"\d+\.\d KiB +\d+\.\d KiB$", line) for line in lines[11:])
+    assert [line.split()[:2] for line in lines[11:15]] == [["0", "26"], ["1", "25"], ["2", "25"], ["3", "25"]]
+    assert all(re.search(r"\d+\.\d KiB +\d+\.\d KiB$", line) for line in lines[11:15])
+    assert (
+        lines[15:17] == ["", "memory of the largest of so many hosts:"] and lines[17].split() == "hosts 1 2 4 8".split()
+    )
+    assert [line.split()[0] for line in lines[18:]] == [
+        *("topology", "_N/feat", "_N/label", "_N/orig", "_N/third"),
+        *("_N:_E:_N/edge", "_N:_E:_N/weight", "_N:_E:_N/even", "all"),
+    ]
 
 
 def copy_of(comm: MPI.Intracomm, oracle, tmp_path: Path) -> Path:

@@ -22,7 +22,6 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError, StorageError
 from mpigraph.recording import Recording, step
 from mpigraph.reports.summary import Rank, Summary, read
 from mpigraph.reports.verdict import judge
-from mpigraph.rows.row_cache import priced_rows
 from mpigraph.session.context import Session, current
 from mpigraph.trace import span
 
@@ -61,7 +60,7 @@ def check_everywhere(summary: Summary, job: SharedJob) -> None:
         assert 0 < rank.seconds <= summary.job.seconds + 0.5
         for name, total in thread_sums(rank):
             assert total == pytest.approx(rank.seconds, rel=0.02), (rank.name, name)
-        assert rank.cpu.seconds is not None and rank.memory.private_peak
+        assert rank.cpu.seconds is not None
     assert summary.clock_error is not None and (summary.clock_error > 0) == (world.num_nodes > 1)
 
 
@@ -253,14 +252,10 @@ def test_what_caches_did_by_epoch(layout: Job, oracle, tmp_path: Path) -> None:
         stats = loader.stats()
         if current().rank == 0:
             cache = read(folder).trainers[0].cache
-            assert cache.bytes and cache.rows and len(cache.epochs) == 3
+            assert len(cache.epochs) == 3
             assert sum(epoch.remote for epoch in cache.epochs) == stats.remote_rows
             assert sum(epoch.fetched_bytes for epoch in cache.epochs) == stats.fetched_bytes
             assert cache.epochs[0].fetched and [epoch.fetched for epoch in cache.epochs[1:]] == [0, 0]
-            on_node = [rank for rank in read(folder).trainers if rank.node == 0]
-            reads = sum(epoch.remote for rank in on_node for epoch in rank.cache.epochs)
-            once = priced_rows(g.ndata["feat"].rows)
-            assert cache.hits_by_size[-1].share == pytest.approx(1 - once / reads, abs=1e-4)
         events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
         counters = {event["name"] for event in events if event["ph"] == "C" and event["pid"] == 0}
         assert counters == {"memory", "input nodes"}
@@ -317,8 +312,6 @@ def test_the_report_of_a_whole_job(layout: Job, oracle, tmp_path: Path, monkeypa
         assert summary.complete and summary.job.window is None and len(summary.ranks) == layout.comm.size
         assert [rank.steps.seeds for rank in summary.trainers] == [[4] * 3] * len(summary.trainers)
         assert {path.name for path in (folder / name).iterdir()} == FILES
-        remote = any(epoch.remote for rank in summary.trainers for epoch in rank.cache.epochs)
-        assert remote == all(rank.cache.bytes for rank in summary.trainers)  # the loader's, which was dropped
     assert summary.job.arguments["report"] == str(folder / "by argument")
     assert not_recording()
 

@@ -10,9 +10,7 @@ from mpigraph.reports.summary import (
     CacheEpoch,
     Cpu,
     GraphSize,
-    HitsBySize,
     Job,
-    Memory,
     Node,
     Rank,
     Stage,
@@ -171,7 +169,7 @@ class _Model:
             graphs=[GraphSize("products", 2_449_029, 123_718_280)],
             command=["train.py", "--report", "reports/run1"],
         )
-        nodes = [Node(f"n{n}", 64 << 30, (20 + n % 7) << 30) for n in range(s.nodes)]
+        nodes = [Node(f"n{n}") for n in range(s.nodes)]
         return Summary(True, "", job, 4e-5, nodes, ranks, self.timeline())
 
     def cpu(self, seconds: float, at: bool, delay: float = 0.0) -> Cpu:
@@ -183,7 +181,7 @@ class _Model:
         return Cpu(0.8 * seconds, delay, faults, 0.2 * seconds if faults > 900 else 0.001)
 
     def trainer(self, i: int) -> Rank:
-        s, rng = self.setup, self.rng
+        s = self.setup
         seconds = float(self.seconds[i].sum())
         model, met, waited = (float(a[i].sum()) for a in (self.compute, self.meet, self.wait))
         sample, fetch = float(self.sample[i].sum()), float(self.fetch[i].sum())
@@ -238,7 +236,6 @@ class _Model:
             seconds=seconds,
             threads=threads,
             cpu=self.cpu(seconds, self.is_("memory") and i == self.fault.at, float(self.delays[i])),
-            memory=Memory(int(rng.integers(2, 4)) << 30, int(rng.integers(1, 3)) << 30),
             to_hosts=to_hosts,
             cache=self.cache(i),
             steps=Steps(
@@ -259,9 +256,7 @@ class _Model:
             rates *= np.array([0.05, 0.5, 0.8, 1.0, 1.0])
         hits = [int(remote * rate) for rate in rates]
         epochs = [CacheEpoch(remote, hit, remote - hit, (remote - hit) * 400) for hit in hits]
-        sizes = [1 << k for k in range(25, 34)]
-        top = [HitsBySize(size, 1 - 0.9 * 0.75 ** (k + 1)) for k, size in enumerate(sizes)]
-        return Cache(200 << 20, 500_000, epochs, top)
+        return Cache(epochs)
 
     def server(self, n: int) -> Rank:
         seconds = float(self.seconds[0].sum())
@@ -275,7 +270,6 @@ class _Model:
             seconds=seconds,
             threads=[Thread("MainThread", stages, 0.7 * seconds)],
             cpu=self.cpu(seconds, n == self.fault.at),
-            memory=Memory(1 << 30, 8 << 30),
         )
 
     def timeline(self) -> Timeline:

@@ -146,11 +146,6 @@ class Hosts:
         found = [os.statvfs(f"/proc/{pid}/root/dev/shm") for pid in self._pids]
         return sum((stat.f_blocks - stat.f_bfree) * stat.f_frsize for stat in found)
 
-    def change(self, delay, rate):
-        """Make the slow network another one; not where ``tc`` makes it."""
-        self._wire.stdin.write(f"{delay} {rate}\n")
-        self._wire.stdin.flush()
-
     def kill(self):
         """End every process on the hosts."""
         for pid in self.processes():
@@ -194,7 +189,7 @@ class Hosts:
         lines = ["ip addr add {address}/24 dev {inside}", "ip link set {inside} up"]
         if self._slow and not _has_netem():
             script = [sys.executable, "-S", wire.__file__, *self._slow, *self._pids]
-            self._wire = _helper(undo, [*_ENDS_WITH_US, *at_switch, *script])
+            _helper(undo, [*_ENDS_WITH_US, *at_switch, *script])
             lines.insert(0, "ip link set {inside} address {mac}")
         elif self._slow:
             shape = f"netem delay {1e6 * self._slow[0]:.0f}us rate {self._slow[1]:.0f}bit limit 99999"

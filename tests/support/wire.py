@@ -5,8 +5,7 @@
 Each process id names a network namespace, which gets a TAP device ``mpig`` with the hardware address of :func:`mac`. A
 frame leaves its sender at RATE bits per second, behind those before it, and arrives DELAY seconds later; if SLOW is the
 number of a host, and not -1, only frames from and to that host are slow. Large TCP frames pass whole, as they do
-between virtual machines, so one process keeps up with gigabits. Prints "ready"; then a line "DELAY RATE" on stdin
-changes both.
+between virtual machines, so one process keeps up with gigabits. Prints "ready".
 """
 
 import ctypes
@@ -72,10 +71,7 @@ def carry(ports, delay, rate, slow=-1):
             deliver(ports, *heapq.heappop(flying)[2:])
         open_now = [port for port in ports if free_at[port] < now + _QUEUE]
         events = [first[0] for first in flying[:1]] + [free_at[port] - _QUEUE for port in ports if port not in open_now]
-        for port in select.select([0, *open_now], [], [], max(0.0, min(events) - now) if events else None)[0]:
-            if port == 0:
-                delay, rate = map(float, os.read(port, 1 << 10).split())
-                continue
+        for port in select.select(open_now, [], [], max(0.0, min(events) - now) if events else None)[0]:
             with suppress(BlockingIOError):
                 frame = os.read(port, 1 << 17)
                 now, takes = time.monotonic(), 8 * (len(frame) - _OFFLOAD_HEADER) / rate

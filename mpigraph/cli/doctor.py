@@ -1,0 +1,151 @@
+"""``python -m mpigraph doctor``: whether a job can run on these nodes, on one page, before the first job."""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mpigraph.arrays import I64
+from mpigraph.cli.ranks import working_world
+from mpigraph.collective import collective
+from mpigraph.config import launch, launcher_rank
+from mpigraph.errors import MPIGraphError, SharedMemoryError
+from mpigraph.memory import in_units
+from mpigraph.trace import span
+
+_LEAST = 64 << 20  # bytes of a node for a graph: many containers have so few in /dev/shm
+_NUMBER = 4096  # of a host's rows, all read at a time, and of the words of a request for neighbours
+_ROW_BYTES = 400
+_PATIENCE = 12.0  # timeouts that compiling the kernels may take
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "doctor",
+        help="say whether a job can run on these nodes",
+        description="Start it as a job is started. Prints what the ranks find, tries how rows and neighbours travel, "
+        "and exits with 0 if a job can run, else with 1 and the reason. Takes seconds, a minute to compile kernels.",
+    )
+    parser.add_argument("--num_servers", type=int, metavar="N", help="servers on each node (MPIGRAPH_NUM_SERVERS)")
+    parser.set_defaults(run=lambda arguments: run(arguments.num_servers))
+
+
+@collective("comm")
+def run(num_servers: int | None = None, comm: Any = None) -> int:
+    """Print what a job would find with ``num_servers`` on each node; return 0 if it can run, else 1.
+
+    ``comm`` are the ranks that take part, all by default.
+    """
+    import torch  # noqa: F401 - its version is compared, too
+
+    first = (launcher_rank() if comm is None else comm.rank) == 0
+    try:
+        with working_world("doctor", comm, num_servers) as world:
+            for name, text in _findings(world):
+                print(f"{name:<24}{text}\n" if first else "", end="", flush=True)
+    except MPIGraphError as error:
+        print(f"A job cannot run here: {error}\n" if first or not error.everywhere else "", end="", flush=True)
+        return 1
+    print("A job can run here.\n" if first else "", end="", flush=True)
+    return 0
+
+
+@collective("world.comm")
+def _findings(world: Any) -> Iterator[tuple[str, str]]:
+    """Yield names and values of what all ranks find together; raise MPIGraphError, on every rank, if no job can run."""
+    from mpigraph.kernels import compile_missing
+    from mpigraph.mpi.agree import allgather_bytes, everywhere
+    from mpigraph.mpi.compat import library_version, thread_level
+    from mpigraph.mpi.neighbours import software
+    from mpigraph.rows.shm_check import LIMITS, tightest_limits
+
+    started = launch()
+    yield "launcher", f"{started.launcher}, {started.processes} processes" if started else "none: one process"
+    yield "MPI", f"{library_version()}, threads: {thread_level()}"
+    yield "software of all ranks", software()
+    yield "ranks", f"{len(world.trainer_ranks)} trainer(s), {len(world.hosts)} host(s), {world.num_nodes} node(s)"
+    here = f"{os.uname().nodename}: {world.node.size} rank(s) with {world.cores_per_rank()} core(s) each".encode()
+    told = allgather_bytes(world.comm, here)
+    for node, (free, size, place) in enumerate(limits := tightest_limits(world).tolist()):
+        there = told[world.node_of.tolist().index(node)].decode()
+        yield f"node {node}", f"{there}, {in_units(free)} of {in_units(size)} free for graphs ({LIMITS[place]})"
+    if min(limits)[0] < _LEAST:
+        raise everywhere(SharedMemoryError('too little for graphs on a node (slurm/README.md, "Shared memory")'))
+    world.check_threads()
+    with world.watch("compiling kernels", _PATIENCE):
+        world.once_per_node(compile_missing)
+        world.comm.Barrier()
+    yield from _rows(world)
+    yield from _neighbours(world)
+
+
+@collective("world.comm")
+def _rows(world: Any) -> Iterator[tuple[str, str]]:
+    """Read random rows in all ways that work, on the first trainer of each node; the slowest one counts."""
+    from mpigraph.mpi.agree import allgather_bytes
+    from mpigraph.rows.selection import choose_transport
+    from mpigraph.rows.service import RowService
+    from mpigraph.rows.window import RowWindow
+
+    service = RowService(world)
+    choose_transport(service)
+    window = RowWindow(service, np.arange(len(world.hosts) + 1) * _NUMBER, (_ROW_BYTES,), "u1")
+    ways = {"rows of the node": None} | {f"rows, {way.name}": way for way in service.transports}
+    seconds = np.zeros(len(ways))
+    for i, way in enumerate(ways.values() if world.local_trainer == 0 else ()):
+        hosts = np.flatnonzero(world.is_local == (way is None))
+        ids = np.random.default_rng(world.rank).permutation(np.arange(_NUMBER) + np.resize(hosts, _NUMBER) * _NUMBER)
+        seconds[i] = _seconds(partial(window.gather, ids, transport=way))
+    with world.watch("reading rows"):
+        service.complete(world.comm.Ibarrier())
+        window.close()
+        told = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).reshape(world.size, -1)
+    for (name, way), took in zip(ways.items(), told.max(axis=0).tolist(), strict=True):
+        use = ", which jobs use" * (way is service.transport is not None)
+        yield name, f"{_NUMBER * _ROW_BYTES / took / 1e9:.2f} GB/s{use}"
+
+
+@collective("world.comm")
+def _neighbours(world: Any) -> Iterator[tuple[str, str]]:
+    """Ask all hosts of other nodes at once, in each way that neighbours can travel; the slowest trainer counts."""
+    from mpigraph.mpi.agree import allgather_bytes
+    from mpigraph.mpi.messages import HEAD
+    from mpigraph.sampling.exchanges import EXCHANGES, open_exchange
+
+    def answer(requests: Sequence[I64]) -> list[I64]:
+        return [np.concatenate([np.zeros(HEAD, np.int64), words]) for words in requests]
+
+    chosen = open_exchange(world, lambda: answer)
+    able = [kind for kind in EXCHANGES if world.threads_may_communicate or not kind.needs_threads]
+    for kind in [] if world.all_local else able:
+        exchange = chosen if isinstance(chosen, kind) else kind(world, lambda: answer)
+        channel = exchange.open(1)
+        seconds = np.zeros(1)
+        if world.is_trainer:
+            asked = {rank: np.full(_NUMBER, rank) for rank in world.hosts[~world.is_local].tolist()}
+            seconds[:] = _seconds(partial(channel.ask, asked))
+            channel.serve_until_idle()
+        with world.watch("asking for neighbours"):
+            request = world.comm.Ibarrier()
+            while not request.Test():
+                if world.is_trainer or not exchange.progress():
+                    time.sleep(1e-5)
+            channel.close()
+            slowest = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).max()
+        text = f"{1e3 * slowest:.3f} ms for {in_units(8 * _NUMBER)} to and from each host of other nodes"
+        yield f"neighbours, {kind.name}", text + ", which jobs use" * (exchange is chosen)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Return the median seconds of some calls."""
+    spent = []
+    for _ in range(9):
+        with span("measure") as timed:
+            work()
+        spent.append(timed.seconds)
+    return float(np.median(spent))
