@@ -81,11 +81,13 @@ def _prepare_walks(store: Store, args: Arguments) -> Any:
 
 
 def _free(store: Store, args: Arguments) -> Any:
-    """Free tensors now, except those that trainers have lent views of or draw by: others would take their memory."""
-    going = sorted(store.with_joint(args["numbers"]))
-    numbers = np.array(going, np.int64)
-    _retire(store, going)
-    tensors = [store.tensors.get(number) for number in going]
+    """Free tensors now, except those that trainers have lent views of or draw by: others would take their memory.
+
+    A joint tensor goes with the last of its members that goes.
+    """
+    numbers = np.array(args["numbers"], np.int64)
+    _retire(store, sorted(store.with_joint(args["numbers"])))
+    tensors = [store.tensors.get(number) for number in args["numbers"]]
     drawn = [tensor is not None and tensor.drawing.shut() for tensor in tensors]
     in_use = np.array([drawn, [tensor is not None and tensor.lent for tensor in tensors]], np.uint8)
     store.world.comm.Allreduce(MPI.IN_PLACE, in_use, op=MPI.MAX)

@@ -2,7 +2,7 @@
 
 from functools import cache
 from pathlib import Path
-from threading import Timer
+from threading import Event, Thread, Timer
 from typing import Any
 from unittest import mock
 
@@ -216,3 +216,31 @@ def test_memory_goes_with_the_last_of_them(tmp_path: Path) -> None:
         assert dist.DistTensor is DistTensor and len(g.edges[SCHEMA.relations[1]].data["x"][:]) == SIZES[1]
 
     alone(body)
+
+
+@everywhere
+def test_their_memory_stays_while_one_is_drawn_by(job: SharedJob) -> None:
+    """A thread of trainer 0 is drawing by the last of them when all trainers close it."""
+    g = job.open(job.write(write, 4))
+    tensors = [g.edges[relation].data["w"] for relation in SCHEMA.relations[1:] if relation != WITHOUT]
+    last, joint, open_tensors = tensors[-1].rows, tensors[0].joint, g.session.store.tensors
+    assert joint is not None
+    number, inside, closed = joint.rows.number, Event(), Event()
+
+    def draw() -> None:
+        with last.drawing:
+            inside.set()
+            assert closed.wait(60)
+
+    thread = Thread(target=draw)
+    if g.rank() == 0:
+        thread.start()
+        assert inside.wait(60)
+    for tensor in tensors:
+        tensor.close()
+    kept = last.number in open_tensors and number in open_tensors
+    closed.set()
+    if g.rank() == 0:
+        thread.join()
+    g.barrier()
+    on_all(job.trainers, kept and last.number not in open_tensors and number not in open_tensors)
