@@ -121,7 +121,13 @@ class Config:
         """
         values = cls._given(arguments)
         names = [name for name in values if name not in MAY_DIFFER]
-        return {f"{name} ({_variable(name)})": values[name] for name in names} | {_variable("strict"): strict()}
+        refused = "none"
+        try:
+            cls.from_env(**arguments)
+        except InvalidArgumentError as error:  # what may differ may be wrong on some ranks alone
+            refused = str(error)
+        given = {f"{name} ({_variable(name)})": values[name] for name in names}
+        return given | {_variable("strict"): strict(), "what is refused": refused}
 
     @classmethod
     def _given(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
