@@ -81,7 +81,10 @@ def test_types_in_a_column(tmp_path):
     assert ids_of(tmp_path / "tables", "paper") == ["007", "7"] and ids_of(tmp_path / "tables", "author") == ["NA"]
     assert edges == {("author", "writes", "paper"): [(0, 1), (0, 0)], ("paper", "cites", "paper"): [(1, 0)]}
     assert nodes["paper"]["year"] == [1999, 2001] and nodes["author"]["age"] == [40]
-    assert values == {("author", "writes", "paper"): {"weight": [0.5, 1.5]}, ("paper", "cites", "paper"): {"since": [2001]}}
+    assert values == {
+        ("author", "writes", "paper"): {"weight": [0.5, 1.5]},
+        ("paper", "cites", "paper"): {"since": [2001]},
+    }
     files["edges.csv"] += "7,8,cites,,\n"
     (tmp_path / "again").mkdir()
     with pytest.raises(AssertionError, match="no node"):
@@ -91,7 +94,7 @@ def test_types_in_a_column(tmp_path):
 def test_triples(tmp_path):
     lines = '/m/2\t/a/b\t/m/1\n/m/1\t"x\tNA\nNA\t/a/b\t/m/2\n'
     run("Triples", tmp_path, {"train.txt": lines})
-    counts, edges, nodes, values = graph_of(
+    counts, edges, _, values = graph_of(
         tmp_path / "triples.csv", tables=TableOptions(categories=("rel",), types={"src": "string", "dst": "string"})
     )
     assert counts == {"_N": 3} and ids_of(tmp_path / "triples.csv", "_N") == ["/m/1", "/m/2", "NA"]
@@ -148,7 +151,10 @@ def test_neo4j(tmp_path):
     movies = nodes["Movie"]
     assert same(movies["year"], [1999, 2003, NAN, 1995]) and same(movies["score"], [8.7, 7.2, NAN, 8.6])
     assert movies["label_Sequel"] == [0, 1, 1, 0] and movies["vector"] == [[1, 2], [3, 4.5], [5, 6], [7, 8]]
-    assert movies["released"] == np.array(["1999-03-31", "2003-05-15", "1979-06-26", "1995-09-22"], "M8[s]").astype(int).tolist()
+    assert (
+        movies["released"]
+        == np.array(["1999-03-31", "2003-05-15", "1979-06-26", "1995-09-22"], "M8[s]").astype(int).tolist()
+    )
     assert nodes["Person"]["born"] == [1964, 1961] and set(nodes["Person"]) == {"id", "born"}
     assert values["Person", "ACTED_IN", "Movie"] == {"minutes": [100, 90, 101]}
 
