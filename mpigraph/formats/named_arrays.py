@@ -36,7 +36,7 @@ from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.input_files import FolderFiles, graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.mapped_files import mapped_npy, mapped_npz
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in, unescape
 from mpigraph.partition.row_arrays import NamedRows, RowArray, SparseRows, as_floats, as_labels, as_mask, largest
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
@@ -56,7 +56,7 @@ Owner = str | Relation
 
 def _read_npy_directory(path: Path, options: ReadOptions) -> GraphSource:
     files = FolderFiles(path)
-    arrays: Arrays = {file.stem: mapped_npy(files.read(file)) for file in sorted(path.glob("*.npy"))}
+    arrays: Arrays = {unescape(file.stem, "%"): mapped_npy(files.read(file)) for file in sorted(path.glob("*.npy"))}
     meta = path / "meta.json"
     content = _meta(read_text(files.read(meta))) if os.path.lexists(meta) else {}
     return _source(arrays, content, files.left_out())

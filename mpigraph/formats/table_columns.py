@@ -356,9 +356,10 @@ def _value_column(name: str, blocks: Sequence[_Block]) -> ValueColumn:
     if kinds == {"integer", "float"} or (kind == "integer" and has_gaps):
         kind = "float"
     if kind in ("none", "string"):
-        text = next((block for block in blocks if block.kind == "string"), None)
-        is_first = text is None or (text is blocks[0] and text.missing < 1)
-        return ValueColumn(kind, np.zeros(0), "" if is_first else f"{text.path}, row {text.row + text.missing}")
+        texts = [block for block in blocks if block.kind == "string"]
+        if not texts or (texts[0] is blocks[0] and texts[0].missing < 1):
+            return ValueColumn(kind, np.zeros(0))
+        return ValueColumn(kind, np.zeros(0), f"{texts[0].path}, row {texts[0].row + texts[0].missing}")
     rows: list[RowArray] = []
     holes: list[str] = []
     for block in blocks:

@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from input_checks import check_all, rows, texts_of, values_of
+from typed_parts import typed_source
 
+from mpigraph.cli.main import main
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.typed_tables import TableOptions
+from mpigraph.partition.pipeline import partition_source
 
 PAGE = (Path(__file__).resolve().parents[2] / "examples" / "inputs.md").read_text(encoding="utf-8")
 RECIPES = dict(re.findall(r"^## (.+?)$.+?^```python\n(.+?)^```", PAGE, re.DOTALL | re.MULTILINE))
@@ -65,7 +68,7 @@ def ids_of(path, ntype):
 
 
 def test_the_recipes_are_short():
-    assert len(RECIPES) >= 13
+    assert len(RECIPES) >= 15
     for name, recipe in RECIPES.items():
         assert sum(bool(line.strip()) for line in recipe.splitlines()) <= 25, name
 
@@ -428,3 +431,35 @@ def test_networkx(tmp_path):
     run("networkx", tmp_path, {})
     edges, feats = originals(tmp_path / "parts" / "g.json")
     assert edges == {("_N", "_E", "_N"): [(0, 2), (2, 1)]} and feats["_N"] == {"height": [1.5, 1.5, 1.5]}
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """A folder with ``exported``, of a partitioned graph of two types, and the graph."""
+    source = typed_source({"a": 5, "b": 4}, {("a", "to", "b"): 9, ("b", "on", "b"): 6})
+    path = partition_source(source, "g", 2, tmp_path / "in", "random").config_path
+    assert main(["export", str(path), "-o", str(tmp_path / "exported")]) == 0
+    return tmp_path, graph_of(tmp_path / "exported")
+
+
+def test_to_pyg(exported):
+    torch = pytest.importorskip("torch")
+    folder, (counts, edges, nodes, values) = exported
+    run("To PyG", folder, {})
+    data = torch.load(folder / "data.pt", weights_only=False)
+    assert {ntype: data[ntype].num_nodes for ntype in data.node_types} == counts
+    assert {key: list(map(tuple, data[key].edge_index.T.tolist())) for key in data.edge_types} == edges
+    assert all(data[ntype][name].tolist() == rows for ntype, feats in nodes.items() for name, rows in feats.items())
+    assert all(data[key][name].tolist() == rows for key, feats in values.items() for name, rows in feats.items())
+
+
+def test_to_dgl(exported):
+    dgl = pytest.importorskip("dgl")
+    folder, (counts, edges, nodes, _) = exported
+    run("To DGL", folder, {})
+    graph = dgl.load_graphs(str(folder / "graph.bin"))[0][0]
+    assert {ntype: graph.num_nodes(ntype) for ntype in graph.ntypes} == counts
+    for key in graph.canonical_etypes:
+        assert list(zip(*(ends.tolist() for ends in graph.edges(etype=key)), strict=True)) == edges[key]
+    for ntype, feats in nodes.items():
+        assert all(graph.nodes[ntype].data[name].tolist() == rows for name, rows in feats.items())
