@@ -143,7 +143,9 @@ def _arrays(graph: Original) -> dict[str, Callable[[], Array]]:
 
     for t, ntype in enumerate(source.schema.ntypes):
         add("num_nodes" if plain else f"{ntype}__num_nodes", partial(np.array, source.num_nodes[t]))
-        add_features("node_" if plain else f"{ntype}__", source.node_feats.get(ntype, {}), partial(graph.node_ids.__getitem__, t))
+        add_features(
+            "node_" if plain else f"{ntype}__", source.node_feats.get(ntype, {}), partial(graph.node_ids.__getitem__, t)
+        )
     for r, relation in enumerate(source.schema.relations):
         prefix = "edge_" if plain else "__".join(relation) + "__"
         for side, end in enumerate(("src", "dst")):
@@ -153,7 +155,7 @@ def _arrays(graph: Original) -> dict[str, Callable[[], Array]]:
 
 
 def _files_named(meta: Path) -> list[str]:
-    """Return the files that an export before has written; none if there is none."""
+    """Return the files that an earlier export has written; an empty list without one."""
     with suppress(OSError, ValueError, LookupError, TypeError):
         return [name for name in json.loads(read_text(meta))["files"] if name == Path(name).name]
     return []

@@ -41,7 +41,7 @@ def cut(source: GraphSource, folder: Path) -> Path:
 
 
 def contents(source: GraphSource) -> dict[str, list[object]]:
-    found: dict[str, list[object]] = {"counts": list(source.num_nodes)}
+    found: dict[str, list[object]] = {"counts": sorted(zip(source.schema.ntypes, source.num_nodes, strict=True))}
     for relation, ends in zip(source.schema.relations, source.edges, strict=True):
         found[f"ends of {relation}"] = [rows(end).tolist() for end in ends]
     for tables in (source.node_feats, source.edge_feats):
@@ -57,7 +57,7 @@ def test_an_export_is_the_graph(tmp_path: Path, monkeypatch, make) -> None:
     path = cut(given, tmp_path / "in")
     assert main(["export", str(path), "-o", str(tmp_path / "out")]) == 0
     found = read_source(tmp_path / "out")
-    assert found.schema == given.schema and contents(found) == contents(given)
+    assert set(found.schema.relations) == set(given.schema.relations) and contents(found) == contents(given)
     assert found.left_out == ()
 
 
