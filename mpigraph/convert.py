@@ -75,7 +75,7 @@ def from_files(
     and edges become ``ndata[NID]`` and ``edata[EID]``.
 
     Args:
-        path: an ``.npz``, HDF5, csv, parquet or METIS file, the ``.json`` of a partitioned graph, or a folder.
+        path: an ``.npz``, HDF5, csv or parquet file, the ``.json`` of a partitioned graph, or a folder.
         num_nodes: number of nodes of an edge list in csv or parquet whose ids are 0 to ``num_nodes - 1``.
         undirected: add the reverse of every edge, unless the files have it: within a type to the same relation, else
             as a relation ``rev_<name>``.

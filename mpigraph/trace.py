@@ -270,7 +270,8 @@ class span:
 
     def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
         end = perf_counter_ns()
-        thread, at = self._thread, self._at
+        thread = self._thread
+        at = self._at
         self.took = took = end - self.begin
         if thread.at - at <= RING:  # else the ring has gone round
             thread.words[(at % RING >> 3) + 2] = end

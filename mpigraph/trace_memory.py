@@ -26,15 +26,21 @@ NAME = 32  # bytes
 HEAD = 64  # bytes: a random number, by which a reader knows that it has the right memory
 FIRST_RING = HEAD + NAMES * NAME
 FIRST_SUM = FIRST_RING + RINGS * RING
-TOTAL, INSIDE, HISTOGRAM = 1, 2, 3  # words of a stage's cell; the first one has the numbers of thread and stage
-HOST, VALUE = 1, 2  # words of a counter's cell; a host of -1 means no host
-CELL, COUNTER = HISTOGRAM + BINS, 3  # words
+TOTAL = 1  # words of a stage's cell; the first one has the numbers of thread and stage
+INSIDE = 2
+HISTOGRAM = 3
+HOST = 1  # words of a counter's cell; a host of -1 means no host
+VALUE = 2
+CELL = HISTOGRAM + BINS  # words
+COUNTER = 3
 FREE = -1  # the first word of a cell that was given back; 0: it was never taken, nor was any behind it
-CELLS, COUNTERS = 1024, 8192  # that other processes can read
+CELLS = 1024  # that other processes can read
+COUNTERS = 8192
 ARENA = 8 * (CELLS * CELL + COUNTERS * COUNTER)  # bytes: all cells of stages, then those of counters
 BYTES = FIRST_SUM + ARENA
 
-_OPEN_SHOWN, _DONE_SHOWN = 3, 4  # events in a message
+_OPEN_SHOWN = 3  # events in a message
+_DONE_SHOWN = 4
 _read_event = struct.Struct("4q").unpack_from
 
 Key = str | tuple[str, int]

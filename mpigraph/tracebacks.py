@@ -51,7 +51,8 @@ def stack_level(frame: FrameType | None) -> int:
 
 def line_of(error: BaseException) -> str:
     """Return the last of the user's lines in an error's traceback, as "train.py:12"; "" without one."""
-    line, trace = "", error.__traceback__
+    line = ""
+    trace = error.__traceback__
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename
         if is_users(path):

@@ -16,7 +16,7 @@ from mpigraph.cli.ranks import working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.formats.assignment_files import read_assignment
-from mpigraph.formats.readers import LAYOUTS, read_source
+from mpigraph.formats.readers import read_source
 from mpigraph.formats.shards import check_apart
 from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import muted
@@ -33,14 +33,13 @@ from mpigraph.storage.narrow import FeatDtype, check_feat_dtype
 from mpigraph.storage.part_config import PartConfig
 
 _INPUTS = (
-    "an .npz, HDF5, .csv, .parquet or METIS (.graph) file, or the .json of a partitioned graph, also of DGL; or the "
-    "directory of a generated graph, of OGB, MAG240M, DGL's chunked format or PyG's Partitioner, or of tables such as "
-    f"nodes.csv and edges.csv, or .parquet; or what {', '.join(layout.name for layout in LAYOUTS)} have "
-    "(examples/README.md)"
+    "an .npz, HDF5, .csv or .parquet file, or the .json of a partitioned graph, also of DGL; or the directory of a "
+    "generated graph, of OGB, MAG240M, IGB, GraphBolt, DGL's chunked format or PyG's Partitioner, or of tables such as "
+    "nodes.csv and edges.csv, or .parquet (examples/README.md; examples/inputs.md has recipes for other formats)"
 )
 _METHOD = "metis"
 _LISTED = 20  # things left out that a line names: thousands of tables may lack a column
-_ENDINGS = re.compile(r"\.(npz|json|graph|metis|h5|hdf5|pq|parquet|(csv|tsv|txt|mtx)(\.(gz|bz2))?)$", re.IGNORECASE)
+_ENDINGS = re.compile(r"\.(npz|json|h5|hdf5|pq|parquet|(csv|tsv|txt)(\.(gz|bz2))?)$", re.IGNORECASE)
 
 
 _TEXTS = {

@@ -1,8 +1,7 @@
 """Parts of nodes that other programs have chosen, read from their files.
 
 One file is of all nodes, types one after the other; a folder has one file for each node type, ``<type>.txt`` or
-``<type>.npy``, as DGL's ``random_partition.py`` and ``parmetis_postprocess.py`` write it; an export has changed the
-names of types that DGL cannot have (``foreign_names.py``). A file holds
+``<type>.npy``, as DGL's ``random_partition.py`` and ``parmetis_postprocess.py`` write it. A file holds
 
 - an array of integers (``.npy``), one for each node;
 - a line for each node, with its part: METIS and ParMETIS (``graph.part.4``), DGL's ``<type>.txt``;
@@ -17,7 +16,6 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.foreign_names import dgl_name
 from mpigraph.formats.input_files import UNREADABLE, first_bytes
 from mpigraph.formats.mapped_files import mapped_npy
 from mpigraph.metadata.schema import Schema
@@ -64,7 +62,7 @@ def read_assignment(
 
 def _file_of(folder: Path, ntype: str, count: int) -> Path | None:
     """Return the file of a node type; None for a type without a file and without nodes."""
-    names = [name for name in dict.fromkeys([ntype, dgl_name(ntype)]) if "/" not in name]
+    names = [ntype] if "/" not in ntype else []
     every = [folder / f"{name}{ending}" for name in names for ending in _ENDINGS]
     files = [file for file in every if os.path.lexists(file)]
     if len(files) > 1:

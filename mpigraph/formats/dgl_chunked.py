@@ -29,7 +29,6 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, check_text
-from mpigraph.formats.foreign_names import NOTE, with_original_names
 from mpigraph.formats.input_files import FolderFiles, graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.mapped_files import mapped_npy
@@ -44,7 +43,7 @@ from mpigraph.storage.files import read_text
 METADATA = "metadata.json"
 
 _COUNTS = [f"num_{kind}s_per_{part}" for kind in ("node", "edge") for part in ("chunk", "type")]
-_SECTIONS = ("graph_name", "node_type", "edge_type", "edges", "node_data", "edge_data", NOTE, *_COUNTS)
+_SECTIONS = ("graph_name", "node_type", "edge_type", "edges", "node_data", "edge_data", *_COUNTS)
 
 
 @collective("ranks")
@@ -61,7 +60,6 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
         {ntype: _data(metadata, "node_data", ntype, chunks) for ntype, chunks in counts.items()},
         {relation: _data(metadata, "edge_data", ":".join(relation), chunks) for relation, chunks in sizes.items()},
     )
-    source = with_original_names(source, metadata.path, metadata.content)
     return replace(source, left_out=(*metadata.left_out, *metadata.folder_files.left_out()))
 
 

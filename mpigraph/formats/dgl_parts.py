@@ -26,9 +26,9 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, check_text
 from mpigraph.formats.dgl_binary import PartGraph, read_part_graph, read_tensors
-from mpigraph.formats.edge_lists import CollectedEdges
 from mpigraph.formats.id_maps import typewise
 from mpigraph.formats.input_files import FolderFiles, reading
+from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.formats.shards import parts_of
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook
@@ -38,7 +38,6 @@ from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
-_ENDS = {"src": "int64", "dst": "int64"}
 _NID = _EID = "_ID"
 _OWN = (_NID, "_TYPE", "inner_node", "inner_edge", "orig_id", "part_id")  # what DGL puts into the graph of a part
 
@@ -150,7 +149,7 @@ def _by_id(table: Mapping[str, int]) -> list[str]:
 class _Collected:
     """Edges by relation, the types that they join, and original ids by type and part, None where they are not known."""
 
-    edges: list[CollectedEdges]
+    edges: list[tuple[GrowingFile, GrowingFile]]  # sources and destinations
     joined: list[tuple[int, int] | None]
     node_ids: list[list[I64 | None]]
     edge_ids: list[list[I64 | None]]
@@ -158,11 +157,12 @@ class _Collected:
 
 def _source(config: _Config, scratch: Path | None) -> GraphSource:
     with ExitStack() as stack:
-        edges = [stack.enter_context(CollectedEdges(_ENDS, scratch)) for _ in config.etypes]
+        files = [stack.enter_context(GrowingFile(np.int64, (), scratch)) for _ in range(2 * len(config.etypes))]
+        edges = list(zip(files[::2], files[1::2], strict=True))
         collected = _Collected(edges, [None] * len(edges), [[] for _ in config.ntypes], [[] for _ in edges])
         for part in range(config.num_parts):
             _Part(config, part).collect(collected)
-        ends = [relation_edges.finish() for relation_edges in edges]
+        ends = [(src.finish(), dst.finish()) for src, dst in edges]
     relations = [_relation(config, name, joined) for name, joined in zip(config.etypes, collected.joined, strict=True)]
     node_feats, edge_feats = _features(config, relations)
     # in alphabetical order, as from the other readers
@@ -174,7 +174,7 @@ def _source(config: _Config, scratch: Path | None) -> GraphSource:
     return GraphSource(
         schema,
         counts,
-        tuple((ends[r][0], ends[r][1]) for r in order),
+        tuple(ends[r] for r in order),
         {name: node_feats.get(name, {}) for name in schema.ntypes},
         {relation_key(relation): edge_feats.get(relation, {}) for relation in schema.relations},
         path=str(config.path),
@@ -227,7 +227,8 @@ class _Part:
                 joined = collected.joined[r] = collected.joined[r] or (int(types_src[0]), int(types_dst[0]))
                 if (types_src != joined[0]).any() or (types_dst != joined[1]).any():
                     raise GraphDataError(f"{self.path}: edges of {name!r} join different types of nodes")
-            collected.edges[r].add({"src": src, "dst": dst})
+            for file, ids in zip(collected.edges[r], (src, dst), strict=True):
+                file.append(ids)
             own = graph.edata.get("orig_id"), eids, inner_edges
             collected.edge_ids[r].append(self._originals(*own, (begin, end), beside.get(name)))
 

@@ -22,17 +22,20 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.edge_lists import CollectedEdges, number_blocks
-from mpigraph.formats.input_files import FolderFiles, graph_of, read_yaml
+from mpigraph.formats.input_files import UNREADABLE, FolderFiles, graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.mapped_files import mapped_npy
+from mpigraph.formats.reading_ranks import ReadingRanks
+from mpigraph.formats.table_columns import read_columns
+from mpigraph.formats.table_files import TextForm, open_tables
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource, mask_of
 from mpigraph.partition.spill import Scratch
+from mpigraph.storage.files import read_text
 
 _METADATA = "metadata.yaml"
-_ENDS = {"source": "int64", "destination": "int64"}
+_ENDS = ("source", "destination")
 _SETS = {"train_set": "train_mask", "validation_set": "val_mask", "test_set": "test_mask"}
 _SEEDS = ("seeds", "seed_nodes")
 _TO_NPY = "np.save('x.npy', torch.load('x.pt', weights_only=True).numpy())"
@@ -85,7 +88,7 @@ class _Dataset:
 
 def _read(path: Path, options: ReadOptions) -> GraphSource:
     data = _Dataset(path, FolderFiles(path), options.scratch)
-    content = read_yaml(data.files.read(path / _METADATA))
+    content = _read_yaml(data.files.read(path / _METADATA))
     if "graph_topology" in content:
         raise data.error("a dataset that GraphBolt has preprocessed: give the directory of the data it was made of")
     graph = content.get("graph")
@@ -104,6 +107,26 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
             _add_task(data, task, counts, node_feats)
     of_relations = {relation: edge_feats[relation_key(relation)] for relation in edges}
     return graph_of(counts, edges, node_feats, of_relations, left_out=(*data.left_out, *data.files.left_out()))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds: plain values, lists and mappings, no objects.
+
+    Raises:
+        GraphDataError: it is missing or no such file (names it, and the line if there is one), or there is no PyYAML.
+    """
+    try:
+        import yaml
+    except ImportError:
+        raise GraphDataError(f"{path}: YAML files need PyYAML: pip install 'mpigraph[yaml]'") from None
+    try:
+        content = yaml.safe_load(read_text(path))
+    except (yaml.YAMLError, *UNREADABLE) as error:  # PyYAML lets errors of Python through
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
+        raise GraphDataError(f"{path}: cannot be read as YAML: {reason}") from error
+    if not isinstance(content, dict):
+        raise GraphDataError(f"{path} must be a YAML mapping (got {type(content).__name__})")
+    return content
 
 
 def _counts(data: _Dataset, graph: Mapping[str, Any]) -> dict[str, int]:
@@ -135,14 +158,7 @@ def _edges(
         relation = names[0], names[1], names[2]
         kind, path = data.file(entry, f"edges of {relation}")
         if kind == "csv":
-            with CollectedEdges(_ENDS, data.scratch) as edges:
-                for block in number_blocks(path, _ENDS, delimiter=","):
-                    for end, ntype in zip(_ENDS, relation[::2], strict=True):
-                        good = (block.columns[end] >= 0) & (block.columns[end] < counts[ntype])
-                        block.check(good, f"{end} must be one of 0 to {counts[ntype] - 1}")
-                    edges.add(block.columns)
-                src, dst = edges.finish()
-            ends_of[relation] = src, dst
+            ends_of[relation] = _ends_in_csv(path, data.scratch)
             continue
         ends = mapped_npy(path)
         if ends.ndim != 2 or len(ends) != 2 or ends.dtype.kind not in "iu":
@@ -151,6 +167,16 @@ def _edges(
     if not ends_of:
         raise data.error("edges must name at least one relation")
     return ends_of
+
+
+def _ends_in_csv(path: Path, scratch: Path | None) -> tuple[RowArray, RowArray]:
+    tables = open_tables([path], TextForm(",", _ENDS, header=False), "csv")
+    columns = {end: (end,) for end in _ENDS}
+    read = read_columns(tables, (), columns, dict.fromkeys(_ENDS, "int64"), ReadingRanks(scratch))
+    if not sum(read.lengths):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    src, dst = (read.values[end].rows for end in _ENDS)
+    return src, dst
 
 
 def _add_feature(data: _Dataset, entry: Mapping[str, Any], tables: Mapping[str, dict[str, dict[str, Feature]]]) -> None:

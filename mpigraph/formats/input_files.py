@@ -18,7 +18,7 @@ from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.storage.files import open_regular, read_text
+from mpigraph.storage.files import open_regular
 
 _MARKERS = ("_SUCCESS", "_metadata", "_common_metadata")  # of Spark and of parquet
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle")
@@ -151,23 +151,3 @@ def graph_of(
         {relation_key(relation): feats for relation, feats in (edge_feats or {}).items()},
         **more,
     )
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping that a YAML file holds: plain values, lists and mappings, no objects.
-
-    Raises:
-        GraphDataError: it is missing or no such file (names it, and the line if there is one), or there is no PyYAML.
-    """
-    try:
-        import yaml
-    except ImportError:
-        raise GraphDataError(f"{path}: YAML files need PyYAML: pip install 'mpigraph[yaml]'") from None
-    try:
-        content = yaml.safe_load(read_text(path))
-    except (yaml.YAMLError, *UNREADABLE) as error:  # PyYAML lets errors of Python through
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
-        raise GraphDataError(f"{path}: cannot be read as YAML: {reason}") from error
-    if not isinstance(content, dict):
-        raise GraphDataError(f"{path} must be a YAML mapping (got {type(content).__name__})")
-    return content

@@ -32,7 +32,7 @@ class ReadOptions:
 class Layout:
     """A layout of files."""
 
-    name: str  # the layout in messages, such as "Matrix Market"
+    name: str  # the layout in messages, such as "HDF5"
     marks: str  # the files by which a directory of this layout is recognised, for a message; "" if it is a single file
     # returns whether a path, a file or a directory, has this layout; looks at names and first lines alone
     is_at: Callable[[Path], bool]

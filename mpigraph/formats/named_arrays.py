@@ -7,9 +7,7 @@ without types                       with types
 ``num_nodes``, or in ``meta``       ``<type>__num_nodes``
 ``label``, ``train_mask``,          ``<type>__label``, ``<type>__train_mask``, ...
 ``val_mask``, ``test_mask``
-``feat``, or ``feat_data``,         ``<type>__feat``, ``<type>__feat_data``, ...
-``feat_indices``, ``feat_indptr``
-and ``feat_shape``, a CSR matrix
+``feat``                            ``<type>__feat``
 ``node_<name>``, ``edge_<name>``    ``<type>__<name>``, ``<src>__<rel>__<dst>__<name>``
 ``<name>``
 ==================================  ===================================================================================
@@ -21,7 +19,6 @@ name begins, else by its length. Where there are as many edges as nodes, a name 
 """
 
 import json
-import operator
 import os
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -36,8 +33,8 @@ from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.input_files import FolderFiles, graph_of
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.mapped_files import mapped_npy, mapped_npz
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in
-from mpigraph.partition.row_arrays import NamedRows, RowArray, SparseRows, as_floats, as_labels, as_mask, largest
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in, unescape
+from mpigraph.partition.row_arrays import NamedRows, RowArray, as_floats, as_labels, as_mask, largest
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.files import read_text
 from mpigraph.storage.format import logical_dtype
@@ -45,7 +42,6 @@ from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_hdf5_meta
 
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _NODE_ARRAYS = ("label", "feat", *_MASKS)
-_SPARSE = ("feat_indptr", "feat_indices", "feat_data", "feat_shape")
 _COUNT = "__num_nodes"
 _NODE, _EDGE = "node_", "edge_"
 
@@ -56,7 +52,7 @@ Owner = str | Relation
 
 def _read_npy_directory(path: Path, options: ReadOptions) -> GraphSource:
     files = FolderFiles(path)
-    arrays: Arrays = {file.stem: mapped_npy(files.read(file)) for file in sorted(path.glob("*.npy"))}
+    arrays: Arrays = {unescape(file.stem, "%"): mapped_npy(files.read(file)) for file in sorted(path.glob("*.npy"))}
     meta = path / "meta.json"
     content = _meta(read_text(files.read(meta))) if os.path.lexists(meta) else {}
     return _source(arrays, content, files.left_out())
@@ -132,7 +128,7 @@ def _homogeneous(rest: Arrays, meta: Mapping[str, Any], leftover: _Leftover) -> 
     for name, ids in zip(("edge_src", "edge_dst"), ends, strict=True):
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise GraphDataError(f"{name} must be integers in one dimension (got {ids.dtype}{list(ids.shape)})")
-    for name in (*_NODE_ARRAYS, *_SPARSE):
+    for name in _NODE_ARRAYS:
         if _NODE + name in rest:
             if name in rest:
                 raise GraphDataError(f"{_NODE}{name} is there twice, also as {name}")
@@ -174,7 +170,7 @@ def _typed(arrays: Arrays, leftover: _Leftover) -> GraphSource:
     owners: dict[str, tuple[str, Owner, int]] = {f"{t}__": ("nodes", t, count) for t, count in counts.items()}
     owners |= {"__".join(r) + "__": ("edges", r, len(src)) for r, (src, _) in edges.items()}
     for ntype in ntypes:
-        known = [name for name in (*_NODE_ARRAYS, *_SPARSE) if f"{ntype}__{name}" in rest]
+        known = [name for name in _NODE_ARRAYS if f"{ntype}__{name}" in rest]
         of_type = {name: rest.pop(f"{ntype}__{name}") for name in known}
         leftover.feats[ntype] = _node_features(of_type)
         rest |= {f"{ntype}__{name}": values for name, values in of_type.items()}
@@ -214,19 +210,13 @@ def _relation_in(name: str, ntypes: list[str]) -> Relation | None:
 
 
 def _node_features(arrays: Arrays) -> dict[str, Feature]:
-    """Take label, masks and dense or CSR features of one node type out of its arrays."""
+    """Take label, masks and "feat" of one node type out of its arrays."""
     for name in _NODE_ARRAYS:
         _check_rows(arrays, name)
     feats = {name: Feature.of(as_mask(arrays.pop(name))) for name in _MASKS if name in arrays}
     if "label" in arrays:
         feats["label"] = Feature(as_labels(arrays.pop("label")), "int64")
-    if "feat_data" in arrays:
-        missing = [name for name in _SPARSE if name not in arrays]
-        if missing or "feat" in arrays:
-            raise GraphDataError(f"feat_data needs {', '.join(_SPARSE)}, and no feat beside them")
-        indptr, indices, data, shape = (arrays.pop(name) for name in _SPARSE)
-        feats["feat"] = Feature.of(SparseRows(indptr, indices, data, tuple(map(operator.index, shape[:]))))
-    elif "feat" in arrays:
+    if "feat" in arrays:
         feats["feat"] = Feature.of(as_floats(arrays.pop("feat")))
     return feats
 
@@ -251,8 +241,6 @@ def _num_nodes(arrays: Arrays, meta: Mapping[str, Any], ends: Iterable[RowArray]
         if name in arrays:
             _check_rows(arrays, name)
             return len(arrays[name])
-    if "feat_shape" in arrays:
-        return int(arrays["feat_shape"][:][0])
     return 1 + max(largest(end) for end in ends)
 
 

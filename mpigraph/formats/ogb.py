@@ -39,8 +39,7 @@ import numpy.typing as npt
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.add_reverse import add_reverse_edges
-from mpigraph.formats.edge_lists import blocks_of_lines
-from mpigraph.formats.input_files import FolderFiles, graph_of
+from mpigraph.formats.input_files import FolderFiles, graph_of, opened, reading
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.mapped_files import mapped_npz
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key
@@ -65,6 +64,7 @@ _KNOWN = {
     "ogbn-mag": _Known(1_939_743, 21_111_007, "time", stored_once=False),
 }
 _SEPARATOR = "___"
+_BLOCK_BYTES = 16 << 20
 _VALUES = re.compile(r"(node|edge)[-_](.+?)(_dict)?(\.csv\.gz|\.npz)?")
 _OLD_NAMES = {"species.csv.gz": "node_species.csv.gz"}  # of ogbn-proteins, which OGB's package renames, too
 
@@ -366,7 +366,28 @@ def _chunks(files: FolderFiles, path: Path, dtype: npt.DTypeLike) -> Iterator[Ar
 def _blocks(files: FolderFiles, path: Path) -> Iterator[tuple[int, bytes]]:
     if not path.is_file():
         raise GraphDataError(f"{_short(path)} is missing")
-    return (block for block in blocks_of_lines(files.read(path)) if block[1].strip())
+    return (block for block in _blocks_of_lines(files.read(path)) if block[1].strip())
+
+
+def _blocks_of_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield some lines of a file, and the number of the first of them, from 1. All of them end in a newline alone.
+
+    Raises GraphDataError if a line is longer than a block, or the file cannot be read.
+    """
+    number = 1
+    rest = b""
+    with reading(path), opened(path) as file:
+        while data := file.read(_BLOCK_BYTES):
+            while data.endswith(b"\r") and (more := file.read(1)):
+                data += more
+            text = rest + (data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data)
+            end = text.rfind(b"\n") + 1
+            if not end and len(text) > _BLOCK_BYTES:
+                raise GraphDataError(f"{path}, line {number}: longer than {_BLOCK_BYTES} bytes")
+            rest = text[end:]
+            yield number, text[:end]
+            number += text.count(b"\n", 0, end)
+        yield number, rest
 
 
 def _short(path: Path) -> str:

@@ -1,35 +1,33 @@
-"""A partitioned graph by its original ids, part by part and as a whole, for export to other packages."""
+"""A partitioned graph by its original ids, written as a folder of .npy files."""
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from mpigraph.arrays import I32, I64, Array
+from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.shards import read_partition
-from mpigraph.metadata.book import RangeBook
-from mpigraph.metadata.schema import relation_key
+from mpigraph.metadata.schema import escape, relation_key
 from mpigraph.partition.output_folder import OVERWRITE
+from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import read_text, storage_errors
-from mpigraph.storage.part_config import PartConfig
 
 
 @dataclass(eq=False)
 class Original:
     """A partitioned graph by its original ids."""
 
-    config: PartConfig  # the partitioned graph
-    source: GraphSource  # the same as an input; rows are numbered as in the parts
+    source: GraphSource  # the graph as an input; rows are numbered as in the parts
     node_ids: Sequence[I64]  # for each node type int64[n], the original ids
     scratch: Scratch  # where large arrays lie
 
@@ -46,12 +44,7 @@ class Original:
         assert source.node_ids is not None
         by_type = zip(source.schema.ntypes, source.node_ids, strict=True)
         ids = [_permutation(f"nodes of {ntype!r}", of_type) for ntype, of_type in by_type]
-        return cls(PartConfig.read(part_config), source, ids, scratch)
-
-    @property
-    def book(self) -> RangeBook:
-        """The id ranges of all parts."""
-        return self.config.book
+        return cls(source, ids, scratch)
 
     def edge_ids(self, relation_id: int) -> I64:
         """Return int64[m], the original ids of a relation's edges, as they lie in the parts.
@@ -62,27 +55,15 @@ class Original:
         relation = self.source.schema.relations[relation_id]
         return _permutation(f"edges of {relation_key(relation)!r}", self.source.edge_ids[relation_id])
 
-    def node_parts(self, ntype_id: int) -> I32:
-        """Return int32[n], the part of each node, by original id."""
-        return _parts(self.book.node_offsets[ntype_id], self.node_ids[ntype_id])
-
-    def edge_parts(self, relation_id: int) -> I32:
-        """Return int32[m], the part of each edge, by original id."""
-        return _parts(self.book.edge_offsets[relation_id], self.edge_ids(relation_id))
-
-    def ends(self, relation_id: int, begin: int, end: int) -> tuple[I64, I64]:
-        """Return the original ids of the ends of edges ``begin`` to ``end - 1``, as they lie in the parts."""
-        arrays = zip(self.source.edges[relation_id], self.source.schema.ends(relation_id), strict=True)
-        src, dst = (self.node_ids[ntype_id][np.asarray(ids[begin:end], np.int64)] for ids, ntype_id in arrays)
-        return src, dst
-
-    def edges(self, relation_id: int) -> Array:
-        """Return int64[m, 2], the edges of a relation in their original order, by original ids."""
+    def ends_in_order(self, relation_id: int, side: int) -> I64:
+        """Return int64[m], the original ids of the sources (side 0) or destinations (1), in the edges' order."""
         ids = self.edge_ids(relation_id)
-        pairs = self.scratch.empty(2 * len(ids), np.int64).reshape(-1, 2)
+        of_type = self.node_ids[self.source.schema.ends(relation_id)[side]]
+        ends = self.source.edges[relation_id][side]
+        result = self.scratch.empty(len(ids), np.int64)
         for begin, end in _chunks(len(ids)):
-            pairs[ids[begin:end]] = np.stack(self.ends(relation_id, begin, end), 1)
-        return pairs
+            result[ids[begin:end]] = of_type[np.asarray(ends[begin:end], np.int64)]
+        return result
 
     def in_order(self, values: RowArray, ids: I64) -> Array:
         """Return the rows of an array that has the row of ``ids[i]`` at i."""
@@ -92,54 +73,92 @@ class Original:
         return result
 
 
-@contextmanager
-def exporting(
+def write_npy(
     part_config: str | os.PathLike[str],
-    path: Path,
-    scratch: Scratch | None,
-    files_of: Callable[[dict[str, Any]], Iterable[str]],
+    out: str | os.PathLike[str],
+    scratch: Scratch | None = None,
+    progress: Progress = silent,
     overwrite: bool = False,
-) -> Iterator[Original]:
-    """Open a graph to be written to the folder of ``path``, a JSON file that is written last and names the others.
+) -> Path:
+    """Write a partitioned graph as a folder of .npy files in its original order, which ``partition`` reads.
 
-    ``files_of`` returns the files that the content of such a file names, relative to the folder. With ``overwrite``,
-    those of another graph that the new one does not have are removed. ``scratch`` is in the folder by default.
+    Names are those of ``formats/named_arrays.py``: ``edge_src``, ``edge_dst``, ``num_nodes``, ``node_<name>`` and
+    ``edge_<name>``; with types ``<type>__num_nodes``, ``<src>__<rel>__<dst>__src`` and so on. What a file name cannot
+    have is written as "%" and two hexadecimal digits. numpy has no bfloat16: such features are written as float32.
+
+    Args:
+        part_config: the configuration of the partitioned graph.
+        out: folder to write to.
+        scratch: for arrays that do not fit into memory; in ``out`` by default.
+        progress: what to report to.
+        overwrite: write over another graph that was exported to the folder.
+
+    Returns:
+        The folder. ``meta.json``, which lists the files, is written last.
 
     Raises:
-        InvalidArgumentError: the file is there already.
-        PartitionError, ShardFormatError, GraphDataError: as :meth:`Original.open`.
+        InvalidArgumentError: files are there already, or two arrays would get one name.
+        PartitionError, ShardFormatError: the partitioned graph is damaged.
+        GraphDataError: original ids are not 0 to n - 1, each once.
         StorageError: a file cannot be written.
     """
-    folder = path.parent
-    if os.path.lexists(path) and not overwrite:
-        raise InvalidArgumentError(f"{path} is there already, and would be overwritten: {OVERWRITE}")
+    folder = Path(out)
+    meta = folder / "meta.json"
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         graph = Original.open(part_config, scratch or Scratch(folder))
-        old = _files_named(path, files_of)
-        path.unlink(missing_ok=True)
-        yield graph
-        for name in old - _files_named(path, files_of):
+        arrays = _arrays(graph)
+        old = {*_files_named(meta), meta.name} if overwrite else set()
+        there = sorted(path.name for path in (*folder.glob("*.npy"), *folder.glob(meta.name)) if path.name not in old)
+        if there:
+            raise InvalidArgumentError(f"{folder / there[0]} is there already, and would be overwritten: {OVERWRITE}")
+        for name in sorted(old):
             (folder / name).unlink(missing_ok=True)
-            with suppress(OSError):
-                (folder / name).parent.rmdir()  # if it is empty
+        for number, (name, make) in enumerate(arrays.items()):
+            progress("write arrays", number, len(arrays))
+            np.save(folder / name, make())
+        progress("write arrays", len(arrays), len(arrays))
+        meta.write_text(json.dumps({"files": list(arrays)}))
+    return folder
 
 
-def _files_named(path: Path, files_of: Callable[[dict[str, Any]], Iterable[str]]) -> set[str]:
-    """Return the files in the folder of ``path`` that its content names; none if it is missing or something else."""
-    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        names = set(files_of(json.loads(read_text(path))))
-        return {name for name in names if (path.parent / name).resolve().is_relative_to(path.parent.resolve())}
-    return set()
+def _arrays(graph: Original) -> dict[str, Callable[[], Array]]:
+    """Return what makes the content of each file."""
+    source = graph.source
+    plain = source.schema.is_homogeneous
+    arrays: dict[str, Callable[[], Array]] = {}
+
+    def add(name: str, make: Callable[[], Array]) -> None:
+        file = f"{escape(name, '/', '%')}.npy"
+        if file in arrays:
+            raise InvalidArgumentError(f"a feature has a name of the structure: {name!r} would be there twice")
+        arrays[file] = make
+
+    def rows_of(feature: Feature, ids: Callable[[], I64]) -> Array:
+        return as_numpy(feature, graph.in_order(feature.values, ids()))
+
+    def add_features(prefix: str, features: Mapping[str, Feature], ids: Callable[[], I64]) -> None:
+        for name, feature in features.items():
+            add(f"{prefix}{name}", partial(rows_of, feature, ids))
+
+    for t, ntype in enumerate(source.schema.ntypes):
+        add("num_nodes" if plain else f"{ntype}__num_nodes", partial(np.array, source.num_nodes[t]))
+        add_features(
+            "node_" if plain else f"{ntype}__", source.node_feats.get(ntype, {}), partial(graph.node_ids.__getitem__, t)
+        )
+    for r, relation in enumerate(source.schema.relations):
+        prefix = "edge_" if plain else "__".join(relation) + "__"
+        for side, end in enumerate(("src", "dst")):
+            add(f"{prefix}{end}", partial(graph.ends_in_order, r, side))
+        add_features(prefix, source.edge_feats.get(relation_key(relation), {}), partial(graph.edge_ids, r))
+    return arrays
 
 
-def renamed(names: Mapping[str, str], features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Return features by the names that they get. Raises InvalidArgumentError if two would get one name."""
-    feats = {names.get(name, name): feature for name, feature in features.items()}
-    if len(feats) < len(features):
-        got = f"there are {sorted(features)}, renamed by {names}"
-        raise InvalidArgumentError(f"two features would get one name ({got})")
-    return feats
+def _files_named(meta: Path) -> list[str]:
+    """Return the files that an earlier export has written; an empty list without one."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        return [name for name in json.loads(read_text(meta))["files"] if name == Path(name).name]
+    return []
 
 
 def _permutation(what: str, ids: RowArray) -> I64:
@@ -147,12 +166,6 @@ def _permutation(what: str, ids: RowArray) -> I64:
     if not np.array_equal(np.sort(originals), np.arange(len(originals))):
         raise GraphDataError(f"original ids of {what} must be 0 to {len(originals) - 1}, each once, to be exported")
     return originals
-
-
-def _parts(offsets: I64, ids: I64) -> I32:
-    parts = np.empty(len(ids), np.int32)
-    parts[ids] = np.repeat(np.arange(len(offsets) - 1, dtype=np.int32), np.diff(offsets))
-    return parts
 
 
 def _chunks(count: int) -> Iterator[tuple[int, int]]:

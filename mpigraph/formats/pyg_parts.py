@@ -20,7 +20,6 @@ import torch
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.assignment_files import checked_parts
-from mpigraph.formats.foreign_names import with_original_names
 from mpigraph.formats.id_maps import typewise
 from mpigraph.formats.input_files import FolderFiles, graph_of, reading
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
@@ -47,7 +46,7 @@ def read_pyg_partition(folder: Path) -> GraphSource:
     path = folder / METADATA
     with reading(path, folder):
         meta = json.loads(read_text(path))
-        return with_original_names(_Parts(folder, meta).source(), path, meta)
+        return _Parts(folder, meta).source()
 
 
 class _Parts:

@@ -1,6 +1,6 @@
 """Read graphs from files into a :class:`~mpigraph.partition.source.GraphSource`. No pickle is opened.
 
-``LAYOUTS`` and ``_OTHERS`` name every input and its module. Arrays are mapped, not read, wherever the file allows it.
+``LAYOUTS`` names every input and its module. Arrays are mapped, not read, wherever the file allows it.
 Labels become the node feature "label" (int64), masks bool, features "feat" (float32, or float16 where they are).
 """
 
@@ -14,17 +14,11 @@ from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.dgl_chunked import CHUNKED
-from mpigraph.formats.dgl_csv import DGL_CSV
 from mpigraph.formats.dgl_parts import is_dgl_partition, read_dgl_partition
-from mpigraph.formats.edge_lists import KONECT, MATRIX_MARKET
 from mpigraph.formats.graphbolt import GRAPHBOLT
-from mpigraph.formats.graphstorm import GRAPHSTORM
-from mpigraph.formats.hgb import HGB
 from mpigraph.formats.input_files import reading
 from mpigraph.formats.layout import Layout, ReadOptions
-from mpigraph.formats.metis_files import METIS
 from mpigraph.formats.named_arrays import HDF5, NPY_DIRECTORY, NPZ
-from mpigraph.formats.neo4j import NEO4J, NEPTUNE
 from mpigraph.formats.ogb import OGB, OGB_TEXT
 from mpigraph.formats.processed_arrays import IGB, MAG240M
 from mpigraph.formats.reading_ranks import ReadingRanks, read_once
@@ -35,11 +29,6 @@ from mpigraph.log import get_logger
 from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.source import GraphSource
 
-LAYOUTS: tuple[Layout, ...] = (
-    MATRIX_MARKET, KONECT, HGB, IGB, GRAPHBOLT, DGL_CSV, GRAPHSTORM, NEO4J, NEPTUNE,
-)  # fmt: skip
-"""Layouts of programs that keep graphs, in the order in which they are tried."""
-
 
 def _read_pyg(path: Path, options: ReadOptions) -> GraphSource:
     from mpigraph.formats.pyg_parts import read_pyg_partition  # torch takes seconds to load
@@ -49,7 +38,8 @@ def _read_pyg(path: Path, options: ReadOptions) -> GraphSource:
 
 _OF_PYG = "META.json"
 _PYG_PARTS = Layout("PyG's parts", _OF_PYG, lambda path: (path / _OF_PYG).is_file(), _read_pyg, by_all_ranks=True)
-_OTHERS = (_PYG_PARTS, NPY_DIRECTORY, CHUNKED, OGB_TEXT, OGB, MAG240M, TABLES, METIS, HDF5, NPZ)
+LAYOUTS = (IGB, GRAPHBOLT, _PYG_PARTS, NPY_DIRECTORY, CHUNKED, OGB_TEXT, OGB, MAG240M, TABLES, HDF5, NPZ)
+"""In the order in which they are tried."""
 _OPTIONS = {
     "num_nodes": "the number of nodes",
     "nodes": "files of nodes",
@@ -74,7 +64,7 @@ def read_source(
     """Read a graph. A warning names each thing in the input that is not part of it (``left_out`` of the result).
 
     Args:
-        path: an ``.npz`` or HDF5 file, a csv, parquet or METIS file, the ``.json`` of a partitioned graph, of this
+        path: an ``.npz`` or HDF5 file, a csv or parquet file, the ``.json`` of a partitioned graph, of this
             library or of DGL; or a directory with ``edge_src.npy``, ``metadata.json`` (DGL), ``META.json`` (PyG),
             ``raw/`` (OGB), ``processed/`` (MAG240M), or csv or parquet files.
         num_nodes: of an edge list in csv or parquet, if its ids are to be taken as they are.
@@ -109,18 +99,18 @@ def read_source(
 
 
 def _read_path(path: Path, options: ReadOptions) -> GraphSource:
-    layout = next((layout for layout in (*LAYOUTS, *_OTHERS) if layout.is_at(path)), None)
-    if path.is_file() and path.suffix == ".json" and layout not in LAYOUTS:
+    if path.is_file() and path.suffix == ".json":
         if not is_dgl_partition(path):
             return read_partition(path)
         return read_once(options.ranks, f"reading {path}", partial(read_dgl_partition, path, options.scratch))
+    layout = next((layout for layout in LAYOUTS if layout.is_at(path)), None)
     with reading(path):
         if layout is None:
-            known = (f"{layout.marks} ({layout.name})" for layout in (*_OTHERS, *LAYOUTS) if layout.marks)
+            known = (f"{layout.marks} ({layout.name})" for layout in LAYOUTS if layout.marks)
             raise GraphDataError(f"a directory with neither {' nor '.join(known)}")
         for name, words in _OPTIONS.items():
             if getattr(options, name) != getattr(ReadOptions(ranks=options.ranks), name) and name not in layout.takes:
-                takers = dict.fromkeys(layout.name for layout in (*_OTHERS, *LAYOUTS) if name in layout.takes)
+                takers = dict.fromkeys(layout.name for layout in LAYOUTS if name in layout.takes)
                 raise GraphDataError(f"{words} cannot be given for {layout.name}, only for {', '.join(takers)}")
 
         def read() -> GraphSource:

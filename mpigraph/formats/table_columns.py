@@ -5,11 +5,10 @@ A column of values has the type that all of its rows have: each block is looked 
 integers become floats where a later row has a fraction or no value.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +31,7 @@ from mpigraph.formats.arrow_values import (
 )
 from mpigraph.formats.mapped_files import GrowingFile
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_files import ParquetFiles, Piece, Tables, cut
+from mpigraph.formats.table_files import ParquetFiles, Piece, Tables, TextFiles, cut
 from mpigraph.log import get_logger
 from mpigraph.partition.row_arrays import (
     MadeRows,
@@ -48,9 +47,6 @@ from mpigraph.partition.row_arrays import (
 
 NO_NUMBERS = ("string", "other", "none")
 """Kinds of columns that cannot be features."""
-
-Parser = Callable[[Any, Place], list[Array]]
-"""Returns arrays of the rows of a block of text, an Arrow array; ``Place`` names a row."""
 
 _CHUNK = 1 << 20  # rows
 _FLOATS = ("float", "float16", "float32", "float64")
@@ -149,7 +145,6 @@ class TableColumns(NamedTuple):
     lengths: list[int]  # rows of each file
     ids: dict[str, IdColumn]  # columns that were asked for as ids, by name
     values: dict[str, ValueColumn]  # columns of numbers, by name
-    blocks: "Mapping[str, Sequence[Block]]" = MappingProxyType({})  # columns that have a parser of their own, by name
 
 
 def are_numbers(tables: Tables, columns: Sequence[str]) -> bool:
@@ -171,7 +166,6 @@ def read_columns(
     values: Mapping[str, Sequence[str]],
     types: Mapping[str, str],
     ranks: ReadingRanks,
-    parsers: Mapping[str, Parser] | None = None,
 ) -> TableColumns:
     """Read columns of a table; text is divided among the ranks.
 
@@ -182,7 +176,6 @@ def read_columns(
         types: dtypes that the user has named, by column of ids or name; "string" keeps ids as text, and leaves values
             out. A matrix is float32 if it has none.
         ranks: the ranks that read it.
-        parsers: further columns of text, each with what parses a block of it.
 
     Raises:
         GraphDataError: a value cannot be read or is missing; names file and row.
@@ -198,15 +191,13 @@ def read_columns(
         id_columns = {name: IdColumn([tables.rows(name)]) for name in ids if tables.kinds[name] == "integer"}
         value_columns = {name: _lazy_values(tables, columns, types.get(name, "")) for name, columns in values.items()}
     to_parse = {name: _Column((name,), True, types.get(name, "")) for name in ids if name not in id_columns}
-    for name, parser in (parsers or {}).items():
-        to_parse[name] = _Column((name,), False, "", parser)
     for name, columns in values.items():
         if name not in value_columns:
             to_parse[name] = _Column(columns, False, types.get(name, ""))
     if not to_parse and isinstance(tables, ParquetFiles):
         return TableColumns(tables.lengths, id_columns, value_columns)
     lengths = [0] * len(tables.paths)
-    blocks: dict[str, list[Block]] = {name: [] for name in to_parse}
+    blocks: dict[str, list[_Block]] = {name: [] for name in to_parse}
     for piece, rows, described, arrays in _parsed(tables, ranks, to_parse):
         first_row = dict.fromkeys(blocks, tables.first_row(Piece(piece.file, 0, 0)) + lengths[piece.file])
         for name, kind, length, missing, places in described:
@@ -214,19 +205,16 @@ def read_columns(
                 arrays[begin : begin + int(np.prod(shape)) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
                 for begin, dtype, shape in places
             ]
-            blocks[name].append(Block(kind, length, missing, of_block, str(tables.paths[piece.file]), first_row[name]))
+            blocks[name].append(_Block(kind, length, missing, of_block, str(tables.paths[piece.file]), first_row[name]))
             first_row[name] += length
         lengths[piece.file] += rows
     for name, column in to_parse.items():
         if column.is_ids:
             id_columns[name] = _id_column(blocks[name])
-        elif column.parser is None:
+        else:
             value_columns[name] = _value_column(name, [block for block in blocks[name] if block.length])
     return TableColumns(
-        lengths,
-        {name: id_columns[name] for name in ids},
-        {name: value_columns[name] for name in values},
-        {name: blocks[name] for name in parsers or ()},
+        lengths, {name: id_columns[name] for name in ids}, {name: value_columns[name] for name in values}
     )
 
 
@@ -236,10 +224,9 @@ class _Column(NamedTuple):
     columns: Sequence[str]
     is_ids: bool
     dtype: str
-    parser: Parser | None = None
 
 
-class Block(NamedTuple):
+class _Block(NamedTuple):
     """Consecutive rows of one kind of a column."""
 
     kind: str  # as in :class:`ValueColumn`, or a dtype that the user has named
@@ -293,10 +280,8 @@ def _parse(tables: Tables, piece: Piece, columns: Mapping[str, _Column], file: G
             parts = [
                 (batch.column(part), partial(_place_in_piece, tables, piece, done, part)) for part in column.columns
             ]
-            if column.parser is not None:
-                kind, missing, arrays = "", -1, column.parser(*parts[0])
-            elif column.is_ids:
-                kind, missing, arrays = _ids(*parts[0], column.dtype, trims=not tables.lazily)
+            if column.is_ids:
+                kind, missing, arrays = _ids(*parts[0], column.dtype, trims=isinstance(tables, TextFiles))
             elif name in texts:  # no later block can make numbers of it
                 kind, missing, arrays = "string", -1, []
             else:
@@ -351,7 +336,7 @@ def _append(file: GrowingFile, array: Array) -> tuple[int, str, tuple[int, ...]]
     return begin, array.dtype.str, array.shape
 
 
-def _id_column(blocks: Sequence[Block]) -> IdColumn:
+def _id_column(blocks: Sequence[_Block]) -> IdColumn:
     stretches: list[RowArray | TextRows] = []
     for kind, length, _, arrays, path, row in blocks:
         if kind == "string":
@@ -362,7 +347,7 @@ def _id_column(blocks: Sequence[Block]) -> IdColumn:
     return IdColumn(stretches or [np.zeros(0, np.int64)])
 
 
-def _value_column(name: str, blocks: Sequence[Block]) -> ValueColumn:
+def _value_column(name: str, blocks: Sequence[_Block]) -> ValueColumn:
     kinds = {block.kind for block in blocks} - {"none"}
     has_gaps = any(block.kind == "none" for block in blocks)
     kind = "string" if kinds else "none"
@@ -371,11 +356,10 @@ def _value_column(name: str, blocks: Sequence[Block]) -> ValueColumn:
     if kinds == {"integer", "float"} or (kind == "integer" and has_gaps):
         kind = "float"
     if kind in ("none", "string"):
-        text = next((block for block in blocks if block.kind == "string"), None)
-        place = ""
-        if text is not None and (text is not blocks[0] or text.missing > 0):
-            place = f"{text.path}, row {text.row + text.missing}"
-        return ValueColumn(kind, np.zeros(0), place)
+        texts = [block for block in blocks if block.kind == "string"]
+        if not texts or (texts[0] is blocks[0] and texts[0].missing < 1):
+            return ValueColumn(kind, np.zeros(0))
+        return ValueColumn(kind, np.zeros(0), f"{texts[0].path}, row {texts[0].row + texts[0].missing}")
     rows: list[RowArray] = []
     holes: list[str] = []
     for block in blocks:

@@ -1,4 +1,4 @@
-"""Tables in files by pyarrow, an extra: csv, parquet, and a JSON object a line.
+"""Tables in files by pyarrow, an extra: csv and parquet.
 
 **Text** is read once, a block at a time, every field as a string (``arrow_values.py`` says what it means). It may be
 compressed (``.gz``, ``.bz2``) and begin with lines of comments (``#``). The first line tells if tabs, commas,
@@ -6,7 +6,6 @@ semicolons or blanks separate its fields. **Parquet** is read by groups of rows,
 """
 
 import csv
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -31,9 +30,7 @@ _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
 _BLOCK_BYTES = 16 << 20
 _BATCH_ROWS = 1 << 20
-_JSON_ROWS = 1 << 14
 _LONGEST_LINE = 1 << 20
-_LONGEST_JSON = 1 << 24
 _UNENDED = "a field in quotes does not end"
 _BOM = b"\xef\xbb\xbf"
 _ROW_OF_PIECE = re.compile(r"\bRow #(\d+)")
@@ -112,8 +109,6 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 class TextFiles:
     """Csv files of one form."""
 
-    lazily = False
-
     def __init__(self, paths: Sequence[Path], form: TextForm) -> None:
         self.paths = paths
         self._form = form
@@ -141,7 +136,7 @@ class TextFiles:
         text = line.decode("utf-8", "replace").strip("\r\n")
         if self._delimiter is None:
             self._delimiter = next((mark for mark in "\t,;" if mark in text), " ")
-        fields = [name.strip() for name in fields_of(text, self._delimiter)]
+        fields = [name.strip() for name in _fields_of(text, self._delimiter)]
         named = self._form.header
         if named is None:
             named = self._form.names is None and not all(text.lstrip("-").isdecimal() for text in fields[:2])
@@ -288,7 +283,7 @@ class TextFiles:
         return arrow().BufferReader(arrow().py_buffer(data))
 
 
-def fields_of(line: str, delimiter: str) -> list[str]:
+def _fields_of(line: str, delimiter: str) -> list[str]:
     """Return the fields of a line, without the quotes around them."""
     try:
         return next(csv.reader([line], delimiter=delimiter), [""])
@@ -303,8 +298,6 @@ class ParquetFiles:
         kinds: name of each column -> "integer", "float", "bool", "time", "list" (of numbers), "string" or "other".
         lengths: rows of each file.
     """
-
-    lazily = True
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
@@ -437,69 +430,5 @@ class _GroupRows(DerivedRows):
         return integers.cast(arrow().float64())
 
 
-class JsonFiles:
-    """Files with a JSON object a line; every value as text, as in csv."""
-
-    lazily = False
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = paths
-        self.names = list(next(self._records(paths[0]), (1, {}))[1])
-
-    def pieces(self) -> list[Piece]:
-        """Return one piece for each file."""
-        return [Piece(file, 0, -1) for file in range(len(self.paths))]
-
-    def first_row(self, piece: Piece) -> int:
-        """Return 1: rows are the lines of the file, so the piece is ignored."""
-        return 1
-
-    def batches(self, piece: Piece, names: Sequence[str]) -> Iterator[Any]:
-        """Yield record batches of strings."""
-        path = self.paths[piece.file]
-        schema = arrow().schema([(name, arrow().string()) for name in names or self.names[:1]])
-        records = []
-        for row, record in self._records(path):
-            missing = [name for name in schema.names if name not in record]
-            if missing:
-                raise GraphDataError(f"{path}, row {row}: there is no {missing[0]!r}")
-            records.append({name: _json_text(record[name]) for name in schema.names})
-            if len(records) == _JSON_ROWS:
-                yield arrow().RecordBatch.from_pylist(records, schema)
-                records = []
-        if records:
-            yield arrow().RecordBatch.from_pylist(records, schema)
-
-    def _records(self, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-        for row, value in _json_lines(path):
-            if not isinstance(value, dict):
-                raise GraphDataError(f"{path}, row {row}: must be a JSON object (got {value!r:.60})")
-            yield row, value
-
-
-Tables = TextFiles | ParquetFiles | JsonFiles
-"""Files of the same columns; ``lazily`` if groups of rows can be read out of order."""
-
-
-def json_values(path: Path) -> list[str]:
-    """Return the JSON value in each line of a file as text."""
-    return [_json_text(value) for _, value in _json_lines(path)]
-
-
-def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the number of each line that is not blank, from 1, and its value."""
-    with reading(path), open(open_regular(path), encoding="utf-8-sig") as file:
-        row = 0
-        while line := file.readline(_LONGEST_JSON):
-            row += 1
-            if not line.isspace():
-                try:
-                    yield row, json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise GraphDataError(f"{path}, row {row}: cannot be read as JSON: {error}") from error
-
-
-def _json_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return "" if value is None else json.dumps(value)
+Tables = TextFiles | ParquetFiles
+"""Files of the same columns."""

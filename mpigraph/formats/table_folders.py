@@ -21,7 +21,6 @@ from urllib.parse import unquote
 
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.edge_lists import checked_by_comments
 from mpigraph.formats.input_files import FolderFiles, in_natural_order
 from mpigraph.formats.layout import Layout, ReadOptions
 from mpigraph.formats.table_files import TextFiles, is_table, open_tables
@@ -76,7 +75,7 @@ def _read(path: Path, options: ReadOptions) -> GraphSource:
             folder.read(file)
         no_tables = (f"{name}, by whose name it has neither nodes nor edges" for name in folder.left_out())
         source = replace(source, left_out=(*source.left_out, *no_tables))
-    return checked_by_comments(path, source, options.adds_reverse)
+    return source
 
 
 def _tables_in(path: Path) -> _Tables:

@@ -35,7 +35,7 @@ from mpigraph.formats.id_maps import NodeIds, distinct_texts
 from mpigraph.formats.input_files import graph_of
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, are_numbers, read_columns
-from mpigraph.formats.table_files import ParquetFiles, TextFiles, TextForm, open_tables
+from mpigraph.formats.table_files import ParquetFiles, TextFiles, open_tables
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Relation
 from mpigraph.partition.row_arrays import MadeRows, as_floats, as_labels, as_mask
@@ -65,15 +65,11 @@ class NodeTable:
         ntype: the node type.
         files: csv or parquet files of the same columns, one table in this order.
         id_column: the column by whose values edges name nodes; None: by the number of the row, from 0.
-        columns: features by name, each of a column, or of several side by side; None: all columns, by their names.
-        form: how text is to be read.
     """
 
     ntype: str
     files: tuple[Path, ...]
     id_column: str | None = None
-    columns: Mapping[str, str | Sequence[str]] | None = None
-    form: TextForm = field(default_factory=TextForm)
 
 
 @dataclass(frozen=True)
@@ -85,16 +81,12 @@ class EdgeTable:
         files: as in :class:`NodeTable`.
         src_column: the column with the ids of the sources.
         dst_column: the column with the ids of the destinations.
-        columns: as in :class:`NodeTable`.
-        form: how text is to be read.
     """
 
     relation: Relation
     files: tuple[Path, ...]
     src_column: str = "src"
     dst_column: str = "dst"
-    columns: Mapping[str, str | Sequence[str]] | None = None
-    form: TextForm = field(default_factory=TextForm)
 
 
 @dataclass(frozen=True)
@@ -131,16 +123,13 @@ class _Plan:
 
     @classmethod
     def of(cls, table: NodeTable | EdgeTable, options: TableOptions) -> "_Plan":
-        tables = open_tables(table.files, table.form)
+        tables = open_tables(table.files)
         columns = [table.id_column] if isinstance(table, NodeTable) else [table.src_column, table.dst_column]
         ids = tuple(column for column in columns if column is not None)
-        if table.columns is None:
-            unnamed = [name for name in tables.names if name in _INDEX and name not in ids]
-            if unnamed:
-                get_logger().warning("%s: column %r, an index of pandas, is left out", table.files[0], unnamed[0])
-            features = _features_of([name for name in tables.names if name not in (*ids, *_INDEX)], tables, options)
-        else:
-            features = {n: (its,) if isinstance(its, str) else tuple(its) for n, its in table.columns.items()}
+        unnamed = [name for name in tables.names if name in _INDEX and name not in ids]
+        if unnamed:
+            get_logger().warning("%s: column %r, an index of pandas, is left out", table.files[0], unnamed[0])
+        features = _features_of([name for name in tables.names if name not in (*ids, *_INDEX)], tables, options)
         for column in (*ids, *(column for its in features.values() for column in its)):
             if column not in tables.names:
                 raise GraphDataError(f"{table.files[0]}: has no column {column!r} (got {', '.join(tables.names)})")
@@ -323,12 +312,6 @@ def _splits(words: IdColumn, ranks: ReadingRanks) -> Iterator[Array]:
         yield parts
 
 
-def log_categories(title: str, names: Sequence[object]) -> None:
-    """Log the categories of a column, in the order in which they are numbered."""
-    listed = ", ".join(map(repr, names[:_LISTED])) + ", ..." * (len(names) > _LISTED)
-    get_logger().warning("%s: %d categories are numbered in their order: %s", title, len(names), listed)
-
-
 def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Feature:
     """Return the number of each name in the order of all names, int64; -1 for a row without a name."""
     doing = "numbering categories"
@@ -337,7 +320,9 @@ def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Feature:
         keys = keys[keys != b""] if len(keys) else np.zeros(0, "S1")
     else:
         keys = np.unique(names.numbers[:]) if len(names) else np.zeros(0, np.int64)
-    log_categories(title, [key.decode() if names.is_text else key for key in keys.tolist()])
+    listed = ", ".join(repr(key.decode() if names.is_text else key) for key in keys[:_LISTED].tolist())
+    listed += ", ..." * (len(keys) > _LISTED)
+    get_logger().warning("%s: %d categories are numbered in their order: %s", title, len(keys), listed)
     if not names.is_text:
         return Feature.of(MadeRows(lambda rows: np.asarray(np.searchsorted(keys, rows)), np.int64, names.numbers))
 

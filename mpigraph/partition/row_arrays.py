@@ -1,7 +1,7 @@
 """Arrays of rows that need not lie in memory: the edges and features of a graph to partition.
 
 A :class:`RowArray` is a numpy array, a memory map, or a class of this module that computes rows when they are read
-(:class:`MadeRows`, :class:`SparseRows`, :class:`Concatenated`, :class:`Reordered`), so that an input is never held
+(:class:`MadeRows`, :class:`Concatenated`, :class:`Reordered`), so that an input is never held
 dense or converted as a whole. An array that knows the file that it was read from names it in messages
 (:func:`place_of`).
 """
@@ -10,7 +10,7 @@ import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -116,57 +116,6 @@ class CastRows(MadeRows):
 
     def __init__(self, values: RowArray, dtype: npt.DTypeLike) -> None:
         super().__init__(lambda rows: rows.astype(dtype), dtype, values)
-
-
-class SparseRows(DerivedRows):
-    """Dense rows of a CSR matrix, float16 if its values are, else float32.
-
-    Args:
-        indptr: int[n + 1].
-        indices: int[nnz], columns.
-        data: [nnz], values.
-        shape: (n, columns).
-    """
-
-    def __init__(self, indptr: RowArray, indices: RowArray, data: RowArray, shape: tuple[int, ...]) -> None:
-        is_one = all(array.ndim == 1 for array in (indptr, indices, data)) and len(indices) == len(data)
-        if not is_one or len(shape) != 2 or len(indptr) != shape[0] + 1 or not 0 <= shape[1] < 2**31:
-            raise GraphDataError(f"sparse features are no CSR matrix of shape {shape}")
-        if indptr.dtype.kind not in "iu" or indices.dtype.kind not in "iu" or data.dtype.kind not in _REAL:
-            got = f"{indptr.dtype}, {indices.dtype} and {data.dtype}"
-            raise GraphDataError(f"sparse features must be integers, integers and numbers (got {got})")
-        self._indptr: I64 = indptr[:].astype(np.int64)
-        if self._indptr[0] != 0 or self._indptr[-1] != len(data) or (np.diff(self._indptr) < 0).any():
-            raise GraphDataError(f"indptr of sparse features must rise from 0 to {len(data)}, the number of values")
-        self._indices = indices
-        self._data = data
-        super().__init__((self._indptr, indices, data), shape, np.float16 if data.dtype == np.float16 else np.float32)
-
-    def __getitem__(self, rows: slice | npt.NDArray[np.integer]) -> Array:
-        if isinstance(rows, slice):
-            rows = np.arange(*rows.indices(len(self)))
-        begins = self._indptr[rows]
-        lengths = self._indptr[rows + 1] - begins
-        row = np.repeat(np.arange(len(rows)), lengths)
-        ends = np.cumsum(lengths)
-        position = np.arange(len(row)) - np.repeat(ends - lengths, lengths) + np.repeat(begins, lengths)
-        columns = self._indices[position]
-        outside = np.flatnonzero((columns < 0) | (columns >= self.shape[1]))
-        if len(outside):
-            bad = int(outside[0])
-            self._refuse(position[bad], f"row {rows[row[bad]]} has a value in column {columns[bad]} of {self.shape[1]}")
-        values = self._data[position]
-        dense = np.zeros((len(rows), self.shape[1]), self.dtype)
-        with np.errstate(over="ignore"):
-            np.add.at(dense, (row, columns), values)  # values of one place are summed, as everywhere
-        lost = np.flatnonzero(np.isinf(dense[row, columns]) & np.isfinite(values))
-        if len(lost):
-            bad = int(lost[0])
-            self._refuse(position[bad], f"row {rows[row[bad]]}, column {columns[bad]}: {values[bad]} is too large")
-        return dense
-
-    def _refuse(self, position: int, reason: str) -> NoReturn:
-        raise GraphDataError(f"{_origin(self._data, int(position))}sparse features: {reason}")
 
 
 def side_by_side(columns: Sequence[RowArray]) -> RowArray:

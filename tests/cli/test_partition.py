@@ -39,17 +39,8 @@ def write_csv(path, table, fmt):
         np.savetxt(file, table, fmt=fmt, delimiter=",")
 
 
-def as_csr(dense):
-    rows, columns = np.nonzero(dense)
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(dense)))])
-    shape = np.array(dense.shape)
-    return {"feat_data": dense[rows, columns], "feat_indices": columns, "feat_indptr": indptr, "feat_shape": shape}
-
-
-def write_npz(path, sparse=False, one_direction=False):
+def write_npz(path, one_direction=False):
     inputs = {**arrays(), "label": arrays()["label"].astype(np.int16)}
-    if sparse:
-        inputs.update(as_csr(inputs.pop("feat")))
     if one_direction:
         inputs["edge_src"], inputs["edge_dst"] = inputs["edge_src"][:450], inputs["edge_dst"][:450]
     np.savez_compressed(path, meta=json.dumps({"both_directions": not one_direction}), **inputs)
@@ -90,7 +81,6 @@ def write_generated(path):
 
 WRITERS = {
     "dense npz": lambda tmp: write_npz(tmp / "in.npz"),
-    "sparse npz": lambda tmp: write_npz(tmp / "in.npz", sparse=True),
     "npz of one direction": lambda tmp: write_npz(tmp / "in.npz", one_direction=True),
     "hdf5": lambda tmp: write_hdf5(tmp / "in.h5"),
     "packed hdf5": lambda tmp: write_hdf5(tmp / "in.h5", chunks=(70,), compression="gzip", shuffle=True),
@@ -134,13 +124,10 @@ def test_a_scratch_folder_without_space_is_an_error_at_once(tmp_path, capsys, mo
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["g.csv", "g.mtx"])
-def test_temporary_files_of_reading_lie_at_out(tmp_path, monkeypatch, name):
-    head = "src,dst\n" if name == "g.csv" else "%%MatrixMarket matrix coordinate pattern general\n9 9 2\n"
-    delimiter = "," if name == "g.csv" else " "
-    (tmp_path / name).write_text(head + f"1{delimiter}5\n5{delimiter}9\n")
+def test_temporary_files_of_reading_lie_at_out(tmp_path, monkeypatch):
+    (tmp_path / "g.csv").write_text("src,dst\n1,5\n5,9\n")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    assert run(tmp_path / name, "--parts", 2, "--method", "random", "-o", tmp_path / "new" / "out") == 0
+    assert run(tmp_path / "g.csv", "--parts", 2, "--method", "random", "-o", tmp_path / "new" / "out") == 0
 
 
 def test_a_csv_file_gives_its_name_and_numbers_or_keeps_ids(tmp_path, capsys):
@@ -293,12 +280,11 @@ OF_PAPERS = {
 }
 
 
-def write_typed_npz(path, sparse=False):
+def write_typed_npz(path):
     arrays = {f"{ntype}__num_nodes": count for ntype, count in COUNTS.items()}
     for relation, ends in zip(EDGES, TYPED.edges, strict=True):
         arrays |= {f"{'__'.join(relation)}__{end}": ids for end, ids in zip(("src", "dst"), ends, strict=True)}
-    own = OF_PAPERS | as_csr(OF_PAPERS["feat"]) if sparse else OF_PAPERS
-    arrays |= {f"paper__{name}": values for name, values in own.items() if not (sparse and name == "feat")}
+    arrays |= {f"paper__{name}": values for name, values in OF_PAPERS.items()}
     held_out = {f"test__author__writes__paper__{end}": np.array([1]) for end in ("src", "dst")}
     np.savez(path, meta=json.dumps({"target": "paper"}), **arrays, **held_out)
     return path
@@ -335,7 +321,6 @@ def write_lines(path, lines):
 
 TYPED_WRITERS = {
     "dense npz": lambda tmp: write_typed_npz(tmp / "g.npz"),
-    "sparse npz": lambda tmp: write_typed_npz(tmp / "g.npz", sparse=True),
     "ogb text": lambda tmp: write_typed_ogb(tmp / "g", binary=False),
     "ogb binary": lambda tmp: write_typed_ogb(tmp / "g", binary=True),
 }

@@ -202,36 +202,6 @@ def test_ids_that_are_larger_than_int64_has(tmp_path):
         read_everything(save(tmp_path, edge_src=np.array([0, 2**64 - 1, 1], np.uint64), label=np.arange(3)))
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"feat_data": np.array([1, 1e300, 2])},
-        {"feat_data": np.array([6e4, 6e4, 2], np.float16)},  # their sum
-        {"feat_indices": np.array([0, -1, 2])},
-        {"feat_indices": np.array([0, 9, 2])},
-        {"feat_indices": np.array([0.0, 1, 2])},
-        {"feat_indptr": np.array([0, 3, 1, 3])},
-        {"feat_indptr": np.array([0, 1, 2, 9])},
-        {"feat_indptr": np.array([0, 1, 1, 2])},
-        {"feat_indptr": np.array([-1, 1, 2, 3])},
-        {"feat_shape": np.array([3, 2**62])},
-        {"feat_shape": np.array([3.0, 4.0])},
-        {"feat_data": np.array([1j, 2, 3])},
-    ],
-)
-def test_sparse_features_that_are_no_csr_matrix(tmp_path, wrong):
-    right = {
-        "feat_indptr": np.array([0, 2, 2, 3]),
-        "feat_indices": np.array([1, 1, 3]),
-        "feat_data": np.array([1.0, 2, 5]),
-        "feat_shape": np.array([3, 4]),
-    }
-    found = rows(read_source(save(tmp_path, **right)).node_feats["_N"]["feat"].values)
-    assert found.tolist() == [[0, 3, 0, 0], [0, 0, 0, 0], [0, 0, 0, 5]]  # values of one place are summed
-    with pytest.raises(GraphDataError):
-        read_everything(save(tmp_path, **(right | wrong)))
-
-
 def test_ids_of_several_dtypes_that_do_not_fit_int64():
     mixed = concatenated([np.arange(2, dtype=np.int32), np.array([2**63], np.uint64)])
     with pytest.raises(GraphDataError, match="9223372036854775808 is no integer that fits int64"):

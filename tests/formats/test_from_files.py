@@ -8,7 +8,6 @@ from typed_parts import typed_source
 
 from mpigraph.convert import as_graph, from_files
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.formats.to_pyg import write_pyg_parts
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.partition.pipeline import partition_source
@@ -46,12 +45,10 @@ def check(graph: HeteroGraph) -> None:
             assert torch.equal(graph.nodes[ntype].data[NID], ids[ntype])
 
 
-def test_of_parts_of_this_library_and_of_pyg(tmp_path):
+def test_of_parts_of_this_library(tmp_path):
     path = partition_source(source(), "g", 2, tmp_path / "g", "random").config_path
     check(as_graph(path))
     assert NID in as_graph(path).nodes["paper"].data
-    write_pyg_parts(path, tmp_path / "pyg")
-    check(as_graph(str(tmp_path / "pyg")))
 
 
 def test_of_parts_of_dgl(tmp_path):

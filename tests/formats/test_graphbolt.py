@@ -143,7 +143,7 @@ def change(path, value):
         (change("graph/edges/0/path", None), "path must be a string"),
         (change("graph/edges/0/path", "no.csv"), r"no\.csv: cannot be read: No such file"),
         (change("graph/edges/0/format", "parquet"), "format must be numpy, or csv"),
-        (change("graph/nodes/0/num", 5), r"edges\.csv, line 2: source must be one of 0 to 4"),
+        (change("graph/nodes/0/num", 5), r"train_seeds\.npy, row 0: there is no node 5 among 5"),
         (change("graph/edges/0", {"format": "numpy", "path": "feat.npy"}), r"feat\.npy must hold two rows of integers"),
         (change("feature_data/0/format", "torch"), r"feat\.npy: a tensor of torch: .*weights_only=True"),
         (change("feature_data/0/format", "csv"), "format must be numpy"),
@@ -164,17 +164,20 @@ def test_what_is_no_dataset_is_one_error(tmp_path, changed, error):
     np.save(tmp_path / "w9.npy", np.array([0, 9]))
     changed(content)
     with pytest.raises(GraphDataError, match=error):
-        read_source(write(tmp_path, content))
+        check_all(read_source(write(tmp_path, content)))
 
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [("0,1\n0,6\n", "line 2: destination must be"), ("0,1\n-1,0\n", "line 2: source must be"), ("0\n", "line 1: must"),
-     ("src,dst\n0,1\n", "line 1: must have source"), ("0,1,2\n", "line 1: must"), ("0,1.5\n", "line 1: must"),
-     (" \n0,1\n \t\n0,x\n  \n", "line 4: must")],
+    [("0,1\n0,6\n", ", row 2: .* has destination 6"), ("0,1\n-1,0\n", ", row 2: .* has source -1"),
+     ("0\n", ": .*row 1: Expected 2 columns, got 1"), ("src,dst\n0,1\n", ", row 1, column source: 'src' is no int64"),
+     ("0,1,2\n", ": .*row 1: Expected 2"), ("0,1.5\n", ", row 1, column destination: 1.5 does not fit int64"),
+     ("0,1\n\n0,x\n\n", ", row .*, column destination: 'x' is no int64"),
+     ("0,1\n,2\n", ", row 2, column source: a value is missing")],
 )  # fmt: skip
 def test_csv_that_is_no_edges(tmp_path, text, error):
     content = plain(tmp_path)
+    content["feature_data"].pop()  # of three edges
     (tmp_path / "edges.csv").write_text(text)
-    with pytest.raises(GraphDataError, match=rf"edges\.csv, {error}"):
-        read_source(write(tmp_path, content))
+    with pytest.raises(GraphDataError, match=rf"edges\.csv{error}"):
+        check_all(read_source(write(tmp_path, content)))

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.input_files import in_natural_order, read_yaml
+from mpigraph.formats.graphbolt import _read_yaml
+from mpigraph.formats.input_files import in_natural_order
 
 
 def test_numbers_in_names_count_by_their_value():
@@ -33,10 +34,10 @@ def test_what_is_no_mapping_is_an_error(tmp_path, content, reason):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(GraphDataError, match=rf"a\.yaml.*{reason}"):
-        read_yaml(path)
+        _read_yaml(path)
 
 
 def test_without_pyyaml_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(GraphDataError, match=r"a\.yaml.*pip install 'mpigraph\[yaml\]'"):
-        read_yaml(tmp_path / "a.yaml")
+        _read_yaml(tmp_path / "a.yaml")

@@ -7,10 +7,6 @@ from int8 import as_int8
 from jobs import run, warm_python
 
 from mpigraph import convert
-from mpigraph.formats.original import as_numpy
-from mpigraph.formats.readers import read_source
-from mpigraph.formats.to_dgl import write_chunked
-from mpigraph.formats.to_pyg import write_pyg_parts
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
@@ -38,14 +34,6 @@ def check(nodes: dict[str, np.ndarray], edges: dict[str, np.ndarray]) -> None:
 def check_graph(path: Path) -> None:
     graph = convert.from_files(path)
     check(*({name: rows.numpy() for name, rows in data.items()} for data in (graph.ndata, graph.edata)))
-
-
-def test_numbers_are_written_for_other_packages(tmp_path: Path) -> None:
-    path = write(tmp_path / "parts")
-    for name, export in (("dgl", write_chunked), ("pyg", write_pyg_parts)):
-        source = read_source(export(path, tmp_path / name).parent)
-        tables = (source.node_feats["_N"], source.edge_feats[KEY])
-        check(*({name: as_numpy(f, f.values[:]) for name, f in table.items()} for table in tables))
 
 
 def test_graphs_in_memory_and_staged_ones(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from typed_parts import typed_source
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats import dgl_parts, metis_files, reading_ranks, table_columns, table_files
+from mpigraph.formats import dgl_parts, graphbolt, reading_ranks, table_columns, table_files
 from mpigraph.formats.dgl_binary import read_part_graph
 from mpigraph.formats.mapped_files import mapped_npy
 from mpigraph.formats.readers import read_source
@@ -140,29 +140,28 @@ def test_quotes_inside_fields(comm: MPI.Intracomm, is_ended: bool) -> None:
 
 
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
-def test_other_text_is_parsed_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
+def test_edges_of_graphbolt_are_parsed_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
     calls = []
-    numbers = metis_files._numbers
-    monkeypatch.setattr(metis_files, "_numbers", lambda *a: calls.append(a) or numbers(*a))
+    ends_in_csv = graphbolt._ends_in_csv
+    monkeypatch.setattr(graphbolt, "_ends_in_csv", lambda *a: calls.append(a) or ends_in_csv(*a))
     with shared_folder(comm) as folder:
         if comm.rank == 0:
-            (folder / "g.graph").write_text("3 2 11\n5 2 7\n6 1 7 3 8\n7 2 8\n")
-            (folder / "g.mtx").write_text("%%MatrixMarket matrix coordinate real general\n3 3 2\n1 2 0.5\n3 1 2\n")
+            entry = "{nodes: [{num: 4}], edges: [{format: csv, path: e.csv}]}"
+            (folder / "metadata.yaml").write_text(f"dataset_name: x\ngraph: {entry}\n")
+            (folder / "e.csv").write_text("0,1\n2,3\n3,0\n")
         comm.Barrier()
-        for name in ("g.graph", "g.mtx"):
-            wanted = contents(read_source(folder / name, scratch=folder))
-            calls.clear()
-            source = read_source(folder / name, scratch=folder, exchange=MPIExchange(comm))
-            found = contents(source)
-            assert wanted.keys() == found.keys()
-            assert all(np.array_equal(found[key], values) for key, values in wanted.items())
-            assert comm.allreduce(len(calls)) == (name == "g.graph")
+        wanted = contents(read_source(folder, scratch=folder))
+        calls.clear()
+        found = contents(read_source(folder, scratch=folder, exchange=MPIExchange(comm)))
+        assert wanted.keys() == found.keys()
+        assert all(np.array_equal(found[key], values) for key, values in wanted.items())
+        assert comm.allreduce(len(calls)) == 1
         comm.Barrier()
         if comm.rank == 0:
-            (folder / "g.graph").write_text("3 2\n2\n1 9\n2\n")
+            (folder / "e.csv").write_text("0,1\n2,x\n")
         comm.Barrier()
-        with pytest.raises(GraphDataError, match=r"g.graph, line 3: there is no node 9") as error:
-            read_source(folder / "g.graph", scratch=folder, exchange=MPIExchange(comm))
+        with pytest.raises(GraphDataError, match=r"e\.csv, row 2, column destination: 'x' is no int64") as error:
+            read_source(folder, scratch=folder, exchange=MPIExchange(comm))
         assert error.value.everywhere or comm.size == 1
 
 

@@ -1,7 +1,6 @@
 """Graphs from tables of nodes and edges: which node an id is, and what columns become."""
 
 import bz2
-import logging
 import sys
 
 import pyarrow as pa
@@ -13,8 +12,7 @@ from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats import table_files
 from mpigraph.formats.readers import read_source
-from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.typed_tables import EdgeTable, NodeTable, TableOptions, read_typed_tables
+from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.storage.part_config import PartConfig
 
 NODES = """id,title,subject,split,f0,f1,seen
@@ -267,16 +265,6 @@ def test_what_is_no_table_of_this_graph_is_named(tmp_path):
         "README, by whose name it has neither nodes nor edges",
         "notes.txt, by whose name it has neither nodes nor edges",
     ]
-
-
-def test_the_builder_takes_chosen_columns(tmp_path, caplog):
-    caplog.set_level(logging.WARNING)
-    folder = folder_of(tmp_path / "in", {"n.csv": NODES, "e.csv": EDGES})
-    nodes = [NodeTable("paper", (folder / "n.csv",), "id", {"x": ("f1", "f0"), "time": "seen"})]
-    edges = [EdgeTable(("paper", "cites", "paper"), (folder / "e.csv",), columns={})]
-    source = read_typed_tables(nodes, edges, ReadingRanks(tmp_path))
-    assert set(source.node_feats["paper"]) == {"id", "x", "time"} and source.edge_feats["paper:cites:paper"] == {}
-    assert rows(source.node_feats["paper"]["x"].values).tolist() == [[1, 0.5], [2, 1.5], [3, 2.5]]
 
 
 def test_the_options_of_the_command(tmp_path, capsys):

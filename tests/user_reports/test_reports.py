@@ -156,16 +156,10 @@ def test_the_order_of_keys_in_chunked_metadata_changes_nothing(tmp_path: Path) -
 
 
 def test_two_relations_of_one_name_in_a_dataset_of_csv(tmp_path: Path) -> None:
-    (tmp_path / "meta.yaml").write_text(
-        "dataset_name: two\nedge_data:\n"
-        "- {file_name: edges_0.csv, etype: [protein, binding, protein]}\n"
-        "- {file_name: edges_1.csv, etype: [metabolite, binding, protein]}\n"
-        "node_data:\n- {file_name: p.csv, ntype: protein}\n- {file_name: m.csv, ntype: metabolite}\n"
-    )
-    (tmp_path / "edges_0.csv").write_text("src_id,dst_id\n0,1\n")
-    (tmp_path / "edges_1.csv").write_text("src_id,dst_id\n0,0\n0,1\n")
-    (tmp_path / "p.csv").write_text("node_id\n0\n1\n")
-    (tmp_path / "m.csv").write_text("node_id\n0\n")
+    (tmp_path / "edges_protein__binding__protein.csv").write_text("src_id,dst_id\n0,1\n")
+    (tmp_path / "edges_metabolite__binding__protein.csv").write_text("src_id,dst_id\n0,0\n0,1\n")
+    (tmp_path / "nodes_protein.csv").write_text("node_id\n0\n1\n")
+    (tmp_path / "nodes_metabolite.csv").write_text("node_id\n0\n")
     source = read_source(tmp_path)
     assert source.schema.relations == (("metabolite", "binding", "protein"), ("protein", "binding", "protein"))
     assert [source.num_edges(number) for number in range(2)] == [2, 1]
