@@ -15,6 +15,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.messages import Comm
+from mpigraph.mpi.wait import join
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.transport import nothing
 from mpigraph.session.context import BackgroundLoop, Session
@@ -70,7 +71,7 @@ class Saver(BackgroundLoop):
         if self._thread is not None:
             self._pace.urgent.set()
             with self._session.world.watchdog.own("the writing of a checkpoint"):
-                self._thread.join()  # the user may interrupt it, and wait again later
+                join(self._thread)  # the user may interrupt it, and wait again later
             self._thread = None
 
     def abandon(self, because: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 from mpigraph.errors import ClosedError
 from mpigraph.log import get_logger
 from mpigraph.mpi.interrupts import UNINTERRUPTED
+from mpigraph.mpi.wait import is_running, join
 from mpigraph.mpi.world import World
 from mpigraph.session.context import BackgroundLoop
 
@@ -117,7 +118,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
     @property
     def running(self) -> bool:
         """True while the thread is at work."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and is_running(self._thread)
 
     def abandon(self, because: str = "its consumer has left") -> None:
         """Ask the thread to end, without waiting for it; without a background, run ``after``.
@@ -136,7 +137,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
         """Ask the thread to end and wait until ``after`` has returned."""
         self.abandon(because)
         if self._thread is not None:
-            self._thread.join()
+            join(self._thread)
 
     def _begin(self) -> None:
         if not self._background:

@@ -9,6 +9,7 @@ from typing import Any
 from mpigraph.arrays import I64
 from mpigraph.dataloading.fetcher import Stages
 from mpigraph.mpi.interrupts import UNINTERRUPTED
+from mpigraph.mpi.wait import join
 from mpigraph.mpi.world import World
 from mpigraph.trace import Totals, count, span
 from mpigraph.trace_memory import Snapshot
@@ -169,7 +170,7 @@ class Answering:
             self._serve()
             return
         with self._world.watchdog.own("the end of every trainer's rounds"):
-            self._thread.join()
+            join(self._thread)
 
     def _run(self) -> None:
         with self._world.watchdog.working():

@@ -9,8 +9,8 @@ handlers raises there, such as a ``TimeoutError`` after ``signal.alarm``, and on
 ``Exception``.
 
 A job of one rank, as in a notebook, holds locks in such blocks, too. There no other rank is kept waiting, so nothing
-ends the job: the user's code inside, such as a ``collate_fn`` that does not end, is left by a second Ctrl-C some seconds
-later.
+ends the job: the user's code inside, such as a ``collate_fn`` that does not end, is left by a second Ctrl-C some
+seconds later.
 """
 
 import signal

@@ -6,6 +6,7 @@ bytes only while it is called. The better choice depends on the rank that is wai
 """
 
 import os
+import threading
 import time
 from typing import NamedTuple
 
@@ -107,3 +108,19 @@ def wait(request: MPI.Request, policy: Policy, status: MPI.Status | None = None)
     backoff = Backoff()
     while not request.Test(status):
         backoff.pause(policy)
+
+
+def join(thread: threading.Thread) -> None:
+    """Wait until a thread has ended. Ctrl-C leaves this wait, and the thread runs on.
+
+    Not by ``Thread.join``: if an exception leaves that one, Python 3.11 takes the thread for ended (bpo-45274).
+    """
+    backoff = Backoff()
+    while is_running(thread):
+        backoff.pause(PEERS_COMPUTE)
+
+
+def is_running(thread: threading.Thread) -> bool:
+    """Return whether a thread runs; ``Thread.is_alive`` alone has the fault of ``Thread.join``."""
+    with UNINTERRUPTED:
+        return thread.is_alive()

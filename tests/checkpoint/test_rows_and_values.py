@@ -15,7 +15,7 @@ from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph import checkpoint
-from mpigraph.checkpoint import saving
+from mpigraph.checkpoint import background, saving
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError
 
@@ -396,14 +396,14 @@ def test_whoever_was_interrupted_waits_again(job: SharedJob, oracle, shared_path
     checkpoint.async_save({"t": dist.DistTensor((NUM_NODES,), torch.int32, None)}, checkpoint_id=shared_path / "c")
     thread = job.session.saver._thread  # type: ignore[union-attr]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(thread, "join", interrupted)
+        patch.setattr(background, "join", interrupted)
         with pytest.raises(KeyboardInterrupt):
             checkpoint.wait()
     checkpoint.wait()
     assert not thread.is_alive()
 
 
-def interrupted() -> None:
+def interrupted(thread: object) -> None:
     raise KeyboardInterrupt
 
 

@@ -1,5 +1,6 @@
 """How epochs end: early, late, never begun, several at once, with errors; whoever is left is answered."""
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.work_ahead import Answering
 from mpigraph.errors import ClosedError, CollectiveError
+from mpigraph.mpi.wait import Backoff, Policy
 from mpigraph.mpi.world import World
 from mpigraph.rows.window import RowWindow
 from mpigraph.sampling.neighbor_service import NeighborService
@@ -249,6 +251,36 @@ def test_an_epoch_waits_for_the_one_before_also_after_a_caught_ctrl_c(
         assert begun_after_the_end == [True] and found == expected
 
     body()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_wait_for_a_pass_that_ctrl_c_leaves_does_not_end_the_pass(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's ``Thread.join`` takes the thread for ended where Ctrl-C leaves it: then two epochs ran at once."""
+    go, joining = threading.Event(), threading.Event()
+    one_pass = Prefetch(lambda: iter([1]), lambda: (go.wait(60), None)[1], depth)
+
+    def pause(self: Backoff, policy: Policy) -> None:
+        joining.set()
+        time.sleep(0.01)
+
+    def interrupt() -> None:
+        joining.wait(1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    monkeypatch.setattr(Backoff, "pause", pause)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            threading.Thread(target=interrupt, daemon=True).start()
+            one_pass.stop("")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert one_pass.running
+    go.set()
+    one_pass.stop("")
+    assert not one_pass.running
 
 
 def use_for_a_while(window: RowWindow, done: list[bool]) -> None:
