@@ -340,7 +340,7 @@ class SampledGraph(TypeNames):
             FieldNameError, InvalidArgumentError: as :meth:`times`.
         """
         pairs = [[tensor.rows.number, r] for r, tensor in self.times(name).by_relation(self.schema).items()]
-        self.session.control.call(Operation.PREPARE_TIMES, pairs=pairs)
+        self.session.control.call(Operation.PREPARE_TIMES, doing=f"sorting edges by {name!r}", pairs=pairs)
 
     @collective("trainers", "at the first use of a time, else local")
     def times_by_relation(self, times: Times) -> dict[int, int]:

@@ -183,6 +183,14 @@ class World:
                 "neighbours of its own node can be read (torch's DataLoader: num_workers=0)"
             )
 
+    def check_main_thread(self, doing: str) -> None:
+        """Raise CollectiveError on another thread than the main one, whose calls its own would be mixed up with."""
+        if not self.is_alone and threading.get_ident() != self._main_thread:
+            raise CollectiveError(
+                f"{doing}: the main thread alone makes calls that all trainers make together (this is thread "
+                f"{threading.current_thread().name!r})"
+            )
+
     @collective("comm")
     def check_threads(self) -> None:
         """Check that a trainer which hosts rows for other nodes can answer for them while it computes.

@@ -178,12 +178,13 @@ class Control:
 
         Raises:
             ClosedError: the job was ended, or this process is a fork of a trainer.
-            CollectiveError: the trainers are in different calls; on every rank.
+            CollectiveError: the trainers are in different calls; on every rank. Or this is not the main thread.
             MPIGraphError: the operation failed, on every rank.
         """
         if self._world.closed:
             raise ClosedError(f"{operation.name.lower()}: the job was ended")
         self._world.check_process()
+        self._world.check_main_thread(doing or operation.name.lower())
         self._store.rows.segments.sync()
         if error is not None:
             status = FAILED

@@ -498,3 +498,31 @@ def test_unequal_numbers_of_minibatches_are_one_warning(
     caplog.clear()
     dist.DistNodeDataLoader(g, seeds_of(g.rank(), [12, 10, 10]), NeighborSampler([2]), batch_size=2)
     assert not any("DDP needs equal numbers" in m for m in caplog.messages)
+
+
+@everywhere
+def test_new_times_under_a_loader_must_be_prepared(job: SharedJob, oracle) -> None:
+    """Its thread cannot have the hosts sort by them, beside the main thread's calls."""
+    g = job.open(oracle(3))
+
+    def renew() -> None:
+        of_nodes = dist.DistTensor(
+            (NUM_NODES,), torch.int64, init_func=lambda shape, dtype: torch.ones(shape).to(dtype)
+        )
+        g.ndata["p"] = of_nodes
+
+    renew()
+    times = torch.ones(NUM_NODES, dtype=torch.int64)
+    sampler = NeighborSampler([2, 2], time_attr="p")
+    options = {"batch_size": 2, "num_prefetch": 1, "seed": 3, "input_time": times}
+    loader = dist.DistNodeDataLoader(g, torch.arange(NUM_NODES), sampler, **options)
+    batches = iter(loader)
+    want = drawn(next(batches))
+    renew()
+    if job.layout.ranks > 1:
+        with pytest.raises(MPIGraphError, match="sorting edges by 'p'.*main thread"):
+            list(batches)
+    g.prepare_times("p")
+    loader.set_epoch(0)
+    on_all(job.trainers, drawn(next(iter(loader))) == want)
+    loader.close()
