@@ -9,7 +9,7 @@ from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
 from mpigraph.kernels.float16 import round_to_bfloat16, widen
-from mpigraph.kernels.id_hashes import hash_each, hash_of_sequence, sum_of_hashes
+from mpigraph.kernels.id_hashes import hash_each, hash_of_sequence, sum_of_hashes, told_apart
 from mpigraph.kernels.joined_requests import COLUMNS, find_requests, lay_out, place_runs, run_sizes, unpack_lists
 from mpigraph.kernels.levels import widen_levels
 from mpigraph.kernels.rng import combine, fingerprint
@@ -51,6 +51,7 @@ def warm_up() -> None:
     sum_of_hashes(key, ids)
     hash_of_sequence(key, ids)
     hash_each(key, ids, np.empty(2, np.uint64))
+    told_apart(ids)
     local = LocalIds(2)
     local.reset(ids)
     dtype: Any

@@ -225,8 +225,8 @@ class World:
         self.num_nodes = int(self.node_of.max()) + 1
         self.node_index = int(self.node_of[self.rank])
         simulated = self.config.ranks_per_node > 0
-        self._machine_of = self.node_of if simulated else np.unique(known[:, 1], return_inverse=True)[1]
-        machines = int(self._machine_of.max()) + 1
+        self.machine_of = self.node_of if simulated else np.unique(known[:, 1], return_inverse=True)[1]
+        machines = int(self.machine_of.max()) + 1
         self.divided = ""
         if machines < self.num_nodes:  # MPI allocates no shared memory for such ranks, however they are grouped
             self.divided = (
@@ -258,7 +258,7 @@ class World:
         index = int(np.searchsorted(self.hosts, self.rank))
         self.host_index = index if serves[self.rank] or not num_servers else -1
         self.local_trainer = self._place(self.node_of, ~serves)
-        self.local_rank = self._place(self._machine_of, ~serves)
+        self.local_rank = self._place(self.machine_of, ~serves)
         self.num_local_trainers = int(per_node[self.node_index]) - num_servers
 
     def _place(self, groups: I64, trains: Any) -> int:

@@ -58,6 +58,7 @@ def simulated_world(nodes: int, ranks_per_node: int, servers: int, rank: int = 0
     world.rank, world.size = rank, nodes * ranks_per_node
     world.num_nodes, world.node_index = nodes, rank // ranks_per_node
     world.node_of = np.repeat(np.arange(nodes), ranks_per_node)
+    world.machine_of = world.node_of
     world.domains = np.full(world.size, -1)
     world.assign_roles(servers)
     return world
