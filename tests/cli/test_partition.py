@@ -200,7 +200,7 @@ def test_generate_then_partition(tmp_path, capsys):
     [
         (lambda t: t / "none.npz", (), "no such file"),
         (lambda t: (t / "x").write_text("text") and t / "x", (), "not an .npz file"),
-        (lambda t: t, (), "neither META.json .* nor edge_src.npy .* nor metadata.json"),
+        (lambda t: t, (), "neither processed/.* nor metadata.json .* nor csv or parquet files"),
         (lambda t: (t / "raw").mkdir() or t, (), "raw/ has neither"),
         (lambda t: (np.savez(t / "x.npz", a=1), t / "x.npz")[1], (), "holds neither edge_src"),
         (

@@ -24,7 +24,7 @@ import mpigraph as mg
 import mpigraph.distributed as dist
 
 ROOT = str(Path(mg.__file__).parent)
-MOST_FILES, MOST_FRAMES = 15, 11
+MOST_FILES, MOST_FRAMES = 16, 11
 MPI_CALLS = {"Get", "Ialltoall", "Ialltoallv", "Irecv", "Isend", "Rget"}
 ROOMS = (
     "errors",
@@ -147,8 +147,8 @@ def test_the_way_of_a_minibatch_is_short(comm: Any, tmp_path: Path, monkeypatch:
     assert any(file.startswith("rows/") for file in trace.way_down)  # features were read from the other host
     assert len(trace.way_down) <= MOST_FILES, sorted(trace.way_down)
     assert 0 < len(trace.first_round) <= MOST_FRAMES, trace.first_round
-    # Only mpi/messages.py calls upwards: this rank's own work, while the messages of others are on their way.
-    assert {function for _, _, function in trace.upward} <= {"timed", "load_local"}, trace.upward
+    # Only mpi/agree.py calls upwards: work that may fail while MPI writes to memory, or others wait for this rank.
+    assert {function for _, _, function in trace.upward} <= {"timed", "load_local", "begin", "_finish"}, trace.upward
 
 
 def main() -> None:
