@@ -197,7 +197,6 @@ class EdgeWeights(VersionedTables[WeightTables]):
 
     def complaint(self, edge: int, weight: float) -> str:
         """Return the error text for a bad weight."""
-        edge = self._topology.edge_id(edge, self.tensor.policy.type_id)
         return f"edge weight {self.tensor.name!r} of edge {edge} must be finite and >= 0 (got {weight})"
 
     @collective("world.comm")
@@ -216,9 +215,7 @@ class EdgeWeights(VersionedTables[WeightTables]):
         return WeightTables(self._dtype, *windows)
 
     def _fill(self, tables: WeightTables, host: int) -> None:
-        self._fill_from(self.values(host), tables, host)
-
-    def _fill_from(self, weights: Array, tables: WeightTables, host: int) -> None:
+        weights = self.values(host)
         edges = self._topology.adjacency(self.tensor.policy.type_id, host)
         make = list_allowed if self.is_mask else alias_tables
         bad = make(edges.indptr, weights, tables.table(host), tables.num_drawable(host))

@@ -276,7 +276,7 @@ class _Answering(Channel):
         self.minibatch.draw.append(drawn - begin)
         for host, words in asked.items():
             before = time.thread_time()
-            answer = self._answers(host).answer([words])[0]
+            answer = self._answers(host).answer(words)
             replies[host] = answer[HEAD:].view(np.uint8)
             parts = [part.nbytes for part in (answer[: HEAD + FIRST // 8], answer[HEAD + FIRST // 8 :]) if len(part)]
             sent.append(Asked(host, 8 + words.nbytes, parts, time.thread_time() - before))
