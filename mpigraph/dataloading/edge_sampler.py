@@ -102,8 +102,8 @@ class EdgePredictionSampler(Sampler):
             reverse_eids: int64[num_edges], the reverse edge of each edge: a tensor, ndarray or DistTensor, which is
                 read for each minibatch; or edge type -> one of these. If it is left out, a loader with "reverse_types",
                 or with "reverse_id" in a graph with one relation, looks reverse edges up once by their ends, as
-                :func:`.reverse_edges` (partitioning renumbers each relation). Where an edge and its reverse had one id before
-                that, which both relations keep as a feature ``orig``, you can invert it instead:
+                :func:`.reverse_edges` (partitioning renumbers each relation). Where an edge and its reverse had one
+                id before that, which both relations keep as a feature ``orig``, you can invert it instead:
                 ``back["orig"][:].argsort()[there["orig"][:]]``, with ``there = g.edges[etype].data`` and ``back`` of
                 the reverse edges.
             reverse_etypes: edge type -> edge type of the reverse edges; with "reverse_types".
