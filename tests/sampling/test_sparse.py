@@ -214,7 +214,7 @@ def test_who_asks_for_what_was_closed_does_not_wait_for_it(job: SharedJob, oracl
         request = RelationRequest(graph.number, 0, np.arange(2), Weighted(1, False, number), False, np.uint64(0))
         words = np.concatenate(pack_request(request, request.ids, request.excluded))
         with pytest.raises(error):
-            Answers(state).answer([words])
+            Answers(state).answer(words)
 
 
 @remote

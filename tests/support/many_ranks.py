@@ -260,7 +260,7 @@ class Sampling:
         def answer(rank: int, words: I64) -> I64:
             if rank not in answers:
                 answers[rank] = Answers(store_of(rank, ranks, None, among))
-            return answers[rank].answer([words])[0][HEAD:]
+            return answers[rank].answer(words)[HEAD:]
 
         comm = PointToPoint(traffic, answer) if way == "sparse" else AllToAll(traffic, ranks, answer)
         self.store = store_of(0, ranks, comm, among)
