@@ -30,9 +30,8 @@ def test_an_edge_and_its_reverse_are_excluded() -> None:
     def check(g: dist.DistGraph) -> None:
         eids = torch.arange(8)
         all_src, all_dst = g.find_edges(eids)
-        reverse = mg.dataloading.reverse_edges(g, {g.canonical_etypes[0]: g.canonical_etypes[0]})[
-            g.canonical_etypes[0]
-        ][:]
+        (relation,) = g.canonical_etypes
+        reverse = mg.dataloading.reverse_edges(g, {relation: relation})[relation][:]
         sampler = as_edge_prediction_sampler(
             MultiLayerFullNeighborSampler(1), exclude="reverse_id", reverse_eids=reverse
         )
