@@ -97,7 +97,10 @@ def EdgeDataLoader(
     negative_sampler: Any = None,
     **options: Any,
 ) -> Any:
-    """Return a :class:`.DistEdgeDataLoader`, with its options and errors; see :func:`DataLoader`."""
+    """Return a :class:`.DistEdgeDataLoader`, with its options and errors.
+
+    ``use_ddp`` and ``ddp_seed`` are accepted: ``eids`` are this trainer's own.
+    """
     how = dict(exclude=exclude, reverse_eids=reverse_eids, reverse_etypes=reverse_etypes)
     return dataloading.DistEdgeDataLoader(
         g, eids, graph_sampler, device, negative_sampler=negative_sampler, **how, **options

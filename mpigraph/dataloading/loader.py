@@ -309,7 +309,7 @@ def _hold(loader: DistDataLoader, plan: EpochPlan, before: LoaderStats, batches:
     get_logger().info("epoch %d of a loader: %s", plan.epoch, loader.stats().since(before))
 
 
-def _num_inputs(batch: Any) -> int:
+def _num_inputs(batch: object) -> int:
     """Return the number of input nodes of a minibatch in one of the library's forms, else -1."""
     nodes: Any = batch[0] if isinstance(batch, tuple) and batch else getattr(batch, "num_nodes", None)
     if isinstance(nodes, int):

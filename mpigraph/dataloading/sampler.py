@@ -46,7 +46,7 @@ class Sampler(ABC):
     prefetch_edge_feats: Names = ()
 
     @abstractmethod
-    def sample(self, g: Any, indices: Any) -> Any:
+    def sample(self, g: DistGraph, indices: Any) -> Any:
         """Make the minibatch of some ids, or type -> ids, of a graph.
 
         Args:
@@ -89,7 +89,7 @@ def has_method(sampler: object, name: str) -> bool:
     return callable(getattr(sampler, name, None))
 
 
-def check_graph(g: Any) -> DistGraph:
+def check_graph(g: object) -> DistGraph:
     """Return the graph of a loader or sampler. Raises InvalidArgumentError if it is no distributed graph."""
     if not isinstance(g, SampledGraph):
         raise InvalidArgumentError(

@@ -121,9 +121,8 @@ class VersionedTables(ABC, Generic[Tables]):
         """Free the tables that no rank reads any more."""
         world = self.tensor.window.world
         held = np.array([tables() is not None for tables, _ in self._outdated], np.int64)
-        if not world.is_alone:
-            with world.watch(doing):
-                held = sum_over_ranks(world.comm, held)
+        with world.watch(doing):
+            held = sum_over_ranks(world.comm, held)
         for (_, windows), holders in zip(self._outdated, held, strict=True):
             _close(() if holders else windows)
         self._outdated = [one for one, holders in zip(self._outdated, held, strict=True) if holders]

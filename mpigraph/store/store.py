@@ -83,8 +83,8 @@ class Store:
     )
 
     @collective("world.comm")
-    def __init__(self, world: World, seed: int, open_exchange: "Callable[[Store], Any] | None" = None) -> None:
-        """Start with nothing loaded; ``open_exchange`` makes :attr:`exchange`, which a world of one has not.
+    def __init__(self, world: World, seed: int, open_exchange: "Callable[[Store], Any]") -> None:
+        """Start with nothing loaded; ``open_exchange`` makes :attr:`exchange`.
 
         Raises:
             InvalidArgumentError: a setting of windows, transports or sampling cannot be; on every rank. The world is
@@ -105,7 +105,7 @@ class Store:
         try:
             self.rows = RowService(world)
             choose_transport(self.rows)
-            self.exchange: Any = None if open_exchange is None else open_exchange(self)
+            self.exchange: Any = open_exchange(self)
         except MPIGraphError:  # on every rank
             world.close()
             raise
