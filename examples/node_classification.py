@@ -63,7 +63,7 @@ def train(g, name, fanouts, args, device):
 def make_sampler(fanouts, args):
     """The sampler of training."""
     if args.sampler == "labor":
-        names = ("layer_dependency", "batch_dependency", "share")
+        names = ("layer_dependency", "batch_dependency")
         options = {name: getattr(args, name) for name in names}
         return mg.dataloading.LaborSampler(fanouts, return_eids=False, **options)
     return mg.dataloading.NeighborSampler(fanouts, return_eids=False)
@@ -134,7 +134,6 @@ SETTINGS = common.CHECKPOINTS | {
     "sampler": ("neighbor", "of training: neighbor, or labor"),
     "layer_dependency": (False, "with labor: all hops of a minibatch draw alike"),
     "batch_dependency": (1, "with labor: steps that draw alike"),
-    "share": ("minibatch", "with labor: step for trainers that draw alike"),
     "eval_fan_out": (-1, "neighbours in each layer in evaluation; -1: all"),
     "eval": ("minibatch", "how the last evaluation is done: minibatch, or layerwise"),
     "num_eval": (10**9, "evaluate on about so many nodes of each trainer"),

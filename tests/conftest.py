@@ -52,7 +52,6 @@ from typed_oracle import write_typed_oracle
 from mpigraph.cli import ranks
 from mpigraph.kernels import warm_up
 from mpigraph.mpi import watchdog
-from mpigraph.session.draws import Randomness
 
 torch.set_num_threads(1)
 gc.disable()  # until the tests run: what is imported and collected stays
@@ -273,16 +272,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         text = f"\n[rank {WORLD.rank}] {item.nodeid} failed in {report.when}\n{report.longreprtext}\n"
         os.write(layouts.STDERR, text.encode(errors="replace"))
     return report
-
-
-@pytest.fixture
-def unseeded() -> Iterator[None]:
-    """Let draws in memory follow torch's generator, as in a new process, and leave the generators so."""
-    before = torch.get_rng_state()
-    Randomness.generator, Randomness.seed = torch.default_generator, None
-    yield
-    torch.set_rng_state(before)
-    Randomness.generator, Randomness.seed = torch.default_generator, None
 
 
 @pytest.fixture(autouse=True)

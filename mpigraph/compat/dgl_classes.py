@@ -1,18 +1,23 @@
-"""DGL's samplers, layers and distributed classes, with the arguments of older versions."""
+"""DGL's samplers, loaders, layers and distributed classes, with the arguments of older versions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from mpigraph import dataloading, nn
 from mpigraph.collective import collective
 from mpigraph.distgraph import graph, tensor
 
 __all__ = [
+    "DataLoader",
     "DistGraph",
     "DistTensor",
+    "EdgeDataLoader",
     "MultiLayerFullNeighborSampler",
     "MultiLayerNeighborSampler",
     "NeighborSampler",
+    "NodeDataLoader",
     "RelGraphConv",
 ]
 
@@ -49,6 +54,57 @@ def _fanout(layer: Any) -> Any:
     if isinstance(layer, Mapping):
         return {etype: _fanout(fanout) for etype, fanout in layer.items()}
     return -1 if layer is None else layer
+
+
+@collective("trainers")
+def DataLoader(
+    graph: graph.DistGraph,
+    indices: Any,
+    graph_sampler: Any,
+    device: torch.device | str | None = None,
+    use_ddp: bool = False,
+    ddp_seed: int = 0,
+    batch_size: int = 1,
+    drop_last: bool = False,
+    shuffle: bool = False,
+    **options: Any,
+) -> Any:
+    """Return a :class:`.DistEdgeDataLoader` with a sampler of edges, else a :class:`.DistNodeDataLoader`.
+
+    ``use_ddp`` and ``ddp_seed`` are accepted: ``indices`` are this trainer's own. Options and errors are those of the
+    loader.
+    """
+    of_edges = isinstance(graph_sampler, dataloading.EdgePredictionSampler)
+    make: Any = dataloading.DistEdgeDataLoader if of_edges else dataloading.DistNodeDataLoader
+    given = dict(batch_size=batch_size, drop_last=drop_last, shuffle=shuffle)
+    return make(graph, indices, graph_sampler, device, **given, **options)
+
+
+NodeDataLoader = DataLoader
+
+
+@collective("trainers")
+def EdgeDataLoader(
+    g: graph.DistGraph,
+    eids: Any,
+    graph_sampler: Any,
+    device: torch.device | str | None = None,
+    use_ddp: bool = False,
+    ddp_seed: int = 0,
+    exclude: Any = None,
+    reverse_eids: Any = None,
+    reverse_etypes: Any = None,
+    negative_sampler: Any = None,
+    **options: Any,
+) -> Any:
+    """Return a :class:`.DistEdgeDataLoader`, with its options and errors.
+
+    ``use_ddp`` and ``ddp_seed`` are accepted: ``eids`` are this trainer's own.
+    """
+    how = dict(exclude=exclude, reverse_eids=reverse_eids, reverse_etypes=reverse_etypes)
+    return dataloading.DistEdgeDataLoader(
+        g, eids, graph_sampler, device, negative_sampler=negative_sampler, **how, **options
+    )
 
 
 class RelGraphConv(nn.RelGraphConv):

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from mpigraph import dataloading
 from mpigraph.collective import WHEN_REMOTE, collective
+from mpigraph.dataloading.sampler import check_graph
 from mpigraph.distgraph import partitioning
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.graphs.fields import EID, IdsLike
@@ -41,9 +41,7 @@ def sample_neighbors(g: Any, nodes: Any, fanout: Any, *args: Any, **options: Any
     """
     if fanout is None:
         fanout = -1
-    if not isinstance(g, DistGraph):
-        return dataloading.sample_neighbors(g, nodes, fanout, *args, **options)
-    if isinstance(nodes, Mapping) or len(g.ntypes) == 1:
+    if isinstance(nodes, Mapping) or len(check_graph(g).ntypes) == 1:
         return g.sample_neighbors(nodes, fanout, *args, **options)
     book = g.get_partition_book()
     kinds, ids = book.map_to_per_ntype(nodes)

@@ -28,9 +28,12 @@ _FILES = "mpigraph.compat.dgl_files"
 _IDS = "mpigraph.compat.dgl_ids"
 _LAYERS = {"RelGraphConv": f"{_CLASSES}:RelGraphConv"}
 
-_OLD_SAMPLERS = {
+_OLD_LOADING = {
     name: f"{_CLASSES}:{name}"
-    for name in ("MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler", "NeighborSampler")
+    for name in (
+        *("DataLoader", "EdgeDataLoader", "MultiLayerFullNeighborSampler", "MultiLayerNeighborSampler"),
+        *("NeighborSampler", "NodeDataLoader"),
+    )
 }
 _DISTRIBUTED = {
     "DistGraph": f"{_CLASSES}:DistGraph",
@@ -51,7 +54,7 @@ for _name in (
     *("get_num_client", "get_num_machines", "get_rank", "initialize", "shutdown_servers"),
 ):
     _DISTRIBUTED[_name] = f"{_ROLES}:{_name}"
-_DATALOADING = Sources(("mpigraph.dataloading",), _OLD_SAMPLERS)
+_DATALOADING = Sources(("mpigraph.dataloading",), _OLD_LOADING)
 _GRAPHS = Sources(("mpigraph", "mpigraph.convert"))
 _NN = Sources(("mpigraph.nn",), _LAYERS)
 _DATA = Sources((_FILES,))
@@ -78,9 +81,7 @@ MODULES: Mapping[str, Sources] = {
     "dgl.nn": Sources(("mpigraph.nn", "mpigraph.nn.pytorch"), _LAYERS),
     "dgl.nn.pytorch": Sources(("mpigraph.nn.pytorch", "mpigraph.nn"), _LAYERS),
     "dgl.ops": _NN,
-    "dgl.sampling": Sources(
-        ("mpigraph.dataloading",), _OLD_SAMPLERS | {"sample_neighbors": f"{_IDS}:sample_neighbors"}
-    ),
+    "dgl.sampling": Sources(("mpigraph.dataloading",), _OLD_LOADING | {"sample_neighbors": f"{_IDS}:sample_neighbors"}),
     "dgl.utils": _DATA,
     **dict.fromkeys(("dgl.data", "dgl.data.tensor_serialize", "dgl.data.utils"), _DATA),
     **{
@@ -113,7 +114,13 @@ _NO_KVSTORE = "rows live in windows of MPI: read and write them by DistTensor, g
 _NO_RPC = "ranks talk by MPI: use torch.distributed or mpi4py for messages of your own"
 _NO_SERVERS = "servers are ranks of the same job: initialize(num_servers=...), or MPIGRAPH_NUM_SERVERS"
 _NO_DATASETS = "datasets are not downloaded: python -m mpigraph partition reads OGB's folders, npz, csv and others"
+_NO_WALKS = (
+    "walks follow out-edges, and parts hold in-edges: partition with --add-reverse, and sample in-neighbours "
+    "(NeighborSampler, g.sample_neighbors)"
+)
 _INSTEAD = {
+    **dict.fromkeys(("PinSAGESampler", "RandomWalkNeighborSampler", "pack_traces", "random_walk"), _NO_WALKS),
+    "ShaDowKHopSampler": "use NeighborSampler; DGL and PyG sample such subgraphs in one process",
     **dict.fromkeys(
         ("KVClient", "KVServer", "close_kvstore", "get_kvstore", "init_kvstore", "kvstore", "standalone_kvstore"),
         _NO_KVSTORE,

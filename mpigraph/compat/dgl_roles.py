@@ -9,7 +9,7 @@ from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE
 from mpigraph.session import context
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
-from mpigraph.session.draws import check_seed, seed_in_memory
+from mpigraph.session.draws import check_seed
 
 __all__ = [
     "BACKEND_NAME",
@@ -115,11 +115,9 @@ def shutdown_servers() -> None:
 
 
 def seed(val: int) -> None:
-    """Seed draws from graphs in memory, and loaders of these; a DistGraph's depend on ``initialize(seed=)``.
+    """Accept DGL's call, with a warning: draws depend on ``initialize(seed=)``, and those of a loader on its ``seed=``.
 
     Raises InvalidArgumentError: it is no integer of 64 bits.
     """
-    seed_in_memory(check_seed(val))
-    if context.is_initialized():
-        instead = "a DistGraph's draws depend on initialize(seed=) and a loader's seed="
-        get_logger().warning("dgl.seed(%s) seeds graphs in memory: %s", val, instead)
+    instead = "draws depend on initialize(seed=) and a loader's seed="
+    get_logger().warning("dgl.seed(%s) changes nothing: %s", check_seed(val), instead)

@@ -1,7 +1,4 @@
-"""Loading minibatches: samplers of blocks, of edges and of negatives, and the loaders of nodes and of edges.
-
-``Dist...`` loaders are of distributed graphs, the others of graphs in memory.
-"""
+"""Loading minibatches: samplers of blocks, of edges and of negatives, and the loaders of nodes and of edges."""
 
 from typing import TYPE_CHECKING
 
@@ -11,8 +8,6 @@ from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, as_edge_pre
 from mpigraph.dataloading.exclusion import reverse_edges
 from mpigraph.dataloading.labor_sampler import LaborSampler, sample_labors
 from mpigraph.dataloading.loader import DistDataLoader
-from mpigraph.dataloading.memory_loader import DataLoader, EdgeDataLoader, NodeDataLoader
-from mpigraph.dataloading.memory_sampling import sample_neighbors
 from mpigraph.dataloading.negative_sampler import (
     GlobalUniform,
     InBatch,
@@ -23,7 +18,6 @@ from mpigraph.dataloading.negative_sampler import (
     Uniform,
 )
 from mpigraph.dataloading.node_loader import DistNodeDataLoader, NodeCollator
-from mpigraph.dataloading.random_walks import pack_traces, random_walk
 from mpigraph.dataloading.sampler import (
     BlockSampler,
     MultiLayerFullNeighborSampler,
@@ -31,18 +25,14 @@ from mpigraph.dataloading.sampler import (
     NeighborSampler,
     Sampler,
 )
-from mpigraph.dataloading.shadow import ShaDowKHopSampler
-from mpigraph.dataloading.walk_samplers import PinSAGESampler, RandomWalkNeighborSampler
 from mpigraph.namespaces import attach
 
 __all__ = [
     "BlockSampler",
-    "DataLoader",
     "DistDataLoader",
     "DistEdgeDataLoader",
     "DistNodeDataLoader",
     "EdgeCollator",
-    "EdgeDataLoader",
     "EdgePredictionSampler",
     "GlobalUniform",
     "InBatch",
@@ -54,20 +44,13 @@ __all__ = [
     "NegativeSampler",
     "NeighborSampler",
     "NodeCollator",
-    "NodeDataLoader",
     "PerSourceUniform",
-    "PinSAGESampler",
-    "RandomWalkNeighborSampler",
     "Sampler",
-    "ShaDowKHopSampler",
     "Uniform",
     "as_edge_prediction_sampler",
     "negative_sampler",
-    "pack_traces",
-    "random_walk",
     "reverse_edges",
     "sample_labors",
-    "sample_neighbors",
 ]
 
 if not TYPE_CHECKING:

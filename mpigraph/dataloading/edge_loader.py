@@ -13,10 +13,9 @@ from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.loader import LoaderOptions, SampledDataLoader, arguments
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_edge_stages
-from mpigraph.dataloading.sampler import BlockSampler, Sampler, has_method, needs_of, session_of
+from mpigraph.dataloading.sampler import BlockSampler, Sampler, check_graph, has_method, needs_of
 from mpigraph.dataloading.seed_times import check_loader_times
 from mpigraph.dataloading.seeds import Chosen, Item, TypedIds, as_seed_tensors
-from mpigraph.dataloading.shadow import ShaDowKHopSampler
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import ByEdgeType, EdgeIds, EdgeTensors, Names, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError
@@ -84,10 +83,10 @@ class DistEdgeDataLoader(SampledDataLoader):
         **foreign: object,
     ) -> None:
         how = (exclude, reverse_eids, reverse_etypes, negative_sampler)
-        with arguments(session_of(g)):
+        with arguments(check_graph(g).session):
             if not isinstance(graph_sampler, EdgePredictionSampler) and has_method(graph_sampler, "sample_blocks"):
                 graph_sampler = as_edge_prediction_sampler(graph_sampler, *how)
-            elif not has_method(graph_sampler, "sample") or isinstance(graph_sampler, ShaDowKHopSampler):
+            elif not has_method(graph_sampler, "sample"):
                 raise InvalidArgumentError(
                     f"graph_sampler must have sample_blocks, or be a sampler of edges (got {graph_sampler!r}): "
                     "NeighborSampler and LaborSampler sample around edges"

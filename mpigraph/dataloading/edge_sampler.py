@@ -7,7 +7,6 @@ graphs.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -15,8 +14,7 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.dataloading.exclusion import Exclude, Exclusion, ReverseEids, make_exclusion, reverse_edges, with_same_ids
-from mpigraph.dataloading.memory_sampling import sampled, take_features
+from mpigraph.dataloading.exclusion import Exclude, ReverseEids, make_exclusion, reverse_edges
 from mpigraph.dataloading.negative_sampler import (
     NO_EDGES,
     Negatives,
@@ -25,7 +23,7 @@ from mpigraph.dataloading.negative_sampler import (
     draw_negatives,
     find_edges,
 )
-from mpigraph.dataloading.sampler import BlockSampler, Needs, Sampler, has_method, needs_of
+from mpigraph.dataloading.sampler import BlockSampler, Needs, Sampler, check_graph, has_method, needs_of
 from mpigraph.dataloading.seed_times import check_edge_times, negative_times, redraw_newer
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.times import TimeFilter
@@ -104,10 +102,10 @@ class EdgePredictionSampler(Sampler):
             reverse_eids: int64[num_edges], the reverse edge of each edge: a tensor, ndarray or DistTensor, which is
                 read for each minibatch; or edge type -> one of these. If it is left out, a loader with "reverse_types",
                 or with "reverse_id" in a graph with one relation, looks reverse edges up once by their ends, as
-                :func:`.reverse_edges` (partitioning renumbers each relation; in a graph in memory an edge and its
-                reverse have one id). Where both relations keep that id as a feature ``orig``, you can invert it
-                instead: ``back["orig"][:].argsort()[there["orig"][:]]``, with ``there = g.edges[etype].data`` and
-                ``back`` of the reverse edges.
+                :func:`.reverse_edges` (partitioning renumbers each relation). Where an edge and its reverse had one
+                id before that, which both relations keep as a feature ``orig``, you can invert it instead:
+                ``back["orig"][:].argsort()[there["orig"][:]]``, with ``there = g.edges[etype].data`` and ``back`` of
+                the reverse edges.
             reverse_etypes: edge type -> edge type of the reverse edges; with "reverse_types".
             negative_sampler: ``(g, seed edges) -> (src, dst)``, for example :class:`.negative_sampler.Uniform`.
             prefetch_labels: names of edge features that loaders gather for the seed edges; or edge type -> names.
@@ -174,13 +172,11 @@ class EdgePredictionSampler(Sampler):
         self._looks_up = False
 
     @collective("trainers", WHEN_REMOTE)
-    def sample(
-        self, g: DistGraph | HeteroGraph, seed_edges: EdgeIds, *, edge_label_time: EdgeIds | None = None
-    ) -> PairSample:
+    def sample(self, g: DistGraph, seed_edges: EdgeIds, *, edge_label_time: EdgeIds | None = None) -> PairSample:
         """Sample the minibatch of some edges.
 
         Args:
-            g: the graph; also one in memory, where it is local, and whose features the pair graph has.
+            g: the graph.
             seed_edges: int64[n], edge ids, or edge type -> edge ids.
             edge_label_time: int64[n], the time of each edge, in their form, for a sampler of blocks with ``time_attr``.
                 Both ends and the edge's negatives have this time. Where nodes have times, a negative's destination
@@ -202,20 +198,17 @@ class EdgePredictionSampler(Sampler):
         input_nodes, _, blocks = pairs.sample_ends(self.sampler.sample_blocks, g)
         return cast(PairSample, (input_nodes, *pairs.graphs, blocks))
 
-    def sample_pairs(
-        self, g: DistGraph | HeteroGraph, seed_edges: EdgeIds, *, edge_label_time: EdgeIds | None = None
-    ) -> Pairs:
+    def sample_pairs(self, g: DistGraph, seed_edges: EdgeIds, *, edge_label_time: EdgeIds | None = None) -> Pairs:
         """Do the part of :meth:`sample` before the blocks; arguments and errors are the same.
 
         One-sided, like most negative samplers. Where hosts are remote, an error on one trainer is raised on the others,
         in their next round of sampling.
         """
-        graph = g
-        g = sampled(g)
+        g = check_graph(g)
         negatives: dict[Relation, _Ends] | None = None
         excluded: EdgeTensors | None = None
         with g.raised_everywhere():
-            if self._looks_up and (isinstance(g, DistGraph) or self._exclude == "reverse_id"):
+            if self._looks_up:
                 raise InvalidArgumentError(
                     f"exclude={self._exclude!r} needs reverse_eids: DistEdgeDataLoader looks them up by itself, and "
                     "mpigraph.dataloading.reverse_edges(g, reverse_etypes) does"
@@ -227,12 +220,9 @@ class EdgePredictionSampler(Sampler):
             )
             if self.negative_sampler is not None:
                 negatives = _checked(g, draw_negatives(self.negative_sampler, g, edges))
-            exclusion: Exclusion | None = self._exclusion
-            if self._looks_up:  # in memory an edge and its reverse have one id
-                exclusion = partial(with_same_ids, cast(ByEdgeType[EdgeType], self._reverse_etypes))
-            if exclusion is not None:
+            if self._exclusion is not None:
                 seeds = {relation: torch.from_numpy(of_relation.eids) for relation, of_relation in edges.items()}
-                excluded = unwrap_edges(g.schema, exclusion(g, seeds))
+                excluded = unwrap_edges(g.schema, self._exclusion(g, seeds))
             of_negatives = None
             if times is not None and negatives is not None:
                 context, of_negatives = g.session.next_context(), {}
@@ -248,9 +238,6 @@ class EdgePredictionSampler(Sampler):
         graphs, nodes, node_times = numbering.graphs()
         for relation in g.schema.relations:
             graphs[0].edges[relation].data[EID] = torch.from_numpy(edges.get(relation, NO_EDGES).eids)
-        if isinstance(graph, HeteroGraph):
-            for pairs in graphs:
-                take_features(pairs, graph)
         ends, times_given = (
             by_type if len(by_type) != 1 else by_type[g.schema.ntypes[0]] for by_type in (nodes, node_times)
         )

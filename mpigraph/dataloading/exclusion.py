@@ -62,11 +62,6 @@ def make_exclusion(
     )
 
 
-def with_same_ids(reverse_etypes: ByEdgeType[EdgeType], g: DistGraph, seeds: Eids) -> Eids:
-    """Return the seeds and the edges with their ids in the reverse relation; for graphs that were not renumbered."""
-    return _and_reverse(reverse_etypes, g, seeds, lambda relation, ids: ids)
-
-
 def _and_reverse(
     reverse_etypes: ByEdgeType[EdgeType],
     g: DistGraph,

@@ -28,7 +28,7 @@ def _tell_nobody(sample: object, batch: int) -> None:
     """Announce nothing."""
 
 
-def _as_made(batch: Any) -> Any:
+def _as_made(batch: object) -> Any:
     return batch
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from mpigraph.collective import collective
-from mpigraph.dataloading.memory_sampling import sample_by, sampled
-from mpigraph.dataloading.sampler import Needs, NeighborSampler, plain
+from mpigraph.collective import WHEN_REMOTE, collective
+from mpigraph.dataloading.sampler import Needs, NeighborSampler, check_graph, plain
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.distgraph.typed_ids import EdgeIds, Fanout, FeatureName, Names, NodeIds
@@ -22,11 +21,14 @@ _MOST_STEPS = 2**31 - 1
 
 @dataclass(frozen=True)
 class _LaborArguments(SamplingArguments):
-    """The arguments of :class:`LaborSampler`."""
+    """The arguments of :class:`LaborSampler`.
+
+    Attributes:
+        period: steps that a number lives; 0 for numbers of each minibatch.
+    """
 
     layer_dependency: bool = False
-    batch_dependency: int = 1
-    share: str = "minibatch"
+    period: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,14 +42,10 @@ class _LaborArguments(SamplingArguments):
                 "disjoint and time_attr: LABOR saves rows where destinations share sources, and disjoint trees share "
                 "none; use NeighborSampler"
             )
-        check_integer("batch_dependency", self.batch_dependency, 1, _MOST_STEPS)
-        if self.share not in ("minibatch", "step"):
-            raise InvalidArgumentError(f"share must be 'minibatch' or 'step' (got {self.share!r})")
 
     def strategy(self, fanout: int, weights: RowTensor | None, times: int) -> Strategy:
         """See :class:`.SamplingArguments`."""
-        period = int(self.batch_dependency) if self.batch_dependency > 1 or self.share == "step" else 0
-        return Labor(fanout, 0 if weights is None else weights.number, bool(self.layer_dependency), period)
+        return Labor(fanout, 0 if weights is None else weights.number, bool(self.layer_dependency), self.period)
 
 
 class LaborSampler(NeighborSampler):
@@ -67,7 +65,7 @@ class LaborSampler(NeighborSampler):
     The numbers are hashes of seed, minibatch or step, hop and source: the same on any number of ranks.
 
     Attributes:
-        layer_dependency, batch_dependency, share: as given; new values count from the next draw on.
+        layer_dependency, batch_dependency: as given; new values count from the next draw on.
     """
 
     arguments_type = _LaborArguments
@@ -85,7 +83,6 @@ class LaborSampler(NeighborSampler):
         prefetch_edge_feats: Names = (),
         output_device: torch.device | str | None = None,
         *,
-        share: str = "minibatch",
         mask: FeatureName | None = None,
         **options: Any,
     ) -> None:
@@ -101,51 +98,47 @@ class LaborSampler(NeighborSampler):
                 independent.
             batch_dependency: steps that a number lives. A source renews its number every ``batch_dependency`` steps,
                 one source in as many at each step, so that consecutive minibatches read many rows again and caches
-                serve more of them. (DGL interpolates between numbers instead.) Above 1, all trainers share the
-                numbers, as with ``share="step"``.
+                serve more of them. (DGL interpolates between numbers instead.) Above 1, the
+                minibatches of a step share the numbers. Step s of a loader consists of the minibatches with number s,
+                counted through all its epochs, of each trainer; a resumed loader continues to count, on any number of
+                trainers. Loaders with one seed share the numbers of equal steps. Outside of loaders each call is a
+                step.
             prefetch_node_feats: as in :class:`NeighborSampler`, like the next three.
             prefetch_labels: names of node features for the output nodes.
             prefetch_edge_feats: names of edge features.
             output_device: accepted for DGL's scripts.
-            share: "minibatch" for numbers of each minibatch; "step" for numbers that all minibatches of a step share,
-                so that trainers of a node read the same rows. Step s of a loader consists of the minibatches with
-                number s, counted through all its epochs, of each trainer; a resumed loader continues to count, on any
-                number of trainers. Loaders with one seed share the numbers of equal steps. Outside of loaders each
-                call is a step; those on graphs in memory have random numbers, so that none follows another.
             mask: as in :class:`NeighborSampler`.
             options: other options of :class:`NeighborSampler`, except ``replace``, ``disjoint`` and those of times.
 
         Raises:
             InvalidArgumentError: ``importance_sampling`` is not 0, ``batch_dependency`` is not an integer from 1 on,
-                ``share`` has another value, an option that LABOR cannot have, or as :class:`NeighborSampler`.
+                an option that LABOR cannot have, or as :class:`NeighborSampler`.
         """
         _check_importance(importance_sampling)
         self.layer_dependency = bool(layer_dependency)
         self.batch_dependency = batch_dependency
-        self.share = share
         prefetched = prefetch_node_feats, prefetch_labels, prefetch_edge_feats
         with_replacement = options.pop("replace", False)
         super().__init__(fanouts, edge_dir, prob, mask, with_replacement, *prefetched, output_device, **options)
 
     @property
-    def _own(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("layer_dependency", "batch_dependency", "share")}
-
-    @property
     def arguments(self) -> SamplingArguments:
         """See :class:`.NeighborSampler`."""
-        return replace(super().arguments, **self._own)
+        period = check_integer("batch_dependency", self.batch_dependency, 1, _MOST_STEPS)
+        own: dict[str, Any] = {"layer_dependency": self.layer_dependency, "period": period if period > 1 else 0}
+        return replace(super().arguments, **own)
 
     @property
     def needs(self) -> Needs:
         """See :class:`.Sampler`."""
         needs = super().needs
-        return replace(needs, description=f"{needs.description}, {plain(self._own)}")
+        own = {name: getattr(self, name) for name in ("layer_dependency", "batch_dependency")}
+        return replace(needs, description=f"{needs.description}, {plain(own)}")
 
 
-@collective("trainers", "on a DistGraph whose hosts are remote; else local")
+@collective("trainers", WHEN_REMOTE)
 def sample_labors(
-    g: HeteroGraph | DistGraph,
+    g: DistGraph,
     nodes: NodeIds,
     fanout: Fanout,
     edge_dir: str = "in",
@@ -161,17 +154,17 @@ def sample_labors(
     """Sample in-neighbours of nodes as :class:`LaborSampler` does in one hop.
 
     Args:
-        g: the graph, distributed or in memory.
+        g: the graph.
         nodes: int[n], node ids; or node type -> int[n], which graphs with several node types need.
         fanout: most neighbours of a node in each relation; -1 means all. Or edge type -> most neighbours.
-        edge_dir: "in" for edges into the nodes; in memory also "out" for those out of them.
+        edge_dir: only "in".
         prob: name of an edge feature with weights or a mask, as in :meth:`.DistGraph.sample_neighbors`.
         importance_sampling: only 0, see :class:`LaborSampler`.
         random_seed: an integer, also as a tensor of one: calls with the same one, on any trainer and for any nodes,
             share the numbers of sources. By default the calls with the same number of each trainer share them.
         seed2_contribution: only 0; ``LaborSampler(batch_dependency=...)`` makes consecutive minibatches alike.
-        copy_ndata: keep the node features of a graph in memory (the tensors are shared).
-        copy_edata: keep the edge features of a graph in memory, of the sampled edges.
+        copy_ndata: accepted for DGL's scripts.
+        copy_edata: accepted for DGL's scripts.
         exclude_edges: int[k], ids of edges that must not be drawn, or a dict of them by edge type.
         output_device: where to put the graph; the CPU by default.
 
@@ -182,7 +175,7 @@ def sample_labors(
     Raises:
         OutOfRangeError, FieldNameError, NodeTypeError, EdgeTypeError, InvalidArgumentError: as there.
     """
-    with sampled(g).raised_everywhere():
+    with check_graph(g).raised_everywhere():
         _check_importance(importance_sampling)
         if seed2_contribution:
             raise InvalidArgumentError(
@@ -195,8 +188,10 @@ def sample_labors(
                     f"random_seed must be one integer (got a tensor of shape {tuple(random_seed.shape)})"
                 )
             random_seed = int(random_seed)
-        arguments = _LaborArguments([fanout], edge_dir, prob, seed=random_seed, share="step")
-    frontier = sample_by(arguments, g, nodes, copy_ndata, copy_edata, exclude_edges, output_device)
+        arguments = _LaborArguments([fanout], edge_dir, prob, seed=random_seed, period=1)
+    frontier = g.sample_hop(nodes, arguments, exclude_edges)
+    if output_device is not None:
+        frontier = frontier.to(output_device)
     return frontier, [torch.empty(0) for _ in frontier.canonical_etypes]
 
 

@@ -28,7 +28,7 @@ from mpigraph.dataloading.fetcher import Stages
 from mpigraph.dataloading.foreign_options import check_foreign
 from mpigraph.dataloading.passes import EpochPlan, HasEpochs, Passes
 from mpigraph.dataloading.prefetch import Prefetch
-from mpigraph.dataloading.sampler import Sampler, needs_of, session_of
+from mpigraph.dataloading.sampler import Sampler, check_graph, needs_of
 from mpigraph.dataloading.seeds import Seeds, TypedIds
 from mpigraph.dataloading.to_device import ToDevice
 from mpigraph.dataloading.work_ahead import Answering, LoaderStats, Pipeline
@@ -309,7 +309,7 @@ def _hold(loader: DistDataLoader, plan: EpochPlan, before: LoaderStats, batches:
     get_logger().info("epoch %d of a loader: %s", plan.epoch, loader.stats().since(before))
 
 
-def _num_inputs(batch: Any) -> int:
+def _num_inputs(batch: object) -> int:
     """Return the number of input nodes of a minibatch in one of the library's forms, else -1."""
     nodes: Any = batch[0] if isinstance(batch, tuple) and batch else getattr(batch, "num_nodes", None)
     if isinstance(nodes, int):
@@ -350,7 +350,7 @@ class SampledDataLoader(DistDataLoader):
         self, g: DistGraph, ids: TypedIds, sampler: Sampler, options: LoaderOptions, foreign: Mapping[str, object]
     ) -> None:
         """Plan the batches, and have the hosts prepare the edge weights of the sampler, if it has any."""
-        with arguments(session_of(g)):
+        with arguments(check_graph(g).session):
             check_foreign(type(self), foreign)
             if options.output not in ("dgl", "pyg"):
                 raise InvalidArgumentError(f"output must be 'dgl' or 'pyg' (got {options.output!r})")

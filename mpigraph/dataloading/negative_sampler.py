@@ -26,13 +26,11 @@ import numpy as np
 import torch
 
 from mpigraph.arrays import I64
-from mpigraph.dataloading.memory_sampling import sampled
-from mpigraph.dataloading.sampler import plain
+from mpigraph.dataloading.sampler import check_graph, plain
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.partition_book import local_nodes
 from mpigraph.distgraph.typed_ids import EdgeIds, EdgeTensors, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError, check_integer
-from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.kernels.id_hashes import told_apart
 from mpigraph.kernels.negatives import draw_nodes, draw_others, keep_candidates
 from mpigraph.kernels.rng import combine, fingerprint
@@ -113,7 +111,7 @@ class NegativeSampler(ABC):
         """Return the class and options, which the draws depend on."""
         return f"{type(self).__qualname__}({plain(vars(self))})"
 
-    def __call__(self, g: DistGraph | HeteroGraph, eids: EdgeIds) -> Negatives:
+    def __call__(self, g: DistGraph, eids: EdgeIds) -> Negatives:
         """Draw negatives.
 
         Args:
@@ -127,7 +125,7 @@ class NegativeSampler(ABC):
         Raises:
             OutOfRangeError: an edge does not exist.
         """
-        g = sampled(g)
+        g = check_graph(g)
         pairs = self.draw(g, find_edges(g, eids))
         return pairs if isinstance(eids, Mapping) else next(iter(pairs.values()))
 

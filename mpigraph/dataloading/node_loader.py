@@ -12,7 +12,6 @@ from mpigraph.dataloading.pyg_batches import pyg_node_stages
 from mpigraph.dataloading.sampler import BlockSampler, Sampler, has_method, needs_of
 from mpigraph.dataloading.seed_times import check_input_time
 from mpigraph.dataloading.seeds import Chosen, Item, TypedIds, as_seed_tensors
-from mpigraph.dataloading.shadow import ShaDowKHopSampler, shadow_stages
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import Blocks, Names, NodeIds, NodeTensors, by_ntype, unwrap_nodes
 from mpigraph.errors import InvalidArgumentError
@@ -28,8 +27,7 @@ class DistNodeDataLoader(SampledDataLoader):
         g: the graph.
         nids: int[n], this rank's seed nodes; or node type -> int[n], which graphs with several node types need, and
             whose minibatches mix the types.
-        graph_sampler: has ``sample_blocks(g, seeds)``, for example a ``NeighborSampler``. With a
-            ``ShaDowKHopSampler`` minibatches are ``(nodes, seeds, subgraph)``, with features and labels of all nodes.
+        graph_sampler: has ``sample_blocks(g, seeds)``, for example a ``NeighborSampler``.
         device: where to put all of a minibatch, the CPU by default; "cuda" is the caller's current GPU. Copies to a
             GPU run on a stream of their own, for minibatches ahead too, which take memory there. The consumer's
             current stream waits for its minibatch's, the consumer does not.
@@ -110,13 +108,6 @@ class DistNodeDataLoader(SampledDataLoader):
     def _make_stages(
         self, g: DistGraph, ids: TypedIds, sampler: Sampler, options: LoaderOptions, pin_memory: bool
     ) -> Stages[Any]:
-        if isinstance(sampler, ShaDowKHopSampler):
-            if options.output == "pyg":
-                raise InvalidArgumentError(
-                    "output must be 'dgl' with a ShaDowKHopSampler (got 'pyg'): PyG's layers take "
-                    "torch.stack(subgraph.edges()) and subgraph.ndata of its minibatches"
-                )
-            return shadow_stages(g, cast(NodeIds, ids), sampler, options, pin_memory)
         if not has_method(sampler, "sample_blocks"):
             raise InvalidArgumentError(f"graph_sampler must have sample_blocks (got {sampler!r})")
         make: Callable[..., Stages[Any]] = pyg_node_stages if options.output == "pyg" else _block_stages

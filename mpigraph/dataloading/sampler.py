@@ -8,16 +8,13 @@ from typing import Any
 import torch
 
 from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.distgraph.times import TimeFilter
 from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, Names, NodeIds, check_layers
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.sampling.minibatch import Subgraph
-from mpigraph.session.context import Session
 
 
 @dataclass(frozen=True)
@@ -49,11 +46,11 @@ class Sampler(ABC):
     prefetch_edge_feats: Names = ()
 
     @abstractmethod
-    def sample(self, g: Any, indices: Any) -> Any:
+    def sample(self, g: DistGraph, indices: Any) -> Any:
         """Make the minibatch of some ids, or type -> ids, of a graph.
 
         Args:
-            g: the graph; also one in memory.
+            g: the graph.
             indices: int64[n], or type -> int64[n].
         """
 
@@ -92,13 +89,15 @@ def has_method(sampler: object, name: str) -> bool:
     return callable(getattr(sampler, name, None))
 
 
-def session_of(g: object) -> Session:
-    """Return the job of a loader's graph. Raises InvalidArgumentError if it is no distributed graph."""
+def check_graph(g: object) -> DistGraph:
+    """Return the graph of a loader or sampler. Raises InvalidArgumentError if it is no distributed graph."""
     if not isinstance(g, SampledGraph):
         raise InvalidArgumentError(
-            f"g must be a DistGraph (got {type(g).__name__}): partition_graph() writes one, for one rank, too"
+            f"g must be a DistGraph (got {type(g).__name__}): partition_graph() writes one, and `python train.py` "
+            "serves it in one process"
         )
-    return g.session
+    graph: Any = g
+    return graph  # type: ignore[no-any-return]
 
 
 class BlockSampler(Sampler):
@@ -106,13 +105,11 @@ class BlockSampler(Sampler):
 
     @abstractmethod
     @collective("trainers", WHEN_REMOTE)
-    def sample_blocks(
-        self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None
-    ) -> Blocks:
+    def sample_blocks(self, g: DistGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
         """Draw the blocks of one minibatch.
 
         Args:
-            g: the graph; also one in memory, where it is local.
+            g: the graph.
             seed_nodes: int64[n], or node type -> int64[n].
             exclude_eids: int[k], ids of excluded edges, removed before sampling, or a dict of them by edge type.
                 Loaders of nodes do not pass it, and a sampler for these alone may lack the parameter.
@@ -124,7 +121,7 @@ class BlockSampler(Sampler):
         raise NotImplementedError
 
     @collective("trainers", WHEN_REMOTE)
-    def sample(self, g: DistGraph | HeteroGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
+    def sample(self, g: DistGraph, seed_nodes: NodeIds, exclude_eids: EdgeIds | None = None) -> Blocks:
         """The same as :meth:`sample_blocks`, under DGL's other name."""
         excluded = () if exclude_eids is None else (exclude_eids,)
         return self.sample_blocks(g, seed_nodes, *excluded)
@@ -255,7 +252,7 @@ class NeighborSampler(BlockSampler):
     @collective("trainers", WHEN_REMOTE)
     def sample_blocks(
         self,
-        g: DistGraph | HeteroGraph,
+        g: DistGraph,
         seed_nodes: NodeIds,
         exclude_eids: EdgeIds | None = None,
         *,
@@ -271,18 +268,17 @@ class NeighborSampler(BlockSampler):
                 hosts are remote.
             OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are remote.
         """
-        graph = sampled(g)
-        inputs, outputs, blocks = graph.sample_blocks(
+        inputs, outputs, blocks = check_graph(g).sample_blocks(
             seed_nodes, self.arguments, exclude_edges=exclude_eids, seed_times=input_time
         )
-        if not self.empty_relations and isinstance(g, DistGraph) and len(g.canonical_etypes) > 1:
+        if not self.empty_relations and len(g.canonical_etypes) > 1:
             blocks = type(blocks)(block.without_empty_relations() for block in blocks)
         return inputs, outputs, blocks
 
     @collective("trainers", WHEN_REMOTE)
     def sample_subgraph(
         self,
-        g: DistGraph | HeteroGraph,
+        g: DistGraph,
         seed_nodes: NodeIds,
         exclude_eids: EdgeIds | None = None,
         *,
@@ -296,8 +292,9 @@ class NeighborSampler(BlockSampler):
         Raises:
             OutOfRangeError: a seed or an excluded edge does not exist. On every rank if hosts are remote.
         """
-        graph = sampled(g)
-        return graph.sample_subgraph(seed_nodes, self.arguments, exclude_edges=exclude_eids, seed_times=input_time)
+        return check_graph(g).sample_subgraph(
+            seed_nodes, self.arguments, exclude_edges=exclude_eids, seed_times=input_time
+        )
 
 
 MultiLayerNeighborSampler = NeighborSampler

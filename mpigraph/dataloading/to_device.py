@@ -70,7 +70,7 @@ class ToDevice:
             return stages
         return replace(stages, fetch=partial(self._fetch, stages.fetch, own_thread), receive=self._receive)
 
-    def _fetch(self, fetch: Callable[[Any], Any], own_thread: bool, sample: Any) -> _Sent:
+    def _fetch(self, fetch: Callable[[Any], Any], own_thread: bool, sample: object) -> _Sent:
         """Make a minibatch, and begin to move it. One-sided."""
         accelerator = self._accelerator
         if accelerator is None:
@@ -79,7 +79,7 @@ class ToDevice:
             batch, memory = self._begin(fetch(sample), accelerator)
             return _Sent(batch, accelerator.record(self._stream) if memory else None, memory)
 
-    def _begin(self, batch: Any, accelerator: Accelerator) -> tuple[Any, list[torch.Tensor]]:
+    def _begin(self, batch: object, accelerator: Accelerator) -> tuple[Any, list[torch.Tensor]]:
         """Begin to copy a minibatch on the current stream; return the new one, and the memory that the copies fill."""
         memory: list[torch.Tensor] = []
 
@@ -115,7 +115,7 @@ class ToDevice:
         return sent.batch
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def moved(batch: object, device: torch.device) -> Any:
     """Return a minibatch with all tensors in it on a device."""
     move: _Change = partial(torch.Tensor.to, device=device)
     return _changed(batch, move, move, device)

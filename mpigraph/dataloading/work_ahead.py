@@ -138,7 +138,7 @@ class Pipeline:
             if epoch == self._epoch:  # else it was left and dies late, while another epoch announces
                 _forget(stages)
 
-    def _fetch(self, sample: Any, stages: Stages[Any]) -> Any:
+    def _fetch(self, sample: object, stages: Stages[Any]) -> Any:
         with UNINTERRUPTED, self.totals:
             with span("place"):
                 batch = stages.fetch(sample)

@@ -3,11 +3,9 @@
 All relations of a hop travel in the same messages. It also looks up edges, at the owners of their destinations.
 """
 
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,19 +21,17 @@ from mpigraph.distgraph.typed_ids import (
     Fanout,
     FeatureName,
     NodeIds,
-    NodeTensors,
     by_ntype,
     by_relation,
     unwrap_nodes,
 )
-from mpigraph.errors import ClosedError, EdgeTypeError, InvalidArgumentError, MPIGraphError
+from mpigraph.errors import ClosedError, EdgeTypeError, InvalidArgumentError
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.block import Blocks as BlockList
-from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE, EdgeType
+from mpigraph.graphs.fields import EID, SEED_TIME, TREE, EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation, Schema, TypeNames
-from mpigraph.sampling.induced import induced_edges
 from mpigraph.sampling.minibatch import (
     Layer,
     RandomContext,
@@ -50,26 +46,15 @@ from mpigraph.sampling.minibatch import (
 )
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import EdgeQuery
-from mpigraph.sampling.strategies import HopKeys, MaskedOut, Strategy, Uniform, WeightedOut
+from mpigraph.sampling.strategies import HopKeys
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
 from mpigraph.store.derived import EdgeTimes
 from mpigraph.store.store import LoadedGraph
-from mpigraph.store.turned import OutWeights, TurnedTopology
 
 _NONE = np.empty(0, np.int64)
 _NO_WEIGHTS: dict[int, int] = {}
 _LAYERS_KEPT = 8  # of samplers' arguments
-
-
-@dataclass(frozen=True)
-class OutEdges:
-    """The out-edges of a graph's nodes, as walks follow them."""
-
-    session: Session  # the job whose channels carry the requests
-    number: int  # of the graph of out-edges
-    strategies: dict[int, Strategy]  # by relation id, what chooses one out-edge
-    eids: Callable[[int, I64], I64]  # maps a relation id, and ids of its edges there, to ids in the graph
 
 
 class SampledGraph(TypeNames):
@@ -131,7 +116,7 @@ class SampledGraph(TypeNames):
                 that is given several times draws anew each time.
             fanout: most neighbours of a node in each relation; -1 means all. Or edge type -> most neighbours, with
                 every edge type.
-            edge_dir: only "in": parts hold the in-edges of their nodes.
+            edge_dir: only "in": parts hold the in-edges of their nodes, see ``--add-reverse``.
             prob: name of an edge feature with a weight for each edge, or a mask. Drawn with probability proportional to
                 the weight; an edge of weight 0 is never drawn. It counts for the relations that have the feature, the
                 others are drawn uniformly; or edge type -> name.
@@ -244,38 +229,6 @@ class SampledGraph(TypeNames):
             return sample_hops(service, self.loaded, plan, context, expand_once=True).subgraph()
 
     @collective("trainers", WHEN_REMOTE)
-    def sample_induced(
-        self, seed_nodes: NodeIds, arguments: SamplingArguments, exclude_edges: EdgeIds | None = None
-    ) -> tuple[NodeTensors, NodeTensors, HeteroGraph]:
-        """Sample the nodes of a minibatch, and take all edges among them; for :class:`.ShaDowKHopSampler`.
-
-        Errors are those of :meth:`sample_blocks`, and InvalidArgumentError for a seed that is given twice.
-        """
-        with self.raised_everywhere():
-            plan = self.plan(arguments, seed_nodes, exclude_edges)
-            for ntype, ids in plan.seeds.items():
-                if len(np.unique(ids)) < len(ids):
-                    raise InvalidArgumentError(
-                        f"seed nodes of type {self.schema.ntypes[ntype]!r} must be given once each"
-                    )
-        context = self.session.next_context(arguments.seed)
-        with self.session.sampling(arguments.num_threads) as service:
-            nodes = dict(enumerate(sample_hops(service, self.loaded, plan, context).ids))
-            edges = induced_edges(service, self.loaded, nodes, plan.excluded)
-        none = (_NONE, _NONE, _NONE)
-        columns = {
-            relation: [torch.from_numpy(column) for column in edges.get(number, none)]
-            for number, relation in enumerate(self.schema.relations)
-        }
-        ends = {relation: (src, dst) for relation, (src, dst, _) in columns.items()}
-        graph = HeteroGraph(self.schema, ends, {ntype: len(nodes[t]) for t, ntype in enumerate(self.schema.ntypes)})
-        for t, ids in nodes.items():
-            graph.nodes[self.schema.ntypes[t]].data[NID] = torch.from_numpy(ids)
-        for relation, (_, _, eids) in columns.items():
-            graph.edges[relation].data[EID] = eids
-        return unwrap_nodes(self.schema, nodes), unwrap_nodes(self.schema, plan.seeds), graph
-
-    @collective("trainers", WHEN_REMOTE)
     def has_edges_between(
         self, u: EdgeIds, v: EdgeIds, etype: EdgeType = None
     ) -> torch.Tensor | dict[Relation, torch.Tensor]:
@@ -350,87 +303,6 @@ class SampledGraph(TypeNames):
             self.prepare_times(times.name)
         return numbers
 
-    @collective("trainers")
-    def prepare_walks(self, etypes: Sequence[EdgeType] | None = None, prob: FeatureName | None = None) -> None:
-        """Have the hosts hold the out-edges of their nodes, so that loaders can make random walks.
-
-        :func:`.random_walk` does so by itself where the main thread calls it. A relation takes 8 to 16 bytes an edge,
-        its weights up to 20 more. Weights are copied again in the next collective call after they were written.
-
-        Args:
-            etypes: the edge types to follow; None means all.
-            prob: the edge weights or masks to draw by, as in :func:`.random_walk`.
-
-        Raises:
-            EdgeTypeError, FieldNameError, InvalidArgumentError: as there; on every trainer.
-            GraphDataError: an edge weight is negative, infinite or NaN; on every rank.
-            SharedMemoryError: a node's shared memory cannot hold the out-edges; on every rank.
-        """
-        try:
-            listed = self.schema.relations if etypes is None else etypes
-            relations = {self.schema.relation_id(etype) for etype in listed}
-            weights = self.out_weights(relations, prob)
-        except MPIGraphError as error:
-            self._prepare_walks((), {}, error)  # raises it, on every trainer
-            raise
-        self._prepare_walks(relations, weights)
-
-    @collective("trainers")
-    def _prepare_walks(
-        self, relations: Collection[int], weights: Mapping[int, int], error: MPIGraphError | None = None
-    ) -> None:
-        """Have the hosts prepare walks; or raise the reason why this trainer cannot take part, on every trainer."""
-        self.session.control.call(
-            Operation.PREPARE_WALKS,
-            doing="preparing random walks",
-            error=error,
-            graph=self.loaded.topology.name,
-            relations=sorted(relations),
-            weights=sorted(weights.values()),
-        )
-
-    def out_weights(self, relations: Collection[int], prob: FeatureName | None) -> dict[int, int]:
-        """Return :meth:`edge_weights` of out-edges for those of ``relations`` that have any."""
-        weights = self.edge_weights(prob) if prob else {}
-        return {relation: number for relation, number in weights.items() if relation in relations}
-
-    @collective("trainers", "at the first use of a relation or a weight, else local")
-    def out_edges(self, relations: Collection[int], weights: Mapping[int, int]) -> OutEdges:
-        """Return the out-edges through some relations, by ids; ``weights`` are those of :meth:`out_weights`.
-
-        Raises:
-            InvalidArgumentError: hosts have yet to prepare them, and this is not the main thread.
-            GraphDataError, SharedMemoryError: as :meth:`prepare_walks`.
-        """
-        store, topology = self.session.store, self.loaded.topology
-        turned = topology.turned
-        is_known = isinstance(turned, TurnedTopology) and all(map(turned.is_turned, relations))
-        if not (is_known and all(store.is_prepared(OutWeights, number) for number in weights.values())):
-            if not _is_main_thread():
-                raise InvalidArgumentError(
-                    "the hosts have no out-edges to walk along yet: call g.prepare_walks() before the loop over a "
-                    "loader whose sampler makes random walks"
-                )
-            if turned is not None:  # a trainer with wrong arguments cannot know that the others prepare
-                with self.session.sampling() as service:
-                    service.sample([])
-            self._prepare_walks(relations, weights)
-        turned = topology.turned
-        assert isinstance(turned, TurnedTopology)
-        strategies: dict[int, Strategy] = dict.fromkeys(relations, Uniform(1))
-        for relation, number in weights.items():
-            is_mask = store.tensors[number].dtype == "bool"
-            strategies[relation] = (MaskedOut if is_mask else WeightedOut)(1, False, number)
-        return OutEdges(self.session, turned.number, strategies, turned.eids)
-
-    @collective("trainers", WHEN_REMOTE)
-    def refuse_walk(self, error: MPIGraphError) -> NoReturn:
-        """Raise an error in the arguments of a walk, on every trainer of the call."""
-        if self.loaded.topology.turned is None and _is_main_thread():  # the others have their hosts prepare it
-            self._prepare_walks((), {}, error)
-        with self.session.sampling() as service:
-            service.fail(error)
-
     @contextmanager
     @collective("trainers", "if the block raises and hosts are remote")
     def raised_everywhere(self, rounds: bool = True) -> Iterator[None]:
@@ -496,7 +368,10 @@ class SampledGraph(TypeNames):
         sorted_edges = {} if known is None else self.times_by_relation(known)
         arguments.check_numbers()
         if arguments.edge_dir != "in":
-            raise InvalidArgumentError(f"edge_dir must be 'in': parts hold in-edges (got {arguments.edge_dir!r})")
+            raise InvalidArgumentError(
+                f"edge_dir must be 'in' (got {arguments.edge_dir!r}): parts hold in-edges. For out-edges partition "
+                "with --add-reverse, and sample through the reverse edges"
+            )
         weights = self.edge_weights(arguments.prob) if arguments.prob else _NO_WEIGHTS
         layers = self._layers_of(arguments, weights, sorted_edges)
         seeds = by_ntype(self.schema, nodes)
@@ -601,10 +476,6 @@ sample_etype_neighbors = sample_neighbors
 def in_subgraph(g: SampledGraph, nodes: NodeIds) -> HeteroGraph:
     """Return all in-edges of nodes, as :func:`sample_neighbors` returns them."""
     return g.sample_neighbors(nodes, -1)
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 def hop_blocks(sampled: SampledHops) -> BlockList:

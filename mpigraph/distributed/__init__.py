@@ -6,7 +6,6 @@ from mpigraph.dataloading.edge_loader import DistEdgeDataLoader, EdgeCollator
 from mpigraph.dataloading.labor_sampler import sample_labors
 from mpigraph.dataloading.loader import DistDataLoader
 from mpigraph.dataloading.node_loader import DistNodeDataLoader, NodeCollator
-from mpigraph.dataloading.random_walks import random_walk
 from mpigraph.distgraph.embedding import DistEmbedding
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.partition_book import (
@@ -53,7 +52,6 @@ __all__ = [
     "node_split",
     "optim",
     "partition_graph",
-    "random_walk",
     "sample_etype_neighbors",
     "sample_labors",
     "sample_neighbors",

@@ -8,7 +8,6 @@ import numpy.typing as npt
 import torch
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.kernels.id_hashes import add_digest
 from mpigraph.metadata.schema import Relation
 
 TensorLike: TypeAlias = torch.Tensor | npt.ArrayLike
@@ -32,10 +31,6 @@ SEED_TIME: Final = "seed_time"
 """Name of the node field that holds the time of the tree's root."""
 ALL: Final = "__ALL__"
 """Stands for all nodes or all edges where ids are expected."""
-
-
-Contents: TypeAlias = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bytes]
-"""A digest of a tensor's values, see :func:`contents_of`."""
 
 
 def as_tensor(values: TensorLike, what: str = "") -> torch.Tensor:
@@ -89,19 +84,6 @@ def as_ids(ids: IdsLike, what: str) -> torch.Tensor:
     if tensor.dtype == torch.uint64 and bool((flat < 0).any()):
         raise InvalidArgumentError(f"{what} must fit int64 (got uint64 numbers of 2**63 and more)")
     return flat
-
-
-def contents_of(values: torch.Tensor) -> Contents:
-    """Return a digest of a tensor's values; unlike torch's version counter it also changes when numpy writes.
-
-    It reads about 14 GB/s on a core.
-    """
-    words = values.detach().cpu().contiguous().numpy().reshape(-1).view(np.uint8)
-    whole = len(words) // 16 * 16
-    a, b = words[:whole].view(np.int64).reshape(2, -1)
-    total = np.zeros(2, np.uint64)
-    add_digest(np.zeros(1, np.uint64), np.array([0, len(a)]), 0, a, b, total)
-    return values.dtype, tuple(values.shape), tuple(total.tolist()), words[whole:].tobytes()
 
 
 def is_number(ids: IdsLike) -> bool:

@@ -16,18 +16,15 @@ from mpigraph.metadata.schema import Relation
 K = TypeVar("K", str, Relation)
 
 
-_Later = Callable[[], torch.Tensor]
-_Columns = Mapping[str, torch.Tensor | _Later]
+_Columns = Mapping[str, torch.Tensor]
 _EMPTY: _Columns = {}
 
 
 class Frame(MutableMapping[str, torch.Tensor]):
     """Features of one node type or one relation: name -> tensor with one row for each node or edge.
 
-    A feature may be set as a function (:meth:`set_later`), which is called when the feature is first read: of a
-    minibatch most features of the graph are never used. Errors call the rows ``owner`` ("nodes of type 'paper'"); the
-    one about a missing feature ends with ``hint``, which contains ``{name}``. ``columns`` are the first features,
-    already checked.
+    Errors call the rows ``owner`` ("nodes of type 'paper'"); the one about a missing feature ends with ``hint``, which
+    contains ``{name}``. ``columns`` are the first features, already checked.
     """
 
     hint = ""
@@ -39,16 +36,9 @@ class Frame(MutableMapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         try:
-            column = self._columns[name]
+            return self._columns[name]
         except KeyError:
             raise FieldNameError(self._missing(name)) from None
-        if not isinstance(column, torch.Tensor):
-            self[name] = column = column()
-        return column
-
-    def set_later(self, name: str, make: Callable[[], torch.Tensor]) -> None:
-        """Set a feature that ``make()`` returns, which is called when the feature is first read."""
-        self._columns[name] = make
 
     def __setitem__(self, name: str, values: TensorLike) -> None:
         tensor = as_tensor(values, f"feature {name!r} on {self.owner}")
@@ -69,11 +59,7 @@ class Frame(MutableMapping[str, torch.Tensor]):
         return len(self._columns)
 
     def __repr__(self) -> str:
-        known = self._columns.items()
-        return repr({name: (tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else ... for name, t in known})
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_columns": dict(self)}  # other processes cannot make features later
+        return repr({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in self._columns.items()})
 
     def _missing(self, name: str) -> str:
         return f"no feature {name!r} on {self.owner} (have {list(self)}){self.hint.format(name=name)}"
@@ -87,11 +73,7 @@ class Frame(MutableMapping[str, torch.Tensor]):
     def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "Frame":
         """Return a frame with ``change(tensor)`` in place of every tensor."""
         twin = self.copy()
-        for name, column in self._columns.items():
-            if isinstance(column, torch.Tensor):
-                twin._columns[name] = change(column)
-            else:
-                twin.set_later(name, lambda make=column: change(make()))  # type: ignore[misc]
+        twin._columns = {name: change(column) for name, column in self._columns.items()}
         return twin
 
 

@@ -10,7 +10,6 @@ from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
 from mpigraph.kernels.float16 import round_to_bfloat16, widen
 from mpigraph.kernels.id_hashes import hash_each, hash_of_sequence, sum_of_hashes, told_apart
-from mpigraph.kernels.joined_requests import COLUMNS, find_requests, lay_out, place_runs, run_sizes, unpack_lists
 from mpigraph.kernels.levels import widen_levels
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
@@ -81,21 +80,7 @@ def warm_up() -> None:
         row_ops.scatter_rows(table, ids, np.empty_like(table), ids)
         row_ops.load_rows(table, 0, ids, ids, np.empty_like(table))
         row_ops.place_rows(table, ids, np.empty_like(table))
-    _warm_up_requests()
     _warm_up_caches()
-
-
-def _warm_up_requests() -> None:
-    """Run the kernels that answer requests, with an empty request."""
-    words, none = np.zeros(3, np.int64), np.zeros(1, np.int64)
-    requests = np.zeros((1, COLUMNS + 1), np.int64)
-    find_requests(words, np.array([0, 3]), 1, requests)
-    unpack_lists(words, words.view(np.int32), requests[:, 0], requests[:, 2], words)
-    sizes = np.zeros((1, 3), np.int64)
-    places = np.zeros_like(sizes)
-    run_sizes(np.array([0, 1]), 1, none, sizes[:, 0])
-    lay_out(requests[:, 0], 8, sizes, places, np.zeros(1, np.int64))
-    place_runs(np.zeros(1, np.uint8), np.array([0, 1]), 1, none, places[:, 0], np.zeros(16, np.uint8))
 
 
 def _warm_up_caches() -> None:

@@ -240,8 +240,8 @@ class RequestServer:
 Handler = Callable[[RequestServer, list[Request]], Coroutine[None]]
 """Sends the replies to requests that came together, as a coroutine; its errors end the job."""
 
-Answer = Callable[[Sequence[I64]], Sequence[I64]]
-"""Makes the answers to the words of requests, each behind ``HEAD`` free words. An error means one request is wrong."""
+Answer = Callable[[I64], I64]
+"""Makes the answer to the words of a request, behind ``HEAD`` free words. An error means that the request is wrong."""
 
 
 def sent(to: int, nbytes: int) -> None:
@@ -271,40 +271,37 @@ def _request(asker: int, words: I64) -> Request | None:
 
 
 def answering(answer: Answer) -> Handler:
-    """Return a handler that sends each request's answer, or the class and text of its error, to a :class:`Requester`.
+    """Return a handler that sends a request's answer, or the class and text of its error, to a :class:`Requester`.
 
-    It calls ``answer`` again after :class:`NotOpenHere`, while the asker's deadline allows.
+    It calls ``answer`` again after :class:`NotOpenHere`, while the asker's deadline allows. For servers that give it
+    one request at once.
     """
 
     def handle(server: RequestServer, requests: list[Request]) -> Coroutine[None]:
-        status: int = OK
-        answers: Sequence[I64] = []
-        while not answers:
+        (request,) = requests
+        status, words = OK, _NO_WORDS
+        while not len(words):
             try:
-                answers = answer([request.words for request in requests])
+                words = answer(request.words)
+            except NotOpenHere:
+                yield NOT_YET
             except Exception as error:
-                if len(requests) > 1:
-                    for request in tuple(requests):
-                        server.hand_over(requests, request)
-                    return
-                if isinstance(error, NotOpenHere):
-                    yield NOT_YET
-                else:
-                    status, answers = FAILED, [_error_words(error)]
-        nbytes = sum(words.nbytes for words in answers)
-        server.held += nbytes
+                status, words = FAILED, _error_words(error)
+        server.held += words.nbytes
+        received(request.asker, request.nbytes)
+        words[:HEAD] = status, len(words) - HEAD
         sends = []
-        for request, words in zip(requests, answers, strict=True):
-            received(request.asker, request.nbytes)
-            words[:HEAD] = status, len(words) - HEAD
-            for part in (words[: HEAD + FIRST // 8], words[HEAD + FIRST // 8 :]):
-                if len(part):
-                    sent(request.asker, part.nbytes)
-                    sends.append(server.comm.Isend([part, MPI.INT64_T], request.asker, request.tag))
+        for part in (words[: HEAD + FIRST // 8], words[HEAD + FIRST // 8 :]):
+            if len(part):
+                sent(request.asker, part.nbytes)
+                sends.append(server.comm.Isend([part, MPI.INT64_T], request.asker, request.tag))
         yield from complete(sends)
-        server.held -= nbytes
+        server.held -= words.nbytes
 
     return handle
+
+
+_NO_WORDS = np.empty(0, np.int64)
 
 
 def complete(sends: Collection[MPI.Request]) -> Coroutine[None]:

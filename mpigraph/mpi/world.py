@@ -21,7 +21,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -105,7 +105,6 @@ class World:
         self._owed: list[Callable[[], None]] = []
         self._apart: dict[int, str] = {}  # threads, and what they do
         self.closed = False
-        self.is_alone = False
         self.config = config
         self.comm = self._own(comm.Dup())
         self.rank, self.size = self.comm.rank, self.comm.size
@@ -150,25 +149,6 @@ class World:
             leaders=leaders,
             threads=self.threads_may_communicate,
         )
-
-    @classmethod
-    def alone(cls, config: Config) -> "World":
-        """Return the world of this process alone, without a communicator and without MPI."""
-        world = cls.__new__(cls)
-        world._made = ExitStack()
-        world._apart = {}
-        world.is_alone = world.is_trainer = True
-        world.witness = None
-        world.closed = False
-        world.config = config
-        world.size = world.num_nodes = world.num_local_trainers = 1
-        world.rank = world.node_index = world.host_index = world.local_trainer = world.local_rank = 0
-        world.num_servers = 0
-        world.divided = ""
-        world.hosts = world.trainer_ranks = np.zeros(1, np.int64)
-        world.nodes_of_hosts = world.nodes_of_trainers = np.zeros(1, np.int64)
-        world.is_local = np.ones(1, np.bool_)
-        return world
 
     @property
     def forked(self) -> bool:
@@ -325,7 +305,7 @@ class World:
 
     def watch(self, what: str, patience: float = 1.0, whom: Sequence[int] = ()) -> AbstractContextManager[None]:
         """Put a deadline on the wait inside the ``with`` block; see :meth:`.Watchdog.watch`."""
-        return nullcontext() if self.is_alone else self.watchdog.watch(what, patience, whom)
+        return self.watchdog.watch(what, patience, whom)
 
     def meeting(self, what: str, place: str = "", limited: bool = False) -> AbstractContextManager[None]:
         """Watch the wait inside the ``with`` block, for trainers that come when the user's code lets them.
@@ -368,21 +348,18 @@ class World:
 
         A trainer waits for the slowest without a deadline.
         """
-        if self.is_alone:
-            return nullcontext()
         return together(self.trainers, doing, "trainer", lambda: self.meeting(doing, TRAINERS))
 
     @collective("world.comm")
     def on_all_ranks(self, doing: str) -> AbstractContextManager[None]:
         """Run local code; if it raised on any rank, raise on every rank, naming the culprits."""
-        return nullcontext() if self.is_alone else together(self.comm, doing)
+        return together(self.comm, doing)
 
     @collective("world.comm")
     def barrier(self, doing: str) -> None:
         """Wait for all ranks."""
-        if not self.is_alone:
-            with self.watch(doing):
-                self.comm.Barrier()
+        with self.watch(doing):
+            self.comm.Barrier()
 
     @collective("node")
     def cores_per_rank(self) -> int:
@@ -407,8 +384,6 @@ class World:
         return self._allreduce(value, MPI.SUM)
 
     def _allreduce(self, value: int, op: MPI.Op) -> int:
-        if self.is_alone:
-            return value
         answer = np.array([value], np.int64)
         with UNINTERRUPTED, self.meeting("agreeing on a number", TRAINERS):
             wait(self.trainers.Iallreduce(MPI.IN_PLACE, answer, op=op), PEERS_COMPUTE)

@@ -463,11 +463,11 @@ class PackedTransport(Transport):
         return rows, words[_HEADER + id_words :].view(np.uint8)[: count * row_bytes]
 
 
-def _reason(fault: MPIGraphError | None, requests: list[I64]) -> list[I64]:
+def _reason(fault: MPIGraphError | None, request: I64) -> I64:
     """Raise the error of a source; without one, as where the window was closed, return an empty answer."""
     if fault is not None:
         raise fault
-    return [np.zeros(HEAD, np.int64) for _ in requests]
+    return np.zeros(HEAD, np.int64)
 
 
 def _raise_refused(failed: list[str], window: WindowHandle) -> None:

@@ -45,8 +45,6 @@ def choose_transport(service: RowService) -> dict[str, float]:
     Raises:
         MPIGraphError: no transport works, or the one that the user chose does not; on every rank.
     """
-    if service.world.is_alone:
-        return {}
     if service.world.config.self_test:
         find_working_windows(service)
     measured = _rates(service) if service.automatic and len(service.transports) > 1 else {}

@@ -65,8 +65,6 @@ class RowService:
         self.written: set[int] = set()
         self.transports: tuple[Transport, ...] = ()
         self.transport: Transport | None = None
-        if world.is_alone:
-            return
         setting = world.config.transport
         self.automatic = setting == "auto"
         self.kinds = _window_kinds(world, setting)

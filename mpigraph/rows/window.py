@@ -107,16 +107,13 @@ class RowWindow:
         self._asked: set[Task[bool]] = set()
         if sources is not None:
             self._sources = {host: sources(host) for host in local}
-        elif world.is_alone:
-            self._sources = {0: Memory(np.zeros((len(self), *self.row_shape), self.dtype))}
         else:
             self._share(local, f"{name} ({len(self)} rows of {self.row_bytes} bytes)")
         self.free = np.zeros(len(world.hosts), np.bool_)
         self.free[local] = [self._sources[host].free for host in local]
         self._words = {host: as_words(self.memory(host)) for host in np.flatnonzero(self.free).tolist()}
         self._first = {host: int(self.offsets[host]) for host in local}
-        if not world.is_alone:
-            self._register()
+        self._register()
 
     @collective("world.comm")
     def _share(self, local: Sequence[int], what: str) -> None:
@@ -370,9 +367,8 @@ class RowWindow:
         self._open = False
         block, self._block = self._block, None
         with self.world.watch("closing a window"):
-            if not self.world.is_alone:
-                self.service.forget(self.handle)
-                self._row.Free()
+            self.service.forget(self.handle)
+            self._row.Free()
             self._sources.clear()
             self._words.clear()
             if block:

@@ -7,7 +7,7 @@ sets and early breaks cannot hang.
 In a job on one node every host is local, and a channel has no communicator.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import partial
 from threading import Lock
@@ -161,9 +161,10 @@ class RoundChannel(Channel):
             requests = Received((yield from alltoall(self._comm, words, counts, header.counts)), header.counts)
             answers: dict[int, I64] | None = None
             try:
-                ranks = requests.senders
-                results = yield from self._answers([requests.of(rank) for rank in ranks])
-                answers = {rank: one[HEAD:] for rank, one in zip(ranks, results, strict=True)}
+                own: dict[int, I64] = {}
+                for rank in requests.senders:
+                    own[rank] = (yield from self._answer_to(requests.of(rank)))[HEAD:]
+                answers = own
             except Exception as exc:  # told to every rank by the exchange, and raised there
                 error = exc
             received = yield from exchange_answers(self._comm, answers, meanwhile and partial(aside, meanwhile))
@@ -173,11 +174,11 @@ class RoundChannel(Channel):
             self._count(received.words.itemsize * received.counts)
         return {rank: received.of(rank).view(np.uint8) for rank in np.flatnonzero(counts).tolist()}
 
-    def _answers(self, messages: Sequence[I64]) -> Coroutine[Sequence[I64]]:
+    def _answer_to(self, words: I64) -> Coroutine[I64]:
         """Answer; a server's second thread waits until the first has left the call that opens the graph."""
         while True:
             try:
-                return self._answer(messages)
+                return self._answer(words)
             except NotOpenHere:
                 if self.world.is_trainer:  # it is in no call, or it would not be here
                     raise

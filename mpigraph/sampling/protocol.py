@@ -4,9 +4,9 @@ Requests are int64 words, answers are bytes; no pickle, no code. One rank sends 
 round, one after the other. A request is a header (:func:`_header`) and two lists of ids, the destinations first.
 A list of n ids is ``2 n + narrow, id 0 .. id n-1``, narrow being 1 with two ids in a word, where they fit 32 bits, else
 0. Destinations that request k of the same message has already are the word ``-1 - k``. The second list is the excluded
-edges; before them are the keys of the destinations, where each has its own, the columns of the strategy, and its shared
-arrays, each after its length. A request through several relations has before all that their number and that of their
-tables, a bit for each relation, and their tensors; and in place of the relation ``-1 - type`` of its destinations.
+edges; before them are the keys of the destinations, where each has its own, and the columns of the strategy. A request
+through several relations has before all that their number and that of their tables, a bit for each relation, and their
+tensors; and in place of the relation ``-1 - type`` of its destinations.
 
 The answer is, request by request, a few arrays, each padded to eight bytes: those of :func:`neighbor_arrays` or
 :func:`row_arrays`, or bool [n] for edges.
@@ -14,7 +14,6 @@ The answer is, request by request, a few arrays, each padded to eight bytes: tho
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, U8, U64, Array, Mask
 from mpigraph.errors import CollectiveError
-from mpigraph.kernels.joined_requests import COLUMNS, find_requests, lay_out, place_runs, run_sizes, unpack_lists
 from mpigraph.sampling.strategies.strategy import MAX_WORDS, Strategy
 from mpigraph.storage.format import index_dtype
 
@@ -115,7 +113,6 @@ Request = RelationRequest | SharedRequest | EdgeQuery
 
 _QUERY = 0  # in the place of a strategy's tag
 _HEADER = 6 + MAX_WORDS
-_MOST_PARTS = 5  # arrays that answer a request
 
 
 def edges_in(edges: I64, begin: int, end: int) -> I64:
@@ -151,9 +148,6 @@ def pack_request(
     header = _header(strategy.tag, request.graph, relation, request.want_eids, by_root, words, int(key.view(np.int64)))
     own += [roots[positions].view(np.int64)] if by_root else []
     own += [getattr(strategy, name)[positions] for name in strategy.columns]
-    for name in strategy.shared:
-        array = getattr(strategy, name)
-        own += [np.array([len(array)]), array]
     if not own:
         return _pack(header, ids, _pack_ids(excluded))
     second_list = np.concatenate([*own, excluded])
@@ -180,7 +174,7 @@ def _header(
     words: Sequence[int] = (),
     key: int = 0,
 ) -> list[int]:
-    """Return the first words of a request. The key is last: requests that differ only in it can be joined."""
+    """Return the first words of a request, the key last."""
     return [tag, graph, relation, want_eids, by_root, *words, *(MAX_WORDS - len(words)) * [0], key]
 
 
@@ -199,65 +193,40 @@ def _pack_ids(ids: I64) -> list[I64]:
     return [np.array([2 * len(ids) + narrow], np.int64), body]
 
 
-@dataclass(frozen=True)
-class Joined:
-    """Requests that differ only in destinations and key, so that one pass answers them; or a single one.
+def unpack_requests(words: I64) -> list[Request]:
+    """Read the requests in the words of a rank.
 
-    Attributes:
-        request: with the destinations of all, one after the other, and a key for each destination.
-        numbers: int64[n], their places among all requests of the messages.
-        bounds: int64[n + 1], the first destination of each.
+    Raises CollectiveError if the words are malformed, or a strategy is not known here.
     """
-
-    request: Request
-    numbers: I64
-    bounds: I64
-
-
-@dataclass(frozen=True)
-class Unpacked:
-    """The requests in some messages.
-
-    Attributes:
-        message_of: int64[n], the message of each; not falling.
-        joined: all requests.
-    """
-
-    message_of: I64
-    joined: list[Joined]
+    requests: list[Request] = []
+    at = 0
+    while at < len(words):
+        header, begin = words[at : at + _HEADER], at + _HEADER
+        earlier = -1 - int(words[begin]) if begin < len(words) else -1
+        if 0 <= earlier < len(requests):
+            ids, at = requests[earlier].ids, begin + 1
+        else:
+            ids, at = _unpack_ids(words, begin)
+        second_list, at = _unpack_ids(words, at)
+        requests.append(_request(header, ids, second_list))
+    return requests
 
 
-def unpack_requests(messages: Sequence[I64]) -> Unpacked:
-    """Read the requests in the words of some ranks, one message each.
-
-    Raises CollectiveError if a message is malformed, or a strategy not known here.
-    """
-    words = messages[0] if len(messages) == 1 else np.concatenate(messages)
-    bounds = np.array([0, *accumulate(map(len, messages))])
-    headers = np.empty((len(words) // (_HEADER + 2), COLUMNS + _HEADER), np.int64)
-    count = find_requests(words, bounds, _HEADER, headers)
-    if count < 0:
-        raise CollectiveError(f"message {-1 - count} of {len(messages)} has no sampling requests")
-    headers = headers[:count]
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for number, (_, _, _, _, size, *header) in enumerate(headers.tolist()):
-        alone = number if header[0] != _QUERY and size > 1 else -1  # excluded edges are of one minibatch
-        alike.setdefault((alone, *header[:-1]), []).append(number)
-    joined = [_join(words, np.array(numbers), headers) for numbers in alike.values()]
-    return Unpacked(headers[:, 0], joined)
+def _unpack_ids(words: I64, at: int) -> tuple[I64, int]:
+    """Return the list of ids at a place, and the place after it."""
+    size = int(words[at]) if at < len(words) else -1
+    count = size >> 1
+    end = at + 1 + ((count + 1) >> 1 if size & 1 else count)
+    if size < 0 or end > len(words):
+        raise CollectiveError("the words of a sampling request are malformed")
+    body = words[at + 1 : end]
+    return body.view(np.int32)[:count].astype(np.int64) if size & 1 else body, end
 
 
-def _join(words: I64, numbers: I64, headers: I64) -> Joined:
-    """Join requests whose headers differ only in the key."""
-    if len(numbers) > 1:
-        rows = headers if len(numbers) == len(headers) else headers[numbers]
-    else:
-        rows = headers[numbers[0] : numbers[0] + 1]
-    tag, graph, relation, want_eids, by_root, *parameters, _ = rows[0, COLUMNS:].tolist()
-    destinations, bounds = _lists(words, rows[:, 1], rows[:, 2])
-    second_list, _ = _lists(words, rows[:, 3], rows[:, 4])
+def _request(header: I64, ids: I64, second_list: I64) -> Request:
+    tag, graph, relation, want_eids, by_root, *parameters, _ = header.tolist()
     if tag == _QUERY:
-        return Joined(EdgeQuery(graph, relation, destinations, second_list), numbers, bounds)
+        return EdgeQuery(graph, relation, ids, second_list)
     chosen = None
     if relation < 0:
         count, tables = second_list[:2].tolist()
@@ -269,35 +238,17 @@ def _join(words: I64, numbers: I64, headers: I64) -> Joined:
         tensors[:, chosen] = second_list[begin:end].reshape(tables, of_each)
         second_list = second_list[end:]
     kind = Strategy.of_tag(tag)
-    keys = rows[:, -1].view(np.uint64)
-    key: np.uint64 | U64 = keys[0] if len(keys) == 1 else np.repeat(keys, np.diff(bounds))
-    of_each = by_root + len(kind.columns)  # requests with such lists are joined with no other
-    count = len(destinations)
-    arrays = [second_list[k * count : (k + 1) * count] for k in range(of_each)]
-    excluded = second_list[of_each * count :]
+    of_each = by_root + len(kind.columns)
+    arrays = [second_list[k * len(ids) : (k + 1) * len(ids)] for k in range(of_each)]
+    excluded = second_list[of_each * len(ids) :]
     roots = arrays.pop(0).view(np.uint64) if by_root else _no_roots()
-    for _ in kind.shared:
-        arrays.append(excluded[1 : 1 + excluded[0]])
-        excluded = excluded[1 + excluded[0] :]
     strategy = kind.from_words(parameters, arrays)
+    key = header[-1:].view(np.uint64)[0]
     if chosen is None:
-        key = roots if by_root else key
-        request: Request = RelationRequest(graph, relation, destinations, strategy, bool(want_eids), key, excluded)
-    else:
-        many = (graph, -1 - relation, chosen, destinations, strategy, bool(want_eids))
-        request = SharedRequest(*many, keys[0], roots, excluded, tensors)
-    return Joined(request, numbers, bounds)
-
-
-def _lists(words: I64, begins: I64, sizes: I64) -> tuple[I64, I64]:
-    """Return lists of ids, one after the other; and int64[n + 1], the first id of each."""
-    bounds = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes >> 1, out=bounds[1:])
-    if len(begins) == 1 and not sizes[0] & 1:
-        return words[begins[0] : begins[0] + bounds[1]], bounds
-    ids = np.empty(bounds[-1], np.int64)
-    unpack_lists(words, words.view(np.int32), begins, sizes, ids)
-    return ids, bounds
+        own_key = roots if by_root else key
+        return RelationRequest(graph, relation, ids, strategy, bool(want_eids), own_key, excluded)
+    many = (graph, -1 - relation, chosen, ids, strategy, bool(want_eids))
+    return SharedRequest(*many, key, roots, excluded, tensors)
 
 
 @dataclass(frozen=True)
@@ -334,27 +285,17 @@ class SampledRows:
     edges: I64
 
 
-Part = tuple[Array, I64]
-"""One array of the answers to joined requests; and int64[n + 1], the first element of each request."""
-
-
-def neighbor_arrays(
-    request: RelationRequest, bounds: I64, neighbors: SampledNeighbors, owned: tuple[int, int]
-) -> list[Part]:
-    """Return the arrays that answer joined requests: counts [n], sources, and edge ids with ``want_eids``.
+def neighbor_arrays(request: RelationRequest, neighbors: SampledNeighbors, owned: tuple[int, int]) -> list[Array]:
+    """Return the arrays that answer a request: counts [n], sources, and edge ids with ``want_eids``.
 
     Counts are bytes where the fanout fits one. Edges are counted from the first of ``owned``, the owner's range.
     """
     first, last = owned
-    counts = np.diff(neighbors.offsets).astype(_count_dtype(request.strategy.fanout))
-    at = neighbors.offsets[bounds]
-    parts = [(counts, bounds), (neighbors.src, at)]
-    if request.want_eids:
-        parts.append(((neighbors.eids - first).astype(index_dtype(last - first)), at))
-    return parts
+    arrays = [np.diff(neighbors.offsets).astype(_count_dtype(request.strategy.fanout)), neighbors.src]
+    return arrays + ([(neighbors.eids - first).astype(index_dtype(last - first))] if request.want_eids else [])
 
 
-def row_arrays(request: SharedRequest, rows: SampledRows, num_edges: int) -> list[Part]:
+def row_arrays(request: SharedRequest, rows: SampledRows, num_edges: int) -> list[Array]:
     """Return the arrays that answer a request, of a host with ``num_edges`` edges of these relations.
 
     The number of rows of each destination [n], then places, counts, sources, and edges with ``want_eids``.
@@ -362,35 +303,22 @@ def row_arrays(request: SharedRequest, rows: SampledRows, num_edges: int) -> lis
     places = _count_dtype(len(request.chosen))
     arrays = [np.diff(rows.bounds).astype(places), rows.places.astype(places)]
     arrays += [rows.counts.astype(_count_dtype(request.strategy.fanout)), rows.src]
-    arrays += [rows.edges.astype(index_dtype(num_edges))] if request.want_eids else []
-    return [(array, np.array([0, len(array)])) for array in arrays]
+    return arrays + ([rows.edges.astype(index_dtype(num_edges))] if request.want_eids else [])
 
 
 def _count_dtype(most: int) -> np.dtype[Any]:
     return np.dtype(np.uint8 if 0 <= most < 256 else np.int32)
 
 
-def pack_answers(unpacked: Unpacked, num_messages: int, parts: Sequence[Sequence[Part]], head: int) -> list[I64]:
-    """Return the words that answer each message: the arrays of its requests, one after the other.
-
-    Args:
-        unpacked: the requests.
-        num_messages: number of messages.
-        parts: the answers to each of ``unpacked.joined``.
-        head: number of free words before each answer.
-    """
-    sizes = np.zeros((len(unpacked.message_of), _MOST_PARTS), np.int64)
-    for joined, arrays in zip(unpacked.joined, parts, strict=True):
-        for k, (array, bounds) in enumerate(arrays):
-            run_sizes(bounds, array.itemsize, joined.numbers, sizes[:, k])
-    places, ends = np.empty_like(sizes), np.empty(num_messages, np.int64)
-    lay_out(unpacked.message_of, 8 * head, sizes, places, ends)
-    answers = np.zeros(ends[-1] if num_messages else 0, np.uint8)
-    for joined, arrays in zip(unpacked.joined, parts, strict=True):
-        for k, (array, bounds) in enumerate(arrays):
-            place_runs(array.view(np.uint8), bounds, array.itemsize, joined.numbers, places[:, k], answers)
-    words = answers.view(np.int64)
-    return [words[begin:end] for begin, end in pairwise([0, *(ends >> 3).tolist()])]
+def pack_answer(arrays: Sequence[Array], head: int) -> I64:
+    """Return the words of an answer: ``head`` free ones, then the arrays of its requests, one after the other."""
+    sizes = [-(-array.nbytes // 8) for array in arrays]
+    answer = np.zeros(head + sum(sizes), np.int64)
+    at = head
+    for array, size in zip(arrays, sizes, strict=True):
+        answer[at : at + size].view(np.uint8)[: array.nbytes] = array.view(np.uint8)
+        at += size
+    return answer
 
 
 class AnswerReader:

@@ -1,7 +1,7 @@
 """Sampling requests to their owners alone, point to point: no other rank takes part, and trainers need not be in step.
 
 Each owner answers by a :class:`~mpigraph.mpi.messages.RequestServer`: a server in its loop, a host that also trains in
-the progress thread. Requests that are there together are answered together.
+the progress thread.
 
 Trainers of a node do not join their requests. Joining would save small messages, but each request would pass through
 the local server both ways, which is as busy as an owner, and wait there for trainers that need not be in step.
@@ -21,7 +21,6 @@ from mpigraph.mpi.world import World
 from mpigraph.sampling.channel import Channel, SamplingTransport, timed_answer
 
 HELD = 256 << 20  # bytes of requests and answers in an owner's memory; above it the owner takes in no more
-MOST_TOGETHER = 64  # requests that an owner answers together; with more, each costs as much and all wait
 _SHOWN = 5  # ranks that a message names
 
 
@@ -89,7 +88,7 @@ class Sparse(SamplingTransport):
         if world.all_local or not world.is_host:
             return
         self._server = server = RequestServer(
-            self.requester.comm, answering(timed_answer(make_answer())), max_bytes=HELD, together=MOST_TOGETHER
+            self.requester.comm, answering(timed_answer(make_answer())), max_bytes=HELD
         )
         world.at_close(lambda: server.drain(world, "sending the last sampling answers"))
         if world.progress is not None:

@@ -42,7 +42,7 @@ from mpigraph.sampling.exchanges import open_exchange
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.control import Control, Operation
-from mpigraph.session.draws import check_seed, fork_key, next_in_memory
+from mpigraph.session.draws import check_seed, fork_key
 from mpigraph.session.gradient_waits import watch_gradients
 from mpigraph.session.server import serve
 from mpigraph.session.torch_waits import TorchWaits
@@ -148,15 +148,6 @@ class Session:
         self.loaders_begun = set[int]()
         self.saver: Any = None
 
-    @classmethod
-    def alone(cls) -> "Session":
-        """Return a session of this process alone, for graphs in memory: no job is needed, and nothing communicates."""
-        config = Config.from_env()
-        absent: Any = None
-        session = cls(Store(World.alone(config), 0), absent, config.num_worker_threads)
-        session._main = NeighborService(session.store, absent)
-        return session
-
     @property
     def rank(self) -> int:
         """This trainer's rank, the same as ``torch.distributed``'s."""
@@ -249,8 +240,6 @@ class Session:
         return self._outside_loaders()
 
     def _outside_loaders(self) -> RandomContext:
-        if self.world.is_alone:
-            return next_in_memory(job_seed())
         with self._drawing:
             self.num_draws += 1
             number = self.num_draws
@@ -289,11 +278,6 @@ def _compare(call: str) -> None:
 
 
 Strict.compare = _compare
-
-
-def job_seed() -> int:
-    """Return the running job's seed; 0 without a job."""
-    return current().store.seed if is_initialized() else 0
 
 
 def is_initialized() -> bool:

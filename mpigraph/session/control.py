@@ -30,7 +30,6 @@ from mpigraph.rows.row_tensor import Policy
 from mpigraph.session.reporting import Reporting
 from mpigraph.store.derived import EdgeTimes, EdgeWeights
 from mpigraph.store.store import Store
-from mpigraph.store.turned import OutWeights
 from mpigraph.tracebacks import line_calling
 
 
@@ -47,7 +46,6 @@ class Operation(IntEnum):
     SHUTDOWN = 16
     OPEN_CACHES = 17
     PREPARE_TIMES = 18
-    PREPARE_WALKS = 19
     BEGIN_REPORT = 20
     END_REPORT = 21
 
@@ -73,11 +71,6 @@ def _create_tensor(store: Store, args: Arguments) -> Any:
     policy = Policy(args["is_node"], args["type_id"])
     topology = store.graphs[args["graph"]].topology
     return store.create_tensor(topology, args["name"], policy, args["row_shape"], args["dtype"])
-
-
-def _prepare_walks(store: Store, args: Arguments) -> Any:
-    store.turn(args["graph"], args["relations"])
-    store.prepare(OutWeights, ([number] for number in args["weights"]))
 
 
 def _free(store: Store, args: Arguments) -> Any:
@@ -128,7 +121,6 @@ _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
     ),
     Operation.PREPARE_WEIGHTS: lambda store, args: store.prepare(EdgeWeights, ([number] for number in args["numbers"])),
     Operation.PREPARE_TIMES: lambda store, args: store.prepare(EdgeTimes, args["pairs"]),
-    Operation.PREPARE_WALKS: _prepare_walks,
     Operation.FREE: _free,
     Operation.BARRIER: _sync,
     Operation.SHUTDOWN: _shut_down,

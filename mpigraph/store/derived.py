@@ -121,9 +121,8 @@ class VersionedTables(ABC, Generic[Tables]):
         """Free the tables that no rank reads any more."""
         world = self.tensor.window.world
         held = np.array([tables() is not None for tables, _ in self._outdated], np.int64)
-        if not world.is_alone:
-            with world.watch(doing):
-                held = sum_over_ranks(world.comm, held)
+        with world.watch(doing):
+            held = sum_over_ranks(world.comm, held)
         for (_, windows), holders in zip(self._outdated, held, strict=True):
             _close(() if holders else windows)
         self._outdated = [one for one, holders in zip(self._outdated, held, strict=True) if holders]
@@ -197,7 +196,6 @@ class EdgeWeights(VersionedTables[WeightTables]):
 
     def complaint(self, edge: int, weight: float) -> str:
         """Return the error text for a bad weight."""
-        edge = self._topology.edge_id(edge, self.tensor.policy.type_id)
         return f"edge weight {self.tensor.name!r} of edge {edge} must be finite and >= 0 (got {weight})"
 
     @collective("world.comm")
@@ -216,9 +214,7 @@ class EdgeWeights(VersionedTables[WeightTables]):
         return WeightTables(self._dtype, *windows)
 
     def _fill(self, tables: WeightTables, host: int) -> None:
-        self._fill_from(self.values(host), tables, host)
-
-    def _fill_from(self, weights: Array, tables: WeightTables, host: int) -> None:
+        weights = self.values(host)
         edges = self._topology.adjacency(self.tensor.policy.type_id, host)
         make = list_allowed if self.is_mask else alias_tables
         bad = make(edges.indptr, weights, tables.table(host), tables.num_drawable(host))

@@ -192,10 +192,6 @@ class SharedEdges:
         offsets: I64 = self._rows_of[place]
         return offsets
 
-    def count_out_edges(self, place: int, host: int) -> int:
-        """Return the number of edges out of a local host's nodes."""
-        return int(self._degrees.segment(place, host).sum())
-
     def in_degrees(self, ids: I64, place: int) -> I64:
         """See :meth:`.Topology.in_degrees`."""
         ntype = int(self.ends[place, 1])

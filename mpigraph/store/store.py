@@ -29,7 +29,6 @@ from mpigraph.store.host_ranges import cut_for_hosts, read_config
 from mpigraph.store.on_disk import settle, sources_on_disk
 from mpigraph.store.placement import Storage, features_of, info_of, places_of, without
 from mpigraph.store.topology import InMemoryTopology, Topology
-from mpigraph.store.turned import TurnedTopology
 
 Kind = TypeVar("Kind", bound="VersionedTables[Any] | MaskCounts")
 MANY = 100  # channels, from which on it is checked whether MPI has a communicator for one more
@@ -84,8 +83,8 @@ class Store:
     )
 
     @collective("world.comm")
-    def __init__(self, world: World, seed: int, open_exchange: "Callable[[Store], Any] | None" = None) -> None:
-        """Start with nothing loaded; ``open_exchange`` makes :attr:`exchange`, which a world of one has not.
+    def __init__(self, world: World, seed: int, open_exchange: "Callable[[Store], Any]") -> None:
+        """Start with nothing loaded; ``open_exchange`` makes :attr:`exchange`.
 
         Raises:
             InvalidArgumentError: a setting of windows, transports or sampling cannot be; on every rank. The world is
@@ -106,7 +105,7 @@ class Store:
         try:
             self.rows = RowService(world)
             choose_transport(self.rows)
-            self.exchange: Any = None if open_exchange is None else open_exchange(self)
+            self.exchange: Any = open_exchange(self)
         except MPIGraphError:  # on every rank
             world.close()
             raise
@@ -177,20 +176,6 @@ class Store:
                     tables.close()
                 raise
             self._derived[key] = tables
-
-    @collective("world.comm")
-    def turn(self, name: str, relations: Iterable[int]) -> None:
-        """Give the hosts of a graph the out-edges of their nodes, through some relations.
-
-        Raises SharedMemoryError if a node's shared memory cannot hold them; on every rank.
-        """
-        topology = self.graphs[name].topology
-        turned = topology.turned
-        if not isinstance(turned, TurnedTopology):
-            turned = topology.turned = TurnedTopology(self.rows, topology, self.new_number())
-            self.graph_of_number[turned.number] = LoadedGraph(turned.number, turned)
-        for relation in sorted(relations):
-            turned.turn(relation)
 
     @collective("world.comm")
     def refresh(self) -> None:

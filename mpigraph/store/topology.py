@@ -33,12 +33,10 @@ class Topology:
         config: the partitioned graph on disk; ``config.book`` has the parts.
         name: of the graph.
         hosts: the book whose owners are the hosts.
-        turned: the out-edges of the nodes, once they were asked for.
         shared: the relations that share tables, if there are any.
         place_of_shared: by relation id its place among them.
     """
 
-    turned: "Topology | None" = None
     shared: SharedEdges | None = None
     place_of_shared: Mapping[int, int] = {}
 
@@ -166,16 +164,6 @@ class Topology:
             self.hosts.edge_range(host, relation)[0],
         )
 
-    def count_out_edges(self, relation: int, host: int) -> int:
-        """Return the number of edges out of a local host's nodes."""
-        if self.shared and relation in self.place_of_shared:
-            return self.shared.count_out_edges(self.place_of_shared[relation], host)
-        return int(self._out_degrees.segment(relation, host).sum())
-
-    def edge_id(self, edge: int, relation: int) -> int:
-        """Return the id by which the user knows an edge."""
-        return edge
-
     def in_degrees(self, ids: I64, relation: int) -> I64:
         """Return int64[n], the in-degrees of destinations ``ids``, local or remote. One-sided.
 
@@ -235,8 +223,6 @@ class Topology:
     @collective("world.comm")
     def close(self) -> None:
         """Free the memory."""
-        if self.turned is not None:
-            self.turned.close()
         for tables in self._all():
             tables.close()
 

@@ -38,7 +38,6 @@ SAMPLERS = {  # name -> flags of the example
     "kappa 4": "--sampler labor --batch_dependency 4",
     "kappa 16": "--sampler labor --batch_dependency 16",
     "kappa 64": "--sampler labor --batch_dependency 64",
-    "step": "--sampler labor --share step",
 }
 EVALUATION = "--eval_every 1 --num_eval 5000 --eval layerwise"  # of about so many validation nodes; of all test nodes
 FLAGS = {"tolokers": "--norm 0", "S": "--norm 0"}  # of the example, beside a graph's settings

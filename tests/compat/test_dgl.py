@@ -34,7 +34,7 @@ dgl.data: register_data_args load_data
 dgl.data.utils: load_graphs save_graphs load_tensors save_tensors Subset makedirs split_dataset generate_mask_tensor
 dgl.dataloading: NeighborSampler MultiLayerNeighborSampler MultiLayerFullNeighborSampler BlockSampler NodeCollator
 dgl.dataloading: EdgeCollator DistNodeDataLoader DistEdgeDataLoader DistDataLoader NodeDataLoader EdgeDataLoader
-dgl.dataloading: DataLoader ShaDowKHopSampler
+dgl.dataloading: DataLoader
 dgl.dataloading: as_edge_prediction_sampler negative_sampler
 dgl.dataloading.negative_sampler: Uniform GlobalUniform PerSourceUniform
 dgl.dataloading.pytorch: NodeDataLoader EdgeDataLoader
@@ -62,7 +62,6 @@ dgl.nn.pytorch: SAGEConv RelGraphConv HGTConv
 dgl.nn.pytorch.conv: SAGEConv
 dgl.ops: edge_softmax
 dgl.sampling: sample_neighbors MultiLayerNeighborSampler NodeDataLoader
-dgl.sampling: random_walk pack_traces PinSAGESampler RandomWalkNeighborSampler
 dgl.transforms: to_block to_bidirected
 dgl.utils: expand_as_pair
 """
@@ -167,6 +166,63 @@ def test_loaders_of_older_versions(dgl: ModuleType, job: SharedJob, oracle) -> N
     g.barrier()
 
 
+def test_positional_options_in_the_order_of_dgl(dgl: ModuleType, job: SharedJob, oracle) -> None:
+    """The same minibatches, whether options have names or not."""
+    g, ids, of = job.open(oracle(3)), torch.arange(30), dgl.dataloading
+    plain = mg.dataloading.NeighborSampler([2])
+    named = {"batch_size": 8, "drop_last": True, "shuffle": True, "seed": 1}
+    for sampler in (plain, of.as_edge_prediction_sampler(plain)):
+        there = of.DataLoader(g, ids, sampler, "cpu", False, 0, 8, True, True, seed=1)
+        also = of.DataLoader(g, ids, sampler, **named)
+        assert len(there) == len(also) == 3
+        for first, second in zip(there, also, strict=True):
+            assert torch.equal(first[0], second[0])
+    negative = of.negative_sampler.Uniform(2)
+    more = of.EdgeDataLoader(g, ids, plain, "cpu", False, 0, "self", None, None, negative, batch_size=10)
+    batches = list(more)
+    assert len(batches) == 3 and all(len(batch) == 4 for batch in batches)  # with negatives
+    for _, positive, _, (block,) in batches:
+        assert not torch.isin(block.edata[mg.EID], positive.edata[mg.EID]).any()  # which are excluded
+    with pytest.raises(TypeError, match="positional arguments"):
+        of.DataLoader(g, ids, plain, "cpu", False, 0, 8, True, True, 4)
+    with pytest.raises(TypeError, match="multiple values for argument 'batch_size'"):
+        of.DataLoader(g, ids, plain, "cpu", False, 0, 8, batch_size=4)
+    with pytest.raises(InvalidArgumentError, match="do you mean batch_size"):
+        of.DataLoader(g, ids, plain, batchsize=4)
+
+
+def test_graphs_in_memory_are_not_sampled(dgl: ModuleType) -> None:
+    g, says = mg.graph(([0, 1], [1, 0])), "g must be a DistGraph .got HeteroGraph.: partition_graph.. writes one"
+    sampler, of = mg.dataloading.NeighborSampler([2]), dgl.dataloading
+    for call in (
+        lambda: of.DataLoader(g, [0], sampler),
+        lambda: of.NodeDataLoader(g, [0], sampler),
+        lambda: of.EdgeDataLoader(g, [0], sampler),
+        lambda: of.DataLoader(g, [0], of.as_edge_prediction_sampler(sampler)),
+        lambda: dgl.sampling.sample_neighbors(g, [0], 2),
+        lambda: dgl.sampling.sample_labors(g, [0], 2),
+        lambda: sampler.sample(g, [0]),
+        lambda: of.as_edge_prediction_sampler(sampler).sample(g, [0]),
+        lambda: of.negative_sampler.Uniform(2)(g, [0]),
+    ):
+        with pytest.raises(InvalidArgumentError, match=says):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        *((name, "walks follow out-edges.*--add-reverse") for name in ("random_walk", "pack_traces")),
+        *((name, "walks follow out-edges.*--add-reverse") for name in ("PinSAGESampler", "RandomWalkNeighborSampler")),
+        ("ShaDowKHopSampler", "use NeighborSampler"),
+    ],
+)
+def test_samplers_that_are_gone_say_what_to_use(dgl: ModuleType, name: str, says: str) -> None:
+    for module in (dgl.dataloading, dgl.sampling):
+        with pytest.raises(AttributeError, match=says):
+            getattr(module, name)
+
+
 def test_functions_on_homogeneous_ids(dgl: ModuleType, job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)
     book = g.get_partition_book()
@@ -187,7 +243,6 @@ def test_functions_on_homogeneous_ids(dgl: ModuleType, job: SharedJob, typed_ora
     g.barrier()
 
 
-@pytest.mark.usefixtures("unseeded")
 def test_what_differs_is_as_the_table_of_the_readme_says(
     dgl: ModuleType, job: SharedJob, typed_oracle: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -212,7 +212,7 @@ def samplers(at: At) -> None:
 def labor(at: At) -> None:
     seeds, degrees = torch.arange(20), at.g.in_degrees(torch.arange(NUM_NODES))
     assert isinstance(at.g, dist.DistGraph)
-    sampler = at.dgl.dataloading.LaborSampler([2, 2], share="step")
+    sampler = at.dgl.dataloading.LaborSampler([2, 2], batch_dependency=2)
     _, _, blocks = sampler.sample_blocks(at.g, seeds)
     assert torch.equal(blocks[1].in_degrees(), degrees[seeds].clamp(max=2)) and "edge_weights" not in blocks[1].edata
     frontier, _ = at.dgl.sampling.sample_labors(at.g, seeds, 2)

@@ -12,12 +12,11 @@ import torch
 from layouts import SharedJob, alone, everywhere, on_all, rotated
 
 import mpigraph.distributed as dist
-from mpigraph.dataloading import DistNodeDataLoader, ShaDowKHopSampler
+from mpigraph.dataloading import DistNodeDataLoader, NeighborSampler
 from mpigraph.dataloading.fetcher import FeatureFetcher
 from mpigraph.distributed import DistGraph, DistTensor
 from mpigraph.errors import ClosedError, FieldNameError, OutOfRangeError
 from mpigraph.formats.shards import read_partition
-from mpigraph.graphs.fields import EID
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
@@ -110,9 +109,10 @@ def test_loaders_see_writes(job: SharedJob) -> None:
     """Rows that were cached, and then written through their own tensors, or through views of them."""
     path = job.write(write, 5)
     g = job.open(path)
-    sampler = ShaDowKHopSampler([3, 3], prefetch_edge_feats=["w", "x"])
+    pytest.importorskip("torch_geometric")
+    sampler = NeighborSampler([3, 3], prefetch_edge_feats=["w", "x"])
     seeds = torch.arange(NODES)[job.rank :: job.trainers.size]
-    loader = DistNodeDataLoader(g, seeds, sampler, batch_size=20, shuffle=True, cache="1MiB")
+    loader = DistNodeDataLoader(g, seeds, sampler, batch_size=20, shuffle=True, output="pyg", cache="1MiB")
     relation = SCHEMA.relations[3]
     tensor = g.edges[relation].data["w"]
     before = tensor[:].clone()
@@ -122,9 +122,9 @@ def test_loaders_see_writes(job: SharedJob) -> None:
             tensor[owned.first : owned.last] = before[owned.first : owned.last] + change
         g.barrier()
         wrong = []
-        for _, _, graph in loader:
+        for data in loader:
             for r in SCHEMA.relations:
-                ids, of_edges = graph.edges[r].data[EID], graph.edges[r].data
+                ids, of_edges = data[r].e_id, data[r]
                 expected = of_edges.get("w", torch.empty(0)) - (change if r == relation else 0)
                 fits = r == WITHOUT or (right(path, r, "w", ids, expected) and right(path, r, "x", ids, of_edges["x"]))
                 wrong += [] if fits else [r]

@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 import torch
 from batches import digest
-from layouts import SharedJob, on_all
+from layouts import SharedJob, on_all, on_one_rank
 from oracle import NUM_NODES
 from scipy.special import bdtrc
 
 import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph.dataloading import (
-    DataLoader,
     LaborSampler,
     NeighborSampler,
-    ShaDowKHopSampler,
     as_edge_prediction_sampler,
     sample_labors,
 )
@@ -63,8 +61,11 @@ def test_counts_are_exact_and_rows_are_fewer() -> None:
 
     A destination of degree d takes a source with number r if fewer than k of its other d - 1 sources have smaller ones.
     """
-    torch.manual_seed(0)
-    g, k, rng = dense_graph(3000, 80_000), 10, np.random.default_rng(1)
+    on_one_rank(dense_graph(3000, 80_000), check_counts)
+
+
+def check_counts(g: dist.DistGraph) -> None:
+    k, rng = 10, np.random.default_rng(1)
     degrees = g.in_degrees()
     counts: dict[str, list[int]] = {"labor": [], "uniform": []}
     expected, steps = [], (np.arange(100) + 0.5) / 100
@@ -74,7 +75,7 @@ def test_counts_are_exact_and_rows_are_fewer() -> None:
             _, _, (block,) = sampler.sample_blocks(g, seeds)
             assert torch.equal(block.in_degrees(), degrees[seeds].clamp(max=k))
             counts[name].append(len(block.edges()[0].unique()))
-        src, dst = g.in_edges(seeds)
+        src, dst = dist.in_subgraph(g, seeds).edges()
         missed = np.ones((g.num_nodes(), len(steps)))
         others = degrees[dst].numpy()[:, None] - 1
         np.multiply.at(missed, src.numpy(), np.where(others < k, 0, bdtrc(k - 1, np.maximum(others, k), steps)))
@@ -89,18 +90,25 @@ def test_all_relations_of_a_source_type_share_numbers() -> None:
     types = [("a", "x", "b"), ("a", "y", "b"), ("c", "z", "b")]
     g = mg.heterograph(dict.fromkeys(types, (src, dst)), {"a": 300, "b": 300, "c": 300})
     seeds = torch.arange(300)
-    for _ in range(3):
-        _, _, (block,) = LaborSampler([3]).sample_blocks(g, {"b": seeds})
-        x, y, z = (block.edges[r].data[EID].tolist() for r in types)  # equal edges have equal ids
-        assert x == y
-        assert x != z
-    _, _, (block,) = NeighborSampler([3]).sample_blocks(g, {"b": seeds})
-    assert block.edges[types[0]].data[EID].tolist() != block.edges[types[1]].data[EID].tolist()
+
+    def check(g: dist.DistGraph) -> None:
+        for _ in range(3):
+            _, _, (block,) = LaborSampler([3]).sample_blocks(g, {"b": seeds})
+            x, y, z = (block.edges[r].data[EID].tolist() for r in types)  # equal edges have equal ids
+            assert x == y
+            assert x != z
+        _, _, (block,) = NeighborSampler([3]).sample_blocks(g, {"b": seeds})
+        assert block.edges[types[0]].data[EID].tolist() != block.edges[types[1]].data[EID].tolist()
+
+    on_one_rank(g, check)
 
 
 def test_hops_share_numbers_with_layer_dependency_alone() -> None:
-    g, seeds = dense_graph(), torch.arange(0, 1500, 50)
-    rows = {}
+    on_one_rank(dense_graph(), check_hops)
+
+
+def check_hops(g: dist.DistGraph) -> None:
+    seeds, rows = torch.arange(0, 1500, 50), {}
     for dependent in (False, True):
         sampler = LaborSampler([3, 3], layer_dependency=dependent)
         inputs, _, (outer, inner) = sampler.sample_blocks(g, seeds)
@@ -119,11 +127,10 @@ def epochs_of(loader: object, number: int = 2) -> list[dict[int, tuple[int, ...]
 @pytest.mark.parametrize("period", [1, 4, 1000])
 def test_numbers_live_for_a_period_of_steps(period: int) -> None:
     """In each step one node in ``period`` renews its number, also at the end of an epoch."""
-    g = dense_graph()
-    loader = DataLoader(
-        g, torch.arange(1500), LaborSampler([3, 3], batch_dependency=period), batch_size=100, shuffle=True
+    sampler, options = LaborSampler([3, 3], batch_dependency=period), {"batch_size": 100, "shuffle": True}
+    steps = on_one_rank(
+        dense_graph(), lambda g: epochs_of(dist.DistNodeDataLoader(g, torch.arange(1500), sampler, **options))
     )
-    steps = epochs_of(loader)
     assert len(steps) == 30
     same = float(np.mean([agreement(one, other) for one, other in pairwise(steps)]))
     apart = float(np.mean([agreement(one, other) for one, other in zip(steps, steps[4:], strict=False)]))
@@ -138,12 +145,15 @@ def test_numbers_live_for_a_period_of_steps(period: int) -> None:
 
 @pytest.mark.parametrize("kind", [np.int64, torch.tensor])
 def test_a_period_is_an_integer_of_any_kind(kind: Callable[[int], Any]) -> None:
-    g = dense_graph(200, 4000)
-    ours, plain = (
-        epochs_of(DataLoader(g, torch.arange(200), LaborSampler([3, 3], batch_dependency=period), batch_size=50), 1)
-        for period in (kind(4), 4)
-    )
-    assert ours == plain
+    def drawn_with(g: dist.DistGraph, period: Any) -> list[dict[int, tuple[int, ...]]]:
+        sampler = LaborSampler([3, 3], batch_dependency=period)
+        return epochs_of(dist.DistNodeDataLoader(g, torch.arange(200), sampler, batch_size=50, seed=1), 1)
+
+    on_one_rank(dense_graph(200, 4000), lambda g: assert_equal(drawn_with(g, kind(4)), drawn_with(g, 4)))
+
+
+def assert_equal(one: object, other: object) -> None:
+    assert one == other
 
 
 def test_trainers_share_the_numbers_of_a_step(job: SharedJob, oracle) -> None:
@@ -151,9 +161,8 @@ def test_trainers_share_the_numbers_of_a_step(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     nodes = torch.randperm(NUM_NODES, generator=torch.Generator().manual_seed(g.rank()))
     for sampler in (
-        LaborSampler([3, 3], share="step"),
         LaborSampler([3, 3], batch_dependency=2),
-        LaborSampler([3, 3], share="step", layer_dependency=True),
+        LaborSampler([3, 3], batch_dependency=2, layer_dependency=True),
     ):
         loader = dist.DistNodeDataLoader(g, nodes, sampler, batch_size=30)
         steps = epochs_of(loader, 1)
@@ -224,20 +233,6 @@ def test_single_hops_share_numbers_by_seed(job: SharedJob, oracle) -> None:
     assert torch.equal(dist.sample_labors(g, nodes, 3)[0].in_degrees(), degrees)
 
 
-def test_single_hops_in_memory() -> None:
-    g = dense_graph(200, 4000)
-    g.ndata["x"], g.edata["w"] = torch.arange(200), torch.arange(g.num_edges()).float()
-    for direction, degrees in (("in", "in_degrees"), ("out", "out_degrees")):
-        frontier, weights = sample_labors(g, torch.arange(200), 4, direction, prob="w")
-        assert torch.equal(getattr(frontier, degrees)(), getattr(g, degrees)().clamp(max=4))
-        assert torch.equal(frontier.ndata["x"], g.ndata["x"]) and torch.equal(
-            frontier.edata["w"], frontier.edata[EID].float()
-        )
-        assert [len(one) for one in weights] == [0]
-    bare, _ = sample_labors(g, [3], {"_E": 2}, copy_ndata=False, copy_edata=False, exclude_edges=[0])
-    assert "x" not in bare.ndata and list(bare.edata) == [EID]
-
-
 @pytest.mark.parametrize("output", ["dgl", "pyg"])
 def test_edges_and_negatives_are_drawn_around(job: SharedJob, oracle, output: str) -> None:
     """The seed edges are left out in each hop, so that a destination has min(k, d) of the others."""
@@ -272,20 +267,21 @@ def test_edges_and_negatives_are_drawn_around(job: SharedJob, oracle, output: st
         ({"replace": True}, "replace must be False.*NeighborSampler can draw with replacement"),
         ({"disjoint": True}, "disjoint trees share none; use NeighborSampler"),
         ({"time_attr": "time"}, "disjoint trees share none; use NeighborSampler"),
-        ({"share": "epoch"}, "share must be 'minibatch' or 'step' .got 'epoch'"),
         ({"batch_dependency": 0}, "batch_dependency must be an integer >= 1 .got 0"),
         ({"batch_dependency": 2.5}, "batch_dependency must be an integer >= 1 .got 2.5"),
         ({"prob": "p", "mask": "m"}, "give prob or mask"),
-        ({"edge_dir": "out"}, "edge_dir must be 'in'"),
     ],
 )
 def test_wrong_arguments(options: dict[str, object], says: str) -> None:
     with pytest.raises(InvalidArgumentError, match=says):
-        LaborSampler([2], **options).sample_blocks(dense_graph(20, 100), torch.arange(3))
+        LaborSampler([2], **options)
 
 
 def test_wrong_arguments_of_single_hops() -> None:
-    g = dense_graph(20, 100)
+    on_one_rank(dense_graph(20, 100), refused)
+
+
+def refused(g: dist.DistGraph) -> None:
     for options, says in (
         ({"importance_sampling": -1}, "importance_sampling must be 0"),
         ({"seed2_contribution": 0.5}, "seed2_contribution must be 0.*batch_dependency"),
@@ -315,12 +311,11 @@ def test_a_state_is_not_that_of_another_sampler() -> None:
         for sampler in (
             NeighborSampler([2]),
             LaborSampler([2]),
-            LaborSampler([2], share="step"),
             LaborSampler([2], batch_dependency=2),
             LaborSampler([2], layer_dependency=True),
         )
     }
-    assert len(descriptions) == 5
+    assert len(descriptions) == 4
 
 
 @pytest.mark.parametrize("number", [int, np.int64, torch.tensor])
@@ -328,7 +323,6 @@ def test_a_state_is_that_of_a_sampler_with_numbers_of_another_kind(number: Calla
     samplers = (
         NeighborSampler([number(3), {"a": number(2)}]),
         NeighborSampler([3], time_attr="t", time_window=number(5)),
-        ShaDowKHopSampler([number(3)]),
         LaborSampler([3], batch_dependency=number(4), layer_dependency=number(1)),
         as_edge_prediction_sampler(
             NeighborSampler([3]), negative_sampler=GlobalUniform(number(3), redundancy=number(2))

@@ -4,27 +4,22 @@ import pytest
 import torch
 from layouts import SharedJob, on_all
 
-import mpigraph as mg
 import mpigraph.distributed as dist
-from mpigraph.dataloading import DataLoader, MultiLayerFullNeighborSampler, NeighborSampler, memory_loader
+from mpigraph.dataloading import MultiLayerFullNeighborSampler, NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
 
 SAYS = "was made before, and repeats its order and draws"
 OPTIONS = {"batch_size": 8, "shuffle": True}
 
 
-@pytest.fixture(params=["memory", "distributed"])
-def loader(request, job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+@pytest.fixture
+def loader(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """Makes loaders in a job that has made none; and counts warnings on the first trainer."""
     g = job.open(oracle(2))
     monkeypatch.setattr(g.session, "loaders_begun", set())
-    monkeypatch.setattr(memory_loader, "_BEGUN", set())
-    plain = mg.graph((torch.arange(30), (torch.arange(30) + 1) % 30))
 
     def make(sampler: object = None, seeds: int = 20, **options: object):
-        where, kind = (plain, DataLoader) if request.param == "memory" else (g, dist.DistNodeDataLoader)
-        made = kind(where, torch.arange(seeds), sampler or NeighborSampler([2]), **(OPTIONS | options))
-        return made
+        return dist.DistNodeDataLoader(g, torch.arange(seeds), sampler or NeighborSampler([2]), **(OPTIONS | options))
 
     def warned() -> int:
         return caplog.text.count(SAYS)
@@ -32,8 +27,7 @@ def loader(request, job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch, cap
     def epoch(made: object) -> list[int]:
         return torch.cat([nodes for _, nodes, _ in made]).tolist()
 
-    expected = int(request.param == "memory" or g.rank() == 0)
-    return make, epoch, warned, expected, job.trainers
+    return make, epoch, warned, int(g.rank() == 0), job.trainers
 
 
 def test_a_loader_that_is_made_in_each_epoch_is_warned_of_once(loader) -> None:

@@ -160,7 +160,7 @@ def test_quickstart_on_two_nodes_with_disks_of_their_own(tmp_path: Path) -> None
     "script, flags",
     [
         ("node_classification.py", "--num_epochs 1 --num_eval 50"),
-        ("node_classification.py", "--num_epochs 1 --num_eval 50 --sampler labor --layer_dependency --share step"),
+        ("node_classification.py", "--num_epochs 1 --num_eval 50 --sampler labor --layer_dependency"),
         ("unsupervised.py", "--num_epochs 1 --linear_epochs 1"),
         ("rgcn.py", "--num_epochs 1"),
         ("hgt_pyg.py", "--num_epochs 1 --target author"),

@@ -18,13 +18,10 @@ from batches import NUM_BATCHES, SAMPLERS, batch, digest
 from oracle import NAME
 
 import mpigraph.distributed as dist
-from mpigraph.dataloading import NeighborSampler, random_walk
-from mpigraph.graphs.fields import EID
 from mpigraph.session.context import current
 
 TRANSPORTS = ("rma", "packed")
-KINDS = (*SAMPLERS, "walk", "subgraph")
-INDUCED = dataclasses.replace(NeighborSampler([3, 2]).arguments, seed=7)
+KINDS = tuple(SAMPLERS)
 
 
 def main():
@@ -37,9 +34,7 @@ def main():
 
 
 def sample_all(graph, rank, num_trainers):
-    """This trainer's minibatches: blocks as the test of equal blocks has them, and the rows of their input nodes; walks
-    and induced subgraphs.
-    """
+    """This trainer's minibatches: blocks as the test of equal blocks has them, and the rows of their input nodes."""
     result = {}
     for name, sampler in SAMPLERS.items():
         for number in range(NUM_BATCHES):
@@ -49,14 +44,6 @@ def sample_all(graph, rank, num_trainers):
             if own:
                 rows = graph.ndata["feat"][sample[0]], graph.ndata["label"][seeds]
                 result[f"{name} {number}"] = digest(sample) + hash_of(rows)
-    for number in range(NUM_BATCHES):
-        own = number % num_trainers == rank
-        seeds = batch(number).unique() if own else torch.empty(0, dtype=torch.int64)
-        walk = random_walk(graph, seeds, length=4, return_eids=True, seed=7)
-        nodes, _, subgraph = graph.sample_induced(seeds, INDUCED)
-        if own:
-            result[f"walk {number}"] = hash_of(walk)
-            result[f"subgraph {number}"] = hash_of([nodes, *subgraph.edges(), subgraph.edata[EID]])
     return result
 
 

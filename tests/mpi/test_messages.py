@@ -44,13 +44,13 @@ BAD, LATER = -1, -2
 def sums(early: list[int]) -> Callable[[Sequence[Words]], list[Words]]:
     """The handler: the sum of what it got, behind the words again; errors, and answers that come too early."""
 
-    def answer(requests: Sequence[Words]) -> list[Words]:
-        if any(words[0] == BAD for words in requests):
+    def answer(words: Words) -> Words:
+        if words[0] == BAD:
             raise GraphDataError("weight 7 is bad: ä")
-        if any(words[0] == LATER for words in requests) and early:
+        if words[0] == LATER and early:
             early.pop()
             raise NotOpenHere("not yet")
-        return [behind_head(np.append(words, words.sum())) for words in requests]
+        return behind_head(np.append(words, words.sum()))
 
     return answer
 
@@ -60,7 +60,7 @@ def test_a_handler_answers_every_rank(comm: MPI.Intracomm) -> None:
     """Short and long messages from several threads; an error is that of its asker alone."""
     with flat_world(comm) as world:
         requester = Requester(world, world.dup())
-        server = RequestServer(requester.comm, answering(sums([1, 2])), max_bytes=1 << 20, together=8)
+        server = RequestServer(requester.comm, answering(sums([1, 2])), max_bytes=1 << 20)
         wrong: list[str] = []
 
         def ask_all(seed: int) -> None:
@@ -101,13 +101,15 @@ def test_requests_that_wait_are_answered_together(comm: MPI.Intracomm) -> None:
     sizes: list[int] = []
     asked = [np.array([k + 1, BAD if k % 7 == 3 else k]) for k in range(30)]
     if comm.rank == 0:
-        answer = sums([])
+        answer = answering(sums([]))
 
-        def note(requests: Sequence[Words]) -> list[Words]:
+        def note(server: RequestServer, requests: list[Request]) -> Coroutine[None]:
             sizes.append(len(requests))
-            return answer(requests)
+            for request in tuple(requests)[1:]:
+                server.hand_over(requests, request)
+            yield from answer(server, requests)
 
-        server = RequestServer(comm, answering(note), max_bytes=1 << 20, together=8)
+        server = RequestServer(comm, note, max_bytes=1 << 20, together=8)
         comm.Barrier()
         answered_by(server, lambda: bool(comm.Iprobe(1, 1)))
         comm.Recv(np.empty(0, np.int64), 1, 1)
@@ -132,11 +134,11 @@ def test_a_server_whose_replies_wait_takes_in_no_more(comm: MPI.Intracomm) -> No
     if comm.rank == 0:
         answered: list[int] = []
 
-        def answer(requests: Sequence[Words]) -> list[Words]:
-            answered.extend(int(asked[0]) for asked in requests)
-            return [behind_head(np.full(words, asked[0])) for asked in requests]
+        def answer(asked: Words) -> Words:
+            answered.append(int(asked[0]))
+            return behind_head(np.full(words, asked[0]))
 
-        server = RequestServer(comm, answering(answer), max_bytes=8 << 20, together=2)
+        server = RequestServer(comm, answering(answer), max_bytes=8 << 20)
         comm.Barrier()
         quiet = 0
         while quiet < 1000:
@@ -179,11 +181,11 @@ def test_a_server_that_cannot_answer_yet_has_nothing_to_do(comm: MPI.Intracomm) 
     if comm.rank == 0:
         closed, tries = [True], list[int]()
 
-        def answer(requests: Sequence[Words]) -> list[Words]:
-            tries.append(len(requests))
+        def answer(words: Words) -> Words:
+            tries.append(1)
             if closed:
                 raise NotOpenHere("not yet")
-            return [behind_head(words) for words in requests]
+            return behind_head(words)
 
         server = RequestServer(comm, answering(answer), max_bytes=1 << 20)
         comm.Barrier()

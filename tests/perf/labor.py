@@ -1,7 +1,7 @@
 """LABOR beside uniform sampling on two hosts: rows of a minibatch, rows fetched by size of the cache, bytes, times.
 
     python tests/perf/labor.py DIR --graph products --fanouts 10,10,10          # as root
-    python tests/perf/labor.py DIR --graph S --trainers 2 --samplers NS LABOR step
+    python tests/perf/labor.py DIR --graph S --trainers 2 --samplers NS LABOR
     python tests/perf/labor.py DIR --graph S --work train --caches 0.2
 
 Two hosts (``namespaces.py``) with one server and ``--trainers`` trainers of one thread each, every byte between them
@@ -9,8 +9,8 @@ over TCP. ``--work loader`` makes minibatches without a model (``job.py``), ``--
 samplers' jobs alternate. A cache is given as a share of the rows that the other host has, with its tables.
 
 Rows are those of a trainer's minibatch: means over the steps and the trainers. The bytes that a host sends and the CPU
-time of its processes, servers among them, are those of a step of all its trainers. ``share="step"`` can only show with
-two trainers or more on a host, which then share a cache. Counts need one round, and no quiet machine.
+time of its processes, servers among them, are those of a step of all its trainers. Counts need one round, and no quiet
+machine.
 """
 
 import argparse
@@ -33,7 +33,6 @@ SAMPLERS = {  # name -> options of LaborSampler; None: NeighborSampler
     "kappa 4": {"batch_dependency": 4},
     "kappa 16": {"batch_dependency": 16},
     "kappa 64": {"batch_dependency": 64},
-    "step": {"share": "step"},
 }
 ROWS = {"inputs": "input rows", "remote": "remote rows", "fetched": "fetched rows"}
 MEASURES = {  # by work: number of job.py -> (words, unit, factor)

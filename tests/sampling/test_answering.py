@@ -1,4 +1,4 @@
-"""Requests that came together get the answers that each gets alone."""
+"""Answers to the requests of other ranks, and to those of one message."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,6 @@ from many_ranks import DEGREE, NODES, store_of
 
 from mpigraph.errors import CollectiveError, GraphDataError
 from mpigraph.mpi.messages import HEAD, NotOpenHere
-from mpigraph.sampling import answering
 from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.protocol import (
     AnswerReader,
@@ -18,7 +17,6 @@ from mpigraph.sampling.protocol import (
     RelationRequest,
     pack_query,
     pack_request,
-    unpack_requests,
 )
 from mpigraph.sampling.strategies import Uniform, Weighted
 from mpigraph.store.derived import EdgeWeights
@@ -87,32 +85,23 @@ def messages() -> list[I64]:
     return [*found, np.concatenate(twice), words_of(request(42), EdgeQuery(1, 0, request(42).ids, request(42).ids))]
 
 
-@pytest.mark.parametrize("bound", [1, 200, answering._TOGETHER])
-def test_together_as_alone(answers: Answers, monkeypatch: pytest.MonkeyPatch, bound: int) -> None:
-    """In whatever order, and however many at a time."""
+def test_an_answer_is_that_of_any_order(answers: Answers) -> None:
+    """Buffers of earlier requests do not show; and the requests of one message are answered as alone."""
     asked = messages()
-    alone = [answers.answer([words])[0][HEAD:].copy() for words in asked]
-    monkeypatch.setattr(answering, "_TOGETHER", bound)
-    order = np.random.default_rng(1).permutation(len(asked))
-    for turn in (np.arange(len(asked)), order):
-        together = answers.answer([asked[k] for k in turn])
-        assert len(together) == len(asked)
-        assert all(np.array_equal(got[HEAD:], alone[k]) for k, got in zip(turn.tolist(), together, strict=True))
+    alone = [answers.answer(words)[HEAD:] for words in asked]
+    for k in np.random.default_rng(1).permutation(len(asked)).tolist():
+        assert np.array_equal(answers.answer(asked[k])[HEAD:], alone[k])
     assert len({words.tobytes() for words in alone}) > 35  # else this says little: draws are by key
-
-
-def test_one_pass_answers_requests_that_differ_in_nodes_and_key() -> None:
-    joined = unpack_requests([words_of(request(number, strategy=Uniform(number % 2))) for number in range(64)]).joined
-    assert [len(one.numbers) for one in joined] == [32, 32]
-    apart = unpack_requests([words_of(request(k, excluded=np.array([FIRST_EDGE]))) for k in range(3)]).joined
-    assert [len(one.numbers) for one in apart] == [1, 1, 1]  # excluded edges are those of one minibatch
+    several = [request(35), request(36, strategy=Weighted(3, False, WEIGHTS)), request(37, want_eids=True)]
+    together = answers.answer(words_of(*several))[HEAD:]
+    assert np.array_equal(together, np.concatenate([answers.answer(words_of(one))[HEAD:] for one in several]))
 
 
 def test_an_answer_is_what_its_nodes_have(answers: Answers) -> None:
     """All neighbours of nodes of many trainers, which come with the edges' numbers."""
     asked = [request(number, strategy=Uniform(-1), want_eids=True) for number in range(9)]
-    for one, answer in zip(asked, answers.answer([words_of(one) for one in asked]), strict=True):
-        reader = AnswerReader(answer[HEAD:].view(np.uint8))
+    for one in asked:
+        reader = AnswerReader(answers.answer(words_of(one))[HEAD:].view(np.uint8))
         counts, src, eids = reader.neighbors(one, len(one.ids), np.int32, (FIRST_EDGE, FIRST_EDGE + NODES * DEGREE))
         rows = (one.ids - FIRST)[:, None] * DEGREE + np.arange(DEGREE)
         sources = np.sort((np.arange(NODES * DEGREE, dtype=np.int32) * 7919) % (NODES * RANKS))
@@ -123,13 +112,13 @@ def test_an_answer_is_what_its_nodes_have(answers: Answers) -> None:
 def test_what_cannot_be_answered(answers: Answers) -> None:
     good = words_of(request(1))
     with pytest.raises(NotOpenHere, match="graph number 2 is not open"):
-        answers.answer([good, words_of(EdgeQuery(2, 0, FIRST + np.arange(2), np.arange(2)))])
+        answers.answer(words_of(EdgeQuery(2, 0, FIRST + np.arange(2), np.arange(2))))
     with pytest.raises(NotOpenHere, match="tensor number 7 is not open"):
-        answers.answer([good, words_of(request(2, strategy=Weighted(3, False, 7)))])
+        answers.answer(words_of(request(2, strategy=Weighted(3, False, 7))))
     with pytest.raises(GraphDataError, match=f"edge {FIRST_EDGE + 9} has weight -1"):
-        answers.answer([good, words_of(request(2, ids=FIRST + np.arange(3), strategy=Weighted(3, False, BAD_WEIGHTS)))])
+        answers.answer(words_of(request(2, ids=FIRST + np.arange(3), strategy=Weighted(3, False, BAD_WEIGHTS))))
     long = good.copy()
     long[HEADER] = 2**40  # destinations
     for bad in (good[:4], good[:-1], long, np.concatenate([good[:HEADER], [-1], [0]])):
-        with pytest.raises(CollectiveError, match="message 1 of 2 has no sampling requests"):
-            answers.answer([good, bad])
+        with pytest.raises(CollectiveError, match="words of a sampling request are malformed"):
+            answers.answer(bad)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,9 @@ Words = npt.NDArray[np.int64]
 def channel_of(world: World, number: int, before: Callable[[], object] = lambda: None) -> RoundChannel:
     """A channel that answers as every test expects, after ``before``."""
 
-    def answer(messages: Sequence[Words]) -> list[Words]:
+    def answer(words: Words) -> Words:
         before()
-        return [behind_head(answer_to(words, world.rank)) for words in messages]
+        return behind_head(answer_to(words, world.rank))
 
     return RoundChannel(world, number, answer)
 

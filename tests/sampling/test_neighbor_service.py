@@ -91,7 +91,7 @@ def test_relations_drawn_from_alike_are_one_request() -> None:
     plan = SamplingPlan([Layer({r: Weighted(2 + r // 4, False, 10 + r) for r in (4, 5, 6, 0, 2, 1)})], {})
     requests = hop_requests(plan, 0, graph, {0: np.arange(5)}, HopKeys.of(np.uint64(1), 0))
     words = np.concatenate([word for r in requests for word in pack_request(r, r.ids, r.excluded)])
-    for request in [*requests, *(joined.request for joined in unpack_requests([words]).joined)]:
+    for request in [*requests, *unpack_requests(words)]:
         chosen = [4, 5, 6] if request.strategy.fanout == 3 else [0, 1, 2]
         assert np.flatnonzero(request.chosen).tolist() == chosen
         assert request.tensors[:, chosen].tolist() == [[10 + r for r in chosen]]

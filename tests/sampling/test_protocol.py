@@ -15,8 +15,8 @@ def test_a_message_refers_to_the_destinations_of_an_earlier_request() -> None:
     edges = np.arange(3)
     sent = [pack_request(request(0), ids, edges[:0]), pack_request(request(1), others, edges)]
     sent += [pack_request(request(2), 0, edges), pack_request(request(3), 1, edges), pack_request(request(4), 2, edges)]
-    read = unpack_requests([np.concatenate([word for words in sent for word in words])]).joined
-    assert [got.request.relation for got in read] == [0, 1, 2, 3, 4]
+    read = unpack_requests(np.concatenate([word for words in sent for word in words]))
+    assert [got.relation for got in read] == [0, 1, 2, 3, 4]
     for got, expected in zip(read, (ids, others, ids, others, ids), strict=True):
-        assert np.array_equal(got.request.ids, expected)
+        assert np.array_equal(got.ids, expected)
     assert sum(len(word) for word in sent[2]) < 20

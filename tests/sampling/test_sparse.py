@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -44,14 +44,11 @@ THREADS = 3
 # The exchange alone
 
 
-def answers() -> Callable[[Sequence[Words]], list[Words]]:
+def answers() -> Callable[[Words], Words]:
     """What answers: the words again, or as the first of them says."""
     early = [2]  # how often a request for something comes too early
 
-    def answer(messages: Sequence[Words]) -> list[Words]:
-        return [behind_head(answer_one(words)) for words in messages]
-
-    def answer_one(words: Words) -> Words:
+    def answer(words: Words) -> Words:
         if words[0] == BAD_DATA:
             raise GraphDataError("weight 7 is bad: ä")
         if words[0] == NO_MEMORY:
@@ -59,7 +56,7 @@ def answers() -> Callable[[Sequence[Words]], list[Words]]:
         if words[0] == LATER and early:
             early.pop()
             raise NotOpenHere("not yet")
-        return words + 1
+        return behind_head(words + 1)
 
     return answer
 
@@ -214,7 +211,7 @@ def test_who_asks_for_what_was_closed_does_not_wait_for_it(job: SharedJob, oracl
         request = RelationRequest(graph.number, 0, np.arange(2), Weighted(1, False, number), False, np.uint64(0))
         words = np.concatenate(pack_request(request, request.ids, request.excluded))
         with pytest.raises(error):
-            Answers(state).answer([words])
+            Answers(state).answer(words)
 
 
 @remote

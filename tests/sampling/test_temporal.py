@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 from layouts import SharedJob, everywhere, on_all, rotated
-from temporal_graphs import I64, NEWEST, OLDEST, Temporal, in_memory, temporal, write
+from temporal_graphs import I64, NEWEST, OLDEST, Temporal, temporal, write
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.dataloading.memory_sampling import sampled
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE
@@ -146,8 +145,6 @@ def compare(job: SharedJob, kind: tuple[int, bool, bool], cases: int) -> None:
     expected = job.alone(lambda: draw_all(dist.DistGraph("temporal", part_config=path), some, kind[0], cases))
     found = draw_all(job.open(path), some, kind[0], cases)
     on_all(job.trainers, found == expected, f"{found} is not {expected}")
-    if job.rank == 0:
-        assert draw_all(sampled(in_memory(some)), some, kind[0], cases) == expected
 
 
 @everywhere

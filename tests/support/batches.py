@@ -23,7 +23,6 @@ SAMPLERS = {
     "labor": LaborSampler([3, 4]),
     "labor-prob": LaborSampler([3, 2], prob="weight", layer_dependency=True),
     "labor-mask": LaborSampler([2, 2], mask="even", batch_dependency=3),
-    "labor-step": LaborSampler([2, 3], share="step", return_eids=False),
 }
 
 

@@ -28,6 +28,7 @@ from mpi4py import MPI
 
 import mpigraph.distributed as dist
 from mpigraph.errors import MPIGraphError
+from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.session import context
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
@@ -274,6 +275,16 @@ def alone(body: Callable[[], Any], **options: Any) -> Any:
         return Job(MPI.COMM_SELF, ALONE).run(body, **options)
     finally:
         Session.running = running
+
+
+def on_one_rank(graph: HeteroGraph, body: Callable[[dist.DistGraph], Any]) -> Any:
+    """What ``body`` returns for a graph in memory, made a distributed one of one part in a job of one rank.
+
+    Nodes keep their ids; edges are by destination and source.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        dist.partition_graph(graph, "alone", 1, folder, part_method="random")
+        return alone(lambda: body(dist.DistGraph("alone", part_config=f"{folder}/alone.json")))
 
 
 class SharedJob:

@@ -25,7 +25,6 @@ from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.messages import HEAD, OK, REQUEST
-from mpigraph.mpi.world import World
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.packed import PackedTransport
@@ -220,7 +219,6 @@ def world_of_many(rank: int, ranks: int, comm: Any) -> Any:
         num_local_trainers=1,
         local_trainer=0,
         is_local=one,
-        is_alone=False,
         all_local=False,
         closed=False,
         is_host=True,
@@ -245,9 +243,10 @@ def store_of(rank: int, ranks: int, comm: Any, among: int) -> Store:
     indptr = np.arange(NODES + 1, dtype=np.int64) * DEGREE
     indices = np.sort((np.arange(NODES * DEGREE, dtype=np.int32) * 7919) % (NODES * among))
     edges = Adjacency(indptr, indices, rank * NODES, rank * NODES * DEGREE)
-    store = Store(World.alone(Config()), 0)
+    store = Store.__new__(Store)  # without transports
+    store.world, store.graphs, store.graph_of_number, store.tensors = world_of_many(rank, ranks, comm), {}, {}, {}
+    store._next, store._derived = 0, {}
     store.add_in_memory(InMemoryTopology(book_of_many(ranks), [(edges, np.empty(0, np.int64))]))
-    store.world = world_of_many(rank, ranks, comm)
     return store
 
 
@@ -260,7 +259,7 @@ class Sampling:
         def answer(rank: int, words: I64) -> I64:
             if rank not in answers:
                 answers[rank] = Answers(store_of(rank, ranks, None, among))
-            return answers[rank].answer([words])[0][HEAD:]
+            return answers[rank].answer(words)[HEAD:]
 
         comm = PointToPoint(traffic, answer) if way == "sparse" else AllToAll(traffic, ranks, answer)
         self.store = store_of(0, ranks, comm, among)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.sampling.minibatch import RandomContext
@@ -13,7 +14,7 @@ from mpigraph.sampling.minibatch import RandomContext
 SEED, EPOCH = 5, 3
 
 
-class InMemory:
+class InMemory(SampledGraph):
     """Has what samplers of edges need; nothing is remote, and an error is raised where it is found."""
 
     def __init__(self, graph: HeteroGraph, seed: int = SEED, epoch: int = EPOCH) -> None:

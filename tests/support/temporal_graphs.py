@@ -6,9 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
@@ -77,16 +75,3 @@ def write(directory: Path, seed: int, typed: bool, of_nodes: bool) -> str:
     )
     parts = np.concatenate([np.arange(count) * 3 // count for count in counts])
     return str(partition_source(source, "temporal", 3, directory, "given", assignment=parts).config_path)
-
-
-def in_memory(some: Temporal) -> HeteroGraph:
-    """The graph in memory, with its times."""
-    edges = {relation: tuple(map(torch.from_numpy, ends)) for relation, ends in some.ends.items()}
-    graph = HeteroGraph(some.schema, edges, some.counts)
-    for ntype, times in some.node_time.items():
-        graph.nodes[ntype].data["time"] = torch.from_numpy(times)
-    for relation, mask in some.mask.items():
-        graph.edges[relation].data["mask"] = torch.from_numpy(mask)
-    for relation, times in some.edge_time.items():
-        graph.edges[relation].data["time"] = torch.from_numpy(times)
-    return graph

@@ -6,19 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from layouts import SharedJob
+from layouts import SharedJob, on_one_rank
 
 import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph import nn
 from mpigraph.cli.main import main
 from mpigraph.dataloading import (
-    DataLoader,
     MultiLayerFullNeighborSampler,
     NeighborSampler,
     as_edge_prediction_sampler,
-    sample_neighbors,
 )
+from mpigraph.errors import InvalidArgumentError
 from mpigraph.formats.readers import read_source
 from mpigraph.graphs.fields import EID, NID
 
@@ -27,41 +26,47 @@ from mpigraph.graphs.fields import EID, NID
 
 def test_an_edge_and_its_reverse_are_excluded() -> None:
     src, dst = torch.tensor([1, 2, 3, 4]), torch.zeros(4, dtype=torch.int64)
-    g = mg.graph((torch.cat([src, dst]), torch.cat([dst, src])))
-    reverse = torch.tensor([4, 5, 6, 7, 0, 1, 2, 3])
-    sampler = as_edge_prediction_sampler(MultiLayerFullNeighborSampler(1), exclude="reverse_id", reverse_eids=reverse)
-    for eid, (_, pairs, (block,)) in enumerate(DataLoader(g, torch.arange(8), sampler, batch_size=1)):
-        assert pairs.edata[EID].tolist() == [eid]
-        assert set(block.edata[EID].tolist()) == set(g.in_edges(pairs.ndata[NID], "eid").tolist()) - {
-            eid,
-            int(reverse[eid]),
-        }
+
+    def check(g: dist.DistGraph) -> None:
+        eids = torch.arange(8)
+        all_src, all_dst = g.find_edges(eids)
+        (relation,) = g.canonical_etypes
+        reverse = mg.dataloading.reverse_edges(g, {relation: relation})[relation][:]
+        sampler = as_edge_prediction_sampler(
+            MultiLayerFullNeighborSampler(1), exclude="reverse_id", reverse_eids=reverse
+        )
+        loader = dist.DistEdgeDataLoader(g, eids, sampler, batch_size=1)
+        for eid, (_, pairs, (block,)) in enumerate(loader):
+            assert pairs.edata[EID].tolist() == [eid]
+            (back,) = ((all_src == all_dst[eid]) & (all_dst == all_src[eid])).nonzero().reshape(-1).tolist()
+            of_ends = eids[torch.isin(all_dst, pairs.ndata[NID])].tolist()
+            assert set(block.edata[EID].tolist()) == set(of_ends) - {eid, back}
+
+    on_one_rank(mg.graph((torch.cat([src, dst]), torch.cat([dst, src]))), check)
 
 
-@pytest.mark.parametrize("direction", ["in", "out"])
-def test_excluded_edges_leave_the_fanout(direction: str) -> None:
-    g = mg.graph(([0, 0, 1, 1, 2, 3], [1, 2, 3, 4, 5, 4]), num_nodes=6)
-    node, eids = {"in": (4, [3, 5]), "out": (1, [2, 3])}[direction]
-    for _ in range(5):
-        found = sample_neighbors(g, [node], 2, direction, exclude_edges=[3], replace=True)
-        assert found.edata[EID].tolist() == [next(eid for eid in eids if eid != 3)] * 2
+def test_excluded_edges_leave_the_fanout() -> None:
+    def check(g: dist.DistGraph) -> None:
+        src, dst = g.find_edges(torch.arange(6))
+        (three,) = ((src == 1) & (dst == 4)).nonzero().reshape(-1).tolist()
+        (five,) = ((src == 3) & (dst == 4)).nonzero().reshape(-1).tolist()
+        for _ in range(5):
+            found = g.sample_neighbors([4], 2, exclude_edges=[three], replace=True)
+            assert found.edata[EID].tolist() == [five] * 2
+
+    on_one_rank(mg.graph(([0, 0, 1, 1, 2, 3], [1, 2, 3, 4, 5, 4]), num_nodes=6), check)
 
 
-@pytest.mark.parametrize("direction", ["in", "out"])
-def test_neighbours_of_a_subgraph_with_weights_of_its_own(direction: str) -> None:
-    g = mg.heterograph({("a", "r", "a"): ([0, 1, 2, 1], [1, 1, 2, 0])})
-    some = {"in": mg.in_subgraph, "out": mg.out_subgraph}[direction](g, {"a": [1]})
-    some.edata["p"] = torch.ones(some.num_edges())
-    found = sample_neighbors(some, {"a": torch.tensor([1])}, 20, direction, prob="p")
-    assert found.num_edges() == some.num_edges() == 2
-
-
-def test_one_neighbour_of_each_node_in_either_direction() -> None:
-    g = mg.rand_graph(30, 200)
-    for direction, degrees in (("in", g.in_degrees()), ("out", g.out_degrees())):
-        found = sample_neighbors(g, torch.arange(30), 1, direction)
+def test_one_neighbour_of_each_node() -> None:
+    def check(g: dist.DistGraph) -> None:
+        found = g.sample_neighbors(torch.arange(30), 1)
         assert torch.equal(torch.stack(found.edges()), torch.stack(g.find_edges(found.edata[EID])))
-        assert torch.equal(torch.bincount(found.edges()[direction == "in"], minlength=30), degrees.clamp(max=1))
+        assert torch.equal(torch.bincount(found.edges()[1], minlength=30), g.in_degrees().clamp(max=1))
+        with pytest.raises(InvalidArgumentError, match="edge_dir must be 'in' .got 'out'.*--add-reverse"):
+            g.sample_neighbors(torch.arange(30), 1, "out")
+
+    rng = np.random.default_rng(0)
+    on_one_rank(mg.graph((rng.integers(0, 30, 200), rng.integers(0, 30, 200)), num_nodes=30), check)
 
 
 @pytest.mark.parametrize("make", [nn.GATConv, nn.GraphConv, nn.SAGEConv], ids=lambda make: make.__name__)

@@ -2,24 +2,19 @@
 
 from mpigraph.sampling.strategies.labor import Labor
 from mpigraph.sampling.strategies.masked import Masked
-from mpigraph.sampling.strategies.out_edges import MaskedOut, WeightedOut
 from mpigraph.sampling.strategies.strategy import Draw, HopKeys, OwnedRows, Strategy
 from mpigraph.sampling.strategies.temporal import Temporal
 from mpigraph.sampling.strategies.uniform import Uniform
 from mpigraph.sampling.strategies.weighted import Weighted
-from mpigraph.sampling.strategies.within import Within
 
 __all__ = [
     "Draw",
     "HopKeys",
     "Labor",
     "Masked",
-    "MaskedOut",
     "OwnedRows",
     "Strategy",
     "Temporal",
     "Uniform",
     "Weighted",
-    "WeightedOut",
-    "Within",
 ]

@@ -128,7 +128,7 @@ class Strategy(ABC):
     """A way to choose in-neighbours of nodes through one relation.
 
     Fields are ints and bools, which travel as words: owners answer requests with equal strategies in one pass. Those
-    that :attr:`columns` names are int64[n], a number for each destination; those that :attr:`shared` names int64[m].
+    that :attr:`columns` names are int64[n], a number for each destination.
 
     Attributes:
         fanout: most neighbours of a destination; -1 means all.
@@ -138,8 +138,6 @@ class Strategy(ABC):
     """The strategy's number on the wire, from 1 on; another one for each."""
     columns: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that have a number for each destination."""
-    shared: ClassVar[tuple[str, ...]] = ()
-    """Names of the fields that are arrays which every owner gets whole."""
     tables: ClassVar[tuple[str, ...]] = ()
     """Names of the fields that are numbers of a relation's tensors, so that each relation has its own."""
     keys_by_relation: ClassVar[bool] = True
@@ -170,8 +168,8 @@ class Strategy(ABC):
 
     @classmethod
     def from_words(cls, words: Sequence[int], arrays: Sequence[I64]) -> "Strategy":
-        """Return the strategy with these parameters, ``arrays`` beginning with the columns; ``words`` may be longer."""
-        values: dict[str, Any] = dict(zip(cls.columns + cls.shared, arrays, strict=True))
+        """Return the strategy with these parameters, ``arrays`` being the columns; ``words`` may be longer."""
+        values: dict[str, Any] = dict(zip(cls.columns, arrays, strict=True))
         values |= {name: kind(word) for (name, kind), word in zip(_parameters(cls), words, strict=False)}
         return cls(**values)
 
@@ -197,7 +195,7 @@ class Strategy(ABC):
         """The words that strategies have in common whose relations share a request: all but their tensors."""
         words = zip(_parameters(type(self)), self.words(), strict=True)
         common = (bool(word) if name in self.tables else word for (name, _), word in words)
-        return type(self), id(self) if self.shared else 0, *common
+        return type(self), *common
 
     @property
     def tensors(self) -> list[int]:
@@ -235,6 +233,4 @@ class Strategy(ABC):
 @cache
 def _parameters(strategy: type[Strategy]) -> list[tuple[str, Any]]:
     """Return names and types of the fields that are words."""
-    return [
-        (field.name, field.type) for field in fields(strategy) if field.name not in strategy.columns + strategy.shared
-    ]
+    return [(field.name, field.type) for field in fields(strategy) if field.name not in strategy.columns]

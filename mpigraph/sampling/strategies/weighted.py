@@ -26,13 +26,12 @@ class Weighted(Strategy):
     tag = 2
     tables = ("weights",)
     kernel: ClassVar[Callable[..., None]] = staticmethod(choose_weighted)
-    table: ClassVar[type[EdgeWeights]] = EdgeWeights
     replace: bool
     weights: int
 
     def prepare(self, store: Store, relation: int) -> Draw:
         """Look up the weights, and the tables of prepared ones."""
-        return _WeightedDraw(self, store.derived(self.table, self.weights))
+        return _WeightedDraw(self, store.derived(EdgeWeights, self.weights))
 
 
 class _WeightedDraw:
