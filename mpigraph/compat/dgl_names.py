@@ -112,6 +112,7 @@ _NO_CONVERSION = (
 _NO_KVSTORE = "rows live in windows of MPI: read and write them by DistTensor, g.ndata and DistEmbedding"
 _NO_RPC = "ranks talk by MPI: use torch.distributed or mpi4py for messages of your own"
 _NO_SERVERS = "servers are ranks of the same job: initialize(num_servers=...), or MPIGRAPH_NUM_SERVERS"
+_NO_LAYERS = "layers of PyG run on blocks: layer(x, block.edge_index()), as in examples/pyg_layers.py"
 _NO_DATASETS = "datasets are not downloaded: python -m mpigraph partition reads OGB's folders, npz, csv and others"
 _INSTEAD = {
     **dict.fromkeys(
@@ -137,7 +138,7 @@ _INSTEAD = {
 def advice(module: str, name: str) -> str:
     """Return the error text for a name of DGL's that this library lacks."""
     instead = _INSTEAD.get(name)
-    if instead is None and (module == "dgl.data" or module.startswith("dgl.data.")):
-        instead = _NO_DATASETS
+    if instead is None:
+        instead = {"dgl.data": _NO_DATASETS, "dgl.nn": _NO_LAYERS}.get(".".join(module.split(".")[:2]))
     where = f"{module}.{name}" if module else name
     return f"mpigraph has no {where}" + (f": {instead}" if instead else " (it stands in for dgl: mpigraph.compat.dgl)")

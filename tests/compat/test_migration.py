@@ -328,11 +328,6 @@ def layers(at: At) -> None:
         nn.HGTConv(4, 5, 1, 1, 2)(g, x, torch.zeros(3, dtype=torch.int64), types),
         nn.GINConv(torch.nn.Linear(4, 5), "sum")(g, x),
         nn.GINEConv(torch.nn.Linear(4, 5))(g, x, torch.rand(4, 4)),
-        nn.EdgeConv(4, 5)(g, x),
-        nn.TAGConv(4, 5, 2)(g, x),
-        nn.SGConv(4, 5, 2)(g, x),
-        nn.APPNPConv(2, 0.1)(g, torch.rand(3, 5)),
-        nn.JumpingKnowledge("max")([torch.rand(3, 5), torch.rand(3, 5)]),
     ):
         assert out.reshape(3, -1).shape == (3, 5)
     assert nn.WeightBasis((4, 5), 2, 3)().shape == (3, 4, 5)
