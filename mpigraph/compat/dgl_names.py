@@ -113,6 +113,7 @@ _NO_KVSTORE = "rows live in windows of MPI: read and write them by DistTensor, g
 _NO_RPC = "ranks talk by MPI: use torch.distributed or mpi4py for messages of your own"
 _NO_SERVERS = "servers are ranks of the same job: initialize(num_servers=...), or MPIGRAPH_NUM_SERVERS"
 _NO_LAYERS = "layers of PyG run on blocks: layer(x, block.edge_index()), as in examples/pyg_layers.py"
+_ONE_PROCESS = "for graphs of one process use DGL or PyG, whose graphs mpigraph.convert.as_graph takes"
 _NO_DATASETS = "datasets are not downloaded: python -m mpigraph partition reads OGB's folders, npz, csv and others"
 _INSTEAD = {
     **dict.fromkeys(
@@ -130,6 +131,9 @@ _INSTEAD = {
         ("DistGraphServer", "ServerState", "connect_to_server", "server_state", "start_server"), _NO_SERVERS
     ),
     **dict.fromkeys(("dgl_partition_to_graphbolt", "gb_convert_single_dgl_partition", "graphbolt"), _NO_CONVERSION),
+    **dict.fromkeys(
+        ("compact_graphs", "khop_in_subgraph", "khop_out_subgraph", "rand_bipartite", "rand_graph"), _ONE_PROCESS
+    ),
     "BasicPartitionBook": "parts own ranges of ids: use RangePartitionBook",
     "NodeEmbedding": "use dgl.distributed.DistEmbedding, which works on one rank, too",
 }

@@ -347,20 +347,13 @@ def relu_dropout(at: At) -> None:
     assert torch.equal(nn.relu_dropout(h, 0.5, False), relu)
 
 
-@line(
-    "`dgl.graph`, `dgl.heterograph`, `to_bidirected`, `to_homogeneous`, `to_simple`, `khop_in_subgraph`, "
-    "`send_and_recv`, ..."
-)
+@line("`dgl.graph`, `dgl.heterograph`, `to_bidirected`, `to_homogeneous`, `to_simple`, ...")
 def graphs(at: At) -> None:
     scipy = pytest.importorskip("scipy.sparse")
     g = mg.convert.as_graph(scipy.coo_matrix(([1, 1], ([0, 1], [1, 2])), shape=(3, 3)))
     assert g.num_edges() == mg.graph(([0, 1], [1, 2])).num_edges() == 2
     assert mg.to_bidirected(g).num_edges() == 4 and mg.to_simple(mg.graph(([0, 0], [1, 1]))).num_edges() == 1
     assert mg.to_homogeneous(mg.heterograph({WRITES: ([0], [1])})).num_nodes() == 3
-    assert mg.khop_in_subgraph(g, [2], 1)[0].num_edges() == 1
-    g.ndata["x"] = torch.ones(3)
-    g.send_and_recv([1], mg.function.copy_u("x", "m"), mg.function.sum("m", "y"))
-    assert g.ndata["y"].tolist() == [0, 0, 1]
 
 
 @line("`NodeDataLoader`, `EdgeDataLoader`, `DataLoader` on a DistGraph (0.7 to 2.x), fanouts of `None`")
