@@ -296,7 +296,9 @@ def embeddings(at: At) -> None:
 def edge_predictor(at: At) -> None:
     x, y = torch.rand(5, 3), torch.rand(5, 3)
     assert torch.allclose(nn.EdgePredictor("dot")(x, y).squeeze(), (x * y).sum(1))
-    assert nn.EdgePredictor("distmult", 3, num_rels=2)(x, y, torch.zeros(5, dtype=torch.int64)).shape == (5, 1)
+    assert torch.equal(nn.EdgePredictor("ele")(x, y), x * y) and nn.EdgePredictor("cat")(x, y).shape == (5, 6)
+    with pytest.raises(mg.errors.InvalidArgumentError, match="normalise"):
+        nn.EdgePredictor("cos")
 
 
 @line('`init_process_group("gloo")`')
