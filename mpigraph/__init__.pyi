@@ -26,15 +26,10 @@ from .graphs.hetero import heterograph as heterograph
 from .graphs.transforms import add_edges as add_edges
 from .graphs.transforms import add_reverse_edges as add_reverse_edges
 from .graphs.transforms import add_self_loop as add_self_loop
-from .graphs.transforms import compact_graphs as compact_graphs
 from .graphs.transforms import edge_subgraph as edge_subgraph
 from .graphs.transforms import in_subgraph as in_subgraph
-from .graphs.transforms import khop_in_subgraph as khop_in_subgraph
-from .graphs.transforms import khop_out_subgraph as khop_out_subgraph
 from .graphs.transforms import node_subgraph as node_subgraph
 from .graphs.transforms import out_subgraph as out_subgraph
-from .graphs.transforms import rand_bipartite as rand_bipartite
-from .graphs.transforms import rand_graph as rand_graph
 from .graphs.transforms import remove_edges as remove_edges
 from .graphs.transforms import remove_self_loop as remove_self_loop
 from .graphs.transforms import reverse as reverse

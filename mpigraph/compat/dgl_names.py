@@ -113,6 +113,8 @@ _NO_CONVERSION = (
 _NO_KVSTORE = "rows live in windows of MPI: read and write them by DistTensor, g.ndata and DistEmbedding"
 _NO_RPC = "ranks talk by MPI: use torch.distributed or mpi4py for messages of your own"
 _NO_SERVERS = "servers are ranks of the same job: initialize(num_servers=...), or MPIGRAPH_NUM_SERVERS"
+_NO_LAYERS = "layers of PyG run on blocks: layer(x, block.edge_index()), as in examples/pyg_layers.py"
+_ONE_PROCESS = "for graphs of one process use DGL or PyG, whose graphs mpigraph.convert.as_graph takes"
 _NO_DATASETS = "datasets are not downloaded: python -m mpigraph partition reads OGB's folders, npz, csv and others"
 _NO_WALKS = (
     "walks follow out-edges, and parts hold in-edges: partition with --add-reverse, and sample in-neighbours "
@@ -136,6 +138,9 @@ _INSTEAD = {
         ("DistGraphServer", "ServerState", "connect_to_server", "server_state", "start_server"), _NO_SERVERS
     ),
     **dict.fromkeys(("dgl_partition_to_graphbolt", "gb_convert_single_dgl_partition", "graphbolt"), _NO_CONVERSION),
+    **dict.fromkeys(
+        ("compact_graphs", "khop_in_subgraph", "khop_out_subgraph", "rand_bipartite", "rand_graph"), _ONE_PROCESS
+    ),
     "BasicPartitionBook": "parts own ranges of ids: use RangePartitionBook",
     "NodeEmbedding": "use dgl.distributed.DistEmbedding, which works on one rank, too",
 }
@@ -144,7 +149,7 @@ _INSTEAD = {
 def advice(module: str, name: str) -> str:
     """Return the error text for a name of DGL's that this library lacks."""
     instead = _INSTEAD.get(name)
-    if instead is None and (module == "dgl.data" or module.startswith("dgl.data.")):
-        instead = _NO_DATASETS
+    if instead is None:
+        instead = {"dgl.data": _NO_DATASETS, "dgl.nn": _NO_LAYERS}.get(".".join(module.split(".")[:2]))
     where = f"{module}.{name}" if module else name
     return f"mpigraph has no {where}" + (f": {instead}" if instead else " (it stands in for dgl: mpigraph.compat.dgl)")

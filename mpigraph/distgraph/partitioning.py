@@ -7,7 +7,6 @@ original ids.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,7 @@ from mpigraph.graphs.hetero import graph as make_graph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
 from mpigraph.mpi.messages import Comm
-from mpigraph.partition.balance import balance_criteria
-from mpigraph.partition.exchange import ALONE, Exchange
-from mpigraph.partition.metis import metis_assign
+from mpigraph.partition.exchange import ALONE
 from mpigraph.partition.options import check_options
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import PartitionResult, partition_source
@@ -40,7 +37,6 @@ from mpigraph.storage.part_config import Features, PartConfig
 Tensors = dict[str, torch.Tensor]
 Path = str | os.PathLike[str]
 
-_TRAINER = "trainer_id"
 _RESERVED = {NID, EID, NTYPE, ETYPE}
 
 
@@ -87,9 +83,6 @@ def partition_graph(
             each type that is not named, are spread evenly, too.
         balance_edges: spread the edges evenly too.
         return_mapping: return the original ids.
-        num_trainers_per_machine: with "metis" and more than one: divide each part further, into this number of pieces.
-            Nodes and edges get the feature ``trainer_id`` for :func:`.node_split` (int64, part times this number plus
-            piece; an edge's is that of its destination). Any number of trainers share a part without it.
         objtype: what METIS minimises, "cut" or "vol"; "multilevel" knows only "cut".
         seed: equal seeds give equal parts.
         reshuffle: only True: nodes and edges always get new ids.
@@ -110,6 +103,7 @@ def partition_graph(
         node_order: of the nodes inside a part: "input" keeps the order of the original ids, "clusters" puts neighbours
             together, so that the rows that a minibatch reads from a disk lie together. Draws depend on ids, so another
             order samples other neighbours.
+        num_trainers_per_machine: without effect: any number of trainers share a part.
         num_hops: without effect: owners sample, so parts hold no copies of neighbours.
         graph_formats: without effect: a part is one CSC.
         n_jobs: without effect; ``comm`` lets several ranks work.
@@ -135,7 +129,6 @@ def partition_graph(
         with exchange.together(f"partitioning {graph_name!r}"):
             check_options(graph_name, num_parts, part_method, objtype, seed, node_order)
             check_integer("num_hops", num_hops, 0)
-            check_integer("num_trainers_per_machine", num_trainers_per_machine, 1)
             if not isinstance(out_path, str | os.PathLike):
                 raise InvalidArgumentError(f"out_path must be the path of a directory (got {out_path!r})")
             if not reshuffle:
@@ -145,11 +138,6 @@ def partition_graph(
             source = _source(graph)
             classes = _classes(graph, balance_ntypes)
             parts = _parts_of_all_nodes(graph, assignment)
-        if num_trainers_per_machine > 1 and part_method == "metis" and parts is None:
-            pieces = num_parts * num_trainers_per_machine
-            fine = _pieces_of_all_nodes(source, pieces, classes, balance_edges, objtype, seed, exchange)
-            source = _with_trainer_ids(source, fine)
-            parts = fine // num_trainers_per_machine
         result = partition_source(
             source,
             graph_name,
@@ -302,40 +290,6 @@ def _parts_of_all_nodes(graph: HeteroGraph, assignment: NodeIds | None) -> I64 |
             )
         rows.append(parts.cpu().numpy().astype(np.int64))
     return np.concatenate(rows)
-
-
-@collective("ranks")
-def _pieces_of_all_nodes(
-    source: GraphSource,
-    num_pieces: int,
-    classes: Mapping[str, Array] | None,
-    balance_edges: bool,
-    objtype: str,
-    seed: int,
-    exchange: Exchange,
-) -> I64:
-    """Return int64[all nodes], the trainer of each, assigned by METIS on rank 0."""
-    own = b""
-    with exchange.together("assigning nodes to trainers by metis"):
-        if exchange.rank == 0:
-            criteria = balance_criteria(source, classes, balance_edges)
-            own = metis_assign(source, num_pieces, criteria, seed=seed, objtype=objtype).astype(np.int64).tobytes()
-    return np.frombuffer(exchange.gather_bytes(own)[0], np.int64)
-
-
-def _with_trainer_ids(source: GraphSource, trainers: I64) -> GraphSource:
-    """Return the graph with the feature ``trainer_id`` of all nodes and edges."""
-    schema = source.schema
-    of_type = np.split(trainers, source.node_bases[1:-1])
-    nodes = {}
-    edges = {}
-    for ntype, rows in zip(schema.ntypes, of_type, strict=True):
-        nodes[ntype] = {**source.node_feats.get(ntype, {}), _TRAINER: Feature(rows, "int64")}
-    for i, relation in enumerate(schema.relations):
-        key = relation_key(relation)
-        rows = of_type[schema.ends(i)[1]][np.asarray(source.edges[i][1])]
-        edges[key] = {**source.edge_feats.get(key, {}), _TRAINER: Feature(rows, "int64")}
-    return replace(source, node_feats=nodes, edge_feats=edges)
 
 
 def _mapping(graph: HeteroGraph, result: PartitionResult) -> tuple[Any, Any]:

@@ -50,11 +50,7 @@ def node_split(
         rank: whose share; this trainer's by default.
         force_even: shares differ by at most one node: trainer t gets the t-th of equal consecutive pieces of the
             selected ids. Else: the selected ids on this trainer's node, divided among the trainers there.
-        node_trainer_ids: ``trainer_id`` of ``partition_graph(num_trainers_per_machine=)``. Each part then has a piece.
-            Each trainer of the part gets first its own ids within the part, then an equal share of the piece's ids in
-            other parts; the sizes differ by at most two. It has no effect where the number of trainers is no multiple
-            of that of parts, or the ids are for another number of trainers than this or a multiple: the pieces are
-            local without it.
+        node_trainer_ids: without effect: any number of trainers share a part.
         since: ``nodes`` are then times, an integer for each node in place of a mask; selected are those of this time
             and later.
         before: likewise, those earlier than this time. So ``before=t`` and ``since=t`` have no node in common, and
@@ -65,7 +61,7 @@ def node_split(
     that this trainer wrote since, are read whole. Writes of other trainers count after :meth:`DistGraph.barrier`.
 
     Returns:
-        int64[n], ascending, except with ``node_trainer_ids``.
+        int64[n], ascending.
 
     Raises:
         MaskLengthError: the mask does not have one entry for each node.
@@ -76,7 +72,7 @@ def node_split(
 
     One-sided; every trainer can call it alone.
     """
-    return _split(nodes, partition_book, True, ntype, rank, force_even, node_trainer_ids, _span(since, before))
+    return _split(nodes, partition_book, True, ntype, rank, force_even, _span(since, before))
 
 
 def edge_split(
@@ -94,7 +90,7 @@ def edge_split(
 
     One-sided; every trainer can call it alone.
     """
-    return _split(edges, partition_book, False, etype, rank, force_even, edge_trainer_ids, _span(since, before))
+    return _split(edges, partition_book, False, etype, rank, force_even, _span(since, before))
 
 
 def _split(
@@ -104,7 +100,6 @@ def _split(
     kind: EdgeType,
     rank: int | None,
     even: bool,
-    trainer_ids: MaskLike | None,
     span: _Span | None,
 ) -> torch.Tensor:
     session = current()
@@ -122,39 +117,13 @@ def _split(
         hosts, index, pieces = list(range(len(offsets) - 1)), rank, session.num_trainers
     else:  # the selected ids on the trainer's node
         hosts, index, pieces = session.world.neighbourhood(rank)
-    per_part, owners = 1, None
-    if even and trainer_ids is not None:
-        _check_length(trainer_ids, int(offsets[-1]), "node" if is_node else "edge")
-        owners = _owners(trainer_ids, pieces, topology.config.num_parts)
-        if owners is not None:  # a piece for each part, to be divided by the owners
-            per_part = pieces // topology.config.num_parts
-            index, pieces = rank // per_part, topology.config.num_parts
     counted = span is None and isinstance(mask, DistTensor)
     counts = session.store.derived(MaskCounts, cast(DistTensor, mask).rows.number) if counted else None
     ids = None if counts is None or not counts.current else _counted_share(mask, counts.blocks(hosts), index, pieces)
     if ids is None:
         ranges = [(0, len(mask))] if even else [(int(offsets[h]), int(offsets[h + 1])) for h in hosts]
         ids = _share(mask, ranges, index, pieces, span)
-    if owners is not None:
-        ids = _of_trainer(ids, owners[ids], index, rank % per_part, per_part)
     return torch.from_numpy(ids)
-
-
-def _owners(trainer_ids: MaskLike, trainers: int, parts: int) -> I64 | None:
-    """Return the trainer of each node or edge, int64[n]; None if the ids are for another number of trainers."""
-    ids = as_tensor(trainer_ids[0 : len(trainer_ids)]).cpu().numpy().astype(np.int64)
-    made_for = int(ids.max()) + 1 if len(ids) else 0
-    if trainers % parts or made_for == 0 or made_for % trainers or (len(ids) and ids.min() < 0):
-        return None
-    return ids // (made_for // trainers)
-
-
-def _of_trainer(ids: I64, owners: I64, part: int, trainer: int, trainers: int) -> I64:
-    """Return a trainer's share of the piece of its part: its own ids in the part, an equal share of the others."""
-    local = owners // trainers == part
-    own = ids[local][np.argsort(owners[local], kind="stable")]
-    shares = [group[slice(*_bounds(len(group), trainer, trainers))] for group in (own, ids[~local])]
-    return np.concatenate(shares)
 
 
 def _graph_of(session: Session, mask: MaskLike, partition_book: RangePartitionBook | None) -> str:

@@ -26,15 +26,14 @@ from mpigraph.graphs.fields import (
 from mpigraph.graphs.frame import Frame, Frames, fields_of
 from mpigraph.graphs.in_memory import NodesView, check_range, count
 from mpigraph.graphs.inedges import InEdges
-from mpigraph.graphs.message_passing import MessageFunction, MessagePassing, ReduceFunction
-from mpigraph.graphs.messages import Message, NodeFunction, Operand, Reduce
+from mpigraph.graphs.message_passing import MessagePassing
+from mpigraph.graphs.messages import Message, Operand, Reduce
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema
 
 EdgeList = tuple[IdsLike, IdsLike] | tuple[str, Sequence[IdsLike]] | TensorLike
 """The edges of a relation, as :func:`graph` takes them."""
 _Ids = IdsLike | Mapping[str, IdsLike]
 _EdgeIds = IdsLike | Mapping[str | Relation, IdsLike]
-_FORMATS = ("coo", "csr", "csc")
 _REDUCERS = ("sum", "mean", "max", "min")
 T = TypeVar("T")
 
@@ -156,27 +155,6 @@ class HeteroGraph(MessagePassing):
         exist = (ids >= 0) & (ids < self.num_nodes(self.ntypes[self.get_ntype_id(ntype)]))
         return bool(exist) if is_number(vid) else exist
 
-    def formats(self, formats: str | Sequence[str] | None = None) -> Any:
-        """Return the sparse formats, ``{"created": [...], "not created": [...]}``; with ``formats`` the graph itself.
-
-        Every graph makes formats when they are needed, so a graph "of some formats" is the same graph.
-
-        Args:
-            formats: None to ask; else "coo", "csr" or "csc", or several of them.
-
-        Raises:
-            InvalidArgumentError: there is no such format.
-        """
-        if formats is None:
-            return {"created": list(_FORMATS), "not created": []}
-        names = [formats] if isinstance(formats, str) else list(formats)
-        if not set(names) <= set(_FORMATS):
-            raise InvalidArgumentError(f"formats are {list(_FORMATS)} (got {formats!r})")
-        return self
-
-    def create_formats_(self) -> None:
-        """Accepted for DGL's scripts: formats are made when they are needed."""
-
     # -- parts -----------------------------------------------------------------------------------------------
 
     def subgraph(
@@ -270,22 +248,6 @@ class HeteroGraph(MessagePassing):
         eids = {r: self.out_edges(chosen[r[0]], "eid", r) for r in self.canonical_etypes}
         return self._part(eids, self._ends_of(eids) if relabel_nodes else None, store_ids, output_device)
 
-    def only_nodes(
-        self, nodes: Mapping[str, torch.Tensor], copy_ndata: bool = True, copy_edata: bool = True
-    ) -> "HeteroGraph":
-        """Return the graph with some of its nodes, int64[n] of every type, which have all its edges, and perhaps
-        features; see :func:`mpigraph.compact_graphs`.
-        """
-        eids = {r: torch.arange(self.num_edges(r), device=self.device) for r in self.canonical_etypes}
-        part = self._part(eids, nodes, False, None)
-        for relation in self.canonical_etypes if not copy_edata else ():
-            part._edge_frame(relation).clear()
-        for ntype, ids in nodes.items():
-            if not copy_ndata:
-                part._node_frames[ntype].clear()
-            part._node_frames[ntype][NID] = ids
-        return part
-
     # -- other edges -----------------------------------------------------------------------------------------
 
     def reverse(self, copy_ndata: bool = True, copy_edata: bool = False) -> "HeteroGraph":
@@ -308,7 +270,19 @@ class HeteroGraph(MessagePassing):
     def with_edges(
         self, u: IdsLike, v: IdsLike, data: Mapping[str, TensorLike] | None = None, etype: EdgeType = None
     ) -> "HeteroGraph":
-        """Return the graph with more edges behind those of a relation; see :func:`mpigraph.add_edges`."""
+        """Return the graph with more edges behind those of a relation; :func:`mpigraph.add_edges` is the same.
+
+        Args:
+            u: int[n], sources.
+            v: int[n], destinations.
+            data: features of the new edges, name -> [n, ...]. What they or the old edges lack is 0.
+            etype: the relation; None means the only one.
+
+        Raises:
+            OutOfRangeError: a node does not exist.
+            InvalidArgumentError: ids that are not integers, or different numbers of them.
+            GraphDataError: a feature does not have a row for each new edge.
+        """
         relation = self.to_canonical_etype(etype)
         src, dst = self._ends(u, v, relation)
         old = self._coo(relation)
@@ -324,7 +298,19 @@ class HeteroGraph(MessagePassing):
         return more
 
     def without_edges(self, eids: IdsLike, etype: EdgeType = None, store_ids: bool = False) -> "HeteroGraph":
-        """Return the graph without some edges of a relation; see :func:`mpigraph.remove_edges`."""
+        """Return the graph without some edges of a relation; those behind them get lower ids.
+
+        :func:`mpigraph.remove_edges` is the same.
+
+        Args:
+            eids: int[n].
+            etype: the relation; None means the only one.
+            store_ids: keep the old ids as ``edata[EID]``.
+
+        Raises:
+            OutOfRangeError: an edge does not exist.
+            InvalidArgumentError: ids that are not integers.
+        """
         relation = self.to_canonical_etype(etype)
         kept = torch.ones(self.num_edges(relation), dtype=torch.bool, device=self.device)
         kept[self._ids(eids, len(kept), f"edge of relation {relation}")] = False
@@ -378,46 +364,6 @@ class HeteroGraph(MessagePassing):
         relation = self._loops(etype, "remove_self_loop")
         src, dst = self._coo(relation)
         return self.without_edges((src == dst).nonzero().squeeze(1), relation)
-
-    # -- messages along some edges ---------------------------------------------------------------------------
-
-    def send_and_recv(
-        self,
-        edges: IdsLike | tuple[IdsLike, IdsLike],
-        message_func: MessageFunction,
-        reduce_func: ReduceFunction,
-        apply_node_func: NodeFunction | None = None,
-        etype: EdgeType = None,
-    ) -> None:
-        """Send messages along some edges and reduce them at their destinations; the other nodes keep theirs, or get 0.
-
-        Args:
-            edges: int[n], each once; or a pair (sources, destinations), int[n] each.
-            message_func: as in :meth:`update_all`.
-            reduce_func: as in :meth:`update_all`.
-            apply_node_func: of the destinations of these edges, as in :meth:`update_all`.
-            etype: the relation; None means the only one.
-
-        Raises:
-            OutOfRangeError: an edge or a node does not exist.
-            GraphDataError: a pair has no edge.
-            InvalidArgumentError: as in :meth:`update_all`, or ids that are not integers.
-        """
-        relation = self.to_canonical_etype(etype)
-        ids = self.edge_ids(edges[0], edges[1], etype=relation) if isinstance(edges, tuple) else edges
-        eids = as_ids(ids, "edge ids")
-        if not len(eids):
-            return
-        part = self[relation].edge_subgraph(eids, relabel_nodes=False, store_ids=False)
-        part.update_all(message_func, reduce_func)
-        touched = torch.unique(part.edges()[1])
-        before, results = self._frames.dst[relation[2]], part._frames.dst[relation[2]]
-        for name, rows in results.items():
-            if name not in before or rows is not before[name]:
-                old = before[name] if name in before else torch.zeros_like(rows)
-                before[name] = old.index_copy(0, touched, rows[touched])
-        if apply_node_func is not None:
-            self.apply_nodes(apply_node_func, touched, relation[2])
 
     # -- helpers ---------------------------------------------------------------------------------------------
 

@@ -1,118 +1,20 @@
-"""Graphs in memory made of other graphs, or at random, by DGL's names.
+"""Graphs in memory made of other graphs, by DGL's names; no function changes its argument."""
 
-No function changes its argument. Functions that are also methods of :class:`.HeteroGraph` are described there.
-"""
-
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from mpigraph.errors import InvalidArgumentError, check_integer
+from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.aggregate import group_sums
-from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE, EdgeType, IdsLike, TensorLike, by_first_appearance
-from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
+from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
+from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.messages import rounded
-from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema
 
-_NodeIds = IdsLike | Mapping[str, IdsLike]
-_EdgeIds = IdsLike | Mapping[str | Relation, IdsLike]
-
-
-def node_subgraph(graph: HeteroGraph, nodes: _NodeIds, **options: Any) -> HeteroGraph:
-    """Return the part that has the edges between some nodes: :meth:`.HeteroGraph.subgraph`."""
-    return _checked(graph, "node_subgraph").subgraph(nodes, **options)
-
-
-def edge_subgraph(graph: HeteroGraph, edges: _EdgeIds, **options: Any) -> HeteroGraph:
-    """Return the part that has some edges: :meth:`.HeteroGraph.edge_subgraph`."""
-    return _checked(graph, "edge_subgraph").edge_subgraph(edges, **options)
-
-
-def in_subgraph(graph: HeteroGraph, nodes: _NodeIds, **options: Any) -> HeteroGraph:
-    """Return the part that has all edges into some nodes: :meth:`.HeteroGraph.in_subgraph`."""
-    return _checked(graph, "in_subgraph").in_subgraph(nodes, **options)
-
-
-def out_subgraph(graph: HeteroGraph, nodes: _NodeIds, **options: Any) -> HeteroGraph:
-    """Return the part that has all edges out of some nodes: :meth:`.HeteroGraph.out_subgraph`."""
-    return _checked(graph, "out_subgraph").out_subgraph(nodes, **options)
-
-
-def khop_in_subgraph(
-    graph: HeteroGraph,
-    nodes: _NodeIds,
-    k: int,
-    *,
-    relabel_nodes: bool = True,
-    store_ids: bool = True,
-    output_device: torch.device | str | None = None,
-) -> Any:
-    """Return the subgraph of all nodes from which some nodes can be reached in at most ``k`` steps.
-
-    Args:
-        graph: the graph.
-        nodes: int[n], or a number; or node type -> one of these.
-        k: how many steps.
-        relabel_nodes: number the nodes anew, ascending by their ids, and leave out the others; else keep all nodes.
-        store_ids: keep the ids in the graph as ``ndata[NID]`` (if the nodes are numbered anew) and ``edata[EID]``.
-        output_device: where to put the part.
-
-    Returns:
-        The part; with ``relabel_nodes`` also the new numbers of ``nodes``, int64[n], or a dict of them by node type
-        if a dict was given.
-
-    Raises:
-        OutOfRangeError: a node does not exist.
-        InvalidArgumentError: ``k`` is no integer of at least 0, or ids are not integers.
-        NodeTypeError: a node type does not exist, or there are several and ``nodes`` are not by type.
-    """
-    return _khop(_checked(graph, "khop_in_subgraph"), nodes, k, 2, relabel_nodes, store_ids, output_device)
-
-
-def khop_out_subgraph(
-    graph: HeteroGraph,
-    nodes: _NodeIds,
-    k: int,
-    *,
-    relabel_nodes: bool = True,
-    store_ids: bool = True,
-    output_device: torch.device | str | None = None,
-) -> Any:
-    """Return the subgraph of all nodes that can be reached from some nodes in at most ``k`` steps.
-
-    Arguments, results and errors are those of :func:`khop_in_subgraph`.
-    """
-    return _khop(_checked(graph, "khop_out_subgraph"), nodes, k, 0, relabel_nodes, store_ids, output_device)
-
-
-def _khop(
-    graph: HeteroGraph,
-    nodes: _NodeIds,
-    k: int,
-    side: int,
-    relabel_nodes: bool,
-    store_ids: bool,
-    output_device: torch.device | str | None,
-) -> Any:
-    """Return the part within ``k`` steps against the edges (``side=2``) or along them (``side=0``)."""
-    seeds = graph._by_ntype(nodes)
-    reached = {ntype: torch.unique(ids) for ntype, ids in seeds.items()}
-    last = reached
-    for _ in range(check_integer("k", k, 0)):
-        columns = {ntype: [ids] for ntype, ids in reached.items()}
-        for relation in graph.canonical_etypes:
-            step = graph.in_edges if side else graph.out_edges
-            ends = step(last[relation[side]], etype=relation)
-            columns[relation[2 - side]].append(ends[0 if side else 1])
-        merged = {ntype: torch.unique(torch.cat(ids_of)) for ntype, ids_of in columns.items()}
-        last = {ntype: ids[~torch.isin(ids, reached[ntype])] for ntype, ids in merged.items()}
-        reached = merged
-    part = graph.subgraph(reached, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device)
-    if not relabel_nodes:
-        return part
-    numbers = {t: torch.searchsorted(reached[t], ids).to(part.device) for t, ids in seeds.items()}
-    return part, {t: numbers[t] for t in nodes} if isinstance(nodes, Mapping) else numbers[graph.ntypes[0]]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def to_simple(
@@ -176,59 +78,6 @@ def _merged(
     if aggregator == "mean":
         total = total / counts.reshape(-1, *[1] * (rows.dim() - 1))
     return rounded(total, rows.dtype)
-
-
-def reverse(g: HeteroGraph, copy_ndata: bool = True, copy_edata: bool = False) -> HeteroGraph:
-    """Return the graph with every edge turned: :meth:`.HeteroGraph.reverse`."""
-    return _checked(g, "reverse").reverse(copy_ndata, copy_edata)
-
-
-def add_self_loop(
-    g: HeteroGraph, edge_feat_names: Sequence[str] | None = None, fill_data: float | str = 1.0, etype: EdgeType = None
-) -> HeteroGraph:
-    """Return the graph with an edge from each node to itself: :meth:`.HeteroGraph.add_self_loop`."""
-    return _checked(g, "add_self_loop").add_self_loop(edge_feat_names, fill_data, etype)
-
-
-def remove_self_loop(g: HeteroGraph, etype: EdgeType = None) -> HeteroGraph:
-    """Return the graph without the edges from a node to itself: :meth:`.HeteroGraph.remove_self_loop`."""
-    return _checked(g, "remove_self_loop").remove_self_loop(etype)
-
-
-def add_edges(
-    g: HeteroGraph, u: IdsLike, v: IdsLike, data: Mapping[str, TensorLike] | None = None, etype: EdgeType = None
-) -> HeteroGraph:
-    """Return the graph with more edges behind those of a relation.
-
-    Args:
-        g: the graph.
-        u: int[n], sources.
-        v: int[n], destinations.
-        data: features of the new edges, name -> [n, ...]. What they or the old edges lack is 0.
-        etype: the relation; None means the only one.
-
-    Raises:
-        OutOfRangeError: a node does not exist.
-        InvalidArgumentError: ids that are not integers, or different numbers of them.
-        GraphDataError: a feature does not have a row for each new edge.
-    """
-    return _checked(g, "add_edges").with_edges(u, v, data, etype)
-
-
-def remove_edges(g: HeteroGraph, eids: IdsLike, etype: EdgeType = None, store_ids: bool = False) -> HeteroGraph:
-    """Return the graph without some edges of a relation; those behind them get lower ids.
-
-    Args:
-        g: the graph.
-        eids: int[n].
-        etype: the relation; None means the only one.
-        store_ids: keep the ids in ``g`` as ``edata[EID]``.
-
-    Raises:
-        OutOfRangeError: an edge does not exist.
-        InvalidArgumentError: ids that are not integers.
-    """
-    return _checked(g, "remove_edges").without_edges(eids, etype, store_ids)
 
 
 def add_reverse_edges(
@@ -355,108 +204,29 @@ def _within(counts: torch.Tensor) -> torch.Tensor:
     return torch.arange(begins.shape[0], device=counts.device) - begins
 
 
-def compact_graphs(
-    graphs: HeteroGraph | Sequence[HeteroGraph],
-    always_preserve: _NodeIds | None = None,
-    copy_ndata: bool = True,
-    copy_edata: bool = True,
-) -> Any:
-    """Return graphs without the nodes that no edge of any of them touches.
-
-    Args:
-        graphs: one, or several with the same nodes.
-        always_preserve: int[n], nodes to keep; or node type -> int[n].
-        copy_ndata: carry the node features.
-        copy_edata: carry the edge features.
-
-    Returns:
-        A graph, or a list of them. Edges keep their ids; ``ndata[NID]`` are the ids of the nodes before, in the
-        order of first appearance: those to keep, then relation by relation sources and destinations.
-
-    Raises:
-        InvalidArgumentError: the graphs have different nodes.
-        OutOfRangeError: a node does not exist.
-    """
-    several = [graphs] if isinstance(graphs, HeteroGraph) else list(graphs)
-    if not several:
-        return []
-    counts = [{ntype: _checked(g, "compact_graphs").num_nodes(ntype) for ntype in g.ntypes} for g in several]
-    if any(other != counts[0] for other in counts):
-        raise InvalidArgumentError(f"compact_graphs needs graphs with the same nodes (got {counts})")
-    ids = several[0]._by_ntype({} if always_preserve is None else always_preserve)
-    touched = {ntype: [kept] for ntype, kept in ids.items()}
-    for g in several:
-        for relation in g.canonical_etypes:
-            for column, ntype in zip(g.all_edges(etype=relation), relation[::2], strict=True):
-                touched[ntype].append(column)
-    nodes = {ntype: by_first_appearance(torch.cat(columns))[0] for ntype, columns in touched.items()}
-    compacted = [g.only_nodes(nodes, copy_ndata, copy_edata) for g in several]
-    return compacted[0] if isinstance(graphs, HeteroGraph) else compacted
-
-
-def rand_graph(
-    num_nodes: int, num_edges: int, idtype: torch.dtype = torch.int64, device: torch.device | str = "cpu"
-) -> HeteroGraph:
-    """Return a graph of random edges, each pair of nodes once at most; drawn by torch's generator.
-
-    Args:
-        num_nodes: number of nodes.
-        num_edges: number of edges.
-        idtype: accepted for DGL's scripts; ids are int64.
-        device: where to put the graph.
-
-    Raises:
-        InvalidArgumentError: more edges than pairs, or a number below 0.
-    """
-    src, dst = _distinct_pairs(num_nodes, num_nodes, num_edges)
-    return graph((src, dst), num_nodes=num_nodes).to(device)
-
-
-def rand_bipartite(
-    utype: str,
-    etype: str,
-    vtype: str,
-    num_src_nodes: int,
-    num_dst_nodes: int,
-    num_edges: int,
-    idtype: torch.dtype = torch.int64,
-    device: torch.device | str = "cpu",
-) -> HeteroGraph:
-    """Return a graph of random edges between two types, each pair of nodes once at most; as :func:`rand_graph`.
-
-    Args:
-        utype: type of the sources.
-        etype: name of the relation.
-        vtype: type of the destinations.
-        num_src_nodes: number of sources.
-        num_dst_nodes: number of destinations.
-        num_edges: number of edges.
-        idtype: accepted for DGL's scripts; ids are int64.
-        device: where to put the graph.
-
-    Raises:
-        InvalidArgumentError: more edges than pairs, or a number below 0.
-    """
-    edges = _distinct_pairs(num_src_nodes, num_dst_nodes, num_edges)
-    return heterograph({(utype, etype, vtype): edges}, {utype: num_src_nodes, vtype: num_dst_nodes}).to(device)
-
-
-def _distinct_pairs(num_src: int, num_dst: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw ``count`` distinct pairs, all sets of pairs equally likely, in random order."""
-    pairs = check_integer("the number of nodes", num_src, 0) * check_integer("the number of nodes", num_dst, 0)
-    check_integer("num_edges", count, 0, pairs)
-    if 2 * count > pairs:
-        pairs_drawn = torch.randperm(pairs)[:count]
-    else:  # repeated draws are drawn again
-        pairs_drawn = torch.unique(torch.randint(max(pairs, 1), (count,)))
-        while len(pairs_drawn) < count:
-            pairs_drawn = torch.unique(torch.cat([pairs_drawn, torch.randint(pairs, (count - len(pairs_drawn),))]))
-        pairs_drawn = pairs_drawn[torch.randperm(count)]
-    return pairs_drawn // max(num_dst, 1), pairs_drawn % max(num_dst, 1)
-
-
 def _checked(g: HeteroGraph, what: str) -> HeteroGraph:
     """Return the graph. Raises InvalidArgumentError if it is a block."""
     if g.is_block:
         raise InvalidArgumentError(f"{what} takes a graph, not a block: layers take typed blocks as they are")
     return g
+
+
+def _function(name: str, method: Callable[Concatenate[HeteroGraph, P], R]) -> Callable[Concatenate[HeteroGraph, P], R]:
+    """Return a method of graphs as a function, which refuses blocks."""
+
+    @wraps(method)
+    def function(g: HeteroGraph, /, *args: P.args, **options: P.kwargs) -> R:
+        return method(_checked(g, name), *args, **options)
+
+    return function
+
+
+node_subgraph = _function("node_subgraph", HeteroGraph.subgraph)
+edge_subgraph = _function("edge_subgraph", HeteroGraph.edge_subgraph)
+in_subgraph = _function("in_subgraph", HeteroGraph.in_subgraph)
+out_subgraph = _function("out_subgraph", HeteroGraph.out_subgraph)
+reverse = _function("reverse", HeteroGraph.reverse)
+add_self_loop = _function("add_self_loop", HeteroGraph.add_self_loop)
+remove_self_loop = _function("remove_self_loop", HeteroGraph.remove_self_loop)
+add_edges = _function("add_edges", HeteroGraph.with_edges)
+remove_edges = _function("remove_edges", HeteroGraph.without_edges)

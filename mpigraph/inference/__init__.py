@@ -1,12 +1,11 @@
-"""Inference with a trained model: rows of all nodes, layer by layer, and scores of pairs."""
+"""Inference with a trained model: rows of all nodes, layer by layer."""
 
 from typing import TYPE_CHECKING
 
 from mpigraph.inference.layerwise import layerwise
-from mpigraph.inference.pairs import score_pairs, top_k
 from mpigraph.namespaces import attach
 
-__all__ = ["layerwise", "score_pairs", "top_k"]
+__all__ = ["layerwise"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = attach(__name__, __all__)

@@ -6,25 +6,19 @@ from mpigraph.namespaces import attach
 from mpigraph.nn.attention import EdgeGATConv, GATConv, GATv2Conv
 from mpigraph.nn.drop import Dropout, dropout, relu_dropout
 from mpigraph.nn.edge_predictor import EdgePredictor
-from mpigraph.nn.edgeconv import EdgeConv
 from mpigraph.nn.functional import edge_softmax
 from mpigraph.nn.ginconv import GINConv, GINEConv
 from mpigraph.nn.graphconv import GraphConv
 from mpigraph.nn.heterographconv import HeteroGraphConv
 from mpigraph.nn.hgtconv import HGTConv
-from mpigraph.nn.hops import APPNPConv, EdgeWeightNorm, SGConv, TAGConv
-from mpigraph.nn.jumpingknowledge import JumpingKnowledge
 from mpigraph.nn.relgraphconv import RelGraphConv
 from mpigraph.nn.sageconv import SAGEConv
 from mpigraph.nn.typedlinear import TypedLinear, WeightBasis
 
 __all__ = [
-    "APPNPConv",
     "Dropout",
-    "EdgeConv",
     "EdgeGATConv",
     "EdgePredictor",
-    "EdgeWeightNorm",
     "GATConv",
     "GATv2Conv",
     "GINConv",
@@ -32,11 +26,8 @@ __all__ = [
     "GraphConv",
     "HGTConv",
     "HeteroGraphConv",
-    "JumpingKnowledge",
     "RelGraphConv",
     "SAGEConv",
-    "SGConv",
-    "TAGConv",
     "TypedLinear",
     "WeightBasis",
     "dropout",

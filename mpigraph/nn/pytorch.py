@@ -3,12 +3,9 @@
 from typing import TYPE_CHECKING
 
 from mpigraph.namespaces import attach
-from mpigraph.nn import APPNPConv as APPNPConv
 from mpigraph.nn import Dropout as Dropout
-from mpigraph.nn import EdgeConv as EdgeConv
 from mpigraph.nn import EdgeGATConv as EdgeGATConv
 from mpigraph.nn import EdgePredictor as EdgePredictor
-from mpigraph.nn import EdgeWeightNorm as EdgeWeightNorm
 from mpigraph.nn import GATConv as GATConv
 from mpigraph.nn import GATv2Conv as GATv2Conv
 from mpigraph.nn import GINConv as GINConv
@@ -16,11 +13,8 @@ from mpigraph.nn import GINEConv as GINEConv
 from mpigraph.nn import GraphConv as GraphConv
 from mpigraph.nn import HeteroGraphConv as HeteroGraphConv
 from mpigraph.nn import HGTConv as HGTConv
-from mpigraph.nn import JumpingKnowledge as JumpingKnowledge
 from mpigraph.nn import RelGraphConv as RelGraphConv
 from mpigraph.nn import SAGEConv as SAGEConv
-from mpigraph.nn import SGConv as SGConv
-from mpigraph.nn import TAGConv as TAGConv
 from mpigraph.nn import TypedLinear as TypedLinear
 from mpigraph.nn import WeightBasis as WeightBasis
 from mpigraph.nn import __all__ as __all__

@@ -109,6 +109,10 @@ def test_what_the_library_gets_later_comes_through(dgl: ModuleType, monkeypatch:
         ("dgl.distributed", "dgl_partition_to_graphbolt", "no conversion"),
         ("dgl", "graphbolt", "no conversion"),
         ("dgl.data", "FakeNewsBatches", "mpigraph partition reads"),
+        ("dgl", "khop_in_subgraph", "DGL or PyG"),
+        ("dgl.transforms", "compact_graphs", "DGL or PyG"),
+        ("dgl.nn", "TAGConv", "edge_index"),
+        ("dgl.nn.pytorch", "JumpingKnowledge", "edge_index"),
         ("dgl", "knn_graph", "stands in for dgl"),
     ],
 )

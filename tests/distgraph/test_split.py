@@ -243,41 +243,6 @@ def test_split_is_local_where_parts_are(comm, oracle) -> None:
     Job(comm, Layout(comm.size, 0, 1)).run(body)
 
 
-@pytest.mark.parametrize("parts", [1, 2])
-def test_trainers_get_their_own_pieces_first(job: SharedJob, oracle, parts: int) -> None:
-    g = job.open(oracle(parts))
-    trainers = current().num_trainers
-    selected = np.flatnonzero(MASKS["third"])
-    random = np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002 (DGL reseeds this one)
-    for factor in (1, 2):  # ids for as many trainers, and for twice as many
-        ids = np.random.default_rng(7).integers(0, factor * trainers, NUM_NODES)
-        ids[5] = factor * trainers - 1
-        share_here = dist.node_split(MASKS["third"], g.get_partition_book(), node_trainer_ids=ids).tolist()
-        shares = job.trainers.allgather(share_here)
-        assert sorted(sum(shares, [])) == selected.tolist()
-        if trainers % parts:
-            assert shares == [share.tolist() for share in np.array_split(selected, trainers)]
-            continue
-        each = trainers // parts
-        for rank, share in enumerate(shares):
-            part, place = divmod(rank, each)
-            piece = np.array_split(selected, parts)[part].tolist()
-            own = sorted((ids[i] // factor, i) for i in piece if ids[i] // factor // each == part)
-            rest = [i for i in piece if ids[i] // factor // each != part]
-            cut = [
-                [int(i) for i in np.array_split(np.array(group, int), each)[place]]
-                for group in ([i for _, i in own], rest)
-            ]
-            assert share == sum(cut, [])
-    assert np.random.get_state()[1].tolist() == random[0]  # noqa: NPY002
-    assert torch.equal(torch.get_rng_state(), random[1])
-    unfit = dist.node_split(MASKS["third"], g.get_partition_book(), node_trainer_ids=np.full(NUM_NODES, trainers))
-    assert trainers == 1 or torch.equal(unfit, dist.node_split(MASKS["third"], g.get_partition_book()))
-    with pytest.raises(MaskLengthError):
-        dist.node_split(MASKS["third"], g.get_partition_book(), node_trainer_ids=ids[1:])
-    g.barrier()
-
-
 def test_splits_by_time_have_nothing_in_common(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     for split, times in ((dist.node_split, g.ndata["orig"]), (dist.edge_split, g.edata["edge"])):

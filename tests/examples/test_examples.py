@@ -335,3 +335,9 @@ def test_a_model_of_pyg_beats_the_mlp(example: Example) -> None:
         r"^test accuracy ([\d.]+) \(MLP baseline: ([\d.]+)\)", example.run(4, "hgt_pyg.py", flags, TWO_NODES)
     )
     assert hgt > mlp + 0.10
+
+
+@pytest.mark.slow
+def test_layers_of_pyg_learn(example: Example) -> None:
+    first, last = numbers(r"(?s)epoch 0  loss ([\d.]+).*epoch 4  loss ([\d.]+)", example.run(2, "pyg_layers.py"))
+    assert last < first / 2

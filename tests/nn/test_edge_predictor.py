@@ -10,11 +10,10 @@ from mpigraph.nn import EdgePredictor
 
 FORMULAS = {
     "dot": lambda a, b: (a @ b.T).diagonal().unsqueeze(1),
-    "cos": lambda a, b: ((a @ b.T).diagonal() / (a.norm(dim=1) * b.norm(dim=1))).unsqueeze(1),
     "ele": lambda a, b: torch.einsum("nd,nd->nd", a, b),
     "cat": lambda a, b: torch.hstack([a, b]),
 }
-WIDTHS = {"dot": 1, "cos": 1, "ele": 6, "cat": 12, "distmult": 1}
+WIDTHS = {"dot": 1, "ele": 6, "cat": 12}
 
 
 def pairs(n: int = 20, width: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,35 +36,11 @@ def test_operations_and_the_linear_map(op, bias):
     assert EdgePredictor(op)(h_src[:0], h_dst[:0]).shape == (0, WIDTHS[op])
 
 
-def test_distmult():
-    h_src, h_dst = pairs()
-    etypes = torch.arange(20) % 3
-    model = EdgePredictor("distmult", 6, num_rels=3).double()
-    assert list(dict(model.named_parameters())) == ["w_relation"] and model.w_relation.shape == (3, 6)
-    want = [a @ torch.diag(model.w_relation[r]) @ b for a, b, r in zip(h_src, h_dst, etypes.tolist(), strict=True)]
-    torch.testing.assert_close(model(h_src, h_dst, etypes), torch.stack(want).unsqueeze(1))
-    torch.testing.assert_close(model(h_src, h_dst, 2), model(h_src, h_dst, torch.full((20,), 2)))
-    model(h_src, h_dst, etypes).sum().backward()
-    products = h_src * h_dst
-    torch.testing.assert_close(model.w_relation.grad, torch.stack([products[etypes == r].sum(0) for r in range(3)]))
-    one = EdgePredictor("distmult", 6, 2, num_rels=1).double()
-    score = (h_src * one.w_relation[0] * h_dst).sum(1, keepdim=True)
-    torch.testing.assert_close(one(h_src, h_dst), score @ one.linear.weight.T)
-
-
 def test_weights_are_drawn_anew():
-    torch.manual_seed(3)
-    model = EdgePredictor("distmult", 6, 4, bias=True, num_rels=5)
-    before = [p.detach().clone() for p in model.parameters()]
-    assert all(p.abs().sum() > 0 for p in before)
-    assert model.w_relation.abs().max() <= (6 / (5 + 6)) ** 0.5  # Glorot's bound
-    model.reset_parameters()
-    assert all(not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
-    twin = nn.Linear(1, 4)
-    torch.manual_seed(8)
-    model.linear.reset_parameters()
-    torch.manual_seed(8)
-    twin.reset_parameters()
+    model, twin = EdgePredictor("dot", 6, 4, bias=True), nn.Linear(1, 4)
+    for layer in (model, twin):
+        torch.manual_seed(8)
+        layer.reset_parameters()
     assert torch.equal(model.linear.weight, twin.weight)
 
 
@@ -74,9 +49,8 @@ def test_weights_are_drawn_anew():
     [
         ({"op": "sum"}, r"op must be one of .*'sum'"),
         ({"op": "dot", "out_feats": 3}, "in_feats must be given"),
-        ({"op": "distmult", "num_rels": 3}, "in_feats must be given"),
-        ({"op": "distmult", "in_feats": 3}, "num_rels goes with op 'distmult'"),
-        ({"op": "dot", "num_rels": 3}, "num_rels goes with op 'distmult'"),
+        ({"op": "distmult"}, "knowledge_graph.py"),
+        ({"op": "cos"}, "normalise rows and take 'dot'"),
     ],
 )
 def test_bad_arguments(arguments, match):
@@ -88,7 +62,3 @@ def test_bad_calls():
     h_src, h_dst = pairs()
     with pytest.raises(InvalidArgumentError, match=r"one shape \(got \(20, 6\) and \(1, 6\)\)"):
         EdgePredictor("dot")(h_src, h_dst[:1])
-    with pytest.raises(InvalidArgumentError, match="etypes goes with op 'distmult' alone"):
-        EdgePredictor("cos")(h_src, h_dst, torch.zeros(20, dtype=torch.int64))
-    with pytest.raises(InvalidArgumentError, match="since there are 2 relations"):
-        EdgePredictor("distmult", 6, num_rels=2).double()(h_src, h_dst)

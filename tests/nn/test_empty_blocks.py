@@ -21,8 +21,6 @@ LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
     "gatv2": lambda: nn.GATv2Conv(WIDTH, 3, 2, residual=True, **ALLOWED),
     "edgegat": lambda: nn.EdgeGATConv(WIDTH, 2, 3, 2, **ALLOWED),
     "gine": lambda: nn.GINEConv(torch.nn.Linear(WIDTH, 3), learn_eps=True),
-    "edgeconv": lambda: nn.EdgeConv(WIDTH, 3, **ALLOWED),
-    "edgeconv-norm": lambda: nn.EdgeConv(WIDTH, 3, batch_norm=True, **ALLOWED),
     "hgt": lambda: nn.HGTConv(WIDTH, 2, 2, 2, 3, dropout=0, use_norm=True),
     "hgt-residual": lambda: nn.HGTConv(WIDTH, 3, 2, 2, 3, dropout=0),
 }
@@ -119,7 +117,7 @@ def test_ddp_where_the_first_trainer_has_no_in_edges(job: SharedJob) -> None:
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         given = [BLOCKS["in-edges" if trainer else "no in-edges"] for trainer in range(size)]
         try:
-            for name in ("sage-mean-3", "sage-pool-3", "sage-lstm-9", "edgeconv-norm", "hgt"):
+            for name in ("sage-mean-3", "sage-pool-3", "sage-lstm-9", "hgt"):
                 model = torch.nn.parallel.DistributedDataParallel(AfterLinear(name))
                 for _ in range(2):  # DDP builds its buckets anew after the first
                     model.zero_grad()

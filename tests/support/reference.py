@@ -37,7 +37,7 @@ SUBJECTS = {
     "errors": ("Every error, and its remedy", r".*:mpigraph.errors"),
     "checkpoints": ("Saving and resuming jobs", r"mpigraph.checkpoint:"),
     "initialize": ("Begin and end of a job", r".*:mpigraph.(session|process_group)"),
-    "inference": ("A model on all nodes, layer by layer; pairs of nodes", r"mpigraph.inference:"),
+    "inference": ("A model on all nodes, layer by layer", r"mpigraph.inference:"),
     "layers": ("Layers on blocks and graphs", r"mpigraph.nn:"),
     "embeddings": ("Rows that are trained, and their optimizers", r".*:mpigraph.(distgraph.embedding|optim)"),
     "tensors": ("Rows over all hosts", r".*:mpigraph.distgraph.tensor"),

@@ -13,7 +13,7 @@ CLASSES = 4
 
 def plain():
     """Nodes know their id, and their class by weak features; edges know their id and both ends."""
-    g = dgl.rand_graph(300, 2400)
+    g = dgl.graph((th.randint(300, (2400,)), th.randint(300, (2400,))), num_nodes=300)
     label = th.arange(300) % CLASSES
     g.ndata["id"], g.ndata["label"] = th.arange(300), label
     g.ndata["feat"] = th.nn.functional.one_hot(label, CLASSES) + 0.1 * th.randn(300, CLASSES)
