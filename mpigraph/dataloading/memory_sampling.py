@@ -30,7 +30,6 @@ from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import Policy, RowTensor
-from mpigraph.rows.sources.row_source import Memory
 from mpigraph.sampling.minibatch import Subgraph
 from mpigraph.session.context import Session
 from mpigraph.storage.format import index_dtype, storage_dtype
@@ -291,9 +290,8 @@ class _Structure:
         dtype = str(values.dtype).removeprefix("torch.")
         rows = values.detach().cpu().numpy().view(storage_dtype(dtype))
         rows = np.ascontiguousarray(rows if policy.is_node else rows[self._relations[policy.type_id].order])
-        tensor = self.store.create_tensor(
-            self.loaded.topology, name, policy, values.shape[1:], dtype, sources=lambda host: Memory(rows)
-        )
+        tensor = self.store.create_tensor(self.loaded.topology, name, policy, values.shape[1:], dtype)
+        tensor.window.memory(0)[:] = rows
         self._tensors[policy, name] = contents, tensor
         return tensor
 

@@ -1,6 +1,6 @@
 """How many reads would find their row in a cache of any size, while a report is being made.
 
-Each trainer keeps some of its priced reads: those of the rows whose hash is below a threshold, which falls while these
+Each trainer keeps some of its remote reads: those of the rows whose hash is below a threshold, which falls while these
 rows are too many (SHARDS: Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST 2015).
 At the end the reads of a node's trainers, who share their caches, are joined by time. A read is a hit in all caches
 with more rows than were read since the row's read before, as if a cache gave up the row that was read longest ago. The
@@ -19,7 +19,7 @@ import numpy as np
 from mpigraph.arrays import F64, I64, U64
 from mpigraph.kernels.id_hashes import hash_each
 from mpigraph.kernels.reuse import reuse_distances
-from mpigraph.rows.row_cache import priced_rows
+from mpigraph.rows.row_cache import remote_rows
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.trace import clock
 
@@ -92,12 +92,12 @@ def begin() -> None:
 
 
 def note(tensor: RowTensor, rows: I64) -> None:
-    """Note that a minibatch reads ``rows`` (int64[n], priced) of a tensor."""
+    """Note that a minibatch reads ``rows`` (int64[n], remote) of a tensor."""
     if _samples:
         with _lock:
             for samples in _samples:
                 if tensor.number not in samples:
-                    samples[tensor.number] = _Sample(priced_rows(tensor), tensor.window.row_bytes)
+                    samples[tensor.number] = _Sample(remote_rows(tensor), tensor.window.row_bytes)
                 samples[tensor.number].add(_Block(clock(), len(rows), rows))
 
 

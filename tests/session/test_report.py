@@ -22,7 +22,7 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError, StorageError
 from mpigraph.recording import Recording, step
 from mpigraph.reports.summary import Rank, Summary, read
 from mpigraph.reports.verdict import judge
-from mpigraph.rows.row_cache import priced_rows
+from mpigraph.rows.row_cache import remote_rows
 from mpigraph.session.context import Session, current
 from mpigraph.trace import span
 
@@ -259,7 +259,7 @@ def test_what_caches_did_by_epoch(layout: Job, oracle, tmp_path: Path) -> None:
             assert cache.epochs[0].fetched and [epoch.fetched for epoch in cache.epochs[1:]] == [0, 0]
             on_node = [rank for rank in read(folder).trainers if rank.node == 0]
             reads = sum(epoch.remote for rank in on_node for epoch in rank.cache.epochs)
-            once = priced_rows(g.ndata["feat"].rows)
+            once = remote_rows(g.ndata["feat"].rows)
             assert cache.hits_by_size[-1].share == pytest.approx(1 - once / reads, abs=1e-4)
         events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
         counters = {event["name"] for event in events if event["ph"] == "C" and event["pid"] == 0}

@@ -27,7 +27,7 @@ from mpigraph.partition.output_folder import check_writable
 from mpigraph.reports.charts import curves
 from mpigraph.reports.page import svg_file
 from mpigraph.reports.summary import read, replacing
-from mpigraph.rows.cache_sizes import cache_memory
+from mpigraph.rows.row_cache import cache_memory
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 

@@ -291,13 +291,6 @@ class _Answering(Channel):
         pass
 
 
-class _Nowhere:
-    """The rows of a host on the trainer's node: read, and not copied."""
-
-    def gather(self, rows: I64, out: Array, positions: I64) -> None:
-        pass
-
-
 class _Window(RowWindow):
     """The rows of a feature without their contents: a byte stands for each row."""
 
@@ -307,20 +300,20 @@ class _Window(RowWindow):
         self.row_shape = (1,)
         self.dtype = np.dtype(np.uint8)
         self.row_bytes = row_bytes
-        self.free = rank.world.is_local
-        self.from_sources = False
         self.handle: Any = None
         self.service: Any = _Service(self)
         self.moved: list[Asked] = []
-        self._sources: Any = dict.fromkeys(np.flatnonzero(self.free).tolist(), _Nowhere())
-        self._words = {}
-        self._first = {host: int(offsets[host]) for host in self._sources}
+        self.fetched = 0
+        nowhere = np.empty((0, 1), np.uint8)
+        self._words = dict.fromkeys(np.flatnonzero(rank.world.is_local).tolist(), nowhere)
+        self._first = {host: int(offsets[host]) for host in self._words}
         self._gate = Gate("")
 
     def read(self, _: Any, remote: Sequence[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """Count the messages that move rows of remote hosts, as their transport."""
         for rows in remote:
             for request in rows.requests():
+                self.fetched += len(request.rows)
                 self.moved.append(Asked(request.rank, *message_sizes(request.rows, self.row_bytes), 0.0))
         meanwhile()
 
@@ -349,7 +342,6 @@ class _Cache(RowCache):
         self.slots = slots
         self.per_trainer = per_trainer
         self._me = trainer
-        self._least_free = 0
         self._own = new_slots(trainer * per_trainer, per_trainer, ahead)
 
 
@@ -407,7 +399,7 @@ class _Trainer:
             reader = None
             if tables and self._work.slots is not None:
                 rows: Any = _Rows(window)
-                most = min(self._work.slots, int(np.diff(window.offsets)[~window.free].sum()))
+                most = min(self._work.slots, int(np.diff(window.offsets)[~self.rank.world.is_local].sum()))
                 cache = _Cache(rows, tables[at], self.number % trainers, most, LOOKAHEAD)
                 upcoming = self._upcoming.setdefault(ntype, UpcomingReads(window))
                 reader = CachedRows(rows, cache, upcoming, self._pool)
@@ -476,10 +468,10 @@ class _Trainer:
                 window.gather(ids[ntype], out)
                 minibatch.fetched += self._remote(window, ids[ntype])
             else:
-                before = reader.fetched_rows
+                before = window.fetched
                 read: Read = reader.upcoming.reads[0]
                 reader.read(read, out)
-                minibatch.fetched += reader.fetched_rows - before
+                minibatch.fetched += window.fetched - before
             minibatch.remote += self._remote(window, ids[ntype])
             moved += window.moved
             window.moved = []
@@ -490,7 +482,7 @@ class _Trainer:
 
     @staticmethod
     def _remote(window: _Window, ids: I64) -> int:
-        return int(np.count_nonzero(~window.free[window.host_of(ids)]))
+        return int(np.count_nonzero(~window.world.is_local[window.host_of(ids)]))
 
 
 def simulate(
