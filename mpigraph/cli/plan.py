@@ -1,7 +1,7 @@
 """``info --plan``: the memory and the disk that a graph takes on each of some nodes, from its sizes alone.
 
 Topology and features are what hosts allocate for them (:func:`.host_memory`), of the largest node. The rest is
-measured: a process without minibatches and model. Caches take what ``rows/cache_sizes.py`` says.
+measured: a process without minibatches and model.
 """
 
 import argparse
@@ -19,7 +19,6 @@ from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.memory import in_units
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Schema, parse_relation, relation_key
-from mpigraph.rows.cache_sizes import OF_FREE_ON_DISK, OF_MINIBATCHES, ahead_memory, cache_memory
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.part_config import FeatureInfo, Features, PartConfig
 from mpigraph.store.host_ranges import cut_offsets, host_memory
@@ -41,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     plans.add_argument("--features", nargs="*", default=[], metavar=form, help=such)
     plans.add_argument("--trainers", type=int, default=4, metavar="N", help="on each node (4)")
     plans.add_argument("--servers", type=int, default=1, metavar="N", help="on each node (1)")
-    plans.add_argument("--memory", metavar="SIZE", help="of a node, such as 256GiB: what is free then, and for caches")
+    plans.add_argument("--memory", metavar="SIZE", help="of a node, such as 256GiB: what does not fit is marked")
 
 
 @dataclass(frozen=True)
@@ -53,25 +52,14 @@ class Sizes:
     columns: int  # features of one number a row, labels and masks
     features: int  # the other features
     processes: int  # ranks before their first minibatch
-    ahead: int  # by which trainers read rows on disk ahead
-    minibatches: int  # that caches of rows on disk leave for minibatches and models
     files: int  # of the node's parts
     rows: int  # rows of the other features on all nodes together
     row_bytes: int  # mean bytes of such a row
 
-    def memory(self, on_disk: bool) -> int:
-        """Return the bytes of a node's memory that are taken before caches and minibatches."""
-        return self.topology + self.columns + self.processes + (self.ahead if on_disk else self.features)
-
-    def cache(self, memory: int) -> tuple[int, float]:
-        """Return the bytes of default caches of features on disk on a node with so much memory, and what they hold.
-
-        That is a fraction of all rows, of this node and of others.
-        """
-        left = max(memory - self.memory(True) - self.minibatches, 0)
-        nbytes = int(left * OF_FREE_ON_DISK) if self.row_bytes else 0
-        slots = max(nbytes - cache_memory(self.rows, 0, 0), 0) / cache_memory(0, 1, self.row_bytes)
-        return nbytes, min(slots / max(self.rows, 1), 1.0)
+    @property
+    def memory(self) -> int:
+        """The bytes of a node's memory that are taken before caches and minibatches."""
+        return self.topology + self.columns + self.processes + self.features
 
 
 def described(nodes: Sequence[str], edges: Sequence[str], features: Sequence[str]) -> PartConfig:
@@ -144,8 +132,6 @@ def plan(config: PartConfig, num_nodes: int, trainers: int, servers: int = 0) ->
         int((narrow - topology)[largest]),
         int((everything - narrow)[largest]),
         (trainers + servers) * PROCESS,
-        trainers * sum(ahead_memory(count) for count, _ in of_rows),
-        trainers * OF_MINIBATCHES if of_rows else 0,
         int((everything + original_ids)[largest]),
         rows,
         sum(count * nbytes for count, nbytes in of_rows) // max(rows, 1),
@@ -183,36 +169,26 @@ def run(arguments: argparse.Namespace) -> int:
     ranks = check_integer("--trainers", arguments.trainers, 1), check_integer("--servers", arguments.servers, 0)
     plans = [plan(config, count, *ranks) for count in counts]
     if arguments.json:
-        print(json.dumps([_as_json(sizes, memory) for sizes in plans], indent=2), flush=True)
+        print(json.dumps([_as_json(sizes) for sizes in plans], indent=2), flush=True)
     else:
         print("\n".join(_as_text(plans, sum(ranks), memory)), flush=True)
     return 0
 
 
-def _as_json(sizes: Sizes, memory: int | None) -> dict[str, Any]:
-    totals = {"all_in_memory": sizes.memory(False), "features_on_disk": sizes.memory(True)}
-    cache = {} if memory is None else dict(zip(("cache", "cached_fraction"), sizes.cache(memory), strict=True))
-    return asdict(sizes) | totals | cache
+def _as_json(sizes: Sizes) -> dict[str, Any]:
+    return asdict(sizes) | {"all_in_memory": sizes.memory}
 
 
 def _as_text(plans: Sequence[Sizes], ranks: int, memory: int | None) -> list[str]:
-    names = f"nodes|topology|labels|{ranks} ranks|features|all in memory|on disk|files".split("|")
-    names += [] if memory is None else ["cache", "its rows"]
+    names = f"nodes|topology|labels|{ranks} ranks|features|all in memory|files".split("|")
     rows = []
     for sizes in plans:
         taken = (sizes.topology, sizes.columns, sizes.processes, sizes.features)
-        totals = (sizes.memory(False), sizes.memory(True), sizes.files)
+        totals = (sizes.memory, sizes.files)
         cells = [str(sizes.num_nodes), *map(in_units, (*taken, *totals))]
-        if memory is not None:
-            for column, needed in ((5, sizes.memory(False)), (6, sizes.memory(True))):
-                cells[column] += " (too much)" if needed > memory else ""
-            nbytes, share = sizes.cache(memory)
-            cells += [in_units(nbytes), f"{share:.0%}"]
+        if memory is not None and sizes.memory > memory:
+            cells[5] += " (too much)"
         rows.append(cells)
-    notes = [
-        "all in memory / on disk: with features of several columns in memory, or read from the node's disk",
-        "files: of the node's parts",
-        "cache: of loaders by default, with features on disk, and the fraction of all rows that it holds",
-    ]
+    notes = ["files: of the node's parts"]
     title = "bytes on the largest node, before minibatches and model (labels: features of one column)"
-    return [title, *table(names, rows), *notes[: 2 if memory is None else 3]]
+    return [title, *table(names, rows), *notes]

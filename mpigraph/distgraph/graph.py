@@ -79,11 +79,7 @@ class DistGraph(SampledGraph):
         opening = partial(session.control.call, Operation.OPEN_GRAPH, doing=f"opening graph {graph_name!r}")
         try:
             names = feat_dtype_names(feat_dtype)
-            if storage is not None:
-                raise InvalidArgumentError(
-                    f"storage={storage!r}: features lie in the hosts' memory; where that is too small, keep them in 16 "
-                    "bits (feat_dtype=torch.float16) or use more nodes"
-                )
+            _refuse_storage(storage)
         except InvalidArgumentError as error:
             opening(error=error)
             raise
@@ -326,3 +322,11 @@ class DistGraph(SampledGraph):
 
     def __repr__(self) -> str:
         return f"DistGraph({self.graph_name!r}, num_nodes={self.num_nodes()}, num_edges={self.num_edges()})"
+
+
+def _refuse_storage(storage: object) -> None:
+    if storage is not None:
+        raise InvalidArgumentError(
+            f"storage={storage!r}: features lie in the hosts' memory; where that is too small, keep them in 16 bits "
+            "(feat_dtype=torch.float16) or use more nodes"
+        )

@@ -15,7 +15,6 @@ from mpigraph.cli.main import main
 from mpigraph.cli.verify import bytes_on_disk
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
 from mpigraph.partition.pipeline import partition_source
-from mpigraph.rows import cache_sizes
 from mpigraph.session.context import current
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.store.host_ranges import host_memory
@@ -48,7 +47,6 @@ def test_a_plan_is_what_an_opened_graph_takes(job: SharedJob) -> None:
     for config in (PartConfig.read(path), plan.described(*AS_WORDS)):
         sizes = plan.plan(config, world.num_nodes, world.size)
         assert sizes.topology + sizes.columns + sizes.features == pytest.approx(taken, rel=CLOSE)
-        assert sizes.memory(False) - sizes.memory(True) + sizes.ahead == sizes.features
         assert sizes.features == pytest.approx(features, rel=CLOSE)
 
 
@@ -59,17 +57,6 @@ def test_the_files_of_a_node(num_nodes: int, tmp_path: Path) -> None:
     largest = max(map(sum, np.array(files).reshape(num_nodes, -1)))
     for planned in (config, plan.described(*AS_WORDS)):
         assert plan.plan(planned, num_nodes, 1).files == pytest.approx(largest, rel=2 * CLOSE)
-
-
-def test_a_cache_has_what_is_left() -> None:
-    sizes = plan.plan(plan.described(["1M"], ["10M"], ["a=100xfloat32", "b=50xfloat16", "label=int64"]), 2, 4, 1)
-    assert sizes.ahead == 4 * 2 * cache_sizes.ahead_memory(1_000_000)
-    assert (sizes.rows, sizes.row_bytes) == (2_000_000, 250)
-    taken = sizes.memory(True) + 4 * cache_sizes.OF_MINIBATCHES  # which a default cache does not count as free
-    nbytes, share = sizes.cache(taken + 400_000_000)
-    assert nbytes == 200_000_000
-    assert cache_sizes.cache_memory(sizes.rows, round(share * sizes.rows), 250) == pytest.approx(nbytes, rel=1e-3)
-    assert sizes.cache(taken) == (0, 0.0) and sizes.cache(1 << 50)[1] == 1.0
 
 
 MAG240M = """--nodes paper=121751666 author=122383112 institution=25721
@@ -91,17 +78,10 @@ def test_a_graph_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     for sizes in (two, eight):
         assert sizes["features"] == pytest.approx(1536 * nodes / sizes["num_nodes"], rel=1e-6)
         assert sizes["topology"] == pytest.approx(tables / sizes["num_nodes"], rel=1e-5)
-    assert two["all_in_memory"] - two["features"] == two["features_on_disk"] - two["ahead"]
-    assert two["ahead"] == 4 * (8 * nodes + 3 * 2**27) and 0.3 < two["cached_fraction"] < 0.4
     _, out, _ = run(capsys, "--plan", "2,8", *MAG240M, "--memory", "128GiB")
     lines = out.splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["nodes", "2", "8"]
     assert "(too much)" in lines[2] and "(too much)" not in lines[3]
-
-
-def test_features_of_no_bytes_have_no_cache(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run(capsys, "--plan", "2", "--nodes", "5", "--edges", "7", "--memory", "100G", "--json")
-    assert json.loads(out)[0]["cache"] == 0
 
 
 def test_a_plan_of_a_configuration(oracle: Callable[[int], str], capsys: pytest.CaptureFixture[str]) -> None:

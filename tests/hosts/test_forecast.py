@@ -9,7 +9,7 @@ import pytest
 from jobs import clean_environment, generated, needs, run_job, warm_python
 
 from mpigraph.cli.forecast.traffic import Cluster, Graph, Workload, simulate
-from mpigraph.rows.cache_sizes import cache_memory
+from mpigraph.rows.row_cache import cache_memory
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 

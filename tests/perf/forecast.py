@@ -78,7 +78,7 @@ def config_of(folder, graph, hosts):
 
 def slots_of(config, share):
     """The rows in the cache of a node, and its bytes; none without a share."""
-    from mpigraph.rows.cache_sizes import cache_memory
+    from mpigraph.rows.row_cache import cache_memory
     from mpigraph.storage.part_config import PartConfig
 
     known = PartConfig.read(str(config))
