@@ -349,11 +349,11 @@ class PackedTransport(Transport):
     def _answer_one(self, server: RequestServer, request: Request) -> Coroutine[None]:
         """Send the rows of a request, as many chunks at a time as the other replies allow, or store them."""
         words = request.words
-        self.traffic.received(request.asker, request.nbytes)
         rows, values = self._rows_of(words)
         if rows is None:
             yield self._send(_NO_BYTES, request)
             return
+        self.traffic.received(request.asker, request.nbytes)
         number = int(words[0])
         if len(values):
             stored = yield from self._write(number, rows, values)

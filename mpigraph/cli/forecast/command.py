@@ -181,9 +181,7 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
     batch_size = arguments.batch_size
     row_bytes = sum(nbytes for _, _, nbytes in graph.features)
     sizes = plan(graph.config, cluster.nodes, cluster.trainers, cluster.servers)
-    limit = (
-        None if arguments.memory is None else max(bytes_of("--memory", arguments.memory) - sizes.memory(False), 0) // 2
-    )
+    limit = None if arguments.memory is None else max(bytes_of("--memory", arguments.memory) - sizes.memory, 0) // 2
     work = Workload(fanouts, batch_size, None)
     at = np.linspace(0, cluster.nodes - 1, min(arguments.simulated_nodes, cluster.nodes)).astype(int).tolist()
     simulate(graph, cluster, work, nodes=[0], minibatches=1)  # loads the kernels, whose time would count
@@ -246,7 +244,7 @@ def _forecast(graph: Graph, cluster: Cluster, model: Model, arguments: argparse.
         sum(one.request + sum(one.replies) for one in moved) / len(cache.minibatches) / 1e6,
         cache.nbytes,
         max(1 - sum(m.fetched for m in cache.minibatches) / remote, 0.0) if remote else 0.0,  # some are for later ones
-        sizes.memory(False) + cache.nbytes,
+        sizes.memory + cache.nbytes,
     )
 
 
