@@ -19,7 +19,6 @@ import mpigraph as mg
 SETTINGS = {  # of every example, beside its own: name -> (default, meaning)
     "graph_name": ("default", "name of the partitioned graph"),
     "part_config": (os.environ.get("MPIGRAPH_PART_CONFIG", ""), "its <name>.json (default: generate a graph)"),
-    "storage": (os.environ.get("MPIGRAPH_STORAGE", ""), "features that stay on disk: disk, auto, or such as feat=disk"),
     "num_servers": (None, "servers on each node; 0: the trainers host the graph (default: MPIGRAPH_NUM_SERVERS, or 1)"),
     "backend": ("gloo", "transport of gradients; nccl: train on GPUs; mpi4py: by MPI, without opening a port"),
     "seed": (0, "of draws, orders and first parameters"),

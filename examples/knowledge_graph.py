@@ -117,7 +117,7 @@ def main():
     mg.distributed.initialize(num_servers=args.num_servers, seed=args.seed)
     device = common.start_torch(args.backend)
     with graphs.graph_files(graphs.write_triples, args.part_config) as part_config:
-        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config, storage=args.storage)
+        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
         num_relations, parts = graphs.read_triples(part_config, args.triples)
     train(g, num_relations, parts, args, device)
     torch.distributed.destroy_process_group()

@@ -120,7 +120,7 @@ def main():
     mg.distributed.initialize(num_servers=args.num_servers, seed=args.seed)
     device = common.start_torch(args.backend)
     with graphs.graph_files(graphs.write_links, args.part_config) as part_config:
-        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config, storage=args.storage)
+        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
         src, dst = graphs.read_links(part_config, args.held_out)
     evaluate(g, train(g, args, device), src, dst, args, device)
     torch.distributed.destroy_process_group()

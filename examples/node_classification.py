@@ -153,7 +153,7 @@ def main():
     mg.distributed.initialize(num_servers=args.num_servers, seed=args.seed, report=args.report or None)
     device = common.start_torch(args.backend)
     with graphs.graph_files(write_graph, args.part_config) as part_config:
-        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config, storage=args.storage)
+        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
     line = f"test accuracy {train(g, 'GraphSAGE', common.numbers(args.fan_out), args, device):.4f}"
     if not args.part_config:
         line += f" (MLP baseline: {train(g, 'MLP', [], args, device):.4f})"

@@ -88,7 +88,7 @@ def main():
     mg.distributed.initialize(num_servers=args.num_servers, seed=args.seed)
     device = common.start_torch(args.backend)
     with graphs.graph_files(write_graph, args.part_config) as part_config:
-        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config, storage=args.storage)
+        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
     nodes = {part: mg.distributed.node_split(g.ndata[f"{part}_mask"]) for part in ("train", "val", "test")}
     num_classes = int(g.ndata["label"][:].max()) + 1
     emb = mg.distributed.DistEmbedding(g.num_nodes(), args.num_hidden, "nodes", lambda shape, _: torch.randn(shape))

@@ -130,7 +130,7 @@ def main():
     args.target = args.target or ("entity" if args.facts else "author")
     write = partial(graphs.write_facts, facts=args.facts) if args.facts else graphs.write_authors
     with graphs.graph_files(write, args.part_config) as part_config:
-        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config, storage=args.storage)
+        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
     common.print_once(f"test accuracy {train(g, args, device):.4f}")
     torch.distributed.destroy_process_group()
 

@@ -108,7 +108,7 @@ def main():
     mg.distributed.initialize(num_servers=args.num_servers, seed=args.seed)
     device = common.start_torch(args.backend)
     with graphs.graph_files(lambda folder: graphs.write_stream(folder, args.stream), args.part_config) as part_config:
-        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config, storage=args.storage)
+        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
     time, book = g.edata["time"], g.get_partition_book()
     border = int(torch.quantile(time[:].double(), 1 - args.test_part))
     parts = mg.distributed.edge_split(time, book, before=border), mg.distributed.edge_split(time, book, since=border)

@@ -89,7 +89,7 @@ def main():
     mg.distributed.initialize(num_servers=args.num_servers, seed=args.seed)
     device = common.start_torch(args.backend)
     with graphs.graph_files(write_graph, args.part_config) as part_config:
-        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config, storage=args.storage)
+        g = mg.distributed.DistGraph(args.graph_name, part_config=part_config)
         rows = common.represent(g, train(g, args, device), g.ndata["feat"], args.eval_fan_out, device)
         if args.embeddings:  # original ids are in the files of the graph
             common.write_hdf5(g, rows, args.embeddings, "embedding")

@@ -21,11 +21,10 @@ CHOICES: dict[str, tuple[object, ...]] = {
     "sampling": ("auto", "alltoallv", "sparse"),  # of sampling/exchanges.py
     "requeue": ("auto", "exit"),
     "self_test": (0, 1),
-    "disk_direct": (0, 1),
     "keep_memory": (0, 1),
 }
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-MAY_DIFFER = ("keep_memory", "log_level", "num_worker_threads", "report", "disk_threads", "disk_gap", "disk_direct")
+MAY_DIFFER = ("keep_memory", "log_level", "num_worker_threads", "report")
 """Settings of a process alone, and the folder of the report, where trainer 0's counts."""
 
 
@@ -50,12 +49,6 @@ class Config:
         requeue: how ``checkpoint.requeue()`` has the job started again: "auto" asks Slurm, "exit" leaves it to the
             caller that sees the exit status.
         report: the folder of a report of the whole job; "" for none.
-        storage: the features that stay on disk where a graph is opened without saying: "disk", "auto", or by name as in
-            "feat=disk,x=auto"; "" for none.
-        disk_threads: threads of each process that read features on disk.
-        disk_gap: bytes between two rows on disk up to which they are read together; how far around a missing row others
-            that are read soon are read with it.
-        disk_direct: 1 to read them past the page cache, where the file system can, 0 through it.
     """
 
     ranks_per_node: int = 0
@@ -71,10 +64,6 @@ class Config:
     num_worker_threads: int = 1
     requeue: str = "auto"
     report: str = ""
-    storage: str = ""
-    disk_threads: int = 16
-    disk_gap: int = 8192
-    disk_direct: int = 0
 
     @property
     def threads_chosen(self) -> bool:
@@ -86,8 +75,6 @@ class Config:
             ("ranks_per_node", 0),
             ("num_servers", 0),
             ("num_worker_threads", 1),
-            ("disk_threads", 1),
-            ("disk_gap", 0),
         ):
             check_integer(name, getattr(self, name), least, 2**31 - 1)
         if not isinstance(self.timeout, Real) or not self.timeout > 0:

@@ -136,8 +136,7 @@ class StorageError(MPIGraphError, OSError):
 class SharedMemoryError(MPIGraphError, MemoryError):
     """A node's memory, or its shared memory (``/dev/shm``), is too small for the rows of its hosts.
 
-    Use more nodes, smaller caches, features in 16 bits (``feat_dtype``) or on disk (``storage="disk"``), or a larger
-    ``/dev/shm``.
+    Use more nodes, smaller caches, features in 16 bits (``feat_dtype``), or a larger ``/dev/shm``.
     """
 
 

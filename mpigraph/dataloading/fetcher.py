@@ -119,9 +119,9 @@ class FeatureFetcher(Generic[Kind]):
     Attributes:
         tensors: the features.
         together: the same by what is read at once.
-        upcoming: rows that sampled minibatches will read through caches, by what has the same numbers of rows, and by
-            the hosts whose rows are free: features with the same ones share one.
-        counted: count priced rows that are read without a cache, as for the inputs of minibatches.
+        upcoming: rows that sampled minibatches will read through caches, by what has the same numbers of rows: features
+            with the same ones share one.
+        counted: count remote rows that are read without a cache, as for the inputs of minibatches.
     """
 
     def __init__(self, spaces: Spaces[Kind], pin_memory: bool, *names: Names, repeated: bool = False) -> None:
@@ -131,7 +131,7 @@ class FeatureFetcher(Generic[Kind]):
         """
         self.tensors: dict[tuple[Kind, str], DistTensor] = spaces.named(*names)
         self.together: list[ReadTogether[Kind]] = _together(self.tensors)
-        self.upcoming: dict[tuple[tuple[object, ...], bytes], UpcomingReads] = {}
+        self.upcoming: dict[tuple[object, ...], UpcomingReads] = {}
         self.counted = False
         self._pin_memory = pin_memory
         self._repeated = repeated
@@ -193,12 +193,12 @@ class FeatureFetcher(Generic[Kind]):
         with span("fetch"):
             rows = tensor.gather(ids, pin_memory=self._pin_memory)
         window = tensor.rows.window
-        if self.counted and not window.free.all():
+        if self.counted and not window.world.all_local:
             index = to_rows(ids, tensor.rows.shape[0], tensor.rows.name)
-            priced = int(np.count_nonzero(~window.free[window.host_of(index)]))
-            count("remote_rows", priced)
-            count("fetched_rows", priced)
-            count("fetched_bytes", priced * window.row_bytes)
+            remote = int(np.count_nonzero(~window.world.is_local[window.host_of(index)]))
+            count("remote_rows", remote)
+            count("fetched_rows", remote)
+            count("fetched_bytes", remote * window.row_bytes)
         return rows
 
 

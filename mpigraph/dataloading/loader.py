@@ -397,16 +397,14 @@ class SampledDataLoader(DistDataLoader):
         """Compute what the sampler needs of all ranks before the first batch."""
 
     def _open_caches(self, session: Session, options: CacheOptions) -> None:
-        """Make the caches, where rows are not free and a thread may answer others while minibatches are ahead."""
+        """Make the caches, where rows are remote and a thread may answer others while minibatches are ahead."""
         world = session.world
         fetchers = self._stages.inputs
-        windows = [of.tensor.rows.window for fetcher in fetchers for of in fetcher.together]
-        if all(window.free.all() for window in windows):
-            return
-        if not world.all_local and not world.threads_may_communicate:
+        if world.all_local or not world.threads_may_communicate:
             return
         if (options.lookahead or options.total) and any(fetcher.tensors for fetcher in fetchers):
             pipeline = self._epochs.pipeline
-            caches, pipeline.lookahead = open_caches(session, options, fetchers)
+            caches = open_caches(session, options, fetchers)
+            pipeline.lookahead = options.lookahead
             self._epochs.numbers += [cache.number for cache in caches]
             self.cache_bytes = sum(cache.nbytes for cache in caches)

@@ -41,14 +41,12 @@ class DistNodeDataLoader(SampledDataLoader):
             and labels are then of all its nodes, and the sampler's fanouts the reverse of ``num_neighbors``.
         input_time: int[n], the time of each of ``nids``, in their form; for a sampler with ``time_attr``. By
             default their own, where nodes have times.
-        cache: memory on each node for copies of rows of ``features`` (and of the sampler's) that other nodes hold, or
-            that are on disk, shared by its trainers: a size for all of them, such as "2GiB"; "auto" for a quarter of
-            what is free, with rows on disk for up to half of it, less where memory becomes short; or None. The
-            minibatches are the same.
+        cache: memory on each node for copies of rows of ``features`` (and of the sampler's) that other nodes hold,
+            shared by its trainers: a size for all of them, such as "2GiB"; "auto" for a quarter of what is free; or
+            None. The minibatches are the same.
         lookahead: how many minibatches are sampled ahead, so that it is known what they read: a full cache keeps
-            the rows that they read soonest, and disks read rows before they are needed. Their blocks are kept
-            meanwhile. By default 8, 0 without a cache, and with rows on disk up to 16, one for each free GiB of a
-            trainer. ``MPIGRAPH_LOG_LEVEL=INFO`` prints both.
+            the rows that they read soonest. Their blocks are kept meanwhile. By default 8, 0 without a cache.
+            ``MPIGRAPH_LOG_LEVEL=INFO`` prints both.
         pin_memory: put minibatches that stay on the CPU into pinned memory, as PyTorch's loader does, so that
             ``.to("cuda", non_blocking=True)`` does not wait. With a GPU as ``device`` it makes no difference.
         foreign: further options of DGL's and PyTorch's loaders, see :mod:`.foreign_options`.

@@ -19,8 +19,7 @@ from mpigraph.trace_memory import Snapshot
 class LoaderStats:
     """Counts and times of a loader on this trainer.
 
-    Remote rows, those on disk among them, are those of its ``features`` (and of the sampler's), with or without a
-    cache; labels are not counted.
+    Remote rows are those of its ``features`` (and of the sampler's), with or without a cache; labels are not counted.
 
     Attributes:
         totals: all spans and counters, from which the other fields are computed.

@@ -4,7 +4,6 @@ Holds no data. Counts and types come from the partition book, rows from :class:`
 windows.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,7 @@ from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Relation
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
-from mpigraph.store.placement import check_storage
 from mpigraph.store.store import LoadedGraph
-
-GivenStorage = str | Mapping[str, Mapping[str, str]] | None
-"""The features that stay on disk: a word for all, or by name."""
 
 
 class DistGraph(SampledGraph):
@@ -48,7 +43,7 @@ class DistGraph(SampledGraph):
         part_config: str | Path | None = None,
         feat_dtype: GivenDtype = None,
         upcast: bool = True,
-        storage: GivenStorage = None,
+        storage: None = None,
     ) -> None:
         """Open a graph: the hosts load its parts, if they have not yet.
 
@@ -63,21 +58,16 @@ class DistGraph(SampledGraph):
                 stays as it is.
             upcast: give rows of such features in the dtype that they had before; False gives them as they are stored,
                 to be widened where they are used (:meth:`.DistTensor.widen`).
-            storage: the features that stay on disk, in the shards, which hosts then read instead of memory: "disk", all
-                with rows of numbers of one or more dimensions; "auto", the largest of these, until the others fit in
-                memory; or by name, ``{"node": {"feat": "disk"}, "edge": {...}}``. Rows on disk cannot be written.
-                Default ``MPIGRAPH_STORAGE``, such as ``disk`` or ``feat=disk,x=auto``, else memory.
+            storage: must be None: features lie in the hosts' memory.
 
         Raises:
             NotInitializedError: ``initialize()`` was not called.
             PartitionError: the configuration is missing or of another graph, or the graph is open with features in
                 other dtypes than ``feat_dtype`` asks for; on every rank.
             ShardFormatError: a shard is missing or damaged; on every rank.
-            InvalidArgumentError: ``feat_dtype`` is no such dtype, or names a feature that has no floats, or that stays
-                on disk in another dtype; ``storage`` is no such word, or names a feature that must lie in memory; on
-                every rank.
-            StorageError: a file of rows that stay on disk cannot be opened; on every rank.
-            FieldNameError: one of them names a feature that does not exist; on every rank.
+            InvalidArgumentError: ``feat_dtype`` is no such dtype, or names a feature that has no floats; or ``storage``
+                is given; on every rank.
+            FieldNameError: ``feat_dtype`` names a feature that does not exist; on every rank.
             GraphDataError: a number does not fit, as for :func:`.partition_graph`; on every rank.
         """
         session = current()
@@ -89,12 +79,11 @@ class DistGraph(SampledGraph):
         opening = partial(session.control.call, Operation.OPEN_GRAPH, doing=f"opening graph {graph_name!r}")
         try:
             names = feat_dtype_names(feat_dtype)
-            of_job = session.world.config.storage
-            places = check_storage(of_job, "MPIGRAPH_STORAGE") if storage is None else check_storage(storage)
+            _refuse_storage(storage)
         except InvalidArgumentError as error:
             opening(error=error)
             raise
-        graph: LoadedGraph = opening(name=graph_name, part_config=part_config, feat_dtype=names, storage=places)
+        graph: LoadedGraph = opening(name=graph_name, part_config=part_config, feat_dtype=names)
         session.open_main_service()
         features = Features(
             (key, DistTensor.of_rows(session, graph_name, session.store.tensors[number], upcast))
@@ -333,3 +322,11 @@ class DistGraph(SampledGraph):
 
     def __repr__(self) -> str:
         return f"DistGraph({self.graph_name!r}, num_nodes={self.num_nodes()}, num_edges={self.num_edges()})"
+
+
+def _refuse_storage(storage: object) -> None:
+    if storage is not None:
+        raise InvalidArgumentError(
+            f"storage={storage!r}: features lie in the hosts' memory; where that is too small, keep them in 16 bits "
+            "(feat_dtype=torch.float16) or use more nodes"
+        )

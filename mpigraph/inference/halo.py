@@ -4,16 +4,12 @@ All sources of the in-edges of a node's destinations lie in the topology of its 
 source is given to one of the node's trainers, which fetches it into the cache that they share (``rows/row_cache.py``).
 Then minibatches find there what they read, however they are divided; they fetch what the cache is too small for.
 
-Local rows that a source takes time to read (``rows/sources``) are read into the cache, too, in order; if not all fit,
-the blocks that read them are known one ahead, and the cache keeps what they read (``rows/lookahead.py``).
-
-Where the memory allows, other local rows are copied into the cache, too. All rows that a block reads are then rows of
+Where the memory allows, local rows are copied into the cache, too. All rows that a block reads are then rows of
 one table, which sums over neighbours read in place (``graphs/table_rows.py``). Rows of a node whose only host holds all
 of them are one table as they are.
 """
 
 import weakref
-from collections import deque
 
 import numpy as np
 import torch
@@ -26,17 +22,13 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.graphs.table_rows import TableRows
 from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.mpi.messages import exchange_rows
-from mpigraph.rows.cache_sizes import cache_memory
-from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.rows.owners import RowOwners
-from mpigraph.rows.row_cache import RowCache, free_for_caches
+from mpigraph.rows.row_cache import RowCache, cache_memory, free_for_caches
 from mpigraph.rows.transport import nothing
-from mpigraph.rows.window import Fetch
 from mpigraph.session.control import Operation
 
 _FETCHED_TOGETHER = 16 << 20  # bytes
 _EDGES_AT_A_TIME = 1 << 24
-_AHEAD = 1  # blocks that are known before they read
 _FREE_FRACTION = 0.5  # of a node's free memory, for caches without a given size
 
 
@@ -79,8 +71,7 @@ def remote_sources(g: DistGraph) -> dict[int, I64]:
 class HaloReader:
     """Reads rows of one tensor: from the node's cache, else local rows in place and others from where they are.
 
-    One-sided: :meth:`fill`, :meth:`announce`, :meth:`read`. ``fetched_rows`` counts the rows fetched from other nodes,
-    or read by sources that take time.
+    One-sided: :meth:`fill`, :meth:`read`. ``fetched_rows`` counts the rows fetched from other nodes.
     """
 
     def __init__(self, g: DistGraph, tensor: DistTensor, cache: RowCache | None, share: I64, local_too: bool) -> None:
@@ -99,19 +90,10 @@ class HaloReader:
         self._local = 0  # rows of local hosts that this trainer copied
         self._table: torch.Tensor | None = None
         self._lent: list[weakref.ref[TableRows]] = []
-        self._announced = 0
-        self._ahead: CachedRows | None = None
-        if cache is not None and not local_too and tensor.rows.window.from_sources:
-            self._ahead = CachedRows(tensor.rows, cache, UpcomingReads(tensor.rows.window), g.session.pool)
         if cache is not None and local_too and _in_place(tensor):
             self._table = torch.from_numpy(cache.table)
         elif cache is None and _is_one_table(tensor):
             self._table = torch.from_numpy(tensor.rows.window.memory(0))
-
-    @property
-    def looks_ahead(self) -> bool:
-        """True if blocks are announced before they read."""
-        return self._ahead is not None
 
     @property
     def holds_all(self) -> bool:
@@ -121,7 +103,7 @@ class HaloReader:
     def fill(self) -> None:
         """Fetch this trainer's share; minibatches fetch for themselves what other trainers have not filled yet."""
         cache = self._cache
-        if cache is None or self._ahead is not None or not cache.refresh():
+        if cache is None or not cache.refresh():
             return
         if self._local_too:
             self._copy_local(cache)
@@ -137,29 +119,17 @@ class HaloReader:
                 (last - first) * k // world.num_local_trainers for k in (world.local_trainer, world.local_trainer + 1)
             )
             own = np.arange(begin, end)
-            if window.free[host]:
-                cache.fill(own + first, own, as_words(window.memory(host)))
-            else:
-                self._fetch(cache, own + first)
+            cache.fill(own + first, own, as_words(window.memory(host)))
             self._local += len(own)
 
     def _fetch(self, cache: RowCache, rows: I64) -> None:
-        """Fetch rows into the cache, piece by piece, the next one meanwhile."""
+        """Fetch rows into the cache, piece by piece."""
         window = self._rows.window
         step = max(1, _FETCHED_TOGETHER // max(window.row_bytes, 1))
-        pieces = [rows[begin : begin + step] for begin in range(0, len(rows), step)]
-        begun: deque[Fetch] = deque()
-        for number, piece in enumerate(pieces):
-            begun.extend(window.begin(after, self._pool) for after in pieces[number + len(begun) : number + 2])
-            fetch = begun.popleft()
-            cache.fill(piece, fetch.places, window.finish(fetch, nothing))
+        for begin in range(0, len(rows), step):
+            piece = rows[begin : begin + step]
+            cache.fill(piece, *window.fetch(piece, self._pool, nothing))
         self.fetched_rows += len(rows)
-
-    def announce(self, ids: I64) -> None:
-        """Note that the next block will read ``ids``."""
-        if self._ahead is not None:
-            self._announced += 1
-            self._ahead.announce(*self._ahead.upcoming.announce(self._announced, ids))
 
     def read(self, ids: I64) -> torch.Tensor:
         """Return the rows ``ids`` (int64[n]) in the tensor's dtype; rows of one table are not gathered yet."""
@@ -172,11 +142,7 @@ class HaloReader:
                 return self._lend(self._table, slots)
         out = torch.empty((len(ids), *rows.shape[1:]), dtype=self.tensor.dtype)
         stored = to_storage(out, str(self.tensor.dtype).removeprefix("torch."))
-        if self._ahead is not None:
-            self._ahead.read(self._ahead.upcoming.reads[0], stored)
-            self._ahead.upcoming.done()
-            self.fetched_rows = self._ahead.fetched_rows
-        elif out.numel():
+        if out.numel():
             with rows.staging_buffer(stored) as narrow:
                 self._read(ids, as_words(narrow), self._cache)
         return out
@@ -188,18 +154,18 @@ class HaloReader:
 
     def _read(self, ids: I64, words: I64, cache: RowCache) -> None:
         window = self._rows.window
-        is_free = window.free[window.host_of(ids)]
-        window.load(ids, np.flatnonzero(is_free), words)
-        priced = np.flatnonzero(~is_free)
-        if len(priced) == 0:
+        is_local = window.world.is_local[window.host_of(ids)]
+        window.load(ids, np.flatnonzero(is_local), words)
+        remote = np.flatnonzero(~is_local)
+        if len(remote) == 0:
             return
-        rows = ids[priced]
+        rows = ids[remote]
         slots, seen = cache.find(rows)
-        slots[cache.load(rows, slots, seen, priced, words)] = -1
+        slots[cache.load(rows, slots, seen, remote, words)] = -1
         missing = np.flatnonzero(slots < 0)
         if len(missing):
             places, fetched = window.fetch(rows[missing], self._pool, nothing)
-            gather_rows(fetched, places, priced[missing], words.view(fetched.dtype))
+            gather_rows(fetched, places, remote[missing], words.view(fetched.dtype))
             self.fetched_rows += len(missing)
 
     def close(self, g: DistGraph) -> None:
@@ -207,7 +173,7 @@ class HaloReader:
         for kept in (one() for one in self._lent):
             if kept is not None:
                 kept.gathered()
-        self._lent, self._table, self._ahead = [], None, None
+        self._lent, self._table = [], None
         cache, self._cache = self._cache, None
         if cache is not None:
             g.session.control.drop(cache.number)
@@ -217,7 +183,7 @@ class HaloReader:
 def open_readers(
     g: DistGraph, tensors: dict[str, DistTensor], shares: dict[int, I64], size: int | None
 ) -> dict[str, HaloReader]:
-    """Open readers of tensors by node type, with caches for all rows that this node reads, or for those that cost time.
+    """Open readers of tensors by node type, with caches for all rows that this node reads, or for the remote ones.
 
     ``shares`` are the rows that this trainer fetches, by node type id; ``size`` is the most bytes of all caches on a
     node, by default as many as needed, up to a part of the free memory. Raises SharedMemoryError, on every rank, if a
@@ -227,11 +193,8 @@ def open_readers(
     caches: dict[int, RowCache] = {}
     share_of = {t: shares[g.schema.ntype_id(t)] for t in tensors}
     different = {x.rows.number: t for t, x in tensors.items()}
-    is_slow = {t: tensors[t].rows.window.from_sources for t in different.values()}
-    remote = {t: world.allreduce_minmax(len(share_of[t]), True) for t in is_slow}
-    priced = {t: n + is_slow[t] * _local_of_a_trainer(tensors[t]) for t, n in remote.items()}
+    remote = {t: world.allreduce_minmax(len(share_of[t]), True) for t in different.values()}
     all_rows = {t: n + _in_place(tensors[t]) * _local_of_a_trainer(tensors[t]) for t, n in remote.items()}
-    all_rows |= {t: n for t, n in priced.items() if is_slow[t]}
     trainers = int(np.bincount(world.nodes_of_trainers).max())
     if size is None:
         size = world.allreduce_minmax(int(free_for_caches(world) * _FREE_FRACTION), False)
@@ -246,21 +209,19 @@ def open_readers(
         return sum(nbytes for _, nbytes in groups)
 
     groups = memory(all_rows)
-    all_fit = fit = size_of(groups) <= size
+    all_fit = size_of(groups) <= size
     if not all_fit:
-        groups = memory(priced)
+        groups = memory(remote)
         needed = size_of(groups)
-        fit = needed <= size
-        if not fit:
+        if needed > size:
             groups = [(numbers, nbytes * size // needed) for numbers, nbytes in groups]
     if groups:
         caches = g.session.control.call(
-            Operation.OPEN_CACHES, doing="making caches for inference", groups=groups, ahead=_AHEAD, local_too=all_fit
+            Operation.OPEN_CACHES, doing="making caches for inference", groups=groups, ahead=0, local_too=all_fit
         )
     return {
-        t: HaloReader(g, x, caches.get(x.rows.number), share_of[t], fit if slow else all_fit and _in_place(x))
+        t: HaloReader(g, x, caches.get(x.rows.number), share_of[t], all_fit and _in_place(x))
         for t, x in tensors.items()
-        for slow in [x.rows.window.from_sources]
     }
 
 
@@ -272,7 +233,7 @@ def _in_place(tensor: DistTensor) -> bool:
 def _is_one_table(tensor: DistTensor) -> bool:
     """Return whether one host holds all rows of a tensor, in a form that is read in place."""
     window = tensor.rows.window
-    return _in_place(tensor) and len(window.offsets) == 2 and not window.from_sources
+    return _in_place(tensor) and len(window.offsets) == 2
 
 
 def _local_of_a_trainer(tensor: DistTensor) -> int:

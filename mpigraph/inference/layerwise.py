@@ -2,9 +2,7 @@
 
 import json
 import sys
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,8 +92,8 @@ def layerwise(
         edge_mask: name of an edge feature of bool or uint8, or edge type -> name; edges where it is 0 are left out.
         dtype: of the result; by default that of the last layer's output.
         cache: memory on each node for copies of the rows that it reads: a size, such as "2GiB"; None for no cache;
-            "auto" for all of them, up to half of the free memory. If not all fit, remote rows and those on disk go
-            first; blocks fetch those that do not fit. Rows on disk are read once, in order, if they fit.
+            "auto" for all of them, up to half of the free memory. If not all fit, remote rows go first; blocks fetch
+            those that do not fit.
         progress_bar: show the progress of trainer 0.
 
     For one ``batch_size`` the results are the same bits on any number of trainers, with or without servers, unless a
@@ -127,7 +125,7 @@ class LayerCounts(NamedTuple):
     """The rows that one layer read on this trainer."""
 
     halo_rows: int  # this trainer's share of the remote rows of its node
-    fetched_rows: int  # remote rows that it fetched, and rows that it read from disk
+    fetched_rows: int  # remote rows that it fetched
     seconds: float
 
 
@@ -262,7 +260,7 @@ class Inference:
                         ids = np.empty(0, np.int64)  # no trainer has a node: an empty block shows the shape of rows
                     else:
                         continue
-                    output = self._computed(step, readers, ntype, *self._block(number, readers, ntype, ids))
+                    output = self._computed(step, readers, ntype, *self._block(number, ntype, ids))
                     if output is not None:
                         dtype_name(output.dtype)
                         output = output.clone() if len(rows) > 1 else output  # a layer may reuse its memory
@@ -298,10 +296,10 @@ class Inference:
         seconds = 0.1 if sys.stderr.isatty() else _SECONDS_IN_LOG
         options = {"unit": "node", "unit_scale": True, "mininterval": seconds, "disable": not self._bar}
         with tqdm(total=total, desc=what, **options) as bar:
-            known = self._batches[ntype][: first is not None]
-            blocks = self._blocks(number, readers, ntype, self._batches[ntype][len(known) :])
-            for batch, block in chain(((batch, None) for batch in known), blocks):
-                output = first if block is None else self._computed(step, readers, ntype, *block)
+            for batch in self._batches[ntype]:
+                output, first = first, None
+                if output is None:
+                    output = self._computed(step, readers, ntype, *self._block(number, ntype, np.arange(*batch)))
                 if output is None or tuple(output.shape[1:]) != out.shape[1:]:
                     shape = None if output is None else tuple(output.shape[1:])
                     raise InvalidArgumentError(f"a layer gives rows of shape {shape} and of {out.shape[1:]}")
@@ -309,24 +307,9 @@ class Inference:
                 _write(out, batch, to_storage(values, out.rows.dtype))
                 bar.update(len(values))
 
-    def _block(self, number: int, readers: dict[str, HaloReader], ntype: str, ids: I64) -> tuple[Block, dict[str, I64]]:
-        """Return the block of nodes of a type and the ids of its sources, whose reads are announced."""
-        block, src_ids = self._neighbourhoods.block({self._g.schema.ntype_id(ntype): ids}, number)
-        for t, reader in readers.items():
-            reader.announce(src_ids[t])
-        return block, src_ids
-
-    def _blocks(
-        self, number: int, readers: dict[str, HaloReader], ntype: str, batches: Sequence[_Batch]
-    ) -> Iterator[tuple[_Batch, tuple[Block, dict[str, I64]]]]:
-        """Make blocks, and the one after each if a reader looks ahead."""
-        ahead = any(reader.looks_ahead for reader in readers.values())
-        blocks = deque[tuple[_Batch, tuple[Block, dict[str, I64]]]]()
-        for batch in batches:
-            blocks.append((batch, self._block(number, readers, ntype, np.arange(*batch))))
-            if len(blocks) > ahead:
-                yield blocks.popleft()
-        yield from blocks
+    def _block(self, number: int, ntype: str, ids: I64) -> tuple[Block, dict[str, I64]]:
+        """Return the block of nodes of a type and the ids of its sources."""
+        return self._neighbourhoods.block({self._g.schema.ntype_id(ntype): ids}, number)
 
     def _computed(
         self, step: Step, readers: dict[str, HaloReader], ntype: str, block: Block, src_ids: dict[str, I64]

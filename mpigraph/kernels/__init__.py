@@ -15,7 +15,7 @@ from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.search import find_in_rows
 from mpigraph.kernels.soundness import bad_source, falls, hash_of_degrees, hash_of_sources
-from mpigraph.kernels.upcoming import add_reads, split_free
+from mpigraph.kernels.upcoming import add_reads, split_local
 
 __all__ = ["compile_missing", "warm_up"]
 
@@ -91,7 +91,7 @@ def _warm_up_caches() -> None:
     ring_next = np.zeros(4, np.int32)
     last = np.full(2, -1, np.int64)
     listed = np.empty(3, np.int64)
-    split_free(rows, rows[:1], rows[1:], listed, listed.copy())
+    split_local(rows, rows[:1], rows[1:], listed, listed.copy())
     hint = np.zeros(2, np.int32)
     row_of = np.full(2, -1, np.int64)
     times = np.zeros(2, np.int32)

@@ -70,13 +70,6 @@ def new_slots(first: int, count: int, ahead: int) -> Slots:
     )
 
 
-def cut(own: Slots) -> Slots:
-    """Return those slots that were used so far, none of whose next reads was noted."""
-    used = own.state[_USED]
-    tables = {name: getattr(own, name)[:used] for name in ("next_use", "following", "uses", "idle", "is_idle")}
-    return own._replace(**tables)
-
-
 @njit(nogil=True, cache=True)
 def empty(own: Slots) -> None:
     """Empty the slots."""
@@ -285,12 +278,6 @@ def forget_uses(own: Slots) -> None:
     for slot in range(own.state[_USED]):
         if own.next_use[slot] != NEVER:
             _expect(slot, NEVER, own)
-
-
-def latest_use(own: Slots) -> int:
-    """Return the latest minibatch that reads a row of a slot next; ``NEVER`` if there are slots for other rows."""
-    is_full = own.state[_USED] == len(own.next_use) and own.state[_IDLE] == 0
-    return int(own.state[_LATEST]) if is_full else NEVER
 
 
 @njit(nogil=True, cache=True)

@@ -165,7 +165,7 @@ class World:
 
     def check_main_thread(self, doing: str) -> None:
         """Raise CollectiveError on another thread than the main one, whose calls its own would be mixed up with."""
-        if not self.is_alone and threading.get_ident() != self._main_thread:
+        if threading.get_ident() != self._main_thread:
             raise CollectiveError(
                 f"{doing}: the main thread alone makes calls that all trainers make together (this is thread "
                 f"{threading.current_thread().name!r})"

@@ -3,9 +3,8 @@
 The words of a request (``mpi/messages.py``) are window, number of rows, bytes of an id, 0, then the ids (distinct rows,
 counted from the host's first one, 32 bits wide where they fit) up to a whole word. The reply has the rows as they are
 stored, in the order of the ids, in equal chunks of one to two :data:`CHUNK` bytes, or in one of less. A chunk of no
-bytes refuses the request: the window was closed, the request is malformed, or a source cannot read its rows. A request
-for 0 rows, with the refused one's tag in place of the bytes of an id, is answered by the error of the source; with
-0 there, by nothing, but the host has looked.
+bytes refuses the request: the window was closed, or the request is malformed. A request for 0 rows is refused, too: it
+only makes the host look.
 
 A request to write has the bytes of a row in place of 0, and one chunk of rows behind the ids, up to a whole word. The
 host holds its lock while it stores them. The reply is one byte.
@@ -19,9 +18,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,16 +26,15 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.collective import collective
-from mpigraph.errors import ClosedError, MPIGraphError
+from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import first_alike, gather_rows, place_rows, scatter_rows
 from mpigraph.mpi.agree import no_way_back
 from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, finish
 from mpigraph.mpi.interrupts import UNINTERRUPTED
-from mpigraph.mpi.messages import HEAD, REQUEST, Request, Requester, RequestServer, answered, answering, complete
+from mpigraph.mpi.messages import REQUEST, Request, Requester, RequestServer, answered, complete
 from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
 from mpigraph.rows.pool import RowPool
-from mpigraph.rows.sources.row_source import Ticket
 from mpigraph.rows.transport import (
     RemoteRows,
     Transport,
@@ -134,23 +130,6 @@ def _first_alike(remote: RemoteRows, pool: RowPool) -> tuple[I64, int]:
     return indices, first_alike(remote.rows, pool.empty((remote.held,), np.int32), indices)
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """Rows that a source reads, in the place of a request that MPI completes: the answers to others go on.
-
-    Attributes:
-        ticket: of the rows.
-        chunk: where they will be.
-    """
-
-    ticket: Ticket
-    chunk: Array
-
-    def Test(self, status: MPI.Status | None = None) -> bool:
-        """Return whether the rows are here."""
-        return self.ticket.done
-
-
 class PackedTransport(Transport):
     """Reads and writes remote rows by asking their hosts, and answers for this rank's rows through ``server``."""
 
@@ -167,14 +146,13 @@ class PackedTransport(Transport):
         self._windows: dict[int, WindowHandle] = {}
         self._roused: dict[int, float] = {}  # by rank, when it was asked last
         self._rousing: list[Task[None]] = []  # not answered yet
-        self._faults: dict[tuple[int, int], MPIGraphError] = {}  # of sources, by the asker and the tag of its request
         self.server = RequestServer(
             self._comm, self._answer, max_bytes=_MOST_BYTES, max_tasks=_MOST_REQUESTS, together=_TOGETHER
         )
 
     def register(self, window: WindowHandle) -> None:
         """Answer for a window from now on, if this rank holds rows of it."""
-        if window.source is not None:
+        if window.words is not None:
             with self.server.lock:
                 self._windows[window.number] = window
 
@@ -188,23 +166,10 @@ class PackedTransport(Transport):
 
         Raises ClosedError if a host has closed the window.
         """
-        self.finish(window, self.begin(window, remote, out), meanwhile)
-
-    def begin(self, window: WindowHandle, remote: list[RemoteRows], out: Array) -> list[Task[bool]]:
-        """See :class:`~mpigraph.rows.transport.Transport`."""
         most = _chunks_in_flight(len(remote))
-        with UNINTERRUPTED, no_way_back(self._comm):  # MPI writes to their memory
-            return [Task(self._fetch_all(window, rows, out, most), str(rows.rank)) for rows in remote]
-
-    def finish(self, window: WindowHandle, tasks: list[Task[bool]], meanwhile: Callable[[], None]) -> None:
-        """See :class:`~mpigraph.rows.transport.Transport`.
-
-        Raises:
-            ClosedError: a host has closed the window.
-            StorageError, ShardFormatError: a source there cannot read its rows.
-        """
-        what = f"rows of window {window.number} from rank(s) {', '.join(task.name for task in tasks)}"
-        with self.world.watch(what), no_way_back(self._comm) as aside:
+        what = f"rows of window {window.number} from rank(s) {', '.join(str(rows.rank) for rows in remote)}"
+        with UNINTERRUPTED, self.world.watch(what), no_way_back(self._comm) as aside:  # MPI writes to their memory
+            tasks = [Task(self._fetch_all(window, rows, out, most), str(rows.rank)) for rows in remote]
             aside(meanwhile)
             begin = clock()  # rows that have arrived by now made no thread wait
             for task in tasks:
@@ -250,9 +215,6 @@ class PackedTransport(Transport):
                     request.Cancel()
                     request.Wait()
                 yield sending
-                if window.words is None:
-                    why = np.array([window.number, 0, tag, 0])
-                    yield from self._requester.ask(remote.rank, why, "reading rows on disk")
                 return False
             self.traffic.received(remote.rank, chunk.nbytes)
             post()  # before this chunk is placed, so that the next ones travel
@@ -311,13 +273,11 @@ class PackedTransport(Transport):
     def _rouse(self, rank: int) -> Coroutine[None]:
         """Ask a host for nothing. No rank waits for the answer: a host in other work may look much later."""
         tag = self._requester.next_tag()
-        answer = np.empty(HEAD, np.int64)
-        receiving = self._comm.Irecv([answer, MPI.INT64_T], rank, tag)
+        receiving = self._comm.Irecv([_NO_BYTES, MPI.BYTE], rank, tag)
         message = np.array([tag, *[0] * _HEADER])
         self.traffic.sent(rank, message.nbytes)
         sending = self._comm.Isend([message, MPI.INT64_T], rank, REQUEST)
         yield receiving
-        self.traffic.received(rank, answer.nbytes)
         yield sending
 
     def progress(self) -> bool:
@@ -373,21 +333,16 @@ class PackedTransport(Transport):
     def _fits(self, number: int, count: int) -> bool:
         """Return whether a reply of so many rows of a window may be packed with others."""
         window = self._windows[number]
-        small = count * window.row_bytes <= _SMALL and count <= _rows_per_chunk(count, window.row_bytes)
-        return small and window.words is not None
+        return count * window.row_bytes <= _SMALL and count <= _rows_per_chunk(count, window.row_bytes)
 
     def _answer_one(self, server: RequestServer, request: Request) -> Coroutine[None]:
         """Send the rows of a request, as many chunks at a time as the other replies allow, or store them."""
         words = request.words
-        if len(words) == _HEADER and words[1] == 0:
-            fault = self._faults.pop((request.asker, int(words[2])), None)
-            yield from answering(partial(_reason, fault))(server, [request])
-            return
-        self.traffic.received(request.asker, request.nbytes)
         rows, values = self._rows_of(words)
         if rows is None:
             yield self._send(_NO_BYTES, request)
             return
+        self.traffic.received(request.asker, request.nbytes)
         number = int(words[0])
         if len(values):
             stored = yield from self._write(number, rows, values)
@@ -395,29 +350,14 @@ class PackedTransport(Transport):
             return
         sends: deque[MPI.Request] = deque()  # each keeps its chunk alive
         step = _rows_per_chunk(len(rows), self._windows[number].row_bytes)
-        reading: deque[_Reading] = deque()  # this chunk and the next one
         for begin in range(0, len(rows), step):
             window = self._windows.get(number)
             if window is None:  # closed meanwhile
                 sends.append(self._send(_NO_BYTES, request))
                 break
-            if window.words is not None:
-                requested = rows[begin : begin + step].astype(np.int64)
-                chunk = _chunk(self._pool, len(requested), window.like)
-                window.gather(requested, chunk)
-            else:
-                try:
-                    for at in range(begin + step * len(reading), min(begin + 2 * step, len(rows)), step):
-                        requested = rows[at : at + step].astype(np.int64)
-                        chunk = _chunk(self._pool, len(requested), window.like)
-                        reading.append(_Reading(window.read_ahead(requested, chunk), chunk))
-                    yield cast(MPI.Request, reading[0])
-                    reading[0].ticket.finish()
-                    chunk = reading.popleft().chunk
-                except MPIGraphError as error:  # the asker's, which is told: this rank has not asked for these rows
-                    self._faults[request.asker, request.tag] = error
-                    sends.append(self._send(_NO_BYTES, request))
-                    break
+            requested = rows[begin : begin + step].astype(np.int64)
+            chunk = _chunk(self._pool, len(requested), window.like)
+            window.gather(requested, chunk)
             sends.append(self._send(chunk, request))
             if begin + step < len(rows):  # one chunk a step: other replies have their turn in between
                 full = len(sends) >= _chunks_in_flight(max(1, len(server.tasks)))
@@ -461,13 +401,6 @@ class PackedTransport(Transport):
         if not 0 <= int(rows.min()) <= int(rows.max()) < window.held:
             return None, _NO_BYTES
         return rows, words[_HEADER + id_words :].view(np.uint8)[: count * row_bytes]
-
-
-def _reason(fault: MPIGraphError | None, request: I64) -> I64:
-    """Raise the error of a source; without one, as where the window was closed, return an empty answer."""
-    if fault is not None:
-        raise fault
-    return np.zeros(HEAD, np.int64)
 
 
 def _raise_refused(failed: list[str], window: WindowHandle) -> None:

@@ -1,6 +1,4 @@
-"""Copies of rows that cost something to read, in a node's shared memory, for all trainers of the node.
-
-Other nodes hold such rows, or a source of this node that is not memory (``rows/sources``).
+"""Copies of rows of other nodes, in a node's shared memory, for all trainers of the node.
 
 Each trainer gives its own slots to rows, and reads those of all without a lock: a slot has one writer, which counts the
 times it gave the slot to a row, and a reader compares that number before and after (Lamport, "Concurrent reading and
@@ -23,12 +21,10 @@ from mpigraph.kernels.row_slots import (
     admit,
     changed,
     confirm_slots,
-    cut,
     empty,
     expect_none,
     find_slots,
     forget_uses,
-    latest_use,
     new_slots,
     note_reads,
     note_times,
@@ -36,10 +32,8 @@ from mpigraph.kernels.row_slots import (
     take_free,
     touch,
 )
-from mpigraph.log import get_logger
-from mpigraph.memory import free_memory, in_units
+from mpigraph.memory import free_memory
 from mpigraph.mpi.world import World
-from mpigraph.rows.cache_sizes import OF_FREE_ON_DISK, OF_MINIBATCHES, OF_ROW, OF_SLOT, ahead_memory, cache_memory
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.segments import Block
 from mpigraph.rows.shm_check import free_shared_memory
@@ -47,15 +41,20 @@ from mpigraph.rows.shm_check import free_shared_memory
 _LINE = 64  # bytes that tables are aligned to
 _NO_VERSION = -1
 _OF_FREE = 0.25  # of the free memory, for caches whose size was not set
-_LEFT_FREE = 0.125  # of the free memory, at which such caches grow no more
-_UNLOOKED = 16 << 20  # bytes by which a node's such caches grow between looks; a look takes up to half a ms
 _MOST_OF_FREE = 0.5  # of the free memory, for more than one slot a row where the size was set
 _MOST = 2**31 - 2  # slots of a node: their numbers are 32 bits
+_OF_SLOT = 8 + 4  # bytes that a slot takes in the tables besides the row
+_OF_ROW = 4  # bytes that a row of the tensor takes in the tables, kept or not
 
 
-def priced_rows(rows: RowTensor) -> int:
-    """Return the number of a tensor's rows that this node cannot read by plain loads."""
-    return int(np.diff(rows.window.offsets)[~rows.window.free].sum())
+def cache_memory(num_rows: int, slots: int, row_bytes: int) -> int:
+    """Return the bytes that a cache of ``slots`` of a tensor's ``num_rows`` rows takes on a node."""
+    return _OF_ROW * num_rows + slots * (row_bytes + _OF_SLOT)
+
+
+def remote_rows(rows: RowTensor) -> int:
+    """Return the number of a tensor's rows that other nodes hold."""
+    return int(np.diff(rows.window.offsets)[~rows.window.world.is_local].sum())
 
 
 @collective("world.node")
@@ -64,60 +63,39 @@ def slots_for(
 ) -> list[int]:
     """Return the number of slots that each trainer of this node gets for each tensor.
 
-    A trainer has at most as many slots as there are priced rows, and then never reads one twice: with fewer it depends
+    A trainer has at most as many slots as there are remote rows, and then never reads one twice: with fewer it depends
     on the others, who may keep the same rows, or none.
 
     Args:
         world: the job.
-        tensors: the tensors; each gets a share of the bytes in proportion to its priced rows.
-        nbytes: bytes of all caches together on this node; below 0 a part of the free memory, with rows on disk of what
-            trainers leave that read them (:func:`ahead_memory`).
+        tensors: the tensors; each gets a share of the bytes in proportion to its remote rows.
+        nbytes: bytes of all caches together on this node; below 0 a part of the free memory.
         promised: free bytes that other caches may take.
-        local_too: free rows are kept, too; else a trainer has at most as many slots as there are priced rows.
+        local_too: rows of this node are kept, too; else a trainer has at most as many slots as there are remote rows.
     """
-    counts = [priced_rows(tensor) for tensor in tensors]
+    counts = [remote_rows(tensor) for tensor in tensors]
     whole = [
         cache_memory(tensor.shape[0], count, tensor.window.row_bytes)
         for tensor, count in zip(tensors, counts, strict=True)
     ]
-    on_disk = [tensor.shape[0] for tensor in tensors if tensor.window.from_sources and nbytes < 0]
-    ahead = world.num_local_trainers * (OF_MINIBATCHES + sum(map(ahead_memory, on_disk))) if on_disk else 0
-    free = np.array([free_for_caches(world, ahead) - promised], np.int64)
+    free = np.array([free_for_caches(world) - promised], np.int64)
     world.node.Allreduce(MPI.IN_PLACE, free, op=MPI.MIN)  # ranks may look at different moments
     if nbytes < 0:
-        if on_disk and world.node.rank == 0:
-            _warn_if_tight(world, ahead, promised)
-        nbytes = max(int(free[0] * (OF_FREE_ON_DISK if on_disk else _OF_FREE)), 0)
+        nbytes = max(int(free[0] * _OF_FREE), 0)
     elif not local_too:
         nbytes = min(nbytes, max(int(free[0] * _MOST_OF_FREE), sum(whole)))
     most = _MOST // world.num_local_trainers
     per_trainer = []
     for tensor, count, need in zip(tensors, counts, whole, strict=True):
         share = nbytes * need // max(sum(whole), 1) - cache_memory(tensor.shape[0], 0, 0)
-        slots = max(share, 0) // (tensor.window.row_bytes + OF_SLOT) // world.num_local_trainers
+        slots = max(share, 0) // (tensor.window.row_bytes + _OF_SLOT) // world.num_local_trainers
         per_trainer.append(min(slots, most if local_too else min(count, most)) if tensor.window.row_bytes else 0)
     return per_trainer
 
 
-def _warn_if_tight(world: World, ahead: int, promised: int) -> None:
-    """Warn if minibatches and models of twice the size that is assumed might exceed this node's memory."""
-    trainers, free = world.num_local_trainers, free_memory()
-    if free is not None and free - promised - ahead < trainers * OF_MINIBATCHES:
-        get_logger().warning(
-            "node %d has %s of memory free: its %d trainer(s) may need %s and more to read rows on disk ahead and for "
-            "minibatches and models, and the system kills a job that has too little: use smaller minibatches, more "
-            "nodes or features in float16, or ask for more memory",
-            world.node_index,
-            in_units(max(free - promised, 0)),
-            trainers,
-            in_units(ahead),
-        )
-
-
-def free_for_caches(world: World, besides: int = 0) -> int:
-    """Return the free bytes of this node that caches may share, if ``besides`` are taken of its memory before."""
-    memory = free_memory()
-    limits = [None if memory is None else memory - besides]
+def free_for_caches(world: World) -> int:
+    """Return the free bytes of this node that caches may share."""
+    limits = [free_memory()]
     if world.node.size > 1:
         limits.append(free_shared_memory())
     return min((size for size in limits if size is not None), default=0)
@@ -158,9 +136,7 @@ class RowCache:
     """
 
     @collective("world.comm")
-    def __init__(
-        self, world: World, number: int, rows: RowTensor, per_trainer: int, ahead: int, grows: bool = False
-    ) -> None:
+    def __init__(self, world: World, number: int, rows: RowTensor, per_trainer: int, ahead: int) -> None:
         """Allocate empty slots.
 
         Args:
@@ -169,22 +145,17 @@ class RowCache:
             rows: the tensor.
             per_trainer: slots of each trainer of this node; the same on all ranks of the node.
             ahead: the largest number of minibatches that are known before they read.
-            grows: the slots are a guess: no more are used once hardly any memory is free.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its slots; on every rank.
         """
-        self._least_free = int(_LEFT_FREE * free_for_caches(world)) if grows else 0
-        step = min(_UNLOOKED, self._least_free // 8)  # little, where little is to be left
-        self._step = step // (world.num_local_trainers * max(rows.window.row_bytes, 1))
-        self._sure = 0  # slots that may be used without a look at the free memory
         self.number = number
         self.rows = rows
         self.per_trainer = per_trainer
         trainers = world.num_local_trainers
         slots = trainers * per_trainer
         window = rows.window
-        sizes = [OF_ROW * rows.shape[0] if slots else 0, 8 * slots, 4 * slots, 8 * trainers, window.row_bytes * slots]
+        sizes = [_OF_ROW * rows.shape[0] if slots else 0, 8 * slots, 4 * slots, 8 * trainers, window.row_bytes * slots]
         ends = np.cumsum([-(-size // _LINE) * _LINE for size in sizes]).tolist()
         self.nbytes: int = ends[-1]
         of_hosts = np.zeros(len(world.hosts), np.int64)
@@ -253,23 +224,9 @@ class RowCache:
         """The number of slots that this trainer has given to rows."""
         return int(self._own.state[0])
 
-    def extend(self, count: int) -> bool:
-        """Return whether this trainer may give so many free slots to rows; else it takes slots from other rows.
-
-        A cache that grows looks at the free memory first. Where that is short, it gives up its free slots for good.
-        """
-        if self.used + count > len(self._own.next_use):
-            return False
-        if not count or not self._least_free or self.used + count <= self._sure:
-            return True
-        free = free_for_caches(self.rows.window.world)
-        if free >= self._least_free:
-            self._sure = self.used + count + self._step
-            return True
-        self._own, self._least_free = cut(self._own), 0
-        kept = in_units(self.used * self.rows.window.row_bytes)
-        get_logger().info("cache of %r: stays at %s, as %s are free", self.rows.name, kept, in_units(free))
-        return False
+    def has_free(self, count: int) -> bool:
+        """Return whether this trainer has so many free slots."""
+        return self.used + count <= self.per_trainer
 
     def forget_uses(self) -> None:
         """Forget the announced minibatches, which will not come."""
@@ -281,11 +238,6 @@ class RowCache:
         ``fresh`` (bool[n]): no minibatch announced before reads the row.
         """
         note_reads(rows, fresh, batch, self.slots.hint, self.slots.row_of, self._own)
-
-    @property
-    def latest_use(self) -> int:
-        """A row that is read next by this minibatch or a later one is not worth a slot."""
-        return latest_use(self._own)
 
     def begin_choosing(self) -> None:
         """From now on let :meth:`keep` give up slots; the reads of their rows are announced after this."""
@@ -347,10 +299,6 @@ class RowCache:
             ring_next: int32[reads], the minibatch that reads a row next, by position (``kernels/upcoming.py``).
         """
         touch(rows, slots, batch, begin, ring_next, self._own)
-        self.admit(rows, slots, positions, out, begin, ring_next)
-
-    def admit(self, rows: I64, slots: I32, positions: I64, out: Array, begin: int, ring_next: I32) -> None:
-        """Keep those of ``rows`` without a slot that are worth it, in place of others; arguments as of :meth:`keep`."""
         taken = np.empty(len(rows), np.int32)
         which = np.empty(len(rows), np.int64)
         count = admit(rows, slots, begin, ring_next, self.slots.row_of, self.slots.times, self._own, taken, which)

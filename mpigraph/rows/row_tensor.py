@@ -31,7 +31,7 @@ from mpigraph.kernels.float16 import narrow_part
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.messages import Gate
 from mpigraph.rows.service import RowService
-from mpigraph.rows.window import RowWindow, SourceOf, WindowPart
+from mpigraph.rows.window import RowWindow, WindowPart
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.narrow import RoundingError, StoredForm
 
@@ -107,10 +107,9 @@ class RowTensor:
         row_shape: Sequence[int],
         dtype: str,
         form: StoredForm | None = None,
-        sources: SourceOf | None = None,
         joint: "JointTensor | None" = None,
     ) -> None:
-        """Allocate zeros, read the rows from ``sources``, or give access to the next rows of ``joint``.
+        """Allocate zeros, or give access to the next rows of ``joint``.
 
         ``offsets`` (int64[H + 1]) are the hosts' ranges.
         """
@@ -131,7 +130,7 @@ class RowTensor:
         self.shape = (int(offsets[-1]), *row_shape)
         if joint is None:
             what = f"tensor {name!r}"
-            self.window = RowWindow(service, offsets, row_shape, storage_dtype(self.stored), what, sources)
+            self.window = RowWindow(service, offsets, row_shape, storage_dtype(self.stored), what)
         else:
             self._place = len(joint.members)
             joint.members.append(self)

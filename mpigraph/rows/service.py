@@ -122,11 +122,6 @@ class RowService:
         self._begin()
 
     @property
-    def by_messages(self) -> Transport | None:
-        """The transport of rows that do not lie in windows; None on one node."""
-        return next((each for each in self.transports if not each.one_sided), None)
-
-    @property
     def traffic(self) -> Traffic:
         """The traffic of ``transport`` so far."""
         return self.transport.traffic if self.transport else Traffic()

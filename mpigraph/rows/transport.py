@@ -16,11 +16,9 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I64, Array
 from mpigraph.kernels.row_ops import gather_rows
-from mpigraph.mpi.coroutine import Task
 from mpigraph.mpi.messages import received, sent
 from mpigraph.mpi.world import World
 from mpigraph.rows.mutex import HostMutex
-from mpigraph.rows.sources.row_source import RowSource, Ticket
 
 MAX_ROWS = 1 << 20  # of one request: bounds its memory
 
@@ -38,8 +36,7 @@ class WindowHandle:
         mutex: the locks of the hosts; a host's is held while its rows are written.
         held: the number of rows that this rank holds.
         like: [0, words], of the shape and dtype of rows that travel.
-        source: the rows that this rank holds; None if it is no host.
-        words: the same, 2-D as words (see ``kernels/row_ops.py``), if they lie in memory.
+        words: the rows that this rank holds, 2-D as words (see ``kernels/row_ops.py``); None if it is no host.
     """
 
     number: int
@@ -50,19 +47,12 @@ class WindowHandle:
     mutex: HostMutex
     held: int
     like: Array
-    source: RowSource | None
     words: Array | None
 
     def gather(self, rows: I64, out: Array) -> None:
-        """Read ``rows`` (int64[n]) that lie in this rank's memory into ``out`` ([n, words])."""
+        """Read ``rows`` (int64[n]) of this rank into ``out`` ([n, words])."""
         assert self.words is not None
         gather_rows(self.words, rows, np.arange(len(rows)), out)
-
-    def read_ahead(self, rows: I64, out: Array) -> Ticket:
-        """Begin to read ``rows`` (int64[n], each once) of this rank into ``out``."""
-        assert self.source is not None
-        order = np.argsort(rows)
-        return self.source.read_ahead(rows[order], out, order)
 
 
 @dataclass(frozen=True)
@@ -168,17 +158,6 @@ class Transport:
         One-sided for the caller: no other rank has to make a call; its :meth:`progress` runs anyway. Raises ClosedError
         if a host has closed the window.
         """
-        raise NotImplementedError
-
-    def begin(self, window: WindowHandle, remote: list[RemoteRows], out: Array) -> list[Task[bool]]:
-        """Ask for rows that do not lie in windows, for :meth:`finish`. Of transports that are not one-sided.
-
-        The tasks hold ``out``. Advance them until they are done, even if the read is never finished.
-        """
-        raise NotImplementedError
-
-    def finish(self, window: WindowHandle, tasks: list[Task[bool]], meanwhile: Callable[[], None]) -> None:
-        """Finish a read that was begun, as :meth:`read` does."""
         raise NotImplementedError
 
     def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:

@@ -6,8 +6,7 @@ and writes the others, meanwhile. ``rows/service.py`` chooses the allocation and
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -15,45 +14,16 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
-from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import as_words, load_rows, order_by_range, scatter_rows, split_by_range
-from mpigraph.kernels.soundness import falls
-from mpigraph.mpi.coroutine import Task, finish
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import Gate
-from mpigraph.mpi.wait import TRANSFER
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.segments import Block
 from mpigraph.rows.service import RowService
-from mpigraph.rows.sources.row_source import NOT_MEMORY, Memory, RowSource, Ticket
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
 
-SourceOf = Callable[[int], RowSource]
-"""Returns the source of the rows of a host on this node."""
-
 _ZEROED_PER_SECOND = 1e8  # bytes, at the very least
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """Distinct rows that :meth:`RowWindow.begin` has begun to read. It can be dropped.
-
-    Attributes:
-        places: int64[n], the place of each row among the rows that :meth:`RowWindow.finish` returns.
-        rows: int64[n], the rows by place.
-        words: [n + more, words], filled by :meth:`RowWindow.finish`.
-        local: what sources of this node have begun to read.
-        read_remote: reads the rows of other nodes, and does the caller's work meanwhile; None without such rows.
-    """
-
-    places: I64
-    rows: I64
-    words: Array
-    local: Sequence[Ticket]
-    read_remote: "_ReadRemote | None"
-
-
-_ReadRemote = Callable[[Callable[[], None]], None]
 
 
 class RowWindow:
@@ -63,9 +33,6 @@ class RowWindow:
         offsets: int64[H + 1]; host h holds the rows ``[offsets[h], offsets[h + 1])``.
         row_shape: shape of one row.
         dtype: dtype of the elements.
-        free: bool[H], the hosts whose rows this rank reads by plain loads. A source that costs time, or a transport,
-            reads the others.
-        from_sources: sources have the rows, which cannot be written, and may read them ahead.
         handle: the window as transports see it.
     """
 
@@ -77,9 +44,8 @@ class RowWindow:
         row_shape: Sequence[int],
         dtype: npt.DTypeLike,
         name: str = "rows",
-        sources: SourceOf | None = None,
     ) -> None:
-        """Allocate the rows, zeroed, or read them from sources.
+        """Allocate the rows, zeroed.
 
         Args:
             service: the job's transports and windows.
@@ -87,7 +53,6 @@ class RowWindow:
             row_shape: see the attributes.
             dtype: see the attributes.
             name: for errors, such as "tensor 'feat'".
-            sources: returns the source of a local host's rows, on every rank for the same tensor; None for new memory.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
@@ -102,16 +67,9 @@ class RowWindow:
         self._open = True
         self._gate = Gate("this window was closed")
         local = np.flatnonzero(world.is_local).tolist()
-        self._sources: dict[int, RowSource] = {}
-        self.from_sources = sources is not None
-        self._asked: set[Task[bool]] = set()
-        if sources is not None:
-            self._sources = {host: sources(host) for host in local}
-        else:
-            self._share(local, f"{name} ({len(self)} rows of {self.row_bytes} bytes)")
-        self.free = np.zeros(len(world.hosts), np.bool_)
-        self.free[local] = [self._sources[host].free for host in local]
-        self._words = {host: as_words(self.memory(host)) for host in np.flatnonzero(self.free).tolist()}
+        self._memory: dict[int, Array] = {}  # by local host
+        self._share(local, f"{name} ({len(self)} rows of {self.row_bytes} bytes)")
+        self._words = {host: as_words(rows) for host, rows in self._memory.items()}
         self._first = {host: int(self.offsets[host]) for host in local}
         self._register()
 
@@ -128,7 +86,7 @@ class RowWindow:
                 if host == world.host_index:
                     memory[:] = 0
                 rows = memory.view(self.dtype) if self.row_bytes else np.empty(0, self.dtype)
-                self._sources[host] = Memory(rows.reshape(np.diff(self.offsets)[host], *self.row_shape))
+                self._memory[host] = rows.reshape(np.diff(self.offsets)[host], *self.row_shape)
             block.win.Sync()
 
     @collective("world.comm")
@@ -148,7 +106,6 @@ class RowWindow:
                 service.mutex,
                 int(held),
                 as_words(np.empty((0, *self.row_shape), self.dtype)) if words is None else words[:0],
-                self._sources.get(world.host_index),
                 words,
             )
             service.register(self.handle)
@@ -159,11 +116,10 @@ class RowWindow:
 
         Raises:
             ClosedError: the window was closed.
-            InvalidArgumentError: the rows do not lie in memory.
         """
         if not self._open:
             raise ClosedError("this window was closed")
-        return self._sources[host].memory()
+        return self._memory[host]
 
     def __len__(self) -> int:
         return int(self.offsets[-1])
@@ -185,8 +141,6 @@ class RowWindow:
                 if host in self._words:
                     table = self._words[host]
                     load_rows(table, self._first[host], ids, positions, words.view(table.dtype))
-                elif host in self._sources:
-                    self._sources[host].gather(ids[positions] - self._first[host], words, positions)
 
         with UNINTERRUPTED, self._gate:
             out = np.empty((len(ids), *self.row_shape), self.dtype) if out is None else out
@@ -194,20 +148,24 @@ class RowWindow:
                 words = as_words(out)
                 by_host = split_by_range(ids, self.offsets)
                 remote = self._remote(by_host, ids)
-                reader = transport or self._reader
-                _read(load_local, partial(reader.read, self.handle, remote, words) if remote and reader else None)
+                self._read(remote, words, load_local, transport)
         return out
 
-    @property
-    def _reader(self) -> Transport | None:
-        """The transport that reads remote rows; None in a job on one node."""
-        return self.service.by_messages if self.from_sources else self.service.transport
+    def _read(
+        self, remote: list[RemoteRows], words: Array, meanwhile: Callable[[], None], transport: Transport | None = None
+    ) -> None:
+        """Read remote rows, and do the caller's work meanwhile."""
+        reader = transport or self.service.transport
+        if remote and reader:
+            reader.read(self.handle, remote, words, meanwhile)
+        else:
+            meanwhile()
 
     def _remote(self, by_host: Sequence[tuple[int, I64]], ids: I64) -> list[RemoteRows]:
         """Return the remote ones of ``ids`` at the positions of each host."""
         remote = []
         for host, positions in by_host:
-            if host not in self._sources:
+            if host not in self._words:
                 first, held = self._range(host)
                 remote.append(RemoteRows(int(self.world.hosts[host]), held, ids[positions] - first, positions))
         remote.sort(key=lambda rows: rows.rank < self.world.rank)  # else all ranks ask the same host first
@@ -219,7 +177,7 @@ class RowWindow:
         return begin, end - begin
 
     def load(self, ids: I64, positions: I64, out: Array) -> None:
-        """Copy rows of free sources: ``out[p] = row ids[p]`` for each p of ``positions``.
+        """Copy rows of this node: ``out[p] = row ids[p]`` for each p of ``positions``.
 
         Args:
             ids: int64[n].
@@ -238,82 +196,29 @@ class RowWindow:
                 table = self._words[host]
                 load_rows(table, self._first[host], ids, where, out.view(table.dtype))
 
-    def begin(self, rows: I64, pool: RowPool, more: int = 0) -> Fetch:
-        """Begin to read rows, those of a host next to each other, as far as somebody else can do it. One-sided.
-
-        Sources read ahead, here and at other hosts.
+    def fetch(self, rows: I64, pool: RowPool, meanwhile: Callable[[], None]) -> tuple[I64, Array]:
+        """Read rows, those of a host next to each other. One-sided.
 
         Args:
-            rows: int64[n], distinct, without rows of free sources.
+            rows: int64[n], distinct, of other nodes.
             pool: has the memory.
-            more: so many rows are left free behind them, for the caller.
-
-        Raises:
-            ClosedError: the window was closed.
-        """
-        if self.from_sources:  # which read ascending rows
-            order = np.argsort(rows) if falls(rows) else np.arange(len(rows))
-            _, which, bounds = order_by_range(rows[order], self.offsets)
-        else:
-            order, which, bounds = order_by_range(rows, self.offsets)
-        places = np.empty(len(rows), np.int64)
-        places[order] = np.arange(len(rows))
-        rows = rows[order]
-        words = as_words(pool.empty((len(rows) + more, *self.row_shape), self.dtype))
-        by_host = [(host, np.arange(*bounds[i : i + 2])) for i, host in enumerate(which.tolist())]
-        remote = self._remote(by_host, rows)
-        with UNINTERRUPTED, self._gate:
-            local = [
-                self._sources[host].read_ahead(rows[at] - self._first[host], words, at)
-                for host, at in by_host
-                if host in self._sources
-            ]
-            read_remote: _ReadRemote | None = None
-            if remote and (reader := self._reader):
-                if self.from_sources:
-                    tasks = reader.begin(self.handle, remote, words)
-                    self._keep(tasks)
-                    read_remote = partial(reader.finish, self.handle, tasks)
-                else:
-                    read_remote = partial(reader.read, self.handle, remote, words)
-        return Fetch(places, rows, words, local, read_remote)
-
-    def _keep(self, tasks: list[Task[bool]]) -> None:
-        """Have tasks advanced until they are done, even if their fetch is dropped."""
-        for task in tasks:
-            self._asked.add(task)
-            task.then(partial(self._asked.discard, task))
-            if self.world.progress is not None:
-                self.world.progress.add(task)
-
-    def finish(self, fetch: Fetch, meanwhile: Callable[[], None]) -> Array:
-        """Wait for the rows of a fetch, which is not to be used again. One-sided.
-
-        Args:
-            fetch: of this window.
             meanwhile: the caller's work while they travel; called once.
 
         Returns:
-            [n + more, words], the rows by place.
+            int64[n], the place of each of ``rows``; and [n, words], the rows by place.
 
         Raises:
             ClosedError: the window was closed, here or at a host.
-            StorageError: a source cannot read its rows.
         """
-
-        def read_local() -> None:
-            meanwhile()
-            for ticket in fetch.local:
-                ticket.finish()
-
+        order, which, bounds = order_by_range(rows, self.offsets)
+        places = np.empty(len(rows), np.int64)
+        places[order] = np.arange(len(rows))
+        words = as_words(pool.empty((len(rows), *self.row_shape), self.dtype))
+        by_host = [(host, np.arange(*bounds[i : i + 2])) for i, host in enumerate(which.tolist())]
+        remote = self._remote(by_host, rows[order])
         with UNINTERRUPTED, self._gate:
-            _read(read_local, fetch.read_remote)
-        return fetch.words
-
-    def fetch(self, rows: I64, pool: RowPool, meanwhile: Callable[[], None]) -> tuple[I64, Array]:
-        """Begin and finish a fetch: return int64[n], the place of each of ``rows``, and the rows by place."""
-        fetch = self.begin(rows, pool)
-        return fetch.places, self.finish(fetch, meanwhile)
+            self._read(remote, words, meanwhile)
+        return places, words
 
     def retire(self) -> None:
         """Refuse reads and writes from now on, and wait for those of other threads.
@@ -322,7 +227,6 @@ class RowWindow:
         """
         with self.world.watch("reads and writes of rows that are freed"):
             self._gate.drain()
-            finish(list(self._asked), TRANSFER)
 
     def scatter(self, ids: I64, values: Array) -> None:
         """Write ``values`` ([n, *row_shape], C-contiguous) to rows ``ids``; the last of equal rows wins.
@@ -335,8 +239,6 @@ class RowWindow:
         with UNINTERRUPTED, self._gate:
             if values.size == 0:
                 return
-            if self.from_sources:
-                raise InvalidArgumentError(NOT_MEMORY)
             words = as_words(values)
             by_host = split_by_range(ids, self.offsets)
             for host, positions in by_host:
@@ -369,20 +271,20 @@ class RowWindow:
         with self.world.watch("closing a window"):
             self.service.forget(self.handle)
             self._row.Free()
-            self._sources.clear()
+            self._memory.clear()
             self._words.clear()
             if block:
                 self.service.segments.give_back(block)
 
 
-_OF_ITS_ROWS = ("_sources", "_words", "_first", "_gate")
+_OF_ITS_ROWS = ("_memory", "_words", "_first", "_gate")
 
 
 class WindowPart(RowWindow):
     """Rows of another window that lie next to each other on each host, as a window; the memory is the other's.
 
     Attributes:
-        whole: the other window, whose rows lie in memory.
+        whole: the other window.
     """
 
     def __init__(self, whole: RowWindow, offsets: I64, begins: I64) -> None:
@@ -402,8 +304,8 @@ class WindowPart(RowWindow):
     # made when they are needed: there may be thousands of windows that are only read as a whole
 
     @cached_property
-    def _sources(self) -> dict[int, RowSource]:  # type: ignore[override]
-        return {host: Memory(self.whole.memory(host)[at], self.whole._words[host][at]) for host, at in self._places}
+    def _memory(self) -> dict[int, Array]:  # type: ignore[override]
+        return {host: self.whole.memory(host)[at] for host, at in self._places}
 
     @cached_property
     def _words(self) -> dict[int, Array]:  # type: ignore[override]
@@ -417,7 +319,7 @@ class WindowPart(RowWindow):
     def _places(self) -> list[tuple[int, slice]]:
         """The local hosts, and the place of the rows on each among its rows of the whole."""
         ends = self._begins + np.diff(self.offsets)
-        return [(host, slice(int(self._begins[host]), int(ends[host]))) for host in self.whole._sources]
+        return [(host, slice(int(self._begins[host]), int(ends[host]))) for host in self.whole._memory]
 
     def _range(self, host: int) -> tuple[int, int]:
         return int(self.offsets[host] - self._begins[host]), self.whole._range(host)[1]
@@ -427,13 +329,5 @@ class WindowPart(RowWindow):
         """Refuse access from now on; the memory is freed with the other window."""
         self._gate.shut()
         self._open = False
-        self._sources = {}
+        self._memory = {}
         self._words = {}
-
-
-def _read(read_local: Callable[[], None], read_remote: _ReadRemote | None) -> None:
-    """Read local rows, and remote ones meanwhile."""
-    if read_remote is None:
-        read_local()
-    else:
-        read_remote(read_local)

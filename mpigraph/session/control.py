@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from mpigraph.collective import Strict, collective
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
-from mpigraph.mpi.agree import Sameness, allgather_bytes, everywhere, no_way_back, raise_jointly, together
+from mpigraph.mpi.agree import Sameness, allgather_bytes, everywhere, no_way_back, raise_jointly
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import FAILED, OK, Header
@@ -89,8 +89,6 @@ def _free(store: Store, args: Arguments) -> Any:
 
 
 def _shut_down(store: Store, args: Arguments) -> Any:
-    with together(store.world.comm, "checking features on disk"):
-        store.verification.finish()
     store.exchange.retire()
     for graph in store.graph_of_number.values():
         graph.topology.retire()
@@ -111,9 +109,7 @@ def _sync(store: Store, args: Arguments) -> Any:
 
 
 _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
-    Operation.OPEN_GRAPH: lambda store, args: store.open_graph(
-        args["name"], args["part_config"], args["feat_dtype"], args["storage"]
-    ),
+    Operation.OPEN_GRAPH: lambda store, args: store.open_graph(args["name"], args["part_config"], args["feat_dtype"]),
     Operation.CREATE_TENSOR: _create_tensor,
     Operation.OPEN_CHANNEL: lambda store, args: store.open_channel(),
     Operation.OPEN_CACHES: lambda store, args: store.open_caches(

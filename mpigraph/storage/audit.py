@@ -1,7 +1,6 @@
 """Audit the files of a part, reading them from end to end; read its edges in chunks, and count its halo."""
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ from mpigraph.storage.contents import PartFiles, check_shared, check_sources
 from mpigraph.storage.dataset_list import DatasetInfo
 from mpigraph.storage.format import relation_dataset_name, shared_dataset_name, storage_dtype
 from mpigraph.storage.shard import read_chunks
-from mpigraph.storage.verified import note_verified
 
 _ROWS = 1 << 21  # of a block of indptr, 16 MiB: a few of its segments, since each block reads a row of the next, too
 _NODES = 1 << 28  # whose marks are in memory at once, a byte each
@@ -63,8 +61,6 @@ def _errors(files: PartFiles, part: int, which: str, sums: U64, advance: Advance
     except MPIGraphError as error:
         yield error
         return
-    path = files.config.part_path(part, which)
-    status = os.stat(path)
     graph = which == "part_graph"
     if graph and files.config.shared:
         names = [shared_dataset_name(field) for field in ("destinations", "indices")]
@@ -87,8 +83,6 @@ def _errors(files: PartFiles, part: int, which: str, sums: U64, advance: Advance
         try:
             for _, rows in read_chunks(files.open(part, which), name):
                 advance(rows.nbytes)
-            if which != "part_graph":
-                note_verified(path, status, files.config.seals[part][which], [name])
         except ShardFormatError as error:
             yield error
 

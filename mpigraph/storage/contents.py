@@ -49,7 +49,7 @@ class PartFiles:
         self.by_list = by_list
         self._known: dict[tuple[int, str], ShardReader] = {}
         self._awake: dict[tuple[int, str], ShardReader] = {}
-        # half of what this process may open now, often 1024: rows on disk raise the limit for files of their own
+        # half of what this process may open now, often 1024
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_open = _FILES if limit == resource.RLIM_INFINITY else max(16, limit // 2)
         self._kept: dict[tuple[int, str], Array] = {}

@@ -41,46 +41,6 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     return number
 
 
-def open_direct(number: int) -> int | None:
-    """Open the file of a descriptor once more, to read past the page cache; None where that cannot be done.
-
-    Offsets, sizes and addresses of such reads are multiples of 4096.
-    """
-    try:
-        past_cache = os.open(f"/proc/self/fd/{number}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    except (OSError, AttributeError):  # another file system, or another system
-        return None
-    try:
-        os.preadv(past_cache, [mmap.mmap(-1, _PAGE)], 0)
-    except OSError:
-        os.close(past_cache)
-        return None
-    return past_cache
-
-
-@contextmanager
-def direct(number: int) -> Iterator[int | None]:
-    """Do :func:`open_direct` for a block."""
-    past_cache = open_direct(number)
-    try:
-        yield past_cache
-    finally:
-        if past_cache is not None:
-            os.close(past_cache)
-
-
-def file_system(number: int) -> str:
-    """Return the kind of the file system of an open file, such as "ext4"; "" if unknown."""
-    device = os.fstat(number).st_dev
-    name = f"{os.major(device)}:{os.minor(device)}"
-    with suppress(OSError):  # not Linux
-        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            mount, _, kind = line.partition(" - ")
-            if mount.split()[2] == name:
-                return kind.split()[0]
-    return ""
-
-
 def read_text(path: str | os.PathLike[str]) -> str:
     """Return the content of a regular file, which is UTF-8.
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -44,24 +44,6 @@ _LIBVER = ("v110", "v110")
 
 # Large datasets begin at a page of the file, so that they can be written straight from memory (``files.py``).
 _ALIGNMENT = {"alignment_threshold": 1 << 20, "alignment_interval": 4096}
-
-
-class Extent(NamedTuple):
-    """The place of a dataset's rows in its file.
-
-    Attributes:
-        begin: the byte of the file where the first row begins.
-        rows: number of rows.
-        row_bytes: bytes of a row.
-        segment_rows: rows that one checksum is for; the last segment may have less.
-        crcs: uint32[segments], the checksums.
-    """
-
-    begin: int
-    rows: int
-    row_bytes: int
-    segment_rows: int
-    crcs: Array
 
 
 Fingerprint = Mapping[str, tuple[DatasetInfo, bytes]]
@@ -314,17 +296,6 @@ class ShardReader:
     def describe(self, name: str) -> tuple[DatasetInfo, bytes]:
         """Return shape, logical dtype and the bytes of the checksums of a dataset."""
         return self._open(name).content
-
-    def extent(self, name: str) -> Extent:
-        """Return where the rows of a dataset lie in the file.
-
-        Raises:
-            ShardFormatError: the dataset is missing or damaged, or has no numbers.
-        """
-        dataset = self._open(name)
-        if dataset.begin is None:
-            raise ShardFormatError(f"{self.path}: dataset {name!r} is empty")
-        return Extent(dataset.begin, dataset.info.shape[0], dataset.row_bytes, dataset.segment, dataset.crcs)
 
     def segment(self, name: str) -> int:
         """Return the rows of a dataset that one checksum is for. Raises ShardFormatError as :meth:`info`."""

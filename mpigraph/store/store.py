@@ -4,12 +4,12 @@ The methods that make or free something are collective and change the store of e
 numbers given out by counters agree. They are called through ``session/control.py``.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from mpigraph.collective import collective
-from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, PartitionError
+from mpigraph.errors import ClosedError, MPIGraphError, PartitionError
 from mpigraph.mpi.agree import together
 from mpigraph.mpi.messages import NotOpenHere
 from mpigraph.mpi.world import World
@@ -17,17 +17,12 @@ from mpigraph.rows.row_cache import RowCache, slots_for
 from mpigraph.rows.row_tensor import JointTensor, Policy, RowTensor
 from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.service import RowService
-from mpigraph.rows.sources.disk import DiskFile
-from mpigraph.rows.sources.verification import Verification
-from mpigraph.rows.window import SourceOf
 from mpigraph.storage.contents import PartFiles, StoredRows, read_rows, read_together
 from mpigraph.storage.narrow import FeatDtype, StoredForm, narrowed
-from mpigraph.storage.part_config import PartConfig, SharedFeature
+from mpigraph.storage.part_config import FeatureInfo, PartConfig, SharedFeature
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
 from mpigraph.store.feature_forms import READ_ONLY, form_to_keep
 from mpigraph.store.host_ranges import cut_for_hosts, read_config
-from mpigraph.store.on_disk import settle, sources_on_disk
-from mpigraph.store.placement import Storage, features_of, info_of, places_of, without
 from mpigraph.store.topology import InMemoryTopology, Topology
 
 Kind = TypeVar("Kind", bound="VersionedTables[Any] | MaskCounts")
@@ -42,13 +37,11 @@ class LoadedGraph:
         number: the same on every rank.
         topology: the relations.
         features: numbers of the tensors that came with it, by policy and name.
-        on_disk: those of them whose rows do not lie in memory.
     """
 
     number: int
     topology: Topology
     features: dict[tuple[Policy, str], int] = field(default_factory=dict)
-    on_disk: set[tuple[Policy, str]] = field(default_factory=set)
 
 
 class Store:
@@ -63,7 +56,6 @@ class Store:
         tensors: by number.
         channels: open channels by number.
         caches: caches of rows by number.
-        verification: of features on disk.
     """
 
     __slots__ = (
@@ -78,7 +70,6 @@ class Store:
         "rows",
         "seed",
         "tensors",
-        "verification",
         "world",
     )
 
@@ -98,7 +89,6 @@ class Store:
         self.tensors: dict[int, RowTensor] = {}
         self.channels: dict[int, Any] = {}
         self.caches: dict[int, RowCache] = {}
-        self.verification = Verification()
         self._derived: dict[tuple[Any, ...], Any] = {}
         self._newest_tensor = 0
         self._next = 0
@@ -206,25 +196,20 @@ class Store:
         return counts is None or counts.stale
 
     @collective("world.comm")
-    def open_graph(
-        self, name: str, part_config: str, feat_dtype: FeatDtype = None, storage: Storage = None
-    ) -> LoadedGraph:
+    def open_graph(self, name: str, part_config: str, feat_dtype: FeatDtype = None) -> LoadedGraph:
         """Load a partitioned graph with its features; a second call gives the loaded one.
 
         Args:
             name: of the graph.
             part_config: its configuration.
             feat_dtype: the features to keep in narrower forms, besides those that are so in the files.
-            storage: the features that stay on disk.
 
         Raises:
             PartitionError: the configuration is missing, damaged or of another graph, ranks find different ones, or
                 another one with this name is open, or this one with features in other dtypes; on every rank.
             ShardFormatError: a shard is missing, damaged or of another partitioning; on every rank.
-            FieldNameError, InvalidArgumentError: ``feat_dtype`` or ``storage`` do not fit these features; on every
-                rank.
+            FieldNameError, InvalidArgumentError: ``feat_dtype`` does not fit these features; on every rank.
             GraphDataError: a feature does not fit its narrower form; on every rank.
-            StorageError: a file of rows that stay on disk cannot be opened; on every rank.
         """
         config = read_config(self.world, part_config, f"opening graph {name!r}")
         with together(self.world.comm, f"opening graph {name!r}"):
@@ -239,19 +224,15 @@ class Store:
                 raise PartitionError(f"{config.path}: graph {name!r} is open already, and was partitioned again since")
             nodes, edges = narrowed(config.node_features, config.edge_features, feat_dtype)
             kept = replace(config, node_features=nodes, edge_features=edges)
-            places = _as_in_files(config, kept, places_of(config, storage))
             if known is not None and feat_dtype is not None:
                 self._check_kept(known, kept)
-            if known is not None and storage is not None:
-                self._check_places(known, places)
         if known is not None:
             return known
         with PartFiles(config) as files:
             hosts = cut_for_hosts(self.world, files)
-            places = settle(self.world, kept, hosts, places)
-            graph = LoadedGraph(self.new_number(), Topology(self.rows, files, hosts, without(kept, places)))
+            graph = LoadedGraph(self.new_number(), Topology(self.rows, files, hosts, kept))
             try:
-                self._load_features(graph, files, kept, places)
+                self._load_features(graph, files, kept)
             except MPIGraphError:  # on every rank
                 self.free(graph.features.values())
                 graph.topology.close()
@@ -261,7 +242,7 @@ class Store:
 
     def _check_kept(self, graph: LoadedGraph, kept: PartConfig) -> None:
         """Check that the features of an open graph are kept as they would be now."""
-        for policy, name, info in features_of(kept):
+        for policy, name, info in _features_of(kept):
             stored = self.tensors[graph.features[policy, name]].stored
             if stored != info.stored:
                 raise PartitionError(
@@ -269,46 +250,20 @@ class Store:
                     f"{info.stored})"
                 )
 
-    def _check_places(self, graph: LoadedGraph, places: Mapping[tuple[Policy, str], str]) -> None:
-        """Check that the features of an open graph are where they would be now."""
-        for key in graph.features:
-            word, is_there = places.get(key, "memory"), key in graph.on_disk
-            if word != "auto" and (word == "disk") != is_there:
-                raise PartitionError(
-                    f"graph {graph.topology.name!r} is open already, with feature {key[1]!r} "
-                    f"{'on disk' if is_there else 'in memory'} (asked for as {word!r})"
-                )
-
-    def _load_features(
-        self, graph: LoadedGraph, files: PartFiles, kept: PartConfig, places: Mapping[tuple[Policy, str], str]
-    ) -> None:
+    def _load_features(self, graph: LoadedGraph, files: PartFiles, kept: PartConfig) -> None:
         config = files.config
-        opened: dict[tuple[int, str], DiskFile] = {}  # to read rows, which features share
-        infos = list(features_of(kept))
+        infos = list(_features_of(kept))
         graph.features.update({(policy, name): 0 for policy, name, _ in infos})
-        joint = self._load_together(graph, files, kept, places)
-        for policy, name, info in infos:
+        joint = self._load_together(graph, files, kept)
+        for (policy, name, info), (_, _, in_file) in zip(infos, _features_of(config), strict=True):
             if graph.features[policy, name]:
                 continue
-            in_file = info_of(config, policy, name)
             stored = StoredRows.of_feature(config, policy.is_node, policy.type_id, name)
             hosts = policy.offsets(graph.topology.hosts)
             with self.world.watch("measuring features"):
                 form = form_to_keep(self.world, files, stored, in_file, info, hosts)
-            place = places.get((policy, name), "memory")
-            sources = None
-            if place == "disk":
-                sources = sources_on_disk(graph.topology, files, policy, name, self.verification, opened)
-            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, form, sources)
+            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, form)
             graph.features[policy, name] = tensor.number
-            if sources is not None:
-                graph.on_disk.add((policy, name))
-                kind = "node" if policy.is_node else "edge"
-                tensor.read_only = (
-                    "its rows do not lie in memory but on disk: open the graph with "
-                    f"storage={{{kind!r}: {{{name!r}: 'memory'}}}}, or write to a new DistTensor"
-                )
-                continue
             with together(self.world.comm, f"loading {stored.name!r} of graph {config.graph_name!r}"):
                 if self.world.is_host:
                     host = self.world.host_index
@@ -327,9 +282,7 @@ class Store:
         self._count_masks()
 
     @collective("world.comm")
-    def _load_together(
-        self, graph: LoadedGraph, files: PartFiles, kept: PartConfig, places: Mapping[tuple[Policy, str], str]
-    ) -> list[int]:
+    def _load_together(self, graph: LoadedGraph, files: PartFiles, kept: PartConfig) -> list[int]:
         """Load the features that relations which share tables have in common, into one window each.
 
         Returns:
@@ -342,9 +295,7 @@ class Store:
         host = self.world.host_index
         together_in_files = {feature.name: {*feature.relations} for feature in config.shared_features}
         for name, having in kept.in_common:
-            relations = [r for r in having if (Policy(False, r), name) not in places]
-            if len(relations) < 2:
-                continue
+            relations = list(having)
             info = kept.edge_features[keys[relations[0]]][name]
             form = StoredForm(info.narrow) if info.narrow else None
             about: dict[str, Any] = {"graph": config.graph_name, "name": name, "row_shape": info.shape}
@@ -385,11 +336,8 @@ class Store:
         row_shape: Iterable[int],
         dtype: str,
         form: StoredForm | None = None,
-        sources: SourceOf | None = None,
     ) -> RowTensor:
-        """Make a tensor over the hosts of a graph: of zeros, or of the rows of ``sources``.
-
-        It is stored in its dtype or a narrower form.
+        """Make a tensor of zeros over the hosts of a graph, stored in its dtype or a narrower form.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
@@ -405,7 +353,6 @@ class Store:
             row_shape=tuple(row_shape),
             dtype=dtype,
             form=form,
-            sources=sources,
         )
         self._add(tensor)
         return tensor
@@ -469,8 +416,7 @@ class Store:
                 promised = sum(cache.nbytes for cache in self.caches.values())
                 slots = slots_for(self.world, tensors, nbytes, promised, local_too)
                 for tensor, count in zip(tensors, slots, strict=True):
-                    grows = nbytes < 0 and tensor.window.from_sources
-                    cache = RowCache(self.world, self.new_number(), tensor, count, ahead, grows)
+                    cache = RowCache(self.world, self.new_number(), tensor, count, ahead)
                     caches[tensor.number] = self.caches[cache.number] = cache
         except MPIGraphError:  # on every rank
             self.free([cache.number for cache in caches.values()])
@@ -512,17 +458,12 @@ class Store:
         self.world.close()
 
 
-def _as_in_files(
-    config: PartConfig, kept: PartConfig, places: Mapping[tuple[Policy, str], str]
-) -> dict[tuple[Policy, str], str]:
-    """Return the places of features that the files have in the form to keep; the others must lie in memory."""
-    left = dict(places)
-    for policy, name in places:
-        info = info_of(kept, policy, name)
-        in_file = info_of(config, policy, name)
-        if info != in_file and left.pop((policy, name), "") == "disk":
-            raise InvalidArgumentError(
-                f"feature {name!r} is on disk as {in_file.stored} and cannot be kept as {info.stored}: leave it out of "
-                f"feat_dtype, or partition the graph with feat_dtype={info.stored!r}"
-            )
-    return left
+def _features_of(config: PartConfig) -> Iterator[tuple[Policy, str, FeatureInfo]]:
+    """Yield all features, in the order in which their tensors are made."""
+    schema = config.schema
+    for t, ntype in enumerate(schema.ntypes):
+        for name, info in sorted(config.node_features[ntype].items()):
+            yield Policy(True, t), name, info
+    for r in config.with_features:
+        for name, info in sorted(config.edge_features[schema.relation_key(r)].items()):
+            yield Policy(False, r), name, info

@@ -139,7 +139,7 @@ def test_loaders_see_writes(job: SharedJob) -> None:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_narrower_and_on_disk(tmp_path: Path, together: bool) -> None:
+def test_narrower(tmp_path: Path, together: bool) -> None:
     path = write(tmp_path, 3, together)
 
     def check(**how: Any) -> None:
@@ -157,7 +157,6 @@ def test_narrower_and_on_disk(tmp_path: Path, together: bool) -> None:
 
     check(feat_dtype={"x": torch.float16})
     check(feat_dtype={"x": torch.int8})
-    check(storage={"edge": {"x": "disk"}})
 
 
 def test_weights_are_looked_up_again(job: SharedJob) -> None:

@@ -157,10 +157,6 @@ def test_rows_of_the_shards_arrive_as_what_they_were(job: SharedJob, dtype: torc
     check_memory(g, dtype)
 
 
-def test_rows_on_disk_are_the_same(job: SharedJob) -> None:
-    check_rows(anew(job, job.write(write, torch.int8, True), storage="disk"), torch.int8)
-
-
 def test_int8_of_the_load_is_the_same(job: SharedJob) -> None:
     path = job.write(write, torch.int8, False)
     check_rows(anew(job, path, feat_dtype={"feat": torch.int8, "wide": "int8"}), torch.int8)

@@ -279,6 +279,8 @@ def test_wrong_graph_name_and_missing_config(job: SharedJob, oracle) -> None:
         dist.DistGraph("oracle", part_config="nowhere.json")
     with pytest.raises(PartitionError, match="give part_config"):
         dist.DistGraph("oracle")
+    with pytest.raises(InvalidArgumentError, match=r"storage='disk': .* in 16 bits .* or use more nodes"):
+        dist.DistGraph("oracle", part_config=path, storage="disk")  # type: ignore[arg-type]
     assert job.open(path).num_nodes() == NUM_NODES
 
 

@@ -31,7 +31,6 @@ SPREAD = 0.04  # of the example's accuracy, between numbers of trainers
 
 pytestmark = needs("hosts", namespaces.missing())
 needs_delay = needs("hosts", namespaces.missing_delay())
-ON_DISK = {"MPIGRAPH_STORAGE": "disk"}
 
 
 @pytest.fixture(scope="module")
@@ -142,30 +141,11 @@ def test_blocks_and_rows_are_the_same_on_a_slow_network(
     assert fingerprints(slow_hosts, slow_hosts.mpiexec(2), oracle_config, tmp_path / "out", 1) == expected
 
 
-@pytest.mark.parametrize("ranks, servers", [([2, 2], 1), pytest.param([1, 1, 1], 0, marks=pytest.mark.slow)])
-def test_rows_on_disk_are_those_of_memory(
-    hosts: namespaces.Hosts,
-    oracle_config: str,
-    tmp_path: Path,
-    expected: dict[str, str],
-    ranks: list[int],
-    servers: int,
-) -> None:
-    launcher = hosts.mpiexec(ranks)
-    assert fingerprints(hosts, launcher, oracle_config, tmp_path / "out", servers, **ON_DISK) == expected
-
-
 EPOCHS = """
 import zlib
 from mpigraph import checkpoint
-from mpigraph.errors import InvalidArgumentError
 out, kill = sys.argv[1], int(sys.argv[2])
-try:
-    g.ndata["feat"][torch.tensor([0])] = torch.zeros(1, 3)
-    written = True
-except InvalidArgumentError:
-    written = False
-assert written == ("MPIGRAPH_STORAGE" not in os.environ)
+g.ndata["feat"][torch.tensor([0])] = torch.zeros(1, 3)
 loader = dist.DistNodeDataLoader(
     g, torch.arange(rank, 100, 2), NeighborSampler([3, 3]), batch_size=10, shuffle=True, features=["feat"], seed=7
 )
@@ -188,18 +168,16 @@ for epoch in range(loader.epoch, 4):
 
 
 @pytest.mark.parametrize("servers", [1, pytest.param(0, marks=pytest.mark.slow)])
-def test_a_killed_job_that_reads_a_disk_goes_on(
-    hosts: namespaces.Hosts, oracle_config: str, tmp_path: Path, servers: int
-) -> None:
-    """Each row says its node's original id; node 0's may have been written, in memory."""
+def test_a_killed_job_goes_on(hosts: namespaces.Hosts, oracle_config: str, tmp_path: Path, servers: int) -> None:
+    """Each row says its node's original id; node 0's was written."""
     script = tmp_path / "script.py"
     script.write_text(PRELUDE.format(servers=servers, path=oracle_config) + EPOCHS.format())
     command = [*hosts.mpiexec([1 + servers] * 2), *warm_python(), script]
     logs = []
-    for name, kills, env in (("memory", [0], {}), ("disk", [13, 0], ON_DISK)):
+    for name, kills in (("whole", [0]), ("killed", [13, 0])):
         (tmp_path / name).mkdir()
         for kill in kills:
-            job = start([*command, tmp_path / name, kill], **env)
+            job = start([*command, tmp_path / name, kill])
             output = finish(hosts, job)
             assert (job.returncode == 0) == (kill == 0), output
             until_gone(hosts)

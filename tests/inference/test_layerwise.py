@@ -25,7 +25,7 @@ from mpigraph.inference.layerwise import Inference
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.rows.cache_sizes import cache_memory
+from mpigraph.rows.row_cache import cache_memory
 
 WIDTH = 6
 SIZES = [(WIDTH, 8), (8, 5), (5, 4)]

@@ -16,7 +16,7 @@ from mpigraph.kernels.row_slots import (
     take_free,
     touch,
 )
-from mpigraph.kernels.upcoming import AGAIN, NEVER, add_reads, split_free
+from mpigraph.kernels.upcoming import AGAIN, NEVER, add_reads, split_local
 
 
 class Cache:
@@ -147,7 +147,7 @@ def test_local_and_remote(ranges: list[tuple[int, int]]) -> None:
     ids = np.array([0, 8, 3, 3, 6, 1, 5], np.int64)
     begins, ends = np.array(ranges, np.int64).reshape(-1, 2).T.copy()
     local, remote = np.empty(8, np.int64), np.empty(8, np.int64)
-    count = split_free(ids, begins, ends, local, remote)
+    count = split_local(ids, begins, ends, local, remote)
     inside = [any(begin <= i < end for begin, end in ranges) for i in ids.tolist()]
     assert local[:count].tolist() == np.flatnonzero(inside).tolist()
     assert remote[: len(ids) - count].tolist() == np.flatnonzero(np.logical_not(inside)).tolist()

@@ -23,7 +23,7 @@ import common
 import host_jobs
 import numpy as np
 
-from mpigraph.rows.cache_sizes import cache_memory
+from mpigraph.rows.row_cache import cache_memory
 from mpigraph.storage.part_config import PartConfig
 
 SAMPLERS = {  # name -> options of LaborSampler; None: NeighborSampler

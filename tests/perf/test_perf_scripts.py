@@ -7,7 +7,6 @@ from pathlib import Path
 
 import common
 import device
-import disk
 import labor
 import mag
 import numpy as np
@@ -59,26 +58,6 @@ def test_alternating_and_ratios() -> None:
     assert "| >= 2 | reached |" in table and "| >= 2 | not reached |" in table
     beside = common.side_by_side([common.alone("rows", "k", {"NS": [8.0], "LABOR": [6.0]})])
     assert beside == "| work | NS | LABOR |\n|---|---|---|\n| rows | 8 k | 6 (0.75) |"
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_caches_of_all_hosts_fit_the_limit_of_their_group(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = argparse.Namespace(shares=[0.25, 0.1], kept=0.9, ranks=ranks)
-    bench = disk.Bench(args, argparse.Namespace(directory=HERE), 1_000_000)
-    limits = []
-
-    def job(storage: str, limit: int | None, cache: str, lookahead: int | None = None) -> dict[str, int]:
-        limits.append(limit)
-        held = 500_000 + ranks * int(cache.replace("MiB", "000000"))
-        assert limit is None or held <= limit
-        return {"held": held}
-
-    monkeypatch.setattr(bench, "_ours", job)
-    monkeypatch.setattr(disk, "forget", lambda folder: None)
-    bench.rehearse()
-    for share in args.shares:
-        bench.on_disk(share)
-    assert limits == [None, None, 787_500, 630_000]
 
 
 def test_worker_answers_and_ends() -> None:

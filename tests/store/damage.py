@@ -98,10 +98,10 @@ def digest(*arrays: Any) -> bytes:
     return state.digest()
 
 
-def opened(path: str, to: Path, storage: str | None = None) -> bytes:
+def opened(path: str, to: Path) -> bytes:
     """Open the graph in this process's job; a hash of all that a trainer can read of it."""
     store = current().store
-    graph = store.open_graph(NAME, path, storage=storage)
+    graph = store.open_graph(NAME, path)
     try:
         arrays = []
         for relation in range(len(graph.topology.config.schema.relations)):
@@ -112,17 +112,11 @@ def opened(path: str, to: Path, storage: str | None = None) -> bytes:
         for (policy, name), number in sorted(graph.features.items(), key=str):
             rows = store.tensors[number].window
             arrays += [np.frombuffer(repr((policy, name)).encode(), np.uint8), rows.gather(np.arange(len(rows)))]
-        store.verification.finish()
         return digest(*arrays)
     finally:
         del store.graphs[NAME], store.graph_of_number[graph.number]
         store.free(graph.features.values())
         graph.topology.close()
-
-
-def on_disk(path: str, to: Path) -> bytes:
-    """Open the graph and leave features on disk."""
-    return opened(path, to, "disk")
 
 
 def loaded(path: str, to: Path) -> bytes:
@@ -156,7 +150,7 @@ def staged(path: str, to: Path) -> bytes:
     return digest([copies.part_path(*place).read_bytes() == config.part_path(*place).read_bytes() for place in places])
 
 
-USES = (opened, on_disk, loaded, staged)
+USES = (opened, loaded, staged)
 
 
 # ---- damages ---------------------------------------------------------------------------------------------------------

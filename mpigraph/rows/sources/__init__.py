@@ -1,1 +1,0 @@
-"""Sources of rows that a rank reads without asking another one."""

@@ -1,0 +1,210 @@
+"""Remote rows that are read through caches: the same as without, whatever is cached and fetched together."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from batches import digest
+from layouts import WAIT, Job, Layout, on_all, own_on_layouts
+from mpi4py import MPI
+from oracle import NUM_NODES, open_graph
+
+import mpigraph.distributed as dist
+from mpigraph.arrays import I64
+from mpigraph.dataloading import NeighborSampler
+from mpigraph.rows import lookahead
+from mpigraph.rows.lookahead import CachedRows, UpcomingReads
+from mpigraph.rows.row_cache import remote_rows
+from mpigraph.rows.window import RowWindow
+from mpigraph.session.control import Operation
+
+ROW = 3 * 4  # bytes of a row of "feat"
+HINTS = 4 * NUM_NODES  # bytes that a cache takes whatever it keeps
+FEW = HINTS + 14 * (ROW + 12)
+NODES = [Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 0, 2), Layout(4, 1, 2)]
+OPTIONS: list[dict[str, Any]] = [
+    {"cache": "auto"},
+    {"cache": "auto", "lookahead": 1},
+    {"cache": 0, "lookahead": 3},
+    {"cache": FEW},
+    {"cache": FEW, "lookahead": 1},
+    {"cache": FEW, "lookahead": 0},
+    {"cache": FEW, "lookahead": 100},
+    {"cache": None},
+    {"cache": "1MiB", "lookahead": 2},
+]
+
+
+@pytest.fixture
+def small_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch for each minibatch."""
+    monkeypatch.setattr(lookahead, "_FETCHED_TOGETHER", -1)
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[I64]:
+    """The rows of each fetch of this process, once a graph is open."""
+    rows_of: list[I64] = []
+    fetch = RowWindow.fetch
+
+    def noted(self: RowWindow, rows: I64, *arguments: Any) -> Any:
+        rows_of.append(rows.copy())
+        return fetch(self, rows, *arguments)
+
+    monkeypatch.setattr(RowWindow, "fetch", noted)
+    return rows_of
+
+
+def loader_of(g: dist.DistGraph, **options: Any) -> dist.DistNodeDataLoader:
+    seeds = dist.node_split(np.ones(NUM_NODES))
+    common: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 3, "features": ["feat"]}
+    return dist.DistNodeDataLoader(g, seeds, NeighborSampler([3, 4]), **common | options)
+
+
+def values_of(g: dist.DistGraph) -> torch.Tensor:
+    """The rows of "feat", which tell the original ids."""
+    return g.ndata["orig"][torch.arange(NUM_NODES)].float()[:, None].expand(-1, 3)
+
+
+class Reader:
+    """Reads of "feat" through a cache, minibatch by minibatch."""
+
+    def __init__(self, g: dist.DistGraph, nbytes: int, ahead: int = 4) -> None:
+        self.session = session = g.session
+        self.rows = g.ndata["feat"].rows
+        caches = session.control.call(Operation.OPEN_CACHES, groups=[[[self.rows.number], nbytes]], ahead=ahead)
+        self.cache = caches[self.rows.number]
+        self.upcoming = UpcomingReads(self.rows.window)
+        self.cached = CachedRows(self.rows, self.cache, self.upcoming, session.pool)
+
+    def announce(self, batch: int, ids: I64) -> None:
+        self.cached.announce(*self.upcoming.announce(batch, ids))
+
+    def read(self) -> Any:
+        read = self.upcoming.reads[0]
+        out = np.full((len(read.ids), 3), -1, np.float32)
+        self.cached.read(read, out)
+        self.upcoming.done()
+        return out
+
+    def close(self) -> None:
+        self.session.control.call(Operation.FREE, numbers=[self.cache.number])
+
+
+@own_on_layouts(NODES)
+def test_minibatches_are_the_same(layout: Job, oracle, fetched: list[I64], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = oracle(3)
+
+    def body() -> None:
+        g = open_graph(path)
+        trainers, values = g.session.world.num_local_trainers, values_of(g)
+        plain = loader_of(g, features=[], num_prefetch=0)
+        expected = [[digest(batch) for batch in plain] for _ in range(2)]
+        plain.close()
+        for number, options in enumerate(OPTIONS):
+            monkeypatch.setattr(lookahead, "_FETCHED_TOGETHER", (-1, 100, 4 << 20)[number % 3])
+            fetched.clear()
+            loader = loader_of(g, num_prefetch=(0, 2, 1)[number // 3], **options)
+            for epoch in range(2):
+                found = []
+                for batch in loader:
+                    assert torch.equal(batch[2][0].srcdata["feat"], values[batch[0]])
+                    found.append(digest(batch))
+                assert found == expected[epoch]
+            g.barrier()
+            if number < 2 and trainers == 1:  # the cache has slots for all rows: each is fetched once
+                assert np.bincount(np.concatenate([[0], *fetched])).max() <= 2
+            loader.close()
+        assert threading.active_count() < 50
+
+    layout.run(body)
+
+
+@own_on_layouts([Layout(4, 0, 2), Layout(4, 1, 2)])
+def test_trainers_of_a_node_fetch_a_row_once(layout: Job, oracle, fetched: list[I64]) -> None:
+    """Where the bytes allow, each trainer has a slot for every remote row: none is fetched by two, or twice."""
+    path = oracle(3)
+
+    def body() -> None:
+        g = open_graph(path)
+        world, values = g.session.world, values_of(g).numpy()
+        reader = Reader(g, 1 << 20)
+        assert reader.cache.per_trainer == remote_rows(reader.rows)
+        fetched.clear()
+        most = world.allreduce_minmax(world.num_local_trainers, True)
+        for turn in range(most):
+            for batch, ids in enumerate(np.random.default_rng(turn).integers(0, NUM_NODES, (16, 40))):
+                if turn == world.local_trainer:
+                    reader.announce(batch, ids)
+                    assert (reader.read() == values[ids]).all()
+            g.barrier()
+        counts = np.zeros((world.num_nodes, NUM_NODES), np.int64)
+        for rows in fetched:
+            counts[world.node_index, rows] += 1
+        world.trainers.Allreduce(MPI.IN_PLACE, counts)
+        assert counts.max() == 1
+        reader.close()
+
+    layout.run(body)
+
+
+@own_on_layouts([Layout(4, 0, 2)])
+def test_a_row_that_another_trainer_kept_meanwhile_is_not_kept_twice(layout: Job, oracle) -> None:
+    def body() -> None:
+        g = open_graph(oracle(3))
+        world, values = g.session.world, values_of(g).numpy()
+        remote = np.flatnonzero(~world.is_local[g.ndata["feat"].rows.window.host_of(np.arange(NUM_NODES))])
+        rows = remote[:20]
+        for slots in (len(remote), 40):  # all that was read is kept; or what is read soonest
+            reader = Reader(g, HINTS + 2 * world.allreduce_minmax(slots, False) * (ROW + 12))
+            kept = min(len(remote[30:70]), reader.cache.per_trainer)
+            if world.local_trainer == 1:
+                reader.announce(0, remote[30:70])
+                reader.announce(1, rows)
+                reader.read()  # and fetches the rows of both
+            g.barrier()
+            if world.local_trainer == 0:
+                reader.announce(0, rows)
+                assert (reader.read() == values[rows]).all()
+            g.barrier()
+            if world.local_trainer == 1:
+                assert (reader.read() == values[rows]).all()
+            on_all(world.trainers, reader.cache.used == (20, kept)[world.local_trainer], str(reader.cache.used))
+            reader.close()
+
+    layout.run(body)
+
+
+@own_on_layouts([Layout(2, 0, 1), Layout(4, 1, 2)])
+def test_loaders_that_are_left_leave_nothing_behind(layout: Job, oracle, small_fetches: None) -> None:
+    """Several at once, left by break, dropped, closed, begun anew."""
+
+    def body() -> None:
+        g = open_graph(oracle(3))
+        values = values_of(g)
+        before = {thread.name for thread in threading.enumerate()}
+        for num_prefetch in (0, 2):
+            loaders = [loader_of(g, num_prefetch=num_prefetch, seed=seed) for seed in range(3)]
+            for step, batches in enumerate(zip(*loaders, strict=True)):
+                for batch in batches:
+                    assert torch.equal(batch[2][0].srcdata["feat"], values[batch[0]])
+                if step == 2:
+                    break
+            loaders.pop()
+            left = iter(loaders[0])
+            next(left)
+            for batch in loaders[0]:
+                assert torch.equal(batch[2][0].srcdata["feat"], values[batch[0]])
+            next(iter(loaders[1]))
+            for loader in loaders:
+                loader.close()
+            del loaders, loader, left
+        g.barrier()
+        for thread in threading.enumerate():
+            if thread.name not in before:
+                thread.join(WAIT)
+                assert not thread.is_alive(), thread.name
+
+    layout.run(body)
