@@ -3,7 +3,7 @@
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -117,8 +117,8 @@ def _neighbours(world: Any) -> Iterator[tuple[str, str]]:
     from mpigraph.mpi.messages import HEAD
     from mpigraph.sampling.exchanges import EXCHANGES, open_exchange
 
-    def answer(requests: Sequence[I64]) -> list[I64]:
-        return [np.concatenate([np.zeros(HEAD, np.int64), words]) for words in requests]
+    def answer(words: I64) -> I64:
+        return np.concatenate([np.zeros(HEAD, np.int64), words])
 
     chosen = open_exchange(world, lambda: answer)
     able = [kind for kind in EXCHANGES if world.threads_may_communicate or not kind.needs_threads]
