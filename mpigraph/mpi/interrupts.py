@@ -8,9 +8,8 @@ keep this one waiting, the job ends instead (:func:`end_if_overdue`). It also en
 handlers raises there, such as a ``TimeoutError`` after ``signal.alarm``, and on any other exception that is no
 ``Exception``.
 
-A job of one rank, as in a notebook, holds locks in such blocks, too. There nobody else is kept waiting, so nothing ends
-the job: the user's code inside, such as a ``collate_fn`` that does not end, is left by a second Ctrl-C some seconds
-later.
+A job of one rank, as in a notebook, holds locks in such blocks, too. There no other rank waits, so nothing ends the
+job: the user's code inside, such as a ``collate_fn`` that does not end, is left by a second Ctrl-C some seconds later.
 """
 
 import signal
