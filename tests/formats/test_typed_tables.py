@@ -76,8 +76,8 @@ def test_nodes_and_edges_of_two_csv_files(tmp_path, caplog):
 
 def test_types_by_names_of_files(tmp_path):
     files = {
-        "nodes_paper-2.csv": "paper_id,x_1,x_0\n7,1,2\n",
-        "nodes_paper-10.CSV": "paper_id,x_1,x_0\n5,3,4\n",  # natural order: after 2
+        "nodes_paper-2.csv": "paper_id,x_1,x_0,train_mask\n7,1,2,1\n",
+        "nodes_paper-10.CSV": "paper_id,x_1,x_0,train_mask\n5,3,4,0\n",  # natural order: after 2
         "edges_author__writes__paper.csv.bz2": bz2.compress(b"source,target\nann,5\nbob,7\nann,7\n"),
         "edges_paper__cites__paper": None,
         "edges_paper__cites__paper/part-0.parquet": {"from": [5], "to": [7], "year": [1999]},
@@ -91,6 +91,7 @@ def test_types_by_names_of_files(tmp_path):
     assert [ends(source, number) for number in range(3)] == [[[0, 1, 0], [1, 0, 0]], [[1], [0]], [[0, 1], [0, 1]]]
     assert rows(source.node_feats["paper"]["x"].values).tolist() == [[2, 1], [4, 3]]
     assert rows(source.node_feats["paper"]["id"].values).tolist() == [7, 5]
+    assert rows(source.node_feats["paper"]["train_mask"].values).tolist() == [True, False]
     assert rows(source.node_feats["venue"]["feat"].values).tolist() == [[1, 2], [3, 4]]
     assert rows(source.edge_feats["paper:cites:paper"]["year"].values).tolist() == [1999]
 

@@ -73,6 +73,7 @@ def test_a_wait_for_others_does_not_end_while_one_of_them_runs(caplog: pytest.Lo
 
 def test_trainers_may_still_meet_while_a_message_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpigraph.mpi.watchdog._strangers", lambda workers: False)  # threads that other tests have left
+    monkeypatch.setattr("mpigraph.mpi.idle.Idle._works", lambda *_: False)
     with watching() as watchdog, watchdog.meeting("barrier", "barrier"):
         watchdog.recognise(lambda frame: None)
         watchdog.now += 10
