@@ -17,7 +17,9 @@ ALWAYS = (0.0, float("inf"))
 def tensor(num_rows: int, row_bytes: int = 8, number: int = 0) -> Any:
     """A tensor of two hosts; this node reads the second one's rows for a price."""
     window = SimpleNamespace(
-        offsets=np.array([0, 10, 10 + num_rows]), free=np.array([True, False]), row_bytes=row_bytes
+        offsets=np.array([0, 10, 10 + num_rows]),
+        world=SimpleNamespace(is_local=np.array([True, False])),
+        row_bytes=row_bytes,
     )
     return SimpleNamespace(number=number, window=window)
 
