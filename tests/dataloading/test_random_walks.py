@@ -28,7 +28,8 @@ from mpigraph.errors import (
     SharedMemoryError,
 )
 from mpigraph.metadata.schema import DEFAULT_ETYPE
-from mpigraph.rows import segments, shm_check, window
+from mpigraph.rows import segments, shm_check
+from mpigraph.rows.window import RowWindow
 from mpigraph.store import turned
 from mpigraph.store.derived import fetch_together
 
@@ -231,7 +232,7 @@ def test_the_structure_is_read_to_the_end_when_the_job_ends(oracle, monkeypatch:
     from layouts import alone
 
     reading, leaving, found = threading.Event(), threading.Event(), list[Any]()
-    at_once = window._read
+    at_once = RowWindow._read
 
     def slowly(*what: Any) -> None:
         reading.set()
@@ -244,7 +245,7 @@ def test_the_structure_is_read_to_the_end_when_the_job_ends(oracle, monkeypatch:
         topology, ids = g.loaded.topology, np.arange(NUM_NODES)
         read = topology.out_degrees if of == "graph" else lambda edges, relation: topology.turned.eids(relation, edges)
         expected = read(ids, 0)
-        monkeypatch.setattr(window, "_read", slowly)
+        monkeypatch.setattr(RowWindow, "_read", slowly)
         thread = threading.Thread(target=lambda: found.append(read(ids, 0)))
         thread.start()
         reading.wait()
