@@ -138,7 +138,7 @@ def test_settings_that_differ_are_one_error_on_all_ranks(comm: MPI.Intracomm) ->
         own = "2" if os.environ.get(variable) != "2" else "3"
         differs(comm, name if name != "strict" else variable, {}, {variable: own if name != "strict" else "0"})
     differs(comm, "what is refused", {"num_worker_threads": 0}, {})  # others may differ, but must be possible
-    for variable, value in (("LOG_LEVEL", "LOUD"), ("DISK_THREADS", "many"), ("KEEP_MEMORY", "7")):
+    for variable, value in (("LOG_LEVEL", "LOUD"), ("NUM_WORKER_THREADS", "many"), ("KEEP_MEMORY", "7")):
         differs(comm, "what is refused", {}, {f"MPIGRAPH_{variable}": value})
 
 
