@@ -109,6 +109,9 @@ class _Leftover:
 
 
 def _source(arrays: Arrays, meta: Mapping[str, Any], left_out: Iterable[str]) -> GraphSource:
+    for name in arrays:
+        if name.endswith("_indptr"):
+            raise GraphDataError(f"{name}: rows in CSR form are not read: write {name.removesuffix('_indptr')} dense")
     leftover = _Leftover(list(left_out))
     is_typed = "edge_src" not in arrays or "edge_dst" not in arrays
     if not is_typed:

@@ -137,7 +137,8 @@ def measure(path, name, starts, seeds, method):
     plain = partial(reference_sage.train, problem, GRAPHS[name].settings)
     results = {"reference": repeat(f"{name}, reference", seeds, lambda seed: {"test": plain(seed)})["test"]}
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "mpigraph", "partition", str(path), "--parts", "2", "--method", method]
+        dense = str(reference_sage.with_dense_rows(path, directory))
+        command = [sys.executable, "-m", "mpigraph", "partition", dense, "--parts", "2", "--method", method]
         output([*command, "--name", name, "-o", directory], {})
         for start in starts:
             results[start] = repeat(f"{name}, {start}", seeds, partial(train, directory, name, STARTS[start]))["test"]

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import accuracy
 import numpy as np
 from accuracy import EXAMPLE, NORM, STARTS, Graph, accuracy_in, cell, described, launched, line, output
-from reference_sage import Settings
+from reference_sage import Settings, with_dense_rows
 
 GRAPHS = accuracy.GRAPHS | {
     "coauthor_cs": Graph(Settings((10, 10), 64, 0.5, 0.5, 0.005, 5e-4, epochs=30, batch_size=100)),
@@ -94,8 +94,9 @@ def settings_of(name, epochs):
 
 def cut(args, name, directory):
     """Partition a graph in two."""
-    path = args.data / f"{name}.npz"
-    if name == "S":
+    if name != "S":
+        path = with_dense_rows(args.data / f"{name}.npz", directory)
+    else:
         path = f"{directory}/data"
         output([sys.executable, "-m", "mpigraph", "generate", *S.split(), "--train-fraction", "0.08", "-o", path], {})
     command = [sys.executable, "-m", "mpigraph", "partition", str(path), "--parts", "2", "--method", args.method]

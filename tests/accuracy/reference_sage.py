@@ -18,6 +18,7 @@ import argparse
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -73,6 +74,19 @@ def dense(data):
     feat = np.zeros(tuple(data["feat_shape"]), np.float32)
     feat[np.repeat(np.arange(len(feat)), np.diff(data["feat_indptr"])), data["feat_indices"]] = data["feat_data"]
     return feat
+
+
+def with_dense_rows(path, folder):
+    """Write a file whose features are dense, as ``partition`` reads them, into a folder; return its path."""
+    with np.load(path, allow_pickle=False) as z:
+        data = {key: z[key] for key in z.files}
+    for key in [key for key in data if key.endswith("feat_indptr")]:
+        prefix = key.removesuffix("feat_indptr")
+        parts = {f"feat_{part}": data.pop(f"{prefix}feat_{part}") for part in ("data", "indices", "indptr", "shape")}
+        data[f"{prefix}feat"] = dense(parts)
+    out = Path(folder) / Path(path).name
+    np.savez(out, **data)
+    return out
 
 
 def sample(problem, seeds, fanout, rng):
