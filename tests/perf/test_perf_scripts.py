@@ -139,4 +139,4 @@ def test_scripts_say_how_they_are_used() -> None:
 
 def test_every_script_is_described() -> None:
     text = (HERE / "README.md").read_text()
-    assert [name for name in SCRIPTS if f"`{name}.py`" not in text] == []
+    assert [name for name in SCRIPTS if f"{name}.py" not in text] == []
