@@ -17,9 +17,7 @@ from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.readers import read_source
-from mpigraph.metadata.schema import Schema
 from mpigraph.partition.generate import GRAPH_FILES, Recipe, generate_graph
-from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
 
@@ -178,14 +176,6 @@ def test_reverse_relations_of_a_typed_npz_come_in_the_order_of_all_relations(tmp
     assert result["up"] == [[0], [1]] and result["rev_up"] == [[1], [0]] and result["rev_like"] == [[2], [0]]
 
 
-def test_reverse_edges_carry_their_features():
-    ends = np.array([0, 1]), np.array([2, 3])
-    told = {HOMOGENEOUS: {"told": Feature.of(np.array([[0, 2], [1, 3]]))}}
-    twice = add_reverse_edges(GraphSource(Schema.homogeneous(), (4,), (ends,), edge_feats=told))
-    assert twice.edges[0][0][:].tolist() == [0, 1, 2, 3] and twice.edges[0][1][:].tolist() == [2, 3, 0, 1]
-    assert twice.edge_feats[HOMOGENEOUS]["told"].values[:].tolist() == [[0, 2], [1, 3]] * 2
-
-
 def test_generate_then_partition(tmp_path, capsys):
     arguments = ["generate", "--nodes", "300", "--edges", "3000", "--feat-dim", "4", "--classes", "3", "--seed", "5"]
     assert main([*arguments, "-o", str(tmp_path / "gen")]) == 0
@@ -249,15 +239,6 @@ def test_options_are_checked_before_the_input_is_read(tmp_path, capsys, monkeypa
     monkeypatch.setattr("mpigraph.cli.partition.read_source", lambda path: pytest.fail("was read"))
     assert run("x.npz", "--parts", 2, "-o", tmp_path, *arguments) == 2
     assert re.fullmatch(f"mpigraph partition: error: .*{message}.*\n", capsys.readouterr().err)
-
-
-def test_damaged_npz(tmp_path, capsys):
-    path = write_npz(tmp_path / "x.npz")
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 0xFF
-    path.write_bytes(content)
-    assert run(path, "--parts", 2, "-o", tmp_path / "out") == 2
-    assert "x.npz" in capsys.readouterr().err
 
 
 def test_usage_errors_end_with_status_2(capsys):
@@ -424,21 +405,3 @@ def test_wrong_files_of_a_typed_ogb_dataset(tmp_path):
             read_source(path)
         (path / name).write_bytes(kept)
     read_source(path)
-
-
-def test_an_assignment_made_by_other_means(tmp_path, capsys):
-    path = write_npz(tmp_path / "in.npz")
-    np.save(tmp_path / "parts.npy", np.arange(120) % 3)
-    options = ("--parts", 3, "--assignment", tmp_path / "parts.npy", "-o", tmp_path / "out", "--name", "g")
-    assert run(path, *options) == 0
-    assert "3 parts by given" in capsys.readouterr().out
-    with ShardReader(tmp_path / "out" / "part1" / "graph.h5") as graph:
-        assert np.array_equal(graph.read("nodes/_N/orig_ids"), np.arange(1, 120, 3))
-    for parts, message in (
-        (np.arange(120) % 4, "parts.npy, row 3: there is no part 3 among 3"),
-        (np.arange(119) % 3, "parts.npy has parts of 119 nodes, but there are 120"),
-        (np.zeros(120), "got float64[120]"),
-    ):
-        np.save(tmp_path / "parts.npy", parts)
-        assert run(path, *options) == 2
-        assert message in capsys.readouterr().err

@@ -20,7 +20,7 @@ from layouts import SharedJob, alone, everywhere, on_all, rotated
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
-from mpigraph.dataloading import MultiLayerFullNeighborSampler, NeighborSampler
+from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, OutOfRangeError
 from mpigraph.graphs.fields import EID
 from mpigraph.metadata.schema import Schema
@@ -210,19 +210,6 @@ def test_threads_draw_alike(job: SharedJob, multi: str, name: str, monkeypatch: 
         )
         alone, together = (digest(g.sample_blocks(batch(number), one, exclude_edges=without)) for one in how)
         assert alone == together
-
-
-def test_samplers_take_edges_to_exclude(job: SharedJob, multi: str) -> None:
-    g = job.open(multi)
-    for sampler in (NeighborSampler([3, 2]), MultiLayerFullNeighborSampler(2)):
-        for sample in (sampler.sample, sampler.sample_blocks):
-            for number in range(NUM_BATCHES):
-                for block in sample(g, batch(number), excluded(0, number))[2]:
-                    assert not np.isin(block.edata[EID], excluded(0, number)).any()
-    seeds = torch.arange(NUM_NODES)
-    left = np.delete(np.arange(g.num_edges()), excluded(0, 2))
-    _, _, (block,) = MultiLayerFullNeighborSampler(1).sample(g, seeds, excluded(0, 2))
-    assert np.array_equal(block.edata[EID], left)
 
 
 # Existence

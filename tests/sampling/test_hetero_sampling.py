@@ -268,28 +268,6 @@ def epochs_of(g: dist.DistGraph, nids: Any, eids: Any) -> list[str]:
     return [digest(sample) for loader in loaders for _ in range(2) for sample in loader]
 
 
-def ring(num_relations: int, num_nodes: int = 40) -> GraphSource:
-    """In relation r node v has one in-neighbour, v + r + 1."""
-    dst = np.arange(num_nodes)
-    relations = tuple(("x", f"r{number:03d}", "x") for number in range(num_relations))
-    edges = tuple(((dst + number + 1) % num_nodes, dst) for number in range(num_relations))
-    return GraphSource(Schema(("x",), relations), (num_nodes,), edges, {"x": {}}, {":".join(r): {} for r in relations})
-
-
-@pytest.mark.slow
-def test_every_relation_of_many_is_drawn_from(job: SharedJob, tmp_path: Path) -> None:
-    """The edges of each are its own, and those with fanout 0 give none."""
-    source = ring(64)
-    g = job.open(job.one_has(lambda: cut_in_three(source, "ring", tmp_path)))
-    seeds, relations = torch.arange(0, 40, 4), source.schema.relations
-    _, _, blocks = g.sample_blocks(seeds, [2, {r: int(r[1] < "r048") for r in relations}])
-    for number, relation in enumerate(relations):
-        src, dst = blocks[1].edges(etype=relation)
-        assert len(dst) == (len(seeds) if number < 48 else 0)
-        ends = blocks[1].srcnodes["x"].data[NID][src], blocks[1].dstnodes["x"].data[NID][dst]
-        assert torch.equal(ends[0], (ends[1] + number + 1) % 40)
-
-
 def test_bad_types_raise_on_every_rank(job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)
     rank0, remote = g.rank() == 0, not current().world.all_local and current().store.exchange.name == "alltoallv"
