@@ -77,3 +77,13 @@ def test_a_document_names_what_exists(path: Path) -> None:
 def test_an_unknown_name_is_found() -> None:
     text = "`mpigraph plan` MPIGRAPH_NOWHERE=1 python -m mpigraph info --nope g.json; mpigraph.nowhere, mg.nn.SAGEConv"
     assert {*unknown(text)} == {"MPIGRAPH_NOWHERE", "mpigraph plan", "info --nope", "--nope", "mpigraph.nowhere"}
+
+
+def test_the_table_for_users_of_dgl_names_what_exists() -> None:
+    """Each of its names is a word of the library: names of DGL are in the alias."""
+    text = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    table = text.split("| DGL | mpigraph | what is different |\n|---|---|---|\n")[1].split("\n\n")[0]
+    words = {word for path in (ROOT / "mpigraph").rglob("*.py") for word in re.findall(r"[\w-]+", path.read_text())}
+    names = {name for code in re.findall(r"`([^`]+)`", table) for name in re.findall(r"^[\w.-]*\w", code)}
+    last = {name.rpartition(".")[2] for name in names if not name.endswith((".py", ".txt"))}
+    assert len(last) > 80 and last - words - {"F", "if"} == set()
