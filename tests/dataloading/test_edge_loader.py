@@ -1,6 +1,5 @@
 """Loaders of edges: pair graphs and blocks agree, every edge comes once, and excluded edges are never sampled."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches import OneHop
+from batches import OneHop, digest
 from layouts import SharedJob, everywhere, on_all, rotated
 from memory_graphs import InMemory
 from oracle import NAME, open_graph
@@ -115,16 +114,6 @@ def test_every_edge_once_per_epoch_in_agreed_steps(job: SharedJob, oracle, negat
 
     found = job.trainers.allgather(body())
     assert len({steps for size, steps in found if size > 5}) == 1  # DDP can go in step
-
-
-def digest(sample: tuple) -> str:
-    inputs, *graphs, blocks = sample
-    tensors = [inputs]
-    for graph in graphs:
-        tensors += [*graph.edges(), graph.ndata[NID], graph.edata.get(EID, torch.empty(0))]
-    for block in blocks:
-        tensors += [*block.edges(), block.srcdata[NID], block.edata[EID]]
-    return hashlib.sha256(b"|".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 def reversed_ids() -> torch.Tensor:
