@@ -88,34 +88,6 @@ def test_pair_graphs_and_blocks_agree(job: SharedJob, oracle) -> None:
         check(g, name)
 
 
-def seeds_of(rank: int, sizes: list[int]) -> torch.Tensor:
-    begin = sum(sizes[:rank])
-    return torch.arange(begin, begin + sizes[rank])
-
-
-@pytest.mark.parametrize("negatives", [None, Uniform(2)])
-def test_every_edge_once_per_epoch_in_agreed_steps(job: SharedJob, oracle, negatives) -> None:
-    path = oracle(3)
-
-    def body() -> list:
-        g = job.open(path)
-        mine = seeds_of(g.rank(), [40, 23, 5, 0])
-        loader = dist.DistEdgeDataLoader(
-            g, mine, NeighborSampler([2, 2]), batch_size=6, shuffle=True, negative_sampler=negatives
-        )
-        orders = []
-        for _ in range(2):
-            batches = [sample[1].edata[EID] for sample in loader]
-            assert len(batches) == len(loader) and all(0 < len(batch) <= 6 for batch in batches)
-            orders.append(torch.cat(batches).tolist() if batches else [])
-        assert sorted(orders[0]) == sorted(orders[1]) == mine.tolist()
-        assert len(mine) < 6 or orders[0] != orders[1]
-        return [len(mine), len(loader)]
-
-    found = job.trainers.allgather(body())
-    assert len({steps for size, steps in found if size > 5}) == 1  # DDP can go in step
-
-
 def reversed_ids() -> torch.Tensor:
     """Some reverse edge for each edge: what it is does not matter to a sampler."""
     return torch.arange(NUM_EDGES).flip(0)
