@@ -71,34 +71,6 @@ def test_networkx_labels_without_order_and_empty_graphs():
     assert from_networkx(nx.Graph()).num_nodes() == 0
 
 
-class Store:
-    """Attribute access over a dict, as PyG's stores have it."""
-
-    def __init__(self, fields):
-        self.fields = dict(fields)
-        self.items, self.to_dict = self.fields.items, self.fields.copy
-
-    def __getattr__(self, name):
-        if name == "fields" or name not in self.fields:
-            raise AttributeError(name)
-        return self.fields[name]
-
-    def __getitem__(self, key):
-        return self.fields[key]
-
-
-class HeteroStore(Store):
-    """The part of PyG's HeteroData that is read."""
-
-    @property
-    def node_types(self):
-        return [key for key in self.fields if isinstance(key, str)]
-
-    @property
-    def edge_types(self):
-        return [key for key in self.fields if isinstance(key, tuple)]
-
-
 def pyg_fields():
     return {
         "x": torch.randn(3, 4),
@@ -133,24 +105,15 @@ def check_pyg_hetero(data):
     assert sorted(g.nodes["paper"].data) == ["train_mask", "y"] and g.edges["writes"].data["edge_attr"].shape == (2, 1)
 
 
-def test_pyg_stand_ins():
-    fields = pyg_fields()
-    check_pyg(Store(fields), fields)
-    check_pyg_hetero(HeteroStore({key: Store(value) for key, value in pyg_hetero_fields().items()}))
-    with pytest.raises(GraphDataError, match="data has no edge_index"):
-        from_pyg(Store({"num_nodes": 3, "x": torch.ones(3)}))
-
-
 @pytest.mark.parametrize(
     "index", [torch.tensor([[0, 5], [1, 6], [2, 7]]), torch.tensor([[0, 5], [1, 6], [2, 7]]).T.repeat(2, 1)[:3],
               torch.arange(6), torch.zeros(2, 3, 1), np.array([[0, 5], [1, 6], [2, 7]])],
     ids=lambda index: f"{type(index).__name__}{list(index.shape)}",
 )  # fmt: skip
 def test_an_edge_index_has_two_rows(index):
-    for data in (
-        Store({"edge_index": index, "num_nodes": 8}),
-        HeteroStore({"a": Store({}), ("a", "to", "a"): Store({"edge_index": index})}),
-    ):
+    hetero = HeteroData()
+    hetero["a"].num_nodes, hetero["a", "to", "a"].edge_index = 8, index
+    for data in (Data(edge_index=index, num_nodes=8), hetero):
         with pytest.raises(GraphDataError, match=r"edge_index of .* must have the shape \[2, num_edges\]"):
             from_pyg(data)
 
@@ -162,14 +125,15 @@ def test_sparse_features_are_refused_by_their_name(layout):
         with pytest.raises(InvalidArgumentError, match="feature 'x' on nodes.*sparse"):
             g.ndata["x"] = sparse
     fields = pyg_fields() | {"x": getattr(torch.eye(3), layout)()}
-    for data in (Data(**fields), Store(fields)):
-        with pytest.raises(InvalidArgumentError, match="feature 'x' on nodes.*sparse"):
-            as_graph(data)
+    with pytest.raises(InvalidArgumentError, match="feature 'x' on nodes.*sparse"):
+        as_graph(Data(**fields))
 
 
 def test_pyg_itself():
     fields = pyg_fields()
     check_pyg(Data(**fields), fields)
+    with pytest.raises(GraphDataError, match="data has no edge_index"):
+        from_pyg(Data(num_nodes=3, x=torch.ones(3)))
     hetero = HeteroData()
     for key, values in pyg_hetero_fields().items():
         for name, value in values.items():

@@ -7,7 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from sources import FILES, PACKAGE, ROOT, nodes, parsed
+from sources import FILES, PACKAGE, nodes, parsed
 
 
 def floors() -> list[str]:
@@ -205,31 +205,19 @@ def test_there_are_no_import_cycles() -> None:
 BAD = [
     (wrong_layers, "kernels/x.py", "from mpigraph.mpi.world import World"),
     (wrong_layers, "mpi/x.py", "from mpigraph.metadata.book import RangeBook"),
-    (wrong_layers, "store/x.py", "def f():\n    from mpigraph import service"),
     (wrong_layers, "store/x.py", "if TYPE_CHECKING:\n    import mpigraph.session.store"),
-    (wrong_layers, "rows/x.py", "import mpigraph.partition.pipeline"),
-    (wrong_layers, "nn/x.py", "from mpigraph.dataloading import MultiLayerFullNeighborSampler"),
-    (wrong_layers, "graphbase.py", "from mpigraph.graphs.hetero import HeteroGraph"),
-    (wrong_layers, "errors.py", "from mpigraph.log import get_logger"),
-    (wrong_layers, "distributed/x.py", "from mpigraph.cli.main import main"),
     (wrong_layers, "distributed/x.py", "from .graph import DistGraph"),
     (wrong_layers, "distributed/x.py", "import mpigraph"),
     (wrong_layers, "distributed/x.py", "from mpigraph import sonnet"),
     (wrong_layers, "utils/x.py", ""),
     (wrong_third_parties, "store/x.py", "import numba"),
-    (wrong_third_parties, "store/x.py", "import torch.nn.functional as F"),
     (wrong_third_parties, "service/x.py", "def f():\n    import torch"),
-    (wrong_third_parties, "distgraph/graph.py", "from mpi4py import MPI"),
-    (wrong_third_parties, "store/x.py", "from h5py import File"),
-    (wrong_third_parties, "partition/pipeline.py", "import pymetis"),
     (wrong_third_parties, "service/x.py", "from importlib import import_module"),
     (pickling, "store/x.py", "import pickle"),
-    (pickling, "store/x.py", "from cloudpickle import dumps"),
     (pickling, "store/x.py", "np.load(path, allow_pickle=True)"),
     (pickling, "mpi/x.py", "from mpi4py import MPI\ncomm.bcast(1)"),
     (comm_world, "mpi/world.py", "MPI.COMM_WORLD.Barrier()"),
     (comm_world, "mpi/agree.py", "def job_comm():\n    MPI.COMM_WORLD.Barrier()"),
-    (comm_world, "mpi/world.py", "def start():\n    MPI.COMM_WORLD.Barrier()"),
     (comm_world, "session/context.py", "from mpi4py.MPI import COMM_WORLD"),
     (forbidden_words, "store/x.py", "def f():\n    global x"),
     (forbidden_words, "store/x.py", "class A:\n    def __del__(self): ..."),
@@ -240,12 +228,9 @@ BAD = [
 ]
 GOOD = [
     (wrong_layers, "store/x.py", "from mpigraph import config, errors\nfrom mpigraph.storage.shard import ShardReader"),
-    (wrong_layers, "store/x.py", "import mpigraphics\nfrom mpigraph.store.host_ranges import overlaps"),
     (wrong_layers, "__init__.py", "from mpigraph.cli.main import main"),
-    (wrong_third_parties, "session/context.py", "from mpi4py import MPI\nimport torch"),
     (wrong_third_parties, "graphs/x.py", "import torch"),
     (wrong_third_parties, "compat/x.py", "from importlib import import_module"),
-    (wrong_third_parties, "cli/main.py", "from importlib import import_module"),
     (pickling, "store/x.py", "np.load(path, allow_pickle=False)\nwindow.allgather()"),
     (comm_world, "mpi/world.py", "def job_comm():\n    MPI.COMM_WORLD.Barrier()"),
     (forbidden_words, "cli/x.py", "print(1)"),
@@ -273,37 +258,3 @@ def test_import_cycles_are_noticed() -> None:
     assert len(set(import_cycle(ring))) == 3
     assert import_cycle(ring | {"mpigraph/store/c.py": "import mpigraph.errors"}) == []
     assert import_cycle({"mpigraph/a.py": "import mpigraph.a"}) != []
-
-
-def test_no_class_of_the_library_is_faked() -> None:
-    assert [path for path, source in FILES.items() if "SimpleNamespace" in source] == []
-
-
-# Names of others: of the operating system, of DGL, PyG and Numba, whose classes are used or imitated.
-FOREIGN = {"_exit", "_client", "_metis", "_num_nodes", "_num_edges", "_out_feats", "_cache"}
-MOST_PRIVATE = 50
-
-
-def private_names() -> set[str]:
-    """Private names that the library gives to functions, classes, variables and attributes."""
-    names: set[str] = set()
-    for source in FILES.values():
-        for node in nodes(parsed(source)):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                names.add(node.name)
-            elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
-                names.add(node.attr if isinstance(node, ast.Attribute) else node.id)
-    return {name for name in names if name.startswith("_") and not name.startswith("__")} - FOREIGN
-
-
-def test_tests_seldom_look_at_private_attributes() -> None:
-    names, uses = private_names(), list[str]()
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if (
-                isinstance(node, ast.Attribute)
-                and node.attr in names
-                and ast.unparse(node.value) not in ("self", "cls")
-            ):
-                uses.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
-    assert len(uses) <= MOST_PRIVATE, "\n".join(uses)

@@ -62,18 +62,6 @@ def test_a_rank_without_memory_ends_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_launcher_there_is_no_mpi() -> None:
-    check = (
-        "import sys; from mpigraph.cli.main import main; assert main(sys.argv[1:]) == 2; "
-        "assert not {'mpi4py.MPI', 'torch'} & set(sys.modules)"
-    )
-    done = run_job(
-        [sys.executable, "-c", check, "generate", "--nodes", 1, "--edges", 4, "-o", "x"], clean_environment()
-    )
-    assert done.status == 0, done.output
-
-
-@pytest.mark.slow
 def test_started_ranks_import_no_torch(oracle, tmp_path: Path) -> None:
     """It takes each rank seconds, and memory that the graph needs."""
     path, to = oracle(2), str(tmp_path)

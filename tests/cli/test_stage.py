@@ -199,13 +199,6 @@ def test_the_command_alone_brings_everything(
     assert run_stage(oracle(3), tmp_path / "to")[1] == out
 
 
-@pytest.mark.parametrize("comm", [1, 2], indirect=True)
-def test_the_command_without_a_graph_is_one_error(tmp_path: Path, run_stage: Callable[..., Outcome]) -> None:
-    status, out, err = run_stage("/nowhere/no.json", tmp_path / "to")
-    assert status == 2 and out == "" and err.count("error: ") == err.count("\n") == 1
-    assert "no.json: cannot read the partition configuration" in err
-
-
 @pytest.mark.parametrize("comm", [4], indirect=True)
 @pytest.mark.parametrize("servers", [0, 1])
 def test_each_node_gets_its_parts(
@@ -215,15 +208,6 @@ def test_each_node_gets_its_parts(
     status, out, err = run_stage(oracle(4), to, ranks_per_node=2, num_servers=servers)
     assert status == 0 and out == f"{to / 'oracle.json'}\n"
     check_nodes(err)
-
-
-@pytest.mark.slow
-def test_the_command_gives_each_node_its_parts(oracle, tmp_path: Path) -> None:
-    start = [*mpiexec(4), *warm_python(), "-m", "mpigraph", "stage"]
-    words = [oracle(4), "--to", tmp_path / "to", "--num_servers", 1]
-    done = run_job([*start, *words], clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": "2"})
-    assert done.status == 0 and done.stdout == f"{tmp_path / 'to' / 'oracle.json'}\n", done.output
-    check_nodes(done.stderr)
 
 
 def check_nodes(report: str) -> None:
@@ -246,12 +230,6 @@ def test_another_graph_is_not_staged_over(
     assert run_stage(oracle(4), to, overwrite=True)[0] == 0
     assert run_stage(oracle(2), to)[0] == 0
     assert sorted(path.name for path in to.iterdir()) == ["oracle.json", "part0", "part1"]
-
-
-@pytest.mark.parametrize("comm", [2], indirect=True)
-def test_the_command_does_not_stage_where_the_parts_are(oracle, run_stage: Callable[..., Outcome]) -> None:
-    status, _, err = run_stage(oracle(2), Path(oracle(2)).parent, ranks_per_node=1)
-    assert status == 2 and err.count("error: ") == 1 and "where the parts are" in err
 
 
 @pytest.mark.parametrize("comm", [1, 2], indirect=True)

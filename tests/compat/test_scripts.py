@@ -116,11 +116,3 @@ def test_link_prediction(ranks: int, tmp_path: Path) -> None:
     config = parts_of(typed, tmp_path)
     edges, reverse = numbers(start(ranks, "link_prediction.py", config, "--graph-name", "g", cwd=tmp_path))
     assert edges == 1800 and reverse > 0
-
-
-@on(1)
-def test_older_scripts(ranks: int, tmp_path: Path) -> None:
-    config = parts_of(typed, tmp_path)
-    flags = ("--graph-name", "g", "--conf-path", config)
-    edges, seeds = numbers(start(ranks, "older.py", config, *flags, cwd=tmp_path))
-    assert edges > 0 and seeds == 300

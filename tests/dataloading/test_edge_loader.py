@@ -1,6 +1,5 @@
 """Loaders of edges: pair graphs and blocks agree, every edge comes once, and excluded edges are never sampled."""
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches import OneHop
+from batches import OneHop, digest
 from layouts import SharedJob, everywhere, on_all, rotated
 from memory_graphs import InMemory
 from oracle import NAME, open_graph
 
 import mpigraph.distributed as dist
-import mpigraph.function as fn
 from mpigraph.dataloading import BlockSampler, NeighborSampler, as_edge_prediction_sampler
 from mpigraph.dataloading.negative_sampler import GlobalUniform, InBatch, JointUniform, LocalUniform, Uniform
 from mpigraph.errors import EdgeTypeError, FieldNameError, GraphDataError, InvalidArgumentError, MPIGraphError
@@ -90,59 +88,6 @@ def test_pair_graphs_and_blocks_agree(job: SharedJob, oracle) -> None:
         check(g, name)
 
 
-def test_scores_of_pairs(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    mine = dist.edge_split(ALL)
-    loader = dist.DistEdgeDataLoader(g, mine, NeighborSampler([2]), batch_size=99, negative_sampler=Uniform(2))
-    for _, positive, negative, blocks in loader:
-        h = g.ndata["feat"][blocks[-1].dstdata[NID]]
-        for graph in (positive, negative):
-            with graph.local_scope():
-                graph.ndata["h"] = h
-                graph.apply_edges(fn.u_dot_v("h", "h", "score"))
-                src, dst = graph.edges()
-                assert torch.equal(graph.edata["score"][:, 0], (h[src] * h[dst]).sum(1))
-        assert negative.num_edges() == 2 * positive.num_edges()
-
-
-def seeds_of(rank: int, sizes: list[int]) -> torch.Tensor:
-    begin = sum(sizes[:rank])
-    return torch.arange(begin, begin + sizes[rank])
-
-
-@pytest.mark.parametrize("negatives", [None, Uniform(2)])
-def test_every_edge_once_per_epoch_in_agreed_steps(job: SharedJob, oracle, negatives) -> None:
-    path = oracle(3)
-
-    def body() -> list:
-        g = job.open(path)
-        mine = seeds_of(g.rank(), [40, 23, 5, 0])
-        loader = dist.DistEdgeDataLoader(
-            g, mine, NeighborSampler([2, 2]), batch_size=6, shuffle=True, negative_sampler=negatives
-        )
-        orders = []
-        for _ in range(2):
-            batches = [sample[1].edata[EID] for sample in loader]
-            assert len(batches) == len(loader) and all(0 < len(batch) <= 6 for batch in batches)
-            orders.append(torch.cat(batches).tolist() if batches else [])
-        assert sorted(orders[0]) == sorted(orders[1]) == mine.tolist()
-        assert len(mine) < 6 or orders[0] != orders[1]
-        return [len(mine), len(loader)]
-
-    found = job.trainers.allgather(body())
-    assert len({steps for size, steps in found if size > 5}) == 1  # DDP can go in step
-
-
-def digest(sample: tuple) -> str:
-    inputs, *graphs, blocks = sample
-    tensors = [inputs]
-    for graph in graphs:
-        tensors += [*graph.edges(), graph.ndata[NID], graph.edata.get(EID, torch.empty(0))]
-    for block in blocks:
-        tensors += [*block.edges(), block.srcdata[NID], block.edata[EID]]
-    return hashlib.sha256(b"|".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
-
-
 def reversed_ids() -> torch.Tensor:
     """Some reverse edge for each edge: what it is does not matter to a sampler."""
     return torch.arange(NUM_EDGES).flip(0)
@@ -176,22 +121,6 @@ def test_minibatches_are_the_same_on_every_layout_and_with_prefetching(job: Shar
 
     job.open(path)
     on_all(job.trainers, body() == job.alone(lambda: body(0, 2)))
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-def test_early_breaks_and_interleaved_loaders(job: SharedJob, oracle, depth: int) -> None:
-    g = job.open(oracle(3))
-    mine = dist.edge_split(ALL)[:40]
-    options = {"batch_size": 4, "num_prefetch": depth, "negative_sampler": GlobalUniform(2), "exclude": "self"}
-    first, second = (dist.DistEdgeDataLoader(g, mine, NeighborSampler([2, 2]), **options) for _ in range(2))
-    for number, _ in enumerate(first):
-        if number == g.rank():  # every trainer leaves at another step
-            break
-    assert sum(1 for _ in zip(first, second, strict=True)) == len(first)
-    unfinished = iter(first)
-    next(unfinished)
-    del first, second
-    g.barrier()
 
 
 # Exclusion, on a multigraph with self loops in which every edge has a reverse one
@@ -557,13 +486,6 @@ def test_reverse_types(seeds: dict, excluded: dict) -> None:
     ):
         with pytest.raises(InvalidArgumentError, match="reverse_.*: relation .* is given twice"):
             as_edge_prediction_sampler(blocks, "reverse_types", tables, etypes).sample(g, seeds)
-
-
-def test_reverse_edges_are_looked_up_by_loaders() -> None:
-    g = typed()
-    for how, etypes in (("reverse_types", {"likes": "liked"}), ("reverse_id", None)):
-        with pytest.raises(InvalidArgumentError, match=f"'{how}' needs reverse_eids"):
-            as_edge_prediction_sampler(Recording(), how, reverse_etypes=etypes).sample(g, {LIKES: [0]})
 
 
 def test_reverse_ids_of_several_relations() -> None:

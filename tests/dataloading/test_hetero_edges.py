@@ -1,9 +1,8 @@
 """Edges of several relations as training examples: numbering by type, negatives, exclusion, in every layout."""
 
-import hashlib
-
 import numpy as np
 import torch
+from batches import digest
 from layouts import SharedJob, everywhere, on_all, rotated
 from typed_oracle import FORWARD, NUM_NODES, RELATIONS, REVERSE, TYPED_ORACLE
 
@@ -119,16 +118,6 @@ def test_reverse_edges_may_be_in_a_dist_tensor(job: SharedJob, typed_oracle: str
         for table in (ids, spread, ids.flip(0))
     ]
     assert epochs[0] == epochs[1] != epochs[2]
-
-
-def digest(sample: tuple) -> str:
-    inputs, *graphs, blocks = sample
-    tensors = [inputs[t] for t in NUM_NODES]
-    for graph in graphs:
-        tensors += [x for r in RELATIONS for x in graph.edges(etype=r)] + [graph.nodes[t].data[NID] for t in NUM_NODES]
-    for block in blocks:
-        tensors += [x for r in RELATIONS for x in (*block.edges(etype=r), block.edges[r].data[EID])]
-    return hashlib.sha256(b"|".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 @everywhere

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches import OneHop, digest
+from batches import digest
 from layouts import Layout, SharedJob, everywhere, on_all, on_layouts, rotated
 from oracle import NUM_NODES, open_graph
 
@@ -372,14 +372,6 @@ def test_arguments_of_a_sampler_may_be_set_later(job: SharedJob, oracle, given: 
     changed.fanouts = [-2]
     with pytest.raises(InvalidArgumentError, match=r"fanout must be an integer >= -1 \(got -2\)"):
         changed.sample_blocks(g, [1])
-
-
-def test_a_sampler_of_the_users_own(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    mine = dist.node_split(np.ones(NUM_NODES))
-    for inputs, seeds, (block,) in dist.DistNodeDataLoader(g, mine, OneHop(), batch_size=9):
-        assert torch.equal(inputs[: len(seeds)], seeds)
-        assert block.in_degrees().max() <= 2
 
 
 def test_an_exception_in_the_thread_is_raised_in_the_loop(job: SharedJob, oracle) -> None:

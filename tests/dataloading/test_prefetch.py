@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from batches import digest
-from layouts import ALONE, Job, Layout, SharedJob, own_on_layouts, quiet_barrier, rotated, several
+from layouts import ALONE, Job, Layout, SharedJob, own_on_layouts, quiet_barrier, rotated
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.prefetch import Prefetch
 from mpigraph.dataloading.work_ahead import Answering
-from mpigraph.errors import ClosedError, CollectiveError
+from mpigraph.errors import ClosedError
 from mpigraph.mpi.wait import Backoff, Policy
 from mpigraph.mpi.world import World
 from mpigraph.rows.window import RowWindow
@@ -91,18 +91,6 @@ def test_after_the_job_a_loader_says_so(layout: Job, oracle, depth: int) -> None
                 late()
 
     layout.run(body)
-
-
-@several
-def test_a_loader_of_one_trainer_alone_is_named(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    with pytest.raises(
-        CollectiveError, match=r"trainer\(s\) 0 in DistDataLoader at .*; trainer\(s\) 1.* in DistGraph.barrier at"
-    ):
-        if g.rank() == 0:
-            dist.DistDataLoader(range(9), 2)
-        else:
-            g.barrier()
 
 
 @own_on_layouts([ALONE, Layout(2, 0, 0), Layout(3, 1, 0), Layout(4, 1, 2)])

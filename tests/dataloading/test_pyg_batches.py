@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from layouts import ALONE, Layout, SharedJob, everywhere, on_all, on_layouts, rotated
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkNeighborLoader, NeighborLoader
-from torch_geometric.nn import HGTConv, SAGEConv, to_hetero
+from torch_geometric.nn import HGTConv
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, HeteroSamplerOutput, NodeSamplerInput, SamplerOutput
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 from torch_geometric.typing import WITH_PYG_LIB
-from torch_geometric.utils import trim_to_layer
 
 import mpigraph.distributed as dist
 from mpigraph.convert import from_pyg
@@ -425,47 +423,6 @@ def test_seeds_of_several_types(job: SharedJob, write) -> None:
     assert {ntype: sorted(some) for ntype, some in seen.items()} == {"author": [*range(7)], "paper": [*range(20)]}
 
 
-def test_prefetching_changes_nothing(job: SharedJob, write) -> None:
-    path = write("typed")
-    g = job.open(path)
-    options = {"batch_size": 7, "shuffle": True, "seed": 5, "features": {"author": ["x"]}, "output": "pyg"}
-    epochs = []
-    for depth in (0, 3):
-        loader = dist.DistNodeDataLoader(
-            g, {"paper": np.arange(67)}, NeighborSampler([2, 2]), num_prefetch=depth, **options
-        )
-        epochs.append([batch for _ in range(2) for batch in loader])
-    assert all(same(*pair) for pair in zip(*epochs, strict=True)) and not same(*epochs[0][:2])
-    assert "x" in epochs[0][0]["author"] and "x" not in epochs[0][0]["paper"]
-
-
-class SAGE(torch.nn.Module):
-    """Two layers of PyG; each leaves out the nodes and edges that no later one needs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList([SAGEConv((-1, -1), 16), SAGEConv((-1, -1), CLASSES)])
-
-    def forward(self, batch: Data) -> torch.Tensor:
-        x, edge_index = batch.x, batch.edge_index
-        for i, layer in enumerate(self.layers):
-            x, edge_index, _ = trim_to_layer(i, batch.num_sampled_nodes, batch.num_sampled_edges, x, edge_index)
-            x = layer(x, edge_index)
-            x = x if i else x.relu()
-        return x
-
-
-class Untyped(torch.nn.Module):
-    """What ``to_hetero`` makes typed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = SAGEConv((-1, -1), 16), SAGEConv((-1, -1), CLASSES)
-
-    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x, edge_index).relu(), edge_index)
-
-
 class HGT(torch.nn.Module):
     """One layer of PyG's heterogeneous graph transformer."""
 
@@ -475,61 +432,6 @@ class HGT(torch.nn.Module):
 
     def forward(self, x: dict[str, torch.Tensor], edge_index: dict[tuple, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {ntype: self.out(h) for ntype, h in self.conv(x, edge_index).items() if h is not None}
-
-
-def typed_inputs(batch: HeteroData) -> tuple:
-    """Features and edges by type; nodes without features have ones."""
-    x = {t: batch[t].x if "x" in batch[t] else torch.ones(batch[t].num_nodes, CLASSES) for t in batch.node_types}
-    return x, batch.edge_index_dict
-
-
-def typed_model(kind: str) -> Callable[[HeteroData], torch.Tensor]:
-    counts, relations = KINDS["typed"]
-    metadata = (list(counts), list(relations))
-    return HGT(metadata) if kind == "hgt" else to_hetero(Untyped(), metadata, aggr="sum")
-
-
-@pytest.mark.filterwarnings("ignore:The type .* contains invalid characters")  # by to_hetero, which copes
-@pytest.mark.parametrize(
-    "model_name",
-    ["sage", "to_hetero", "hgt"],
-)
-@pytest.mark.slow
-@rotated(3)
-def test_models_of_pyg_learn(job: SharedJob, write, model_name: str) -> None:
-    """What a node is to tell is the class of all that it hears of, and not in its own features."""
-    kind = "plain" if model_name == "sage" else "typed"
-    path = write(kind)
-
-    def body() -> float:
-        torch.manual_seed(3)
-        g = job.open(path)
-        nids = seeds_of(kind, [v for v in range(67) if v % 6 not in (0, 5)])
-        sampler = NeighborSampler([4, 4])
-        loader = dist.DistNodeDataLoader(
-            g, nids, sampler, batch_size=16, shuffle=True, features="x", labels="y", output="pyg"
-        )
-        model = SAGE() if kind == "plain" else typed_model(model_name)
-
-        def outputs(batch: Data | HeteroData) -> tuple[torch.Tensor, torch.Tensor]:
-            store = store_of(batch)
-            out = model(batch) if kind == "plain" else model(*typed_inputs(batch))["paper"]
-            return out[: store.batch_size], store.y[: store.batch_size]
-
-        with torch.no_grad():
-            outputs(next(iter(loader)))  # lazy layers learn their sizes
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-        for _ in range(20):
-            for batch in loader:
-                optimizer.zero_grad()
-                F.cross_entropy(*outputs(batch)).backward()
-                optimizer.step()
-        with torch.no_grad():
-            right = torch.cat([out.argmax(1) == y for out, y in map(outputs, loader)])
-        return float(right.float().mean())
-
-    accuracy = body()
-    on_all(job.trainers, accuracy > 0.95, f"accuracy {accuracy}")
 
 
 class OnlyBlocks(BlockSampler):

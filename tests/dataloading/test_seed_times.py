@@ -15,9 +15,6 @@ from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.negative_sampler import GlobalUniform, Uniform
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, TREE
-from mpigraph.metadata.schema import Schema
-from mpigraph.partition.pipeline import partition_source
-from mpigraph.partition.source import Feature, GraphSource
 
 SEED = 1
 KINDS = pytest.mark.parametrize(("typed", "of_nodes"), [(False, False), (False, True), (True, False), (True, True)])
@@ -213,15 +210,6 @@ def test_edge_loader(job: SharedJob, typed: bool, of_nodes: bool, sampler: Neigh
     on_all(job.trainers, all(sorted(seen[r]) == eids[r].tolist() for r in eids) and checked > 0)
 
 
-def told(blocks: list[Any], some: Temporal) -> list[list[int]]:
-    """What there is to compare of blocks."""
-    frames = [
-        (frame[t].data, block) for block in blocks for frame in (block.srcnodes, block.dstnodes) for t in some.counts
-    ]
-    nodes = [frame[name].tolist() for frame, _ in frames for name in (NID, TREE, SEED_TIME)]
-    return nodes + [block.edges[r].data[EID].tolist() for block in blocks for r in some.schema.relations]
-
-
 def test_times_of_other_types_are_refused(job: SharedJob) -> None:
     g = job.open(job.write(write, SEED, True, True))
     with pytest.raises(InvalidArgumentError, match="input_time must have one time for each of 0"):
@@ -245,36 +233,3 @@ def test_what_is_refused(job: SharedJob) -> None:
     loader = dist.DistEdgeDataLoader(g, seeds, sampler, edge_label_time=seeds, negative_sampler=GlobalUniform(1))
     with pytest.raises(InvalidArgumentError, match="must keep the sources of their edges"):
         list(loader)
-
-
-def write_large(directory: Path) -> str:
-    """2,000 nodes and 60,000 edges with times."""
-    rng = np.random.default_rng(0)
-    src, dst = rng.integers(0, 2000, (2, 60_000))
-    edge_feats = {"_N:_E:_N": {"time": Feature.of(rng.integers(0, 5000, 60_000))}}
-    source = GraphSource(Schema.homogeneous(), (2000,), ((src, dst),), {}, edge_feats)
-    return str(partition_source(source, "large", 2, directory, "random").config_path)
-
-
-@pytest.mark.study
-def test_a_future_edge_never_appears_among_a_million(job: SharedJob) -> None:
-    g = job.open(job.write(write_large))
-    seeds = dist.edge_split(torch.ones(g.num_edges(), dtype=torch.bool), g.get_partition_book())
-    nodes, times = seeds % 2000, g.edata["time"][seeds]
-    for strategy in ("uniform", "last"):
-        sampler = NeighborSampler([8, 8], time_attr="time", temporal_strategy=strategy, temporal_comparison="<")
-        of_edges = dict(edge_label_time=times, negative_sampler=Uniform(1), batch_size=500)
-        for loader in (
-            dist.DistNodeDataLoader(g, nodes, sampler, input_time=times, batch_size=1000),
-            dist.DistEdgeDataLoader(g, seeds, sampler, **of_edges),
-        ):
-            checked = 0
-            for *_, blocks in loader:
-                for block in blocks:
-                    now = block.dstdata[SEED_TIME][block.edges()[1]]
-                    assert bool((g.edata["time"][block.edata[EID]] < now).all())
-                    checked += block.num_edges()
-                if checked > 1_000_000 // job.trainers.size:
-                    break
-            on_all(job.trainers, checked > 1_000_000 // job.trainers.size)
-            loader.close()

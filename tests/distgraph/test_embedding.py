@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from layouts import Job, Layout, SharedJob, alone, on_all, on_layouts, rotated
+from layouts import Job, SharedJob, alone, on_all, rotated
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
@@ -19,7 +19,6 @@ from mpigraph.errors import (
     OutOfRangeError,
     TensorMismatchError,
 )
-from mpigraph.rows.owners import RowOwners
 from mpigraph.session.context import current
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -210,30 +209,3 @@ def test_bad_ids_name_the_embedding(job: SharedJob, oracle) -> None:
     with pytest.raises(MPIGraphError, match="'emb' must be integers in one dimension"):
         emb(torch.zeros(2, 2, dtype=torch.int64))
     assert emb.trace == []
-
-
-@on_layouts([Layout(3, 2, 0), Layout(4, 0, 2), Layout(4, 1, 2), Layout(4, 2, 0)])
-def test_every_row_has_one_owner(job: SharedJob, oracle) -> None:
-    path = oracle(3)
-
-    def body() -> tuple[list, list, int]:
-        g = job.open(path)
-        window = g.ndata["feat"].rows.window
-        owners = RowOwners(window.world, window.offsets)
-        rows = []
-        for owned in owners.ranges():
-            assert window.world.is_local[owned.host] and owned.rows.stop - owned.rows.start == owned.last - owned.first
-            ids = np.arange(owned.first, owned.last)
-            assert (window.host_of(ids) == owned.host).all()
-            rows += ids.tolist()
-        ids = np.random.default_rng(1).integers(0, NUM_NODES, 500)
-        order, counts = owners.route(ids)
-        assert sorted(order.tolist()) == list(range(500))
-        by_owner = np.split(ids[order], np.cumsum(counts)[:-1])
-        for row in set(ids.tolist()):
-            assert (np.diff(order[ids[order] == row]) > 0).all()  # equal rows keep their order
-        return rows, by_owner[g.rank()].tolist(), len(owners.ranges())
-
-    of_trainers = job.trainers.allgather(body())
-    assert sorted(row for rows, *_ in of_trainers for row in rows) == list(range(NUM_NODES))
-    assert all(set(pushed) <= set(rows) and rows for rows, pushed, _ in of_trainers)

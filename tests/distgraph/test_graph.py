@@ -186,30 +186,6 @@ def test_one_hop(job: SharedJob, oracle) -> None:
             check_one_hop(g, fanout, replace)
 
 
-def check_weighted_hop(g: dist.DistGraph, prob: str, replace: bool) -> None:
-    alive = torch.zeros(NUM_NODES, dtype=torch.int64)
-    dst = g.find_edges(torch.arange(g.num_edges()))[1]
-    alive.index_add_(0, dst, (g.edata[prob][:] > 0).to(torch.int64))
-    for fanout in (2, -1):
-        frontier = dist.sample_neighbors(g, torch.arange(NUM_NODES), fanout, prob=prob, replace=replace)
-        check_edges(g, *frontier.edges(), frontier.edata[EID])
-        assert (g.edata[prob][frontier.edata[EID]] > 0).all()
-        degrees = torch.bincount(frontier.edges()[1], minlength=NUM_NODES)
-        if fanout < 0:
-            assert torch.equal(degrees, alive)
-        elif replace:
-            assert torch.equal(degrees, torch.where(alive > 0, fanout, 0))
-        else:
-            assert torch.equal(degrees, alive.clamp(max=fanout))
-
-
-def test_edges_of_no_weight_are_never_drawn(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    for prob in ("weight", "even"):
-        for replace in (False, True):
-            check_weighted_hop(g, prob, replace)
-
-
 def test_bad_sampling_arguments_raise_on_every_rank(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     rank0 = g.rank() == 0

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gradients import piece, start
-from layouts import Job, Layout, SharedJob, needs_threads
-from typed_parts import COUNTS, EDGES, TYPED, typed_source, write_typed
+from layouts import SharedJob
+from typed_parts import COUNTS, EDGES, typed_source, write_typed
 
 import mpigraph.distributed as dist
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MaskLengthError, NodeTypeError, TensorMismatchError
@@ -91,24 +90,6 @@ def test_a_name_of_two_relations_needs_the_triple(job: SharedJob, tmp_path: Path
     assert {r: g.num_edges(r) for r in relations} == relations and g.num_edges("is") == 4
 
 
-@pytest.mark.slow
-def test_names_count_within_a_type(job: SharedJob, typed: str) -> None:
-    """As in DGL, whose layer-wise inference makes a tensor "h" for every type."""
-    g = job.open(typed)
-    kinds = [g.get_node_partition_policy(t) for t in g.ntypes] + [g.get_edge_partition_policy(r) for r in EDGES]
-    tensors = [dist.DistTensor((kind.get_size(),), torch.int64, "h", part_policy=kind) for kind in kinds]
-    g.barrier()
-    for number, t in enumerate(tensors):
-        if g.rank() == 0:
-            t[:] = number + 1
-    g.barrier()
-    again = [dist.DistTensor((kind.get_size(),), torch.int64, "h", part_policy=kind) for kind in kinds]
-    for number, (t, kind) in enumerate(zip(again, kinds, strict=True)):
-        assert (t.name, t.part_policy.policy_str) == ("h", kind.policy_str) and (t[:] == number + 1).all()
-    with pytest.raises(TensorMismatchError, match="'h' exists with shape"):
-        dist.DistTensor((kinds[0].get_size(), 2), torch.int64, "h", part_policy=kinds[0])
-
-
 def test_without_attach_a_feature_is_found(job: SharedJob, typed: str) -> None:
     g = job.open(typed)
     for ntype in COUNTS:
@@ -187,25 +168,6 @@ def test_splits_of_the_wrong_type_are_named(job: SharedJob, typed: str) -> None:
             call()
 
 
-@pytest.mark.slow
-@needs_threads
-def test_typed_splits_are_local_where_parts_are(comm, tmp_path: Path) -> None:
-    job = Job(comm, Layout(comm.size, 0, 1 if comm.size > 1 else 0))
-    path = job.share(write_typed(tmp_path, 4) if comm.rank == 0 else None)
-
-    def body() -> None:
-        g = dist.DistGraph(TYPED, part_config=path)
-        hosts, host = current().store.graphs[TYPED].topology.hosts, current().world.host_index
-        for kind, ntype in enumerate(COUNTS):
-            share = dist.node_split(np.ones(COUNTS[ntype], bool), ntype=ntype, force_even=False)
-            assert torch.equal(share, torch.arange(*hosts.node_range(host, kind)))
-        for kind, relation in enumerate(EDGES):
-            share = dist.edge_split(np.ones(g.num_edges(relation)), etype=relation, force_even=False)
-            assert torch.equal(share, torch.arange(*hosts.edge_range(host, kind)))
-
-    job.run(body)
-
-
 def test_features_of_every_type_are_read_by_new_ids(job: SharedJob, typed: str) -> None:
     g = job.open(typed)
     orig = {ntype: g.nodes[ntype].data["id"][:] for ntype in COUNTS}
@@ -260,42 +222,3 @@ def test_types_of_one_size_need_a_policy(job: SharedJob, typed: str) -> None:
         _ = dist.DistTensor((40,), torch.bool, part_policy=authors) | dist.DistTensor(
             (40,), torch.bool, part_policy=readers
         )
-
-
-def test_embeddings_of_every_type_learn(job: SharedJob, typed: str) -> None:
-    """As dense ones do: of types that share their size, that have no nodes, and fewer nodes than there are parts."""
-    width, steps = 3, 2
-
-    def minibatch(step: int, number: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows that repeat, also across trainers, and a gradient for each."""
-        rng = np.random.default_rng((step, number))
-        ids = rng.integers(0, count, 30) if count else np.empty(0, np.int64)
-        return torch.from_numpy(ids), torch.from_numpy(rng.normal(size=(len(ids), width)).astype(np.float32))
-
-    g = job.open(typed)
-    session = current()
-    embs = {
-        ntype: dist.DistEmbedding(
-            count, width, f"of {ntype}", init_func=start, part_policy=g.get_node_partition_policy(ntype)
-        )
-        for ntype, count in COUNTS.items()
-    }
-    optimizer = dist.SparseAdagrad(list(embs.values()), 0.1, reduction="sum")
-    dense = {ntype: torch.nn.Parameter(emb.weight[:]) for ntype, emb in embs.items()}
-    peer = torch.optim.Adagrad(dense.values(), 0.1)
-    for step in range(steps):
-        peer.zero_grad()
-        loss = torch.zeros(())
-        for number, (ntype, count) in enumerate(COUNTS.items()):
-            ids, grads = minibatch(step, number, count)
-            own = piece(len(ids), session.rank, session.num_trainers)
-            loss = loss + (embs[ntype](ids[own]) * grads[own]).sum()
-            (dense[ntype][ids] * grads).sum().backward()
-        loss.backward()
-        optimizer.step()
-        peer.step()
-        for ntype, emb in embs.items():
-            assert emb.part_policy.policy_str == f"node~{ntype}" and len(emb.weight) == COUNTS[ntype]
-            torch.testing.assert_close(emb.weight[:], dense[ntype].detach(), rtol=1e-6, atol=1e-6)
-            state = optimizer.state[emb.name]["sum"]
-            torch.testing.assert_close(state[:], peer.state[dense[ntype]]["sum"], rtol=1e-5, atol=1e-6)

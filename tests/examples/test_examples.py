@@ -10,7 +10,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import accuracy_links
 import h5py
 import numpy as np
 import pytest
@@ -309,23 +308,6 @@ def test_rgcn_learns_from_relations_which_label_an_entity_has(example: Example) 
     flags = "--facts 200 --num_epochs 3 --eval_every 3 --num_hidden 32 --num_bases 8"
     (accuracy,) = numbers(r"^test accuracy ([\d.]+)", example.run(2, "rgcn.py", flags))
     assert accuracy > 0.7  # 0.125 by chance
-
-
-@pytest.mark.slow
-def test_factorisation_recommends_what_the_others_of_a_group_have(tmp_path: Path, example: Example) -> None:
-    pairs = [[(20 * g + u, 20 * g + (u + i) % 20) for g in range(5) for u in range(20)] for i in range(20)]
-    train, test = (np.array(sum(some, [])).T for some in (pairs[:14], pairs[14:17]))  # 3 items are left out
-    keys = {"user__likes__item__src": train[0], "user__likes__item__dst": train[1], "user__num_nodes": 100}
-    keys |= {"test__user__likes__item__src": test[0], "test__user__likes__item__dst": test[1], "item__num_nodes": 100}
-    np.savez(tmp_path / "groups.npz", **keys)
-    accuracy_links.write_interactions(tmp_path / "groups.npz", tmp_path)
-    flags = (
-        f"6 --graph_name graph --part_config {tmp_path}/graph.json --held_out {tmp_path}/held_out.npz --fan_out none "
-        "--loss softmax --negatives JointUniform --num_negatives 64 --num_hidden 16 --batch_size 300 --num_epochs 20"
-    )
-    script = Path(accuracy_links.__file__).with_name("recall_links.py")
-    (recall,) = numbers(r"^recall@6 ([\d.]+)", example.run(4, script, flags, TWO_NODES))
-    assert recall > 0.9  # the 6 are what is left of the group; by chance 6 / 86
 
 
 @pytest.mark.slow

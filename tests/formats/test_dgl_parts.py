@@ -1,11 +1,9 @@
 """Partitions that DGL has written: the same graph and the same parts, whatever version wrote them; damage is one error.
 
-The files come from ``support/dgl_files.py``. With ``DGL_PYTHON`` DGL itself writes some.
+The files come from ``support/dgl_files.py``.
 """
 
-import os
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,119 +191,6 @@ def test_a_feature_that_a_part_lacks_is_an_error(tmp_path):
     (tmp_path / "part1" / "node_feat.dgl").write_bytes(tensors({}))
     with pytest.raises(GraphDataError, match="part1/node_feat.dgl: feature 'id' of '_N' is missing, which other parts"):
         read_source(tmp_path / "g.json")
-
-
-# DGL itself
-
-WRITE = """
-import sys
-
-import dgl
-import numpy as np
-import torch
-
-arrays = dict(np.load(sys.argv[1]))
-edges = {}
-counts = {}
-for name in arrays:
-    if name.endswith("|src"):
-        relation = tuple(name[:-4].split(":"))
-        edges[relation] = tuple(torch.from_numpy(arrays[f"{name[:-4]}|{end}"]) for end in ("src", "dst"))
-    if name.endswith("|count"):
-        counts[name[:-6]] = int(arrays[name])
-typed = len(edges) > 1
-g = dgl.heterograph(edges, counts)
-for name, values in arrays.items():
-    kind, _, feature = name.partition("/")
-    if feature:
-        data = g.edges[tuple(kind.split(":"))].data if ":" in kind else g.nodes[kind].data
-        data[feature] = torch.from_numpy(values)
-dgl.seed(0)
-settings = {
-    "plain": {"num_parts": 3},
-    "halo": {"num_parts": 3, "num_hops": 2, "graph_formats": ["csc"]},
-    "one": {"num_parts": 1, "graph_formats": ["coo", "csr", "csc"]},
-}
-for name, setting in settings.items():
-    out = sys.argv[2] + "/" + name
-    told = {"part_method": "random", "return_mapping": True} | setting
-    nids, eids = dgl.distributed.partition_graph(g, "g", out_path=out, **told)
-    nids = nids if typed else {"_N": nids}
-    eids = eids if typed else {("_N", "_E", "_N"): eids}
-    found = {key: ids.numpy() for key, ids in nids.items()} | {":".join(key): ids.numpy() for key, ids in eids.items()}
-    np.savez(out + "/mapping.npz", **found)
-"""
-
-
-def write_by_dgl(python: str, folder: Path, source: GraphSource) -> list[Path]:
-    """Have DGL partition a graph in some ways; return the folders, each with the original ids."""
-    arrays = {f"{t}|count": np.array(n) for t, n in zip(source.schema.ntypes, source.num_nodes, strict=True)}
-    for relation, ends in zip(source.schema.relations, source.edges, strict=True):
-        arrays |= {f"{relation_key(relation)}|{e}": np.asarray(a[:]) for e, a in zip(("src", "dst"), ends, strict=True)}
-    for feats in (source.node_feats, source.edge_feats):
-        for key, table in feats.items():
-            for name, feature in table.items():
-                rows = np.asarray(feature.values[:])
-                arrays[f"{key}/{name}"] = rows.astype(bool) if feature.dtype == "bool" else rows
-    folder.mkdir()
-    (folder / "parts").mkdir()
-    np.savez(folder / "in.npz", **arrays)
-    (folder / "write.py").write_text(WRITE)
-    out = str(folder / "parts")
-    done = subprocess.run(
-        [python, folder / "write.py", folder / "in.npz", out], capture_output=True, text=True, timeout=250
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return sorted((folder / "parts").iterdir())
-
-
-def check_same_blocks(found: GraphSource, source: GraphSource, mapping: dict[str, np.ndarray], folder: Path) -> None:
-    """Check that the original graph with DGL's assignment has the same nodes, edges and neighbours in each part.
-
-    By original ids, since DGL numbers the nodes of a part in an order of its own.
-    """
-    parts = np.empty(sum(source.num_nodes), np.int64)
-    begin = 0
-    for ntype, count in zip(found.schema.ntypes, found.num_nodes, strict=True):
-        parts[begin + mapping[ntype]] = found.parts.of_nodes[begin : begin + count]
-        begin += count
-    number = found.parts.number
-    direct = read_partition(partition_source(source, "g", number, folder, "given", assignment=parts).config_path)
-    assert np.array_equal(found.parts.of_nodes, direct.parts.of_nodes)  # as many in each part, and in order
-    for r, (src_type, _, dst_type) in enumerate(found.schema.relations):
-        edges = []
-        for graph, ids in ((found, mapping), (direct, dict(zip(found.schema.ntypes, direct.node_ids, strict=True)))):
-            t = graph.schema.ntypes.index(dst_type)
-            src, dst = (np.asarray(end[:]) for end in graph.edges[r])
-            part = graph.parts.of_nodes[sum(graph.num_nodes[:t]) + dst]
-            assert (np.diff(part) >= 0).all()
-            columns = part, np.asarray(ids[dst_type][:])[dst], np.asarray(ids[src_type][:])[src]
-            edges.append(np.stack(columns, 1)[np.lexsort(columns[::-1])])
-        assert np.array_equal(*edges)
-
-
-@pytest.mark.parametrize("make", [typed, plain])
-def test_what_dgl_itself_writes(tmp_path, make):
-    python = os.environ.get("DGL_PYTHON")
-    if not python:
-        pytest.skip("DGL_PYTHON is not set: a python with dgl")
-    source = make()
-    if make is typed:  # DGL cannot partition a graph in which a part has no edge of a relation
-        source = typed_source(COUNTS, {r: m for r, m in EDGES.items() if m > 1})
-    folders = write_by_dgl(python, tmp_path / "dgl", source)
-    assert len(folders) == 3
-    for folder in folders:
-        mapping = dict(np.load(folder / "mapping.npz"))
-        out = tmp_path / folder.name
-        assert main(["partition", str(folder / "g.json"), "-o", str(out / "out")]) == 0
-        found = read_partition(out / "out" / "g.json")
-        check_same_graph(found, source)
-        for ntype in found.schema.ntypes:
-            assert np.array_equal(found.node_feats[ntype]["id"].values[:], mapping[ntype])
-        check_same_blocks(found, source, mapping, out / "direct")
-        for r, relation in enumerate(found.schema.relations):
-            of_dgl = mapping[relation_key(relation)]
-            assert np.array_equal(of_dgl[found.edge_ids[r][:]], told(found, relation_key(relation))[:, 2])
 
 
 @pytest.mark.parametrize("make", [typed, plain])

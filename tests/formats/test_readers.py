@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from mpigraph.cli.main import main
@@ -31,9 +30,3 @@ def test_files_of_no_layout(tmp_path):
     for path in tmp_path.iterdir():
         with pytest.raises(GraphDataError, match=path.name):
             read_source(path)
-
-
-def test_a_number_of_nodes_is_refused_where_files_say_it(tmp_path):
-    np.savez(tmp_path / "x.npz", edge_src=[0], edge_dst=[1])
-    with pytest.raises(GraphDataError, match="number of nodes cannot be given for npz"):
-        read_source(tmp_path / "x.npz", num_nodes=3)

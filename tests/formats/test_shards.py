@@ -187,13 +187,6 @@ def test_original_ids_must_fit() -> None:
         add_reverse_edges(replace(SOURCE, edge_ids=tuple(np.arange(len(src)) for src, _ in SOURCE.edges)))
 
 
-def test_the_command_cuts_again(parts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["partition", str(parts), "--parts", "2", "--method", "random"]
-    assert main([*words, "-o", str(tmp_path)]) == 0
-    assert f"{tmp_path / 'typed.json'}: 2 parts by random" in capsys.readouterr().out
-    check_is_the_graph(tmp_path / "typed.json")
-
-
 @pytest.mark.parametrize(
     "make, message",
     [

@@ -1,6 +1,8 @@
-"""Chi-square tests: the kernels draw from the distributions that they promise. Seeds are fixed, so nothing flickers."""
+"""Chi-square tests: the kernels draw from the distributions that they promise. Seeds are fixed, so nothing flickers.
 
-from collections.abc import Sequence
+A draw without some edges is one of a row that lacks them (``test_exclude_rows.py``).
+"""
+
 from itertools import combinations, permutations
 
 import numpy as np
@@ -8,7 +10,6 @@ import numpy.typing as npt
 import pytest
 from chi_square import SUSPICIOUS, WRONG, bits, equal, p_value
 
-from mpigraph.kernels.exclude import copy_kept, recount_weighted, shorten_rows, step_over
 from mpigraph.kernels.rng import combine, draw_below, mix64, uniform01
 from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform
 from mpigraph.kernels.weighted import choose_weighted
@@ -17,41 +18,19 @@ I64 = npt.NDArray[np.int64]
 DRAWS = 40_000
 
 
-def draws(
-    degree: int,
-    k: int,
-    replace: bool,
-    *,
-    weights: list[float] | None = None,
-    nodes: int = 100,
-    excluded: Sequence[int] = (),
-) -> I64:
+def draws(degree: int, k: int, replace: bool, *, weights: list[float] | None = None, nodes: int = 100) -> I64:
     """int64[DRAWS, k]: places drawn in lists of ``degree`` neighbours, of ``nodes`` nodes under many keys."""
     rows, begins, degrees = np.arange(nodes), np.arange(nodes) * degree, np.full(nodes, degree)
     offsets, out = np.arange(nodes + 1) * k, np.empty((DRAWS, k), np.int64)
     tiled = None if weights is None else np.tile(np.array(weights, np.float32), nodes)
-    num_candidates = np.full(nodes, sum(w > 0 for w in weights or []))
-    starts, counts, *holes = (np.zeros(nodes, np.int64) for _ in range(4))
-    candidates, dst = (
-        Candidates(begins, degrees, *holes, num_candidates),
-        Destinations(rows, k, replace, combine(11, 0)[None]),
-    )
-    without = np.sort((begins[:, None] + np.array(excluded, np.int64)).reshape(-1))
-    shorten_rows(dst, without, rows, candidates, counts)
-    if tiled is None:
-        starts = begins
-    else:
-        recount_weighted(dst, tiled, without, rows, candidates, counts)
-        kept = np.empty(degrees.sum(), np.float32)
-        copy_kept(tiled, without, rows, candidates, starts, kept)
+    holes = (np.zeros(nodes, np.int64) for _ in range(2))
+    candidates = Candidates(begins, degrees, *holes, np.full(nodes, sum(w > 0 for w in weights or [])))
     for i in range(DRAWS // nodes):
-        dst, share = dst._replace(keys=combine(11, i)[None]), out[i * nodes : (i + 1) * nodes].reshape(-1)
+        dst, share = Destinations(rows, k, replace, combine(11, i)[None]), out[i * nodes : (i + 1) * nodes].reshape(-1)
         if tiled is None:
             choose_uniform(dst, rows, candidates, offsets, share)
         else:
-            shortened = candidates._replace(begins=starts)
-            choose_weighted(dst, kept, np.empty(0, np.uint64), rows, shortened, offsets, share)
-        step_over(without, rows, starts, candidates, offsets, share)
+            choose_weighted(dst, tiled, np.empty(0, np.uint64), rows, candidates, offsets, share)
         share -= np.repeat(begins, k)
     return out
 
@@ -147,53 +126,6 @@ def test_equal_weights_are_uniform() -> None:
     subsets = [int(bits(np.array(subset))) for subset in combinations(range(5), 2)]
     assert p_value(bits(draws(5, 2, False, weights=[0.7] * 5)), equal(subsets)) > SUSPICIOUS
     assert p_value(draws(5, 1, True, weights=[0.7] * 5)[:, 0], equal(list(range(5)))) > SUSPICIOUS
-
-
-# Excluded edges
-
-LEFT = [0, 2, 3, 5, 6]  # of seven
-
-
-@some_nodes
-@pytest.mark.parametrize("k", [1, 2, 4])
-def test_uniform_without_edges_every_subset_of_the_others_is_equally_likely(k: int, nodes: int) -> None:
-    places = draws(7, k, False, nodes=nodes, excluded=[1, 4])
-    subsets = [int(bits(np.array(subset))) for subset in combinations(LEFT, k)]
-    assert p_value(bits(places), equal(subsets)) > SUSPICIOUS
-
-
-@some_nodes
-def test_uniform_without_edges_with_replacement(nodes: int) -> None:
-    places = draws(7, 2, True, nodes=nodes, excluded=[4, 1])
-    assert p_value(places @ [1, 7], equal([a + 7 * b for a in LEFT for b in LEFT])) > SUSPICIOUS
-
-
-@pytest.mark.parametrize("k", [64, 65])
-def test_uniform_many_of_those_left(k: int) -> None:
-    degree, excluded = k + 5, [0, k, k + 4]  # the first, one inside, the last
-    places = draws(degree, k, False, excluded=excluded)
-    assert not np.isin(places, excluded).any()
-    left = np.delete(np.arange(degree), excluded)
-    pairs = [a * (k + 2) + b for a, b in combinations(range(k + 2), 2)]
-    assert p_value(left_out(np.searchsorted(left, places), k + 2), equal(pairs)) > SUSPICIOUS
-
-
-@some_nodes
-def test_weighted_without_edges_is_proportional_among_the_others(nodes: int) -> None:
-    with_two_more = [9.0, *WEIGHTS[:2], 5.0, *WEIGHTS[2:]]
-    places = draws(7, 2, True, weights=with_two_more, nodes=nodes, excluded=[0, 3])
-    assert not np.isin(places, [0, 3]).any()
-    places = np.searchsorted([1, 2, 4, 5, 6], places)
-    expected = {a + 5 * b: WEIGHTS[a] * WEIGHTS[b] / 100 for a in ALIVE for b in ALIVE}
-    assert p_value(places @ [1, 5], expected) > SUSPICIOUS
-
-
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_weighted_without_edges_is_sequential_among_the_others(k: int) -> None:
-    with_two_more = [9.0, *WEIGHTS[:2], 5.0, *WEIGHTS[2:]]
-    places = draws(7, k, False, weights=with_two_more, excluded=[0, 3])
-    places = np.searchsorted([1, 2, 4, 5, 6], places)
-    assert p_value(places @ (5 ** np.arange(k)), one_after_the_other(k)) > SUSPICIOUS
 
 
 # The bricks, and the power of these tests

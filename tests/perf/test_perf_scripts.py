@@ -34,7 +34,6 @@ for script in sys.argv[1:]:
 """
 ON_TOY = {
     "sampling": (["--batches", "2"], "sample and relabel, fanouts 15,10,5: edges"),
-    "prefetch": (["--steps", "2", "--batch_size", "50"], "step"),
     "device": (["--steps", "2", "--batch_size", "50"], "step, fanouts 10,25, minibatches brought to the device"),
     "times": ([], "an edge, fanouts 15,10,5, time, last: beside sampling without"),
     "weighted": ([], "an edge, fanouts 15,10,5"),
@@ -140,4 +139,4 @@ def test_scripts_say_how_they_are_used() -> None:
 
 def test_every_script_is_described() -> None:
     text = (HERE / "README.md").read_text()
-    assert [name for name in SCRIPTS if f"`{name}.py`" not in text] == []
+    assert [name for name in SCRIPTS if f"{name}.py" not in text] == []

@@ -20,7 +20,7 @@ from layouts import SharedJob, alone, everywhere, on_all, rotated
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
-from mpigraph.dataloading import MultiLayerFullNeighborSampler, NeighborSampler
+from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, OutOfRangeError
 from mpigraph.graphs.fields import EID
 from mpigraph.metadata.schema import Schema
@@ -173,31 +173,6 @@ def check_hop(g: dist.DistGraph, number: int, prob: str | None, fanout: int, rep
     assert np.array_equal(np.bincount(ends[1], minlength=NUM_NODES)[nodes], want)
 
 
-def test_the_fanout_is_honoured_by_the_edges_that_are_left(job: SharedJob, multi: str) -> None:
-    g = job.open(multi)
-    for number in range(NUM_BATCHES):
-        for fanout in (0, 1, 5, -1):
-            for replace in (False, True):
-                check_hop(g, (number + g.rank()) % NUM_BATCHES, (None, "weight", "even")[number % 3], fanout, replace)
-
-
-def test_nodes_without_excluded_edges_draw_what_they_always_draw(job: SharedJob, multi: str) -> None:
-    _, dst = multigraph(0)
-    untouched = np.setdiff1d(np.arange(NUM_NODES), dst[excluded(0, 2)])
-    g = job.open(multi)
-    nodes = np.arange(NUM_NODES)
-    for prob in (None, "weight", "even"):
-        for replace in (False, True):
-            options = {"prob": prob, "replace": replace, "seed": 5}
-            plain, none, without = (
-                g.sample_neighbors(nodes, 3, exclude_edges=edges, **options).edata[EID].numpy()
-                for edges in (None, [], excluded(0, 2))
-            )
-            assert np.array_equal(plain, none)
-            same = [eids[np.isin(dst[eids], untouched)] for eids in (plain, without)]
-            assert np.array_equal(*same) and 0 < len(same[0]) < len(plain)
-
-
 @pytest.mark.parametrize("name", ["uniform", "prob"])
 def test_threads_draw_alike(job: SharedJob, multi: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpigraph.sampling.workers._WORTH_IT", 3)
@@ -210,19 +185,6 @@ def test_threads_draw_alike(job: SharedJob, multi: str, name: str, monkeypatch: 
         )
         alone, together = (digest(g.sample_blocks(batch(number), one, exclude_edges=without)) for one in how)
         assert alone == together
-
-
-def test_samplers_take_edges_to_exclude(job: SharedJob, multi: str) -> None:
-    g = job.open(multi)
-    for sampler in (NeighborSampler([3, 2]), MultiLayerFullNeighborSampler(2)):
-        for sample in (sampler.sample, sampler.sample_blocks):
-            for number in range(NUM_BATCHES):
-                for block in sample(g, batch(number), excluded(0, number))[2]:
-                    assert not np.isin(block.edata[EID], excluded(0, number)).any()
-    seeds = torch.arange(NUM_NODES)
-    left = np.delete(np.arange(g.num_edges()), excluded(0, 2))
-    _, _, (block,) = MultiLayerFullNeighborSampler(1).sample(g, seeds, excluded(0, 2))
-    assert np.array_equal(block.edata[EID], left)
 
 
 # Existence

@@ -1,16 +1,15 @@
 """Relations that share tables: all that is drawn and looked up is what it is where each has tables of its own."""
 
 import dataclasses
-import hashlib
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from batches import digest
 from layouts import SharedJob, alone, everywhere, on_all, rotated
 
 import mpigraph.distributed as dist
@@ -73,13 +72,6 @@ def write(directory: Path, num_parts: int, shared: bool = True) -> str:
     return str(path)
 
 
-def digest(*tensors: Any) -> str:
-    state = hashlib.sha256()
-    for tensor in tensors:
-        state.update(np.asarray(tensor).tobytes())
-    return state.hexdigest()
-
-
 def everything(path: str, rank: int, trainers: int) -> dict[str, str]:
     """This trainer's share of what is drawn and looked up."""
     g = dist.DistGraph("many", part_config=path)
@@ -94,15 +86,11 @@ def everything(path: str, rank: int, trainers: int) -> dict[str, str]:
         extra = {"seed_times": times} if "time" in name else {}
         inputs, _, blocks = g.sample_blocks(seeds, arguments, exclude_edges=drop if number % 2 else None, **extra)
         if seeds:
-            ends = [block.edges(etype=r)[i] for block in blocks for r in SCHEMA.relations for i in (0, 1)]
-            eids = [b.edges[r].data.get(EID, torch.empty(0)) for b in blocks for r in SCHEMA.relations]
-            found[name] = digest(*(inputs[t] for t in NODES), *ends, *eids)
+            found[name] = digest([inputs, blocks])
     seeds = {t: torch.arange(0, NODES[t], 2) for t in "ab"} if rank == 0 else {}
     graph = g.sample_neighbors(seeds, 2, seed=3)
     if seeds:
-        found["one hop"] = digest(
-            *(x for r in SCHEMA.relations for x in (*graph.edges(etype=r), graph.edges[r].data[EID]))
-        )
+        found["one hop"] = digest([graph.all_edges(etype=r) for r in SCHEMA.relations] + [graph.edata[EID]])
     for number, relation in enumerate(SCHEMA.relations):
         edges = torch.arange(g.num_edges(relation))
         if number % trainers != rank:
@@ -116,7 +104,7 @@ def everything(path: str, rank: int, trainers: int) -> dict[str, str]:
         pairs[0][len(edges) :] = pairs[0][len(edges) :].roll(1)
         exist = g.has_edges_between(*pairs, etype=relation)
         assert exist[: len(edges)].all()
-        found[str(relation)] = digest(src, dst, *degrees, exist)
+        found[str(relation)] = digest([src, dst, *degrees, exist])
     return found
 
 

@@ -4,10 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 from layouts import Layout, SharedJob, on_layouts
-from typed_parts import many_relations, write_typed
 
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.pipeline import partition_source
@@ -22,54 +20,10 @@ RELATIONS = (1, 4, 200)
 REMOTE = [Layout(2, 0, 1), Layout(4, 1, 2)]
 
 
-def dealt_out(number: int) -> GraphSource:
-    """The same edges, dealt out to so many relations."""
-    src, dst = np.random.default_rng(0).integers(0, NUM_NODES, (2, NUM_EDGES))
-    schema = Schema(("n",), tuple(("n", f"r{r}", "n") for r in range(number)))
-    edges = tuple((src[r::number], dst[r::number]) for r in range(number))
-    return GraphSource(schema, (NUM_NODES,), edges)
-
-
 def traffic(*what: str) -> np.ndarray:
     """What this rank's sampling has cost so far: "rounds", "messages", "bytes"."""
     channels = current().store.channels.values()
     return np.array([[getattr(channel, name) for name in what] for channel in channels]).sum(axis=0)
-
-
-@pytest.mark.study
-@on_layouts(REMOTE[1:])
-def test_rounds_and_messages_do_not_grow_with_relations(job: SharedJob, tmp_path: Path) -> None:
-    if job.trainers.rank == 0:
-        for number in RELATIONS:
-            partition_source(dealt_out(number), f"g{number}", 4, tmp_path / str(number), "random")
-    folder = job.one_has(lambda: tmp_path)
-    ids = torch.from_numpy(np.random.default_rng(1).permutation(NUM_NODES)[:60])
-
-    def sample(number: int) -> list[int]:
-        g = job.open(str(folder / str(number) / f"g{number}.json"))
-        before = traffic("rounds", "messages")
-        _, _, blocks = g.sample_blocks({"n": ids}, [-(-8 // number)] * HOPS)
-        assert len(blocks) == HOPS and blocks[-1].num_edges() > 0
-        g.barrier()
-        return (traffic("rounds", "messages") - before).tolist()
-
-    found = [sample(number) for number in RELATIONS]
-    assert found == [found[0]] * len(RELATIONS)
-    assert found[0][0] == HOPS
-
-
-@pytest.mark.study
-@on_layouts(REMOTE[:1])
-def test_each_of_two_hundred_relations_is_read(job: SharedJob, tmp_path: Path) -> None:
-    source = many_relations(200)
-    g = job.open(job.one_has(lambda: write_typed(tmp_path, 3, source, "many")))
-    orig = {ntype: g.nodes[ntype].data["id"][:] for ntype in g.ntypes}
-    assert g.num_edges() == sum(len(src) for src, _ in source.edges)
-    for relation, (src, dst) in zip(source.schema.relations, source.edges, strict=True):
-        found = g.find_edges(torch.arange(len(src)), etype=relation)
-        ends = orig[relation[0]][found[0]], orig[relation[2]][found[1]]
-        position = g.edges[relation].data["told"][:][:, 2]
-        assert np.array_equal(src[position], ends[0]) and np.array_equal(dst[position], ends[1])
 
 
 def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:

@@ -1,12 +1,12 @@
 """Temporal and disjoint sampling: random graphs with ties, compared with a filter in plain Python, in every layout."""
 
 import dataclasses
-import hashlib
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from batches import digest
 from layouts import SharedJob, everywhere, on_all, rotated
 from temporal_graphs import I64, NEWEST, OLDEST, Temporal, temporal, write
 
@@ -108,19 +108,6 @@ def samplers(rng: np.random.Generator) -> NeighborSampler:
     )
 
 
-def digest(some: Temporal, sample: Any) -> str:
-    """A fingerprint of blocks."""
-    state = hashlib.sha256()
-    for block in sample[2]:
-        for relation in some.schema.relations:
-            for tensor in (*block.all_edges(etype=relation), block.edges[relation].data[EID]):
-                state.update(tensor.numpy().tobytes())
-        for ntype in some.schema.ntypes:
-            for name in (NID, TREE):
-                state.update(block.srcnodes[ntype].data[name].numpy().tobytes())
-    return state.hexdigest()
-
-
 def unwrapped(some: Temporal, ids: dict[Any, I64]) -> Any:
     return ids if len(ids) > 1 else next(iter(ids.values()))
 
@@ -136,7 +123,7 @@ def draw_all(g: dist.DistGraph, some: Temporal, seed: int, cases: int) -> list[s
         given = {"seed_times": unwrapped(some, times), "exclude_edges": unwrapped(some, excluded)}
         sample = g.sample_blocks(unwrapped(some, seeds), dataclasses.replace(sampler.arguments, seed=number), **given)
         check_blocks(some, sampler, seeds, times, excluded, sample)
-        found.append(digest(some, sample))
+        found.append(digest(sample[2]))
     return found
 
 

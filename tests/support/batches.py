@@ -1,6 +1,7 @@
 """Minibatches that tests sample in many ways, and a fingerprint that says whether two are the same."""
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ from oracle import NUM_NODES
 
 from mpigraph.dataloading import BlockSampler, LaborSampler, NeighborSampler
 from mpigraph.graphs.block import to_block
-from mpigraph.graphs.fields import EID, NID
+from mpigraph.graphs.fields import EID, NID, TREE
+from mpigraph.graphs.in_memory import InMemoryGraph
 
 NUM_BATCHES = 6
 SAMPLERS = {
@@ -40,14 +42,23 @@ def batch(number: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(number).permutation(NUM_NODES)[:17].astype(np.int64))
 
 
-def digest(sample: tuple) -> str:
-    """A fingerprint of a minibatch of nodes or edges: its ids, and of each block or pair graph ends and ids."""
-    *others, blocks = sample
+def tensors(part: Any) -> Iterator[torch.Tensor]:
+    """The ids of a minibatch, of its blocks and pair graphs by type, and their ends, always in the same order."""
+    if isinstance(part, torch.Tensor | np.ndarray):
+        yield torch.as_tensor(part)
+    elif isinstance(part, InMemoryGraph):
+        for relation in part.canonical_etypes:
+            yield from (*part.all_edges(etype=relation), part.edges[relation].data.get(EID, torch.empty(0)))
+        for ntype in part.srctypes:
+            yield from (part.srcnodes[ntype].data[name] for name in (NID, TREE) if name in part.srcnodes[ntype].data)
+    else:
+        for one in (part[key] for key in sorted(part, key=str)) if isinstance(part, Mapping) else part:
+            yield from tensors(one)
+
+
+def digest(sample: Any) -> str:
+    """A fingerprint of a minibatch of nodes or edges, or of anything that is made of tensors."""
     state = hashlib.sha256()
-    for one in (*others, *blocks):
-        tensors = [one]
-        if not isinstance(one, torch.Tensor):
-            tensors = [*one.edges(), one.srcdata[NID], one.edata.get(EID, torch.empty(0))]
-        for tensor in tensors:
-            state.update(tensor.numpy().tobytes())
+    for tensor in tensors(sample):
+        state.update(repr(tensor.shape).encode() + tensor.numpy().tobytes())
     return state.hexdigest()
