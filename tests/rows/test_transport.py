@@ -12,8 +12,8 @@ from worlds import HELD, by_packing, filled_window, meet, row_values, rows_of
 
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.rows.pool import RowPool
-from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.transport import Transport
+from mpigraph.rows.trial import choose_transport
 from mpigraph.rows.window import RowWindow
 from mpigraph.trace import clock, sums
 
@@ -145,11 +145,10 @@ def test_one_transport_is_chosen_for_all(layout: Job, setting: str) -> None:
         assert set(service.world.comm.allgather(name)) == {name}
         if not service.transports:
             assert not name and not measured
-        elif setting == "auto":
-            assert set(measured) == {"rma", "packed"}
-            assert measured[name] == max(measured.values()) > 0
         else:
-            assert name == setting and not measured
+            assert set(measured) == ({"rma", "packed"} if setting == "auto" else {setting})
+            assert measured[name] == max(measured.values()) > 0
+            assert service.one_sided == (name == "rma")
 
 
 @api
