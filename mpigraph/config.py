@@ -259,11 +259,6 @@ def fast_boxes() -> bool:
     return os.environ.get(_FAST_BOXES) != "0"
 
 
-def debugging() -> bool:
-    """Return whether tracebacks show the library's own frames (``MPIGRAPH_LOG_LEVEL=DEBUG``)."""
-    return os.environ.get(f"{_PREFIX}LOG_LEVEL", "").upper() == "DEBUG"
-
-
 def launcher_rank() -> int:
     """Return the rank that a launcher gave this process, 0 where none did; for use before MPI starts."""
     return rank_in(os.environb) or 0
