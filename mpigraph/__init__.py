@@ -1,8 +1,8 @@
 """mpigraph: MPI-native distributed GNN training with DGL's distributed API.
 
 Importing this package does little: names are looked up on first use, so that commands without torch never load it. The
-import sets a variable that Open MPI reads when it starts, and shortens tracebacks of the library's uncaught errors. In
-a process that a launcher started, it makes uncaught errors end the job.
+import sets a variable that Open MPI reads when it starts. In a process that a launcher started, it makes uncaught
+errors end the job.
 
 ``__init__.pyi`` lists the public names.
 """
@@ -11,14 +11,12 @@ import lazy_loader as _lazy_loader
 
 from mpigraph import config as _config
 from mpigraph import namespaces as _namespaces
-from mpigraph import tracebacks as _tracebacks
 
 __version__ = "0.1.0"
 
 _load, __dir__, __all__ = _lazy_loader.attach_stub(__name__, __file__)
 
 _config.disable_fast_boxes()
-_tracebacks.install()
 if _config.launch() is not None:
     from mpigraph.mpi import abort as _abort
 

@@ -16,11 +16,9 @@ from mpigraph.errors import InvalidArgumentError, check_integer
 _PREFIX = "MPIGRAPH_"
 _FAST_BOXES = "OMPI_MCA_btl_sm_fbox_max"  # how many senders may have one
 CHOICES: dict[str, tuple[object, ...]] = {
-    "window": ("auto", "allocate", "create"),
     "transport": ("auto", "rma", "packed"),  # of rows/service.py
     "sampling": ("auto", "alltoallv", "sparse"),  # of sampling/exchanges.py
     "requeue": ("auto", "exit"),
-    "self_test": (0, 1),
     "keep_memory": (0, 1),
 }
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -35,12 +33,10 @@ class Config:
     Attributes:
         ranks_per_node: simulate nodes of this many ranks; 0 means the real nodes. For tests.
         timeout: seconds that a wait inside a protocol step may last before the watchdog ends the job.
-        window: how shared windows are allocated: "auto", "allocate" or "create" (see ``rows/service.py``).
-        transport: how rows of other nodes are read: the name of a transport (``rows/service.py``), or "auto" to measure
-            at start.
+        transport: how rows of other nodes are read: "rma" or "packed", or "auto" to measure at start
+            (``rows/trial.py``).
         sampling: how sampling requests travel: the name of an exchange (``sampling/exchanges.py``), or "auto" to choose
             by the thread level of MPI.
-        self_test: 1 to try windows at start in a job of several nodes (see ``rows/self_test.py``), 0 to trust them.
         keep_memory: 1 to keep freed blocks for the next minibatch (see ``memory.py``), 0 to return them.
         log_level: a level name of :mod:`logging`, in upper or lower case.
         part_config: the partition configuration of graphs opened without naming one.
@@ -53,10 +49,8 @@ class Config:
 
     ranks_per_node: int = 0
     timeout: float = 300.0
-    window: str = "auto"
     transport: str = "auto"
     sampling: str = "auto"
-    self_test: int = 1
     keep_memory: int = 1
     log_level: str = "WARNING"
     part_config: str = ""
@@ -263,11 +257,6 @@ def disable_fast_boxes() -> None:
 def fast_boxes() -> bool:
     """Return whether Open MPI's fast boxes are on."""
     return os.environ.get(_FAST_BOXES) != "0"
-
-
-def debugging() -> bool:
-    """Return whether tracebacks show the library's own frames (``MPIGRAPH_LOG_LEVEL=DEBUG``)."""
-    return os.environ.get(f"{_PREFIX}LOG_LEVEL", "").upper() == "DEBUG"
 
 
 def launcher_rank() -> int:

@@ -14,6 +14,7 @@ import sys
 import termios
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,12 +23,12 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from mpigraph.config import debugging, launch, launcher_rank
+from mpigraph.config import launch, launcher_rank
 from mpigraph.errors import ClosedError, MPIGraphError
 from mpigraph.mpi.start import end_unstarted, is_worker
 from mpigraph.mpi.witness import say_goodbye
-from mpigraph.tracebacks import INTERRUPTED, format_error
 
+INTERRUPTED = 130  # a shell's status of a process that Ctrl-C ended
 _SPEAKING_TIME = 15.0  # seconds that the first has to print an error that every rank raises, and MPI to end them
 _INTERRUPTED_TIME = 2.0  # the same for Ctrl-C: the first may be where Python cannot be interrupted
 _MOMENT = 1.0  # seconds that others give the first, who may have the same error, and each the witness
@@ -154,9 +155,9 @@ def _stop_on(error: BaseException, identity: str) -> NoReturn:
     with suppress(BaseException):  # no memory, an error that cannot be printed, or a signal's handler raises
         if isinstance(error, KeyboardInterrupt):
             status, text = INTERRUPTED, f"[mpigraph] {identity} was interrupted; the job is ended\n"
-            text = format_error(error) + text if debugging() else text
         else:
-            text = f"[mpigraph] uncaught exception on {identity}; the job is ended\n{format_error(error)}"
+            shown = "".join(traceback.format_exception(error))
+            text = f"[mpigraph] uncaught exception on {identity}; the job is ended\n{shown}"
     abort(status, text)
 
 

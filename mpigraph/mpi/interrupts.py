@@ -21,8 +21,7 @@ from _signal import getsignal  # type: ignore[import-not-found]  # that of signa
 from inspect import CO_VARARGS
 from types import FrameType, TracebackType
 
-from mpigraph.mpi.abort import abort
-from mpigraph.tracebacks import INTERRUPTED
+from mpigraph.mpi.abort import INTERRUPTED, abort
 
 _PATIENCE = 5.0  # seconds that an interrupted wait may last, and after which a second Ctrl-C is not held back
 

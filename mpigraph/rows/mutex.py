@@ -1,4 +1,5 @@
-"""One lock per host for the writers of its rows, in the order in which they ask.
+"""One lock per host for the writers of its rows, in the order in which they ask: ranks of its node, and the host itself
+for those of other nodes.
 
 A ticket lock on a window of two words for each host: the next ticket, and the one whose turn it is. Operations on a
 word only add or read: MPI promises that operations on one word are atomic to each other only if they are the same, or
@@ -25,25 +26,18 @@ _SLOT = 64  # bytes for each word: a cache line of its own
 _NEXT = 0
 _TURN = 1
 _WORD = 8  # bytes
-_SHORTEST = 2e-5  # seconds that a writer holds the lock at least, to write a row of another rank
-_LONGEST = 2e-3  # seconds of a sleep at most
 
 
 class HostMutex:
     """Mutual exclusion between writers of one host's rows, first come, first served."""
 
     @collective("world.comm")
-    def __init__(self, world: World, remote: bool) -> None:
-        """Make one free lock on each host, for all ranks if ``remote``, else for those of its node."""
+    def __init__(self, world: World) -> None:
+        """Make one free lock on each host, for the ranks of its node."""
         self._world = world
         nbytes = 2 * _SLOT if world.is_host else 0
-        if remote:
-            comm = world.comm
-            self._win = MPI.Win.Allocate(nbytes, _WORD, comm=comm)
-        else:  # the processor's own atomic operations, with any MPI
-            comm = world.node
-            self._win = MPI.Win.Allocate_shared(nbytes, _WORD, comm=comm)
-        self._ranks = MPI.Group.Translate_ranks(world.comm.group, world.hosts.tolist(), comm.group)
+        self._win = MPI.Win.Allocate_shared(nbytes, _WORD, comm=world.node)
+        self._ranks = MPI.Group.Translate_ranks(world.comm.group, world.hosts.tolist(), world.node.group)
         if world.is_host:
             as_array(self._win.tomemory(), np.int64)[:] = 0
         check_memory_model(self._win)
@@ -53,26 +47,23 @@ class HostMutex:
 
     @contextmanager
     def hold(self, host: int) -> Iterator[None]:
-        """Hold the lock of ``host`` inside the ``with`` block. One-sided; the target does nothing."""
+        """Hold the lock of ``host``, of this node, inside the ``with`` block."""
         backoff = Backoff()
         with self._world.watch(f"taking the write lock of rank {self._world.hosts[host]}"):
             ticket = self.draw(host)
-            while ahead := self.ahead(host, ticket):
-                # the holder may be writing to this rank, which Open MPI lets it do while this rank is inside MPI
-                self._world.comm.Iprobe()
-                # the next in turn looks often: the lock is free while it sleeps
-                backoff.pause(TRANSFER._replace(longest=min(max(TRANSFER.longest, ahead * _SHORTEST), _LONGEST)))
+            while self.ahead(host, ticket):
+                backoff.pause(TRANSFER)
         try:
             yield
         finally:
             self.release(host, ticket)
 
     def draw(self, host: int) -> int:
-        """Draw a ticket for the lock of ``host``; turns come in the order of tickets. One-sided."""
+        """Draw a ticket for the lock of ``host``; turns come in the order of tickets."""
         return self._fetch(host, _NEXT, 1)
 
     def ahead(self, host: int, ticket: int) -> int:
-        """Return the number of turns before that of ``ticket``: its owner holds the lock when it is 0. One-sided.
+        """Return the number of turns before that of ``ticket``: its owner holds the lock when it is 0.
 
         Raises CollectiveError if its turn is over; see :meth:`release`.
         """
@@ -82,7 +73,7 @@ class HostMutex:
         return ticket - turn
 
     def release(self, host: int, ticket: int) -> None:
-        """Give back the lock of ``host``. One-sided.
+        """Give back the lock of ``host``.
 
         Raises:
             CollectiveError: it is not this ticket's turn: MPI's operations are not atomic, or the word was overwritten.

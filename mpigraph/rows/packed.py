@@ -135,7 +135,6 @@ class PackedTransport(Transport):
 
     name = "packed"
     how = "packed by their host"
-    one_sided = False
 
     @collective("world.comm")
     def __init__(self, world: World) -> None:
@@ -226,7 +225,9 @@ class PackedTransport(Transport):
         return True
 
     def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
-        """See :class:`~mpigraph.rows.transport.Transport`. The hosts store the rows when they make progress.
+        """Write rows of remote hosts from ``values`` (2-D, whole rows as words); the last of equal rows wins.
+
+        A host holds its lock while it stores them, when it makes progress; they are there when the call returns.
 
         Raises ClosedError if a host has closed the window.
         """

@@ -1,10 +1,10 @@
-"""Remote rows by one-sided ``Get`` and ``Put``: one for each host, whose target datatype lists the rows as runs.
+"""Remote rows by one-sided ``Get``: one for each host, whose target datatype lists the rows as runs.
 
 The host runs no code. This is fast where the fabric reads memory by itself; over TCP the host's MPI library walks the
 list row by row, and ``rows/packed.py`` is faster.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import ClassVar
@@ -16,10 +16,9 @@ from mpigraph.arrays import I64, Array
 from mpigraph.kernels.row_ops import find_runs, gather_rows
 from mpigraph.mpi.agree import no_way_back
 from mpigraph.mpi.messages import answered
-from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, last_of_equal, nothing, split_requests
+from mpigraph.mpi.world import World
+from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, nothing, split_requests
 from mpigraph.trace import clock
-
-_ROWS_PER_PUT = 1 << 20
 
 
 @contextmanager
@@ -63,10 +62,21 @@ class _Get:
 
 
 class RmaTransport(Transport):
-    """Reads remote rows with ``Get`` and ``Flush``, and writes them with ``Put`` while it holds their host's lock."""
+    """Reads remote rows with ``Get`` and ``Flush``."""
 
     name = "rma"
     how = "by one-sided Get"
+
+    def __init__(self, world: World, wake: Callable[[Sequence[int]], None]) -> None:
+        """Read rows of other nodes.
+
+        Args:
+            world: the job.
+            wake: makes hosts, given by rank, look at their messages often for a while: some networks move a host's rows
+                only while it looks.
+        """
+        super().__init__(world)
+        self._wake = wake
 
     def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """See :class:`~mpigraph.rows.transport.Transport`. One-sided."""
@@ -77,7 +87,7 @@ class RmaTransport(Transport):
     def _read(
         self, window: WindowHandle, requests: list[RemoteRows], out: Array, meanwhile: Callable[[], None]
     ) -> None:
-        self.wake([rows.rank for rows in requests])
+        self._wake([rows.rank for rows in requests])
         what = f"one-sided reads of rows of rank(s) {', '.join(str(rows.rank) for rows in requests)}"
         gets: list[_Get] = []
 
@@ -99,27 +109,3 @@ class RmaTransport(Transport):
         self.traffic.sent(get.remote.rank, 0)
         self.traffic.received(get.remote.rank, nbytes)
         answered(get.remote.rank, begin)
-
-    def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
-        """See :class:`~mpigraph.rows.transport.Transport`. One-sided."""
-        self.wake([rows.rank for rows in leaving])
-        for rows in leaving:
-            with window.mutex.hold(int(np.searchsorted(self.world.hosts, rows.rank))):
-                self.put(window, rows, values)
-
-    def put(self, window: WindowHandle, leaving: RemoteRows, values: Array) -> None:
-        """Write rows of one host, whose lock the caller holds. One-sided."""
-        rows, positions = last_of_equal(leaving)
-        for begin in range(0, len(rows), _ROWS_PER_PUT):
-            cut = slice(begin, begin + _ROWS_PER_PUT)
-            starts, lengths, _ = find_runs(rows[cut])
-            going = np.ascontiguousarray(values[positions[cut]])
-            with (
-                _runs_type(window.row, starts, lengths) as runs,
-                self.world.watch(f"writing {len(going)} rows of rank {leaving.rank}"),
-            ):
-                window.win.Put(
-                    [going.view(np.uint8), len(going), window.row], leaving.rank, target=[window.begin, 1, runs]
-                )
-                window.win.Flush(leaving.rank)
-                self.traffic.sent(leaving.rank, going.nbytes)

@@ -162,7 +162,7 @@ class RowCache:
         of_hosts[world.hosts_of_node(world.node_index)[0]] = ends[-1]
         world.comm.Allreduce(MPI.IN_PLACE, of_hosts, op=MPI.MAX)
         self._segments = window.service.segments
-        self._block: Block | None = self._segments.take(of_hosts, "node", f"a cache of {rows.name!r}")
+        self._block: Block | None = self._segments.take(of_hosts, False, f"a cache of {rows.name!r}")
         memory = self._block.memory(world.hosts_of_node(world.node_index)[0])[: ends[-1]]
         begins = [0, *ends[:-1]]
         hint, row_of, times, versions, table = (

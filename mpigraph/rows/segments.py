@@ -34,36 +34,32 @@ class _Segment:
     """One window, and its memory on each local host.
 
     Attributes:
-        kind: the way it was allocated; see ``rows/service.py``.
-        win: the window, locked for all ranks.
+        remote: True if ranks of other nodes can read it one-sided.
+        win: the window of all ranks if it is ``remote``, else of the node's; locked for all.
         sizes: int64[H], bytes of each host.
         size: bytes of the largest host.
         holes: where a shared segment is free, ascending ``(begin, end)``; None for one of a single block.
     """
 
     @collective("world.comm")
-    def __init__(self, world: World, kind: str, sizes: I64, shared: bool) -> None:
+    def __init__(self, world: World, remote: bool, sizes: I64, shared: bool) -> None:
         """Allocate ``sizes`` (int64[H]) bytes on each host, in whole cache lines.
 
         MPICH 4.0 with UCX begins a window at the multiple of 16 before the memory of ``Win.Create``.
         """
-        self.kind = kind
+        self.remote = remote
         self.sizes = sizes
         self.size = int(sizes.max(initial=0))
-        # the first line stays free: so the self-test's block, the first of all, is read at a displacement, too
+        # the first line stays free: so the block of the trial at start, the first of all, has a displacement, too
         self.holes = [(_ALIGNMENT, self.size)] if shared else None
         self._node_win = MPI.WIN_NULL
         nbytes = int(sizes[world.host_index]) if world.is_host else 0
-        if kind == "allocate":
-            self.win = MPI.Win.Allocate(nbytes, 1, comm=world.comm)
-        else:
-            self.win = MPI.Win.Allocate_shared(nbytes, 1, comm=world.node)
+        self.win = MPI.Win.Allocate_shared(nbytes, 1, comm=world.node)
         local = world.hosts_of_node(world.node_index)
         self._memory = {host: self._map(world, host, int(sizes[host])) for host in local}
         for memory in self._memory.values():  # all at once: advice for a block would make a mapping of it
             advise_large_pages(memory)
-        # Open MPI 4.1 cannot make the other window without a network
-        if kind == "create" and not world.all_local:
+        if remote:
             self._node_win = self.win
             self.win = MPI.Win.Create(self._memory[world.host_index] if nbytes else None, 1, comm=world.comm)
         self.win.Lock_all(MPI.MODE_NOCHECK)
@@ -76,11 +72,7 @@ class _Segment:
         """Return the memory of a host on this node in this process."""
         if nbytes == 0:
             return np.empty(0, np.uint8)
-        rank = int(world.hosts[host])
-        if self.kind != "allocate":
-            rank = MPI.Group.Translate_ranks(world.comm.group, [rank], world.node.group)[0]
-        elif rank == world.rank:
-            return as_array(self.win.tomemory(), np.uint8)
+        rank = MPI.Group.Translate_ranks(world.comm.group, [int(world.hosts[host])], world.node.group)[0]
         return as_array(self.win.Shared_query(rank)[0], np.uint8)
 
     def memory(self, host: int) -> U8:
@@ -143,12 +135,12 @@ class Segments:
         return len(self._segments)
 
     @collective("world.comm")
-    def take(self, sizes: I64, kind: str, what: str) -> Block:
+    def take(self, sizes: I64, remote: bool, what: str) -> Block:
         """Return a block of memory, not zeroed.
 
         Args:
             sizes: int64[H], bytes on each host.
-            kind: the way to allocate; see ``rows/service.py``.
+            remote: let ranks of other nodes read it one-sided.
             what: the purpose, for errors.
 
         Raises:
@@ -161,14 +153,14 @@ class Segments:
         held = sum(segment.size for segment in self._segments)
         if size <= max(_SMALL, held // _PART):
             for segment in self._segments:
-                fits = segment.kind == kind and not (has & (segment.sizes == 0)).any()
+                fits = segment.remote == remote and not (has & (segment.sizes == 0)).any()
                 if fits and (begin := segment.cut(size)) is not None:
                     return Block(segment, begin, size)
             more = max(_LEAST, min(2 * held // _PART, max(_MOST, 2 * size))) + _ALIGNMENT
             with suppress(SharedMemoryError):  # on every rank
-                segment = self._add(kind, has * (-(-more // _PAGE) * _PAGE), True, what)
+                segment = self._add(remote, has * (-(-more // _PAGE) * _PAGE), True, what)
                 return Block(segment, segment.cut(size) or 0, size)
-        return Block(self._add(kind, exact, False, what), 0, size)
+        return Block(self._add(remote, exact, False, what), 0, size)
 
     def sync(self) -> None:
         """Order plain stores and loads of this process with the other processes', in all windows."""
@@ -176,14 +168,14 @@ class Segments:
             segment.win.Sync()
 
     @collective("world.comm")
-    def _add(self, kind: str, sizes: I64, shared: bool, what: str) -> _Segment:
+    def _add(self, remote: bool, sizes: I64, shared: bool, what: str) -> _Segment:
         check_shared_memory(self._world, sizes, what)
         if len(self._segments) >= _UNCHECKED:  # MPICH crashes where it has none for a window
             self._world.check_communicators(
                 f"for more memory: there are {len(self._segments)} windows, each with one to three (MPICH has 2048 in "
                 "all): drop or close large tensors, or keep several columns in one"
             )
-        self._segments.append(_Segment(self._world, kind, sizes, shared))
+        self._segments.append(_Segment(self._world, remote, sizes, shared))
         return self._segments[-1]
 
     @collective("world.comm")

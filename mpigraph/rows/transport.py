@@ -1,11 +1,10 @@
-"""The interface of a transport: it reads rows of hosts on other nodes into places of an array, and writes them.
+"""The interface of a transport, which reads rows of hosts on other nodes into places of an array: ``rma``, ``packed``.
 
-A transport is one class. A read names the rows of every host at once, so that all requests are outstanding together,
-and the caller's own work for the meantime. ``rows/service.py`` lists the classes; one line there makes a new one known
-to the settings, to the measurement at start and to ``doctor``.
+A read names the rows of every host at once, so that all requests are outstanding together, and the caller's own work
+for the meantime.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 from threading import Lock
@@ -121,66 +120,27 @@ class Traffic:
 
 
 class Transport:
-    """A way to read remote rows. Several threads may read at once; :meth:`progress` may run in yet another.
+    """A way to read remote rows. Several threads may read at once.
 
     Attributes:
         name: the name in settings and figures.
         how: the same for readers: "random remote rows" are read ``how``.
-        one_sided: it needs windows that reach other nodes.
         traffic: the traffic so far.
-        wake: makes hosts, given by rank, look at their messages often for a while (``PackedTransport.rouse``).
-            One-sided transports call it first: some networks move a host's rows only while it looks.
-
-    All ranks construct, and later close, their transports in the same order, so both may make collective calls.
     """
 
     name: ClassVar[str]
     how: ClassVar[str]
-    one_sided: ClassVar[bool] = True
 
     def __init__(self, world: World) -> None:
-        """Get ready in a job of several nodes; a communicator from ``world.dup()`` is freed by the world."""
+        """Begin in a job of several nodes."""
         self.world = world
         self.traffic = Traffic()
-        self.wake: Callable[[Sequence[int]], None] = lambda ranks: None
-
-    def register(self, window: WindowHandle) -> None:
-        """Serve a new window: its rows on this rank may be read once every rank has registered it."""
-
-    def forget(self, window: WindowHandle) -> None:
-        """Serve a window no more, whose memory may be gone when this returns."""
 
     def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """Fill ``out`` (2-D, whole rows as words) from remote hosts, and call ``meanwhile`` once while that goes on.
 
         An error of ``meanwhile`` is raised once MPI does not write to memory any more.
 
-        One-sided for the caller: no other rank has to make a call; its :meth:`progress` runs anyway. Raises ClosedError
-        if a host has closed the window.
+        One-sided for the caller: no other rank has to make a call. Raises ClosedError if a host has closed the window.
         """
         raise NotImplementedError
-
-    def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
-        """Write rows of remote hosts from ``values`` (2-D, whole rows as words); the last of equal rows wins.
-
-        Each host's lock is held while its rows are written. The first transport that works in a job writes.
-
-        One-sided, as :meth:`read` is; complete at the hosts when the call returns. Raises ClosedError if a host has
-        closed the window.
-        """
-        raise NotImplementedError
-
-    def progress(self) -> bool:
-        """Advance the requests of other ranks, without waiting; return whether anything moved.
-
-        A server's loop, or the progress thread of another host, calls it again and again.
-        """
-        return False
-
-    @property
-    def outstanding(self) -> bool:
-        """True while a request of another rank is not complete and needs :meth:`progress` soon."""
-        return False
-
-    def close(self) -> None:
-        """Complete all replies. Every read of every rank has returned."""

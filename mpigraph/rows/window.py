@@ -1,8 +1,8 @@
 """An array of rows divided among the hosts: plain loads where memory is shared, a transport where it is not.
 
-The memory is a block of a window (``rows/segments.py``), which stays locked for all: only ``Get``, ``Put`` and
-``Flush`` (MPI 4.1, section 12.5: passive target). A rank loads and stores rows of hosts on its node; a transport reads
-and writes the others, meanwhile. ``rows/service.py`` chooses the allocation and the transport.
+The memory is a block of a window (``rows/segments.py``), which stays locked for all: only ``Get`` and ``Flush`` (MPI
+4.1, section 12.5: passive target). A rank loads and stores rows of hosts on its node; a transport reads the others
+meanwhile, and their hosts write them.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ class RowWindow:
         sizes = np.diff(self.offsets) * self.row_bytes
         patience = 1 + int(sizes.max(initial=0)) / _ZEROED_PER_SECOND / world.config.timeout
         with world.watch(f"allocating {what}", patience):
-            self._block = block = self.service.segments.take(sizes, self.service.kind, what)
+            self._block = block = self.service.segments.take(sizes, self.service.one_sided, what)
             for host in local:
                 memory = block.memory(host)[: sizes[host]]
                 if host == world.host_index:
@@ -249,7 +249,7 @@ class RowWindow:
                         self.sync()
             remote = self._remote(by_host, ids)
             if remote:
-                self.service.transports[0].write(self.handle, remote, words)
+                self.service.write(self.handle, remote, words)
 
     def host_of(self, ids: I64) -> I32:
         """Return int32[n], the host that holds each row."""

@@ -15,8 +15,8 @@ from mpigraph.mpi.messages import NotOpenHere
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_cache import RowCache, slots_for
 from mpigraph.rows.row_tensor import JointTensor, Policy, RowTensor
-from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.service import RowService
+from mpigraph.rows.trial import choose_transport
 from mpigraph.storage.contents import PartFiles, StoredRows, read_rows, read_together
 from mpigraph.storage.narrow import FeatDtype, StoredForm, narrowed
 from mpigraph.storage.part_config import FeatureInfo, PartConfig, SharedFeature

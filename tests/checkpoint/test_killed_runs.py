@@ -124,7 +124,7 @@ def start(folder: Path, path: str, run: Run, epochs: int, kill: str = NEVER, num
     folder.mkdir(exist_ok=True)
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    env = clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": str(run.ranks_per_node), "MPIGRAPH_SELF_TEST": "0"}
+    env = clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": str(run.ranks_per_node)}
     words = [folder, path, run.servers, run.backend, kill, number, epochs]
     done = run_job([*mpiexec(run.ranks), *warm_python(), script, *words], env)
     assert done.status == 0 or (folder / f"kill-{number}").exists(), done.output
@@ -268,7 +268,7 @@ def accuracy(folder: Path, path: Path, run: Run, seed: int, die_at: int = NEVER,
     folder.mkdir(exist_ok=True)
     script = folder / "train.py"
     script.write_text(ACCURACY)
-    env = clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": str(run.ranks_per_node), "MPIGRAPH_SELF_TEST": "0"}
+    env = clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": str(run.ranks_per_node)}
     words = [folder, path, run.servers, seed, die_at, epochs]
     done = run_job([*mpiexec(run.ranks), *warm_python(), script, *words], env)
     if done.status:

@@ -46,7 +46,7 @@ from mpigraph.mpi import abort
 def interrupted(error):
     signal.raise_signal(signal.SIGINT)
     return shown(error)
-shown, abort.format_error = abort.format_error, interrupted
+shown, abort.traceback.format_exception = abort.traceback.format_exception, interrupted
 abort.guard("trainer 0/2", 0)
 raise LookupError("the text of an error")
 """

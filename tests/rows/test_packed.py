@@ -15,8 +15,8 @@ from mpigraph.errors import ClosedError
 from mpigraph.mpi.messages import REQUEST, Request, RequestServer
 from mpigraph.rows import packed
 from mpigraph.rows.mutex import HostMutex
-from mpigraph.rows.selection import choose_transport
 from mpigraph.rows.transport import RemoteRows, split_requests
+from mpigraph.rows.trial import choose_transport
 
 ROWS = [((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((5,), "u2"), ((100,), "f4"), ((2000,), "u1")]
 
@@ -38,12 +38,12 @@ class NoRemoteWindows:
 @own_on_layouts(REMOTE)
 def test_packing_needs_no_windows(layout: Job, small_chunks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are read, written by remote and local ranks at once, each whole, and embeddings trained."""
-    for module in ("window", "mutex", "service"):
+    for module in ("window", "mutex", "segments"):
         monkeypatch.setattr(f"mpigraph.rows.{module}.MPI", NoRemoteWindows())
     with rows_of(layout, transport="packed") as service:
         world = service.world
         choose_transport(service)
-        assert service.kind == "node" and [way.name for way in service.transports] == ["packed"]
+        assert not service.one_sided and [way.name for way in service.transports] == ["packed"]
         for shape, dtype in ROWS[::2]:
             window = filled_window(service, shape, dtype)
             ids = np.arange(len(window))

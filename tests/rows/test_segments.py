@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from layouts import Job, Layout, own_on_layouts
-from worlds import KINDS, rows_of
+from worlds import WAYS, rows_of
 
 from mpigraph.arrays import I64
 from mpigraph.rows.service import RowService
@@ -19,9 +19,9 @@ def rows(service: RowService, count: int) -> RowWindow:
 
 
 @BOTH
-@pytest.mark.parametrize("kind", KINDS)
-def test_arrays_of_no_rows_keep_their_segment_and_leave_no_holes(layout: Job, kind: str) -> None:
-    with rows_of(layout, window=kind) as service:
+@pytest.mark.parametrize("way", WAYS)
+def test_arrays_of_no_rows_keep_their_segment_and_leave_no_holes(layout: Job, way: str) -> None:
+    with rows_of(layout, transport=way) as service:
         empty, other = rows(service, 0), rows(service, 5)
         other.close()
         assert len(service.segments) == 1
@@ -35,10 +35,10 @@ def test_arrays_of_no_rows_keep_their_segment_and_leave_no_holes(layout: Job, ki
 
 
 @BOTH
-@pytest.mark.parametrize("kind", KINDS)
-def test_random_arrays_come_and_go(layout: Job, kind: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_random_arrays_come_and_go(layout: Job, way: str) -> None:
     """Each is apart from the others and zero at first, and nothing of them is left."""
-    with rows_of(layout, window=kind) as service:
+    with rows_of(layout, transport=way) as service:
         world = service.world
         rng = np.random.default_rng(3)
         held: dict[int, RowWindow] = {}
@@ -62,10 +62,10 @@ def test_memory_of_one_host_is_not_allocated_on_others(layout: Job) -> None:
     with rows_of(layout) as service:
         large = rows(service, 1 << 20)
         sizes = np.array([512 << 10, 0])
-        cache = service.segments.take(sizes, "node", "a cache")
+        cache = service.segments.take(sizes, False, "a cache")
         assert len(cache.memory(0)) == sizes[0]
         assert len(cache.memory(1)) == 0
-        small = service.segments.take(np.array([64, 64]), "node", "a table")
+        small = service.segments.take(np.array([64, 64]), False, "a table")
         assert len(small.memory(0)) == len(small.memory(1)) == 64
         for block in (small, cache):
             service.segments.give_back(block)

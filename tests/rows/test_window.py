@@ -1,4 +1,4 @@
-"""Windows of rows and the locks of their hosts, local and remote, in both ways of allocation."""
+"""Windows of rows and the locks of their hosts, local and remote, opened to other nodes and not."""
 
 import time
 from types import SimpleNamespace
@@ -7,15 +7,11 @@ import numpy as np
 import pytest
 from layouts import ALONE, REMOTE, Job, Layout, own_on_layouts
 from mpi4py import MPI
-from worlds import KINDS, row_values, rows_of, world_of
+from worlds import WAYS, meet, row_values, rows_of
 
-from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError
-from mpigraph.kernels.row_ops import as_words
+from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.mpi.compat import as_array, check_memory_model
 from mpigraph.rows.mutex import HostMutex
-from mpigraph.rows.rma import RmaTransport
-from mpigraph.rows.service import RowService, window_kind
-from mpigraph.rows.transport import RemoteRows
 from mpigraph.rows.window import RowWindow
 
 ROWS = [((0,), "f4"), ((1,), "u1"), ((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((400,), "u1"), ((), "?")]
@@ -44,9 +40,9 @@ def test_each_rank_asks_the_hosts_behind_it_first(layout: Job) -> None:
         window.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_written_and_read_local_and_remote(layout: Job, kind: str) -> None:
-    with rows_of(layout, window=kind) as service:
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_are_written_and_read_local_and_remote(layout: Job, way: str) -> None:
+    with rows_of(layout, transport=way) as service:
         world = service.world
         offsets = np.concatenate([[0], np.cumsum(segment_sizes(len(world.hosts)))]).astype(np.int64)
         total = int(offsets[-1])
@@ -54,27 +50,32 @@ def test_rows_are_written_and_read_local_and_remote(layout: Job, kind: str) -> N
             window = RowWindow(service, offsets, shape, dtype)
             assert len(window) == total
             everything = np.arange(total)
-            assert not window.gather(everything).any()
-            world.comm.Barrier()  # zeros were read before anyone writes
-            own = np.random.default_rng(world.rank).permutation(everything[world.rank :: world.size])
+            if world.is_trainer:
+                assert not window.gather(everything).any()
+            meet(world, service.progress)  # zeros were read before anyone writes
+            own = everything[int(np.searchsorted(world.trainer_ranks, world.rank)) :: len(world.trainer_ranks)]
+            own = np.random.default_rng(world.rank).permutation(own)
             twice = np.concatenate([own, own])  # the second value wins
             values = np.concatenate([row_values(own + 1, shape, dtype), row_values(own, shape, dtype)])
-            window.scatter(twice, values)
-            window.scatter(own[:0], values[:0])
-            world.comm.Barrier()
+            if world.is_trainer:
+                window.scatter(twice, values)
+                window.scatter(own[:0], values[:0])
+            meet(world, service.progress)
             window.sync()
-            for ids in (everything, own[:0], np.random.default_rng(world.rank + 9).integers(0, total, 50)):
+            random = np.random.default_rng(world.rank + 9).integers(0, total, 50)
+            for ids in (everything, own[:0], random) if world.is_trainer else ():
                 got = window.gather(ids)
                 assert got.dtype == dtype and got.shape == (len(ids), *shape)
-                assert np.array_equal(got, row_values(ids, shape, dtype)), (shape, dtype, kind)
-            out = np.empty((3, *shape), dtype)
-            assert window.gather(np.array([2, 0, 2]), out) is out
-            assert np.array_equal(out, row_values(np.array([2, 0, 2]), shape, dtype))
+                assert np.array_equal(got, row_values(ids, shape, dtype)), (shape, dtype, way)
+            if world.is_trainer:
+                out = np.empty((3, *shape), dtype)
+                assert window.gather(np.array([2, 0, 2]), out) is out
+                assert np.array_equal(out, row_values(np.array([2, 0, 2]), shape, dtype))
             for host in np.flatnonzero(world.is_local).tolist():
                 held = np.arange(offsets[host], offsets[host + 1])
                 assert np.array_equal(window.memory(host), row_values(held, shape, dtype))
                 assert (window.host_of(held) == host).all()
-            world.comm.Barrier()
+            meet(world, service.progress)
             window.close()
             window.close()
             with pytest.raises(ClosedError):
@@ -85,9 +86,9 @@ def test_rows_are_written_and_read_local_and_remote(layout: Job, kind: str) -> N
                 window.memory(0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_windows_without_any_rows(layout: Job, kind: str) -> None:
-    with rows_of(layout, window=kind) as service:
+@pytest.mark.parametrize("way", WAYS)
+def test_windows_without_any_rows(layout: Job, way: str) -> None:
+    with rows_of(layout, transport=way) as service:
         world = service.world
         window = RowWindow(service, np.zeros(len(world.hosts) + 1, np.int64), (4,), "f4")
         assert window.gather(np.empty(0, np.int64)).shape == (0, 4)
@@ -95,51 +96,26 @@ def test_windows_without_any_rows(layout: Job, kind: str) -> None:
         window.close()
 
 
-@pytest.mark.parametrize("setting", ["auto", "allocate", "create"])
-def test_window_kind_is_agreed(layout: Job, setting: str) -> None:
-    """By default the best kind of this MPI; a kind that it does not support is one error on every rank."""
-    with world_of(layout, window=setting) as world:
-        if setting in ("auto", *KINDS):
-            expected = KINDS[0] if setting == "auto" else setting
-            assert world.comm.allgather(window_kind(world)) == [expected] * world.size
-        else:
-            with pytest.raises(InvalidArgumentError, match="window 'allocate' does not work with .*: use auto"):
-                window_kind(world)
-
-
-def put(service: RowService, window: RowWindow, row: int, value: int) -> None:
-    """Write a row whose host's lock is held: each host holds one."""
-    if service.world.is_local[row]:
-        window.memory(row)[:] = value
-        window.sync()
-        return
-    rma = service.transports[0]
-    assert isinstance(rma, RmaTransport)
-    rows = RemoteRows(int(service.world.hosts[row]), 1, np.zeros(1, np.int64), np.zeros(1, np.int64))
-    rma.put(window.handle, rows, as_words(np.array([[value]])))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mutex_excludes(layout: Job, kind: str) -> None:
+def test_a_mutex_excludes(layout: Job) -> None:
     """Read, add, write back: without the lock some additions would be lost."""
     rounds = 40
-    with rows_of(layout, window=kind) as service:
-        world = service.world
-        hosts = len(world.hosts)
-        mutex = service.mutex
-        window = RowWindow(service, np.arange(hosts + 1), (), "i8")
-        for i in range(rounds * hosts):
-            host = (i + world.rank) % hosts
+    with rows_of(layout) as service:
+        world, mutex = service.world, service.mutex
+        window = RowWindow(service, np.arange(len(world.hosts) + 1), (), "i8")
+        local = np.flatnonzero(world.is_local)
+        for i in range(rounds * len(local)):
+            host = int(local[(i + world.rank) % len(local)])
             with mutex.hold(host):
                 window.sync()
-                put(service, window, host, int(window.gather(np.array([host]))[0]) + 1)
-        with pytest.raises(ZeroDivisionError), mutex.hold(0):
+                window.memory(host)[:] += 1
+                window.sync()
+        with pytest.raises(ZeroDivisionError), mutex.hold(int(local[0])):
             raise ZeroDivisionError
-        with mutex.hold(0):  # the lock was given back
+        with mutex.hold(int(local[0])):  # the lock was given back
             pass
         window.sync()
         world.comm.Barrier()
-        assert window.gather(np.arange(hosts)).tolist() == [rounds * world.size] * hosts
+        assert [int(window.memory(host)[0]) for host in local] == [rounds * world.node.size] * len(local)
         world.comm.Barrier()
         window.close()
         mutex.close()
@@ -151,21 +127,22 @@ def test_writers_come_in_the_order_of_their_tickets(layout: Job) -> None:
     """A rank that comes back gets its turn after all that wait."""
     with rows_of(layout) as service:
         world = service.world
-        mutex = HostMutex(world, remote=not world.all_local)
-        for host in range(len(world.hosts)):
+        mutex = HostMutex(world)
+        ranks = world.node.size
+        for host in np.flatnonzero(world.is_local).tolist():
             tickets = [mutex.draw(host), mutex.draw(host)]
-            assert sorted(sum(world.comm.allgather(tickets), [])) == list(range(2 * world.size))
+            assert sorted(sum(world.node.allgather(tickets), [])) == list(range(2 * ranks))
             first, second = tickets
             while mutex.ahead(host, first):
                 time.sleep(1e-4)
             third = mutex.draw(host)
             mutex.release(host, first)
-            assert third >= 2 * world.size
+            assert third >= 2 * ranks
             for ticket in (second, third):
                 while mutex.ahead(host, ticket):
                     time.sleep(1e-4)
                 mutex.release(host, ticket)
-            world.comm.Barrier()
+            world.node.Barrier()
         mutex.close()
 
 
@@ -173,7 +150,7 @@ def test_writers_come_in_the_order_of_their_tickets(layout: Job) -> None:
 def test_a_lock_that_was_lost_is_an_error(layout: Job) -> None:
     """Its holder notices when it gives the lock back."""
     with rows_of(layout) as service:
-        mutex = HostMutex(service.world, remote=not service.world.all_local)
+        mutex = HostMutex(service.world)
         if service.world.rank == 0:
             with pytest.raises(
                 CollectiveError, match="write lock of rank 0 was lost: it is the turn of 9 instead of 0"

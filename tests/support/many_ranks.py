@@ -310,7 +310,7 @@ class _Segments:
         self.begin = 0
         self.win = SimpleNamespace(Sync=lambda: None)
 
-    def take(self, sizes: I64, kind: str, what: str) -> Any:
+    def take(self, sizes: I64, remote: bool, what: str) -> Any:
         held = np.zeros(int(sizes[0]), np.uint8)
         return SimpleNamespace(begin=0, win=self.win, memory=lambda host: held)
 
@@ -337,7 +337,7 @@ class Minibatches:
         service: Any = SimpleNamespace(
             world=world,
             segments=_Segments(),
-            kind="node",
+            one_sided=False,
             mutex=None,
             written=set(),
             transport=way,

@@ -14,19 +14,9 @@ from mpigraph.config import Config
 from mpigraph.mpi.messages import HEAD
 from mpigraph.mpi.world import World
 from mpigraph.rows.packed import PackedTransport
-from mpigraph.rows.service import RowService, shared_query_works
+from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
 
-
-def window_kinds() -> list[str]:
-    """The ways of allocating windows that this MPI has."""
-    win = MPI.Win.Allocate(8, 1, comm=MPI.COMM_SELF)
-    works = shared_query_works(win, [0], 8)
-    win.Free()
-    return ["allocate", "create"] if works else ["create"]
-
-
-KINDS = window_kinds()
 HELD = 300  # rows that each host has in a window of :func:`filled_window`
 
 
@@ -129,3 +119,7 @@ def filled_window(service: RowService, shape: tuple[int, ...], dtype: str) -> Ro
 def by_packing(service: RowService) -> PackedTransport | None:
     """None on one node."""
     return next((way for way in service.transports if isinstance(way, PackedTransport)), None)
+
+
+WAYS = ("rma", "packed")
+"""Of reading remote rows: with windows that reach other nodes, and without."""

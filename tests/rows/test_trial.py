@@ -1,10 +1,11 @@
-"""Windows that do not work are found at start and not used: each fault alone, MPICH 4.0's own, and what is left."""
+"""The trial at start: windows that do not work are not used (each fault alone, MPICH 4.0's own), and what is left."""
 
 import logging
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
-from threading import Barrier, current_thread, main_thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +19,11 @@ from mpigraph.config import Config
 from mpigraph.errors import CollectiveError, InvalidArgumentError
 from mpigraph.mpi.compat import library_version
 from mpigraph.rows import segments
-from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.rma import RmaTransport
-from mpigraph.rows.selection import choose_transport
-from mpigraph.rows.self_test import find_working_windows, patience
 from mpigraph.rows.service import RowService
 from mpigraph.rows.transport import RemoteRows, WindowHandle
+from mpigraph.rows.trial import choose_transport, patience
 from mpigraph.rows.window import RowWindow
 
 Fault = Callable[[pytest.MonkeyPatch], None]
@@ -48,11 +47,22 @@ def reads(service: RowService) -> bool:
 
 
 @own_on_layouts(REMOTE)
-def test_windows_that_work_are_kept(layout: Job) -> None:
+@pytest.mark.parametrize("faster", ["rma", "packed"])
+def test_the_faster_of_two_ways_that_work_reads_rows(layout: Job, faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slower = PackedTransport if faster == "rma" else RmaTransport
+    read = slower.read
+
+    def late(self: Any, window: WindowHandle, remote: list[RemoteRows], out: Array, call: Meanwhile) -> None:
+        time.sleep(0.1 * (len(remote[0].rows) > 1000))
+        read(self, window, remote, out, call)
+
+    monkeypatch.setattr(slower, "read", late)
     with rows_of(layout) as service:
-        kinds = list(service.kinds)
-        find_working_windows(service)
-        assert service.kinds == kinds and [way.name for way in service.transports] == ["rma", "packed"]
+        assert [way.name for way in service.transports] == ["rma", "packed"] and service.one_sided
+        rates = choose_transport(service)
+        assert set(rates) == {"rma", "packed"} and service.transport.name == faster == max(rates, key=rates.get)
+        assert len(set(service.world.comm.allgather(str(rates)))) == 1
+        assert service.one_sided == (faster == "rma") and len(service.segments) == 0
         assert reads(service)
 
 
@@ -68,55 +78,28 @@ def read_a_row_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RmaTransport, "read", wrong)
 
 
-def write_a_row_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
-    put = RmaTransport.put
-
-    def wrong(self: RmaTransport, window: WindowHandle, leaving: RemoteRows, values: Array) -> None:
-        put(self, window, RemoteRows(leaving.rank, leaving.held, leaving.rows - 1, leaving.positions), values)
-
-    monkeypatch.setattr(RmaTransport, "put", wrong)
-
-
-def lock_that_all_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both threads of a trainer read before one of them writes: an addition is lost."""
-    monkeypatch.setattr(HostMutex, "draw", lambda self, host: 0)
-    monkeypatch.setattr(HostMutex, "ahead", lambda self, host, ticket: 0)
-    monkeypatch.setattr(HostMutex, "release", lambda self, host, ticket: None)
-    put = RmaTransport.put
-    both = Barrier(2)
-
-    def together(self: RmaTransport, window: WindowHandle, leaving: RemoteRows, values: Array) -> None:
-        if current_thread() is not main_thread():  # which tries all alone, before the two threads
-            both.wait()
-        put(self, window, leaving, values)
-
-    monkeypatch.setattr(RmaTransport, "put", together)
-
-
-def lock_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def read_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(self: RmaTransport, *_: object) -> None:
         raise MPI.Exception(MPI.ERR_RMA_SYNC)
 
-    monkeypatch.setattr(RmaTransport, "write", raises)
+    monkeypatch.setattr(RmaTransport, "read", raises)
 
 
 def windows_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail as Open MPI 4.1 does over TCP where ranks have threads."""
     take = segments.Segments.take
 
-    def refused(self: segments.Segments, sizes: I64, kind: str, what: str) -> segments.Block:
-        if kind != "node":
+    def refused(self: segments.Segments, sizes: I64, remote: bool, what: str) -> segments.Block:
+        if remote:
             raise MPI.Exception(MPI.ERR_WIN)
-        return take(self, sizes, kind, what)
+        return take(self, sizes, remote, what)
 
     monkeypatch.setattr(segments.Segments, "take", refused)
 
 
 FAULTS = [
     (read_a_row_beyond, r"reading single rows by one-sided Get: row \d+ of rank \d is wrong \(1 of \d+ rows are\)"),
-    (write_a_row_beyond, r"is wrong"),
-    (lock_that_all_hold, r"the lock does not exclude: of \d+ additions \d+ are there"),
-    (lock_that_raises, r"(?i)rma"),
+    (read_that_raises, r"(?i)rma"),
     (windows_that_are_refused, r"(?i)win"),
 ]
 
@@ -127,16 +110,15 @@ def test_a_fault_is_told_once_and_avoided(
     layout: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Fault, says: str
 ) -> None:
     fault(monkeypatch)
-    monkeypatch.setattr("mpigraph.rows.service.get_logger", logging.getLogger)  # one that pytest listens to
+    monkeypatch.setattr("mpigraph.rows.trial.get_logger", logging.getLogger)  # one that pytest listens to
     with rows_of(layout) as service:
-        kinds = list(service.kinds)
-        assert kinds[-1] == "node"
-        assert not choose_transport(service)  # of one there is nothing to measure
-        assert service.kinds == ["node"] and isinstance(service.transport, PackedTransport)
+        assert service.one_sided
+        assert list(choose_transport(service)) == ["packed"]
+        assert not service.one_sided and isinstance(service.transport, PackedTransport)
         monkeypatch.undo()
         assert reads(service)
         rank = service.world.rank
-    assert len(caplog.messages) == (len(kinds) - 1 if rank == 0 else 0)  # a line for each way that was tried
+    assert len(caplog.messages) == (rank == 0)
     for text in caplog.messages:
         assert library_version() in text and re.search(says, text)
     assert not caplog.messages or "remote rows go by messages" in caplog.messages[-1]
@@ -150,7 +132,7 @@ def test_windows_that_are_not_even_tried_are_told_once(
     monkeypatch.setattr("mpigraph.rows.service.distrusts_windows", lambda: True)
     monkeypatch.setattr("mpigraph.rows.service.get_logger", logging.getLogger)
     with rows_of(layout, transport=transport) as service:
-        assert service.kinds == ["node"]
+        assert not service.one_sided
         rank = service.world.rank
     assert len(caplog.messages) == (lines if rank == 0 else 0)
     assert all("may crash; remote rows go by messages. With OMPI_MCA_osc=ucx" in text for text in caplog.messages)
@@ -186,11 +168,11 @@ def test_memory_may_begin_anywhere_where_that_works(layout: Job, monkeypatch: py
     """MPICH 4.0 with UCX reads other rows than those asked for, and says nothing."""
     monkeypatch.setattr(segments, "_ALIGNMENT", 1)
     monkeypatch.setattr(segments, "_SMALL", 0)  # each window has memory of its own
-    with rows_of(layout, window="create") as service:
-        find_working_windows(service)
+    with rows_of(layout) as service:
+        choose_transport(service)
         assert reads(service)
         if library_version().startswith("MPICH Version: 4.0"):
-            assert service.kind == "node"
+            assert not service.one_sided
 
 
 @pytest.mark.slow
@@ -205,11 +187,13 @@ def test_a_read_that_hangs_ends_the_job_and_says_what_to_set(tmp_path: Path) -> 
     )
     done = run_job([*mpiexec(2), *warm_python(), script], clean_environment())
     assert done.status != 0
-    assert "in the test of windows of kind" in done.stderr and "MPIGRAPH_TRANSPORT=packed" in done.stderr, done.stderr
+    assert "in the trial of reading remote rows" in done.stderr and "MPIGRAPH_TRANSPORT=packed" in done.stderr, (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize("timeout", [10.0, 300.0])
-def test_the_test_of_many_ranks_has_more_time(timeout: float) -> None:
+def test_the_trial_of_many_ranks_has_more_time(timeout: float) -> None:
     seconds = []
     for nodes, busy in ((2, 0.1), (16, 0.5), (31, 3.0)):  # two trainers on each, which try up to 16 hosts
         world = simulated_world(nodes, 3, 1)
