@@ -65,9 +65,7 @@ class CheckpointFiles:
             path = self._directory / self.manifest.file(trainer)
             if not path.exists():
                 node = os.uname().nodename
-                raise ShardFormatError(
-                    f"{path}: file is missing on node {node}: every trainer must see the same folder"
-                )
+                raise ShardFormatError(f"{path}: file is missing on node {node}: all trainers must see one folder")
             reader = ShardReader(path, GRAPH, trainer, self.manifest.word)
             self._open[trainer] = self._stack.enter_context(reader)
         return self._open[trainer]
