@@ -6,8 +6,8 @@ from typing import Any
 
 from mpigraph.checkpoint import folder, loading
 from mpigraph.checkpoint.background import saver_of
+from mpigraph.checkpoint.folder import Peers
 from mpigraph.checkpoint.loading import as_directory
-from mpigraph.checkpoint.peers import Peers
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.session.context import current
@@ -32,8 +32,8 @@ def save(
             (modules, optimizers and schedulers of torch, loaders, :class:`.DistEmbedding`, sparse optimizers),
             :class:`.DistTensor`, tensors, arrays, numbers, strings, None. It must be the same on every trainer, except
             inside :class:`.OfTrainer`; of tensors, trainer 0's values are saved.
-        checkpoint_id: the folder to write, shared or one on each node's own disk. The folder around it is made if it
-            does not exist. An older checkpoint in the folder is replaced once the new one is whole.
+        checkpoint_id: the folder to write, which all trainers see. The folder around it is made if it does not exist.
+            An older checkpoint in the folder is replaced once the new one is whole.
         keep: how many checkpoints to keep in the folder around, this one included; at least 2, so that one is left if
             the newest is damaged; by default all. Damaged ones do not count: they stay until there are that many newer
             ones that are whole. Checkpoints of other jobs are read once to verify them.
@@ -94,9 +94,9 @@ def _save(
         _check_dict(state_dict)
         if keep is not None:
             check_integer("keep", keep, 2)
-        if not overwrite:
-            folder.check_vacant(directory)
-        if session.world.local_trainer == 0:
+        if session.rank == 0:
+            if not overwrite:
+                folder.check_vacant(directory)
             folder.check_version(directory)
     saver_of(session).save(state_dict, directory, keep, background)
 
@@ -132,9 +132,9 @@ def load(state_dict: dict[str, Any], *, checkpoint_id: str | os.PathLike[str]) -
     with session.world.together("loading a checkpoint"):
         directory = as_directory(checkpoint_id)
         _check_dict(state_dict)
-    saver = saver_of(session)
-    saver.finish()
-    saver.writer.come(Peers(session.world), f"loading the checkpoint {str(directory)!r}", directory.parent)
+        if session.rank == 0:
+            saver_of(session).writer.come(directory.parent)
+    saver_of(session).finish()
     loading.load(session, state_dict, directory)
 
 
@@ -154,11 +154,12 @@ def latest(folder_of_checkpoints: str | os.PathLike[str]) -> Path | None:
     session = current()
     with session.world.together("looking for checkpoints"):
         around = as_directory(folder_of_checkpoints)
+        if session.rank == 0:
+            saver_of(session).writer.come(around)
     saver = saver_of(session)
     saver.finish()
     peers = Peers(session.world)
     doing = f"looking for checkpoints in {str(around)!r}"
-    saver.writer.come(peers, doing, around)
     for name, word in loading.newest_first(peers, around, doing, warn=True):
         saver.writer.whole.pop(word, None)  # read it again
         if loading.is_whole(peers, around / name, doing, saver.writer.whole, word):

@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mpigraph.checkpoint.folder import Writer
-from mpigraph.checkpoint.peers import Peers
+from mpigraph.checkpoint.folder import Peers, Writer
 from mpigraph.checkpoint.saving import Save
 from mpigraph.collective import collective
 from mpigraph.errors import MPIGraphError

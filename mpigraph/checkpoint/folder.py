@@ -1,46 +1,101 @@
-"""Folders of checkpoints as one node sees them: list, write under a lock, remove."""
+"""Folders of checkpoints: the trainers that share one, what lies in it, who may write there, what is removed.
 
-import errno
+All trainers see the folder; the first one lists it, writes manifests and removes checkpoints.
+"""
+
 import fcntl
+import hashlib
 import json
 import os
-import re
 import secrets
-import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from mpigraph.checkpoint.manifest import FILE, MANIFEST, Manifest
-from mpigraph.checkpoint.peers import Peers
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError, OtherVersionError, ShardFormatError, StorageError
 from mpigraph.log import get_logger
+from mpigraph.mpi.agree import allgather_bytes, everywhere, share_bytes, together
+from mpigraph.mpi.messages import Comm
+from mpigraph.mpi.world import TRAINERS, World
 from mpigraph.storage.files import temporary_name
 
 _WRITER = ".mpigraph-writer"
 _RECORD = 1024  # bytes of that file
 _PATIENCE = 60.0  # seconds to wait for a lock that other processes hold for milliseconds
 _UNFINISHED = temporary_name(Path(MANIFEST)).name
-_TOKEN = re.compile(r"\.([0-9a-f]{12})-([0-9]+)\.node")
 
 
-def token_name(word: str, node: int) -> str:
-    """Return the name of the file by which a node shows the others which folder it sees."""
-    return f".{word}-{node}.node"
+class Peers:
+    """One thread of every trainer: the main threads, or those that have the communicator ``comm`` for themselves.
 
-
-def checkpoints(folder: Path, warn: bool, links: bool = True) -> dict[str, Manifest]:
-    """Return the manifests of the checkpoints in a folder, by name.
-
-    ``warn`` logs those that are damaged, and raises OtherVersionError for one of another version; else both are passed
-    over. With ``links``, links to folders count, except where the folder itself is there too.
+    Attributes:
+        rank, size: the number of this trainer, and of all.
+        leads: this is the first trainer.
     """
-    by_name: dict[str, Manifest] = {}
-    for name in sorted(_names(folder, links), key=lambda name: (os.path.islink(folder / name), name)):
+
+    def __init__(self, world: World, comm: Comm | None = None) -> None:
+        """Begin."""
+        self._world = world
+        self._comm: Comm = world.trainers if comm is None else comm
+        self._place = TRAINERS if comm is None else ""
+        self.rank, self.size, self.leads = self._comm.rank, self._comm.size, self._comm.rank == 0
+
+    @collective("trainers")
+    def together(self, doing: str) -> AbstractContextManager[None]:
+        """Run local code; if it raised on any trainer, raise on every trainer."""
+        return together(self._comm, doing, "trainer", lambda: self._world.meeting(doing, self._place))
+
+    @collective("trainers")
+    def gather(self, doing: str, value: object) -> list[Any]:
+        """Return the JSON values of all trainers, in the order of their ranks."""
+        with self._world.meeting(doing, self._place):
+            return [json.loads(data) for data in allgather_bytes(self._comm, json.dumps(value).encode())]
+
+    @collective("trainers")
+    def share_bytes(self, doing: str, data: bytes) -> bytes:
+        """Return the bytes of the first trainer."""
+        with self._world.meeting(doing, self._place):
+            return share_bytes(self._comm, data)
+
+    @collective("trainers")
+    def share(self, doing: str, value: object) -> Any:
+        """Return the JSON value of the first trainer."""
+        return json.loads(self.share_bytes(doing, json.dumps(value).encode()))
+
+    @collective("trainers")
+    def check_alike(self, doing: str, described: Mapping[str, object], remedy: str = "") -> None:
+        """Raise InvalidArgumentError, on every trainer, if JSON values by place differ; names the place and both."""
+        text = json.dumps(described, sort_keys=True)
+        hashes = self.gather(doing, hashlib.sha256(text.encode()).hexdigest())
+        other = next((k for k, digest in enumerate(hashes) if digest != hashes[0]), None)
+        if other is None:
+            return
+        values = self.gather(doing, described if self.rank in (0, other) else None)
+        one, two = values[0], values[other]
+        place = next(place for place in one | two if one.get(place, "") != two.get(place, ""))
+        here, there = (repr(value[place])[:200] if place in value else "missing" for value in (one, two))
+        raise everywhere(
+            InvalidArgumentError(
+                f"{doing}: the trainers have different state dicts: {place} is {here} on trainer 0, and {there} on "
+                f"trainer {other}{remedy}"
+            )
+        )
+
+
+def checkpoints(folder: Path, warn: bool) -> list[tuple[str, str]]:
+    """Return the names and words of all checkpoints in a folder, newest first.
+
+    Links to folders count, except where the folder itself is there too. ``warn`` logs damaged manifests, and raises
+    OtherVersionError for one of another version; else both are passed over. Raises StorageError if the folder cannot be
+    read.
+    """
+    found: list[tuple[int, str, str]] = []
+    for name in sorted(_names(folder), key=lambda name: (os.path.islink(folder / name), name)):
         try:
             manifest = Manifest.read(folder / name)
         except ShardFormatError as error:
@@ -49,9 +104,9 @@ def checkpoints(folder: Path, warn: bool, links: bool = True) -> dict[str, Manif
             if warn and not _lacks_manifest(folder / name):
                 get_logger().warning("checkpoint %s is passed over: %s", folder / name, error)
             continue
-        if not os.path.islink(folder / name) or all(other.word != manifest.word for other in by_name.values()):
-            by_name[name] = manifest
-    return by_name
+        if not os.path.islink(folder / name) or all(word != manifest.word for *_, word in found):
+            found.append((manifest.number, name, manifest.word))
+    return [(name, word) for _, name, word in sorted(found, reverse=True)]
 
 
 def newest_number(folder: Path) -> int:
@@ -63,12 +118,10 @@ def newest_number(folder: Path) -> int:
     return newest
 
 
-def _names(folder: Path, links: bool = True) -> list[str]:
+def _names(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as entries:
-            return sorted(
-                entry.name for entry in entries if (links or not entry.is_symlink()) and os.path.isdir(entry.path)
-            )
+            return [entry.name for entry in entries if os.path.isdir(entry.path)]
     except FileNotFoundError:
         return []
     except OSError as error:  # an empty list would make the job begin anew
@@ -86,8 +139,7 @@ def _lacks_manifest(directory: Path) -> bool:
 
 def _belongs_to_save(name: str, except_word: str = "") -> bool:
     """Return whether a file belongs to a save other than ``except_word``."""
-    inner = name.removeprefix(".").removesuffix(".tmp")
-    match = FILE.fullmatch(inner) or _TOKEN.fullmatch(name)
+    match = FILE.fullmatch(name.removeprefix(".").removesuffix(".tmp"))
     return name == _UNFINISHED or (match is not None and match[1] != except_word)
 
 
@@ -126,9 +178,9 @@ def remove_other_saves(directory: Path, word: str) -> None:
 
 
 def remove_checkpoints(directory: Path, names: list[str]) -> None:
-    """Remove checkpoints by name beside ``directory``, and unfinished saves; files of others stay."""
+    """Remove checkpoints by name beside ``directory``, and unfinished saves; links, and files of others, stay."""
     folder = directory.parent
-    unfinished = [name for name in _names(folder, links=False) if _lacks_manifest(folder / name)]
+    unfinished = [name for name in _names(folder) if _lacks_manifest(folder / name)]
     for name in names + unfinished:
         if name == directory.name or os.path.islink(folder / name):
             continue
@@ -142,24 +194,6 @@ def remove_checkpoints(directory: Path, names: list[str]) -> None:
             (folder / name).rmdir()
 
 
-def _lock(file: Any, folder: Path) -> None:
-    """Lock a file, where the file system has locks. Raises StorageError if another process keeps the lock."""
-    end = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise StorageError(
-                    f"{folder}: another process has held the lock of this folder for {_PATIENCE:.0f} s"
-                ) from None
-            time.sleep(0.01)
-        except OSError:
-            return
-        else:
-            return
-
-
 class Writer:
     """A job's right to write checkpoints into a folder: of several jobs the one that came last has it.
 
@@ -168,40 +202,30 @@ class Writer:
     the largest that it finds there. A file in the folder holds the largest generation, and the generation of the job
     that writes. A job takes over from an older one, and is refused after a newer one. Jobs that only load also have a
     generation, and take over from no other. The first save makes the file; of several jobs that looked before, the
-    first to save has the folder.
+    first to save has the folder. The first trainer does all this.
 
     Attributes:
-        token: identifies the job; all trainers get the first one's.
         whole: by the word of its save, whether a checkpoint that this job wrote or read is whole.
     """
 
     def __init__(self) -> None:
         """Have no generation yet."""
-        self.token = secrets.token_hex(8)
         self.whole: dict[str, bool] = {}
+        self._token = secrets.token_hex(8)  # of the job
         self._generations: dict[Path, int] = {}
 
-    @collective("trainers")
-    def come(self, peers: Peers, doing: str, folder: Path) -> None:
+    def come(self, folder: Path) -> None:
         """Take a generation in a folder, if this job has none there."""
-        leads = peers.world.local_trainer == 0
-        said = peers.gather(doing, [self.token, self._largest(folder) if leads else 0])
-        self.token = said[0][0]
         known = Path(os.path.realpath(folder))
-        if leads and known not in self._generations:
-            self._generations[known] = 1 + max(largest for _, largest in said)
-            with suppress(OSError), _open(folder, os.O_RDWR) as file:  # if it is there, and may be written
-                _lock(file, folder)
-                record = _read(file)
-                _write(file, record | {"largest": max(self._generations[known], record["largest"])})
-
-    def _largest(self, folder: Path) -> int:
-        """Return the largest generation in a folder; 0 if there is no readable file."""
-        try:
-            with _open(folder, os.O_RDONLY) as file:
-                return int(_read(file)["largest"])
-        except OSError:
-            return 0
+        if known in self._generations:
+            return
+        self._generations[known] = 1
+        with suppress(OSError), _open(folder, os.O_RDONLY) as file:
+            self._generations[known] += _read(file)["largest"]
+        with suppress(OSError), _open(folder, os.O_RDWR) as file:  # if it is there, and may be written
+            _lock(file, folder)
+            record = _read(file)
+            _write(file, record | {"largest": max(self._generations[known], record["largest"])})
 
     @contextmanager
     def holding(self, folder: Path) -> Iterator[None]:
@@ -224,7 +248,7 @@ class Writer:
     def _claim(self, file: FileIO, folder: Path) -> None:
         record = _read(file)
         generation = self._generations.setdefault(Path(os.path.realpath(folder)), 1 + record["largest"])
-        if record["job"] == self.token:
+        if record["job"] == self._token:
             return
         if record["generation"] >= generation:
             raise StorageError(
@@ -232,7 +256,7 @@ class Writer:
                 f"{generation}), writes checkpoints here since {record.get('since')}, from process "
                 f"{record.get('process')} on {record.get('node')}: end this job, or give each job a folder"
             )
-        record |= {"job": self.token, "generation": generation, "largest": max(generation, record["largest"])}
+        record |= {"job": self._token, "generation": generation, "largest": max(generation, record["largest"])}
         record |= {"node": os.uname().nodename, "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         try:
             _write(file, record)
@@ -241,12 +265,27 @@ class Writer:
 
 
 def _open(folder: Path, flags: int) -> FileIO:
-    """Open the file of generations. Raises OSError, also if it is no regular file."""
-    number = os.open(folder / _WRITER, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(errno.EEXIST, "not a regular file")
+    """Open the file of generations. Raises OSError."""
+    number = os.open(folder / _WRITER, flags | os.O_CLOEXEC, 0o666)
     return FileIO(number, "r" if flags == os.O_RDONLY else "r+")
+
+
+def _lock(file: FileIO, folder: Path) -> None:
+    """Lock a file, where the file system has locks. Raises StorageError if another process keeps the lock."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise StorageError(
+                    f"{folder}: another process has held the lock of this folder for {_PATIENCE:.0f} s"
+                ) from None
+            time.sleep(0.01)
+        except OSError:
+            return
+        else:
+            return
 
 
 def _read(file: FileIO) -> dict[str, Any]:
@@ -254,7 +293,7 @@ def _read(file: FileIO) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(os.pread(file.fileno(), _RECORD, 0))
         numbers = {name: int(record.get(name, 0)) for name in ("largest", "generation")}
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         return {"largest": 0, "generation": 0, "job": None}
     return {"job": None} | record | numbers
 

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from mpigraph.errors import InvalidArgumentError, check_state
+from mpigraph.errors import check_state
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.log import get_logger
 from mpigraph.session.context import OfTrainer, Session
+
+_KEYS, _PLACE, _WORDS = 624, 3, 625  # numbers in a state of numpy's generator, and of Python's, before its last
 
 
 def of_job(session: Session) -> dict[str, Any]:
@@ -65,17 +67,12 @@ class RandomState:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the generators."""
-        kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 - what the user draws from
-        version, words, gauss = random.getstate()
-        numbers = torch.tensor([float("nan") if x is None else float(x) for x in (*rest, gauss)], dtype=torch.float64)
-        assert kind == "MT19937"
-        assert version == 3
-        return {
-            "numpy": OfTrainer(torch.from_numpy(np.asarray(keys, np.int64))),
-            "python": OfTrainer(torch.tensor(words, dtype=torch.int64)),
-            "numbers": OfTrainer(numbers),
-        }
+        """Return the states of the generators, as numbers that float64 holds exactly."""
+        state: Any = np.random.get_state(legacy=True)  # noqa: NPY002 - what the user draws from
+        _, keys, *place = state
+        _, words, gauss = random.getstate()
+        numbers = [*keys.tolist(), *place, *words, float("nan") if gauss is None else gauss]
+        return {"numbers": OfTrainer(torch.tensor(numbers, dtype=torch.float64))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state of :meth:`state_dict`; nothing changes on another number of trainers.
@@ -83,15 +80,12 @@ class RandomState:
         Raises:
             InvalidArgumentError: the state is not one of :meth:`state_dict`.
         """
-        check_state("RandomState", state_dict, dict.fromkeys(("numpy", "python", "numbers"), OfTrainer))
-        keys, words, numbers = (state_dict[name].rows for name in ("numpy", "python", "numbers"))
-        if (len(keys), len(words), len(numbers)) != (624, 625, 4):
+        check_state("RandomState", state_dict, {"numbers": OfTrainer})
+        numbers = state_dict["numbers"].rows.tolist()
+        if len(numbers) != _KEYS + _PLACE + _WORDS + 1:
             get_logger().warning("the generators of numpy and random stay as they are: the number of trainers differs")
             return
-        try:
-            pos, has_gauss, cached, gauss = numbers.tolist()
-            used = range(len(keys) + 1).index(pos)  # numpy would read past their end
-            random.setstate((3, tuple(words.tolist()), None if gauss != gauss else gauss))
-            np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), used, int(has_gauss), cached))  # noqa: NPY002
-        except (ValueError, TypeError, OverflowError) as error:
-            raise InvalidArgumentError(f"the state of RandomState does not fit the generators: {error}") from error
+        keys, (used, has_gauss, cached) = numbers[:_KEYS], numbers[_KEYS : _KEYS + _PLACE]
+        *words, gauss = numbers[_KEYS + _PLACE :]
+        np.random.set_state(("MT19937", np.array(keys, np.uint32), int(used), int(has_gauss), cached))  # noqa: NPY002
+        random.setstate((3, tuple(map(int, words)), None if gauss != gauss else gauss))

@@ -1,9 +1,7 @@
-"""Reading a checkpoint on any number of trainers: each file by a trainer that sees it, each row by its new owner."""
+"""Reading a checkpoint on any number of trainers: shared tensors by the first one, each row by its new owner."""
 
-import json
 import os
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,24 +12,23 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from mpigraph.arrays import Array
 from mpigraph.checkpoint import folder
+from mpigraph.checkpoint.folder import Peers
 from mpigraph.checkpoint.job_state import load_job
-from mpigraph.checkpoint.manifest import GRAPH, MANIFEST, SMALL, Manifest, TensorRows
-from mpigraph.checkpoint.peers import Peers
+from mpigraph.checkpoint.manifest import GRAPH, MANIFEST, TENSORS, Manifest, TensorRows
 from mpigraph.checkpoint.state_tree import Decoder, LoadedObject, LoadRequest
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, ShardFormatError
 from mpigraph.log import get_logger
-from mpigraph.mpi.agree import everywhere
 from mpigraph.rows.transport import nothing
 from mpigraph.session.context import Session
 from mpigraph.session.control import Operation
 from mpigraph.storage.files import NewFile
 from mpigraph.storage.format import storage_dtype
-from mpigraph.storage.shard import ShardReader, fingerprint, read_chunks, seal_of
+from mpigraph.storage.shard import ShardReader, read_chunks
 
-_BLOCK = 64 << 20  # bytes of a tensor that one trainer gives to the others at a time
+_BLOCK = 64 << 20  # bytes of tensors that the first trainer gives to the others at a time
 
 
 def as_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
@@ -47,86 +44,44 @@ def as_directory(checkpoint_id: str | os.PathLike[str]) -> Path:
 
 @collective("trainers")
 def find_manifest(peers: Peers, directory: Path, doing: str) -> Manifest:
-    """Return the newest manifest that any trainer sees in the folder of a checkpoint.
-
-    Raises ShardFormatError, on every trainer, if none sees one that is whole.
-    """
-    error: ShardFormatError | None = None
-    manifest: Manifest | None = None
-    try:
-        manifest = Manifest.read(directory)
-    except ShardFormatError as caught:
-        error = caught
-    said = peers.gather(doing, {"number": manifest.number if manifest else -1, "error": str(error)})
-    newest = max(range(len(said)), key=lambda k: (said[k]["number"], -k))
-    if said[newest]["number"] < 0:
-        raise everywhere(ShardFormatError(f"{doing} failed: {said[0]['error']}"))
-    text = manifest.to_text().encode() if manifest is not None and peers.world.trainers.rank == newest else b""
-    return Manifest.parse(peers.gather_bytes(doing, text)[newest].decode(), directory / MANIFEST)
+    """Return the manifest of a checkpoint, which the first trainer reads. Raises ShardFormatError on every trainer."""
+    with peers.together(doing):
+        text = Manifest.read(directory).to_text() if peers.leads else ""
+    return Manifest.parse(peers.share(doing, text), directory / MANIFEST)
 
 
 class CheckpointFiles:
-    """The files of a checkpoint that this trainer sees, each opened and checked once; a context manager."""
+    """The files of a checkpoint that this trainer reads, each opened once; a context manager."""
 
     def __init__(self, manifest: Manifest, directory: Path) -> None:
         self.manifest = manifest
-        self.directory = directory
+        self._directory = directory
         self._open: dict[int, ShardReader] = {}
         self._stack = ExitStack()
-
-    def sees(self, trainer: int) -> bool:
-        """Return whether the file of a trainer is there."""
-        return os.path.exists(self.directory / self.manifest.file(trainer))  # no errors where permission is missing
 
     def open(self, trainer: int) -> ShardReader:
         """Open the file of a trainer. Raises ShardFormatError if it is missing, damaged or of another save."""
         if trainer not in self._open:
-            path = self.directory / self.manifest.file(trainer)
-            if not self.sees(trainer):
-                raise ShardFormatError(self.missing(trainer))
-            reader = self._stack.enter_context(ShardReader(path, GRAPH, trainer, self.manifest.word))
-            if seal_of(fingerprint(reader)) != self.manifest.files[trainer].seal:
-                raise ShardFormatError(
-                    f"{path}: not the file that {self.directory / MANIFEST} lists: it is of another save, or damaged"
-                )
-            self._open[trainer] = reader
+            path = self._directory / self.manifest.file(trainer)
+            if not path.exists():
+                node = os.uname().nodename
+                raise ShardFormatError(f"{path}: file is missing on node {node}: all trainers must see one folder")
+            reader = ShardReader(path, GRAPH, trainer, self.manifest.word)
+            self._open[trainer] = self._stack.enter_context(reader)
         return self._open[trainer]
 
     def read_tensors(self, tensors: dict[int, torch.Tensor]) -> None:
         """Fill tensors that are the same on every trainer, by number. Raises ShardFormatError."""
-        small = self.read_small() if any(self.manifest.tensors[number].crc is not None for number in tensors) else {}
-        for number, tensor in sorted(tensors.items()):
-            if number in small:
-                _memory(tensor).reshape(-1).view(np.uint8)[:] = small[number]
-            else:
-                self.open(0).read_into(f"tensors/{number}", _memory(tensor))
-
-    def read_small(self) -> dict[int, Array]:
-        """Read the bytes of all small tensors, by number. Raises ShardFormatError that names a damaged one."""
-        reader = self.open(0)
-        small = self.manifest.small_tensors()
-        path = self.directory / self.manifest.file(0)
-        size = max((where.stop for where in small.values()), default=0)
-        if reader.info(SMALL) != ((size,), "uint8"):
-            raise ShardFormatError(f"{path}: dataset {SMALL!r} does not hold the {len(small)} tensors of the manifest")
-        data = reader.read(SMALL, verify=False)  # each tensor has a checksum
-        by_number = {number: data[where] for number, where in small.items()}
-        for number, data_of in by_number.items():
-            tensor = self.manifest.tensors[number]
-            if zlib.crc32(data_of.data) != tensor.crc:
-                raise ShardFormatError(f"{path}: tensor {number} is damaged: its checksum does not match")
-            if tensor.dtype == "bool" and data_of.max(initial=0) > 1:
-                raise ShardFormatError(f"{path}: tensor {number} contradicts itself: a bool is neither 0 nor 1")
-        return by_number
-
-    def missing(self, trainer: int) -> str:
-        """Return the error text for a file that is not there."""
-        file = self.manifest.files[trainer]
-        path = self.directory / self.manifest.file(trainer)
-        shared = all(file.place == other.place for other in self.manifest.files)
-        return f"{path}: file is missing" + (
-            "" if shared else f" on this node: it was written on node {file.node}, on a disk of its own; copy it here"
-        )
+        ends = self.manifest.ends()
+        wanted = [(int(ends[number]), byte_view(tensors[number])) for number in sorted(tensors)]
+        if not wanted:
+            return
+        first, last = wanted[0][0], wanted[-1][0] + len(wanted[-1][1])
+        for begin, rows in read_chunks(self.open(0), TENSORS, first, last):
+            for place, data in wanted:
+                low, high = max(place, begin), min(place + len(data), begin + len(rows))
+                if low < high:
+                    data[low - place : high - place] = rows[low - begin : high - begin]
 
     def __enter__(self) -> "CheckpointFiles":
         return self
@@ -135,48 +90,20 @@ class CheckpointFiles:
         self._stack.close()
 
 
-@collective("trainers")
-def _readers(peers: Peers, files: CheckpointFiles, doing: str) -> list[int]:
-    """Return for each file a trainer that sees it, -1 if none does; the files are spread over the trainers."""
-    count = files.manifest.num_trainers
-    visible = bytes(files.sees(k) for k in range(count))
-    seen = np.array([list(said) for said in peers.gather_bytes(doing, visible)], np.bool_)
-    readers = []
-    for k in range(count):
-        trainers = np.flatnonzero(seen[:, k])
-        readers.append(int(trainers[k % len(trainers)]) if len(trainers) else -1)
-    return readers
-
-
 def _memory_of(manifest: Manifest) -> Callable[[int], torch.Tensor]:
     def memory(number: int) -> torch.Tensor:
         tensor = manifest.tensors[number]
-        try:
-            return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
-        except (RuntimeError, TypeError, OverflowError) as error:  # torch's errors for sizes beyond memory
-            what = f"{tensor.dtype}{tensor.shape}"
-            raise ShardFormatError(f"{manifest.file(0)}: tensor {number} is too large for memory: {what}") from error
+        return torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
 
     return memory
 
 
 @collective("trainers")
-def newest_first(
-    peers: Peers, around: Path, doing: str, warn: bool = False, links: bool = True
-) -> list[tuple[str, str]]:
-    """Return the names and words of all checkpoints that any node sees in a folder, newest first.
-
-    ``warn`` logs damaged manifests, and raises OtherVersionError for one of another version; ``links`` includes links
-    to folders. Raises StorageError, on every trainer, if the folder cannot be read.
-    """
+def newest_first(peers: Peers, around: Path, doing: str, warn: bool = False) -> list[tuple[str, str]]:
+    """Return :func:`.checkpoints` of a folder on every trainer. Raises StorageError if it cannot be read."""
     with peers.together(doing):
-        leads = peers.world.local_trainer == 0
-        seen = folder.checkpoints(around, warn, links) if leads else {}
-    newest: dict[str, tuple[int, str]] = {}
-    for node in peers.gather(doing, {name: (manifest.number, manifest.word) for name, manifest in seen.items()}):
-        for name, (number, word) in node.items():
-            newest[name] = max((number, word), newest.get(name, (0, "")))
-    return [(name, newest[name][1]) for name in sorted(newest, key=lambda name: (newest[name], name), reverse=True)]
+        found = folder.checkpoints(around, warn) if peers.leads else []
+    return [(name, word) for name, word in peers.share(doing, found)]
 
 
 @collective("trainers")
@@ -189,10 +116,10 @@ def is_whole(
     """
     if word not in known:
         try:
-            verify(peers, find_manifest(peers, directory, doing), directory, doing, pause)
+            _verify(peers, find_manifest(peers, directory, doing), directory, doing, pause)
         except ShardFormatError as error:  # on every trainer
             known[word] = False
-            if peers.world.trainers.rank == 0:
+            if peers.leads:
                 get_logger().warning("checkpoint %s is passed over: %s", directory, error)
         else:
             known[word] = True
@@ -200,25 +127,17 @@ def is_whole(
 
 
 @collective("trainers")
-def verify(peers: Peers, manifest: Manifest, directory: Path, doing: str, pause: Callable[[], None]) -> None:
-    """Read all files of a checkpoint, each on one trainer that sees it, and compare them with their checksums.
+def _verify(peers: Peers, manifest: Manifest, directory: Path, doing: str, pause: Callable[[], None]) -> None:
+    """Read all files of a checkpoint, each on one trainer, and compare them with their checksums.
 
     Raises ShardFormatError, on every trainer, if one is missing or damaged.
     """
-    with CheckpointFiles(manifest, directory) as files:
-        readers = _readers(peers, files, doing)
-        with peers.together(doing):
-            for k, reader in enumerate(readers):
-                if reader < 0:
-                    raise ShardFormatError(files.missing(k))
-                if reader == peers.world.trainers.rank:
-                    shard = files.open(k)
-                    for name in shard.names():
-                        if name == SMALL:
-                            files.read_small()
-                            continue
-                        for _ in read_chunks(shard, name):
-                            pause()
+    with CheckpointFiles(manifest, directory) as files, peers.together(doing):
+        for k in range(peers.rank, manifest.trainers, peers.size):
+            shard = files.open(k)
+            for name in shard.names():
+                for _ in read_chunks(shard, name):
+                    pause()
 
 
 @collective("trainers")
@@ -235,11 +154,11 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
         job: dict[str, Any] = decoder.decode(manifest.job)
         for number, tensor in plan.rows:
             _check_rows(manifest.rows[number], tensor, doing)
-    _check_alike(peers, plan, doing)
+    peers.check_alike(doing, plan.places)
     with CheckpointFiles(manifest, directory) as files:
         _read_tensors(peers, files, plan, doing)
         with peers.together(doing):
-            _read_own(session, files, plan)
+            _read_own(peers, files, plan)
         with peers.together(doing):
             for loaded in plan.objects:
                 loaded.check()
@@ -252,10 +171,7 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
         tensor.rows.note_write()  # on every trainer: cached copies of remote rows are old
     session.control.call(Operation.BARRIER)  # drops data derived from rows, such as tables of edge weights
     with peers.together(doing):
-        try:
-            load_job(session, job)
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
-            raise ShardFormatError(f"{directory / MANIFEST}: damaged manifest: state of the job: {error!r}") from error
+        load_job(session, job)
         for put in plan.put:
             put()
     for loaded in plan.objects:
@@ -280,18 +196,6 @@ def _load_or_restore(peers: Peers, objects: list[LoadedObject], doing: str) -> N
         raise
 
 
-@collective("trainers")
-def _check_alike(peers: Peers, plan: LoadRequest, doing: str) -> None:
-    numbers = [sorted(plan.tensors), [number for number, _ in plan.rows], sorted(plan.own), len(plan.objects)]
-    difference = peers.difference(doing, json.dumps([plan.places, numbers]))
-    if difference is None:
-        return
-    other, (one, _), (two, _) = difference
-    places = sorted(set(one) ^ set(two))
-    what = f"{places[0]} is only on trainer {0 if places[0] in one else other}" if places else "order or kinds"
-    raise everywhere(InvalidArgumentError(f"{doing}: trainers 0 and {other} have different state dicts: {what}"))
-
-
 def _check_rows(saved: TensorRows, tensor: DistTensor, doing: str) -> None:
     tensor.rows.check_writable()
     here = (tensor.rows.stored, list(tensor.shape), tensor.part_policy.policy_str)
@@ -308,33 +212,28 @@ def _check_rows(saved: TensorRows, tensor: DistTensor, doing: str) -> None:
 
 @collective("trainers")
 def _read_tensors(peers: Peers, files: CheckpointFiles, plan: LoadRequest, doing: str) -> None:
-    """Read dense tensors on one trainer, which sends them to the others."""
-    reader = _readers(peers, files, doing)[0]
-    reads = reader == peers.world.trainers.rank
+    """Read dense tensors on the first trainer, which sends them to the others."""
     with peers.together(doing):
-        if reader < 0:
-            raise ShardFormatError(files.missing(0))
-        if reads:
+        if peers.leads:
             files.read_tensors(plan.tensors)
-    if peers.world.trainers.size > 1:
-        memory = [_memory(plan.tensors[number]).reshape(-1).view(np.uint8) for number in sorted(plan.tensors)]
-        for pieces in _blocks(memory):
-            data = peers.gather_bytes(doing, b"".join(piece.data for piece in pieces) if reads else b"")[reader]
+    if peers.size > 1:
+        for pieces in blocks((byte_view(plan.tensors[number]) for number in sorted(plan.tensors)), _BLOCK):
+            data = peers.share_bytes(doing, b"".join(piece.data for piece in pieces) if peers.leads else b"")
             begin = 0
             for piece in pieces:
                 piece[:] = np.frombuffer(data, np.uint8, len(piece), begin)
                 begin += len(piece)
 
 
-def _blocks(memory: Sequence[Array]) -> Iterator[list[Array]]:
-    """Yield pieces of byte arrays, in order, about a block at a time."""
+def blocks(arrays: Iterable[Array], nbytes: int) -> Iterator[list[Array]]:
+    """Yield pieces of arrays of bytes, in order, about a block of ``nbytes`` at a time."""
     pieces: list[Array] = []
     size = 0
-    for array in memory:
-        for begin in range(0, len(array), _BLOCK):
-            pieces.append(array[begin : begin + _BLOCK])
+    for array in arrays:
+        for begin in range(0, len(array), nbytes):
+            pieces.append(array[begin : begin + nbytes])
             size += len(pieces[-1])
-            if size >= _BLOCK:
+            if size >= nbytes:
                 yield pieces
                 pieces = []
                 size = 0
@@ -342,24 +241,19 @@ def _blocks(memory: Sequence[Array]) -> Iterator[list[Array]]:
         yield pieces
 
 
-def _memory(tensor: torch.Tensor) -> Array:
-    """Return the memory of a tensor as stored; a number as one row."""
-    return to_storage(tensor.reshape(1) if tensor.ndim == 0 else tensor, dtype_name(tensor.dtype))
+def byte_view(tensor: torch.Tensor) -> Array:
+    """Return the memory of a contiguous tensor on the CPU as stored bytes, uint8[n]."""
+    return to_storage(tensor.reshape(-1), dtype_name(tensor.dtype)).view(np.uint8)
 
 
-def _read_own(session: Session, files: CheckpointFiles, plan: LoadRequest) -> None:
+def _read_own(peers: Peers, files: CheckpointFiles, plan: LoadRequest) -> None:
     """Read this trainer's OfTrainer rows; on another number of trainers, an even share of all rows."""
-    manifest = files.manifest
     for number, rows_of in plan.own.items():
-        own = manifest.own[number]
+        own = files.manifest.own[number]
         ends = np.cumsum([0, *own.lengths])
-        first, last = share(ends, session.rank, session.num_trainers)
-        try:
-            rows = np.empty((last - first, *own.row_shape), storage_dtype(own.dtype))
-        except (MemoryError, ValueError, OverflowError) as error:
-            what = f"{own.dtype}{[last - first, *own.row_shape]}"
-            raise ShardFormatError(f"{files.directory / MANIFEST}: rows {number} are too large: {what}") from error
-        for k in range(manifest.num_trainers):
+        first, last = share(ends, peers.rank, peers.size)
+        rows = np.empty((last - first, *own.row_shape), storage_dtype(own.dtype))
+        for k in range(files.manifest.trainers):
             begin, end = max(first, int(ends[k])), min(last, int(ends[k + 1]))
             if begin < end:
                 files.open(k).read_into(f"own/{number}", rows[begin - first : end - first], begin - int(ends[k]))

@@ -4,14 +4,12 @@ A save, the same on every trainer::
 
     take       the state dict as a tree and tensors; every trainer must have the same tree       main thread
     write      each trainer its file, beside what is there                                       it, or another thread
-    publish    once every file is on its disk: the manifest, one in each folder that nodes see   the same
+    publish    once every file is on the disk, the first trainer: the manifest                   the same
     clean      files of other saves, and checkpoints beyond ``keep``                             the same
 """
 
-import json
 import os
 import secrets
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -24,25 +22,23 @@ import torch
 
 from mpigraph.arrays import Array
 from mpigraph.checkpoint import folder
+from mpigraph.checkpoint.folder import Peers
 from mpigraph.checkpoint.job_state import of_job
-from mpigraph.checkpoint.loading import is_whole, newest_first
-from mpigraph.checkpoint.manifest import GRAPH, SMALL, File, Manifest, Own, Tensor, TensorRows, file_name
-from mpigraph.checkpoint.peers import Peers
+from mpigraph.checkpoint.loading import blocks, byte_view, is_whole, newest_first
+from mpigraph.checkpoint.manifest import GRAPH, TENSORS, Manifest, Own, Tensor, TensorRows, file_name
 from mpigraph.checkpoint.state_tree import Leaves, encode
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import dtype_name, to_storage
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError, StorageError
-from mpigraph.mpi.agree import everywhere
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.pool import RowPool
 from mpigraph.rows.row_tensor import Copying
 from mpigraph.session.context import OfTrainer, Session
-from mpigraph.storage.shard import DatasetWriter, ShardWriter
+from mpigraph.storage.shard import ShardWriter
 
 _BLOCK = 8 << 20  # bytes that are written at a time
 _BLOCK_BESIDE = 1 << 20  # the same beside training, which waits for the interpreter meanwhile
-_SMALL_BYTES = 1 << 16  # of a tensor: a dataset of its own takes more time than that many bytes
 
 
 _Dataset: TypeAlias = tuple[str, Callable[[], tuple[Array, str]]]
@@ -73,34 +69,30 @@ class Save:
         self._writer = writer
         self._keep = keep
         self._pause = pause
-        self._leaves = Leaves()
+        leaves = Leaves()
         main = Peers(session.world)
         with main.together(self.doing):
-            tree = encode(state_dict, self._leaves)
-            tensors = [_describe_tensor(tensor) for tensor in self._leaves.tensors]
-            rows = [self._describe(tensor) for tensor in self._leaves.rows]
-            text = json.dumps([tree, *map(vars, tensors), *map(vars, rows)])
-            job = encode(of_job(session), self._leaves, "the job's state")
-            lent = [number for number, tensor in enumerate(self._leaves.rows) if tensor.rows.lent]
-            report = {"name": directory.name, "lent": lent}
-            if session.rank == 0:
-                report |= {"word": secrets.token_hex(6), "job": job}
-        self._check_alike(main, text)
-        writer.come(main, self.doing, directory.parent)
-        reports = main.gather(self.doing, report)
-        _check_one_name([report["name"] for report in reports])
-        first = reports[0]
-        self._manifest = Manifest(first["word"], 0, tree, first["job"], tensors, rows, own=[], files=[])
+            if main.leads:
+                writer.come(directory.parent)
+            tree = encode(state_dict, leaves)
+            described = {"checkpoint_id": directory.name} | leaves.places
+            rows = [self._describe(tensor) for tensor in leaves.rows]
+            job = encode(of_job(session), leaves, "the job's state")
+            lent = [number for number, tensor in enumerate(leaves.rows) if tensor.rows.lent]
+        main.check_alike(self.doing, described, "; put values that differ between trainers into OfTrainer")
+        lent_by_any: set[int] = set().union(*main.gather(self.doing, lent))
+        word, job = main.share(self.doing, [secrets.token_hex(6), job])
+        tensors = [Tensor(dtype_name(tensor.dtype), list(tensor.shape)) for tensor in leaves.tensors]
+        self._manifest = Manifest(word, 0, session.num_trainers, tree, job, tensors, rows, own=[])
         self._copies = copies
         self._copying = None if copies is None else Copying()
         try:
             with main.together(self.doing):
-                self._datasets = list(self._take(set().union(*(report["lent"] for report in reports))))
+                self._datasets = list(self._take(leaves, lent_by_any))
         except BaseException:  # on every trainer, for example a lack of memory
             if self._copying is not None:
                 self._copying.end()
             raise
-        self._leaves = Leaves()
 
     @collective("trainers")
     def copy_rows(self, peers: Peers) -> None:
@@ -123,41 +115,30 @@ class Save:
 
         Raises StorageError, on every trainer, if a file cannot be written, or another job writes there.
         """
-        world = self._session.world
-        leads = world.local_trainer == 0
         word = self._manifest.word
-        published = False
-        token = self._directory / folder.token_name(word, world.node_index)
-        path = self._directory / file_name(word, self._session.rank)
+        path = self._directory / file_name(word, peers.rank)
         try:
             with peers.together(self.doing):
-                if leads:
-                    self._begin(token)
+                if peers.leads:
+                    with self._writer.holding(self._directory.parent):
+                        pass  # no newer job writes here
             with peers.together(self.doing):
                 report = self._write(path)
-                report["place"] = self._place()
-                report["number"] = folder.newest_number(self._directory.parent) if leads else 0
-            manifest = self._complete(peers.gather(self.doing, report))
-            speaks = leads and manifest.files[self._session.rank].place == world.node_index  # for a folder
+            reports = peers.gather(self.doing, report)
             with peers.together(self.doing):
-                if speaks:
-                    self._publish(manifest)
-                    published = True
+                if peers.leads:
+                    self._publish(reports)
         except MPIGraphError:  # on every trainer
-            if not any(peers.gather(self.doing, published)):  # else one manifest makes a checkpoint of all files
-                with suppress(OSError):
-                    path.unlink()
+            with suppress(OSError):
+                path.unlink()
             raise
         finally:
-            if leads:
-                with suppress(OSError):
-                    token.unlink()
             with suppress(OSError):
                 self._directory.rmdir()  # if nothing was saved, it is empty once the last trainer has come here
         self._writer.whole[word] = True
         old = self._old(peers)
         with peers.together(self.doing):
-            if speaks:
+            if peers.leads:
                 with self._writer.holding(self._directory.parent):
                     folder.remove_other_saves(self._directory, word)
                     if old is not None:
@@ -169,7 +150,7 @@ class Save:
         if self._keep is None:
             return None
         around, old, to_keep = self._directory.parent, [], self._keep - 1
-        for name, word in newest_first(peers, around, self.doing, links=False):
+        for name, word in newest_first(peers, around, self.doing):
             if name == self._directory.name:
                 continue
             if not to_keep:
@@ -178,19 +159,6 @@ class Save:
                 to_keep -= 1
         return old
 
-    def _check_alike(self, peers: Peers, text: str) -> None:
-        difference = peers.difference(self.doing, text)
-        if difference is None:
-            return
-        other, one, two = difference
-        where, a, b = _difference(one, two, "state_dict")
-        raise everywhere(
-            InvalidArgumentError(
-                f"{self.doing}: the trainers have different state dicts: {where} is {a} on trainer 0, and {b} on "
-                f"trainer {other}; put values that differ between trainers into OfTrainer"
-            )
-        )
-
     def _describe(self, tensor: DistTensor) -> TensorRows:
         tensor.rows.check_writable()  # else it could not be loaded
         owners = RowOwners(self._session.world, tensor.rows.window.offsets)
@@ -198,9 +166,9 @@ class Save:
         of, identity = tensor.part_policy.policy_str, tensor.graph_identity
         return TensorRows(tensor.name, tensor.rows.stored, list(tensor.shape), of, identity, ranges)
 
-    def _take(self, lent: set[int]) -> Iterator[_Dataset]:
+    def _take(self, leaves: Leaves, lent: set[int]) -> Iterator[_Dataset]:
         """Yield the datasets of this trainer; ``lent`` numbers the tensors that a view of any trainer may write."""
-        for number, tensor in enumerate(self._leaves.rows):
+        for number, tensor in enumerate(leaves.rows):
             tensor.rows.window.sync()
             for place, owned in enumerate(RowOwners(self._session.world, tensor.rows.window.offsets).ranges()):
                 rows = tensor.rows.segment(owned.host)[owned.rows]
@@ -208,108 +176,63 @@ class Save:
                     rows = _copied(rows, self._copies)
                 yield f"rows/{number}/{place}", partial(_given, rows, tensor.rows.stored)
             tensor.rows.copying = self._copying
-        for number, own in enumerate(self._leaves.own):
+        for number, own in enumerate(leaves.own):
             yield f"own/{number}", partial(_own_rows, own if self._copies is None else own.copy())
+        self._tensors: list[torch.Tensor] = []
         if self._session.rank == 0:
-            yield from self._take_tensors()
-
-    def _take_tensors(self) -> Iterator[_Dataset]:
-        small = self._manifest.small_tensors()
-        for number, dense in enumerate(self._leaves.tensors):
-            if number not in small:
-                tensor = dense if self._copies is None else dense.clone(memory_format=torch.contiguous_format)
-                yield f"tensors/{number}", partial(_stored, tensor)
-        if small:
-            pack = partial(_packed, [self._leaves.tensors[number] for number in small])
-            yield SMALL, pack if self._copies is None else partial(_given, *pack())
-
-    def _begin(self, token: Path) -> None:
-        """Make the folder, and put a token there that shows the other nodes that this one sees it."""
-        with self._writer.holding(self._directory.parent):
-            try:
-                self._directory.mkdir(exist_ok=True)
-                token.touch()
-            except OSError as error:
-                raise StorageError(f"{self._directory}: cannot write: {error.strerror}") from error
-
-    def _place(self) -> int:
-        word = self._manifest.word
-        for node in range(self._session.world.num_nodes):
-            if os.path.exists(self._directory / folder.token_name(word, node)):
-                return node
-        raise StorageError(f"{self._directory}: the files that this node wrote there a moment ago are gone")
+            self._tensors = leaves.tensors
+            if self._copies is not None:
+                self._tensors = [tensor.clone(memory_format=torch.contiguous_format) for tensor in leaves.tensors]
 
     def _write(self, path: Path) -> dict[str, Any]:
+        """Write this trainer's file; return its size and what its OfTrainer values are."""
         own = []
-        crcs = []
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{self._directory}: cannot write: {error.strerror}") from error
+        step = _BLOCK if self._copies is None else _BLOCK_BESIDE
         with ShardWriter(path, GRAPH, self._session.rank, self._manifest.word, durable=True) as writer:
             while self._datasets:
                 name, make = self._datasets.pop(0)  # a copy is freed once it is written
                 rows, dtype = make()
                 if name.startswith("own/"):
                     own.append([dtype, list(rows.shape[1:]), len(rows)])
-                if name == SMALL:
-                    crcs = [zlib.crc32(rows[where].data) for where in self._manifest.small_tensors().values()]
-                self._write_rows(writer.create(name, rows.shape, dtype), rows)
-        report = {"own": own, "crcs": crcs, "seal": writer.seal}
-        return report | {"nbytes": path.stat().st_size, "node": os.uname().nodename}
+                out = writer.create(name, rows.shape, dtype)
+                row_bytes = max(1, rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64)))
+                for begin in range(0, len(rows), count := max(1, step // row_bytes)):
+                    out.write(rows[begin : begin + count])
+                    self._pause()
+            if self._session.rank == 0:
+                out = writer.create(TENSORS, (int(self._manifest.ends()[-1]),), "uint8")
+                for pieces in blocks(map(byte_view, map(_plain, self._tensors)), step):
+                    out.write(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+                    self._pause()
+                self._tensors = []
+        return {"own": own, "nbytes": path.stat().st_size, "node": os.uname().nodename}
 
-    def _write_rows(self, out: DatasetWriter, rows: Array) -> None:
-        row_bytes = max(1, rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64)))
-        step = max(1, (_BLOCK if self._copies is None else _BLOCK_BESIDE) // row_bytes)
-        for begin in range(0, len(rows), step):
-            out.write(rows[begin : begin + step])
-            self._pause()
-
-    def _complete(self, reports: list[dict[str, Any]]) -> Manifest:
-        owns = []
+    def _publish(self, reports: list[dict[str, Any]]) -> None:
+        """Write the manifest, once the files of all trainers are seen here."""
+        own = []
         for number, (dtype, row_shape, _) in enumerate(reports[0]["own"]):
-            for k, report in enumerate(reports):
-                if report["own"][number][:2] != [dtype, row_shape]:
-                    raise everywhere(
-                        CollectiveError(
-                            f"{self.doing}: an OfTrainer has rows {dtype}{row_shape} on trainer 0 and "
-                            f"{report['own'][number][0]}{report['own'][number][1]} on trainer {k}"
-                        )
+            there = [report["own"][number] for report in reports]
+            for k, (other_dtype, other_shape, _) in enumerate(there):
+                if (other_dtype, other_shape) != (dtype, row_shape):
+                    raise CollectiveError(
+                        f"an OfTrainer has rows {dtype}{row_shape} on trainer 0 and {other_dtype}{other_shape} on "
+                        f"trainer {k}"
                     )
-            owns.append(Own(dtype, row_shape, [report["own"][number][2] for report in reports]))
-        files = [File(r["seal"], r["nbytes"], r["node"], r["place"]) for r in reports]
-        number = 1 + max(report["number"] for report in reports)
-        tensors = list(self._manifest.tensors)
-        for small, crc in zip(self._manifest.small_tensors(), reports[0]["crcs"], strict=True):
-            tensors[small] = replace(tensors[small], crc=crc)
-        return replace(self._manifest, number=number, tensors=tensors, own=owns, files=files)
-
-    def _publish(self, manifest: Manifest) -> None:
-        """Write the manifest once every file of this folder is seen."""
-        place = self._session.world.node_index
-        for k, file in enumerate(manifest.files):
-            path = self._directory / manifest.file(k)
-            if file.place == place and (not path.exists() or path.stat().st_size != file.nbytes):
-                raise StorageError(f"{path}: trainer {k} wrote it, but node {file.node} does not see it")
+            own.append(Own(dtype, row_shape, [length for *_, length in there]))
+        for k, report in enumerate(reports):
+            path = self._directory / self._manifest.file(k)
+            if not path.exists() or path.stat().st_size != report["nbytes"]:
+                raise StorageError(
+                    f"{path}: trainer {k} wrote it on node {report['node']}, and node {os.uname().nodename} does not "
+                    "see it: a checkpoint needs one folder that all trainers see"
+                )
         with self._writer.holding(self._directory.parent):
-            manifest.write(self._directory)
-
-
-def _check_one_name(names: list[str]) -> None:
-    other = next((k for k, name in enumerate(names) if name != names[0]), None)
-    if other is not None:
-        raise everywhere(
-            InvalidArgumentError(
-                f"checkpoint_id has one name on trainer 0, and another on trainer {other}: {names[0]!r}, "
-                f"{names[other]!r}"
-            )
-        )
-
-
-def _describe_tensor(tensor: torch.Tensor) -> Tensor:
-    described = Tensor(dtype_name(tensor.dtype), list(tensor.shape))
-    is_small = described.nbytes <= _SMALL_BYTES  # its checksum is known once it is written
-    return replace(described, crc=0) if is_small else described
-
-
-def _packed(tensors: list[torch.Tensor]) -> tuple[Array, str]:
-    return np.concatenate([_stored(tensor)[0].reshape(-1).view(np.uint8) for tensor in tensors]), "uint8"
+            number = 1 + folder.newest_number(self._directory.parent)
+            replace(self._manifest, number=number, own=own).write(self._directory)
 
 
 def _given(rows: Array, dtype: str) -> tuple[Array, str]:
@@ -329,25 +252,9 @@ def _own_rows(own: OfTrainer) -> tuple[Array, str]:
     rows = own.rows
     if not isinstance(rows, torch.Tensor) or rows.ndim == 0:
         raise InvalidArgumentError(f"the function of an OfTrainer must return a tensor of rows (got {rows!r})")
-    return _stored(rows)
+    dtype = dtype_name(rows.dtype)
+    return to_storage(_plain(rows), dtype), dtype
 
 
-def _stored(tensor: torch.Tensor) -> tuple[Array, str]:
-    """Return the tensor as stored, a number as one row, and its logical dtype."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    dtype = dtype_name(tensor.dtype)
-    return to_storage(plain.reshape(1) if plain.ndim == 0 else plain, dtype), dtype
-
-
-def _difference(one: Any, two: Any, where: str) -> tuple[str, str, str]:
-    """Return the place where two trees differ first, and both values there."""
-    if isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
-        for a, b in zip(one, two, strict=True):
-            if a != b:
-                key = a[0] if isinstance(a, list) and len(a) == 2 and a[0] == b[0] else None
-                return _difference(a, b, where if key is None else f"{where}[{key!r}]")
-    if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
-        for key in one:
-            if one[key] != two[key]:
-                return _difference(one[key], two[key], where)
-    return where, repr(one)[:200], repr(two)[:200]
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()

@@ -25,7 +25,6 @@ from mpigraph.session.context import OfTrainer
 Tree: TypeAlias = Any
 """A JSON value."""
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
-_WITH_METADATA = _MAPPINGS.keys() - {"dict"}  # a dict has no attributes
 _DEEPEST = 200  # nested values: Python can always recurse this deep
 
 
@@ -53,6 +52,18 @@ class Leaves:
     tensors: list[torch.Tensor] = field(default_factory=list)  # the same on every trainer
     rows: list[DistTensor] = field(default_factory=list)
     own: list[OfTrainer] = field(default_factory=list)
+    places: dict[str, object] = field(default_factory=dict)  # what is at each place of the state dict, to compare
+
+    def add(self, kind: str, items: list[Any], item: Any, where: str, text: str) -> Tree:
+        """Add a tensor, and return its tree."""
+        items.append(item)
+        self.places[where] = f"{kind} {len(items) - 1}{text}"
+        return {kind: len(items) - 1}
+
+    def note(self, where: str, tree: Tree) -> Tree:
+        """Note a value, and return its tree."""
+        self.places[where] = tree
+        return tree
 
 
 def encode(value: object, leaves: Leaves, where: str = "state_dict", depth: int = 0) -> Tree:
@@ -64,26 +75,28 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict", depth: int 
     if depth > _DEEPEST:
         raise InvalidArgumentError(f"{where.split('[')[0]} is nested more than {_DEEPEST} deep")
     deeper = depth + 1
-    if value is None or isinstance(value, bool | str):
-        return value
     if isinstance(value, np.generic) and not isinstance(plain := value.item(), np.generic):
-        return encode(plain, leaves, where, depth)
+        value = plain
+    if value is None or isinstance(value, bool | str):
+        return leaves.note(where, value)
     if isinstance(value, int):
-        return int(value)
+        return leaves.note(where, int(value))
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else {"float": repr(float(value))}
-    if isinstance(value, DistTensor):
-        return {"rows": _add(leaves.rows, value)}
-    if isinstance(value, OfTrainer):
-        return {"own": _add(leaves.own, value)}
-    if isinstance(value, torch.Tensor):
-        return {"tensor": _add(leaves.tensors, _plain(value, where))}
-    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
-        return {"array": _add(leaves.tensors, _plain(_from_numpy(value, where), where))}
+        return leaves.note(where, float(value) if math.isfinite(value) else {"float": repr(float(value))})
     if isinstance(value, torch.dtype):
-        return {"dtype": str(value).removeprefix("torch.")}
+        return leaves.note(where, {"dtype": str(value).removeprefix("torch.")})
     if isinstance(value, torch.device):
-        return {"device": str(value)}
+        return leaves.note(where, {"device": str(value)})
+    if isinstance(value, DistTensor):
+        return leaves.add("rows", leaves.rows, value, where, f" {value.name} {value.rows.stored}{list(value.shape)}")
+    if isinstance(value, OfTrainer):
+        return leaves.add("own", leaves.own, value, where, "")
+    tag = "tensor"
+    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+        tag, value = "array", _from_numpy(value, where)
+    if isinstance(value, torch.Tensor):
+        plain = _plain(value, where)
+        return leaves.add(tag, leaves.tensors, plain, where, f" {plain.dtype}{list(plain.shape)}")
     if isinstance(value, list):
         return [encode(item, leaves, f"{where}[{i}]", deeper) for i, item in enumerate(value)]
     if type(value) in (tuple, torch.Size):
@@ -101,52 +114,6 @@ def encode(value: object, leaves: Leaves, where: str = "state_dict", depth: int 
     )
 
 
-def check_tree(tree: Tree, counts: Mapping[str, int], depth: int = 0) -> None:
-    """Check that a tree can be a result of :func:`encode` with these ``counts`` of "tensor", "rows" and "own".
-
-    Raises:
-        ValueError: it cannot; or TypeError, KeyError, AttributeError, RecursionError.
-    """
-    if depth > _DEEPEST:
-        raise ValueError(f"nested more than {_DEEPEST} deep")
-    depth += 1
-    if isinstance(tree, list):
-        for item in tree:
-            check_tree(item, counts, depth)
-    if not isinstance(tree, dict):
-        return
-    more = {"metadata"} if tree.keys() & _WITH_METADATA else {"class"} if "object" in tree else set()
-    (tag,) = tree.keys() - more
-    inner = tree[tag]
-    if tag in _MAPPINGS:
-        check_tree(tree.get("metadata"), counts, depth)
-        for key, item in inner:
-            check_tree(key, counts, depth)
-            if not _is_key(key):
-                raise ValueError(f"{key!r} is no key")
-            check_tree(item, counts, depth)
-    elif tag == "object":
-        check_tree(inner, counts, depth)
-    elif tag == "tuple" and isinstance(inner, list):
-        for item in inner:
-            check_tree(item, counts, depth)
-    elif tag == "float":
-        float(inner)
-    elif tag == "dtype":
-        if not isinstance(getattr(torch, inner), torch.dtype):
-            raise ValueError(f"{inner!r} is no dtype")
-    elif tag == "device" and isinstance(inner, str):
-        return  # one that another machine has, maybe
-    elif type(inner) is not int or not 0 <= inner < counts["tensor" if tag == "array" else tag]:
-        raise ValueError(f"there is no {tag} {inner!r}")
-
-
-def _is_key(tree: Tree) -> bool:
-    if isinstance(tree, dict):
-        return all(map(_is_key, tree["tuple"])) if "tuple" in tree else "float" in tree
-    return not isinstance(tree, list)
-
-
 def _encode_dict(name: str, value: dict[Any, Any], leaves: Leaves, where: str, depth: int) -> Tree:
     items = []
     for key, item in value.items():
@@ -159,11 +126,6 @@ def _encode_dict(name: str, value: dict[Any, Any], leaves: Leaves, where: str, d
     if versions is not None:
         tree["metadata"] = encode(versions, leaves, where, depth)
     return tree
-
-
-def _add(items: list[Any], item: object) -> int:
-    items.append(item)
-    return len(items) - 1
 
 
 def _plain(value: torch.Tensor, where: str) -> torch.Tensor:
@@ -192,7 +154,7 @@ class LoadRequest:
     own: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # by number, a list that gets the rows
     put: list[Callable[[], object]] = field(default_factory=list)  # called last, to assign the values
     objects: list["LoadedObject"] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)  # in the state dict
+    places: dict[str, str] = field(default_factory=dict)  # what is wanted at each place of the state dict
 
 
 class Decoder:
@@ -224,7 +186,8 @@ class Decoder:
 
     def _ask(self, value: Any, tree: Tree, where: str) -> Any:
         """Ask for a value; return its replacement, the value itself if it is overwritten in place."""
-        self.wanted.places.append(where)
+        kinds = (kind.__name__ for kind in (DistTensor, OfTrainer, Stateful) if isinstance(value, kind))
+        self.wanted.places[where] = next(kinds, "a value")
         for kind, tag in ((DistTensor, "rows"), (OfTrainer, "own")):
             if isinstance(value, kind):
                 self._check(tree, tag, where)
@@ -314,10 +277,7 @@ class Decoder:
         if "dtype" in tree:
             return getattr(torch, tree["dtype"])
         if "device" in tree:
-            try:
-                return torch.device(tree["device"])
-            except RuntimeError as error:
-                raise InvalidArgumentError(f"{self._what}: {where} is a device that torch does not know") from error
+            return torch.device(tree["device"])
         if "own" in tree:
             rows = self.wanted.own.setdefault(tree["own"], [])
             return OfTrainer(lambda: rows[0])

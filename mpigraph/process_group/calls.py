@@ -4,13 +4,9 @@ MPI trusts its callers: where counts, dtypes, roots or calls differ it gives wro
 call begins with a comparison (:class:`.Sameness`) of the arguments that must be the same on all ranks. It is the same
 MPI operation for every call, on a communicator of its own, and has the same result on every rank: either all begin the
 call's own operation, in the order of the calls, or none does and all raise an error.
-
-In some calls one rank sends another as many values as that one takes. There a sum follows, of the hashes of these
-counts, added by the sender and subtracted by the receiver, which must be zero.
 """
 
 import sys
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import Lock
@@ -22,78 +18,50 @@ from mpi4py import MPI
 
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
-from mpigraph.mpi.agree import Sameness, everywhere, hash64
+from mpigraph.mpi.agree import Sameness, everywhere
 from mpigraph.mpi.coroutine import Coroutine
 from mpigraph.tracebacks import line_calling
 
-_MASK = 2**64 - 1
 _LONGEST = 400  # bytes of a call's description
 _TAGS = 2**15 - 1  # MPI has at least as many
 _LOOKS = 20  # a few microseconds: where the ranks come at the same time, it is faster than to yield
-_SHOWN = 6  # counts in a description
-
-Pairs = Sequence[tuple[int, int]]
 
 
 class Call(NamedTuple):
-    """A collective call of one rank.
+    """A collective call of one rank, the same on all.
 
     Attributes:
         kind: such as "all_reduce".
-        dtypes: of the tensors.
-        counts: numbers of values that must be the same on all ranks.
+        dtype: of the tensors; None without one.
+        values: number of values of the tensor that each rank gives, or of the one that each gets if that is smaller.
         op: the reduction, such as "SUM"; "" for none.
-        root: the rank that is the source or the destination, or None.
-        sends: pairs of a rank and the number of values for it.
-        takes: pairs of a rank and the number of values from it.
+        root: the rank that is the source, or None.
     """
 
     kind: str
-    dtypes: Sequence[torch.dtype] = ()
-    counts: Sequence[int] = ()
+    dtype: torch.dtype | None = None
+    values: int = 0
     op: str = ""
     root: int | None = None
-    sends: Pairs = ()
-    takes: Pairs = ()
-
-    def pairs(self, rank: int) -> int:
-        """Return this rank's word of the sum over the ranks that is zero if what each sends is what the other takes."""
-        sent = sum([hash64((rank, to, count)) for to, count in self.sends])
-        taken = sum([hash64((source, rank, count)) for source, count in self.takes])
-        return (sent - taken) & _MASK
 
     def text(self, trainers: Sequence[int]) -> str:
         """Return a description for people."""
         parts = [f"{self.kind}({self.op})" if self.op else self.kind]
-        if self.counts:
-            parts.append(f"of {_few(self.counts)}")
-        if self.sends:
-            parts.append(f"sending {_few([count for _, count in self.sends])}")
-        if self.takes:
-            parts.append(f"taking {_few([count for _, count in self.takes])}")
-        parts += dict.fromkeys(map(str, self.dtypes))
+        if self.dtype is not None:
+            parts.append(f"of {self.values} {self.dtype}")
         if self.root is not None:
             parts.append(f"with root {trainers[self.root]}")
         return " ".join(parts)
 
 
-def _few(numbers: Sequence[int]) -> str:
-    more = ["..."] if len(numbers) > _SHOWN else []
-    return ", ".join([*map(str, numbers[:_SHOWN]), *more])
-
-
 class _Turn:
     """A call that waits for its operation to begin: a request, for coroutines."""
 
-    __slots__ = ("begin", "call", "calls", "compared", "done", "error", "line", "pairs", "requests", "same", "sameness")
-
-    def __init__(self, calls: "Calls", call: Call, begin: Callable[[], list[MPI.Request]]) -> None:
+    def __init__(self, calls: "Calls", call: Call, begin: Callable[[], MPI.Request]) -> None:
         self.calls, self.call, self.begin = calls, call, begin
-        self.line = ""
-        self.sameness = Sameness((call.kind, call.op, call.root, call.dtypes, call.counts))
-        self.pairs: array[int] | None = None
+        self.sameness = Sameness(call)
         self.compared = calls.comm.Iallreduce(MPI.IN_PLACE, self.sameness.words, MPI.MAX)
-        self.requests: list[MPI.Request] | None = None
+        self.request: MPI.Request | None = None
         self.error: Exception | None = None
         self.same = True
         self.done = False
@@ -106,17 +74,10 @@ class _Turn:
 
     def conclude(self) -> None:
         """Begin the operation if the comparison, which is complete, shows that all ranks have made the same call."""
-        if self.pairs is None:
-            self.same = self.sameness.holds
-            if self.same and (self.call.sends or self.call.takes):  # so on every rank
-                self.pairs = array("Q", [self.call.pairs(self.calls.rank)])
-                self.compared = self.calls.sums.Iallreduce(MPI.IN_PLACE, self.pairs, MPI.SUM)
-                return
-        else:
-            self.same = not self.pairs[0]
-        if self.same and self.requests is None:
+        self.same = self.sameness.holds
+        if self.same and self.request is None:
             try:
-                self.requests = self.begin()
+                self.request = self.begin()
             except Exception as error:  # for the thread that waits, which need not be this one
                 self.error = error
         self.done = True
@@ -126,8 +87,7 @@ class Calls:
     """Compares the calls of a group and begins their operations, in the same order on every rank.
 
     Attributes:
-        comm: carries comparisons; ``rank`` and ``size`` are this rank's place in it.
-        sums: carries the sums that follow some comparisons, in the order of the calls.
+        comm: carries comparisons; ``size`` is the number of its ranks.
     """
 
     @collective("group")
@@ -141,8 +101,7 @@ class Calls:
             at_once: begin each operation beside its comparison: no thread would begin it while this one computes.
         """
         self.comm = comm.Dup()
-        self.sums = comm.Dup()
-        self.rank, self.size = comm.rank, comm.size
+        self.size = comm.size
         self._trainers, self._name, self._at_once = trainers, name, at_once
         self._lock = Lock()
         self._turns: deque[_Turn] = deque()
@@ -150,8 +109,8 @@ class Calls:
         self._number = 0
 
     @collective("group")
-    def together(self, call: Call, begin: Callable[[], list[MPI.Request]]) -> Coroutine[list[MPI.Request]]:
-        """Begin an operation once every rank has made the same call, and return its requests.
+    def together(self, call: Call, begin: Callable[[], MPI.Request]) -> Coroutine[MPI.Request]:
+        """Begin an operation once every rank has made the same call, and return its request.
 
         Raises CollectiveError if the calls differ; on every rank, with all calls, lines and trainers.
         """
@@ -163,38 +122,35 @@ class Calls:
             turn = _Turn(self, call, begin)
             self._turns.append(turn)
             if self._at_once:
-                turn.requests = begin()
+                turn.request = begin()
         looks = 0
         while not turn.Test() and looks < _LOOKS:
             looks += 1
-        if not turn.done or not turn.same:
-            turn.line = line_calling(sys._getframe())  # the caller is on the stack until the first yield
+        # the caller is on the stack until the first yield
+        line = "" if turn.done and turn.same else line_calling(sys._getframe())
         if not turn.done:
             yield turn  # type: ignore[misc]
         if not turn.same:
-            yield from self._explain(turn, number)
+            yield from self._explain(call, line, number)
         if turn.error is not None:
             raise turn.error
-        assert turn.requests is not None
-        return turn.requests
+        assert turn.request is not None
+        return turn.request
 
     def proceed(self) -> None:
         """Begin the operations whose calls were compared, in order. For any thread."""
         with self._lock:
             while self._turns and self._turns[0].compared.Test():
-                turn = self._turns[0]
+                turn = self._turns.popleft()
                 turn.conclude()
-                if not turn.done:
-                    continue
-                self._turns.popleft()
-                if not turn.same and turn.requests is not None:
+                if not turn.same and turn.request is not None:
                     self._in_vain.append(turn)  # with the memory that MPI may write to
 
-    def _explain(self, turn: _Turn, number: int) -> Coroutine[NoReturn]:
-        """Raise an error with every rank's call; by messages, since another call's sum may have begun on some ranks."""
-        line = f" at {turn.line}" if turn.line else ""
+    def _explain(self, call: Call, line: str, number: int) -> Coroutine[NoReturn]:
+        """Raise an error with every rank's call; by messages, since comparisons of later calls may have begun."""
         sent = np.zeros(_LONGEST, np.uint8)
-        text = (turn.call.text(self._trainers) + line).encode(errors="backslashreplace")[-_LONGEST:]
+        text = f"{call.text(self._trainers)}{f' at {line}' if line else ''}".encode(errors="backslashreplace")
+        text = text[-_LONGEST:]
         sent[: len(text)] = np.frombuffer(text, np.uint8)
         texts = np.zeros((self.size, _LONGEST), np.uint8)
         tag = number % _TAGS
@@ -219,6 +175,5 @@ class Calls:
 
     @collective("group")
     def close(self) -> None:
-        """Free the communicators."""
+        """Free the communicator."""
         self.comm.Free()
-        self.sums.Free()

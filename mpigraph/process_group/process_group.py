@@ -26,8 +26,10 @@ completed one after the other, and an operation begins beside its comparison: MP
 A callback of a future (``then``) runs in a thread of the group and may wait for other operations. Where several
 callbacks begin collectives, their order is that in which operations end, which may differ between ranks.
 
-A message that is longer than its tensor, or shorter, is an error of the receiver. One that is never received is dropped
-when the group is closed, with a warning.
+Of torch's calls the group has all_reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter_tensor and
+barrier, send and receive, and what is made of them, such as all_gather_object: what training needs. The others raise an
+error (:data:`_ABSENT`). A message that is longer than its tensor, or shorter, is an error of the receiver. One that is
+never received is dropped when the group is closed, with a warning.
 
 A wait for an operation lasts until the other ranks come, which may do something else first (``mpi/watchdog.py``). The
 user may limit it: by ``Work.wait(timeout)``, or the group's ``timeout`` if it is not torch's default. Then the wait
@@ -41,10 +43,12 @@ the order of sums by size and layout: the same job gives the same bits again, an
 # (torch overloads each method; it calls these forms)
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
+import numpy as np
 import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
@@ -52,32 +56,15 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import HashStore, register_rendezvous_handler  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import default_pg_timeout
 
-from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, InvalidArgumentError
+from mpigraph.log import get_logger
 from mpigraph.mpi.coroutine import Coroutine, Task, finish
 from mpigraph.mpi.progress_thread import Progress
-from mpigraph.mpi.wait import BLOCKED
+from mpigraph.mpi.wait import BLOCKED, PEERS_COMPUTE, Backoff
 from mpigraph.mpi.watchdog import Meeting
 from mpigraph.process_group.calls import Call, Calls
-from mpigraph.process_group.point_to_point import finish_messages, receive, send
-from mpigraph.process_group.tensors import (
-    apart,
-    check,
-    dtypes,
-    even_counts,
-    fits,
-    flat,
-    join,
-    one_each,
-    op_name,
-    reduction,
-    refill,
-    row_counts,
-    sizes,
-    split,
-    words,
-)
+from mpigraph.process_group.tensors import apart, check, check_shares, flat, op_name, reduction, refill, words
 from mpigraph.process_group.work import MPIWork, Operation, Outstanding, untraced
 from mpigraph.session.context import current
 from mpigraph.trace import count
@@ -87,6 +74,11 @@ _FOR_ALL = {"barrier", "all_reduce"}
 _RECEIVE, _SEND = "recv from", "send to"
 _REST = "what is outstanding in a process group"
 _SMALL = 1 << 20  # bytes: when one rank has the result, the others will have it at once, too
+_ARRIVING = 5.0  # seconds that a message may be on its way when a group is shut down
+_ABSENT = (
+    "a process group of mpi4py has all_reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter_tensor, "
+    "barrier, and send and recv with a rank: use a group of gloo for other calls"
+)
 
 
 @untraced
@@ -143,36 +135,29 @@ class MPIProcessGroup(dist.ProcessGroup):
         """The incomplete operations without a wait, in the order of their begin. For any thread."""
         return list(self._outstanding.operations.values())
 
-    def _together(self, call: Call, begin: Callable[[MPI.Comm], list[MPI.Request]]) -> Coroutine[list[MPI.Request]]:
-        """Begin an operation once every rank has made the same call."""
+    def _together(self, call: Call, begin: Callable[[MPI.Comm], MPI.Request]) -> Coroutine[None]:
+        """Make an operation once every rank has made the same call."""
         comm = self.comm
-        requests = yield from self._calls.together(call, lambda: begin(comm))
+        request = yield from self._calls.together(call, lambda: begin(comm))
         self._count(call)
-        return requests
+        yield request
 
     def _count(self, call: Call) -> None:
-        """Count the bytes of a call; where MPI chooses their way, as if each rank passed them on to the next one.
+        """Count the bytes of a call. MPI chooses their way: as if each rank passed them on to the next one.
 
         Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009.
         """
         rank, size = self.rank(), self.size()
-        sends = call.sends
-        takes = call.takes
-        if not sends and not takes:
-            values = sum(call.counts)
-            first = -1  # in the line of ranks that pass a value on, if they are no ring
-            if call.root is None:
-                values = (2 if call.kind == "all_reduce" else 1) * values * (size - 1) // size
-            else:
-                first = call.root if call.kind == "broadcast" else (call.root + 1) % size
-            after = (rank + 1) % size
-            sends = [(after, values * (after != first))]
-            takes = [((rank - 1) % size, values * (rank != first))]
-        width = call.dtypes[0].itemsize if call.dtypes else 0
-        for name, pairs in (("group_sent_bytes", sends), ("group_received_bytes", takes)):
-            for other, values in pairs:
-                if other != rank and values:
-                    count(name, values * width, self._trainers[other])
+        after, before = (rank + 1) % size, (rank - 1) % size
+        nbytes = call.values * (call.dtype.itemsize if call.dtype else 0)
+        if call.kind == "broadcast":
+            sent, received = nbytes * (after != call.root), nbytes * (rank != call.root)
+        else:
+            sent = received = 2 * nbytes * (size - 1) // size if call.kind == "all_reduce" else nbytes * (size - 1)
+        if size > 1 and sent:
+            count("group_sent_bytes", sent, self._trainers[after])
+        if size > 1 and received:
+            count("group_received_bytes", received, self._trainers[before])
 
     def _begin(self, what: str, steps: Coroutine[Any], outputs: list[Tensor], opts: Any) -> MPIWork:
         task = Task(steps, what)
@@ -201,286 +186,157 @@ class MPIProcessGroup(dist.ProcessGroup):
         """Return torch's description of the group."""
         return self._names["description"]
 
-    def _reduced(self, what: str, tensor: Tensor, name: str) -> tuple[MPI.Op, Tensor, int]:
-        """Return the operation, the values to reduce, and the divisor of the result."""
-        check(what, tensor)
-        op, dtype = reduction(what, tensor.dtype, name)
-        return op, flat(tensor, dtype), self.size() if name == "AVG" else 1
-
     @collective("group")
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
         """``torch.distributed.all_reduce``."""
+        tensor = _only(tensors)
 
         def steps() -> Coroutine[None]:
+            check("all_reduce", tensor)
             name = op_name(opts)
-            todo = [self._reduced("all_reduce", tensor, name) for tensor in tensors]
-            requests = yield from self._together(
-                Call("all_reduce", dtypes(tensors), sizes(tensors), name),
-                lambda comm: [comm.Iallreduce(MPI.IN_PLACE, vector.numpy(), op=op) for op, vector, _ in todo],
+            op, dtype = reduction("all_reduce", tensor.dtype, name)
+            vector = flat(tensor, dtype)
+            yield from self._together(
+                Call("all_reduce", tensor.dtype, tensor.numel(), name),
+                lambda comm: comm.Iallreduce(MPI.IN_PLACE, vector.numpy(), op=op),
             )
-            for request, tensor, (_, vector, divisor) in zip(requests, tensors, todo, strict=True):
-                yield request
-                refill(tensor, vector, divisor)
+            refill(tensor, vector, self.size() if name == "AVG" else 1)
 
         return self._begin("all_reduce", steps(), tensors, opts)
-
-    allreduce_coalesced = allreduce
-
-    @collective("group")
-    def reduce(self, tensors: list[Tensor], opts: Any) -> MPIWork:
-        """``torch.distributed.reduce``."""
-
-        def steps() -> Coroutine[None]:
-            name, root = op_name(opts), opts.rootRank
-            op, vector, divisor = self._reduced("reduce", tensors[0], name)
-            at_root = self.rank() == root
-            send: Any = MPI.IN_PLACE if at_root else vector.numpy()
-            requests = yield from self._together(
-                Call("reduce", dtypes(tensors), sizes(tensors), name, root),
-                lambda comm: [comm.Ireduce(send, vector.numpy() if at_root else None, op=op, root=root)],
-            )
-            yield requests[0]
-            if at_root:
-                refill(tensors[0], vector, divisor)
-
-        return self._begin("reduce", steps(), tensors, opts)
 
     @collective("group")
     def broadcast(self, tensors: list[Tensor], opts: Any) -> MPIWork:
         """``torch.distributed.broadcast``."""
+        (tensor,) = tensors
 
         def steps() -> Coroutine[None]:
-            for tensor in tensors:
-                check("broadcast", tensor)
-            vectors = [flat(tensor) for tensor in tensors]
-            requests = yield from self._together(
-                Call("broadcast", dtypes(tensors), sizes(tensors), root=opts.rootRank),
-                lambda comm: [comm.Ibcast(words(vector), root=opts.rootRank) for vector in vectors],
+            check("broadcast", tensor)
+            vector = flat(tensor)
+            yield from self._together(
+                Call("broadcast", tensor.dtype, tensor.numel(), root=opts.rootRank),
+                lambda comm: comm.Ibcast(words(vector), root=opts.rootRank),
             )
-            for request, tensor, vector in zip(requests, tensors, vectors, strict=True):
-                yield request
-                refill(tensor, vector)
+            refill(tensor, vector)
 
         return self._begin("broadcast", steps(), tensors, opts)
 
     @collective("group")
     def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        """``torch.distributed.all_gather``; ranks may have different numbers of values."""
+        """``torch.distributed.all_gather``; all tensors have as many values."""
+        (tensor,), parts = tensors, outputs[0]
 
         def steps() -> Coroutine[None]:
-            one_each("all_gather", outputs[0], self.size())
-            check("all_gather", tensors[0], *outputs[0])
-            counts = sizes(outputs[0])
-            fits("all_gather", tensors[0], counts[self.rank()])
-            vector = outputs[0][0].new_empty(sum(counts))
-            array = words(flat(tensors[0]))
-            requests = yield from self._together(
-                Call("all_gather", dtypes(tensors), counts),
-                lambda comm: [comm.Iallgatherv(array, [words(vector), counts])],
-            )
-            yield requests[0]
-            split(outputs[0], vector)
+            check("all_gather", tensor, *parts)
+            if [part.numel() for part in parts] != [tensor.numel()] * self.size():
+                raise InvalidArgumentError(
+                    f"all_gather needs {self.size()} tensors of {tensor.numel()} value(s), as many as are given (got "
+                    f"{', '.join(str(part.numel()) for part in parts)})"
+                )
+            vector = tensor.new_empty((self.size(), tensor.numel()))
+            yield from self._gather(flat(tensor), vector)
+            for part, values in zip(parts, vector, strict=True):
+                part.detach().copy_(values.view(part.shape))
 
-        return self._begin("all_gather", steps(), outputs[0], opts)
+        return self._begin("all_gather", steps(), parts, opts)
+
+    def _gather(self, vector: Tensor, whole: Tensor) -> Coroutine[None]:
+        yield from self._together(
+            Call("all_gather", vector.dtype, vector.numel()),
+            lambda comm: comm.Iallgather(words(vector), words(whole)),
+        )
 
     @collective("group")
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
         """``torch.distributed.all_gather_single``, once ``all_gather_into_tensor``."""
-        return self.all_gather_single_coalesced([output], [tensor], opts)
-
-    @collective("group")
-    def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        """Several :meth:`all_gather_single` at once."""
 
         def steps() -> Coroutine[None]:
-            todo = []
-            for output, tensor in zip(outputs, tensors, strict=True):
-                check("all_gather", tensor, output)
-                todo.append((output, flat(output), tensor, even_counts("all_gather", output, tensor, self.size())))
-            requests = yield from self._together(
-                Call("all_gather", dtypes(tensors), [count for *_, counts in todo for count in counts]),
-                lambda comm: [
-                    comm.Iallgatherv(words(apart(flat(tensor), vector)), [words(vector), counts])
-                    for _, vector, tensor, counts in todo
-                ],
-            )
-            for request, (output, vector, _, _) in zip(requests, todo, strict=True):
-                yield request
-                refill(output, vector)
+            check("all_gather", tensor, output)
+            check_shares("all_gather", output, tensor, self.size())
+            vector = flat(output)
+            yield from self._gather(apart(flat(tensor), vector), vector)
+            refill(output, vector)
 
-        return self._begin("all_gather", steps(), outputs, opts)
-
-    @collective("group")
-    def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> MPIWork:
-        """``torch.distributed.gather``."""
-        at_root = self.rank() == opts.rootRank
-
-        def steps() -> Coroutine[None]:
-            root = opts.rootRank
-            counts: list[int] = []
-            if at_root:
-                one_each("gather", outputs[0], self.size())
-                counts = sizes(outputs[0])
-            check("gather", tensors[0], *(outputs[0] if at_root else []))
-            vector = tensors[0].new_empty(sum(counts))
-            array, taken = words(flat(tensors[0])), [words(vector), counts] if at_root else None
-            sends, takes = [(root, tensors[0].numel())], list(enumerate(counts))
-            requests = yield from self._together(
-                Call("gather", dtypes(tensors), root=root, sends=sends, takes=takes),
-                lambda comm: [comm.Igatherv(array, taken, root=root)],
-            )
-            yield requests[0]
-            if at_root:
-                split(outputs[0], vector)
-
-        return self._begin("gather", steps(), outputs[0] if at_root else [], opts)
-
-    @collective("group")
-    def scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any) -> MPIWork:
-        """``torch.distributed.scatter``."""
-
-        def steps() -> Coroutine[None]:
-            root = opts.rootRank
-            check("scatter", outputs[0])
-            parts: tuple[Array, list[int]] | None = None
-            if self.rank() == root:
-                one_each("scatter", tensors[0], self.size())
-                check("scatter", outputs[0], *tensors[0])
-                parts = words(join(tensors[0])), sizes(tensors[0])
-            vector = flat(outputs[0])
-            sends, takes = list(enumerate(parts[1] if parts else [])), [(root, vector.numel())]
-            requests = yield from self._together(
-                Call("scatter", dtypes(outputs), root=root, sends=sends, takes=takes),
-                lambda comm: [comm.Iscatterv(parts, words(vector), root=root)],
-            )
-            yield requests[0]
-            refill(outputs[0], vector)
-
-        return self._begin("scatter", steps(), outputs, opts)
-
-    @collective("group")
-    def reduce_scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> MPIWork:
-        """``torch.distributed.reduce_scatter``; ranks may get different numbers of values."""
-        one_each("reduce_scatter", tensors[0], self.size())
-        check("reduce_scatter", outputs[0], *tensors[0])
-        counts = sizes(tensors[0])
-        fits("reduce_scatter", outputs[0], counts[self.rank()])
-        return self._reduce_scatter(outputs, [join(tensors[0])], lambda output, tensor: counts, opts)
+        return self._begin("all_gather", steps(), [output], opts)
 
     @collective("group")
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
         """``torch.distributed.reduce_scatter_single``, once ``reduce_scatter_tensor``."""
-        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
-
-    @collective("group")
-    def reduce_scatter_single_coalesced(
-        self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
-    ) -> MPIWork:
-        """Several :meth:`reduce_scatter_single` at once."""
-
-        def counts(output: Tensor, tensor: Tensor) -> list[int]:
-            return even_counts("reduce_scatter", tensor, output, self.size())
-
-        return self._reduce_scatter(outputs, tensors, counts, opts)
-
-    def _reduce_scatter(
-        self, outputs: list[Tensor], tensors: list[Tensor], counts: Callable[[Tensor, Tensor], list[int]], opts: Any
-    ) -> MPIWork:
-        """Reduce each tensor and scatter it by ``counts(output, tensor)``."""
 
         def steps() -> Coroutine[None]:
-            todo = []
+            check("reduce_scatter", tensor, output)
+            check_shares("reduce_scatter", tensor, output, self.size())
             name = op_name(opts)
-            for output, tensor in zip(outputs, tensors, strict=True):
-                check("reduce_scatter", tensor, output)
-                op, vector, divisor = self._reduced("reduce_scatter", tensor, name)
-                part = flat(output, vector.dtype)
-                todo.append((op, apart(vector, part), part, divisor, counts(output, tensor)))
-            requests = yield from self._together(
-                Call("reduce_scatter", dtypes(tensors), [count for *_, each in todo for count in each], name),
-                lambda comm: [
-                    comm.Ireduce_scatter(vector.numpy(), part.numpy(), recvcounts=each, op=op)
-                    for op, vector, part, _, each in todo
-                ],
+            op, dtype = reduction("reduce_scatter", tensor.dtype, name)
+            part = flat(output, dtype)
+            vector = apart(flat(tensor, dtype), part)
+            yield from self._together(
+                Call("reduce_scatter", tensor.dtype, output.numel(), name),
+                lambda comm: comm.Ireduce_scatter_block(vector.numpy(), part.numpy(), op=op),
             )
-            for request, output, (_, _, part, divisor, _) in zip(requests, outputs, todo, strict=True):
-                yield request
-                refill(output, part, divisor)
+            refill(output, part, self.size() if name == "AVG" else 1)
 
-        return self._begin("reduce_scatter", steps(), outputs, opts)
-
-    @collective("group")
-    def all_to_all_single(
-        self, output: Tensor, tensor: Tensor, output_rows: list[int], rows: list[int], opts: Any = None
-    ) -> MPIWork:
-        """``torch.distributed.all_to_all_single``; empty lists of rows mean equal counts."""
-
-        def steps() -> Coroutine[None]:
-            check("all_to_all", tensor, output)
-            counts = row_counts(tensor, rows, self.size())
-            output_counts = row_counts(output, output_rows, self.size())
-            vector = flat(output)
-            yield from self._exchange(apart(flat(tensor), vector), counts, vector, output_counts)
-            refill(output, vector)
-
-        return self._begin("all_to_all", steps(), [output], opts)
-
-    def _exchange(self, sent: Tensor, counts: list[int], taken: Tensor, taken_counts: list[int]) -> Coroutine[None]:
-        """Send each rank its values of one vector, and receive those for this rank in another."""
-        sends, takes = list(enumerate(counts)), list(enumerate(taken_counts))
-        requests = yield from self._together(
-            Call("all_to_all", dtypes([sent]), sends=sends, takes=takes),
-            lambda comm: [comm.Ialltoallv([words(sent), counts], [words(taken), taken_counts])],
-        )
-        yield requests[0]
-
-    @collective("group")
-    def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        """``torch.distributed.all_to_all``."""
-
-        def steps() -> Coroutine[None]:
-            one_each("all_to_all", outputs, self.size())
-            one_each("all_to_all", tensors, self.size())
-            check("all_to_all", *tensors, *outputs)
-            vector = outputs[0].new_empty(sum(sizes(outputs)))
-            yield from self._exchange(join(tensors), sizes(tensors), vector, sizes(outputs))
-            split(outputs, vector)
-
-        return self._begin("all_to_all", steps(), outputs, opts)
+        return self._begin("reduce_scatter", steps(), [output], opts)
 
     @collective("group")
     def barrier(self, opts: Any = None) -> MPIWork:
         """``torch.distributed.barrier``."""
 
         def steps() -> Coroutine[None]:
-            requests = yield from self._together(Call("barrier"), lambda comm: [comm.Ibarrier()])
-            yield requests[0]
+            yield from self._together(Call("barrier"), lambda comm: comm.Ibarrier())
 
         return self._begin("barrier", steps(), [], opts)
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> MPIWork:
         """``torch.distributed.send``; the receiver must receive."""
-        count("group_sent_bytes", tensors[0].nbytes, self._trainers[to])
-        return self._begin(f"{_SEND} {to}", send(self.comm, tensors[0], to, tag), [], None)
+        (tensor,) = tensors
+
+        def steps() -> Coroutine[None]:
+            check("send", tensor)
+            yield self.comm.Isend(words(flat(tensor)), to, tag)
+
+        count("group_sent_bytes", tensor.nbytes, self._trainers[to])
+        return self._begin(f"{_SEND} {to}", steps(), [], None)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MPIWork:
         """``torch.distributed.recv``; the sender must send exactly as many bytes as the tensor has."""
-        name = f"{_RECEIVE} {'anyone' if source == MPI.ANY_SOURCE else source}"
+        (tensor,) = tensors
+        name = f"{_RECEIVE} {source}"
 
         def steps() -> Coroutine[int]:
-            sender = yield from receive(name, self.comm, tensors[0], source, tag)
-            count("group_received_bytes", tensors[0].nbytes, self._trainers[sender])
-            return sender
+            check("recv", tensor)
+            vector = flat(tensor)
+            request = self.comm.Irecv(words(vector), source, tag)
+            status = yield _Receive(name, tensor.nbytes, request)  # type: ignore[misc]
+            nbytes = status.Get_count(MPI.BYTE)
+            if nbytes != tensor.nbytes:
+                raise InvalidArgumentError(f"{name}: rank {source} sent {nbytes} bytes, the tensor has {tensor.nbytes}")
+            refill(tensor, vector)
+            count("group_received_bytes", nbytes, self._trainers[source])
+            return source
 
         return self._begin(name, steps(), tensors, None)
 
-    def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
-        """:meth:`recv` from any rank."""
-        return self.recv(tensors, MPI.ANY_SOURCE, tag)
+    def _absent(self, *_: Any, **__: Any) -> NoReturn:
+        raise InvalidArgumentError(_ABSENT)
 
+    reduce = gather = scatter = reduce_scatter = alltoall = alltoall_base = all_to_all_single = _absent
+    recv_anysource = _absent
+
+    @collective("group")
+    def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
+        """:meth:`all_gather_single`, as compiled code calls it."""
+        return self.all_gather_single(_only(outputs), _only(tensors), opts)
+
+    @collective("group")
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
+    ) -> MPIWork:
+        """:meth:`reduce_scatter_single`, as compiled code calls it."""
+        return self.reduce_scatter_single(_only(outputs), _only(tensors), opts)
+
+    allreduce_coalesced = allreduce
     _allgather_base = all_gather_single  # the names of older torch
     _reduce_scatter_base = reduce_scatter_single
-    alltoall_base = all_to_all_single
 
     @collective("group")
     def shutdown(self) -> None:
@@ -490,18 +346,82 @@ class MPIProcessGroup(dist.ProcessGroup):
         """
         if self._comm:
             tasks = list(self._outstanding.operations)
-            receives = [task for task in tasks if task.name.startswith(_RECEIVE)]
-            sends = [task for task in tasks if task.name.startswith(_SEND)]
+            messages = [task for task in tasks if task.name.startswith((_RECEIVE, _SEND))]
             with self._meeting(_REST):
-                finish([task for task in tasks if not task.name.startswith((_RECEIVE, _SEND))], BLOCKED)
-                finish_messages(self.comm, sends, receives, self._trainers)
+                finish([task for task in tasks if task not in messages], BLOCKED)
+                self._finish_messages(messages)
             self._outstanding.close()
             comm, self._comm = self._comm, MPI.COMM_NULL
             self._calls.close()
             if not self._calls.broken:
                 comm.Free()
 
+    @collective("group")
+    def _finish_messages(self, tasks: list[Task[Any]]) -> None:
+        """Complete this rank's sends and receives when no rank begins more messages.
+
+        A receive without a message is cancelled after some seconds. A message that was never received is received here
+        and dropped: else its sender would wait for ever.
+        """
+        comm, status = self.comm, MPI.Status()
+        end, backoff, lost = time.monotonic() + _ARRIVING, Backoff(), 0
+        everyone: MPI.Request | None = None
+        while everyone is None or not everyone.Test():
+            moved = any([task.advance() for task in tasks])
+            if (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+                tasks.append(Task(_drop(message, status.Get_count(MPI.BYTE))))
+                lost += 1
+                moved = True
+            tasks = [task for task in tasks if not task.done]
+            if not tasks and everyone is None:
+                everyone = comm.Ibarrier()
+            elif time.monotonic() > end:
+                end = math.inf
+                for task in tasks:
+                    if task.name.startswith(_RECEIVE):
+                        task.cancel()
+            if moved:
+                backoff.reset()
+            else:
+                backoff.pause(PEERS_COMPUTE)
+        if lost:
+            get_logger().warning("%d message(s) were never received and are dropped", lost)
+
     abort = shutdown  # an MPI collective cannot be cancelled
+
+
+def _only(tensors: list[Tensor]) -> Tensor:
+    if len(tensors) != 1:
+        raise InvalidArgumentError(f"{_ABSENT}, and for several tensors in one call")
+    return tensors[0]
+
+
+class _Receive:
+    """A receive whose message may be longer than its tensor: a request, for coroutines.
+
+    Open MPI 5.0 itself ends the job where such a message is too long to be sent at once (some kilobytes).
+    """
+
+    def __init__(self, name: str, nbytes: int, request: MPI.Request) -> None:
+        self._name, self._nbytes, self._request = name, nbytes, request
+
+    def Test(self, status: MPI.Status) -> bool:
+        """Return whether the message is here; raise an InvalidArgumentError if it is too long."""
+        try:
+            return self._request.Test(status)
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+            raise InvalidArgumentError(
+                f"{self._name}: a message has more than the {self._nbytes} bytes of the tensor"
+            ) from None
+
+    def Cancel(self) -> None:
+        self._request.Cancel()
+
+
+def _drop(message: MPI.Message, nbytes: int) -> Coroutine[None]:
+    yield message.Irecv([np.empty(nbytes, np.uint8), MPI.BYTE])
 
 
 @collective("those trainers")

@@ -1,6 +1,5 @@
 """Tensors as arrays for MPI, and the reductions of a process group."""
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -40,30 +39,6 @@ def refill(tensor: Tensor, vector: Tensor, divisor: int = 1) -> None:
         (torch.view_as_real(vector) if vector.is_complex() else vector).div_(divisor)
     if vector is not tensor and vector.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(vector.view(tensor.shape))
-
-
-def join(tensors: Sequence[Tensor]) -> Tensor:
-    """Return one vector of the values of several tensors, never their own memory."""
-    vector = tensors[0].new_empty(sum(sizes(tensors)))
-    for values, tensor in zip(torch.split(vector, sizes(tensors)), tensors, strict=True):  # type: ignore[no-untyped-call]
-        values.copy_(tensor.detach().reshape(-1))
-    return vector
-
-
-def split(tensors: Sequence[Tensor], vector: Tensor) -> None:
-    """Copy the values of a vector to several tensors, one after the other."""
-    for tensor, values in zip(tensors, torch.split(vector, sizes(tensors)), strict=True):  # type: ignore[no-untyped-call]
-        tensor.detach().copy_(values.view(tensor.shape))
-
-
-def sizes(tensors: Sequence[Tensor]) -> list[int]:
-    """Return the number of values of each tensor."""
-    return [tensor.numel() for tensor in tensors]
-
-
-def dtypes(tensors: Sequence[Tensor]) -> list[torch.dtype]:
-    """Return the dtype of each tensor."""
-    return [tensor.dtype for tensor in tensors]
 
 
 def words(vector: Tensor) -> Array:
@@ -116,36 +91,7 @@ def reduction(what: str, dtype: torch.dtype, name: str) -> tuple[MPI.Op, torch.d
     return known[name], _SUMMED_IN[dtype]
 
 
-def even_counts(what: str, whole: Tensor, each: Tensor, ranks: int) -> list[int]:
-    """Return the number of values of ``whole`` for each rank, that of ``each``.
-
-    Raises InvalidArgumentError if they do not sum to those of ``whole``.
-    """
+def check_shares(what: str, whole: Tensor, each: Tensor, ranks: int) -> None:
+    """Raise an InvalidArgumentError unless ``whole`` has as many values as ``each`` for each rank."""
     if whole.numel() != ranks * each.numel():
         raise InvalidArgumentError(f"{what}: {whole.numel()} values are not {each.numel()} for each of {ranks} rank(s)")
-    return [each.numel()] * ranks
-
-
-def fits(what: str, tensor: Tensor, count: int) -> None:
-    """Raise an InvalidArgumentError unless a tensor has as many values as the rank's place in a list."""
-    if tensor.numel() != count:
-        raise InvalidArgumentError(f"{what}: {count} value(s) in the list do not fit a tensor of {tensor.numel()}")
-
-
-def row_counts(tensor: Tensor, rows: Sequence[int], ranks: int) -> list[int]:
-    """Return the number of a tensor's values for or from each rank; without ``rows`` the same for each."""
-    height = tensor.shape[0] if tensor.dim() else 1
-    if not rows:
-        if height % ranks:
-            raise InvalidArgumentError(f"all_to_all: {height} row(s) do not divide among {ranks} rank(s)")
-        rows = [height // ranks] * ranks
-    if len(rows) != ranks or sum(rows) != height:
-        raise InvalidArgumentError(f"all_to_all: {list(rows)} rows are not the {height} of {ranks} rank(s)")
-    width = tensor.numel() // max(1, height)
-    return [width * count for count in rows]
-
-
-def one_each(what: str, tensors: Sequence[Tensor], ranks: int) -> None:
-    """Raise an InvalidArgumentError unless there is a tensor for each rank."""
-    if len(tensors) != ranks:
-        raise InvalidArgumentError(f"{what} needs a tensor for each of {ranks} rank(s) (got {len(tensors)})")

@@ -1,6 +1,5 @@
 """Damaged checkpoints: the one before is taken, or one error names the file; never wrong values."""
 
-import json
 import random
 import re
 import shutil
@@ -17,13 +16,10 @@ from oracle import open_graph
 
 import mpigraph.distributed as dist
 from mpigraph import checkpoint
-from mpigraph.checkpoint import export, manifest
-from mpigraph.checkpoint.manifest import Manifest
-from mpigraph.checkpoint.state_tree import Decoder, Leaves, check_tree, encode
+from mpigraph.checkpoint.state_tree import Decoder, Leaves, encode
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, ShardFormatError
 from mpigraph.log import get_logger
-from mpigraph.session.context import OfTrainer
 
 Draw = random.Random
 
@@ -138,92 +134,17 @@ def test_the_one_before_is_taken(oracle, tmp_path: Path, variants: int) -> None:
     assert outcomes["step-1"] > variants / 2  # or the bytes that were changed mean nothing
 
 
-def test_deep_nesting_is_damage() -> None:
-    """Beyond what the parser takes, or only what checks it."""
-    for depth in (10, *range(900, 1100)):
-        content = {"format": "mpigraph-checkpoint", "version": 3, "state": None, "checksum": ""}
-        text = json.dumps(content).replace("null", "[" * depth + "]" * depth)
-        with pytest.raises(ShardFormatError, match="here: damaged manifest"):
-            Manifest.parse(text, Path("here"))
-
-
 def test_what_is_saved_is_not_too_deep_to_be_read() -> None:
     for kind in (lambda x: [x], lambda x: (x,), lambda x: {(x if x == 0 else "a"): x}):
         deep: Any = 0
         for depth in range(202):
             if depth < 201:
                 tree = encode(deep, Leaves())
-                check_tree(tree, {})
                 assert Decoder(torch.empty, "").decode(tree) == deep
             else:
                 with pytest.raises(InvalidArgumentError, match="nested more than"):
                     encode(deep, Leaves())
             deep = kind(deep)
-
-
-SOUND: dict[str, Any] = {
-    "format": "mpigraph-checkpoint", "version": 3, "word": "0123456789ab", "number": 1, "job": {"dict": []},
-    "state": {"dict": [["a", {"tensor": 0}], ["b", {"tuple": [1, {"float": "inf"}]}], ["c", {"object": [None]}]]},
-    "tensors": [{"dtype": "float32", "shape": [2, 0]}],
-    "rows": [{"name": "r", "dtype": "int8", "shape": [4, 1], "of": "", "identity": "", "ranges": [[[0, 4]]]}],
-    "own": [{"dtype": "bool", "row_shape": [], "lengths": [3]}],
-    "files": [{"seal": "", "nbytes": 7, "node": "", "place": 0}],
-}  # fmt: skip
-
-
-def forged(**parts: Any) -> str:
-    """A manifest with other parts and the right checksum."""
-    return json.dumps(SOUND | parts | {"checksum": manifest.checksum(SOUND | parts)})
-
-
-@pytest.mark.parametrize(
-    "tree",
-    [{"tensor": 1}, {"tensor": -1}, {"array": True}, {"rows": 1}, {"own": "0"}, {"dtype": "load"}, {"dtype": "none"},
-     {}, {"device": 0}, {"float": "x"}, {"dict": [["a"]]}, {"dict": [[[], 0]]}, {"tuple": {}},
-     {"x": 0}, {"tensor": 0, "rows": 0}, {"dict": [], "metadata": 0}, {"tensor": 0, "metadata": 0},
-     {"dict": [[{"tuple": [[1]]}, 0]]}, json.loads("[" * 300 + "]" * 300)],
-    ids=lambda tree: str(tree)[:40],
-)  # fmt: skip
-def test_a_tree_that_nobody_writes_is_damage(tree: Any) -> None:
-    """A forged one is an error: no name from the file is looked up, no memory is allocated."""
-    where = Path("here")
-    assert Manifest.parse(forged(), where).tensors[0].shape == [2, 0]
-    for state in (tree, {"dict": [["a", [{"tuple": [tree]}]]]}):
-        with pytest.raises(ShardFormatError, match="here: damaged manifest"):
-            Manifest.parse(forged(state=state), where)
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [{"word": "../../x"}, {"tensors": [{"dtype": "float32", "shape": [-1]}]}, {"number": "x"}, {"files": []},
-     {"tensors": [{"dtype": "object", "shape": [1]}]}, {"tensors": [{"dtype": "int8", "shape": [0.5]}]},
-     {"number": -1}, {"tensors": [{"dtype": "float32", "shape": [2**62, 4]}]},
-     {"files": [SOUND["files"][0] | {"nbytes": 6}]}, {"own": [SOUND["own"][0] | {"row_shape": [2]}]},
-     {"rows": [SOUND["rows"][0] | {"ranges": [[[0, 4.0]]]}]}, {"own": [SOUND["own"][0] | {"lengths": [-3]}]},
-     *({"tensors": [{"dtype": "int8", "shape": [1], "crc": crc}]} for crc in (-1, 2**32, True, "0", 0.5))],
-    ids=str,
-)  # fmt: skip
-def test_sizes_and_names_that_nobody_writes_are_damage(parts: dict[str, Any]) -> None:
-    with pytest.raises(ShardFormatError, match="here: damaged manifest"):
-        Manifest.parse(forged(**parts), Path("here"))
-
-
-@pytest.mark.parametrize(
-    ("tree", "said"),
-    [({"tensor": 0}, "too large for memory"), ({"device": "none"}, "a device that torch does not know"),
-     ({"own": 0}, "differs between trainers"), ({"rows": 0}, "rows of a DistTensor")],
-    ids=str,
-)  # fmt: skip
-def test_what_cannot_be_exported_is_one_error(tmp_path: Path, tree: Any, said: str) -> None:
-    huge = {"tensors": [{"dtype": "int8", "shape": [2**60]}], "files": [SOUND["files"][0] | {"nbytes": 2**61}]}
-    (tmp_path / "manifest.json").write_text(forged(state={"dict": [["model", tree]]}, **huge))
-    with pytest.raises(MPIGraphError, match=said):
-        export(tmp_path, tmp_path / "model.pt")
-
-
-def generators(**other: torch.Tensor) -> dict[str, OfTrainer]:
-    """Return a state of generators with other numbers."""
-    return checkpoint.RandomState().state_dict() | {name: OfTrainer(rows) for name, rows in other.items()}
 
 
 def test_states_that_no_object_gives_are_one_error(job: SharedJob, oracle) -> None:
@@ -237,8 +158,7 @@ def test_states_that_no_object_gives_are_one_error(job: SharedJob, oracle) -> No
         (emb.weight, [{}, {"rows": 0}, []]),
         (optimizer, [{}, sound | {"settings": 0}, sound | {"settings": {}}, sound | {"state": {"emb": {}}},
                      sound | {"state": other}, sound | {"settings": sound["settings"] | {"lr": "high"}}]),
-        (checkpoint.RandomState(), [{}, generators(python=torch.full((625,), -1)), generators(numpy=torch.rand(624, 2)),
-                                    *(generators(numbers=torch.tensor([pos, 0, 0, 0])) for pos in (-1, 10**9))]),
+        (checkpoint.RandomState(), [{}, {"numbers": torch.zeros(2)}]),
     ):  # fmt: skip
         for state in states:
             with pytest.raises(InvalidArgumentError):

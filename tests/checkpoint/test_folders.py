@@ -18,7 +18,7 @@ from layouts import SharedJob, alone, needs_threads, several
 
 from mpigraph import checkpoint
 from mpigraph.checkpoint.folder import Writer
-from mpigraph.checkpoint.manifest import Manifest
+from mpigraph.checkpoint.manifest import Manifest, checksum
 from mpigraph.errors import CollectiveError, InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.session.context import current
 from mpigraph.storage.shard import ShardWriter
@@ -81,7 +81,7 @@ def test_a_folder_that_holds_something_else_is_refused(
     assert name == "manifest.json" or (directory / name).read_text() == "mine"
 
 
-@pytest.mark.parametrize("version", [2, 4])
+@pytest.mark.parametrize("version", [3, 5])
 def test_a_checkpoint_of_another_version_stays(job: SharedJob, oracle, shared_path: Path, version: int) -> None:
     """The documented loop does not begin anew, and no save replaces the checkpoint; one number alone is damage."""
     g = job.open(oracle(3))
@@ -96,7 +96,8 @@ def test_a_checkpoint_of_another_version_stays(job: SharedJob, oracle, shared_pa
         path.write_text(json.dumps(content))
     g.barrier()
     assert checkpoint.latest(shared_path) == shared_path / "1"
-    of_another = json.dumps(content | {"checksum": "by other rules"})
+    del content["checksum"]
+    of_another = json.dumps(content | {"checksum": checksum(content)})
     g.barrier()
     if g.rank() == 0:
         path.write_text(of_another)
@@ -230,37 +231,29 @@ def another_user() -> Iterator[None]:
 
 
 @several
-def test_each_node_has_a_disk_of_its_own(job: SharedJob, oracle, shared_path: Path, monkeypatch: Any) -> None:
-    """The trainers of each simulated node use a folder of their own under one path, as nodes would."""
+def test_a_folder_that_nodes_do_not_share_is_one_error(job: SharedJob, oracle, shared_path: Path) -> None:
+    """The trainers of each simulated node see a folder of their own under one path, as nodes would."""
     g = job.open(oracle(3))
     world = current().world
     if world.num_nodes == 1:
         return
     path = shared_path / f"node{world.node_index}" / "c"
-    emb = embedding()
-    saved = {"emb": emb, "dense": torch.rand(3), "mine": checkpoint.OfTrainer(torch.full((1,), g.rank()))}
-    expected = emb.weight[:], saved["dense"].clone()
-    checkpoint.save(saved, checkpoint_id=path)
+    state = {"emb": embedding(), "mine": checkpoint.OfTrainer(torch.full((1,), g.rank()))}
+    for save in (checkpoint.save, checkpoint.async_save):
+        with pytest.raises(StorageError, match=r"trainer \d wrote it on node .* does not see it.* one folder"):
+            save(state, checkpoint_id=path)
+            checkpoint.wait()
+        g.barrier()
+        assert not path.exists()
+        g.barrier()
+    checkpoint.save(state, checkpoint_id=shared_path / "c")
+    if g.rank() == 0:  # as if it had been copied there
+        shutil.copytree(shared_path / "c", path)
     g.barrier()
-    assert len(list(path.glob("*.h5"))) == world.num_local_trainers and (path / "manifest.json").exists()
-    result = {"emb": embedding("found"), "dense": torch.zeros(3), "mine": checkpoint.OfTrainer(torch.zeros(0))}
-    result["emb"].weight.handle.rows.name = "emb"
-    checkpoint.load(result, checkpoint_id=path)
-    assert torch.equal(result["emb"].weight[:], expected[0]) and int(result["mine"].rows) == g.rank()
-    assert checkpoint.latest(path.parent) == path
-    g.barrier()
-    elsewhere = shared_path / f"node{1 - world.node_index}" / "c"  # as on other nodes: rows of the others are wanted
-    with pytest.raises(ShardFormatError, match=r"file is missing on this node: it was .* on node .*; copy it"):
-        checkpoint.load(result, checkpoint_id=elsewhere)
-    others = [file for file in elsewhere.glob("*.h5") if not (path / file.name).exists()]
-    g.barrier()  # before anybody copies: the other node looks at this one's folder, too
-    if world.local_trainer == 0:
-        for file in others:
-            (path / file.name).write_bytes(file.read_bytes())
-    g.barrier()
-    checkpoint.load(result, checkpoint_id=path)
-    assert torch.equal(result["emb"].weight[:], expected[0])
-    g.barrier()
+    with pytest.raises(ShardFormatError, match=r"file is missing on node .*: all trainers must see one folder"):
+        checkpoint.load(state, checkpoint_id=path)
+    assert checkpoint.latest(path.parent) is None
+    checkpoint.load(state, checkpoint_id=shared_path / "c")
 
 
 FULL = """

@@ -168,7 +168,7 @@ def test_a_folder_of_evaluation_may_be_read_only(tmp_path: Path, oracle) -> None
     alone(body)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', '{"largest": "x"}', '{"largest": 1e999}', "[" * 1500])
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', '{"largest": "x"}', '{"largest": 1e999}'])
 def test_a_damaged_record_of_writers_stands_in_nobodys_way(tmp_path: Path, text: str) -> None:
     record = tmp_path / ".mpigraph-writer"
     record.write_text(text)
@@ -179,16 +179,6 @@ def test_a_damaged_record_of_writers_stands_in_nobodys_way(tmp_path: Path, text:
         assert record.stat().st_size == 1024  # overwritten in place: no kill leaves half of it
     with pytest.raises(StorageError, match=NEWER), one.holding(tmp_path):
         pass
-
-
-def test_what_is_in_the_place_of_the_record(tmp_path: Path) -> None:
-    record = tmp_path / ".mpigraph-writer"
-    for make in (record.mkdir, lambda: os.mkfifo(record), lambda: record.symlink_to(tmp_path / "elsewhere")):
-        make()
-        with pytest.raises(StorageError, match="mpigraph-writer: cannot write"), Writer().holding(tmp_path):
-            pass
-        record.rmdir() if record.is_dir() else record.unlink()
-    assert not (tmp_path / "elsewhere").exists()
 
 
 def damage(job: SharedJob, directory: Path, step: int) -> None:
