@@ -71,7 +71,7 @@ def test_everything_public_is_described() -> None:
 def test_every_error_has_a_remedy() -> None:
     errors = [node for node in parsed(FILES["mpigraph/errors.py"]).body if isinstance(node, ast.ClassDef)]
     short = [node.name for node in errors if len((ast.get_docstring(node) or "").split("\n\n")) != 2]
-    assert len(errors) > 10 and short == ["_UnknownNameError", "MPIGraphError"]
+    assert len(errors) > 10 and set(short) <= {"_UnknownNameError", "MPIGraphError"}
 
 
 DESCRIBED = (
