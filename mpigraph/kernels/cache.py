@@ -1,305 +1,180 @@
-"""The folder of compiled kernels, one compiling process for each kernel and machine, and notes beside the kernels.
+"""The folder of compiled kernels, and one compiling process for each kernel and machine.
 
-numba keeps kernels beside the source, else in the user's cache, or in ``NUMBA_CACHE_DIR``, and raises an error where it
-cannot write, as in containers and in installations by an administrator. Then this module uses a folder of this user's
-in the temporary directory.
+The folder is named by a hash of the sources of all kernels, of the compiler and of the processor: a kernel contains
+those that it calls, and numba looks at the source of each alone. It lies beside the sources, else in the user's cache,
+or in ``NUMBA_CACHE_DIR``; where none of these can be written, as in containers and in installations by an
+administrator, in a folder of this user's in the temporary directory.
 
-Of the processes of a machine that need a kernel one compiles it; the others wait for it, and load it.
-
-A process loads a kernel when it first calls it. So that no rank compiles while others wait, a job compiles all kernels
-at its start, unless a note says that they are in the cache (:func:`is_complete`). Other rooms note measurements here.
-A damaged file counts as missing, and a kernel that cannot be saved is used all the same. A kernel contains those that
-it calls, so it is compiled again when one of them has changed.
+Of the processes of a machine that need a kernel one compiles it; the others wait for it, and load it. A process loads a
+kernel when it first calls it. So that no rank compiles while others wait, a job compiles all kernels at its start,
+unless a note in the folder says that they are there (:func:`is_complete`). A damaged file counts as missing, and a
+kernel that cannot be saved is used all the same.
 """
 
 import hashlib
 import os
-import re
 import stat
 import sys
 import tempfile
+import threading
 import time
 import warnings
 import zlib
-from contextlib import suppress
-from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, flock
+from functools import cache
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import llvmlite
+import llvmlite.binding
 import numba
 from numba import config
-from numba.core import caching, dispatcher, event
-from numba.core.caching import FunctionCache
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.registry import cpu_target
-from numba.core.runtime import nrt
+from numba.core import event
+from numba.core.errors import NumbaError
 
 from mpigraph.compiling import REPORT
 from mpigraph.config import timeout
 from mpigraph.errors import StorageError
 from mpigraph.log import get_logger
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 _POLL = 0.02  # seconds between looks at a lock
+_PROBE = 1 << 20  # bytes that a folder must have room for
+_NOTE = "complete.txt"
+_compiling = threading.RLock()  # of this process; taken before any lock of a file, and before numba's own
 
 
-def prepare() -> None:
-    """Let numba find a folder for its cache, before the first kernel asks for one.
+def njit(**options: Any) -> Callable[[Function], Function]:
+    """Compile a function as ``numba.njit`` does, and keep it in :func:`folder`; others wait while one process does."""
+
+    def decorate(function: Function) -> Function:
+        kernel: Any = numba.njit(**options | {"cache": False})(function)  # the folder is known at the first call
+        if kernel is not function:  # numba compiles
+            kernel.compile = _Compile(kernel)
+        return kernel  # type: ignore[no-any-return]
+
+    return decorate
+
+
+class _Compile:
+    """A kernel's ``compile``, which numba calls for each new combination of types."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._compile = kernel.compile
+        self._name = f"{kernel.py_func.__module__}.{kernel.py_func.__qualname__}"
+        self._is_kept = False
+
+    def __call__(self, types: Any) -> Any:
+        """Load or compile the kernel; return its entry."""
+        with _compiling, _alone_on_this_machine(self._name):
+            self._keep()
+            try:
+                return self._compile(types)
+            except OSError as error:  # the folder is full or was removed; the kernel is compiled
+                _warn_not_kept(str(folder()), error.strerror)
+            except NumbaError:  # not a kernel for these types
+                raise
+            except Exception:  # unpickling damaged files raises any
+                for path in folder().rglob(f"*.{self._kernel.py_func.__qualname__}-*"):
+                    path.unlink(missing_ok=True)
+            return self._compile(types)
+
+    def _keep(self) -> None:
+        """Have numba look for the kernel in the folder, from the first call on."""
+        if not self._is_kept:
+            self._is_kept = True
+            before = config.CACHE_DIR  # type: ignore[attr-defined]
+            config.CACHE_DIR = str(folder())  # type: ignore[attr-defined]
+            try:
+                self._kernel.enable_caching()
+            except (OSError, RuntimeError) as error:  # RuntimeError: numba cannot write there any more
+                _warn_not_kept(str(folder()), str(error))
+            finally:
+                config.CACHE_DIR = before  # type: ignore[attr-defined]
+
+
+class _Compiled(event.Listener):  # type: ignore[misc]
+    """Reports the kernels that this process compiles."""
+
+    def on_start(self, of: Any) -> None:
+        """Report that a kernel is not in the folder."""
+        if isinstance(getattr(of.data["dispatcher"], "compile", None), _Compile):
+            REPORT.begin()
+
+    def on_end(self, of: Any) -> None:
+        """Report that it is compiled."""
+        if isinstance(getattr(of.data["dispatcher"], "compile", None), _Compile):
+            REPORT.end(True)
+
+
+@contextmanager
+def _alone_on_this_machine(name: str) -> Iterator[None]:
+    """Be the only process that loads or compiles a kernel; go on after the timeout, since a stopped one may hold it."""
+    lock: TextIOWrapper | None = None
+    with suppress(OSError):  # without locks each process compiles
+        lock = open(_folder_of_locks() / f"{name}.lock", "w")
+    end = time.monotonic() + timeout()
+    while lock is not None:
+        try:
+            flock(lock, LOCK_EX | LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > end:
+                break
+        time.sleep(_POLL)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+@cache
+def folder() -> Path:
+    """Return the folder of compiled kernels of these sources, this compiler and this processor.
 
     Raises StorageError if no folder can be written.
     """
-    if config.DISABLE_JIT:  # type: ignore[attr-defined]
-        # numpy warns where compiled integers wrap around, as hashes do
-        warnings.filterwarnings("ignore", "overflow encountered", RuntimeWarning, r"mpigraph\.kernels")
-        return
+    name = f"mpigraph-{_hash()}"
+    user = Path(os.path.expanduser("~/.cache")) / "numba"
+    chosen = config.CACHE_DIR  # type: ignore[attr-defined]
+    for base in [Path(chosen)] if chosen else [Path(__file__).parent / "__pycache__", user]:
+        with suppress(OSError):
+            path = base / name
+            path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=path) as file:
+                file.write(bytes(_PROBE))
+            return path
     try:
-        FunctionCache(prepare)  # type: ignore[no-untyped-call]
-    except RuntimeError:  # numba cannot write anywhere
-        try:
-            folder = _temporary_folder()
-        except OSError as error:
-            raise StorageError(
-                "no folder for compiled kernels: set TMPDIR or NUMBA_CACHE_DIR to a folder that can be written "
-                f"({error.strerror})"
-            ) from None
-        config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
+        path = _folder_of_locks() / name
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            "no folder for compiled kernels: set TMPDIR or NUMBA_CACHE_DIR to a folder that can be written "
+            f"({error.strerror})"
+        ) from None
+    return path
 
 
-def _temporary_folder() -> Path:
+@cache
+def _hash() -> str:
+    here = Path(__file__)
+    sources = [path.read_bytes() for path in sorted(here.parent.glob("*.py")) if path != here]
+    binding = llvmlite.binding
+    features = binding.get_host_cpu_features().flatten()
+    of_cpu = [binding.get_host_cpu_name(), features, config.CPU_NAME, config.CPU_FEATURES]  # type: ignore[attr-defined]
+    words = [numba.__version__, llvmlite.__version__, sys.implementation.cache_tag, *of_cpu]
+    return hashlib.sha256(repr([words, sources]).encode()).hexdigest()[:16]
+
+
+@cache
+def _folder_of_locks() -> Path:
     return private_folder(Path(tempfile.gettempdir()) / f"mpigraph-kernels-{os.getuid()}")
-
-
-_folder_of_locks = cache(_temporary_folder)
-
-
-def _wait_for(lock: TextIOWrapper, seconds: float) -> None:
-    """Take a lock; go on without it after ``seconds``, since a stopped process may hold it."""
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            return flock(lock, LOCK_EX | LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > end:
-                return
-        time.sleep(_POLL)
-
-
-@cache
-def _hash_of_source(module: str) -> str:
-    """Hash the source of a module of kernels and of the modules of kernels that it imports."""
-    try:
-        text = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    imported = sorted(set(re.findall(r"^from mpigraph\.kernels\.(\w+) import", text, re.MULTILINE)))
-    return hashlib.sha256("\n".join([text, *map(_hash_of_source, imported)]).encode()).hexdigest()
-
-
-@cache
-def _register_runtime() -> None:
-    """Let kernels find numba's functions for memory. To start numba's runtime would also compile some, for 20 ms."""
-    runtime: Any = nrt
-    for name, address in runtime._nrt.c_helpers.items():
-        runtime.ll.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
-
-
-def _with_checksum(data: bytes) -> bytes:
-    return data + zlib.crc32(data).to_bytes(4, "little")
-
-
-def _checked(name: str, data: bytes) -> str:
-    """Return the name of a file, or raise ValueError if its data is damaged: LLVM ends the process by damaged code."""
-    if data != _with_checksum(data[:-4]):
-        raise ValueError(f"{name} is damaged")
-    return name
-
-
-class _SharedCache:
-    """numba's cache of one kernel; from a miss until the kernel is saved, other processes of the machine wait."""
-
-    def __init__(self, py_func: Any) -> None:
-        self._kernel = py_func
-        self._lock: TextIOWrapper | None = None
-        self._missing = False
-        self._damaged = False
-        self._name = f"{py_func.__module__}.{py_func.__qualname__}"
-
-    @cached_property
-    def _own(self) -> Any:
-        """The cache as numba has it, made when the kernel is first called: most processes call few kernels."""
-        own: Any = FunctionCache(self._kernel)  # type: ignore[no-untyped-call]
-        file = own._cache_file  # numba looks at the source of this kernel alone
-        file._source_stamp = file._source_stamp, _hash_of_source(self._kernel.__module__.rpartition(".")[2])
-        dump, load = file._dump, file._load_data
-        file._dump = lambda what: _with_checksum(dump(what))
-        file._load_data = lambda name: load(_checked(name, Path(file._data_path(name)).read_bytes()))
-        return own
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._own, name)
-
-    def load_overload(self, *what: Any) -> Any:
-        """Return a kernel; None if this process must compile it."""
-        loaded = self._load(*what)
-        if loaded is None:
-            self.leave()
-            REPORT.begin()
-            self._missing = True
-            with suppress(OSError):  # without locks each process compiles
-                self._lock = open(_folder_of_locks() / f"{self._name}.lock", "w")
-                _wait_for(self._lock, timeout())
-            loaded = self._load(*what)
-            if loaded is not None:
-                self.leave()
-            elif self._damaged:  # numba reads the index again before it saves
-                with suppress(OSError):
-                    self._own.flush()
-        return loaded
-
-    def _load(self, *what: Any) -> Any:
-        """Return a kernel; None if its files are missing or damaged, as after a full disk or a crash of the machine."""
-        self._damaged = False
-        try:
-            return self._load_fast(*what)
-        except OSError:
-            return None
-        except Exception:  # unpickling raises any
-            self._damaged = True
-            return None
-
-    def _load_fast(self, signature: Any, target: Any) -> Any:
-        """Load a kernel as numba does, without importing what only compiling needs (its own functions, and scipy).
-
-        This calls private methods of numba. Where numba has no such method, its public ``load_overload`` does the work.
-        """
-        try:
-            guard, load = self._own._guard_against_spurious_io_errors, self._own._load_overload
-            _register_runtime()
-        except AttributeError:
-            return self._own.load_overload(signature, target)
-        with guard():
-            return load(signature, target)
-
-    def save_overload(self, *what: Any) -> None:
-        """Save a kernel that this process has compiled; go on without that if its folder is full or was removed."""
-        try:
-            self._own.save_overload(*what)
-        except OSError as error:
-            _warn_not_kept(self._own.cache_path, error.strerror)
-        finally:
-            self.leave(compiled=True)
-
-    def leave(self, compiled: bool = False) -> None:
-        """Let waiting processes go on."""
-        if self._missing:
-            self._missing = False
-            REPORT.end(compiled)
-        if self._lock is not None:
-            flock(self._lock, LOCK_UN)  # a fork may have it, too
-            self._lock.close()
-            self._lock = None
-
-
-@cache
-def _warn_not_kept(folder: str, reason: str | None) -> None:
-    get_logger().warning("compiled kernels cannot be kept in %s (%s): each job compiles them", folder, reason)
-
-
-class _Failures(event.Listener):  # type: ignore[misc]
-    """Releases the lock of a kernel that cannot be compiled, and so is never saved."""
-
-    def on_start(self, _: Any) -> None:
-        """Do nothing."""
-
-    def on_end(self, of: Any) -> None:
-        """Let other processes go on after a failure."""
-        kernel = of.data["dispatcher"]
-        if isinstance(kernel._cache, _SharedCache) and tuple(of.data["args"]) not in kernel.overloads:
-            kernel._cache.leave()
-
-
-def _folder() -> Path:
-    return Path(FunctionCache(prepare).cache_path)  # type: ignore[no-untyped-call]
-
-
-def read_note(name: str) -> str:
-    """Return a note from the folder of compiled kernels; "" without one."""
-    try:
-        return (_folder() / f"{name}.txt").read_text(encoding="utf-8")
-    except (OSError, ValueError, RuntimeError):
-        return ""
-
-
-def write_note(name: str, text: str) -> None:
-    """Keep a note in the folder of compiled kernels, whole or not at all; do nothing if the folder is read-only."""
-    with suppress(OSError, RuntimeError):
-        path = _folder() / f"{name}.txt"
-        number, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=path.parent)
-        try:
-            with open(number, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
-            raise
-
-
-def _note_of_this_machine() -> str:
-    """Name the note on these sources, this compiler and this processor."""
-    sources = sorted((path.stem, _hash_of_source(path.stem)) for path in Path(__file__).parent.glob("*.py"))
-    target = cpu_target.target_context.codegen().magic_tuple()  # type: ignore[no-untyped-call]
-    words = repr([numba.__version__, sys.implementation.cache_tag, target, sources])
-    return f"kernels-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
-
-
-def is_complete() -> bool:
-    """Return whether all kernels of the usual path were compiled and all their files are as they were then."""
-    files = read_note(_note_of_this_machine()).splitlines()
-    if not files or config.DISABLE_JIT:  # type: ignore[attr-defined]
-        return False
-    with suppress(OSError, RuntimeError):
-        return set(files) <= set(_files())
-    return False
-
-
-def note_complete() -> None:
-    """Note that all kernels of the usual path have been compiled, unless they were not, or not kept."""
-    if config.DISABLE_JIT or _warn_not_kept.cache_info().currsize:  # type: ignore[attr-defined]
-        return
-    with suppress(OSError, RuntimeError):
-        write_note(_note_of_this_machine(), "\n".join(_files()))
-
-
-def _files() -> list[str]:
-    """Return the size and the name of each file of kernels."""
-    with os.scandir(_folder()) as entries:
-        return sorted(f"{it.stat().st_size} {it.name}" for it in entries if it.name.endswith((".nbi", ".nbc")))
-
-
-def _cache_of(py_func: Any) -> Any:
-    own = py_func.__module__.startswith("mpigraph.kernels.")
-    return (_SharedCache if own else FunctionCache)(py_func)  # type: ignore[no-untyped-call]
-
-
-@cache
-def _test_folder(path: str) -> None:
-    """Make a folder and write a file there, to see that numba can: once, not for each kernel, as ranks share disks."""
-    os.makedirs(path, exist_ok=True)
-    tempfile.TemporaryFile(dir=path).close()
-
-
-def _share() -> None:
-    """Let numba make caches that processes share; it looks the class up by name in its own module."""
-    numbas: Any = dispatcher
-    numbas.FunctionCache = _cache_of
-    locators: Any = getattr(caching, "_CacheLocator", object)
-    if hasattr(locators, "ensure_cache_path"):
-        locators.ensure_cache_path = lambda locator: _test_folder(locator.get_cache_path())
-    event.register("numba:compile", _Failures())  # type: ignore[no-untyped-call]
-    # a process forked while a thread loads a kernel could load none: the lock would stay taken in the child
-    lock: Any = global_compiler_lock
-    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 def private_folder(path: Path) -> Path:
@@ -314,5 +189,51 @@ def private_folder(path: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="mpigraph-kernels-"))
 
 
-_share()
-prepare()
+@cache
+def _warn_not_kept(place: str, reason: str | None) -> None:
+    get_logger().warning("compiled kernels cannot be kept in %s (%s): each job compiles them", place, reason)
+
+
+def is_complete() -> bool:
+    """Return whether all kernels of the usual path were compiled and their files are as they were then.
+
+    Files of code that are not go: LLVM ends the process by damaged code.
+    """
+    if config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return False
+    try:
+        noted = dict(line.split(" ", 1)[::-1] for line in (folder() / _NOTE).read_text(encoding="utf-8").splitlines())
+        there = _files()
+        damaged = [name for name, checksum in noted.items() if there.get(name, checksum) != checksum]
+        for name in damaged:
+            (folder() / name).unlink(missing_ok=True)
+        return bool(noted) and not damaged and noted.keys() <= there.keys()
+    except (OSError, ValueError, StorageError):
+        return False
+
+
+def note_complete() -> None:
+    """Note that all kernels of the usual path have been compiled, unless they were not, or not kept."""
+    if config.DISABLE_JIT or _warn_not_kept.cache_info().currsize:  # type: ignore[attr-defined]
+        return
+    with suppress(OSError), tempfile.NamedTemporaryFile("w", dir=folder(), delete=False) as file:
+        file.write("\n".join(f"{checksum} {name}" for name, checksum in _files().items()))
+        file.flush()
+        os.replace(file.name, folder() / _NOTE)
+
+
+def _files() -> dict[str, str]:
+    """Return the checksum of each file of code, and the names of the files that list them."""
+    paths = sorted(folder().rglob("*.nb?"))
+    return {
+        str(path.relative_to(folder())): str(zlib.crc32(path.read_bytes())) if path.suffix == ".nbc" else "-"
+        for path in paths
+    }
+
+
+event.register("numba:compile", _Compiled())  # type: ignore[no-untyped-call]
+# a process forked while a thread loads a kernel could load none: the lock would stay taken in the child
+os.register_at_fork(before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release)
+if config.DISABLE_JIT:  # type: ignore[attr-defined]
+    # numpy warns where compiled integers wrap around, as hashes do
+    warnings.filterwarnings("ignore", "overflow encountered", RuntimeWarning, r"mpigraph\.kernels")

@@ -8,10 +8,10 @@ positions go on counting from minibatch to minibatch, and an entry below the fir
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import OutOfRangeError
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.prefetch_hint import prefetch
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # Knuth, TAOCP vol. 3, 6.4: multiplicative hashing by the golden ratio

@@ -8,13 +8,13 @@ their order. So a graph may be read in chunks, twice, and never lie in memory as
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from mpigraph.arrays import Array
+from mpigraph.kernels.cache import njit
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def count_keys(keys: Array, base: int, counts: Array) -> None:
     """Add the number of occurrences of each key.
 
@@ -24,7 +24,7 @@ def count_keys(keys: Array, base: int, counts: Array) -> None:
         counts[base + keys[i]] += 1
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> None:
     """Place values into the rows given by their keys.
 
@@ -35,7 +35,7 @@ def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> 
         fill[keys[i]] += 1
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def number_by_key(keys: Array, fill: Array, out: Array) -> None:
     """Number items, those of each key through.
 
@@ -46,7 +46,7 @@ def number_by_key(keys: Array, fill: Array, out: Array) -> None:
         fill[keys[i]] += 1
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def sort_rows(indptr: Array, values: Array, ids: Array) -> None:
     """Sort the entries of each row by value, in place; entries of equal value keep their order.
 
@@ -70,7 +70,7 @@ def sort_rows(indptr: Array, values: Array, ids: Array) -> None:
             ids[j] = its_id
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def place_both_ways(src: Array, dst: Array, fill: Array, out: Array) -> None:
     """Place each edge of a chunk into the rows of both ends; self loops are left out.
 
@@ -86,7 +86,7 @@ def place_both_ways(src: Array, dst: Array, fill: Array, out: Array) -> None:
         fill[v] += 1
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def drop_repeats(indptr: Array, ends: Array, indices: Array, mark: Array, out_indptr: Array) -> int:
     """Keep the first of equal entries of each row and close the gaps, in place.
 
@@ -108,7 +108,7 @@ def drop_repeats(indptr: Array, ends: Array, indices: Array, mark: Array, out_in
     return kept
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def distinct_in_rows(indptr: Array, values: Array, out: Array, kept: int, out_indptr: Array) -> int:
     """Sort each row and append its distinct values to those of earlier rows.
 
@@ -127,7 +127,7 @@ def distinct_in_rows(indptr: Array, values: Array, out: Array, kept: int, out_in
     return kept
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, inline="always")
 def _pair_word(u: Any, v: Any) -> Any:
     """Return a hash of an unordered pair, 0 for one node twice, with the sign of its direction."""
     # the mixer of kernels/rng.py on a word that is distinct for each pair
@@ -139,7 +139,7 @@ def _pair_word(u: Any, v: Any) -> Any:
     return word if u < v else np.uint64(0) - word if u > v else np.uint64(0)
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def asymmetry_of_edges(src: Array, dst: Array) -> Any:
     """Return a sum modulo 2**64 over edges; that of all edges is 0 if each has its reverse (see :func:`asymmetry`).
 
@@ -151,7 +151,7 @@ def asymmetry_of_edges(src: Array, dst: Array) -> Any:
     return remainder
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def asymmetry(indptr: Array, indices: Array) -> int:
     """Return 0 for a symmetric adjacency without repeats or self loops.
 
@@ -169,7 +169,7 @@ def asymmetry(indptr: Array, indices: Array) -> int:
     return 0 if remainder == np.uint64(0) else 1
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def rebalance(
     indptr: Array, indices: Array, weights: Array, limits: Array, max_loss: int, loads: Array, parts: Array
 ) -> int:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from mpigraph.arrays import Array
+from mpigraph.kernels.cache import njit
 
 _Bits = npt.NDArray[np.unsignedinteger[Any]]
 

@@ -10,9 +10,9 @@ shows for most rows, without a search, that they have none.
 """
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I64, Array
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.sample import Candidates, Destinations, num_picks
 
 _BUCKETS = 4  # buckets of the directory for each excluded edge, at most: then most buckets are empty

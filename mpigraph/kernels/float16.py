@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import config, njit, types
+from numba import config, types
 from numba.extending import intrinsic
 
 from mpigraph.arrays import U32, Array
+from mpigraph.kernels.cache import njit
 
 _BLOCK = 2048  # elements: only the last blocks overlap with their source, and are not vectorised
 

@@ -3,9 +3,9 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I64, U64, Array
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.compact import slot_of
 from mpigraph.kernels.rng import mix64
 

@@ -14,9 +14,9 @@ hash of that, and so on.
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I64, U32, U64, Array
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import LOW32, S32, mix64
 from mpigraph.kernels.sample import Candidates, Destinations

@@ -6,9 +6,9 @@ the memory.
 """
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import Array
+from mpigraph.kernels.cache import njit
 
 LAST = 255
 """The highest level, counted from 0; it is stored as 127."""

@@ -7,9 +7,9 @@ The allowed edges can be listed once for all rows (:func:`list_allowed`), or row
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I64, U32, Array, Mask
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
 from mpigraph.kernels.sample import Candidates, Destinations, choose_distinct, key_of

@@ -7,9 +7,9 @@ edge is assigned.
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I64, Mask
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.rng import LOW32, S32, mix64
 
 

@@ -6,16 +6,16 @@ draw any of them.
 
 from typing import Any
 
-import numba
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.rng import draw_below, mix64, uniform01
 
 _MAX_DRAWS = 64  # of one edge; where communities are nearly complete, the next free node is taken then
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, inline="always")
 def _node_of(stub: Any, stub_ends: Array, guide: Array, shift: int) -> Any:
     """Return the node to which a stub belongs, searching from the node of the first stub of its interval on."""
     node = np.int64(guide[stub >> shift])
@@ -24,13 +24,13 @@ def _node_of(stub: Any, stub_ends: Array, guide: Array, shift: int) -> Any:
     return node
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@njit(nogil=True, cache=True, inline="always")
 def _draws(u: Any, v: Any) -> Any:
     """Return whether ``u`` may draw ``v``: of two nodes, exactly one may draw the other, so no pair is drawn twice."""
     return u != v and (u < v) == ((u ^ v) & 1 == 1)
 
 
-@numba.njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True)
 def draw_rows(
     key: np.uint64,
     first: int,

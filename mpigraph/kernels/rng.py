@@ -8,9 +8,9 @@ generators", OOPSLA 2014), the same that seeds xoshiro generators.
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I64
+from mpigraph.kernels.cache import njit
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)

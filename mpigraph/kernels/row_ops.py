@@ -7,9 +7,9 @@ every dtype and row shape.
 import threading
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I32, I64, Array
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.memcopy import copy_row, order_streams, stream_row
 from mpigraph.kernels.prefetch_hint import prefetch
 

@@ -14,9 +14,9 @@ experiment with the Multics system", 1968).
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I32, I64, U8, Mask
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.upcoming import AGAIN, NEVER
 

@@ -24,9 +24,9 @@ All kernels that count and choose have these parameters::
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I64, U64, Array
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
 

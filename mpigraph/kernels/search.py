@@ -1,8 +1,7 @@
 """Look edges up in CSC arrays by their two ends."""
 
-from numba import njit
-
 from mpigraph.arrays import I64, Array, Mask
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.prefetch_hint import prefetch
 
 _AHEAD = 8  # look-ups between the prefetch of a row's bounds, that of its middle, and the search

@@ -7,9 +7,9 @@ by relation: a binary search finds those of a destination, however many relation
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I64, U64, Array, Mask
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.rng import mix64
 
 

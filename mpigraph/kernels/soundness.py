@@ -1,9 +1,9 @@
 """Checks of an adjacency that was read from a file, before any loop trusts it."""
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I64, Array
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.rng import mix64
 
 

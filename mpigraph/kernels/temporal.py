@@ -8,9 +8,9 @@ shorter row, and the newest edges are its end.
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I32, I64, U8, U64
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
 from mpigraph.kernels.sample import Candidates, Destinations, choose_distinct, key_of, num_picks

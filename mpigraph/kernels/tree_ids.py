@@ -8,9 +8,9 @@ trees would miss the caches at nearly every edge, since few edges of a tree lead
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I32, I64, Array
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.compact import slot_of
 
 _ONE = np.uint64(1)  # unsigned: numba does not test such indices for being below 0

@@ -5,9 +5,9 @@ knows the minibatch that reads the same row next, or :data:`NEVER` as long as no
 """
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import I32, I64, Mask
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.prefetch_hint import prefetch
 
 NEVER = 2**31 - 1

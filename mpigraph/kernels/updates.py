@@ -10,9 +10,9 @@ and the mean square of row-wise Adagrad, which are float64 and then rounded.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import F32, I32, I64
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.csr import count_keys, place_values
 
 

@@ -9,9 +9,9 @@ be made once for all rows (:func:`alias_tables`), or row by row at the draw. The
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from mpigraph.arrays import F64, I64, U64, Array
+from mpigraph.kernels.cache import njit
 from mpigraph.kernels.prefetch_hint import prefetch
 from mpigraph.kernels.rng import LOW32, S32, draw_below, mix64, uniform01
 from mpigraph.kernels.sample import Candidates, Destinations, key_of, num_picks

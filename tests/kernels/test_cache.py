@@ -5,20 +5,20 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from fcntl import LOCK_EX, flock
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import cannot_mount, clean_environment, run_job
-from numba import config, njit
-from numba.core import dispatcher
-from numba.core.caching import Cache, FunctionCache
+from numba import config
+from numba import njit as numbas_njit
+from numba.core.caching import Cache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import TypingError
-from numba.core.runtime import nrt
 
 from mpigraph import kernels
 from mpigraph.compiling import REPORT
@@ -27,45 +27,63 @@ from mpigraph.kernels import cache
 from mpigraph.kernels.rng import combine
 from mpigraph.kernels.search import find_in_rows
 
-
-def nowhere(*_: object) -> None:
-    raise RuntimeError("cannot cache function: no locator available")
+CACHED = (cache.folder, cache._folder_of_locks, cache._warn_not_kept)
 
 
-def test_without_a_place_the_cache_is_in_a_folder_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "CACHE_DIR", "")
-    monkeypatch.setattr(cache, "FunctionCache", nowhere)
-    monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
-    cache.prepare()
-    first = Path(config.CACHE_DIR)
+def forget() -> None:
+    for function in CACHED:
+        function.cache_clear()
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """The folder is chosen when it is next asked for, as in a new process."""
+    forget()
+    yield monkeypatch
+    monkeypatch.undo()
+    forget()
+
+
+def test_without_a_place_the_cache_is_in_a_folder_of_this_user(tmp_path: Path, anew: pytest.MonkeyPatch) -> None:
+    anew.setattr(config, "CACHE_DIR", "/proc/self/nowhere")
+    anew.setattr(cache.tempfile, "tempdir", str(tmp_path))
+
+    def chosen() -> Path:
+        forget()
+        folder = cache.folder()
+        assert folder.name == f"mpigraph-{cache._hash()}"
+        return folder.parent
+
+    first = chosen()
     assert first.parent == tmp_path and first.stat().st_mode & 0o777 == 0o700
-    cache.prepare()
-    assert Path(config.CACHE_DIR) == first  # as the other ranks of the node do
+    assert chosen() == first  # as the other ranks of the node do
     first.chmod(0o777)  # others may have put code there
-    cache.prepare()
-    assert Path(config.CACHE_DIR).parent == tmp_path and Path(config.CACHE_DIR) != first
-    first.rmdir()
+    assert chosen().parent == tmp_path and chosen() != first
+    shutil.rmtree(first)
     first.symlink_to(tmp_path)
-    cache.prepare()
-    assert Path(config.CACHE_DIR) not in (first, tmp_path)
+    assert chosen() not in (first, tmp_path)
 
 
-def test_where_nothing_can_be_written_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_written_the_error_says_what_to_set(anew: pytest.MonkeyPatch) -> None:
     def no_candidates() -> list[str]:
         return ["/proc/self"]
 
-    monkeypatch.setattr(config, "CACHE_DIR", "")
-    monkeypatch.setattr(cache, "FunctionCache", nowhere)
-    monkeypatch.setattr(cache.tempfile, "tempdir", None)
-    monkeypatch.setattr(cache.tempfile, "_candidate_tempdir_list", no_candidates)
+    anew.setattr(config, "CACHE_DIR", "/proc/self/nowhere")
+    anew.setattr(cache.tempfile, "tempdir", None)
+    anew.setattr(cache.tempfile, "_candidate_tempdir_list", no_candidates)
     with pytest.raises(StorageError, match="set TMPDIR or NUMBA_CACHE_DIR to a folder that can be written .No usable"):
-        cache.prepare()
+        cache.folder()
 
 
-def test_with_a_place_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "CACHE_DIR", "")
-    cache.prepare()
-    assert config.CACHE_DIR == ""
+def test_a_full_place_is_not_taken(tmp_path: Path, anew: pytest.MonkeyPatch) -> None:
+    def full(dir: Path) -> Any:
+        assert dir.is_relative_to(tmp_path / "full")
+        raise OSError(28, "No space left on device")
+
+    anew.setattr(config, "CACHE_DIR", str(tmp_path / "full"))
+    anew.setattr(cache.tempfile, "tempdir", str(tmp_path))
+    anew.setattr(cache.tempfile, "TemporaryFile", full)
+    assert cache.folder().parent.parent == tmp_path
 
 
 COMPILES = """
@@ -115,25 +133,15 @@ def test_a_process_that_holds_a_lock_for_ever_keeps_no_other_one_waiting(tmp_pat
 def test_what_cannot_be_compiled_keeps_no_other_process_waiting() -> None:
     with pytest.raises(TypingError):
         find_in_rows(*["text"] * 7)
-    assert find_in_rows._cache._lock is None and not find_in_rows._cache._missing and REPORT.status() == ""
+    with open(cache._folder_of_locks() / "mpigraph.kernels.search.find_in_rows.lock", "w") as lock:
+        flock(lock, LOCK_EX | LOCK_NB)
+    assert REPORT.status() == ""
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [(Cache, "_guard_against_spurious_io_errors"), (Cache, "_load_overload"), (nrt, "_nrt")],
-)
-def test_a_numba_without_a_private_method_loads_kernels_by_its_public_one(
-    owner: object, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernel = find_in_rows._cache
-    cache._register_runtime.cache_clear()
-    monkeypatch.delattr(owner, name)
-    monkeypatch.setattr(FunctionCache, "load_overload", lambda _, signature, target: ("loaded", signature, target))
-    assert kernel.load_overload("signature", "target") == ("loaded", "signature", "target")
-
-
-def test_caches_of_other_functions_stay_numbas() -> None:
-    assert type(njit(cache=True)(nowhere)._cache) is FunctionCache
+def test_caches_of_other_functions_stay_numbas(folder: Path) -> None:
+    cache.njit(cache=True)(add_one)(1)
+    users = numbas_njit(cache=True)(forget)
+    assert not Path(users.stats.cache_path).is_relative_to(folder)
 
 
 def test_kernels_run_without_a_compiler() -> None:
@@ -158,18 +166,28 @@ def test_a_job_runs_where_neither_installation_nor_home_can_be_written(tmp_path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, anew: pytest.MonkeyPatch) -> Path:
     """A folder for compiled kernels, with two files."""
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    folder = cache._folder()
+    anew.setattr(config, "CACHE_DIR", str(tmp_path))
+    anew.setattr(config, "DISABLE_JIT", 0)
+    folder = cache.folder()
+    anew.setattr(config, "CACHE_DIR", "")
+    (folder / "kernels").mkdir()
     for name in ("rng.combine-1.py.nbi", "rng.combine-1.py.1.nbc"):
-        (folder / name).touch()
+        (folder / "kernels" / name).touch()
     return folder
 
 
 def test_kernels_are_compiled_at_the_start_unless_all_are_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[int] = []
-    monkeypatch.setattr(kernels, "warm_up", lambda: compiled.append(1))
+    index, code = folder / "kernels" / "rng.combine-1.py.nbi", folder / "kernels" / "rng.combine-1.py.1.nbc"
+
+    def warm_up() -> None:
+        compiled.append(1)
+        for path in (index, code):
+            path.touch()
+
+    monkeypatch.setattr(kernels, "warm_up", warm_up)
 
     def compiles() -> bool:
         compiled.clear()
@@ -177,16 +195,18 @@ def test_kernels_are_compiled_at_the_start_unless_all_are_there(folder: Path, mo
         return bool(compiled)
 
     assert compiles() and not compiles()
-    (folder / "rng.combine-1.py.1.nbc").unlink()
+    index.unlink()
     assert compiles() and not compiles()
-    (folder / "rng.combine-1.py.nbi").write_text("of another size")
-    assert compiles() and not compiles()
-    (note,) = folder.glob("kernels-*.txt")
-    note.write_text("")  # torn
-    assert compiles() and not compiles()
-    monkeypatch.setattr(cache.numba, "__version__", "another")
-    assert compiles() and not compiles()
-    for path in folder.glob("*.nb*"):
+    code.write_text("damaged: LLVM would end the process")
+    assert compiles() and not compiles() and code.read_text() == ""
+    index.write_text("of one more kernel")
+    assert not compiles()
+    note = folder / cache._NOTE
+    for text in ("", "torn", "\xff"):
+        note.write_bytes(text.encode("latin-1"))
+        assert compiles() and not compiles()
+    monkeypatch.setattr(kernels, "warm_up", lambda: compiled.append(1))
+    for path in folder.rglob("*.nb*"):
         path.unlink()
     assert compiles() and compiles()  # nothing could be kept
 
@@ -205,51 +225,43 @@ def add_one(x: int) -> int:
     return x + 1
 
 
-@pytest.fixture
-def load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], bool]]:
-    """Calls a kernel first, as in a new process; returns whether that compiled it."""
-    monkeypatch.setattr(dispatcher, "FunctionCache", cache._SharedCache)
-    monkeypatch.setattr(config, "DISABLE_JIT", 0)
-
-    def call() -> bool:
-        kernel = njit(cache=True)(add_one)
-        assert kernel(1) == 2 and kernel._cache._lock is None
-        return bool(kernel.stats.cache_misses)
-
-    yield call
-    cache._warn_not_kept.cache_clear()
+def load() -> bool:
+    """Call a kernel first, as in a new process; return whether that compiled it."""
+    kernel: Any = cache.njit(cache=True)(add_one)
+    assert kernel(1) == 2 and REPORT.status() == ""
+    return bool(kernel.stats.cache_misses)
 
 
 @pytest.mark.parametrize("content", [b"", b"damaged", b"\x80\x05"])
 @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
-def test_damaged_files_of_a_kernel_are_replaced(
-    load: Callable[[], bool], tmp_path: Path, suffix: str, content: bytes
-) -> None:
+def test_damaged_files_of_a_kernel_are_replaced(folder: Path, suffix: str, content: bytes) -> None:
     assert load() and not load()
-    (path,) = tmp_path.rglob(f"*add_one*.{suffix}")
+    (path,) = folder.rglob(f"*add_one*.{suffix}")
     path.write_bytes(content)
     assert load() and not load()
 
 
-def test_damaged_code_of_a_kernel_is_replaced(load: Callable[[], bool], tmp_path: Path) -> None:
+def test_damaged_code_is_replaced_at_the_start(folder: Path) -> None:
     """Its file can be unpickled, but LLVM would end the process."""
     assert load()
-    (path,) = tmp_path.rglob("*add_one*.nbc")
+    cache.note_complete()
+    assert cache.is_complete()
+    (path,) = folder.rglob("*add_one*.nbc")
     content = path.read_bytes()
     path.write_bytes(content.replace(b"\x7fELF", b"\x7fELG"))
     assert path.read_bytes() != content
-    assert load() and not load()
+    assert not cache.is_complete() and load() and not load()
 
 
 CALLS_ANOTHER = """
 from mpigraph.kernels.id_hashes import hash_each  # calls mix64 of rng
-from mpigraph.kernels.cache import _note_of_this_machine
+from mpigraph.kernels.cache import folder
 import numpy as np
 np.seterr(all="ignore")
 hashes = np.empty((2, 3), np.uint64)
 for kernel, out in zip((hash_each, hash_each.py_func), hashes):
     kernel(np.uint64(5), np.arange(3), out)
-print(bool(hash_each.stats.cache_hits), (hashes[0] == hashes[1]).all(), _note_of_this_machine())
+print(bool(hash_each.stats.cache_hits), (hashes[0] == hashes[1]).all(), folder())
 """
 
 
@@ -277,7 +289,7 @@ def test_a_kernel_is_compiled_again_when_another_one_that_it_calls_changes(tmp_p
 
 
 def test_a_kernel_that_cannot_be_saved_is_used(
-    load: Callable[[], bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And the kernels are not noted as complete, so that the next job tries again at its start."""
 
@@ -288,7 +300,7 @@ def test_a_kernel_that_cannot_be_saved_is_used(
         full.setattr(Cache, "_save_overload", fail)
         assert load() and load()
     (line,) = [record.message for record in caplog.records if "cannot be kept" in record.message]
-    assert str(tmp_path) in line and "No space left on device" in line
+    assert str(folder) in line and "No space left on device" in line
     cache.note_complete()
     assert not cache.is_complete()
     cache._warn_not_kept.cache_clear()
@@ -300,7 +312,7 @@ def test_a_process_that_is_forked_while_a_thread_compiles_can_compile() -> None:
     taken = threading.Event()
 
     def compile_slowly() -> None:
-        with global_compiler_lock:
+        with cache._compiling, global_compiler_lock:
             taken.set()
             threading.Event().wait(0.3)
 
@@ -315,15 +327,3 @@ def test_a_process_that_is_forked_while_a_thread_compiles_can_compile() -> None:
             os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     thread.join()
-
-
-def test_notes_that_cannot_be_written_or_read_are_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.write_note("a", "text")
-    cache.write_note("a", "another")
-    assert cache.read_note("a") == "another" and cache.read_note("b") == ""
-    assert sorted(path.name for path in folder.iterdir() if "nb" not in path.suffix) == ["a.txt"]
-    (folder / "a.txt").write_bytes(b"\xff")
-    assert cache.read_note("a") == ""
-    monkeypatch.setattr(cache, "_folder", lambda: Path("/proc/self/nowhere"))
-    cache.write_note("a", "text")
-    assert cache.read_note("a") == "" and not cache.is_complete()
