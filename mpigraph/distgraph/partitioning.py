@@ -66,7 +66,6 @@ def partition_graph(
     store_inner_edge: bool = False,
     n_jobs: int = 1,
     overwrite: bool = False,
-    node_order: str = "input",
 ) -> tuple[Any, Any] | None:
     """Partition a graph and write the parts to ``out_path``.
 
@@ -100,9 +99,6 @@ def partition_graph(
             has no effect.
         overwrite: write over another graph in ``out_path``. One of the same name and of as many nodes and edges is
             replaced in any case.
-        node_order: of the nodes inside a part: "input" keeps the order of the original ids, "clusters" puts neighbours
-            together, so that the rows that a minibatch reads from a disk lie together. Draws depend on ids, so another
-            order samples other neighbours.
         num_trainers_per_machine: without effect: any number of trainers share a part.
         num_hops: without effect: owners sample, so parts hold no copies of neighbours.
         graph_formats: without effect: a part is one CSC.
@@ -127,7 +123,7 @@ def partition_graph(
     exchange = ALONE if comm is None else MPIExchange(comm)
     with exchange.no_way_back():
         with exchange.together(f"partitioning {graph_name!r}"):
-            check_options(graph_name, num_parts, part_method, objtype, seed, node_order)
+            check_options(graph_name, num_parts, part_method, objtype, seed)
             check_integer("num_hops", num_hops, 0)
             if not isinstance(out_path, str | os.PathLike):
                 raise InvalidArgumentError(f"out_path must be the path of a directory (got {out_path!r})")
@@ -149,7 +145,6 @@ def partition_graph(
             objtype=objtype,
             seed=seed,
             assignment=parts,
-            node_order=node_order,
             exchange=exchange,
             resume=resume,
             feat_dtype=names,

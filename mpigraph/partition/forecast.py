@@ -18,7 +18,6 @@ _ROUND = 225 << 20  # edges on their way, and what spills keep
 _ROUND_ALONE = 160 << 20
 _RELABELLED_NODE = 24
 _WRITTEN_NODE = 40  # of a part, beside 20 for each own node
-_PART = 4  # bytes for the part of a node
 _BUCKET_EDGE = 80  # bytes for each edge of a part's bucket while it is sorted
 _LEFT = 64 << 20  # that the allocator keeps of chunks
 _CLUSTERING = (28, 26)  # bytes for each own node and ghost, and beyond that for each own node
@@ -50,12 +49,6 @@ class Workload(NamedTuple):
     # bytes that each rank holds before, of Python, libraries and the input (memory-mapped files do not count)
     held: int = 200 << 20
     carried: Carried = NOTHING_CARRIED  # rows that travel with nodes and edges
-    ordered: bool = False  # nodes are ordered by clusters
-
-    @property
-    def clusters(self) -> bool:
-        """Nodes are clustered, to assign or to order them; only this can keep its edges in files."""
-        return self.method == "multilevel" or self.ordered
 
 
 class Forecast(NamedTuple):
@@ -73,7 +66,7 @@ class Forecast(NamedTuple):
 
 def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
     """Return an estimate for a number of ranks, with edges in memory or in mapped files."""
-    num_nodes, num_edges, num_parts, method, held, carried, ordered = work
+    num_nodes, num_edges, num_parts, method, held, carried = work
     own_nodes = -(-num_nodes // ranks)
     own_edges = -(-num_edges // ranks)
     stages = {"check edges": held + _READING}
@@ -95,9 +88,7 @@ def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
         stages["assign nodes"] = held + max(clustering, contracting, partitioning)
     else:
         stages["assign nodes"] = held + 16 * num_nodes
-    if ordered:
-        stages["order nodes"] = held + max(clustering, contracting) + _PART * own_nodes
-    if work.clusters:
+    if method == "multilevel":
         scratch = max(scratch, own_edges * (_SHUFFLED + (_MAPPED if mapping else 0)))
     bucket = min(EDGES_PER_BUCKET, -(-num_edges // num_parts))
     stages["relabel edges"] = held + (_ROUND_ALONE if ranks == 1 else _ROUND) + _RELABELLED_NODE * own_nodes
@@ -128,7 +119,7 @@ def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:
 
     Raises InvalidArgumentError: the memory does not suffice; names the number of ranks that would.
     """
-    for mapping in (False, True) if work.clusters else (False,):
+    for mapping in (False, True) if work.method == "multilevel" else (False,):
         foreseen = forecast(work, ranks, mapping)
         if foreseen.memory <= memory:
             return foreseen

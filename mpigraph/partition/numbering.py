@@ -1,11 +1,11 @@
-"""The new ids of all nodes: by part, then by key or by original id."""
+"""The new ids of all nodes: by part, then by original id."""
 
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
 from mpigraph.kernels.csr import count_keys, number_by_key
-from mpigraph.partition.exchange import Exchange, Route, even_bounds, owners_of
+from mpigraph.partition.exchange import Exchange, Route, owners_of
 
 
 class Numbering:
@@ -17,31 +17,21 @@ class Numbering:
         bases: int64[types + 1], where each type begins.
         parts: int32[own nodes].
         num_parts: number of parts.
-        keys: int64[own nodes], below the number of all nodes; None: all the same.
 
     Attributes (besides the first three arguments):
         offsets: for each type int64[parts + 1], the new ids of each part.
         new_ids: int64[own nodes].
-        scattered: new ids do not ascend with the original ones inside a part.
     """
 
     @collective("ranks")
-    def __init__(
-        self, exchange: Exchange, bounds: I64, bases: I64, parts: I32, num_parts: int, keys: I64 | None = None
-    ) -> None:
+    def __init__(self, exchange: Exchange, bounds: I64, bases: I64, parts: I32, num_parts: int) -> None:
         self.exchange = exchange
         self.bounds = bounds
         self.bases = bases
-        self.scattered = keys is not None
         num_types = len(bases) - 1
         groups = parts.astype(np.int64)
         for ntype_id in range(num_types):
             groups[self.own(ntype_id)] += ntype_id * num_parts
-        if keys is not None:  # the owners of keys number the nodes
-            route = Route(exchange, owners_of(even_bounds(int(bases[-1]), exchange.size), keys))
-            came = route.there(np.stack([keys, groups], axis=1))
-            order = np.argsort(came[:, 0], kind="stable")
-            groups = came[order, 1]
         table = np.zeros((exchange.size, num_types * num_parts), np.int64)
         table[exchange.rank] = np.bincount(groups, minlength=num_types * num_parts)
         table = exchange.total(table)
@@ -50,10 +40,6 @@ class Numbering:
         first = np.concatenate([offsets[:-1] for offsets in self.offsets])
         self.new_ids = np.empty(len(groups), np.int64)
         number_by_key(groups, first + table[: exchange.rank].sum(axis=0), self.new_ids)
-        if keys is not None:
-            answers = np.empty(len(order), np.int64)
-            answers[order] = self.new_ids
-            self.new_ids = route.back(answers[:, None])[:, 0]
         self._dtype = np.int32 if bases[-1] < 2**31 else np.int64
 
     def own(self, ntype_id: int) -> slice:

@@ -4,7 +4,6 @@ The stages, each bounded in memory::
 
     check edges     every rank reads its share of the edges, and checks their ends
     assign nodes    a part for each node: multilevel on all ranks, METIS or at random on rank 0
-    order nodes     a key for each node, by which the nodes of a part are sorted; only if asked for
     relabel edges   nodes and edges travel in new ids to the ranks that write their parts
     write parts     each part by one rank
 
@@ -38,7 +37,6 @@ from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, mea
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
 from mpigraph.partition.metis import metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
-from mpigraph.partition.node_order import cluster_keys
 from mpigraph.partition.numbering import Numbering
 from mpigraph.partition.options import (
     Digest,
@@ -113,7 +111,6 @@ def partition_source(
     objtype: str = "cut",
     seed: int = 0,
     assignment: Array | None = None,
-    node_order: str = "input",
     progress: Progress = silent,
     exchange: Exchange = ALONE,
     scratch: Scratch | None = None,
@@ -142,8 +139,6 @@ def partition_source(
         seed: equal seeds give equal results.
         assignment: int[nodes of all types, type after type], the part of each node, computed elsewhere;
             ``part_method`` must be "given" then.
-        node_order: of the nodes inside a part: "input" keeps that of the original ids, "clusters" puts nodes together
-            that minibatches read together.
         progress: gets reports.
         exchange: the ranks.
         scratch: for temporary files; beside the shards by default.
@@ -164,9 +159,9 @@ def partition_source(
     with ExitStack() as stack:
         with exchange.together(f"partitioning {graph_name!r}"):
             if assignment is None:
-                check_options(graph_name, num_parts, part_method, objtype, seed, node_order)
+                check_options(graph_name, num_parts, part_method, objtype, seed)
             else:
-                check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes), node_order)
+                check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
             infos = narrowed(*feature_infos(source), feat_dtype)
             if exchange.rank == 0:
                 check_writable(out)
@@ -177,7 +172,7 @@ def partition_source(
                 there = Leftovers(out, graph_name).bytes_recorded() if resume else 0
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
         method = Method(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
-        check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, node_order, resume)
+        check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, resume)
         source, levels = narrowed_source(source, infos, exchange)
         run = _Run(
             source,
@@ -185,7 +180,6 @@ def partition_source(
             method,
             balance_classes or {},
             assignment,
-            node_order,
             out,
             exchange,
             scratch or Scratch(out),
@@ -205,7 +199,6 @@ class _Run:
     method: Method
     classes: Mapping[str, Array]
     assignment: Array | None
-    node_order: str
     out: Path
     exchange: Exchange
     scratch: Scratch
@@ -226,15 +219,10 @@ class _Run:
         topology = self.check_edges()
         parts, balance = self.assign(topology)
         digest = Digest(self.exchange)
-        first = int(self.bounds[self.exchange.rank])
-        digest.add(0, first, parts)
-        keys = None
-        if self.node_order == "clusters":
-            keys = self.cluster_keys()
-            digest.add(1, first, keys)
+        digest.add(0, int(self.bounds[self.exchange.rank]), parts)
         identity = word_of(topology, self.graph_name, num_parts, digest.total())
-        numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, num_parts, keys)
-        del parts, keys
+        numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, num_parts)
+        del parts
         word = word_of(identity, word_of_tables(self.source, self.exchange))
         written = self.complete_parts(word, identity, numbering)
         done = self.exchange.total(np.isin(np.arange(num_parts), list(written)).astype(np.int64)) > 0
@@ -314,18 +302,6 @@ class _Run:
         loads = exchange.total(loads_of(criteria, parts, method.num_parts))
         self.progress(stage, steps, steps)
         return parts, measured_balance(criteria, loads)
-
-    def cluster_keys(self) -> I64:
-        """Return int64[own nodes], the keys by which to sort the nodes of a part."""
-        total = max(sum(self.source.edge_counts), 1)
-        keys = cluster_keys(
-            self.source, seed=self.method.seed, both_ways=self.both_ways, exchange=self.exchange, bounds=self.bounds,
-            scratch=self.scratch,
-            report=lambda fraction: self.progress("order nodes", min(int(fraction * total), total - 1), total),
-        )  # fmt: skip
-        self.progress("order nodes", total, total)
-        give_back()
-        return keys
 
     def word_of_assignment(self, topology: str) -> str:
         digest = Digest(self.exchange)

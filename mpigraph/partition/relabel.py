@@ -1,8 +1,8 @@
 """Sending every node and edge, in new ids, to the rank that writes its part.
 
-New ids of nodes are ordered by part, then by key where nodes have keys (``node_order``), then by original id. Each rank
-knows the new ids of the nodes that it owns, and asks the owners for others. Ranks own ranges of *global* original ids,
-which number the nodes of all types, type after type. New ids are numbered within a type.
+New ids of nodes are ordered by part, then by original id. Each rank knows the new ids of the nodes that it owns, and
+asks the owners for others. Ranks own ranges of *global* original ids, which number the nodes of all types, type after
+type. New ids are numbered within a type.
 
 Relations that share tables travel together (``shared_arrivals.py``). Other
 edges are sorted by (new destination, new source, original edge). They arrive in the order of the input, since ranks
@@ -80,9 +80,7 @@ class Arrivals:
         tables = len(source.num_nodes) + len(source.own)
         self._nodes = Spill(scratch, tables * len(self.parts), 2, self._edges.dtype)
         of_nodes, of_edges = arrays_of(source)
-        self._node_rows = [
-            self._carrier(to_carry(arrays, numbering.scattered), t, 1, scratch) for t, arrays in enumerate(of_nodes)
-        ]
+        self._node_rows = [self._carrier(to_carry(arrays), t, 1, scratch) for t, arrays in enumerate(of_nodes)]
         self._edge_rows = [
             self._carrier(to_carry(arrays), source.schema.ends(r)[1], buckets, scratch) if arrays and buckets else None
             for r, (arrays, buckets) in enumerate(zip(of_edges, self._buckets, strict=True))
