@@ -293,7 +293,6 @@ def _check_alike(peers: Peers, plan: LoadRequest, doing: str) -> None:
 
 
 def _check_rows(saved: TensorRows, tensor: DistTensor, doing: str) -> None:
-    tensor.rows.check_writable()
     here = (tensor.rows.stored, list(tensor.shape), tensor.part_policy.policy_str)
     if here != (saved.dtype, saved.shape, saved.of):
         raise InvalidArgumentError(

@@ -88,8 +88,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--method", metavar="|".join(PART_METHODS), help="how nodes are assigned to parts (metis)")
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
     feat_dtype = (
-        "store features in 16 bits, as float16 or bfloat16, or as int8, 256 levels in a column; they are read as "
-        "what they were. All float features with rows of numbers, or those that are named (may be repeated)"
+        "store features in 16 bits, as float16 or bfloat16; they are read as what they were. All float features with "
+        "rows of numbers, or those that are named (may be repeated)"
     )
     parser.add_argument("--feat-dtype", action="append", metavar="[NAME=]DTYPE", help=feat_dtype)
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal parts (%(default)s)")
@@ -221,11 +221,6 @@ def _print_result(result: PartitionResult, method: str) -> None:
     print(f"edges cut: {report['edges_cut']} ({report['edge_cut_fraction']:.1%})")
     for name, balance in report["balance"].items():
         print(f"largest part / mean, {printable(name)}: {balance:.3f}")
-    for title, columns in report.get("int8", {}).items():
-        errors, stds = columns["errors"], columns["stds"]
-        worst = max(range(len(errors)), key=lambda column: errors[column] / stds[column] if stds[column] else 0)
-        share = f", {errors[worst] / stds[worst]:.2%} of its standard deviation" if stds[worst] else ""
-        print(f"int8, {printable(title)}: errors of at most {errors[worst]:.4g} in column {worst}{share}")
 
 
 def _feat_dtype(texts: list[str]) -> FeatDtype:

@@ -184,7 +184,7 @@ def parts_of(book: RangeBook) -> Parts:
 
 def _feature(files: PartFiles, stored: StoredRows, info: FeatureInfo) -> Feature:
     rows = ShardRows(files, stored, storage_dtype(info.stored), info.shape)
-    return Feature(rows, info.dtype, files.form_of(stored.which, stored.name, info, range(files.config.num_parts)))
+    return Feature(rows, info.dtype, info.narrow)
 
 
 def check_apart(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:

@@ -189,7 +189,7 @@ class Leftovers:
         path = self._record_path(word, part)
         try:
             content = json.loads(read_text(path))
-            written = WrittenPart(content["seals"], content["num_edges"], content["num_cut"], content["errors"])
+            written = WrittenPart(content["seals"], content["num_edges"], content["num_cut"])
             if content["checksum"] == _checksum(word, part, written):
                 return written
         except FileNotFoundError:

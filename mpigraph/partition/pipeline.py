@@ -65,7 +65,7 @@ from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import check_space
 from mpigraph.storage.format import index_dtype, node_orig_ids_name, storage_dtype
-from mpigraph.storage.narrow import FeatDtype, StoredForm, narrowed
+from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
 
 
@@ -75,8 +75,7 @@ class PartitionResult:
 
     Attributes:
         config_path: the configuration file.
-        report: edge cut, balance, and of features that became int8 each column's largest error
-            and standard deviation.
+        report: edge cut and balance.
     """
 
     config_path: Path
@@ -145,7 +144,7 @@ def partition_source(
         resume: verify the parts that an interrupted run has completed, and write only the others and damaged ones.
             Edges are compared with those that the parts were made from, features by their dtypes, their shapes and a
             few of their rows. If no part can be kept, the log says so, and all parts are written.
-        feat_dtype: features to store in 16 bits or as int8, besides those that are so in the input.
+        feat_dtype: features to store in 16 bits, besides those that are so in the input.
         overwrite: write over another graph in the directory. A graph of the same name and sizes is not another one.
 
     Raises:
@@ -173,7 +172,7 @@ def partition_source(
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
         method = Method(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
         check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, resume)
-        source, levels = narrowed_source(source, infos, exchange)
+        source = narrowed_source(source, infos)
         run = _Run(
             source,
             graph_name,
@@ -185,7 +184,6 @@ def partition_source(
             scratch or Scratch(out),
             progress,
             bool(resume),
-            levels,
         )
         return run.make()
 
@@ -204,7 +202,6 @@ class _Run:
     scratch: Scratch
     progress: Progress
     resume: bool
-    levels: Mapping[str, tuple[StoredForm, Array]]  # of features that become int8, and columns' standard deviations
     bounds: I64 = field(init=False)  # int64[ranks + 1], the nodes that each rank owns
     left: Leftovers = field(init=False)
     took_assignment: bool = field(init=False, default=False)
@@ -380,8 +377,6 @@ class _Run:
         """Relabel and write the incomplete parts, and record each; return those of this rank."""
         arrivals = Arrivals(self.source, numbering, done, self.scratch)
         arrivals.receive(self.progress)
-        for form, _ in self.levels.values():  # rows that traveled were rounded by their senders
-            form.errors = self.exchange.gather(form.errors[None]).max(0)
         give_back()
         writer = PartWriter(arrivals, self.graph_name, identity, self.out)
         missing = [part for part in arrivals.parts if not done[part]]
@@ -389,9 +384,7 @@ class _Run:
         with self.exchange.together("writing the parts"):
             for part in missing:
                 self.progress("write parts", len(written), len(missing))
-                about = writer.write(part)
-                errors = {title: form.errors.tolist() for title, (form, _) in self.levels.items()}
-                written[part] = about._replace(errors=errors)
+                written[part] = writer.write(part)
                 self.left.write_record(word, part, written[part])
             self.progress("write parts", len(missing), len(missing))
         arrivals.close()
@@ -400,19 +393,13 @@ class _Run:
     def write_config(
         self, identity: str, numbering: Numbering, written: Mapping[int, WrittenPart], balance: Mapping[str, float]
     ) -> PartitionResult:
-        own = json.dumps([(part, *about._replace(errors={})) for part, about in written.items()])
+        own = json.dumps([(part, *about) for part, about in written.items()])
         records: dict[int, WrittenPart] = {}
         for data in self.exchange.gather_bytes(own.encode()):
             records |= {part: WrittenPart(*about) for part, *about in json.loads(data)}
         cut = sum(about.num_cut for about in records.values())
         fraction = cut / max(sum(self.source.edge_counts), 1)
         report: dict[str, Any] = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": round(fraction, 4)}
-        if self.levels:
-            report["int8"] = {}
-            for title, (form, stds) in self.levels.items():
-                of_parts = np.array([form.errors, *(about.errors[title] for about in written.values())])
-                errors = self.exchange.gather(of_parts.max(0, keepdims=True)).max(0)
-                report["int8"][title] = {"errors": errors.tolist(), "stds": stds.tolist()}
         config = self.config_of(identity, numbering, records, report)
         with self.exchange.together("writing the configuration"):
             path = config.write(self.out) if self.exchange.rank == 0 else self.out / f"{self.graph_name}.json"
@@ -424,7 +411,7 @@ class _Run:
         self, identity: str, numbering: Numbering, records: Mapping[int, WrittenPart], report: Mapping[str, Any]
     ) -> PartConfig:
         """Return the configuration; parts without a record have no edges and no seals."""
-        unknown = WrittenPart({}, [0] * len(self.source.edges), 0, {})
+        unknown = WrittenPart({}, [0] * len(self.source.edges), 0)
         about = [records.get(part, unknown) for part in range(self.method.num_parts)]
         num_edges = np.array([unknown.num_edges, *(known.num_edges for known in about)], np.int64)
         node_features, edge_features = feature_infos(self.source)

@@ -15,7 +15,6 @@ from mpigraph.errors import GraphDataError, ShardFormatError
 from mpigraph.kernels.soundness import bad_source, falls
 from mpigraph.storage.dataset_list import DatasetInfo
 from mpigraph.storage.format import (
-    column_ranges_name,
     edge_feature_name,
     index_dtype,
     node_feature_name,
@@ -24,8 +23,8 @@ from mpigraph.storage.format import (
     shared_dataset_name,
     shared_feature_name,
 )
-from mpigraph.storage.narrow import RoundingError, StoredForm
-from mpigraph.storage.part_config import FeatureInfo, PartConfig, SharedFeature
+from mpigraph.storage.narrow import RoundingError, rounded
+from mpigraph.storage.part_config import PartConfig, SharedFeature
 from mpigraph.storage.shard import Fingerprint, ShardReader, fingerprint, read_chunks, seal_of
 
 _FILES = 4096  # that are open at once where there is no limit
@@ -139,31 +138,6 @@ class PartFiles:
             raise ShardFormatError(f"{path}: not the file that {self.config.path} was written for (other checksums)")
         return content
 
-    def form_of(self, which: str, name: str, info: FeatureInfo, parts: Iterable[int]) -> StoredForm | None:
-        """Return the form in which a feature is stored, None for its own.
-
-        Args:
-            which: the file of a part: "node_feats" or "edge_feats".
-            name: the dataset of the feature.
-            info: of the feature.
-            parts: read the ranges of its columns there, if it has any; at least one.
-
-        Raises:
-            ShardFormatError: a file is missing or damaged, or parts have different ranges.
-        """
-        if info.narrow != "int8":
-            return StoredForm(info.narrow) if info.narrow else None
-        ranges: list[Array] = []
-        for part in parts:
-            ranges.append(self.open(part, which).read(column_ranges_name(name)))
-            low, high = ranges[-1]
-            if not (np.isfinite(ranges[-1]).all() and (low <= high).all() and np.array_equal(ranges[-1], ranges[0])):
-                raise ShardFormatError(
-                    f"{self.config.part_path(part, which)}: dataset {column_ranges_name(name)!r} contradicts itself "
-                    "or that of another part"
-                )
-        return StoredForm(info.narrow, ranges[0])
-
     def read_edges(self, relation: int, part: int, field: str, first: int = 0, last: int | None = None) -> Array:
         """Read a number of each edge of a relation in a part, from the relation's own dataset or a shared one.
 
@@ -232,7 +206,7 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
     for t, ntype in enumerate(schema.ntypes):
         yield "part_graph", node_orig_ids_name(ntype), DatasetInfo((nodes[t],), "int64")
         for name, info in config.node_features[ntype].items():
-            yield from _feature("node_feats", node_feature_name(ntype, name), nodes[t], info)
+            yield "node_feats", node_feature_name(ntype, name), DatasetInfo((nodes[t], *info.shape), info.stored)
     if config.shared:
         rows = int(config.shared_begins[-1, part])
         width = index_dtype(max(map(book.num_nodes, range(len(nodes))))).name
@@ -241,13 +215,13 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
     for name, relations in config.shared_features:
         rows = int(np.diff(book.edge_table[list(relations), part : part + 2]).sum())
         info = config.edge_features[schema.relation_key(relations[0])][name]
-        yield from _feature("edge_feats", shared_feature_name(name), rows, info)
+        yield "edge_feats", shared_feature_name(name), DatasetInfo((rows, *info.shape), info.stored)
     for r in config.with_datasets:
         key = schema.relation_key(r)
         first, end = book.edge_range(part, r)
         edges = end - first
         for name, info in config.own_features(r).items():
-            yield from _feature("edge_feats", edge_feature_name(key, name), edges, info)
+            yield "edge_feats", edge_feature_name(key, name), DatasetInfo((edges, *info.shape), info.stored)
         if r in config.place_of_shared:
             continue
         src, dst = schema.ends(r)
@@ -259,12 +233,6 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
             ("orig_ids", edges, "int64"),
         ):
             yield "part_graph", relation_dataset_name(key, field), DatasetInfo((rows,), dtype)
-
-
-def _feature(which: str, name: str, rows: int, info: FeatureInfo) -> Iterator[tuple[str, str, DatasetInfo]]:
-    yield which, name, DatasetInfo((rows, *info.shape), info.stored)
-    if info.narrow == "int8":
-        yield which, column_ranges_name(name), DatasetInfo((2, *info.shape), info.dtype)
 
 
 def check_shared(config: PartConfig, part: int, destinations: Array, indices: Array) -> I64:
@@ -352,9 +320,7 @@ class StoredRows:
             yield part, base + first, base + last
 
 
-def read_rows(
-    files: PartFiles, rows: StoredRows, begin: int, out: npt.NDArray[np.generic], form: StoredForm | None = None
-) -> None:
+def read_rows(files: PartFiles, rows: StoredRows, begin: int, out: npt.NDArray[np.generic], narrow: str = "") -> None:
     """Fill ``out`` with the global rows from ``begin`` on.
 
     Args:
@@ -362,26 +328,24 @@ def read_rows(
         rows: where they are.
         begin: first global row.
         out: [n, ...] in the storage dtype.
-        form: the narrower form that ``out`` has instead, to which rows are rounded some MiB at a time.
+        narrow: the dtype of 16 bits that ``out`` has instead, to which rows are rounded some MiB at a time.
 
     Raises:
         ShardFormatError: a file is missing or damaged.
-        GraphDataError: a number does not fit the narrower form.
+        GraphDataError: a number does not fit 16 bits.
     """
     at = 0
     for part, first, last in rows.pieces(begin, begin + len(out)):
         shard = files.open(part, rows.which)
-        if form is None:
+        if not narrow:
             shard.read_into(rows.name, out[at : at + last - first], first)
         else:
             for row, chunk in read_chunks(shard, rows.name, first, last):
-                out[at + row - first : at + row - first + len(chunk)] = _narrow(shard, rows.name, row, chunk, form)
+                out[at + row - first : at + row - first + len(chunk)] = _rounded(shard, rows.name, row, chunk, narrow)
         at += last - first
 
 
-def read_together(
-    files: PartFiles, feature: SharedFeature, ranges: I64, out: Array, form: StoredForm | None = None
-) -> None:
+def read_together(files: PartFiles, feature: SharedFeature, ranges: I64, out: Array, narrow: str = "") -> None:
     """Fill ``out`` with rows of a feature that relations share, relation after relation; otherwise as read_rows.
 
     Args:
@@ -389,7 +353,7 @@ def read_together(
         feature: one of :attr:`.PartConfig.shared_features`, or some of its relations.
         ranges: int64[relations, 2], the first global row of each relation and the one behind the last.
         out: [rows of all, ...].
-        form: as in :func:`read_rows`.
+        narrow: as in :func:`read_rows`.
     """
     config = files.config
     name = shared_feature_name(feature.name)
@@ -409,21 +373,21 @@ def read_together(
         place = to[here] + low - ranges[here, 0]
         shard = files.open(part, "edge_feats")
         begin, end = int(first[0]), int(last[-1])
-        if form is None and end - begin == place[-1] + last[-1] - first[-1] - place[0] == (last - first).sum():
+        if not narrow and end - begin == place[-1] + last[-1] - first[-1] - place[0] == (last - first).sum():
             shard.read_into(name, out[int(place[0]) : int(place[0]) + end - begin], begin)  # next to each other
             continue
         for row, chunk in read_chunks(shard, name, begin, end):
             counts = np.clip(last, row, row + len(chunk)) - np.clip(first, row, row + len(chunk))
             skipped = np.cumsum(counts) - counts
             rows = np.arange(counts.sum()) + np.repeat(np.maximum(first, row) - skipped, counts)
-            narrow = chunk if form is None else _narrow(shard, name, row, chunk, form)
-            out[rows + np.repeat(place - first, counts)] = narrow[rows - row]
+            values = _rounded(shard, name, row, chunk, narrow) if narrow else chunk
+            out[rows + np.repeat(place - first, counts)] = values[rows - row]
 
 
-def _narrow(shard: ShardReader, name: str, first: int, rows: Array, form: StoredForm) -> Array:
-    """Return rows of a dataset, from row ``first`` on, in a narrower form."""
+def _rounded(shard: ShardReader, name: str, first: int, rows: Array, narrow: str) -> Array:
+    """Return rows of a dataset, from row ``first`` on, in 16 bits."""
     try:
-        return form.narrow(rows)
+        return rounded(rows, narrow)
     except RoundingError as error:
         raise GraphDataError(f"{shard.path}: dataset {name!r}, row {first + error.row}: {error}") from None
 

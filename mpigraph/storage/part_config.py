@@ -77,8 +77,7 @@ class SharedFeature(NamedTuple):
 def features_in_common(relations: Sequence[int], tables: Iterable[Mapping[str, FeatureInfo]]) -> list[SharedFeature]:
     """Return the features that several relations have with one dtype and row shape, by name.
 
-    Of a name with several dtypes or shapes those as in the first relation. Not int8, whose columns have other ranges in
-    each relation.
+    Of a name with several dtypes or shapes those as in the first relation.
 
     Args:
         relations: relation ids, ascending.
@@ -88,7 +87,7 @@ def features_in_common(relations: Sequence[int], tables: Iterable[Mapping[str, F
     for relation, table in zip(relations, tables, strict=True):
         for name, info in table.items():
             first, having = by_name.setdefault(name, (info, []))
-            if info == first and info.narrow != "int8":
+            if info == first:
                 having.append(relation)
     return [SharedFeature(name, tuple(ids)) for name, (_, ids) in sorted(by_name.items()) if len(ids) > 1]
 
@@ -583,8 +582,7 @@ def _a_narrow(info: Mapping[str, Any]) -> str:
     """Return the narrower dtype in which a feature is stored; "" if it is stored in its own."""
     if "stored" not in info:
         return ""
-    is_known = info["stored"] in NARROW and info["dtype"] in WIDE[info["stored"]]
-    if not is_known or (info["stored"] == "int8" and not info["shape"]):
+    if info["stored"] not in NARROW or info["dtype"] not in WIDE:
         raise ValueError(f"{info['dtype']} is not stored as {info['stored']!r:.60}")
     return str(info["stored"])
 

@@ -1,13 +1,13 @@
-"""Test accuracy of the example with features in 16 bits or as int8, beside float32 and plain torch; no tests.
+"""Test accuracy of the example with features in 16 bits, beside float32 and plain torch; no tests.
 
-    python tests/accuracy/accuracy_feat_dtype.py DIR [--graphs cora] [--starts python] [--seeds 0 1 2] [--dtypes int8]
+    python tests/accuracy/accuracy_feat_dtype.py DIR [--graphs cora] [--starts python] [--seeds 0 1 2] [--dtypes D]
 
 The words of all graphs but tolokers (see accuracy.py and accuracy_labor.py) are 0 or 1, or one of a few numbers, which
 16 bits have exactly. So their rows, divided by their 2-norm, are multiplied by a fixed random matrix of :data:`WIDTH`
 columns, which gives numbers that are rounded, nearly all of them. That graph is cut in two parts with its features as
 float32 and in each of the dtypes, and trained with the settings of those scripts. The table goes to stdout, progress to
 stderr. The exit status is 1 if a mean differs from that of float32 in the same start by more than ``accuracy.LIMIT``
-points, or for int8 by more than :data:`INT8_LIMIT`. ``--alone`` leaves plain torch out.
+points. ``--alone`` leaves plain torch out.
 """
 
 import argparse
@@ -36,8 +36,7 @@ from accuracy import (
 from accuracy_labor import FLAGS, GRAPHS
 
 WIDTH = 256
-DTYPES = ["float16", "bfloat16", "int8"]
-INT8_LIMIT = 0.3  # points
+DTYPES = ["float16", "bfloat16"]
 
 
 def main():
@@ -63,7 +62,7 @@ def main():
                     run = partial(train, f"{folder}/{dtype}", name, STARTS[start])
                     result[dtype] = repeat(f"{name}, {start}, {dtype}", args.seeds, run)["test"]
                     off = np.mean(result[dtype]) - np.mean(result["float32"])
-                    if abs(off) > (INT8_LIMIT if dtype == "int8" else LIMIT):
+                    if abs(off) > LIMIT:
                         failures.append(f"{name}, {start}: {dtype} is {off:+.2f} from float32")
                 rows.append([name, STARTS[start].title, reference, *map(cell, result.values())])
     titles = ["graph", "start", "plain torch", *dtypes]
@@ -96,7 +95,7 @@ def project(path, out):
     matrix = np.random.default_rng(0).standard_normal((words.shape[1], WIDTH), dtype=np.float32)
     feat = words @ matrix / np.float32(np.sqrt(WIDTH))
     np.savez(out, feat=feat, **data)
-    for dtype in DTYPES[:2]:
+    for dtype in DTYPES:
         rounded = torch.from_numpy(feat).to(getattr(torch, dtype)).float().numpy()
         print(f"{np.mean(rounded != feat):.1%} of the numbers of {out.stem} are rounded in {dtype}", file=sys.stderr)
     return out
