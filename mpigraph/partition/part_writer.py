@@ -31,26 +31,25 @@ _CHUNK_BYTES = 32 << 20
 class WrittenPart(NamedTuple):
     """The record of a written part, in JSON's types.
 
-    seals: by the keys of the configuration.  num_edges: of each relation.  num_cut: edges from other parts' nodes.
+    num_edges: of each relation.  num_cut: edges from other parts' nodes.
     """
 
-    seals: dict[str, str]
     num_edges: list[int]
     num_cut: int
 
 
 class PartWriter:
-    """Writer of the parts of one graph, of an identity, to its folder, from the nodes and edges that have come to this
+    """Writer of the parts of one graph, of a content, to its folder, from the nodes and edges that have come to this
     rank.
     """
 
-    def __init__(self, arrivals: Arrivals, graph_name: str, identity: str, out: Path) -> None:
+    def __init__(self, arrivals: Arrivals, graph_name: str, content: str, out: Path) -> None:
         self._source = arrivals.source
         self._numbering = arrivals.numbering
         self._arrivals = arrivals
         self._node_arrays, self._edge_arrays = arrays_of(arrivals.source)
         self._graph_name = graph_name
-        self._identity = identity
+        self._content = content
         self._out = out
 
     def write(self, part: int) -> WrittenPart:
@@ -68,8 +67,7 @@ class PartWriter:
                 num_cut += self._write_shared(graph, feats, part, counts)
             for relation_id in self._source.own:
                 num_cut += self._write_relation(graph, feats, relation_id, part, int(counts[relation_id]))
-        seals = {"part_graph": graph.seal, "edge_feats": feats.seal, "node_feats": node_feats.seal}
-        return WrittenPart(seals, counts.tolist(), num_cut)
+        return WrittenPart(counts.tolist(), num_cut)
 
     def _write_nodes(self, graph: ShardWriter, feats: ShardWriter, ntype_id: int, part: int) -> None:
         ntype = self._source.schema.ntypes[ntype_id]
@@ -170,7 +168,7 @@ class PartWriter:
 
     def _open(self, part: int, kind: str) -> ShardWriter:
         path = self._out / PartConfig.files_of(part)[kind]
-        return ShardWriter(path, self._graph_name, part, self._identity)
+        return ShardWriter(path, self._graph_name, part, self._content)
 
 
 def _begin(writer: ShardWriter, name: str, feature: Feature, count: int) -> DatasetWriter:

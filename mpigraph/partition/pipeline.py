@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +188,10 @@ def partition_source(
         return run.make()
 
 
+ConfigOf = Callable[[Mapping[int, WrittenPart], Mapping[str, Any]], PartConfig]
+"""Makes the configuration from the records of parts and the report."""
+
+
 @dataclass(eq=False)
 class _Run:
     """One partitioning, as one rank sees it; the attributes are arguments of :func:`partition_source`."""
@@ -220,8 +224,9 @@ class _Run:
         identity = word_of(topology, self.graph_name, num_parts, digest.total())
         numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, num_parts)
         del parts
-        word = word_of(identity, word_of_tables(self.source, self.exchange))
-        written = self.complete_parts(word, identity, numbering)
+        content = word_of(identity, word_of_tables(self.source, self.exchange))
+        config = partial(self.config_of, identity, content, numbering)
+        written = self.complete_parts(content, config)
         done = self.exchange.total(np.isin(np.arange(num_parts), list(written)).astype(np.int64)) > 0
         if done.any():
             self.tell("%d of %d parts are complete, and are not written again", done.sum(), len(done))
@@ -234,10 +239,10 @@ class _Run:
             if self.exchange.rank == 0:
                 (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
                 remove_other_graphs(self.out, self.graph_name)
-                self.left.remove_records(word, np.flatnonzero(done).tolist())
+                self.left.remove_records(content, np.flatnonzero(done).tolist())
         if not done.all():
-            written |= self.write_parts(word, identity, numbering, done)
-        result = self.write_config(identity, numbering, written, balance)
+            written |= self.write_parts(content, numbering, done)
+        result = self.write_config(config, written, balance)
         if self.exchange.rank == 0:
             self.left.remove()
             remove_stale_parts(self.out, num_parts)
@@ -339,18 +344,18 @@ class _Run:
         parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
         return parts
 
-    def complete_parts(self, word: str, identity: str, numbering: Numbering) -> dict[int, WrittenPart]:
+    def complete_parts(self, content: str, config: ConfigOf) -> dict[int, WrittenPart]:
         """Verify this rank's share of the recorded parts; return those that are right."""
         if not self.resume:
             return {}
         complete: dict[int, WrittenPart] = {}
         with self.exchange.together("verifying the parts"):
             for part in range(self.exchange.rank, self.method.num_parts, self.exchange.size):
-                written = self.left.read_record(word, part)
+                written = self.left.read_record(content, part)
                 if written is not None:
                     complete[part] = written
             recorded = list(complete)
-            with PartFiles(self.config_of(identity, numbering, complete, {}), by_list=False) as files:
+            with PartFiles(config(complete, {})) as files:
                 for number, part in enumerate(recorded):
                     self.progress("verify parts", number, len(recorded))
                     bad = audit_part(files, part, lambda nbytes: None).bad
@@ -373,25 +378,25 @@ class _Run:
         if self.exchange.rank == 0:
             get_logger().warning(text, *values)
 
-    def write_parts(self, word: str, identity: str, numbering: Numbering, done: Mask) -> dict[int, WrittenPart]:
+    def write_parts(self, content: str, numbering: Numbering, done: Mask) -> dict[int, WrittenPart]:
         """Relabel and write the incomplete parts, and record each; return those of this rank."""
         arrivals = Arrivals(self.source, numbering, done, self.scratch)
         arrivals.receive(self.progress)
         give_back()
-        writer = PartWriter(arrivals, self.graph_name, identity, self.out)
+        writer = PartWriter(arrivals, self.graph_name, content, self.out)
         missing = [part for part in arrivals.parts if not done[part]]
         written: dict[int, WrittenPart] = {}
         with self.exchange.together("writing the parts"):
             for part in missing:
                 self.progress("write parts", len(written), len(missing))
                 written[part] = writer.write(part)
-                self.left.write_record(word, part, written[part])
+                self.left.write_record(content, part, written[part])
             self.progress("write parts", len(missing), len(missing))
         arrivals.close()
         return written
 
     def write_config(
-        self, identity: str, numbering: Numbering, written: Mapping[int, WrittenPart], balance: Mapping[str, float]
+        self, config_of: ConfigOf, written: Mapping[int, WrittenPart], balance: Mapping[str, float]
     ) -> PartitionResult:
         own = json.dumps([(part, *about) for part, about in written.items()])
         records: dict[int, WrittenPart] = {}
@@ -400,7 +405,7 @@ class _Run:
         cut = sum(about.num_cut for about in records.values())
         fraction = cut / max(sum(self.source.edge_counts), 1)
         report: dict[str, Any] = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": round(fraction, 4)}
-        config = self.config_of(identity, numbering, records, report)
+        config = config_of(records, report)
         with self.exchange.together("writing the configuration"):
             path = config.write(self.out) if self.exchange.rank == 0 else self.out / f"{self.graph_name}.json"
         method = self.method
@@ -408,10 +413,15 @@ class _Run:
         return PartitionResult(path, report)
 
     def config_of(
-        self, identity: str, numbering: Numbering, records: Mapping[int, WrittenPart], report: Mapping[str, Any]
+        self,
+        identity: str,
+        content: str,
+        numbering: Numbering,
+        records: Mapping[int, WrittenPart],
+        report: Mapping[str, Any],
     ) -> PartConfig:
-        """Return the configuration; parts without a record have no edges and no seals."""
-        unknown = WrittenPart({}, [0] * len(self.source.edges), 0)
+        """Return the configuration; parts without a record have no edges."""
+        unknown = WrittenPart([0] * len(self.source.edges), 0)
         about = [records.get(part, unknown) for part in range(self.method.num_parts)]
         num_edges = np.array([unknown.num_edges, *(known.num_edges for known in about)], np.int64)
         node_features, edge_features = feature_infos(self.source)
@@ -425,7 +435,7 @@ class _Run:
             report=report,
             directory=self.out,
             identity=identity,
-            seals=tuple(dict(sorted(known.seals.items())) for known in about),
+            content=content,
             shared=self.source.shared,
             shared_features=tuple(self.source.shared_features),
         )

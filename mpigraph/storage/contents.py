@@ -13,7 +13,6 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, ShardFormatError
 from mpigraph.kernels.soundness import bad_source, falls
-from mpigraph.storage.dataset_list import DatasetInfo
 from mpigraph.storage.format import (
     edge_feature_name,
     index_dtype,
@@ -25,7 +24,7 @@ from mpigraph.storage.format import (
 )
 from mpigraph.storage.narrow import RoundingError, rounded
 from mpigraph.storage.part_config import PartConfig, SharedFeature
-from mpigraph.storage.shard import Fingerprint, ShardReader, fingerprint, read_chunks, seal_of
+from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, fingerprint, read_chunks
 
 _FILES = 4096  # that are open at once where there is no limit
 _KNOWN = 1 << 14  # whose datasets are known
@@ -40,12 +39,10 @@ class PartFiles:
 
     Attributes:
         config: the partitioned graph.
-        by_list: find datasets by the lists at the ends of files; else HDF5 finds them, and the lists must say the same.
     """
 
-    def __init__(self, config: PartConfig, by_list: bool = True) -> None:
+    def __init__(self, config: PartConfig) -> None:
         self.config = config
-        self.by_list = by_list
         self._known: dict[tuple[int, str], ShardReader] = {}
         self._awake: dict[tuple[int, str], ShardReader] = {}
         # half of what this process may open now, often 1024
@@ -57,7 +54,7 @@ class PartFiles:
         """Return a file of a part, as of :meth:`.PartConfig.part_path`; it is closed when many others were opened.
 
         Raises:
-            PartitionError: the part does not exist, or its file lies outside the graph's folder.
+            PartitionError: the part does not exist.
             ShardFormatError: the file is missing, damaged, or belongs to something else.
         """
         key = part, which
@@ -69,7 +66,7 @@ class PartFiles:
                 self._known.pop(oldest).close()
             config = self.config
             path = config.part_path(part, which)
-            shard = ShardReader(path, config.graph_name, part, config.identity, self.by_list)
+            shard = ShardReader(path, config.graph_name, part, config.content)
             self._known[key] = shard
         if self._awake.pop(key, None) is None and len(self._awake) == self._most_open:
             self._awake.pop(next(iter(self._awake))).rest()  # the one that was used longest ago
@@ -94,7 +91,6 @@ class PartFiles:
 
         Raises:
             ShardFormatError: a file is missing, belongs to something else, or holds other datasets.
-            PartitionError: a file lies outside the graph's folder.
         """
         datasets = list(_datasets(self.config, part))
         for which in self.config.files[part]:
@@ -103,8 +99,9 @@ class PartFiles:
     def check_file(self, part: int, which: str, datasets: Iterable[tuple[str, str, DatasetInfo]] = ()) -> Fingerprint:
         """Check one file of a part, as :meth:`check` does, which has the part's datasets; return its fingerprint."""
         config = self.config
-        content = self.fingerprint(part, which)
-        path = self.open(part, which).path
+        shard = self.open(part, which)
+        content = fingerprint(shard)
+        path = shard.path
         expected = {name: info for file, name, info in datasets or _datasets(config, part) if file == which}
         for name, info in expected.items():
             if name not in content:
@@ -117,25 +114,6 @@ class PartFiles:
                 )
         for name in content.keys() - expected.keys():
             raise ShardFormatError(f"{path}: dataset {name!r} is not in {config.path}")
-        return content
-
-    def fingerprint(self, part: int, which: str) -> Fingerprint:
-        """Return the fingerprint of a file of a part, which must be the one that the configuration was written for.
-
-        Raises:
-            ShardFormatError: the file is missing, damaged, or another one.
-            PartitionError: the file lies outside the graph's folder.
-        """
-        shard = self.open(part, which)
-        content = fingerprint(shard)
-        shard.rest()  # HDF5 takes half a MiB for an open file
-        path = shard.path
-        if not self.by_list:
-            with ShardReader(path) as listed:  # as jobs read it
-                if fingerprint(listed) != content:
-                    raise ShardFormatError(f"{path}: its list of datasets is not HDF5's")
-        if seal_of(content) != self.config.seals[part][which]:
-            raise ShardFormatError(f"{path}: not the file that {self.config.path} was written for (other checksums)")
         return content
 
     def read_edges(self, relation: int, part: int, field: str, first: int = 0, last: int | None = None) -> Array:

@@ -14,16 +14,14 @@ Where many relations have few edges, these share the tables ``shared_relations``
 destination of each edge, counted within its part, in place of ``indptr`` (:func:`shared_relations`). A feature that
 several of these have with one dtype and shape is one dataset, too, in the same order. The configuration says which.
 
-Behind HDF5's data a file has a list of its datasets in JSON (dataset_list.py), which HDF5 does not look at.
-
 Datasets are contiguous, so that a reader can fill a buffer with any range of rows in one call. Each carries its
 logical dtype (torch's name; bfloat16 is stored as uint16 and bool as uint8) and one CRC-32 for each segment
 of ``segment_rows`` rows. For a feature stored in 16 bits (narrow.py) that is float16 or bfloat16; the configuration
 also has the dtype of its readers.
 
-The configuration and every shard carry the *identity* of the partitioning, a hash of the topology and the assignment: a
-shard of another one is refused, so files of two partitionings are never mixed. Where only features differ, the shards'
-seals, which the configuration lists, tell them apart.
+The configuration has the *identity* of the partitioning, a hash of the topology and the assignment, and, as every
+shard, its *content*, a hash of the identity and of the features' dtypes, shapes and a few of their rows: a shard of
+another content is refused, so files of two partitionings are never mixed.
 
 A file of another version is refused; there is no conversion. A graph is partitioned again, an optimizer saved again.
 """
@@ -38,7 +36,7 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.metadata.schema import Schema, escape
 
 FORMAT_NAME = "mpigraph-shard"
-FORMAT_VERSION = 2  # 1 had no identity
+FORMAT_VERSION = 3
 
 _FEW = 8  # relations that can share; fewer are not worth the searches
 

@@ -177,7 +177,6 @@ def flip(path: Path) -> None:
         lambda text: "[]",
         lambda text: json.dumps(json.loads(text) | {"num_cut": 0}),
         lambda text: json.dumps(json.loads(text) | {"num_edges": "many"}),
-        lambda text: json.dumps(json.loads(text) | {"seals": None}),
     ],
 )
 def test_a_damaged_record_is_ignored(killed: Killed, written, caplog, change) -> None:
