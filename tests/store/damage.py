@@ -432,7 +432,7 @@ def work(folder: Path, seed: int, numbers: list[int], right: dict[str, bytes], r
     for number in numbers:
         print(json.dumps(["begin", number]), file=out)
         name, graph = make_variant(number, seed, folder)
-        for use in (opened, USES[1 + number // len(KINDS) % 3]):
+        for use in (opened, USES[1 + number // len(KINDS) % 2]):
             result, text = outcome(use, graph, folder / "to", right[use.__name__])
             print(json.dumps(["did", number, name, use.__name__, result, text]), file=out)
         for place in (graph, folder / "to"):
