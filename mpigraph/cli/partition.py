@@ -22,7 +22,7 @@ from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.forecast import Forecast, Workload, check_memory, ranks_on_this_node
+from mpigraph.partition.forecast import Forecast, Workload, check_memory
 from mpigraph.partition.options import PART_METHODS, check_options
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
@@ -251,7 +251,8 @@ def _memory_of_rank(text: str) -> int:
 @collective("ranks")
 def _check_memory(work: Workload, memory: int | None, folder: str, exchange: Exchange) -> Forecast:
     """Return the forecast, or raise an error if memory or disk do not suffice."""
-    neighbours = ranks_on_this_node(exchange)
+    name = np.frombuffer(os.uname().nodename.encode()[:256].ljust(256, b"\0"), np.uint8)
+    neighbours = int((exchange.gather(name[None]) == name).all(axis=1).sum())  # that share this node's memory
     if memory is None:
         free = free_memory()
         share = 2**62 if free is None else held_memory() + free // neighbours

@@ -3,7 +3,6 @@
 import os
 import tempfile
 import zipfile
-from collections.abc import Container
 from pathlib import Path
 from typing import IO, Any
 
@@ -83,9 +82,8 @@ def mapped_npy(path: Path) -> Array:
         return _mapped(path, str(path), file, os.fstat(file.fileno()).st_size)
 
 
-def mapped_npz(path: Path, names: Container[str] | None = None) -> dict[str, Array]:
-    """Return the arrays of an ``.npz`` file, all or those of some names: mapped if not compressed (``np.savez``), else
-    read.
+def mapped_npz(path: Path) -> dict[str, Array]:
+    """Return the arrays of an ``.npz`` file: mapped if not compressed (``np.savez``), else read.
 
     Raises:
         GraphDataError: it is missing or damaged, or holds Python objects; names the file and the array.
@@ -94,8 +92,6 @@ def mapped_npz(path: Path, names: Container[str] | None = None) -> dict[str, Arr
     with reading(path), open(open_regular(path), "rb") as file, zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
-            if names is not None and name not in names:
-                continue
             what = f"{path}: {name}"
             with reading(what), archive.open(info) as stream:  # which checks that the entry is there
                 if info.compress_type != zipfile.ZIP_STORED:

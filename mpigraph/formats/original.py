@@ -15,8 +15,8 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.schema import escape, relation_key
+from mpigraph.partition.exchange import Progress, silent
 from mpigraph.partition.output_folder import OVERWRITE
-from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 from mpigraph.partition.spill import Scratch

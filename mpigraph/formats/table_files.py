@@ -52,8 +52,7 @@ class TextForm:
     # of the columns; None to take those of the first line, or ``src``, ``dst``, ``column2``, ... where the first line
     # has two numbers in front
     names: tuple[str, ...] | None = None
-    # True if the first line has names, after comments where ``names`` are not given; None to look at it
-    header: bool | None = None
+    headless: bool = False  # the first line is a row; False to look at it, after comments
 
 
 def is_table(path: Path) -> bool:
@@ -137,9 +136,7 @@ class TextFiles:
         if self._delimiter is None:
             self._delimiter = next((mark for mark in "\t,;" if mark in text), " ")
         fields = [name.strip() for name in _fields_of(text, self._delimiter)]
-        named = self._form.header
-        if named is None:
-            named = self._form.names is None and not all(text.lstrip("-").isdecimal() for text in fields[:2])
+        named = not self._form.headless and not all(text.lstrip("-").isdecimal() for text in fields[:2])
         self._first_rows.append(skipped + named + 1)
         self._begins.append(begin + len(line) * named)
         if self._form.names is not None:

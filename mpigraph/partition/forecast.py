@@ -4,23 +4,16 @@ Its numbers are bytes, measured (tests/perf/README.md, "Partitioning on several 
 rank, for each *ghost* (a node of another rank with an edge from here), and for chunks that do not grow with the graph.
 """
 
-import os
 from typing import NamedTuple
 
-import numpy as np
-
-from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.memory import in_units
-from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.multilevel.dist_csr import FEW_RANKS
-from mpigraph.partition.shared_arrivals import EDGES_PER_BUCKET
+from mpigraph.partition.relabel import EDGES_PER_BUCKET
 from mpigraph.partition.spill import NOTHING_CARRIED, Carried
 
-_ROUND_ALONE = 160 << 20  # edges on their way, and what spills keep
-_ROUND = 225 << 20  # the same with other ranks
+_ROUND = 225 << 20  # edges on their way to and from other ranks, and what spills keep; 160 MiB on one rank
 _CARRYING = 140 << 20  # rows on their way to their parts and what their spill keeps; as much to put them in order
-_MOST_RANKS = 1 << 16
 
 
 class Workload(NamedTuple):
@@ -54,12 +47,16 @@ def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
     nodes = -(-num_nodes // ranks)
     edges = -(-num_edges // ranks)
     scratch = edges * (24 if max(num_nodes, num_edges) >= 2**31 else 12)
-    relabelling = 24 * nodes + (_ROUND_ALONE if ranks == 1 else _ROUND)
-    writing = 20 * nodes + 40 * -(-num_nodes // num_parts) + 80 * min(EDGES_PER_BUCKET, -(-num_edges // num_parts))
+    carrying = _CARRYING if carried.total else 0
+    # a block of carried rows is there twice, as it is stored and as numbers
+    relabelling = 24 * nodes + (160 << 20 if ranks == 1 else _ROUND) + carrying + 2 * carried.block
+    writing = 20 * nodes + 40 * -(-num_nodes // num_parts) + carrying
+    writing += 80 * min(EDGES_PER_BUCKET, -(-num_edges // num_parts))
+    assigning = 16 * num_nodes
     if method == "metis":
         assigning = 200 * num_nodes + 130 * num_edges
     elif method == "multilevel":
-        ghosts = min(num_nodes - nodes, edges) if ranks > 1 else 0
+        ghosts = min(num_nodes - nodes, edges)
         clustering = 54 * nodes + 28 * ghosts + (64 << 20 if ranks == 1 else _ROUND)
         clustering += 20 * (nodes + ghosts) if ranks > FEW_RANKS else 0  # their positions lie in a hash table
         coarsest = 22 * nodes + 2 * ghosts + 18 * num_nodes + 126 * min(3 * num_edges // 4, 6_000_000)  # for METIS
@@ -68,21 +65,8 @@ def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
             coarsest += 6 * edges + min(4 * edges, 64 << 20)
         assigning = max(clustering, coarsest)
         scratch = max(scratch, edges * (28 if mapping else 16))
-    else:
-        assigning = 16 * num_nodes
-    if carried.total:
-        relabelling += _CARRYING + 2 * carried.block  # as it is stored and as numbers
-        writing += _CARRYING
-        scratch += -(-carried.total // ranks)
-    stages = {"assign nodes": assigning, "relabel edges": relabelling, "write parts": writing}
-    return Forecast({stage: held + size for stage, size in stages.items()}, mapping, scratch)
-
-
-@collective("ranks")
-def ranks_on_this_node(exchange: Exchange) -> int:
-    """Return the number of ranks that share this node's memory."""
-    name = np.frombuffer(os.uname().nodename.encode()[:256].ljust(256, b"\0"), np.uint8)
-    return int((exchange.gather(name[None]) == name).all(axis=1).sum())
+    stages = {"assign nodes": held + assigning, "relabel edges": held + relabelling, "write parts": held + writing}
+    return Forecast(stages, mapping, scratch + -(-carried.total // ranks))
 
 
 def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:
@@ -94,12 +78,12 @@ def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:
         foreseen = forecast(work, ranks, mapping)
         if foreseen.memory <= memory:
             return foreseen
-    enough = ranks
-    while enough < _MOST_RANKS and forecast(work._replace(method="multilevel"), enough, mapping=True).memory > memory:
-        enough *= 2
-    remedy = f"use --method multilevel on {enough} ranks, or allow more by --memory"
+    multilevel = work._replace(method="multilevel")
+    enough = next((ranks << k for k in range(17) if forecast(multilevel, ranks << k, True).memory <= memory), None)
+    advice = "no number of ranks suffices: use nodes with more memory"
+    if enough is not None:
+        advice = f"use --method multilevel on {enough} ranks, or allow more by --memory"
     raise InvalidArgumentError(
         f"partitioning {work.num_nodes} nodes and {work.num_edges} edges by {work.method} on {ranks} rank(s) is "
-        f"forecast to take {in_units(foreseen.memory)} a rank, but a rank has {in_units(memory)}: "
-        + (remedy if enough < _MOST_RANKS else "no number of ranks suffices, use nodes with more memory")
+        f"forecast to take {in_units(foreseen.memory)} a rank, but a rank has {in_units(memory)}: {advice}"
     )

@@ -84,7 +84,9 @@ def check_same(
         "original ids": (source.node_ids is None, source.edge_ids is None),
     }
     with exchange.together(f"partitioning {graph_name!r}"):
-        arguments |= {name: sampled(array) for name, array in _arrays_of(source, classes, assignment)}
+        for name, array in _arrays_of(source, classes, assignment):
+            in_memory = isinstance(next(numpy_under(array), None), np.ndarray)
+            arguments[name] = sampled(array, _SAMPLES if in_memory else _SAMPLES_OF_FILES)
     words = [word_of(value) for value in arguments.values()]
     everyone = [data.decode().split() for data in exchange.gather_bytes(" ".join(words).encode())]
     with exchange.together(f"partitioning {graph_name!r}"):
@@ -143,9 +145,9 @@ class Digest:
         return tuple(sums.tolist())
 
 
-def sampled(array: RowArray) -> bytes:
-    """Return a few rows of an array, from the first to the last at equal distances."""
-    count = min(len(array), _SAMPLES if isinstance(next(numpy_under(array), None), np.ndarray) else _SAMPLES_OF_FILES)
+def sampled(array: RowArray, count: int) -> bytes:
+    """Return at most ``count`` rows of an array, from the first to the last at equal distances."""
+    count = min(len(array), count)
     rows = np.arange(count) * (len(array) - 1) // max(count - 1, 1)
     if isinstance(array, np.ndarray):
         sample = array[rows].tobytes()
@@ -164,6 +166,6 @@ def word_of(*known: object) -> str:
 def word_of_tables(source: GraphSource, exchange: Exchange) -> str:
     """Return 32 hexadecimal digits, a hash of features and original ids: dtypes, shapes, and a few rows of each."""
     with exchange.together("reading a few rows of the features"):
-        own = word_of([sampled(rows) for _, rows in source.tables()]) if exchange.rank == 0 else ""
+        own = word_of([sampled(rows, _SAMPLES_OF_FILES) for _, rows in source.tables()]) if exchange.rank == 0 else ""
     samples = exchange.gather_bytes(own.encode())[0]
     return word_of(feature_infos(source), source.node_ids is None, source.edge_ids is None, samples)

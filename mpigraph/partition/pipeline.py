@@ -34,10 +34,9 @@ from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
-from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
+from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, silent
 from mpigraph.partition.metis import metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
-from mpigraph.partition.numbering import Numbering
 from mpigraph.partition.options import (
     Digest,
     Method,
@@ -57,8 +56,7 @@ from mpigraph.partition.output_folder import (
     sole_writer,
 )
 from mpigraph.partition.part_writer import PartWriter, WrittenPart
-from mpigraph.partition.progress import Progress, silent
-from mpigraph.partition.relabel import Arrivals
+from mpigraph.partition.relabel import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, all_edges, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.audit import audit_part

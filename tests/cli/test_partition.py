@@ -15,7 +15,7 @@ from typed_parts import COUNTS, EDGES, typed_source
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.add_reverse import add_reverse_edges
+from mpigraph.formats.layout import add_reverse_edges
 from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.generate import GRAPH_FILES, Recipe, generate_graph

@@ -10,7 +10,7 @@ import pytest
 from input_checks import bytes_in_memory, check_all, check_parts, rows
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.add_reverse import add_reverse_edges
+from mpigraph.formats.layout import add_reverse_edges
 from mpigraph.formats.mapped_files import mapped_npy, mapped_npz
 from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
