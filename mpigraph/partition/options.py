@@ -84,9 +84,7 @@ def check_same(
         "original ids": (source.node_ids is None, source.edge_ids is None),
     }
     with exchange.together(f"partitioning {graph_name!r}"):
-        for name, array in _arrays_of(source, classes, assignment):
-            in_memory = isinstance(next(numpy_under(array), None), np.ndarray)
-            arguments[name] = sampled(array, _SAMPLES if in_memory else _SAMPLES_OF_FILES)
+        arguments |= {name: sampled(array, _cheap(array)) for name, array in _arrays_of(source, classes, assignment)}
     words = [word_of(value) for value in arguments.values()]
     everyone = [data.decode().split() for data in exchange.gather_bytes(" ".join(words).encode())]
     with exchange.together(f"partitioning {graph_name!r}"):
@@ -163,9 +161,21 @@ def word_of(*known: object) -> str:
 
 
 @collective("ranks")
-def word_of_tables(source: GraphSource, exchange: Exchange) -> str:
-    """Return 32 hexadecimal digits, a hash of features and original ids: dtypes, shapes, and a few rows of each."""
+def words_of_tables(source: GraphSource, exchange: Exchange) -> tuple[str, str]:
+    """Return two hashes of features and original ids: of dtypes, shapes, and rows.
+
+    32 hexadecimal digits each; the first of the same rows in every form of input, the second of as many as are cheap.
+    """
+    own = ""
     with exchange.together("reading a few rows of the features"):
-        own = word_of([sampled(rows, _SAMPLES_OF_FILES) for _, rows in source.tables()]) if exchange.rank == 0 else ""
-    samples = exchange.gather_bytes(own.encode())[0]
-    return word_of(feature_infos(source), source.node_ids is None, source.edge_ids is None, samples)
+        if exchange.rank == 0:
+            few = word_of([sampled(rows, _SAMPLES_OF_FILES) for _, rows in source.tables()])
+            own = f"{few} {word_of([sampled(rows, _cheap(rows)) for _, rows in source.tables()])}"
+    few, more = exchange.gather_bytes(own.encode())[0].decode().split()
+    about = feature_infos(source), source.node_ids is None, source.edge_ids is None
+    return word_of(*about, few), word_of(*about, more)
+
+
+def _cheap(array: RowArray) -> int:
+    """Return how many rows of an array are quickly read."""
+    return _SAMPLES if isinstance(next(numpy_under(array), None), np.ndarray) else _SAMPLES_OF_FILES

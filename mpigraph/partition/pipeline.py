@@ -44,7 +44,7 @@ from mpigraph.partition.options import (
     check_options,
     check_same,
     word_of,
-    word_of_tables,
+    words_of_tables,
 )
 from mpigraph.partition.output_folder import (
     Leftovers,
@@ -222,9 +222,11 @@ class _Run:
         identity = word_of(topology, self.graph_name, num_parts, digest.total())
         numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, num_parts)
         del parts
-        content = word_of(identity, word_of_tables(self.source, self.exchange))
+        few, more = words_of_tables(self.source, self.exchange)
+        content = word_of(identity, few)
+        word = word_of(content, more)
         config = partial(self.config_of, identity, content, numbering)
-        written = self.complete_parts(content, config)
+        written = self.complete_parts(word, config)
         done = self.exchange.total(np.isin(np.arange(num_parts), list(written)).astype(np.int64)) > 0
         if done.any():
             self.tell("%d of %d parts are complete, and are not written again", done.sum(), len(done))
@@ -237,9 +239,9 @@ class _Run:
             if self.exchange.rank == 0:
                 (self.out / f"{self.graph_name}.json").unlink(missing_ok=True)
                 remove_other_graphs(self.out, self.graph_name)
-                self.left.remove_records(content, np.flatnonzero(done).tolist())
+                self.left.remove_records(word, np.flatnonzero(done).tolist())
         if not done.all():
-            written |= self.write_parts(content, numbering, done)
+            written |= self.write_parts(word, content, numbering, done)
         result = self.write_config(config, written, balance)
         if self.exchange.rank == 0:
             self.left.remove()
@@ -342,14 +344,14 @@ class _Run:
         parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
         return parts
 
-    def complete_parts(self, content: str, config: ConfigOf) -> dict[int, WrittenPart]:
+    def complete_parts(self, word: str, config: ConfigOf) -> dict[int, WrittenPart]:
         """Verify this rank's share of the recorded parts; return those that are right."""
         if not self.resume:
             return {}
         complete: dict[int, WrittenPart] = {}
         with self.exchange.together("verifying the parts"):
             for part in range(self.exchange.rank, self.method.num_parts, self.exchange.size):
-                written = self.left.read_record(content, part)
+                written = self.left.read_record(word, part)
                 if written is not None:
                     complete[part] = written
             recorded = list(complete)
@@ -376,7 +378,7 @@ class _Run:
         if self.exchange.rank == 0:
             get_logger().warning(text, *values)
 
-    def write_parts(self, content: str, numbering: Numbering, done: Mask) -> dict[int, WrittenPart]:
+    def write_parts(self, word: str, content: str, numbering: Numbering, done: Mask) -> dict[int, WrittenPart]:
         """Relabel and write the incomplete parts, and record each; return those of this rank."""
         arrivals = Arrivals(self.source, numbering, done, self.scratch)
         arrivals.receive(self.progress)
@@ -388,7 +390,7 @@ class _Run:
             for part in missing:
                 self.progress("write parts", len(written), len(missing))
                 written[part] = writer.write(part)
-                self.left.write_record(content, part, written[part])
+                self.left.write_record(word, part, written[part])
             self.progress("write parts", len(missing), len(missing))
         arrivals.close()
         return written
