@@ -1,4 +1,4 @@
-"""What readers of files have in common: their entry in the registry, their options, and reverse edges."""
+"""The interface of a module that reads a layout of files: registry entry, options, reverse edges."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

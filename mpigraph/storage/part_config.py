@@ -261,6 +261,8 @@ class PartConfig:
             return cls._from_json(path, content)
         except KeyError as error:  # paths are outside the checksum
             raise PartitionError(f"{path}: damaged partition configuration: {error} is missing") from error
+        except PartitionError as error:
+            raise PartitionError(f"{path}: {error}") from error
 
     def _to_json(self) -> dict[str, Any]:
         book, keys, own = self.book, self.schema.relation_keys, self.own
@@ -333,7 +335,7 @@ class PartConfig:
             book=book,
             node_features=_features_from_json(content["node_features"], ntypes),
             edge_features=edge_features,
-            files=tuple({key: content[f"part-{k}"][key] for key in _FILES} for k in range(num_parts)),
+            files=tuple({key: _inner_path(content[f"part-{k}"][key]) for key in _FILES} for k in range(num_parts)),
             report=dict(content.get("report", {})),
             directory=path.parent,
             identity=content["identity"],
@@ -445,6 +447,13 @@ def _features_from_json(content: Mapping[str, Any], names: Sequence[str]) -> dic
 
 def _feature_from_json(about: Mapping[str, Any]) -> FeatureInfo:
     return FeatureInfo(about["dtype"], tuple(about["shape"]), about.get("stored", ""))
+
+
+def _inner_path(path: str) -> str:
+    """Return a path of a file, which a command may copy to the same place below another folder."""
+    if path.startswith("/") or ".." in path.split("/"):
+        raise PartitionError(f"{path!r} is no path inside the graph's folder")
+    return path
 
 
 def _is_free(key: str) -> bool:
