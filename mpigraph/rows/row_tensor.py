@@ -27,13 +27,13 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.kernels.float16 import narrow_part
+from mpigraph.kernels.float16 import narrow_part, widen
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.messages import Gate
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow, WindowPart
 from mpigraph.storage.format import storage_dtype
-from mpigraph.storage.narrow import RoundingError, rounded, widen_rows
+from mpigraph.storage.narrow import RoundingError, rounded
 
 _writes = itertools.count(1)  # of all tensors of this process
 
@@ -167,7 +167,7 @@ class RowTensor:
             yield out
         else:
             yield narrow_part(out, self.window.dtype)
-            widen_rows(out, self.stored)
+            widen(out, self.stored == "bfloat16")
 
     def check(self, ids: I64) -> None:
         """Raise OutOfRangeError, with the name of the tensor, if one of ``ids`` (int64[n]) is not a row."""

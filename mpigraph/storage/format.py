@@ -43,11 +43,6 @@ _FEW = 8  # relations that can share; fewer are not worth the searches
 _SEGMENT_BYTES = 4 << 20  # a read at a random row verifies a whole segment, so they must not be large
 _MAX_SEGMENTS = 8192  # their checksums are an HDF5 attribute, which holds 64 KiB
 
-NARROW = ("float16", "bfloat16")
-"""The narrower dtypes in which floats may be stored."""
-WIDE = ("float32", "float64")
-"""The dtypes of such floats."""
-
 _PLAIN = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
 _STORAGE = {"bool": "uint8", "bfloat16": "uint16", **{name: name for name in _PLAIN.split()}}
 

@@ -12,9 +12,13 @@ import numpy as np
 from mpigraph.arrays import Array
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError, check_text
 from mpigraph.kernels.float16 import narrow_part, round_to_bfloat16, widen
-from mpigraph.storage.format import NARROW, WIDE, storage_dtype
+from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.part_config import FeatureInfo, Features
 
+NARROW = ("float16", "bfloat16")
+"""The narrower dtypes in which floats may be stored."""
+WIDE = ("float32", "float64")
+"""The dtypes of such floats."""
 FeatDtype: TypeAlias = str | dict[str, str] | None
 """A dtype of ``NARROW`` for every feature with rows of numbers; name -> dtype; None for no feature."""
 
@@ -64,18 +68,13 @@ def rounded(rows: Array, dtype: str) -> Array:
     return stored
 
 
-def widen_rows(wide: Array, stored: str) -> None:
-    """Turn the stored rows in the :func:`narrow_part` of ``wide`` into numbers; [n, ...] in the feature's dtype."""
-    widen(wide, stored == "bfloat16")
-
-
 def widened(rows: Array, stored: str, dtype: str) -> Array:
     """Return rows, stored as ``stored``, in the feature's own dtype: ``rows`` themselves where they are so."""
     if stored == dtype:
         return rows
     wide: Array = np.empty(rows.shape, dtype)
     narrow_part(wide, storage_dtype(stored))[:] = rows
-    widen_rows(wide, stored)
+    widen(wide, stored == "bfloat16")
     return wide
 
 

@@ -1,5 +1,6 @@
 """Graphs whose features are stored narrower: what the files hold, on any number of ranks, resumed, and cut again."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from typed_parts import check_equal
 
 import mpigraph
 from mpigraph.cli.main import main
-from mpigraph.errors import CollectiveError, FieldNameError, GraphDataError, InvalidArgumentError
+from mpigraph.errors import CollectiveError, FieldNameError, GraphDataError, InvalidArgumentError, ShardFormatError
 from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.over_mpi import MPIExchange
@@ -65,6 +66,18 @@ def test_files_hold_rounded_rows_on_any_number_of_ranks(comm: MPI.Intracomm, dty
             assert config.node_features["_N"]["feat"] == FeatureInfo("float32", (6,), dtype)
             assert config.edge_features[KEY]["feat"] == FeatureInfo("float64", (2,), dtype)
             assert config.edge_features[KEY]["weight"] == FeatureInfo("float32", ())
+
+
+def test_parts_with_other_features_are_refused(tmp_path: Path) -> None:
+    """Topology and assignment are the same; so is the identity, by which checkpoints know a graph."""
+    source = graph()
+    path = partition_source(source, "g", 2, tmp_path / "a", "random").config_path
+    source.node_feats["_N"]["feat"] = Feature.of(FEAT * 2)
+    other = partition_source(source, "g", 2, tmp_path / "b", "random").config_path
+    assert PartConfig.read(path).identity == PartConfig.read(other).identity
+    shutil.copy(tmp_path / "b/part1/node_feat.h5", tmp_path / "a/part1/node_feat.h5")
+    with pytest.raises(ShardFormatError, match=r"part1/node_feat.h5: belongs to another partitioning"):
+        read_source(path).node_feats["_N"]["feat"].values[:]
 
 
 @pytest.mark.parametrize("comm", [2], indirect=True)
