@@ -42,7 +42,8 @@ from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_hdf5_meta
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _NODE_ARRAYS = ("label", "feat", *_MASKS)
 _COUNT = "__num_nodes"
-_NODE, _EDGE = "node_", "edge_"
+_NODE = "node_"
+_EDGE = "edge_"
 
 Arrays = dict[str, RowArray]
 Owner = str | Relation

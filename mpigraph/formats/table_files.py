@@ -85,7 +85,8 @@ def cut(tables: "Tables", ranks: ReadingRanks) -> list[Piece]:
     """
     pieces = tables.pieces()
     total = sum(piece.end - piece.begin for piece in pieces if piece.end >= 0)
-    rank, size = ranks.exchange.rank, ranks.exchange.size
+    rank = ranks.exchange.rank
+    size = ranks.exchange.size
     begin, end = even_bounds(total, size)[rank : rank + 2].tolist()
     own = []
     for piece in pieces:
@@ -181,7 +182,8 @@ class TextFiles:
             The number; and whether one that follows an even number of quotes stands inside a field, if the piece begins
             outside of quotes, and if it begins between quotes.
         """
-        count, inside = 0, [False, False]
+        count = 0
+        inside = [False, False]
         may_begin = np.frombuffer(f'{self._delimiter}"\n\r'.encode(), np.uint8)
         before = b"\n"
         if piece.begin > self._begins[piece.file]:

@@ -91,7 +91,8 @@ class PartitionResult:
     def orig_eids(self) -> tuple[I64, ...]:
         """For each relation int64[m], new id -> original position in the edge list."""
         with PartFiles(PartConfig.read(self.config_path)) as files:
-            parts, relations = range(files.config.num_parts), range(len(files.config.schema.relations))
+            parts = range(files.config.num_parts)
+            relations = range(len(files.config.schema.relations))
             return tuple(np.concatenate([files.read_edges(r, k, "orig_ids") for k in parts]) for r in relations)
 
 

@@ -151,11 +151,13 @@ class SharedArrivals:
     @collective("ranks")
     def receive(self) -> None:
         """Send the edges that this rank reads to the ranks that write their parts; receive those of its own parts."""
-        source, numbering = self._source, self._numbering
+        source = self._source
+        numbering = self._numbering
         exchange = numbering.exchange
         if not source.shared:
             return
-        parts, relations = len(self._done), len(self._ends)
+        parts = len(self._done)
+        relations = len(self._ends)
         for first, src_ids, dst_ids in chunks_of(*source.joined(source.shared), exchange.rank, exchange.size):
             positions = np.arange(first, first + len(src_ids))
             place = np.searchsorted(self._first_edge, positions, side="right") - 1

@@ -156,7 +156,8 @@ class PartFiles:
         Raises:
             ShardFormatError: the file is damaged, or contradicts itself or the configuration.
         """
-        book, schema = self.config.book, self.config.schema
+        book = self.config.book
+        schema = self.config.schema
         nodes, edges = (
             stop - start
             for start, stop in (book.node_range(part, schema.ends(relation)[1]), book.edge_range(part, relation))
@@ -179,7 +180,8 @@ class PartFiles:
 
 def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, DatasetInfo]]:
     """Yield the file, the name, and shape and dtype of every dataset of a part."""
-    book, schema = config.book, config.schema
+    book = config.book
+    schema = config.schema
     nodes = [int(offsets[part + 1] - offsets[part]) for offsets in book.node_offsets]
     for t, ntype in enumerate(schema.ntypes):
         yield "part_graph", node_orig_ids_name(ntype), DatasetInfo((nodes[t],), "int64")
@@ -350,7 +352,8 @@ def read_together(files: PartFiles, feature: SharedFeature, ranges: I64, out: Ar
         last = first + high[here] - low
         place = to[here] + low - ranges[here, 0]
         shard = files.open(part, "edge_feats")
-        begin, end = int(first[0]), int(last[-1])
+        begin = int(first[0])
+        end = int(last[-1])
         if not narrow and end - begin == place[-1] + last[-1] - first[-1] - place[0] == (last - first).sum():
             shard.read_into(name, out[int(place[0]) : int(place[0]) + end - begin], begin)  # next to each other
             continue

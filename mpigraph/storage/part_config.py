@@ -265,7 +265,9 @@ class PartConfig:
             raise PartitionError(f"{path}: {error}") from error
 
     def _to_json(self) -> dict[str, Any]:
-        book, keys, own = self.book, self.schema.relation_keys, self.own
+        book = self.book
+        keys = self.schema.relation_keys
+        own = self.own
         ntypes = self.schema.ntypes
         nodes, edges = (homogeneous_ranges(of) for of in (book.node_offsets, book.edge_table))
         return {
