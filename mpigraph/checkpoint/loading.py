@@ -197,7 +197,6 @@ def _load_or_restore(peers: Peers, objects: list[LoadedObject], doing: str) -> N
 
 
 def _check_rows(saved: TensorRows, tensor: DistTensor, doing: str) -> None:
-    tensor.rows.check_writable()
     here = (tensor.rows.stored, list(tensor.shape), tensor.part_policy.policy_str)
     if here != (saved.dtype, saved.shape, saved.of):
         raise InvalidArgumentError(

@@ -160,7 +160,6 @@ class Save:
         return old
 
     def _describe(self, tensor: DistTensor) -> TensorRows:
-        tensor.rows.check_writable()  # else it could not be loaded
         owners = RowOwners(self._session.world, tensor.rows.window.offsets)
         ranges = [[[owned.first, owned.last] for owned in owners.ranges(k)] for k in range(self._session.num_trainers)]
         of, identity = tensor.part_policy.policy_str, tensor.graph_identity

@@ -1,10 +1,11 @@
-"""``python -m mpigraph doctor``: whether a job can run on these nodes, on one page, before the first job."""
+"""``doctor`` says before the first job whether one can run on these nodes, ``report`` after a job why it was slow."""
 
 import argparse
 import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from mpigraph.collective import collective
 from mpigraph.config import launch, launcher_rank
 from mpigraph.errors import MPIGraphError, SharedMemoryError
 from mpigraph.memory import in_units
+from mpigraph.reports.page import write_page
+from mpigraph.reports.summary import read
+from mpigraph.reports.verdict import judge
 from mpigraph.trace import span
 
 _LEAST = 64 << 20  # bytes of a node for a graph: many containers have so few in /dev/shm
@@ -24,7 +28,8 @@ _PATIENCE = 12.0  # timeouts that compiling the kernels may take
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Register the command."""
+    """Register both commands."""
+    _add_report(commands)
     parser = commands.add_parser(
         "doctor",
         help="say whether a job can run on these nodes",
@@ -149,3 +154,23 @@ def _seconds(work: Callable[[], object]) -> float:
             work()
         spent.append(timed.seconds)
     return float(np.median(spent))
+
+
+def _add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "report",
+        help="say why a job was slow, from the report that it wrote",
+        description="Write DIR/report.html again from the summary beside it and print the verdict: the rank or stage "
+        "that makes the job slow.",
+    )
+    parser.add_argument("folder", metavar="DIR", help="the folder of a report (MPIGRAPH_REPORT, mg.report)")
+    parser.set_defaults(run=_show_report)
+
+
+def _show_report(arguments: argparse.Namespace) -> int:
+    folder = Path(arguments.folder)
+    summary = read(folder)
+    print(judge(summary).text)
+    write_page(folder, summary)
+    print(folder / "report.html")
+    return 0

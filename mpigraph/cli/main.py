@@ -1,4 +1,4 @@
-"""The command line: ``python -m mpigraph COMMAND``. Each command is a module with ``add_parser``."""
+"""The command line: ``python -m mpigraph COMMAND``. Modules register them by ``add_parser``."""
 
 import argparse
 import io
@@ -12,11 +12,13 @@ from mpigraph.config import launcher_rank
 from mpigraph.errors import MPIGraphError
 
 COMMANDS = {  # and their modules, each imported when needed, since some load libraries for seconds
-    **{name: name for name in "generate partition info verify run launch copy stage doctor".split()},
-    "export": "export_graph",
-    "report": "show_report",
-    "examples": "templates",
-    "slurm": "templates",
+    "generate": "graphs",
+    **{name: name for name in "partition info verify launch copy stage doctor".split()},
+    "run": "scripts",
+    "export": "graphs",
+    "report": "doctor",
+    "examples": "scripts",
+    "slurm": "scripts",
 }
 
 

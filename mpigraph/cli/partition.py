@@ -22,8 +22,8 @@ from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.forecast import Forecast, Workload, check_memory, ranks_on_this_node
-from mpigraph.partition.options import NODE_ORDERS, PART_METHODS, check_options
+from mpigraph.partition.forecast import Forecast, Workload, check_memory
+from mpigraph.partition.options import PART_METHODS, check_options
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import GraphSource
@@ -49,7 +49,7 @@ _TEXTS = {
     "--dataset NAME": "which dataset of OGB INPUT is, such as ogbn-products, if its directory has another name: this "
     "says whether reverse edges are to be added",
     "--scratch DIR": "directory of temporary files, as large as the edges and, of parquet, HDF5 and partitioned input, "
-    "the features, as with --node-order clusters of mapped input (default: --out)",
+    "the features (default: --out)",
 }
 _FLAGS = {
     "--balance-train": "spread the training nodes evenly",
@@ -88,15 +88,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--method", metavar="|".join(PART_METHODS), help="how nodes are assigned to parts (metis)")
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
     feat_dtype = (
-        "store features in 16 bits, as float16 or bfloat16, or as int8, 256 levels in a column; they are read as "
-        "what they were. All float features with rows of numbers, or those that are named (may be repeated)"
+        "store features in 16 bits, as float16 or bfloat16; they are read as what they were. All float features with "
+        "rows of numbers, or those that are named (may be repeated)"
     )
     parser.add_argument("--feat-dtype", action="append", metavar="[NAME=]DTYPE", help=feat_dtype)
-    node_order = (
-        "order of the nodes inside a part: that of the INPUT, or clusters: neighbours together, so that rows that a "
-        "minibatch reads from a disk lie together; sampling then draws other neighbours (%(default)s)"
-    )
-    parser.add_argument("--node-order", metavar="|".join(NODE_ORDERS), default=NODE_ORDERS[0], help=node_order)
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal parts (%(default)s)")
     memory = "what a rank may take, such as 8GiB (default: its share of the node's free memory)"
     parser.add_argument("--memory", metavar="SIZE", help=memory)
@@ -122,8 +117,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 raise InvalidArgumentError("give --method or --assignment, not both")
             parts = 1 if arguments.parts is None else arguments.parts
             method = arguments.method or _METHOD
-            node_order = arguments.node_order
-            check_options(name, parts, method, seed=arguments.seed, node_order=node_order)  # reading may take minutes
+            check_options(name, parts, method, seed=arguments.seed)  # reading may take minutes
             memory = None if arguments.memory is None else _memory_of_rank(arguments.memory)
             feat_dtype = None if arguments.feat_dtype is None else _feat_dtype(arguments.feat_dtype)
             nearest = check_writable(arguments.out)
@@ -143,9 +137,7 @@ def _run(arguments: argparse.Namespace) -> int:
         folder = arguments.scratch or arguments.out
         sizes = sum(source.num_nodes), sum(source.edge_counts)
         with exchange.together("looking at the features"):
-            scattered = node_order != NODE_ORDERS[0]
-            carried = carried_sizes(source, scattered)
-            work = Workload(*sizes, num_parts, method, carried=carried, ordered=scattered)
+            work = Workload(*sizes, num_parts, method, carried=carried_sizes(source))
         foreseen = _check_memory(work, memory, folder, exchange)
         if exchange.rank == 0:
             _print_forecast(source, work, foreseen, exchange.size)
@@ -160,7 +152,6 @@ def _run(arguments: argparse.Namespace) -> int:
                 balance_edges=arguments.balance_edges,
                 seed=arguments.seed,
                 assignment=assignment,
-                node_order=node_order,
                 progress=progress,
                 exchange=exchange,
                 scratch=Scratch(folder, mapping=foreseen.mapping),
@@ -230,11 +221,6 @@ def _print_result(result: PartitionResult, method: str) -> None:
     print(f"edges cut: {report['edges_cut']} ({report['edge_cut_fraction']:.1%})")
     for name, balance in report["balance"].items():
         print(f"largest part / mean, {printable(name)}: {balance:.3f}")
-    for title, columns in report.get("int8", {}).items():
-        errors, stds = columns["errors"], columns["stds"]
-        worst = max(range(len(errors)), key=lambda column: errors[column] / stds[column] if stds[column] else 0)
-        share = f", {errors[worst] / stds[worst]:.2%} of its standard deviation" if stds[worst] else ""
-        print(f"int8, {printable(title)}: errors of at most {errors[worst]:.4g} in column {worst}{share}")
 
 
 def _feat_dtype(texts: list[str]) -> FeatDtype:
@@ -265,7 +251,8 @@ def _memory_of_rank(text: str) -> int:
 @collective("ranks")
 def _check_memory(work: Workload, memory: int | None, folder: str, exchange: Exchange) -> Forecast:
     """Return the forecast, or raise an error if memory or disk do not suffice."""
-    neighbours = ranks_on_this_node(exchange)
+    name = np.frombuffer(os.uname().nodename.encode()[:256].ljust(256, b"\0"), np.uint8)
+    neighbours = int((exchange.gather(name[None]) == name).all(axis=1).sum())  # that share this node's memory
     if memory is None:
         free = free_memory()
         share = 2**62 if free is None else held_memory() + free // neighbours

@@ -13,8 +13,7 @@ from types import TracebackType
 from tqdm import tqdm
 
 from mpigraph.compiling import REPORT
-from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.progress import Progress, silent
+from mpigraph.partition.exchange import Exchange, Progress, silent
 
 _LINE = "{desc:<22} {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
 _BAR = _LINE.replace("% ", "%|{bar}| ")
@@ -26,7 +25,7 @@ _SCALED = 10_000  # numbers of steps from here on are shown as 12.3k
 
 
 class ProgressBar:
-    """A display of stages, called as :mod:`mpigraph.partition.progress` says. A context manager."""
+    """A display of stages, called as :data:`.Progress` says. A context manager."""
 
     def __init__(self) -> None:
         self._stage = ""  # in progress

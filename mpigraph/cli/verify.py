@@ -52,7 +52,7 @@ def _verify(exchange: Exchange, part_config: str) -> int:
         own_parts = range(exchange.rank, config.num_parts, exchange.size)
         total = sum(bytes_on_disk(config, part) for part in own_parts)
         done = 0
-        with PartFiles(config, by_list=False) as files, progress_of(exchange) as show:
+        with PartFiles(config) as files, progress_of(exchange) as show:
 
             def advance(nbytes: int) -> None:
                 nonlocal done

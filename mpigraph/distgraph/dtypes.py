@@ -10,10 +10,10 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs import fields
 from mpigraph.graphs.fields import TensorLike
 from mpigraph.storage.format import storage_dtype
-from mpigraph.storage.narrow import FeatDtype, StoredForm, check_feat_dtype
+from mpigraph.storage.narrow import FeatDtype, check_feat_dtype
 
 GivenDtype = str | torch.dtype | Mapping[str, str | torch.dtype] | None
-"""The dtype in which features are stored, ``torch.float16``, ``bfloat16``, ``int8`` or its name; for all or by name."""
+"""The dtype in which features are stored, ``torch.float16``, ``bfloat16`` or its name; for all or by name."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -85,13 +85,3 @@ def to_storage(values: torch.Tensor, dtype: str) -> np.ndarray[Any, Any]:
     if dtype == "bfloat16":
         return values.view(torch.int16).numpy().view(np.uint16)
     return values.numpy().view(storage_dtype(dtype))
-
-
-def widened(rows: torch.Tensor, form: StoredForm, dtype: torch.dtype) -> torch.Tensor:
-    """Return stored rows as numbers, computed on their device, with the bits of :meth:`.StoredForm.widen`."""
-    if form.ranges is None:
-        return rows.to(dtype)
-    step = torch.from_numpy(form.step).to(rows.device)
-    low, high = torch.from_numpy(form.ranges).to(step)
-    levels = rows.to(step.dtype) + 128
-    return torch.where(levels == 255, high, low + step * levels).to(dtype)

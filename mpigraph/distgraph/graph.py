@@ -51,13 +51,12 @@ class DistGraph(SampledGraph):
             graph_name: the name it was partitioned under.
             gpb: accepted for DGL's scripts; the partition book comes from the configuration.
             part_config: path of ``<name>.json``; default ``MPIGRAPH_PART_CONFIG``.
-            feat_dtype: ``torch.float16``, ``torch.bfloat16`` or ``torch.int8``, or the name of one: hosts keep features
-                so, to which they are rounded while they are read from the shards, as ``feat_dtype`` of
-                :func:`.partition_graph` stores them: all float32 and float64 features with rows of one or more
-                dimensions, or by name, feature -> dtype. For int8 they are read twice. What the shards have so
-                stays as it is.
+            feat_dtype: ``torch.float16`` or ``torch.bfloat16``, or the name of one: hosts keep features so, to which
+                they are rounded while they are read from the shards, as ``feat_dtype`` of :func:`.partition_graph`
+                stores them: all float32 and float64 features with rows of one or more dimensions, or by name,
+                feature -> dtype. What the shards have so stays as it is.
             upcast: give rows of such features in the dtype that they had before; False gives them as they are stored,
-                to be widened where they are used (:meth:`.DistTensor.widen`).
+                to be widened where they are used, as by ``.float()``.
             storage: must be None: features lie in the hosts' memory.
 
         Raises:

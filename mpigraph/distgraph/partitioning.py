@@ -32,6 +32,7 @@ from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import Feature, GraphSource
 from mpigraph.storage.contents import PartFiles, StoredRows, check_sources, read_rows
 from mpigraph.storage.format import edge_feature_name, node_feature_name, storage_dtype
+from mpigraph.storage.narrow import widened
 from mpigraph.storage.part_config import Features, PartConfig
 
 Tensors = dict[str, torch.Tensor]
@@ -66,7 +67,6 @@ def partition_graph(
     store_inner_edge: bool = False,
     n_jobs: int = 1,
     overwrite: bool = False,
-    node_order: str = "input",
 ) -> tuple[Any, Any] | None:
     """Partition a graph and write the parts to ``out_path``.
 
@@ -90,19 +90,14 @@ def partition_graph(
             default this process works alone.
         resume: after a run of the same call that was killed: verify the parts that it has completed, and write only
             the others. Nothing is taken up from a run with another graph or other arguments.
-        feat_dtype: ``torch.float16``, ``torch.bfloat16`` or ``torch.int8``, or the name of one: store features so,
-            rounded to nearest (even); they are read in their own dtype. That is all float32 and float64 features (for
-            int8 float16, too) with rows of one or more dimensions; or by name, feature -> dtype, in 16 bits also
-            features of one number for each node or edge. Integers, bools and times cannot be stored so, nor edge
-            weights to sample by. int8 is one of 256 levels from the lowest to the highest number of a column; such rows
-            cannot be written later.
+        feat_dtype: ``torch.float16`` or ``torch.bfloat16``, or the name of one: store features so, rounded to nearest
+            (even); they are read in their own dtype. That is all float32 and float64 features with rows of one or more
+            dimensions; or by name, feature -> dtype, also features of one number for each node or edge. Integers, bools
+            and times cannot be stored so, nor edge weights to sample by.
         assignment: int[nodes], or node type -> int[nodes]: the part of each node, made elsewhere; ``part_method`` then
             has no effect.
         overwrite: write over another graph in ``out_path``. One of the same name and of as many nodes and edges is
             replaced in any case.
-        node_order: of the nodes inside a part: "input" keeps the order of the original ids, "clusters" puts neighbours
-            together, so that the rows that a minibatch reads from a disk lie together. Draws depend on ids, so another
-            order samples other neighbours.
         num_trainers_per_machine: without effect: any number of trainers share a part.
         num_hops: without effect: owners sample, so parts hold no copies of neighbours.
         graph_formats: without effect: a part is one CSC.
@@ -119,15 +114,14 @@ def partition_graph(
     Raises:
         InvalidArgumentError: an argument is not usable, or another graph lies in ``out_path``.
         FieldNameError: ``feat_dtype`` names a feature that does not exist.
-        GraphDataError: the graph contradicts itself; a finite number would become infinite in 16 bits, as beyond
-            65504 in float16, or is infinite or NaN and to be int8; or outliers make int8 useless for a column; names
-            feature and row or column.
+        GraphDataError: the graph contradicts itself, or a finite number would become infinite in 16 bits, as beyond
+            65504 in float16; names feature and row.
         StorageError: the disk is full, or another run is writing to ``out_path``.
     """
     exchange = ALONE if comm is None else MPIExchange(comm)
     with exchange.no_way_back():
         with exchange.together(f"partitioning {graph_name!r}"):
-            check_options(graph_name, num_parts, part_method, objtype, seed, node_order)
+            check_options(graph_name, num_parts, part_method, objtype, seed)
             check_integer("num_hops", num_hops, 0)
             if not isinstance(out_path, str | os.PathLike):
                 raise InvalidArgumentError(f"out_path must be the path of a directory (got {out_path!r})")
@@ -149,7 +143,6 @@ def partition_graph(
             objtype=objtype,
             seed=seed,
             assignment=parts,
-            node_order=node_order,
             exchange=exchange,
             resume=resume,
             feat_dtype=names,
@@ -311,11 +304,9 @@ def _read_features(files: PartFiles, part_id: int, is_node: bool, features: Feat
             begin, end = stored.offsets[part_id : part_id + 2].tolist()
             rows = np.empty((end - begin, *info.shape), storage_dtype(info.stored))
             read_rows(files, stored, begin, rows)
-            form = files.form_of(stored.which, stored.name, info, [part_id])
             key = f"{owner}/{name}"
             dataset = node_feature_name(owner, name) if is_node else edge_feature_name(owner, name)
-            wide = rows if form is None else form.widened(rows, info.dtype)
-            tensors[dataset if key in tensors else key] = to_torch(wide, info.dtype)
+            tensors[dataset if key in tensors else key] = to_torch(widened(rows, info.stored, info.dtype), info.dtype)
     return tensors
 
 

@@ -10,7 +10,7 @@ import torch
 
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
-from mpigraph.distgraph.dtypes import convert, to_storage, to_torch, widened
+from mpigraph.distgraph.dtypes import convert, to_storage, to_torch
 from mpigraph.distgraph.new_tensor import Fill, Handle, InitFunc, TensorRequest, by_range, create, held
 from mpigraph.distgraph.partition_book import PartitionPolicy, local_part
 from mpigraph.distgraph.typed_ids import to_rows
@@ -280,24 +280,8 @@ class DistTensor:
         non_blocking = non_blocking and pinned is not None  # the pool does not know of copies in progress
         if out is not None and arriving == self._dtype:
             return out.copy_(received, non_blocking)
-        received = received.to(target, non_blocking=non_blocking)
-        if arriving != self._dtype:
-            received = self.widen(received)
+        received = received.to(target, non_blocking=non_blocking).to(self.dtype)
         return received if out is None else out.copy_(received)
-
-    def widen(self, rows: torch.Tensor) -> torch.Tensor:
-        """Turn rows of :attr:`storage_dtype`, as a graph with ``upcast=False`` gives them, into numbers. Local.
-
-        Args:
-            rows: [n, *row_shape] on any device, which computes them; not those of a tensor without such a dtype.
-
-        Returns:
-            The same rows in the dtype of the feature, bit for bit those that it gives with ``upcast=True``.
-        """
-        form = self.handle.rows.form
-        if form is None or rows.dtype != getattr(torch, form.dtype):
-            raise InvalidArgumentError(f"rows must be {self.storage_dtype} of a feature stored so (got {rows.dtype})")
-        return widened(rows, form, getattr(torch, self.handle.rows.dtype))
 
     def read_announced(self, read: Read, reader: CachedRows, pin_memory: bool) -> torch.Tensor:
         """Read rows that were announced to a reader of this tensor; otherwise as :meth:`gather`. One-sided."""
@@ -320,8 +304,7 @@ class DistTensor:
             OutOfRangeError: a row does not exist.
             InvalidArgumentError: the values do not broadcast to the rows, or do not exist in their dtype: complex ones,
                 NaN or numbers out of range among integers, finite ones that are too large for a ``storage_dtype``
-                narrower than that of the feature, to which they are rounded (to nearest even). Or the rows cannot be
-                written, as those of a feature stored as int8.
+                narrower than that of the feature, to which they are rounded (to nearest even).
 
         One-sided; complete at the target when it returns.
         """

@@ -75,7 +75,9 @@ def read_part_graph(path: Path) -> PartGraph:
     """
     with _opened(path) as stream:
         stream.magic(_GRAPHS, "graphs")
-        version, kind, number = stream.number(), stream.number(), stream.number()
+        version = stream.number()
+        kind = stream.number()
+        number = stream.number()
         if (version, kind) != (_VERSION, _HETERO_GRAPHS) or number != 1:
             raise stream.error(f"has {number} graphs of kind {kind} and version {version} (expected one of {_VERSION})")
         stream.at = _META
@@ -207,7 +209,9 @@ def _relation(stream: _Stream) -> tuple[Array, Array]:
 def _coo_ends(stream: _Stream) -> tuple[Array, Array]:
     stream.magic(_COO_MATRIX, "COO matrix")
     stream.skip(8 + 8)
-    src, dst, edges = stream.ids(), stream.ids(), stream.ids()
+    src = stream.ids()
+    dst = stream.ids()
+    edges = stream.ids()
     stream.skip(2)  # whether it is sorted
     if len(src) != len(dst) or len(edges) not in (0, len(src)):
         raise stream.error(f"has a COO matrix of {len(src)}, {len(dst)} and {len(edges)} edges")

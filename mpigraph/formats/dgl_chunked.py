@@ -205,7 +205,7 @@ def _columns(
         if len(paths) == len(sizes):
             sizes = [sizes[number] for number in filled]
         paths = [paths[number] for number in filled]
-    tables = open_tables(paths, TextForm(str(options.get("delimiter", " ")), header=False), name)
+    tables = open_tables(paths, TextForm(str(options.get("delimiter", " ")), headless=True), name)
     read = read_columns(tables, (), {column: (column,) for column in tables.names}, {}, metadata.ranks)
     for column, values in read.values.items():
         if values.kind in NO_NUMBERS and any(read.lengths):

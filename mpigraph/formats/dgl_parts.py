@@ -203,7 +203,8 @@ class _Part:
 
     def collect(self, collected: _Collected) -> None:
         """Add the part's own edges to those of each relation, and its original ids."""
-        graph, config = self.graph, self.config
+        graph = self.graph
+        config = self.config
         nids = self._data("nodes", _NID)
         eids = np.asarray(self._data("edges", _EID), np.int64)
         inner_edges = self._data("edges", "inner_edge").astype(bool)

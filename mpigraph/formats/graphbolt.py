@@ -170,7 +170,7 @@ def _edges(
 
 
 def _ends_in_csv(path: Path, scratch: Path | None) -> tuple[RowArray, RowArray]:
-    tables = open_tables([path], TextForm(",", _ENDS, header=False), "csv")
+    tables = open_tables([path], TextForm(",", _ENDS, headless=True), "csv")
     columns = {end: (end,) for end in _ENDS}
     read = read_columns(tables, (), columns, dict.fromkeys(_ENDS, "int64"), ReadingRanks(scratch))
     if not sum(read.lengths):

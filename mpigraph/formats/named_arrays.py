@@ -29,9 +29,8 @@ from typing import Any
 import numpy as np
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.input_files import FolderFiles, graph_of
-from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
 from mpigraph.formats.mapped_files import mapped_npy, mapped_npz
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in, unescape
 from mpigraph.partition.row_arrays import NamedRows, RowArray, as_floats, as_labels, as_mask, largest
@@ -43,7 +42,8 @@ from mpigraph.storage.hdf5_rows import is_hdf5, open_hdf5, read_hdf5_meta
 _MASKS = ("train_mask", "val_mask", "test_mask")
 _NODE_ARRAYS = ("label", "feat", *_MASKS)
 _COUNT = "__num_nodes"
-_NODE, _EDGE = "node_", "edge_"
+_NODE = "node_"
+_EDGE = "edge_"
 
 Arrays = dict[str, RowArray]
 Owner = str | Relation

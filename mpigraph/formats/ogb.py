@@ -38,9 +38,8 @@ import numpy.typing as npt
 
 from mpigraph.arrays import Array
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.input_files import FolderFiles, graph_of, opened, reading
-from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
 from mpigraph.formats.mapped_files import mapped_npz
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key
 from mpigraph.partition.row_arrays import RowArray, RowError, as_float32, as_floats, as_labels

@@ -15,12 +15,13 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.schema import escape, relation_key
+from mpigraph.partition.exchange import Progress, silent
 from mpigraph.partition.output_folder import OVERWRITE
-from mpigraph.partition.progress import Progress, silent
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import EDGES_PER_CHUNK, Feature, GraphSource
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.files import read_text, storage_errors
+from mpigraph.storage.narrow import widened
 
 
 @dataclass(eq=False)
@@ -175,7 +176,7 @@ def _chunks(count: int) -> Iterator[tuple[int, int]]:
 
 def as_numpy(feature: Feature, rows: Array) -> Array:
     """Return rows of a feature as they were before they were stored; bfloat16 becomes float32."""
-    rows = feature.form.widened(rows, feature.dtype) if feature.form else rows
+    rows = widened(rows, feature.stored, feature.dtype)
     if feature.dtype == "bool":
         return rows.astype(np.bool_)
     return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32) if feature.dtype == "bfloat16" else rows
@@ -185,5 +186,4 @@ def as_tensor_rows(feature: Feature, rows: Array) -> torch.Tensor:
     """Return rows of a feature as a tensor, a copy of them, as they were before they were stored."""
     if feature.dtype != "bfloat16":
         return torch.from_numpy(as_numpy(feature, np.array(rows)))
-    rows = feature.form.widened(np.array(rows), feature.dtype) if feature.form else np.array(rows)
-    return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.array(rows).view(np.int16)).view(torch.bfloat16)

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.add_reverse import add_reverse_edges
 from mpigraph.formats.dgl_chunked import CHUNKED
 from mpigraph.formats.dgl_parts import is_dgl_partition, read_dgl_partition
 from mpigraph.formats.graphbolt import GRAPHBOLT
 from mpigraph.formats.input_files import reading
-from mpigraph.formats.layout import Layout, ReadOptions
+from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
 from mpigraph.formats.named_arrays import HDF5, NPY_DIRECTORY, NPZ
 from mpigraph.formats.ogb import OGB, OGB_TEXT
 from mpigraph.formats.processed_arrays import IGB, MAG240M

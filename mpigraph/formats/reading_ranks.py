@@ -258,7 +258,8 @@ def _source(note: Mapping[str, Any], files: Sequence[Array]) -> GraphSource:
         if isinstance(place, list):
             return Concatenated([array(chunk) for chunk in place])
         if isinstance(place, dict):
-            dtype, shape = np.dtype(place["dtype"]), tuple(place["shape"])
+            dtype = np.dtype(place["dtype"])
+            shape = tuple(place["shape"])
             return np.memmap(place["file"], dtype, "r", place["offset"], shape)
         return files[place]
 

@@ -59,11 +59,13 @@ class ShardRows(DerivedRows):
         while at < len(rows):
             part = int(np.searchsorted(offsets, rising[at], side="right")) - 1
             shard = self._files.open(part, which)
-            base, end = int(offsets[part] - begins[part]), int(offsets[part + 1])
+            base = int(offsets[part] - begins[part])
+            end = int(offsets[part + 1])
             segment = shard.segment(name)
             end = min(end, base + ((int(rising[at]) - base) // segment + 1) * segment)
             stop = at + int(np.searchsorted(rising[at:], end))
-            low, high = int(rising[at]), int(rising[stop - 1]) + 1
+            low = int(rising[at])
+            high = int(rising[stop - 1]) + 1
             read = shard.read(name, low - base, high - base)
             result[order[at:stop]] = read[rising[at:stop] - low]
             at = stop
@@ -87,7 +89,9 @@ class SharedRows(DerivedRows):
 
         Raises ShardFormatError: a file is missing or damaged.
         """
-        book, begin, end = self._files.config.book, 0, len(self)
+        book = self._files.config.book
+        begin = 0
+        end = len(self)
         if isinstance(rows, slice):
             begin, end, _ = rows.indices(len(self))
         values = [np.empty(0, np.int64)]
@@ -132,7 +136,8 @@ def read_partition(path: str | os.PathLike[str]) -> GraphSource:
         ShardFormatError: a shard is missing or damaged.
     """
     config = PartConfig.read(path)
-    book, schema = config.book, config.schema
+    book = config.book
+    schema = config.schema
     files = PartFiles(config)
     for part in range(config.num_parts):
         files.check(part)
@@ -184,7 +189,7 @@ def parts_of(book: RangeBook) -> Parts:
 
 def _feature(files: PartFiles, stored: StoredRows, info: FeatureInfo) -> Feature:
     rows = ShardRows(files, stored, storage_dtype(info.stored), info.shape)
-    return Feature(rows, info.dtype, files.form_of(stored.which, stored.name, info, range(files.config.num_parts)))
+    return Feature(rows, info.dtype, info.narrow)
 
 
 def check_apart(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> None:

@@ -283,7 +283,9 @@ def _parse(tables: Tables, piece: Piece, columns: Mapping[str, _Column], file: G
             if column.is_ids:
                 kind, missing, arrays = _ids(*parts[0], column.dtype, trims=isinstance(tables, TextFiles))
             elif name in texts:  # no later block can make numbers of it
-                kind, missing, arrays = "string", -1, []
+                kind = "string"
+                missing = -1
+                arrays = []
             else:
                 kind, missing, arrays = _values(parts, column.dtype)
             if kind == "string" and not column.is_ids:

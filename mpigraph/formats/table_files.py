@@ -52,8 +52,7 @@ class TextForm:
     # of the columns; None to take those of the first line, or ``src``, ``dst``, ``column2``, ... where the first line
     # has two numbers in front
     names: tuple[str, ...] | None = None
-    # True if the first line has names, after comments where ``names`` are not given; None to look at it
-    header: bool | None = None
+    headless: bool = False  # the first line is a row; False to look at it, after comments
 
 
 def is_table(path: Path) -> bool:
@@ -86,7 +85,8 @@ def cut(tables: "Tables", ranks: ReadingRanks) -> list[Piece]:
     """
     pieces = tables.pieces()
     total = sum(piece.end - piece.begin for piece in pieces if piece.end >= 0)
-    rank, size = ranks.exchange.rank, ranks.exchange.size
+    rank = ranks.exchange.rank
+    size = ranks.exchange.size
     begin, end = even_bounds(total, size)[rank : rank + 2].tolist()
     own = []
     for piece in pieces:
@@ -137,9 +137,7 @@ class TextFiles:
         if self._delimiter is None:
             self._delimiter = next((mark for mark in "\t,;" if mark in text), " ")
         fields = [name.strip() for name in _fields_of(text, self._delimiter)]
-        named = self._form.header
-        if named is None:
-            named = self._form.names is None and not all(text.lstrip("-").isdecimal() for text in fields[:2])
+        named = not self._form.headless and not all(text.lstrip("-").isdecimal() for text in fields[:2])
         self._first_rows.append(skipped + named + 1)
         self._begins.append(begin + len(line) * named)
         if self._form.names is not None:
@@ -184,7 +182,8 @@ class TextFiles:
             The number; and whether one that follows an even number of quotes stands inside a field, if the piece begins
             outside of quotes, and if it begins between quotes.
         """
-        count, inside = 0, [False, False]
+        count = 0
+        inside = [False, False]
         may_begin = np.frombuffer(f'{self._delimiter}"\n\r'.encode(), np.uint8)
         before = b"\n"
         if piece.begin > self._begins[piece.file]:

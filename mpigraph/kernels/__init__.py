@@ -10,7 +10,6 @@ from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
 from mpigraph.kernels.exclude import shorten_rows, step_over
 from mpigraph.kernels.float16 import round_to_bfloat16, widen
 from mpigraph.kernels.id_hashes import hash_each, hash_of_sequence, sum_of_hashes, told_apart
-from mpigraph.kernels.levels import widen_levels
 from mpigraph.kernels.rng import combine, fingerprint
 from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
 from mpigraph.kernels.search import find_in_rows
@@ -72,7 +71,6 @@ def warm_up() -> None:
     for brain in (False, True):
         widen(np.zeros(2, np.float32), brain)
     round_to_bfloat16(np.zeros(2, np.uint32), np.empty(2, np.uint16))
-    widen_levels(np.zeros(2, np.int8), floats, floats, floats, floats)
     for word in (np.uint8, np.uint16, np.uint32, np.uint64):
         table = np.zeros((2, 1), word)
         row_ops.gather_rows(table, ids, ids, np.empty_like(table))

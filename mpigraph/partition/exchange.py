@@ -1,6 +1,11 @@
-"""Communication of ranks that partition a graph: rows and sums. One rank needs no MPI; ``over_mpi`` has a subclass."""
+"""Communication of ranks that partition a graph: rows, sums, progress.
 
+One rank needs no MPI; ``over_mpi`` has a subclass.
+"""
+
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
 
 import numpy as np
 
@@ -120,3 +125,12 @@ def owners_of(bounds: I64, ids: Array) -> I64:
     if len(bounds) == 2:
         return np.zeros(len(ids), np.int64)
     return np.searchsorted(bounds[1:], ids, side="right").astype(np.int64)
+
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Is called with (stage, done, total). A stage begins with its first call, before its first step, and ends when
+``done`` reaches ``total``, an estimate until then. A stage of one step has no known progress, such as METIS."""
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Report nothing."""

@@ -1,43 +1,19 @@
-"""Forecasts of the memory that partitioning takes."""
+"""A forecast of the memory that partitioning takes, from the sizes of the graph.
 
-import os
+Its numbers are bytes, measured (tests/perf/README.md, "Partitioning on several ranks"): for each node and edge of a
+rank, for each *ghost* (a node of another rank with an edge from here), and for chunks that do not grow with the graph.
+"""
+
 from typing import NamedTuple
 
-import numpy as np
-
-from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.partition.exchange import Exchange
+from mpigraph.memory import in_units
 from mpigraph.partition.multilevel.dist_csr import FEW_RANKS
-from mpigraph.partition.shared_arrivals import EDGES_PER_BUCKET
-from mpigraph.partition.spill import NOTHING_CARRIED, Carried, Scratch
+from mpigraph.partition.relabel import EDGES_PER_BUCKET
+from mpigraph.partition.spill import NOTHING_CARRIED, Carried
 
-# Measured (tests/perf/README.md, "Partitioning on several ranks").
-_READING = 40 << 20  # chunks of edges
-_ROUND = 225 << 20  # edges on their way, and what spills keep
-_ROUND_ALONE = 160 << 20
-_RELABELLED_NODE = 24
-_WRITTEN_NODE = 40  # of a part, beside 20 for each own node
-_PART = 4  # bytes for the part of a node
-_BUCKET_EDGE = 80  # bytes for each edge of a part's bucket while it is sorted
-_LEFT = 64 << 20  # that the allocator keeps of chunks
-_CLUSTERING = (28, 26)  # bytes for each own node and ghost, and beyond that for each own node
-_CONTRACTING = (26, 25)  # of these while the next level is made
-_WAITING = (2, 20)  # and while the coarsest is partitioned
-_HASHED = 20  # more for each own node and ghost where their positions lie in a hash table
-_CONTRACTED = 0.75  # of the edges are there on the next level, where contraction does little, as on generated graphs
-_COARSEST = 0.1  # of the nodes are there on the last level, or fewer, but at least
-_COARSEST_LEAST = 30_000
-_METIS_EDGES = 6_000_000
-_METIS_EDGE = 56
-_METIS_NODE = 180
+_ROUND = 225 << 20  # edges on their way to and from other ranks, and what spills keep; 160 MiB on one rank
 _CARRYING = 140 << 20  # rows on their way to their parts and what their spill keeps; as much to put them in order
-_METIS_LEVELS = (70, 3500)  # METIS's own levels: so many bytes for an edge, and at most for a node
-_MOST_RANKS = 1 << 16
-# Bytes in temporary files for each edge of a rank
-_SHUFFLED = 16  # both ends of each edge both ways, repeats not yet dropped
-_RELABELLED = 12  # or twice that, where ids need 64 bits
-_MAPPED = 12  # the levels' edges, before repeats are dropped
 
 
 class Workload(NamedTuple):
@@ -50,12 +26,6 @@ class Workload(NamedTuple):
     # bytes that each rank holds before, of Python, libraries and the input (memory-mapped files do not count)
     held: int = 200 << 20
     carried: Carried = NOTHING_CARRIED  # rows that travel with nodes and edges
-    ordered: bool = False  # nodes are ordered by clusters
-
-    @property
-    def clusters(self) -> bool:
-        """Nodes are clustered, to assign or to order them; only this can keep its edges in files."""
-        return self.method == "multilevel" or self.ordered
 
 
 class Forecast(NamedTuple):
@@ -73,54 +43,30 @@ class Forecast(NamedTuple):
 
 def forecast(work: Workload, ranks: int = 1, mapping: bool = False) -> Forecast:
     """Return an estimate for a number of ranks, with edges in memory or in mapped files."""
-    num_nodes, num_edges, num_parts, method, held, carried, ordered = work
-    own_nodes = -(-num_nodes // ranks)
-    own_edges = -(-num_edges // ranks)
-    stages = {"check edges": held + _READING}
-    scratch = own_edges * _RELABELLED * (2 if max(num_nodes, num_edges) >= 2**31 else 1)
-    nodes = np.array([own_nodes + (min(num_nodes - own_nodes, own_edges) if ranks > 1 else 0), own_nodes])
-    hashed = _HASHED * int(nodes[0]) if ranks > FEW_RANKS else 0
-    clustering = int(nodes @ _CLUSTERING) + hashed + _LEFT
-    contracting = int(nodes @ _CONTRACTING) + hashed + (0 if ranks == 1 else _ROUND)
-    partitioning = int(nodes @ _WAITING) + _metis(num_nodes, num_edges)
-    finest = 4 * own_edges
-    coarse = int(8 * _CONTRACTED * own_edges)
-    if not mapping:
-        contracting += finest + coarse
-        partitioning += min(finest, Scratch().limit) + coarse
-        clustering += finest
+    num_nodes, num_edges, num_parts, method, held, carried = work
+    nodes = -(-num_nodes // ranks)
+    edges = -(-num_edges // ranks)
+    scratch = edges * (24 if max(num_nodes, num_edges) >= 2**31 else 12)
+    carrying = _CARRYING if carried.total else 0
+    # a block of carried rows is there twice, as it is stored and as numbers
+    relabelling = 24 * nodes + (160 << 20 if ranks == 1 else _ROUND) + carrying + 2 * carried.block
+    writing = 20 * nodes + 40 * -(-num_nodes // num_parts) + carrying
+    writing += 80 * min(EDGES_PER_BUCKET, -(-num_edges // num_parts))
+    assigning = 16 * num_nodes
     if method == "metis":
-        stages["assign nodes"] = held + 200 * num_nodes + 130 * num_edges
+        assigning = 200 * num_nodes + 130 * num_edges
     elif method == "multilevel":
-        stages["assign nodes"] = held + max(clustering, contracting, partitioning)
-    else:
-        stages["assign nodes"] = held + 16 * num_nodes
-    if ordered:
-        stages["order nodes"] = held + max(clustering, contracting) + _PART * own_nodes
-    if work.clusters:
-        scratch = max(scratch, own_edges * (_SHUFFLED + (_MAPPED if mapping else 0)))
-    bucket = min(EDGES_PER_BUCKET, -(-num_edges // num_parts))
-    stages["relabel edges"] = held + (_ROUND_ALONE if ranks == 1 else _ROUND) + _RELABELLED_NODE * own_nodes
-    stages["write parts"] = held + _BUCKET_EDGE * bucket + 20 * own_nodes + _WRITTEN_NODE * -(-num_nodes // num_parts)
-    if carried.total:
-        stages["relabel edges"] += _CARRYING + 2 * carried.block  # as it is stored and as numbers
-        stages["write parts"] += _CARRYING
-        scratch += -(-carried.total // ranks)
-    return Forecast(stages, mapping, scratch)
-
-
-def _metis(num_nodes: int, num_edges: int) -> int:
-    nodes = max(int(_COARSEST * num_nodes), min(num_nodes, _COARSEST_LEAST))
-    edges = min(int(_CONTRACTED * num_edges), _METIS_EDGES)
-    per_edge, per_node = _METIS_LEVELS
-    return _METIS_EDGE * edges + _METIS_NODE * nodes + min(per_edge * edges, per_node * nodes)
-
-
-@collective("ranks")
-def ranks_on_this_node(exchange: Exchange) -> int:
-    """Return the number of ranks that share this node's memory."""
-    name = np.frombuffer(os.uname().nodename.encode()[:256].ljust(256, b"\0"), np.uint8)
-    return int((exchange.gather(name[None]) == name).all(axis=1).sum())
+        ghosts = min(num_nodes - nodes, edges)
+        clustering = 54 * nodes + 28 * ghosts + (64 << 20 if ranks == 1 else _ROUND)
+        clustering += 20 * (nodes + ghosts) if ranks > FEW_RANKS else 0  # their positions lie in a hash table
+        coarsest = 22 * nodes + 2 * ghosts + 18 * num_nodes + 126 * min(3 * num_edges // 4, 6_000_000)  # for METIS
+        if not mapping:  # 4 of the finest level, which waits in a file beyond 64 MiB, and 6 of the next one
+            clustering += 10 * edges
+            coarsest += 6 * edges + min(4 * edges, 64 << 20)
+        assigning = max(clustering, coarsest)
+        scratch = max(scratch, edges * (28 if mapping else 16))
+    stages = {"assign nodes": held + assigning, "relabel edges": held + relabelling, "write parts": held + writing}
+    return Forecast(stages, mapping, scratch + -(-carried.total // ranks))
 
 
 def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:
@@ -128,21 +74,16 @@ def check_memory(work: Workload, ranks: int, memory: int) -> Forecast:
 
     Raises InvalidArgumentError: the memory does not suffice; names the number of ranks that would.
     """
-    for mapping in (False, True) if work.clusters else (False,):
+    for mapping in (False, True) if work.method == "multilevel" else (False,):
         foreseen = forecast(work, ranks, mapping)
         if foreseen.memory <= memory:
             return foreseen
-    text = (
+    multilevel = work._replace(method="multilevel")
+    enough = next((ranks << k for k in range(17) if forecast(multilevel, ranks << k, True).memory <= memory), None)
+    advice = "no number of ranks suffices: use nodes with more memory"
+    if enough is not None:
+        advice = f"use --method multilevel on {enough} ranks, or allow more by --memory"
+    raise InvalidArgumentError(
         f"partitioning {work.num_nodes} nodes and {work.num_edges} edges by {work.method} on {ranks} rank(s) is "
-        f"forecast to take {_gib(foreseen.memory)} a rank, but a rank has {_gib(memory)}"
+        f"forecast to take {in_units(foreseen.memory)} a rank, but a rank has {in_units(memory)}: {advice}"
     )
-    enough = ranks
-    while enough < _MOST_RANKS:
-        if forecast(work._replace(method="multilevel"), enough, mapping=True).memory <= memory:
-            raise InvalidArgumentError(f"{text}: use --method multilevel on {enough} ranks, or allow more by --memory")
-        enough *= 2
-    raise InvalidArgumentError(f"{text}; no number of ranks suffices: use nodes with more memory")
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

@@ -20,7 +20,6 @@ from mpigraph.partition.source import GraphSource, feature_infos
 from mpigraph.storage.part_config import Features, check_graph_name
 
 PART_METHODS = ("metis", "multilevel", "random")
-NODE_ORDERS = ("input", "clusters")
 _SAMPLES = 64  # rows
 _SAMPLES_OF_FILES = 3  # where a row costs the reading of a block of many
 
@@ -37,12 +36,7 @@ class Method:
 
 
 def check_options(
-    graph_name: str,
-    num_parts: int,
-    part_method: str = "metis",
-    objtype: str = "cut",
-    seed: int = 0,
-    node_order: str = "input",
+    graph_name: str, num_parts: int, part_method: str = "metis", objtype: str = "cut", seed: int = 0
 ) -> None:
     """Check the arguments of ``partition_source`` that need no graph. Raises InvalidArgumentError."""
     check_graph_name(graph_name)
@@ -54,8 +48,6 @@ def check_options(
     if part_method == "multilevel" and objtype != "cut":
         raise InvalidArgumentError(f"part_method 'multilevel' minimises the cut (got objtype {objtype!r})")
     check_integer("seed", seed, -(2**63), 2**64 - 1)
-    if node_order not in NODE_ORDERS:
-        raise InvalidArgumentError(f"node_order must be one of {list(NODE_ORDERS)} (got {node_order!r})")
 
 
 @collective("ranks")
@@ -67,7 +59,6 @@ def check_same(
     method: Method,
     classes: Mapping[str, Array] | None,
     assignment: Array | None,
-    node_order: str,
     resume: bool,
 ) -> None:
     """Check that all ranks pass the same arguments and graph; compare a few rows of each array.
@@ -86,7 +77,6 @@ def check_same(
         "the method": method,
         "balance classes": {ntype: len(numbers) for ntype, numbers in sorted((classes or {}).items())},
         "whether an assignment is given": assignment is not None,
-        "node_order": node_order,
         "whether to resume": bool(resume),
         "types": (schema.ntypes, schema.relations),
         "numbers of nodes and edges": (tuple(map(int, source.num_nodes)), tuple(source.edge_counts)),
@@ -94,7 +84,7 @@ def check_same(
         "original ids": (source.node_ids is None, source.edge_ids is None),
     }
     with exchange.together(f"partitioning {graph_name!r}"):
-        arguments |= {name: sampled(array) for name, array in _arrays_of(source, classes, assignment)}
+        arguments |= {name: sampled(array, _cheap(array)) for name, array in _arrays_of(source, classes, assignment)}
     words = [word_of(value) for value in arguments.values()]
     everyone = [data.decode().split() for data in exchange.gather_bytes(" ".join(words).encode())]
     with exchange.together(f"partitioning {graph_name!r}"):
@@ -118,13 +108,11 @@ def _arrays_of(
         yield "the assignment", assignment
 
 
-def check_assignment(
-    graph_name: str, num_parts: int, part_method: str, assignment: Array, num_nodes: int, node_order: str = "input"
-) -> None:
+def check_assignment(graph_name: str, num_parts: int, part_method: str, assignment: Array, num_nodes: int) -> None:
     """Check the arguments for an assignment that was computed elsewhere."""
     if part_method != "given":
         raise InvalidArgumentError(f"part_method must be 'given' (got {part_method!r})")
-    check_options(graph_name, num_parts, node_order=node_order)
+    check_options(graph_name, num_parts)
     expected = f"assignment must hold a part in [0, {num_parts}) for each of {num_nodes} nodes"
     if assignment.shape != (num_nodes,) or assignment.dtype.kind not in "iu":
         raise InvalidArgumentError(f"{expected} (got {assignment.dtype}{list(assignment.shape)})")
@@ -155,9 +143,9 @@ class Digest:
         return tuple(sums.tolist())
 
 
-def sampled(array: RowArray) -> bytes:
-    """Return a few rows of an array, from the first to the last at equal distances."""
-    count = min(len(array), _SAMPLES if isinstance(next(numpy_under(array), None), np.ndarray) else _SAMPLES_OF_FILES)
+def sampled(array: RowArray, count: int) -> bytes:
+    """Return at most ``count`` rows of an array, from the first to the last at equal distances."""
+    count = min(len(array), count)
     rows = np.arange(count) * (len(array) - 1) // max(count - 1, 1)
     if isinstance(array, np.ndarray):
         sample = array[rows].tobytes()
@@ -173,9 +161,21 @@ def word_of(*known: object) -> str:
 
 
 @collective("ranks")
-def word_of_tables(source: GraphSource, exchange: Exchange) -> str:
-    """Return 32 hexadecimal digits, a hash of features and original ids: dtypes, shapes, and a few rows of each."""
+def words_of_tables(source: GraphSource, exchange: Exchange) -> tuple[str, str]:
+    """Return two hashes of features and original ids: of dtypes, shapes, and rows.
+
+    32 hexadecimal digits each; the first of the same rows in every form of input, the second of as many as are cheap.
+    """
+    own = ""
     with exchange.together("reading a few rows of the features"):
-        own = word_of([sampled(rows) for _, rows in source.tables()]) if exchange.rank == 0 else ""
-    samples = exchange.gather_bytes(own.encode())[0]
-    return word_of(feature_infos(source), source.node_ids is None, source.edge_ids is None, samples)
+        if exchange.rank == 0:
+            few = word_of([sampled(rows, _SAMPLES_OF_FILES) for _, rows in source.tables()])
+            own = f"{few} {word_of([sampled(rows, _cheap(rows)) for _, rows in source.tables()])}"
+    few, more = exchange.gather_bytes(own.encode())[0].decode().split()
+    about = feature_infos(source), source.node_ids is None, source.edge_ids is None
+    return word_of(*about, few), word_of(*about, more)
+
+
+def _cheap(array: RowArray) -> int:
+    """Return how many rows of an array are quickly read."""
+    return _SAMPLES if isinstance(next(numpy_under(array), None), np.ndarray) else _SAMPLES_OF_FILES

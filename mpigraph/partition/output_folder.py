@@ -4,7 +4,7 @@ Another graph is overwritten only on request. A run keeps the assignment of node
 in files beside the shards, which are removed when the graph is written::
 
     <graph>.<hash>.assignment    the part of each node
-    <graph>.<hash>.part<number>  JSON: the seals of the part's files, numbers of edges
+    <graph>.<hash>.part<number>  JSON: numbers of edges
 
 The hash is of everything that the content depends on, so a run for another graph or with other options ignores it.
 """
@@ -189,7 +189,7 @@ class Leftovers:
         path = self._record_path(word, part)
         try:
             content = json.loads(read_text(path))
-            written = WrittenPart(content["seals"], content["num_edges"], content["num_cut"], content["errors"])
+            written = WrittenPart(content["num_edges"], content["num_cut"])
             if content["checksum"] == _checksum(word, part, written):
                 return written
         except FileNotFoundError:

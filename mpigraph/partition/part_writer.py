@@ -14,7 +14,6 @@ from mpigraph.partition.row_arrays import RowArray, release
 from mpigraph.partition.source import Feature, joined_rows
 from mpigraph.partition.spill import ORIGINAL_IDS, arrays_of
 from mpigraph.storage.format import (
-    column_ranges_name,
     edge_feature_name,
     index_dtype,
     node_feature_name,
@@ -32,28 +31,25 @@ _CHUNK_BYTES = 32 << 20
 class WrittenPart(NamedTuple):
     """The record of a written part, in JSON's types.
 
-    seals: by the keys of the configuration.  num_edges: of each relation.  num_cut: edges from other parts' nodes.
-    errors: the largest error of each column of features that became int8, as far as they were rounded by then.
+    num_edges: of each relation.  num_cut: edges from other parts' nodes.
     """
 
-    seals: dict[str, str]
     num_edges: list[int]
     num_cut: int
-    errors: dict[str, list[float]]
 
 
 class PartWriter:
-    """Writer of the parts of one graph, of an identity, to its folder, from the nodes and edges that have come to this
+    """Writer of the parts of one graph, of a content, to its folder, from the nodes and edges that have come to this
     rank.
     """
 
-    def __init__(self, arrivals: Arrivals, graph_name: str, identity: str, out: Path) -> None:
+    def __init__(self, arrivals: Arrivals, graph_name: str, content: str, out: Path) -> None:
         self._source = arrivals.source
         self._numbering = arrivals.numbering
         self._arrivals = arrivals
         self._node_arrays, self._edge_arrays = arrays_of(arrivals.source)
         self._graph_name = graph_name
-        self._identity = identity
+        self._content = content
         self._out = out
 
     def write(self, part: int) -> WrittenPart:
@@ -71,14 +67,13 @@ class PartWriter:
                 num_cut += self._write_shared(graph, feats, part, counts)
             for relation_id in self._source.own:
                 num_cut += self._write_relation(graph, feats, relation_id, part, int(counts[relation_id]))
-        seals = {"part_graph": graph.seal, "edge_feats": feats.seal, "node_feats": node_feats.seal}
-        return WrittenPart(seals, counts.tolist(), num_cut, {})
+        return WrittenPart(counts.tolist(), num_cut)
 
     def _write_nodes(self, graph: ShardWriter, feats: ShardWriter, ntype_id: int, part: int) -> None:
         ntype = self._source.schema.ntypes[ntype_id]
         ids = self._arrivals.orig_ids(ntype_id, part)
         rows = {
-            name: self._begin(feats, node_feature_name(ntype, name), feature, len(ids))
+            name: _begin(feats, node_feature_name(ntype, name), feature, len(ids))
             for name, feature in self._source.node_feats.get(ntype, {}).items()
         }
         rows[ORIGINAL_IDS] = graph.create(node_orig_ids_name(ntype), (len(ids),), "int64")
@@ -94,7 +89,7 @@ class PartWriter:
         width = index_dtype(self._source.num_nodes[src_type]).name
         indices = graph.create(relation_dataset_name(key, "indices"), (count,), width)
         features = self._source.edge_feats.get(key, {})
-        rows = {name: self._begin(feats, edge_feature_name(key, name), f, count) for name, f in features.items()}
+        rows = {name: _begin(feats, edge_feature_name(key, name), f, count) for name, f in features.items()}
         rows[ORIGINAL_IDS] = graph.create(relation_dataset_name(key, "orig_ids"), (count,), "int64")
         in_degrees = [np.zeros(1, np.int64)]
         num_cut = 0
@@ -160,25 +155,24 @@ class PartWriter:
             firsts = np.full(len(keys), -1, np.int64)
             firsts[own] = np.cumsum([0, *map(len, arrays[:-1])])
             feature = source.edge_feats[keys[own[0]]][name]
-            writer = self._begin(feats, shared_feature_name(name), feature, int(counts[list(relations)].sum()))
+            writer = _begin(feats, shared_feature_name(name), feature, int(counts[list(relations)].sum()))
             together.append((joined_rows(arrays), firsts, writer))
             done.update((place, name) for place in own)
         for place, key in enumerate(keys if source.edge_feats else ()):
             for name, feature in source.edge_feats.get(key, {}).items():
                 if (place, name) not in done:
                     count = int(counts[source.shared[place]])
-                    writer = self._begin(feats, edge_feature_name(key, name), feature, count)
+                    writer = _begin(feats, edge_feature_name(key, name), feature, count)
                     apart.append((place, feature.values, writer))
         return apart, together
 
-    def _begin(self, writer: ShardWriter, name: str, feature: Feature, count: int) -> DatasetWriter:
-        if feature.form and feature.form.ranges is not None:
-            writer.add(column_ranges_name(name), feature.form.ranges)
-        return writer.create(name, (count, *feature.values.shape[1:]), feature.stored)
-
     def _open(self, part: int, kind: str) -> ShardWriter:
         path = self._out / PartConfig.files_of(part)[kind]
-        return ShardWriter(path, self._graph_name, part, self._identity)
+        return ShardWriter(path, self._graph_name, part, self._content)
+
+
+def _begin(writer: ShardWriter, name: str, feature: Feature, count: int) -> DatasetWriter:
+    return writer.create(name, (count, *feature.values.shape[1:]), feature.stored)
 
 
 def _write_rows(

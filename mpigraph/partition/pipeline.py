@@ -4,7 +4,6 @@ The stages, each bounded in memory::
 
     check edges     every rank reads its share of the edges, and checks their ends
     assign nodes    a part for each node: multilevel on all ranks, METIS or at random on rank 0
-    order nodes     a key for each node, by which the nodes of a part are sorted; only if asked for
     relabel edges   nodes and edges travel in new ids to the ranks that write their parts
     write parts     each part by one rank
 
@@ -21,7 +20,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,9 @@ from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
-from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
+from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, silent
 from mpigraph.partition.metis import metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
-from mpigraph.partition.node_order import cluster_keys
-from mpigraph.partition.numbering import Numbering
 from mpigraph.partition.options import (
     Digest,
     Method,
@@ -47,7 +44,7 @@ from mpigraph.partition.options import (
     check_options,
     check_same,
     word_of,
-    word_of_tables,
+    words_of_tables,
 )
 from mpigraph.partition.output_folder import (
     Leftovers,
@@ -59,15 +56,14 @@ from mpigraph.partition.output_folder import (
     sole_writer,
 )
 from mpigraph.partition.part_writer import PartWriter, WrittenPart
-from mpigraph.partition.progress import Progress, silent
-from mpigraph.partition.relabel import Arrivals
+from mpigraph.partition.relabel import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, all_edges, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
 from mpigraph.storage.audit import audit_part
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import check_space
 from mpigraph.storage.format import index_dtype, node_orig_ids_name, storage_dtype
-from mpigraph.storage.narrow import FeatDtype, StoredForm, narrowed
+from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import Features, PartConfig
 
 
@@ -77,8 +73,7 @@ class PartitionResult:
 
     Attributes:
         config_path: the configuration file.
-        report: edge cut, balance, and of features that became int8 each column's largest error
-            and standard deviation.
+        report: edge cut and balance.
     """
 
     config_path: Path
@@ -96,7 +91,8 @@ class PartitionResult:
     def orig_eids(self) -> tuple[I64, ...]:
         """For each relation int64[m], new id -> original position in the edge list."""
         with PartFiles(PartConfig.read(self.config_path)) as files:
-            parts, relations = range(files.config.num_parts), range(len(files.config.schema.relations))
+            parts = range(files.config.num_parts)
+            relations = range(len(files.config.schema.relations))
             return tuple(np.concatenate([files.read_edges(r, k, "orig_ids") for k in parts]) for r in relations)
 
 
@@ -113,7 +109,6 @@ def partition_source(
     objtype: str = "cut",
     seed: int = 0,
     assignment: Array | None = None,
-    node_order: str = "input",
     progress: Progress = silent,
     exchange: Exchange = ALONE,
     scratch: Scratch | None = None,
@@ -142,15 +137,13 @@ def partition_source(
         seed: equal seeds give equal results.
         assignment: int[nodes of all types, type after type], the part of each node, computed elsewhere;
             ``part_method`` must be "given" then.
-        node_order: of the nodes inside a part: "input" keeps that of the original ids, "clusters" puts nodes together
-            that minibatches read together.
         progress: gets reports.
         exchange: the ranks.
         scratch: for temporary files; beside the shards by default.
         resume: verify the parts that an interrupted run has completed, and write only the others and damaged ones.
             Edges are compared with those that the parts were made from, features by their dtypes, their shapes and a
             few of their rows. If no part can be kept, the log says so, and all parts are written.
-        feat_dtype: features to store in 16 bits or as int8, besides those that are so in the input.
+        feat_dtype: features to store in 16 bits, besides those that are so in the input.
         overwrite: write over another graph in the directory. A graph of the same name and sizes is not another one.
 
     Raises:
@@ -164,9 +157,9 @@ def partition_source(
     with ExitStack() as stack:
         with exchange.together(f"partitioning {graph_name!r}"):
             if assignment is None:
-                check_options(graph_name, num_parts, part_method, objtype, seed, node_order)
+                check_options(graph_name, num_parts, part_method, objtype, seed)
             else:
-                check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes), node_order)
+                check_assignment(graph_name, num_parts, part_method, assignment, sum(source.num_nodes))
             infos = narrowed(*feature_infos(source), feat_dtype)
             if exchange.rank == 0:
                 check_writable(out)
@@ -177,23 +170,25 @@ def partition_source(
                 there = Leftovers(out, graph_name).bytes_recorded() if resume else 0
                 check_space(out, _bytes_on_disk(source, infos, num_parts) - there, f"graph {graph_name!r}")
         method = Method(part_method, int(num_parts), int(seed), objtype, bool(balance_edges))
-        check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, node_order, resume)
-        source, levels = narrowed_source(source, infos, exchange)
+        check_same(exchange, source, infos, graph_name, method, balance_classes, assignment, resume)
+        source = narrowed_source(source, infos)
         run = _Run(
             source,
             graph_name,
             method,
             balance_classes or {},
             assignment,
-            node_order,
             out,
             exchange,
             scratch or Scratch(out),
             progress,
             bool(resume),
-            levels,
         )
         return run.make()
+
+
+ConfigOf = Callable[[Mapping[int, WrittenPart], Mapping[str, Any]], PartConfig]
+"""Makes the configuration from the records of parts and the report."""
 
 
 @dataclass(eq=False)
@@ -205,13 +200,11 @@ class _Run:
     method: Method
     classes: Mapping[str, Array]
     assignment: Array | None
-    node_order: str
     out: Path
     exchange: Exchange
     scratch: Scratch
     progress: Progress
     resume: bool
-    levels: Mapping[str, tuple[StoredForm, Array]]  # of features that become int8, and columns' standard deviations
     bounds: I64 = field(init=False)  # int64[ranks + 1], the nodes that each rank owns
     left: Leftovers = field(init=False)
     took_assignment: bool = field(init=False, default=False)
@@ -226,17 +219,15 @@ class _Run:
         topology = self.check_edges()
         parts, balance = self.assign(topology)
         digest = Digest(self.exchange)
-        first = int(self.bounds[self.exchange.rank])
-        digest.add(0, first, parts)
-        keys = None
-        if self.node_order == "clusters":
-            keys = self.cluster_keys()
-            digest.add(1, first, keys)
+        digest.add(0, int(self.bounds[self.exchange.rank]), parts)
         identity = word_of(topology, self.graph_name, num_parts, digest.total())
-        numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, num_parts, keys)
-        del parts, keys
-        word = word_of(identity, word_of_tables(self.source, self.exchange))
-        written = self.complete_parts(word, identity, numbering)
+        numbering = Numbering(self.exchange, self.bounds, self.source.node_bases, parts, num_parts)
+        del parts
+        few, more = words_of_tables(self.source, self.exchange)
+        content = word_of(identity, few)
+        word = word_of(content, more)
+        config = partial(self.config_of, identity, content, numbering)
+        written = self.complete_parts(word, config)
         done = self.exchange.total(np.isin(np.arange(num_parts), list(written)).astype(np.int64)) > 0
         if done.any():
             self.tell("%d of %d parts are complete, and are not written again", done.sum(), len(done))
@@ -251,8 +242,8 @@ class _Run:
                 remove_other_graphs(self.out, self.graph_name)
                 self.left.remove_records(word, np.flatnonzero(done).tolist())
         if not done.all():
-            written |= self.write_parts(word, identity, numbering, done)
-        result = self.write_config(identity, numbering, written, balance)
+            written |= self.write_parts(word, content, numbering, done)
+        result = self.write_config(config, written, balance)
         if self.exchange.rank == 0:
             self.left.remove()
             remove_stale_parts(self.out, num_parts)
@@ -315,18 +306,6 @@ class _Run:
         self.progress(stage, steps, steps)
         return parts, measured_balance(criteria, loads)
 
-    def cluster_keys(self) -> I64:
-        """Return int64[own nodes], the keys by which to sort the nodes of a part."""
-        total = max(sum(self.source.edge_counts), 1)
-        keys = cluster_keys(
-            self.source, seed=self.method.seed, both_ways=self.both_ways, exchange=self.exchange, bounds=self.bounds,
-            scratch=self.scratch,
-            report=lambda fraction: self.progress("order nodes", min(int(fraction * total), total - 1), total),
-        )  # fmt: skip
-        self.progress("order nodes", total, total)
-        give_back()
-        return keys
-
     def word_of_assignment(self, topology: str) -> str:
         digest = Digest(self.exchange)
         with self.exchange.together("reading balance classes"):
@@ -366,7 +345,7 @@ class _Run:
         parts: I32 = self.exchange.scatter(whole[:, None], self.bounds)[:, 0]
         return parts
 
-    def complete_parts(self, word: str, identity: str, numbering: Numbering) -> dict[int, WrittenPart]:
+    def complete_parts(self, word: str, config: ConfigOf) -> dict[int, WrittenPart]:
         """Verify this rank's share of the recorded parts; return those that are right."""
         if not self.resume:
             return {}
@@ -377,7 +356,7 @@ class _Run:
                 if written is not None:
                     complete[part] = written
             recorded = list(complete)
-            with PartFiles(self.config_of(identity, numbering, complete, {}), by_list=False) as files:
+            with PartFiles(config(complete, {})) as files:
                 for number, part in enumerate(recorded):
                     self.progress("verify parts", number, len(recorded))
                     bad = audit_part(files, part, lambda nbytes: None).bad
@@ -400,44 +379,34 @@ class _Run:
         if self.exchange.rank == 0:
             get_logger().warning(text, *values)
 
-    def write_parts(self, word: str, identity: str, numbering: Numbering, done: Mask) -> dict[int, WrittenPart]:
+    def write_parts(self, word: str, content: str, numbering: Numbering, done: Mask) -> dict[int, WrittenPart]:
         """Relabel and write the incomplete parts, and record each; return those of this rank."""
         arrivals = Arrivals(self.source, numbering, done, self.scratch)
         arrivals.receive(self.progress)
-        for form, _ in self.levels.values():  # rows that traveled were rounded by their senders
-            form.errors = self.exchange.gather(form.errors[None]).max(0)
         give_back()
-        writer = PartWriter(arrivals, self.graph_name, identity, self.out)
+        writer = PartWriter(arrivals, self.graph_name, content, self.out)
         missing = [part for part in arrivals.parts if not done[part]]
         written: dict[int, WrittenPart] = {}
         with self.exchange.together("writing the parts"):
             for part in missing:
                 self.progress("write parts", len(written), len(missing))
-                about = writer.write(part)
-                errors = {title: form.errors.tolist() for title, (form, _) in self.levels.items()}
-                written[part] = about._replace(errors=errors)
+                written[part] = writer.write(part)
                 self.left.write_record(word, part, written[part])
             self.progress("write parts", len(missing), len(missing))
         arrivals.close()
         return written
 
     def write_config(
-        self, identity: str, numbering: Numbering, written: Mapping[int, WrittenPart], balance: Mapping[str, float]
+        self, config_of: ConfigOf, written: Mapping[int, WrittenPart], balance: Mapping[str, float]
     ) -> PartitionResult:
-        own = json.dumps([(part, *about._replace(errors={})) for part, about in written.items()])
+        own = json.dumps([(part, *about) for part, about in written.items()])
         records: dict[int, WrittenPart] = {}
         for data in self.exchange.gather_bytes(own.encode()):
             records |= {part: WrittenPart(*about) for part, *about in json.loads(data)}
         cut = sum(about.num_cut for about in records.values())
         fraction = cut / max(sum(self.source.edge_counts), 1)
         report: dict[str, Any] = {"balance": balance, "edges_cut": cut, "edge_cut_fraction": round(fraction, 4)}
-        if self.levels:
-            report["int8"] = {}
-            for title, (form, stds) in self.levels.items():
-                of_parts = np.array([form.errors, *(about.errors[title] for about in written.values())])
-                errors = self.exchange.gather(of_parts.max(0, keepdims=True)).max(0)
-                report["int8"][title] = {"errors": errors.tolist(), "stds": stds.tolist()}
-        config = self.config_of(identity, numbering, records, report)
+        config = config_of(records, report)
         with self.exchange.together("writing the configuration"):
             path = config.write(self.out) if self.exchange.rank == 0 else self.out / f"{self.graph_name}.json"
         method = self.method
@@ -445,10 +414,15 @@ class _Run:
         return PartitionResult(path, report)
 
     def config_of(
-        self, identity: str, numbering: Numbering, records: Mapping[int, WrittenPart], report: Mapping[str, Any]
+        self,
+        identity: str,
+        content: str,
+        numbering: Numbering,
+        records: Mapping[int, WrittenPart],
+        report: Mapping[str, Any],
     ) -> PartConfig:
-        """Return the configuration; parts without a record have no edges and no seals."""
-        unknown = WrittenPart({}, [0] * len(self.source.edges), 0, {})
+        """Return the configuration; parts without a record have no edges."""
+        unknown = WrittenPart([0] * len(self.source.edges), 0)
         about = [records.get(part, unknown) for part in range(self.method.num_parts)]
         num_edges = np.array([unknown.num_edges, *(known.num_edges for known in about)], np.int64)
         node_features, edge_features = feature_infos(self.source)
@@ -462,7 +436,7 @@ class _Run:
             report=report,
             directory=self.out,
             identity=identity,
-            seals=tuple(dict(sorted(known.seals.items())) for known in about),
+            content=content,
             shared=self.source.shared,
             shared_features=tuple(self.source.shared_features),
         )

@@ -1,10 +1,11 @@
 """Sending every node and edge, in new ids, to the rank that writes its part.
 
-New ids of nodes are ordered by part, then by key where nodes have keys (``node_order``), then by original id. Each rank
-knows the new ids of the nodes that it owns, and asks the owners for others. Ranks own ranges of *global* original ids,
-which number the nodes of all types, type after type. New ids are numbered within a type.
+New ids of nodes are ordered by part, then by original id. Each rank knows the new ids of the nodes that it owns, and
+asks the owners for others. Ranks own ranges of *global* original ids, which number the nodes of all types, type after
+type. New ids are numbered within a type.
 
-Relations that share tables travel together (``shared_arrivals.py``). Other
+Relations that share tables travel together (:class:`SharedArrivals`): an edge travels with a key, ordered by part,
+relation and destination, so that thousands of relations cost as much as one with as many edges. Other
 edges are sorted by (new destination, new source, original edge). They arrive in the order of the input, since ranks
 read them in turn, and wait in a :class:`.Spill` by ranges of destinations (*buckets*), each sorted on its own. So the
 result depends neither on the number of ranks nor on the size of the buckets. Rows that are slow to read
@@ -16,17 +17,183 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I64, Array, Mask
+from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
-from mpigraph.kernels.csr import sort_rows
-from mpigraph.partition.exchange import Route, even_bounds, owners_of
-from mpigraph.partition.numbering import Numbering
-from mpigraph.partition.progress import Progress
+from mpigraph.kernels.csr import count_keys, number_by_key, sort_rows
+from mpigraph.partition.exchange import Exchange, Progress, Route, even_bounds, owners_of
 from mpigraph.partition.row_arrays import RowArray
-from mpigraph.partition.shared_arrivals import EDGES_PER_BUCKET, SharedArrivals
-from mpigraph.partition.source import EDGES_PER_CHUNK, GraphSource, edge_chunks
+from mpigraph.partition.source import EDGES_PER_CHUNK, GraphSource, chunks_of, edge_chunks
 from mpigraph.partition.spill import CarriedRows, Scratch, Spill, arrays_of, evenly_cut, sorted_by_row, to_carry
 from mpigraph.storage.format import index_dtype
+
+EDGES_PER_BUCKET = 1 << 22
+
+
+class Numbering:
+    """New ids of all nodes.
+
+    Args:
+        exchange: the ranks.
+        bounds: int64[ranks + 1], the nodes that each rank owns.
+        bases: int64[types + 1], where each type begins.
+        parts: int32[own nodes].
+        num_parts: number of parts.
+
+    Attributes (besides the first three arguments):
+        offsets: for each type int64[parts + 1], the new ids of each part.
+        new_ids: int64[own nodes].
+    """
+
+    @collective("ranks")
+    def __init__(self, exchange: Exchange, bounds: I64, bases: I64, parts: I32, num_parts: int) -> None:
+        self.exchange = exchange
+        self.bounds = bounds
+        self.bases = bases
+        num_types = len(bases) - 1
+        groups = parts.astype(np.int64)
+        for ntype_id in range(num_types):
+            groups[self.own(ntype_id)] += ntype_id * num_parts
+        table = np.zeros((exchange.size, num_types * num_parts), np.int64)
+        table[exchange.rank] = np.bincount(groups, minlength=num_types * num_parts)
+        table = exchange.total(table)
+        totals = table.sum(axis=0).reshape(num_types, num_parts)
+        self.offsets = [np.concatenate([[0], np.cumsum(counts)]).astype(np.int64) for counts in totals]
+        first = np.concatenate([offsets[:-1] for offsets in self.offsets])
+        self.new_ids = np.empty(len(groups), np.int64)
+        number_by_key(groups, first + table[: exchange.rank].sum(axis=0), self.new_ids)
+        self._dtype = np.int32 if bases[-1] < 2**31 else np.int64
+
+    def own(self, ntype_id: int) -> slice:
+        """Return the range of the own nodes that are of a type."""
+        first, last = self.bounds[self.exchange.rank : self.exchange.rank + 2]
+        begin, end = np.clip(self.bases[ntype_id : ntype_id + 2], first, last) - first
+        return slice(int(begin), int(end))
+
+    def own_ids(self, ntype_id: int) -> I64:
+        """Return int64[n], the original ids of the own nodes of a type, as ids of that type."""
+        own = self.own(ntype_id)
+        shift = int(self.bounds[self.exchange.rank] - self.bases[ntype_id])
+        return np.arange(own.start + shift, own.stop + shift)
+
+    @collective("ranks")
+    def of(self, ids: I64, met: I64 | None = None) -> Array:
+        """Return the new ids of nodes: int32[n], or int64[n] in a graph of 2**31 nodes and more.
+
+        Args:
+            ids: int64[n], global original ids.
+            met: int64[own nodes], counts how often ranks asked for each node.
+        """
+        route = Route(self.exchange, owners_of(self.bounds, ids))
+        asked = route.there(ids.astype(self._dtype)[:, None])[:, 0].astype(np.int64)
+        asked -= self.bounds[self.exchange.rank]
+        if met is not None:
+            count_keys(asked, 0, met)
+        return route.back(self.new_ids[asked].astype(self._dtype)[:, None])[:, 0]
+
+
+class SharedPiece(NamedTuple):
+    """Consecutive edges of a part, by relation, destination, source.
+
+    bounds int64[relations + 1]: the first edge of each relation in this piece.
+    destinations int64[m]: counted within the part.  indices int[m]: new source ids.
+    orig_ids int64[m]: the position of each edge among those of its relation in the input.
+    """
+
+    bounds: I64
+    destinations: I64
+    indices: Array
+    orig_ids: I64
+
+
+class SharedArrivals:
+    """The edges of the relations of a graph that share tables, as they come to this rank.
+
+    Args:
+        source: the graph.
+        numbering: the new ids of nodes.
+        part_bounds: int64[ranks + 1], the parts of each rank.
+        done: bool[parts], parts to which nothing travels.
+        scratch: for temporary files.
+    """
+
+    def __init__(
+        self,
+        source: GraphSource,
+        numbering: Numbering,
+        part_bounds: I64,
+        done: Mask,
+        scratch: Scratch,
+    ) -> None:
+        self._source = source
+        self._numbering = numbering
+        offsets = numbering.offsets
+        self._done = done
+        self._part_bounds = part_bounds
+        self._ends = source.schema.all_ends[list(source.shared)]
+        self._first_edge = np.append(0, np.cumsum(np.diff(source.first_edges)[list(source.shared)])).astype(np.int64)
+        # the first new id of each type and part among those of all types, and the first key of each part and relation
+        self._first_node = np.concatenate(
+            [of[:-1] + base for of, base in zip(offsets, source.node_bases, strict=False)]
+        )
+        nodes = np.diff(np.array(offsets), axis=1)[self._ends[:, 1]].T
+        self._keys = np.append(0, np.cumsum(nodes)).astype(np.int64)
+        rank = numbering.exchange.rank
+        first, last = part_bounds[rank : rank + 2].tolist()
+        self._first_part = first
+        self._buckets = int(max(1, -(-self._first_edge[-1] // (len(done) * EDGES_PER_BUCKET))))
+        of_parts = self._keys[:: len(self._ends)] if source.shared else np.zeros(len(done) + 1, np.int64)
+        self._cuts = evenly_cut(of_parts[first : last + 1], self._buckets)
+        wide = max(int(self._keys[-1]), int(self._first_edge[-1]), *source.num_nodes) >= 2**31
+        groups = len(self._cuts) - 1 if source.shared else 0
+        self._spill = Spill(scratch, groups, 3, np.int64 if wide else np.int32)
+        self.counts: I64 = np.zeros((last - first, len(self._ends)), np.int64)
+
+    @collective("ranks")
+    def receive(self) -> None:
+        """Send the edges that this rank reads to the ranks that write their parts; receive those of its own parts."""
+        source = self._source
+        numbering = self._numbering
+        exchange = numbering.exchange
+        if not source.shared:
+            return
+        parts = len(self._done)
+        relations = len(self._ends)
+        for first, src_ids, dst_ids in chunks_of(*source.joined(source.shared), exchange.rank, exchange.size):
+            positions = np.arange(first, first + len(src_ids))
+            place = np.searchsorted(self._first_edge, positions, side="right") - 1
+            src_base, dst_base = source.node_bases[self._ends[place]].T
+            new_dst = numbering.of(dst_ids + dst_base) + dst_base
+            of_type = np.searchsorted(self._first_node, new_dst, side="right") - 1
+            part = of_type % parts
+            keys = self._keys[part * relations + place] + new_dst - self._first_node[of_type]
+            rows = np.stack([keys, numbering.of(src_ids + src_base), positions], axis=1)
+            leaving = ~self._done[part]
+            came = Route(exchange, owners_of(self._part_bounds, part[leaving])).there(rows[leaving])
+            self._spill.add(np.searchsorted(self._cuts, came[:, 0], side="right") - 1, came)
+            of_own = self._places(came[:, 0]) - self._first_part * relations
+            self.counts += np.bincount(of_own, minlength=self.counts.size).reshape(self.counts.shape)
+
+    def pieces(self, part: int) -> Iterator[SharedPiece]:
+        """Yield the edges of a part; once."""
+        relations = len(self._ends)
+        own = part - self._first_part
+        for bucket in range(own * self._buckets, (own + 1) * self._buckets):
+            rows = self._spill.take(bucket)
+            rows = rows.take(np.lexsort((rows[:, 1], rows[:, 0])), axis=0).astype(np.int64)
+            at = self._places(rows[:, 0])
+            place = at - part * relations
+            bounds = np.searchsorted(place, np.arange(relations + 1))
+            orig_ids = rows[:, 2] - self._first_edge[place]
+            yield SharedPiece(bounds, rows[:, 0] - self._keys[at], rows[:, 1], orig_ids)
+
+    def close(self) -> None:
+        """Forget all."""
+        self._spill.close()
+
+    def _places(self, keys: Array) -> I64:
+        """Return int64[n], the part of each key times the number of relations, plus its relation's place."""
+        places: I64 = np.searchsorted(self._keys[:-1], keys, side="right") - 1
+        return places
 
 
 class Bucket(NamedTuple):
@@ -80,9 +247,7 @@ class Arrivals:
         tables = len(source.num_nodes) + len(source.own)
         self._nodes = Spill(scratch, tables * len(self.parts), 2, self._edges.dtype)
         of_nodes, of_edges = arrays_of(source)
-        self._node_rows = [
-            self._carrier(to_carry(arrays, numbering.scattered), t, 1, scratch) for t, arrays in enumerate(of_nodes)
-        ]
+        self._node_rows = [self._carrier(to_carry(arrays), t, 1, scratch) for t, arrays in enumerate(of_nodes)]
         self._edge_rows = [
             self._carrier(to_carry(arrays), source.schema.ends(r)[1], buckets, scratch) if arrays and buckets else None
             for r, (arrays, buckets) in enumerate(zip(of_edges, self._buckets, strict=True))

@@ -2,24 +2,20 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple, cast
 
 import numpy as np
 
 from mpigraph.arrays import I32, I64, Array
-from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.metadata.schema import Schema, check_name, relation_key
-from mpigraph.partition.column_ranges import measured_form
-from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.row_arrays import CastRows, MadeRows, RowArray, RowError, concatenated, place_of, release
 from mpigraph.storage.format import logical_dtype, own_relations, shared_relations, storage_dtype
-from mpigraph.storage.narrow import RoundingError, StoredForm
+from mpigraph.storage.narrow import RoundingError, rounded
 from mpigraph.storage.part_config import FeatureInfo, SharedFeature, features_in_common
 
 EDGES_PER_CHUNK = 1 << 20
-_CHUNK_BYTES = 8 << 20
 _BYTES_COPIED = 8 << 20
 _CHUNKS_MAPPED = 16  # of a memory map, before its pages are let go
 _TIMES = "time"  # the feature whose values must be numbers
@@ -29,22 +25,22 @@ _CHECKED = {_TIMES, "label", "train_mask", "val_mask", "test_mask"}
 class Feature(NamedTuple):
     """Rows of a feature in their storage dtype, and their logical dtype ("bfloat16" is stored as uint16).
 
-    ``form`` is the narrower form in which the rows are, if they are.
+    ``narrow`` is the narrower dtype in which they are stored; "" if they are not.
     """
 
     values: RowArray
     dtype: str
-    form: StoredForm | None = None
+    narrow: str = ""
 
     @property
     def stored(self) -> str:
         """The logical dtype of the rows as they are stored."""
-        return self.form.dtype if self.form else self.dtype
+        return self.narrow or self.dtype
 
     @property
     def info(self) -> FeatureInfo:
         """Dtypes and row shape."""
-        return FeatureInfo(self.dtype, tuple(self.values.shape[1:]), self.form.dtype if self.form else "")
+        return FeatureInfo(self.dtype, tuple(self.values.shape[1:]), self.narrow)
 
     @classmethod
     def of(cls, values: RowArray) -> "Feature":
@@ -161,14 +157,11 @@ class GraphSource:
         return np.concatenate([[0], np.cumsum(self.num_nodes)]).astype(np.int64)
 
     def tables(self) -> Iterator[tuple[str, RowArray]]:
-        """Yield the rows of all features, the ranges of their columns, and original ids, with names for messages."""
+        """Yield the rows of all features, and original ids, with names for messages."""
         for kind, features_of in (("node", self.node_feats), ("edge", self.edge_feats)):
             for type_name, features in sorted(features_of.items()):
                 for name, feature in sorted(features.items()):
-                    title = f"{kind} feature {name!r} of {type_name!r}"
-                    yield title, feature.values
-                    if feature.form and feature.form.ranges is not None:
-                        yield f"column ranges of {title}", feature.form.ranges
+                    yield f"{kind} feature {name!r} of {type_name!r}", feature.values
         for ntype, ids in zip(self.schema.ntypes, self.node_ids or (), strict=False):
             yield f"original ids of {ntype!r}", ids
         for relation, ids in zip(self.schema.relations, self.edge_ids or (), strict=False):
@@ -315,41 +308,24 @@ def feature_infos(source: GraphSource) -> tuple[FeatureInfos, FeatureInfos]:
     return _infos(source.schema.ntypes, source.node_feats), _infos(keys, source.edge_feats)
 
 
-@collective("ranks")
-def narrowed_source(
-    source: GraphSource, infos: tuple[Infos, Infos], exchange: Exchange
-) -> tuple[GraphSource, dict[str, tuple[StoredForm, Array]]]:
-    """Return a graph with features in narrower forms, to which rows are rounded when they are read.
+def narrowed_source(source: GraphSource, infos: tuple[Infos, Infos]) -> GraphSource:
+    """Return a graph with features in 16 bits, to which rows are rounded when they are read.
 
     A number that does not fit raises a GraphDataError then, which names feature and row. ``infos``, of node and edge
-    features, have the dtypes in which they are to be stored (``storage/narrow.py``). The ranks, each with the same
-    graph, share the reading of what becomes int8; of each such feature the form and the standard deviations of its
-    columns are returned by its title.
-
-    Raises:
-        GraphDataError: a feature cannot be int8; on every rank.
+    features, have the dtypes in which they are to be stored (``storage/narrow.py``).
     """
-    levels: dict[str, tuple[StoredForm, Array]] = {}
 
     def narrower(title: str, feature: Feature, narrow: str) -> Feature:
-        if feature.info.narrow == narrow:
+        if feature.narrow == narrow:
             return feature
-        form = StoredForm(narrow)
-        rows = feature.values
-        if narrow == "int8":
-            chunks = partial(_own_chunks, rows, exchange)
-            place = partial(_place, rows)
-            form, stds = measured_form(title, feature.info, len(rows), chunks, place, exchange)
-            if len(rows) and len(stds):
-                levels[title] = form, stds
 
-        def rounded(chunk: Array) -> Array:
+        def in_16_bits(chunk: Array) -> Array:
             try:
-                return form.narrow(chunk)
+                return rounded(chunk, narrow)
             except RoundingError as error:
                 raise RowError(error.row, f"{title}: {error}") from None
 
-        return Feature(MadeRows(rounded, storage_dtype(form.dtype), rows), feature.dtype, form)
+        return Feature(MadeRows(in_16_bits, storage_dtype(narrow), feature.values), feature.dtype, narrow)
 
     def of_all(kind: str, features: Features, infos: Infos) -> Features:
         return {
@@ -362,19 +338,7 @@ def narrowed_source(
 
     nodes = of_all("node", source.node_feats, infos[0])
     edges = of_all("edge", source.edge_feats, infos[1])
-    return replace(source, node_feats=nodes, edge_feats=edges), levels
-
-
-def _own_chunks(rows: RowArray, exchange: Exchange) -> Iterator[tuple[int, Array]]:
-    """Yield ``(first row, rows)``: chunk after chunk in turn with the other ranks."""
-    step = max(1, _CHUNK_BYTES // max(1, rows.dtype.itemsize * int(np.prod(rows.shape[1:]))))
-    for first in range(exchange.rank * step, len(rows), exchange.size * step):
-        yield first, np.asarray(rows[first : first + step])
-        release(rows)
-
-
-def _place(rows: RowArray, row: int) -> str:
-    return place_of(rows, row) or f"row {row}"
+    return replace(source, node_feats=nodes, edge_feats=edges)
 
 
 def mask_of(place: str, ids: Array, num_nodes: int) -> Feature:

@@ -3,8 +3,7 @@
 :class:`Spill` sorts rows into groups as they come, :class:`Scratch` makes large arrays. :class:`CarriedRows` sends rows
 of features with the nodes and edges that they belong to. Files of compressed or checksummed blocks (parquet, HDF5,
 shards) are slow to read at random, because every choice of rows unpacks nearly all blocks: their rows are read once, in
-the order of the file. So are rows of mapped files where nodes get another order inside parts. Other rows in memory and
-in mapped files do not travel; the writer of a part gathers them.
+the order of the file. Rows in memory and in mapped files do not travel; the writer of a part gathers them.
 """
 
 import itertools
@@ -25,7 +24,7 @@ from mpigraph.errors import MPIGraphError, StorageError
 from mpigraph.kernels.csr import count_keys, place_values
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.exchange import Exchange, Route, owners_of
-from mpigraph.partition.row_arrays import RowArray, block_bytes, mapping_of, numpy_under, reads_blocks, release
+from mpigraph.partition.row_arrays import RowArray, block_bytes, mapping_of, reads_blocks, release
 from mpigraph.partition.source import Features, GraphSource
 
 ORIGINAL_IDS = ""  # the name among features, whose names are longer
@@ -354,16 +353,9 @@ def arrays_of(source: GraphSource) -> tuple[list[dict[str, RowArray]], list[dict
     return of_nodes, arrays(keys, source.edge_feats, source.edge_ids)
 
 
-def to_carry(arrays: Mapping[str, RowArray], scattered: bool = False) -> dict[str, RowArray]:
-    """Return the arrays that are slow to read at random; mapped files, too, if rows are read in a ``scattered`` order.
-
-    (Those may be larger than memory, and a row of a page would cost a page, and a wait for the disk.)
-    """
-    return {
-        name: array
-        for name, array in arrays.items()
-        if reads_blocks(array) or (scattered and any(mapping_of(under) is not None for under in numpy_under(array)))
-    }
+def to_carry(arrays: Mapping[str, RowArray]) -> dict[str, RowArray]:
+    """Return the arrays that are slow to read at random."""
+    return {name: array for name, array in arrays.items() if reads_blocks(array)}
 
 
 class Carried(NamedTuple):
@@ -376,12 +368,12 @@ class Carried(NamedTuple):
 NOTHING_CARRIED = Carried(0, 0)
 
 
-def carried_sizes(source: GraphSource, scattered: bool = False) -> Carried:
-    """Return the sizes of the rows of a graph that travel; ``scattered``: nodes keep not their order inside parts."""
+def carried_sizes(source: GraphSource) -> Carried:
+    """Return the sizes of the rows of a graph that travel."""
     total = 0
     block = 0
     of_nodes, of_edges = arrays_of(source)
-    for carried in (*(to_carry(arrays, scattered) for arrays in of_nodes), *map(to_carry, of_edges)):
+    for carried in map(to_carry, (*of_nodes, *of_edges)):
         if carried:
             total += _record(carried).itemsize * len(next(iter(carried.values())))
             block = max(block, sum(map(block_bytes, carried.values())))

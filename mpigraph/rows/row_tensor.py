@@ -27,13 +27,13 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.kernels.float16 import narrow_part
+from mpigraph.kernels.float16 import narrow_part, widen
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.messages import Gate
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow, WindowPart
 from mpigraph.storage.format import storage_dtype
-from mpigraph.storage.narrow import RoundingError, StoredForm
+from mpigraph.storage.narrow import RoundingError, rounded
 
 _writes = itertools.count(1)  # of all tensors of this process
 
@@ -83,9 +83,7 @@ class RowTensor:
         name: the user's name for it.
         policy: the meaning of its rows.
         dtype: logical dtype ("float32", "bfloat16", ...).
-        form: the narrower form of the rows in memory and on their way; None for their own.
         stored: logical dtype of the rows in memory and on their way.
-        read_only: why rows cannot be written; "" where they can.
         shape: ``(rows, *row_shape)``.
         copying: the background copy of the rows, if there is one.
         joint: the tensor that has these rows, too, if there is one.
@@ -106,21 +104,19 @@ class RowTensor:
         policy: Policy,
         row_shape: Sequence[int],
         dtype: str,
-        form: StoredForm | None = None,
+        narrow: str = "",
         joint: "JointTensor | None" = None,
     ) -> None:
         """Allocate zeros, or give access to the next rows of ``joint``.
 
-        ``offsets`` (int64[H + 1]) are the hosts' ranges.
+        ``offsets`` (int64[H + 1]) are the hosts' ranges, ``narrow`` the dtype of 16 bits in which rows lie, if they do.
         """
         self.number = number
         self.graph = graph
         self.name = name
         self.policy = policy
         self.dtype = dtype
-        self.form = form
-        self.stored = dtype if form is None else form.dtype
-        self.read_only = ""
+        self.stored = narrow or dtype
         self.version = 0
         self.copying: Copying | None = None
         self.last_write = self._told = 0
@@ -167,11 +163,11 @@ class RowTensor:
             out: [n, *row_shape], C-contiguous. It is the memory itself if it has the stored dtype; its last bytes are
                 if it has the logical one.
         """
-        if self.form is None or out.dtype == self.window.dtype:
+        if self.stored == self.dtype or out.dtype == self.window.dtype:
             yield out
         else:
             yield narrow_part(out, self.window.dtype)
-            self.form.widen(out)
+            widen(out, self.stored == "bfloat16")
 
     def check(self, ids: I64) -> None:
         """Raise OutOfRangeError, with the name of the tensor, if one of ``ids`` (int64[n]) is not a row."""
@@ -191,13 +187,12 @@ class RowTensor:
 
         Raises:
             OutOfRangeError: an id is not a row.
-            InvalidArgumentError: a value does not fit the stored dtype, or the rows are read-only; nothing is written.
+            InvalidArgumentError: a value does not fit the stored dtype; nothing is written.
         """
         self.check(ids)
-        self.check_writable()
-        if self.form is not None and values.dtype != self.window.dtype:
+        if self.stored != self.dtype and values.dtype != self.window.dtype:
             try:
-                values = self.form.narrow(values)
+                values = rounded(values, self.stored)
             except RoundingError as error:
                 raise InvalidArgumentError(f"tensor {self.name!r}: value of row {ids[error.row]}: {error}") from None
         self._wait(owned=False)
@@ -208,11 +203,7 @@ class RowTensor:
 
     @contextmanager
     def writing(self, host: int) -> Iterator[Array]:
-        """Yield the rows on local host ``host``, writable inside the block. For the rows' owner: it takes no lock.
-
-        Raises InvalidArgumentError if the rows are read-only.
-        """
-        self.check_writable()
+        """Yield the rows on local host ``host``, writable inside the block. For the rows' owner: it takes no lock."""
         self._wait(owned=True)
         rows = self.window.memory(host).view()
         try:
@@ -225,10 +216,8 @@ class RowTensor:
     def lend(self, host: int, rows: slice) -> Array:
         """Return rows on local host ``host``, writable as long as the array, or any view of it, is alive.
 
-        Until then they count as written before every control call. Raises InvalidArgumentError if the rows are
-        read-only.
+        Until then they count as written before every control call.
         """
-        self.check_writable()
         self._wait(owned=False)
         memory = self.window.memory(host)[rows]
         # the base of a view is the array at the end of the chain; the memoryview makes that this one
@@ -238,11 +227,6 @@ class RowTensor:
                 tensor._lent.append(weakref.ref(lent if lent.base is None else lent.base, tensor._take_back))
                 self.window.service.written.add(tensor.number)
         return lent
-
-    def check_writable(self) -> None:
-        """Raise InvalidArgumentError if the rows are :attr:`read_only`."""
-        if self.read_only:
-            raise InvalidArgumentError(f"tensor {self.name!r} cannot be written: {self.read_only}")
 
     def _take_back(self, lent: "weakref.ref[Array]") -> None:
         self.note_write()

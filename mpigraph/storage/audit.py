@@ -10,9 +10,8 @@ from mpigraph.arrays import I64, U64, Array
 from mpigraph.errors import MPIGraphError, ShardFormatError
 from mpigraph.kernels.soundness import falls, hash_of_degrees, hash_of_sources
 from mpigraph.storage.contents import PartFiles, check_shared, check_sources
-from mpigraph.storage.dataset_list import DatasetInfo
 from mpigraph.storage.format import relation_dataset_name, shared_dataset_name, storage_dtype
-from mpigraph.storage.shard import read_chunks
+from mpigraph.storage.shard import DatasetInfo, read_chunks
 
 _ROWS = 1 << 21  # of a block of indptr, 16 MiB: a few of its segments, since each block reads a row of the next, too
 _NODES = 1 << 28  # whose marks are in memory at once, a byte each
@@ -34,7 +33,7 @@ class Audit(NamedTuple):
 
 
 def audit_part(files: PartFiles, part: int, advance: Advance) -> Audit:
-    """Read all files of a part; check the checksums, the seals, the identity and the contents.
+    """Read all files of a part; check the checksums, the identity and the contents.
 
     ``advance`` is called with the bytes that were read since the last call.
     """

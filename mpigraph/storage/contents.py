@@ -13,9 +13,7 @@ import numpy.typing as npt
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, ShardFormatError
 from mpigraph.kernels.soundness import bad_source, falls
-from mpigraph.storage.dataset_list import DatasetInfo
 from mpigraph.storage.format import (
-    column_ranges_name,
     edge_feature_name,
     index_dtype,
     node_feature_name,
@@ -24,9 +22,9 @@ from mpigraph.storage.format import (
     shared_dataset_name,
     shared_feature_name,
 )
-from mpigraph.storage.narrow import RoundingError, StoredForm
-from mpigraph.storage.part_config import FeatureInfo, PartConfig, SharedFeature
-from mpigraph.storage.shard import Fingerprint, ShardReader, fingerprint, read_chunks, seal_of
+from mpigraph.storage.narrow import RoundingError, rounded
+from mpigraph.storage.part_config import PartConfig, SharedFeature
+from mpigraph.storage.shard import DatasetInfo, Fingerprint, ShardReader, fingerprint, read_chunks
 
 _FILES = 4096  # that are open at once where there is no limit
 _KNOWN = 1 << 14  # whose datasets are known
@@ -41,12 +39,10 @@ class PartFiles:
 
     Attributes:
         config: the partitioned graph.
-        by_list: find datasets by the lists at the ends of files; else HDF5 finds them, and the lists must say the same.
     """
 
-    def __init__(self, config: PartConfig, by_list: bool = True) -> None:
+    def __init__(self, config: PartConfig) -> None:
         self.config = config
-        self.by_list = by_list
         self._known: dict[tuple[int, str], ShardReader] = {}
         self._awake: dict[tuple[int, str], ShardReader] = {}
         # half of what this process may open now, often 1024
@@ -58,7 +54,7 @@ class PartFiles:
         """Return a file of a part, as of :meth:`.PartConfig.part_path`; it is closed when many others were opened.
 
         Raises:
-            PartitionError: the part does not exist, or its file lies outside the graph's folder.
+            PartitionError: the part does not exist.
             ShardFormatError: the file is missing, damaged, or belongs to something else.
         """
         key = part, which
@@ -70,7 +66,7 @@ class PartFiles:
                 self._known.pop(oldest).close()
             config = self.config
             path = config.part_path(part, which)
-            shard = ShardReader(path, config.graph_name, part, config.identity, self.by_list)
+            shard = ShardReader(path, config.graph_name, part, config.content)
             self._known[key] = shard
         if self._awake.pop(key, None) is None and len(self._awake) == self._most_open:
             self._awake.pop(next(iter(self._awake))).rest()  # the one that was used longest ago
@@ -95,7 +91,6 @@ class PartFiles:
 
         Raises:
             ShardFormatError: a file is missing, belongs to something else, or holds other datasets.
-            PartitionError: a file lies outside the graph's folder.
         """
         datasets = list(_datasets(self.config, part))
         for which in self.config.files[part]:
@@ -104,8 +99,9 @@ class PartFiles:
     def check_file(self, part: int, which: str, datasets: Iterable[tuple[str, str, DatasetInfo]] = ()) -> Fingerprint:
         """Check one file of a part, as :meth:`check` does, which has the part's datasets; return its fingerprint."""
         config = self.config
-        content = self.fingerprint(part, which)
-        path = self.open(part, which).path
+        shard = self.open(part, which)
+        content = fingerprint(shard)
+        path = shard.path
         expected = {name: info for file, name, info in datasets or _datasets(config, part) if file == which}
         for name, info in expected.items():
             if name not in content:
@@ -119,50 +115,6 @@ class PartFiles:
         for name in content.keys() - expected.keys():
             raise ShardFormatError(f"{path}: dataset {name!r} is not in {config.path}")
         return content
-
-    def fingerprint(self, part: int, which: str) -> Fingerprint:
-        """Return the fingerprint of a file of a part, which must be the one that the configuration was written for.
-
-        Raises:
-            ShardFormatError: the file is missing, damaged, or another one.
-            PartitionError: the file lies outside the graph's folder.
-        """
-        shard = self.open(part, which)
-        content = fingerprint(shard)
-        shard.rest()  # HDF5 takes half a MiB for an open file
-        path = shard.path
-        if not self.by_list:
-            with ShardReader(path) as listed:  # as jobs read it
-                if fingerprint(listed) != content:
-                    raise ShardFormatError(f"{path}: its list of datasets is not HDF5's")
-        if seal_of(content) != self.config.seals[part][which]:
-            raise ShardFormatError(f"{path}: not the file that {self.config.path} was written for (other checksums)")
-        return content
-
-    def form_of(self, which: str, name: str, info: FeatureInfo, parts: Iterable[int]) -> StoredForm | None:
-        """Return the form in which a feature is stored, None for its own.
-
-        Args:
-            which: the file of a part: "node_feats" or "edge_feats".
-            name: the dataset of the feature.
-            info: of the feature.
-            parts: read the ranges of its columns there, if it has any; at least one.
-
-        Raises:
-            ShardFormatError: a file is missing or damaged, or parts have different ranges.
-        """
-        if info.narrow != "int8":
-            return StoredForm(info.narrow) if info.narrow else None
-        ranges: list[Array] = []
-        for part in parts:
-            ranges.append(self.open(part, which).read(column_ranges_name(name)))
-            low, high = ranges[-1]
-            if not (np.isfinite(ranges[-1]).all() and (low <= high).all() and np.array_equal(ranges[-1], ranges[0])):
-                raise ShardFormatError(
-                    f"{self.config.part_path(part, which)}: dataset {column_ranges_name(name)!r} contradicts itself "
-                    "or that of another part"
-                )
-        return StoredForm(info.narrow, ranges[0])
 
     def read_edges(self, relation: int, part: int, field: str, first: int = 0, last: int | None = None) -> Array:
         """Read a number of each edge of a relation in a part, from the relation's own dataset or a shared one.
@@ -204,7 +156,8 @@ class PartFiles:
         Raises:
             ShardFormatError: the file is damaged, or contradicts itself or the configuration.
         """
-        book, schema = self.config.book, self.config.schema
+        book = self.config.book
+        schema = self.config.schema
         nodes, edges = (
             stop - start
             for start, stop in (book.node_range(part, schema.ends(relation)[1]), book.edge_range(part, relation))
@@ -227,12 +180,13 @@ class PartFiles:
 
 def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, DatasetInfo]]:
     """Yield the file, the name, and shape and dtype of every dataset of a part."""
-    book, schema = config.book, config.schema
+    book = config.book
+    schema = config.schema
     nodes = [int(offsets[part + 1] - offsets[part]) for offsets in book.node_offsets]
     for t, ntype in enumerate(schema.ntypes):
         yield "part_graph", node_orig_ids_name(ntype), DatasetInfo((nodes[t],), "int64")
         for name, info in config.node_features[ntype].items():
-            yield from _feature("node_feats", node_feature_name(ntype, name), nodes[t], info)
+            yield "node_feats", node_feature_name(ntype, name), DatasetInfo((nodes[t], *info.shape), info.stored)
     if config.shared:
         rows = int(config.shared_begins[-1, part])
         width = index_dtype(max(map(book.num_nodes, range(len(nodes))))).name
@@ -241,13 +195,13 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
     for name, relations in config.shared_features:
         rows = int(np.diff(book.edge_table[list(relations), part : part + 2]).sum())
         info = config.edge_features[schema.relation_key(relations[0])][name]
-        yield from _feature("edge_feats", shared_feature_name(name), rows, info)
+        yield "edge_feats", shared_feature_name(name), DatasetInfo((rows, *info.shape), info.stored)
     for r in config.with_datasets:
         key = schema.relation_key(r)
         first, end = book.edge_range(part, r)
         edges = end - first
         for name, info in config.own_features(r).items():
-            yield from _feature("edge_feats", edge_feature_name(key, name), edges, info)
+            yield "edge_feats", edge_feature_name(key, name), DatasetInfo((edges, *info.shape), info.stored)
         if r in config.place_of_shared:
             continue
         src, dst = schema.ends(r)
@@ -259,12 +213,6 @@ def _datasets(config: PartConfig, part: int) -> Iterator[tuple[str, str, Dataset
             ("orig_ids", edges, "int64"),
         ):
             yield "part_graph", relation_dataset_name(key, field), DatasetInfo((rows,), dtype)
-
-
-def _feature(which: str, name: str, rows: int, info: FeatureInfo) -> Iterator[tuple[str, str, DatasetInfo]]:
-    yield which, name, DatasetInfo((rows, *info.shape), info.stored)
-    if info.narrow == "int8":
-        yield which, column_ranges_name(name), DatasetInfo((2, *info.shape), info.dtype)
 
 
 def check_shared(config: PartConfig, part: int, destinations: Array, indices: Array) -> I64:
@@ -352,9 +300,7 @@ class StoredRows:
             yield part, base + first, base + last
 
 
-def read_rows(
-    files: PartFiles, rows: StoredRows, begin: int, out: npt.NDArray[np.generic], form: StoredForm | None = None
-) -> None:
+def read_rows(files: PartFiles, rows: StoredRows, begin: int, out: npt.NDArray[np.generic], narrow: str = "") -> None:
     """Fill ``out`` with the global rows from ``begin`` on.
 
     Args:
@@ -362,26 +308,24 @@ def read_rows(
         rows: where they are.
         begin: first global row.
         out: [n, ...] in the storage dtype.
-        form: the narrower form that ``out`` has instead, to which rows are rounded some MiB at a time.
+        narrow: the dtype of 16 bits that ``out`` has instead, to which rows are rounded some MiB at a time.
 
     Raises:
         ShardFormatError: a file is missing or damaged.
-        GraphDataError: a number does not fit the narrower form.
+        GraphDataError: a number does not fit 16 bits.
     """
     at = 0
     for part, first, last in rows.pieces(begin, begin + len(out)):
         shard = files.open(part, rows.which)
-        if form is None:
+        if not narrow:
             shard.read_into(rows.name, out[at : at + last - first], first)
         else:
             for row, chunk in read_chunks(shard, rows.name, first, last):
-                out[at + row - first : at + row - first + len(chunk)] = _narrow(shard, rows.name, row, chunk, form)
+                out[at + row - first : at + row - first + len(chunk)] = _rounded(shard, rows.name, row, chunk, narrow)
         at += last - first
 
 
-def read_together(
-    files: PartFiles, feature: SharedFeature, ranges: I64, out: Array, form: StoredForm | None = None
-) -> None:
+def read_together(files: PartFiles, feature: SharedFeature, ranges: I64, out: Array, narrow: str = "") -> None:
     """Fill ``out`` with rows of a feature that relations share, relation after relation; otherwise as read_rows.
 
     Args:
@@ -389,7 +333,7 @@ def read_together(
         feature: one of :attr:`.PartConfig.shared_features`, or some of its relations.
         ranges: int64[relations, 2], the first global row of each relation and the one behind the last.
         out: [rows of all, ...].
-        form: as in :func:`read_rows`.
+        narrow: as in :func:`read_rows`.
     """
     config = files.config
     name = shared_feature_name(feature.name)
@@ -408,22 +352,23 @@ def read_together(
         last = first + high[here] - low
         place = to[here] + low - ranges[here, 0]
         shard = files.open(part, "edge_feats")
-        begin, end = int(first[0]), int(last[-1])
-        if form is None and end - begin == place[-1] + last[-1] - first[-1] - place[0] == (last - first).sum():
+        begin = int(first[0])
+        end = int(last[-1])
+        if not narrow and end - begin == place[-1] + last[-1] - first[-1] - place[0] == (last - first).sum():
             shard.read_into(name, out[int(place[0]) : int(place[0]) + end - begin], begin)  # next to each other
             continue
         for row, chunk in read_chunks(shard, name, begin, end):
             counts = np.clip(last, row, row + len(chunk)) - np.clip(first, row, row + len(chunk))
             skipped = np.cumsum(counts) - counts
             rows = np.arange(counts.sum()) + np.repeat(np.maximum(first, row) - skipped, counts)
-            narrow = chunk if form is None else _narrow(shard, name, row, chunk, form)
-            out[rows + np.repeat(place - first, counts)] = narrow[rows - row]
+            values = _rounded(shard, name, row, chunk, narrow) if narrow else chunk
+            out[rows + np.repeat(place - first, counts)] = values[rows - row]
 
 
-def _narrow(shard: ShardReader, name: str, first: int, rows: Array, form: StoredForm) -> Array:
-    """Return rows of a dataset, from row ``first`` on, in a narrower form."""
+def _rounded(shard: ShardReader, name: str, first: int, rows: Array, narrow: str) -> Array:
+    """Return rows of a dataset, from row ``first`` on, in 16 bits."""
     try:
-        return form.narrow(rows)
+        return rounded(rows, narrow)
     except RoundingError as error:
         raise GraphDataError(f"{shard.path}: dataset {name!r}, row {first + error.row}: {error}") from None
 

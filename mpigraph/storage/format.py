@@ -14,17 +14,14 @@ Where many relations have few edges, these share the tables ``shared_relations``
 destination of each edge, counted within its part, in place of ``indptr`` (:func:`shared_relations`). A feature that
 several of these have with one dtype and shape is one dataset, too, in the same order. The configuration says which.
 
-Behind HDF5's data a file has a list of its datasets in JSON (dataset_list.py), which HDF5 does not look at.
-
 Datasets are contiguous, so that a reader can fill a buffer with any range of rows in one call. Each carries its
 logical dtype (torch's name; bfloat16 is stored as uint16 and bool as uint8) and one CRC-32 for each segment
-of ``segment_rows`` rows. For a feature stored in a narrower form (narrow.py) that is float16, bfloat16 or int8; the
-configuration also has the dtype of its readers. Beside int8 lies ``<name>~range``, [2, ...] in the readers' dtype: the
-lowest and the highest number of each column, the same in all parts.
+of ``segment_rows`` rows. For a feature stored in 16 bits (narrow.py) that is float16 or bfloat16; the configuration
+also has the dtype of its readers.
 
-The configuration and every shard carry the *identity* of the partitioning, a hash of the topology and the assignment: a
-shard of another one is refused, so files of two partitionings are never mixed. Where only features differ, the shards'
-seals, which the configuration lists, tell them apart.
+The configuration has the *identity* of the partitioning, a hash of the topology and the assignment, and, as every
+shard, its *content*, a hash of the identity and of the features' dtypes, shapes and a few of their rows: a shard of
+another content is refused, so files of two partitionings are never mixed.
 
 A file of another version is refused; there is no conversion. A graph is partitioned again, an optimizer saved again.
 """
@@ -39,17 +36,12 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.metadata.schema import Schema, escape
 
 FORMAT_NAME = "mpigraph-shard"
-FORMAT_VERSION = 2  # 1 had no identity
+FORMAT_VERSION = 3
 
 _FEW = 8  # relations that can share; fewer are not worth the searches
 
 _SEGMENT_BYTES = 4 << 20  # a read at a random row verifies a whole segment, so they must not be large
 _MAX_SEGMENTS = 8192  # their checksums are an HDF5 attribute, which holds 64 KiB
-
-NARROW = ("float16", "bfloat16", "int8")
-"""The narrower dtypes in which floats may be stored."""
-WIDE = {name: ("float32", "float64") for name in NARROW} | {"int8": ("float16", "float32", "float64")}
-"""The dtypes of such floats, by narrower dtype."""
 
 _PLAIN = "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
 _STORAGE = {"bool": "uint8", "bfloat16": "uint16", **{name: name for name in _PLAIN.split()}}
@@ -131,11 +123,6 @@ def edge_feature_name(relation_key: str, name: str) -> str:
 def shared_feature_name(name: str) -> str:
     """Return the dataset in ``edge_feat.h5`` of a feature that relations share."""
     return f"shared_relations/{_step(name)}"
-
-
-def column_ranges_name(feature: str) -> str:
-    """Return the dataset of a feature's column ranges, beside its own; no feature has such a name."""
-    return f"{feature}~range"
 
 
 @lru_cache(1 << 14)

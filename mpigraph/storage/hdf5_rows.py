@@ -1,13 +1,11 @@
 """Datasets of a user's HDF5 file as arrays whose rows are read on demand. ``shard.py`` is for shards.
 
-Nothing in the file is followed to another one (links, external storage, virtual datasets), and no filter runs that is
-not part of HDF5: an input is data, not code. HDF5 takes a ``/`` in a name for a group, so a dataset's name is its whole
-path. Datasets that are not numbers are reported by name.
+HDF5 takes a ``/`` in a name for a group, so a dataset's name is its whole path. Datasets that are not numbers are
+reported by name.
 """
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +20,6 @@ from mpigraph.storage.files import open_regular
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _BLOCK_BYTES = 1 << 20  # read at once for rows that are not neighbours
 _META = "meta"
-_FILTERS = {
-    h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SZIP,
-    h5py.h5z.FILTER_NBIT, h5py.h5z.FILTER_SCALEOFFSET, h5py.h5z.FILTER_LZF,
-}  # fmt: skip
 
 
 class HDF5Rows:
@@ -103,7 +97,7 @@ def open_hdf5(path: Path) -> tuple[dict[str, HDF5Rows | Array], list[str]]:
         file: datasets of other things, attributes.
 
     Raises:
-        GraphDataError: it cannot be read, is shorter than it says, or has data elsewhere; names file and dataset.
+        GraphDataError: it cannot be read, or was not written to the end; names file and dataset.
     """
     datasets: dict[str, HDF5Rows | Array] = {}
     left_out: list[str] = []
@@ -111,12 +105,12 @@ def open_hdf5(path: Path) -> tuple[dict[str, HDF5Rows | Array], list[str]]:
     try:
         file = h5py.File(path, "r", locking=False)
         left_out += [f"attribute {name}" for name in file.attrs if name != _META]
-        for name, dataset in _own_items(path, file, "", set()):
+        for name, dataset in _items(file, ""):
             if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "biuf":
                 what = f"{dataset.dtype} is no number" if isinstance(dataset, h5py.Dataset) else "no dataset"
                 left_out.append(f"{name}: {what}")
                 continue
-            _check_storage(path, name, dataset)
+            _check_written(path, name, dataset)
             datasets[name] = HDF5Rows(path, dataset) if dataset.ndim else np.asarray(dataset[()])
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         if isinstance(error, GraphDataError):
@@ -141,31 +135,23 @@ def read_hdf5_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _own_items(path: Path, group: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield path and object of all items below a group (``prefix``: its path); a link to another place is an error."""
-    seen.add(h5py.h5o.get_info(group.id).addr)
+def _items(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield path and object of all items below a group (``prefix``: its path)."""
     for name in group:
         title = f"{prefix}{name}"
-        if group.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
-            raise GraphDataError(f"{path}: {title} is a link to another place")
         item = group[name]
-        if not isinstance(item, h5py.Group):
-            yield title, item
-        elif h5py.h5o.get_info(item.id).addr in seen:
-            raise GraphDataError(f"{path}: {title} is another name of a group")
+        if isinstance(item, h5py.Group):
+            yield from _items(item, f"{title}/")
         else:
-            yield from _own_items(path, item, f"{title}/", seen)
+            yield title, item
 
 
-def _check_storage(path: Path, name: str, dataset: Any) -> None:
-    """Check that all bytes of a dataset lie in this file, and can be read by HDF5 alone."""
+def _check_written(path: Path, name: str, dataset: Any) -> None:
+    """Check that a dataset was written to the end: what was not would be read as zeros."""
     creation = dataset.id.get_create_plist()
     layout = creation.get_layout()
     if layout == h5py.h5d.VIRTUAL or creation.get_external_count():
-        raise GraphDataError(f"{path}: {name} is stored in another file")
-    for number in range(creation.get_nfilters()):
-        if creation.get_filter(number)[0] not in _FILTERS:
-            raise GraphDataError(f"{path}: {name} is compressed by a filter that is not HDF5's own")
+        return
     if dataset.nbytes and not dataset.id.get_storage_size():
         raise GraphDataError(f"{path}: {name} was never written")
     if layout == h5py.h5d.CHUNKED:
@@ -173,11 +159,3 @@ def _check_storage(path: Path, name: str, dataset: Any) -> None:
         written = dataset.id.get_num_chunks()
         if written < chunks:
             raise GraphDataError(f"{path}: {name} was not written to the end: it has {written} of {chunks} chunks")
-    begin = dataset.id.get_offset()
-    if layout == h5py.h5d.CONTIGUOUS and begin is not None:
-        row_bytes = dataset.nbytes // max(1, dataset.shape[0] if dataset.ndim else 1)
-        there = os.path.getsize(path) - begin
-        if there < dataset.nbytes:
-            raise GraphDataError(
-                f"{path}: {name} is too short: it ends in row {max(0, there) // row_bytes} of {dataset.shape[0]}"
-            )

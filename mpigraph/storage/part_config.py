@@ -3,47 +3,42 @@
 It has the keys of DGL's ``part_config``: ``node_map`` and ``edge_map`` hold half-open ranges of
 *homogeneous* ids, which are numbered part by part and, inside a part, type by type. Further keys are a format
 name and version, the dtype and row shape of every feature (and in which dtype it is stored, if that is another one),
-the report of the partitioning, its identity, which every shard carries too, the seal of every shard (a hash of its
-checksums, to detect a shard that was changed together with its own checksums), and a checksum of all of this except the
-report and the paths of the shards.
+the report of the partitioning, its identity, its content, which every shard carries too, and a checksum of all of this
+except the report and the paths of the shards.
 
 Relations that share tables may be thousands. ``etypes`` and ``edge_map`` leave them out; ``shared_relations`` has them
 as columns: ``ids``, ascending; ``names``, as in ``etypes``; and ``edges``, for each part the number of edges of each.
 ``edge_features`` leaves out features that they share; ``shared_features`` has each once, with ``relations``, their ids.
-
-A configuration may come from anywhere, so its paths must stay inside its folder.
 """
 
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
+from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.metadata.book import RangeBook
-from mpigraph.metadata.schema import Schema, check_name, parse_relations
+from mpigraph.metadata.schema import Schema, parse_relations
 from mpigraph.storage.files import NewFile, open_regular
-from mpigraph.storage.format import NARROW, WIDE, own_relations, storage_dtype
+from mpigraph.storage.format import own_relations
 
 CONFIG_FORMAT = "mpigraph"
-CONFIG_VERSIONS = (2, 3, 4)  # 1 had no identity; in 3 and 4 relations share tables, in 3 only their ids were listed
+CONFIG_VERSION = 5
 
 _FILES = {"part_graph": "graph.h5", "node_feats": "node_feat.h5", "edge_feats": "edge_feat.h5"}
 _REQUIRED = (
-    "graph_name num_nodes num_edges part_method num_parts node_map edge_map ntypes etypes identity seals checksum"
+    "graph_name num_nodes num_edges part_method num_parts node_map edge_map ntypes etypes identity content checksum"
 ).split()
 _NO_CHECKSUM = ("report", "checksum")  # beside the paths
-_MOST = 2**62  # ids, so that sums of them fit
 
 
 class FeatureInfo(NamedTuple):
@@ -77,8 +72,7 @@ class SharedFeature(NamedTuple):
 def features_in_common(relations: Sequence[int], tables: Iterable[Mapping[str, FeatureInfo]]) -> list[SharedFeature]:
     """Return the features that several relations have with one dtype and row shape, by name.
 
-    Of a name with several dtypes or shapes those as in the first relation. Not int8, whose columns have other ranges in
-    each relation.
+    Of a name with several dtypes or shapes those as in the first relation.
 
     Args:
         relations: relation ids, ascending.
@@ -88,7 +82,7 @@ def features_in_common(relations: Sequence[int], tables: Iterable[Mapping[str, F
     for relation, table in zip(relations, tables, strict=True):
         for name, info in table.items():
             first, having = by_name.setdefault(name, (info, []))
-            if info == first and info.narrow != "int8":
+            if info == first:
                 having.append(relation)
     return [SharedFeature(name, tuple(ids)) for name, (_, ids) in sorted(by_name.items()) if len(ids) > 1]
 
@@ -107,8 +101,8 @@ class PartConfig:
             edge_feats.
         report: results of the partitioning (edge cut, balance); free form.
         directory: the folder of the configuration file.
-        identity: of this partitioning; every shard carries it.
-        seals: for each part, the seals of its files by the same keys as in ``files``.
+        identity: of this partitioning, that is of the new ids of nodes and edges.
+        content: of this partitioning with its features; every shard carries it.
         shared: ids of the relations whose edges lie in tables that they share, ascending.
         shared_features: the features of these that lie in datasets that they share.
     """
@@ -122,7 +116,7 @@ class PartConfig:
     report: Mapping[str, Any] = field(default_factory=dict)
     directory: Path = Path()
     identity: str = field(default_factory=lambda: secrets.token_hex(16))
-    seals: tuple[Mapping[str, str], ...] = ()
+    content: str = field(default_factory=lambda: secrets.token_hex(16))
     shared: tuple[int, ...] = ()
     shared_features: tuple[SharedFeature, ...] = ()
 
@@ -215,18 +209,13 @@ class PartConfig:
             which: ``"part_graph"``, ``"node_feats"`` or ``"edge_feats"``.
 
         Raises:
-            PartitionError: there is no such part, or links lead the file out of the graph's folder.
+            PartitionError: there is no such part.
         """
         if which not in _FILES:
             raise InvalidArgumentError(f"which must be one of {list(_FILES)} (got {which!r})")
         if not 0 <= part < self.num_parts:
             raise PartitionError(f"part {part} does not exist: {self.path} has {self.num_parts} parts")
-        path = self.directory / self.files[part][which]
-        steps = accumulate(self.files[part][which].split("/"), os.path.join, initial=os.fspath(self.directory))
-        next(steps)  # the folder itself may be a link
-        if any(map(os.path.islink, steps)) and not _is_inside(path, self.directory):
-            raise PartitionError(f"{path}: a link leads out of the graph's folder (part {part} of {self.path})")
-        return path
+        return self.directory / self.files[part][which]
 
     @cached_property
     def checksum(self) -> str:
@@ -245,7 +234,7 @@ class PartConfig:
         # thousands of relations would be hundreds of thousands of lines
         text = json.dumps(content, indent=None if self.shared else 2) + "\n"
         with suppress(OSError, ValueError):
-            if not path.is_symlink() and text_of(path) == text.encode():  # also where nothing can be written
+            if text_of(path) == text.encode():  # also where nothing can be written
                 return path
         with NewFile(path, queue=True) as file:  # a reader meets the old file or the new one, never half of one
             file.write(text.encode())
@@ -266,21 +255,26 @@ class PartConfig:
             what = f"not a valid JSON file: {error}" if path.suffix == ".json" else _not_cut(path)
             raise PartitionError(f"{path}: {what}") from error
         _check_format(path, content)
+        if content["checksum"] != _checksum(content):
+            raise PartitionError(f"{path}: damaged partition configuration: it was changed after it was written")
         try:
             return cls._from_json(path, content)
-        except MPIGraphError as error:
+        except KeyError as error:  # paths are outside the checksum
+            raise PartitionError(f"{path}: damaged partition configuration: {error} is missing") from error
+        except PartitionError as error:
             raise PartitionError(f"{path}: {error}") from error
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-            raise PartitionError(f"{path}: damaged partition configuration: {error!r}") from error
 
     def _to_json(self) -> dict[str, Any]:
-        book, keys, own = self.book, self.schema.relation_keys, self.own
+        book = self.book
+        keys = self.schema.relation_keys
+        own = self.own
         ntypes = self.schema.ntypes
         nodes, edges = (homogeneous_ranges(of) for of in (book.node_offsets, book.edge_table))
         return {
             "format": CONFIG_FORMAT,
-            "format_version": CONFIG_VERSIONS[-1 if self.shared else 0],
+            "format_version": CONFIG_VERSION,
             "identity": self.identity,
+            "content": self.content,
             "graph_name": self.graph_name,
             "num_nodes": sum(book.num_nodes(i) for i in range(len(ntypes))),
             "num_edges": int(book.edge_table[:, -1].sum()),
@@ -293,7 +287,6 @@ class PartConfig:
             "etypes": {keys[r]: r for r in own},
             "node_features": _features_to_json(self.node_features),
             "edge_features": _features_to_json({keys[r]: self.own_features(r) for r in self.with_datasets}),
-            "seals": [dict(seals) for seals in self.seals],
             **({"shared_relations": self._columns()} if self.shared else {}),
             **({"shared_features": self._features_together()} if self.shared_features else {}),
             "report": dict(self.report),
@@ -315,57 +308,43 @@ class PartConfig:
 
     @classmethod
     def _from_json(cls, path: Path, content: dict[str, Any]) -> "PartConfig":
-        check_graph_name(_a_string(content["graph_name"]))
-        for key in ("ntypes", "etypes", "node_map", "edge_map", "node_features", "edge_features"):
-            if not isinstance(content[key], dict):
-                raise PartitionError(f"{key} must be a JSON object, with types as keys (got {content[key]!r:.60})")
-        num_parts = _count(content["num_parts"])
-        ntypes = _by_id(content["ntypes"])
-        listed = content.get("shared_relations", [])
-        is_old = isinstance(listed, list)  # ids of relations that ``etypes`` has, too
-        columns, counts = ({}, 0) if is_old else _columns(listed, num_parts)
-        etypes = _by_id(content["etypes"], columns)
-        by_id = etypes | columns
-        given = [by_id[r] for r in range(len(by_id))]
-        schema = Schema(tuple(ntypes.values()), parse_relations(given))
-        if schema.relation_keys != given:
-            raise PartitionError(f"edge types must be escaped as {schema.relation_keys} (got {given})")
+        num_parts = content["num_parts"]
+        columns = content.get("shared_relations", {"ids": [], "names": [], "edges": [[]] * num_parts})
+        shared = tuple(columns["ids"])
+        own = {number: key for key, number in content["etypes"].items()}
+        by_id = own | dict(zip(shared, columns["names"], strict=True))
+        keys = [by_id[r] for r in range(len(by_id))]
+        ntypes = tuple(sorted(content["ntypes"], key=content["ntypes"].__getitem__))
+        sizes = np.empty((len(keys), num_parts), np.int64)
+        for number, key in own.items():
+            sizes[number] = _sizes(content["edge_map"][key])
+        sizes[list(shared)] = np.array(columns["edges"], np.int64).reshape(num_parts, len(shared)).T
         book = RangeBook(
-            schema,
-            _offsets("node_map", content["node_map"], ntypes, num_parts, _count(content["num_nodes"])),
-            _offsets("edge_map", content["edge_map"], etypes, num_parts, _count(content["num_edges"]), columns, counts),
+            Schema(ntypes, parse_relations(keys)),
+            tuple(np.pad(np.cumsum(_sizes(content["node_map"][ntype])), (1, 0)) for ntype in ntypes),
+            np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0))) if keys else (),
         )
-        edge_features = dict(_features_from_json(content["edge_features"], given))
+        edge_features = _features_from_json(content["edge_features"], keys)
         shared_features = []
         for about in content.get("shared_features", []):
-            shared_features.append(SharedFeature(about["name"], _relation_ids(about["relations"], len(given))))
-            info = _features_from_json({"": {about["name"]: about}}, [""])[""]
-            for relation in shared_features[-1].relations:
-                if info.keys() & edge_features[given[relation]].keys():
-                    raise PartitionError(f"feature {about['name']!r} of {given[relation]!r} is given twice")
-                edge_features[given[relation]] = {**edge_features[given[relation]], **info}
+            shared_features.append(SharedFeature(about["name"], tuple(about["relations"])))
+            for relation in about["relations"]:
+                table = edge_features[keys[relation]]
+                edge_features[keys[relation]] = {**table, about["name"]: _feature_from_json(about)}
         config = cls(
             graph_name=content["graph_name"],
-            part_method=_a_string(content["part_method"]),
+            part_method=content["part_method"],
             book=book,
-            node_features=_features_from_json(content["node_features"], schema.ntypes),
+            node_features=_features_from_json(content["node_features"], ntypes),
             edge_features=edge_features,
             files=tuple({key: _inner_path(content[f"part-{k}"][key]) for key in _FILES} for k in range(num_parts)),
             report=dict(content.get("report", {})),
             directory=path.parent,
-            identity=_a_string(content["identity"]),
-            seals=tuple({key: _a_string(seals[key]) for key in _FILES} for seals in content["seals"]),
-            shared=_relation_ids(listed if is_old else listed["ids"], len(given)),
+            identity=content["identity"],
+            content=content["content"],
+            shared=shared,
             shared_features=tuple(shared_features),
         )
-        if not all(relations and {*relations} <= {*config.shared} for _, relations in shared_features):
-            raise PartitionError("shared_features are of relations that share no tables")
-        if len({name for name, _ in shared_features}) < len(shared_features):
-            raise PartitionError("shared_features have a name twice")
-        if len(config.seals) != num_parts:
-            raise PartitionError(f"there are {num_parts} parts but {len(config.seals)} seals")
-        if content["checksum"] != _checksum(content):
-            raise PartitionError("damaged partition configuration: it was changed after it was written")
         vars(config)["checksum"] = content["checksum"]  # else counted from the same again
         return config
 
@@ -377,8 +356,6 @@ def text_of(path: str | os.PathLike[str]) -> bytes:
         PartitionError: it cannot be read.
     """
     path = Path(path)
-    if not _is_inside(path, path.parent):
-        raise PartitionError(f"{path}: a link leads out of the graph's folder")
     try:
         with open(open_regular(path), "rb") as file:
             return file.read()
@@ -416,56 +393,10 @@ def homogeneous_ranges(offsets: Sequence[I64] | I64) -> I64:
     return ranges
 
 
-def _offsets(
-    what: str,
-    table: dict[str, Any],
-    names: Mapping[int, str],
-    num_parts: int,
-    total: int,
-    shared: Collection[int] = (),
-    counts: I64 | int = 0,
-) -> Sequence[I64] | I64:
-    """Turn homogeneous ranges into type-wise offsets; with ``shared``, of ``counts``, they must tile ``[0, total)``."""
-    of_ids, titles = list(names), list(names.values())
-    if table.keys() != set(titles):
-        raise PartitionError(f"{what} has the types {sorted(table)}, expected {sorted(titles)}")
-    if not names and not shared:
-        return ()
-    try:
-        ranges = np.array([table[name] for name in titles] or np.empty((0, num_parts, 2), np.int64))
-    except ValueError:  # of different lengths
-        ranges = np.empty(0)
-    if ranges.shape != (len(names), num_parts, 2) or ranges.dtype != np.int64:
-        for name in titles:
-            rows = np.asarray(table[name])
-            if rows.shape != (num_parts, 2):
-                raise PartitionError(f"{what} of {name!r} must have {num_parts} ranges (got shape {rows.shape})")
-            if rows.dtype != np.int64:
-                raise PartitionError(f"{what} of {name!r} must hold ids of 0 to 2**62")
-    sizes = np.empty((len(names) + len(shared), num_parts), np.int64)
-    sizes[of_ids] = ranges[:, :, 1] - ranges[:, :, 0]
-    sizes[list(shared)] = counts
-    # lengths of ranges determine type-wise offsets, and these the only ranges that tile without gaps
-    offsets = np.pad(np.cumsum(sizes, axis=1), ((0, 0), (1, 0)))
-    for wrong, problem in (
-        ((ranges < 0) | (ranges > _MOST), "must hold ids of 0 to 2**62"),
-        (sizes[of_ids] < 0, "has a range that ends before it begins"),
-        (ranges != homogeneous_ranges(offsets)[of_ids], "is inconsistent: the ranges do not follow each other"),
-    ):
-        if wrong.any():
-            raise PartitionError(f"{what} of {titles[np.argwhere(wrong)[0, 0]]!r} {problem}")
-    if offsets[:, -1].sum() != total:
-        raise PartitionError(f"{what} covers {offsets[:, -1].sum()} ids, expected {total}")
-    return offsets
-
-
-def _columns(columns: Mapping[str, Any], num_parts: int) -> tuple[dict[int, str], I64]:
-    """Return the names of the relations that columns hold, by id, and int64[relations, parts], their edges."""
-    names = dict(zip(columns["ids"], columns["names"], strict=True))
-    counts = _numbers(columns["edges"], _MOST)
-    if counts.shape != (num_parts, len(names)) or counts.sum(dtype=np.float64) > _MOST:
-        raise ValueError(f"shared_relations must have {len(names)} numbers of edges for each of {num_parts} parts")
-    return names, counts.T
+def _sizes(ranges: Sequence[Sequence[int]]) -> I64:
+    """Return int64[parts], the lengths of a type's ranges."""
+    sizes: I64 = np.diff(np.array(ranges, np.int64).reshape(-1, 2), axis=1)[:, 0]
+    return sizes
 
 
 def _not_cut(path: Path) -> str:
@@ -493,40 +424,22 @@ def _check_format(path: Path, content: object) -> None:
             )
         raise PartitionError(f"{path}: not a partition configuration of this library (no format {CONFIG_FORMAT!r})")
     version = content.get("format_version")
-    if version not in CONFIG_VERSIONS:
+    if version != CONFIG_VERSION:
         raise PartitionError(
-            f"{path}: format version {version!r} (this library reads {CONFIG_VERSIONS[0]} to {CONFIG_VERSIONS[-1]}): "
-            "partition the graph again"
+            f"{path}: format version {version!r} (this library reads {CONFIG_VERSION}): partition the graph again"
         )
     missing = [key for key in _REQUIRED if key not in content]
     if missing:
         raise PartitionError(f"{path}: key {missing[0]!r} is missing")
 
 
-def _by_id(table: dict[str, Any], shared: Collection[int] = ()) -> dict[int, str]:
-    """Return names by id, ascending; with ``shared``, the ids must be 0..n-1."""
-    names = sorted(table, key=lambda name: _count(table[name]))
-    by_id = {table[name]: name for name in names}
-    if sorted([*by_id, *shared]) != list(range(len(names) + len(shared))):
-        raise PartitionError(f"type ids must be 0 to {len(names) + len(shared) - 1} (got {table})")
-    return by_id
-
-
 def _features_to_json(features: Features) -> dict[str, Any]:
     return {owner: {name: info.as_json() for name, info in table.items()} for owner, table in features.items()}
 
 
-def _features_from_json(content: dict[str, Any], names: Sequence[str]) -> Features:
-    unknown = sorted(content.keys() - set(names))
-    if unknown:
-        raise PartitionError(f"features of unknown type {unknown[0]!r}")
+def _features_from_json(content: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, FeatureInfo]]:
     given = {
-        owner: {
-            check_name(f"name of a feature of {owner!r}", name): FeatureInfo(
-                _a_dtype(info["dtype"]), tuple(_count(size) for size in info["shape"]), _a_narrow(info)
-            )
-            for name, info in table.items()
-        }
+        owner: {name: _feature_from_json(about) for name, about in table.items()}
         for owner, table in content.items()
         if table != {}
     }
@@ -534,65 +447,17 @@ def _features_from_json(content: dict[str, Any], names: Sequence[str]) -> Featur
     return dict.fromkeys(names, none) | given  # thousands of relations without features share a table
 
 
-def _is_inside(path: Path, directory: Path) -> bool:
-    """Return whether a file lies in a directory even if links are followed."""
-    try:
-        return path.resolve().is_relative_to(directory.resolve())
-    except (OSError, RuntimeError, ValueError):  # links in a circle, or no path at all
-        return False
+def _feature_from_json(about: Mapping[str, Any]) -> FeatureInfo:
+    return FeatureInfo(about["dtype"], tuple(about["shape"]), about.get("stored", ""))
+
+
+def _inner_path(path: str) -> str:
+    """Return a path of a file, which a command may copy to the same place below another folder."""
+    if path.startswith("/") or ".." in path.split("/"):
+        raise PartitionError(f"{path!r} is no path inside the graph's folder")
+    return path
 
 
 def _is_free(key: str) -> bool:
     """Return whether a key is outside the checksum: shards identify themselves, wherever they are."""
     return key in _NO_CHECKSUM or key.startswith("part-")
-
-
-def _count(value: object) -> int:
-    """Return a number of things. Unlike ``int()`` it takes no text, fraction or bool."""
-    if type(value) is not int or not 0 <= value <= _MOST:
-        raise ValueError(f"a number of 0 to 2**62 is needed (got {value!r:.60})")
-    return value
-
-
-def _numbers(value: object, most: int) -> I64:
-    """Return numbers of 0 to ``most``."""
-    numbers = np.array(value)
-    if numbers.dtype != np.int64 or numbers.min() < 0 or numbers.max() > most:
-        raise ValueError(f"numbers of 0 to {most} are needed (got {value!r:.60})")
-    return numbers
-
-
-def _relation_ids(value: list[Any], num_relations: int) -> tuple[int, ...]:
-    if value and (np.diff(_numbers(value, num_relations - 1)) <= 0).any():
-        raise ValueError(f"shared_relations must be ids of relations, ascending (got {value!r:.60})")
-    return tuple(value)
-
-
-def _a_string(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"a text is needed (got {value!r:.60})")
-    return value
-
-
-def _a_dtype(value: object) -> str:
-    storage_dtype(_a_string(value))
-    return str(value)
-
-
-def _a_narrow(info: Mapping[str, Any]) -> str:
-    """Return the narrower dtype in which a feature is stored; "" if it is stored in its own."""
-    if "stored" not in info:
-        return ""
-    is_known = info["stored"] in NARROW and info["dtype"] in WIDE[info["stored"]]
-    if not is_known or (info["stored"] == "int8" and not info["shape"]):
-        raise ValueError(f"{info['dtype']} is not stored as {info['stored']!r:.60}")
-    return str(info["stored"])
-
-
-def _inner_path(value: object) -> str:
-    """Return a path that stays inside the graph's folder."""
-    path = _a_string(value)
-    steps = {*path.split("/")}
-    if path.startswith("/") or ".." in steps or steps <= {"", "."} or "\0" in path:
-        raise PartitionError(f"{value!r} is no path inside the graph's folder")
-    return path

@@ -5,11 +5,7 @@ Rows are read into the caller's buffer without a copy, and their checksums are v
 becomes one :class:`~mpigraph.errors.ShardFormatError` that names file and dataset. No MPI here:
 each rank reads for itself.
 
-Behind what HDF5 wrote a file ends with a list of its datasets (``dataset_list.py``); where it is missing or odd, HDF5
-finds them.
-
-A file may come from anywhere. So nothing in it is followed to another file (links, external storage, virtual datasets),
-no filter runs, and nothing is allocated that the file's size does not justify.
+Bits that rot are found: HDF5's own metadata have checksums, too. Files are not checked for what no program writes.
 """
 
 import hashlib
@@ -20,21 +16,19 @@ import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import InvalidArgumentError, ShardFormatError
-from mpigraph.storage import dataset_list
-from mpigraph.storage.dataset_list import ATTRIBUTE_BYTES, MOST_DATASETS, Dataset, DatasetInfo, is_possible
-from mpigraph.storage.files import FileOfHDF5, check_space, open_regular
+from mpigraph.storage.files import FileOfHDF5, check_space
 from mpigraph.storage.format import FORMAT_NAME, FORMAT_VERSION, logical_dtype, segment_rows, storage_dtype
 
-_SIGNATURE = b"\x89HDF\r\n\x1a\n\x03"  # of HDF5's superblock, and the version of it that _LIBVER gives
-_FLAGS = 11  # the byte of it that says that a program writes to the file
 _BESIDE = 4 << 20  # bytes whose checksums a thread takes while the disk writes: zlib's 0.15 ns a byte, beside 0.5
 _READ_BYTES = 64 << 20
 
@@ -44,6 +38,22 @@ _LIBVER = ("v110", "v110")
 
 # Large datasets begin at a page of the file, so that they can be written straight from memory (``files.py``).
 _ALIGNMENT = {"alignment_threshold": 1 << 20, "alignment_interval": 4096}
+
+
+class DatasetInfo(NamedTuple):
+    """Shape and logical dtype of a dataset."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Dataset(NamedTuple):
+    """A dataset of a file: its first byte, shape and dtype, rows of a segment, and uint32 checksums of the segments."""
+
+    begin: int
+    info: DatasetInfo
+    segment: int
+    crcs: Array
 
 
 Fingerprint = Mapping[str, tuple[DatasetInfo, bytes]]
@@ -81,21 +91,20 @@ class ShardWriter:
         self._path = Path(path)
         self._target = FileOfHDF5(self._path, durable)
         try:
-            self._file = _h5().File(self._target, "w", libver=_LIBVER, **_ALIGNMENT)
+            self._file = h5py.File(self._target, "w", libver=_LIBVER, **_ALIGNMENT)
         except BaseException:
             self._target.discard()
             raise
         names = {"magic": FORMAT_NAME, "version": FORMAT_VERSION, "graph_name": graph_name, "part": part}
         for name, value in (names | {"identity": identity}).items():
             _set_attribute(self._file.id, name, value)
-        self._owner = graph_name, part, identity
         self._begun: list[DatasetWriter] = []
-        self._datasets: dict[str, Dataset] = {}
+        self._content: dict[str, tuple[DatasetInfo, bytes]] = {}
 
     @property
     def seal(self) -> str:
         """The seal of the datasets written so far."""
-        return seal_of({name: dataset.content for name, dataset in self._datasets.items()})
+        return seal_of(self._content)
 
     def create(self, name: str, shape: tuple[int, ...], dtype: str) -> "DatasetWriter":
         """Begin a dataset of a full shape and a logical dtype, to append rows to; several may be in progress."""
@@ -112,10 +121,8 @@ class ShardWriter:
         """Complete the file and give it its name."""
         while self._begun:
             written = self._begun.pop()
-            self._datasets[written.name] = written.finish()
+            self._content[written.name] = written.finish()
         self._file.close()
-        self._target.seek(0, os.SEEK_END)
-        self._target.write(dataset_list.packed(self._owner, self._datasets))
         self._target.check()
         self._target.publish()
 
@@ -192,26 +199,24 @@ class DatasetWriter:
             segment = _bytes(rows[begin - self._done : stop - self._done])
             self._crcs[index] = zlib.crc32(segment, int(self._crcs[index]))
 
-    def finish(self) -> Dataset:
-        """Store the checksums and return what is known of the dataset; every row must have been written."""
+    def finish(self) -> tuple[DatasetInfo, bytes]:
+        """Store the checksums; return shape, dtype and checksums. Every row must have been written."""
         if self._done != self._shape[0]:
             raise InvalidArgumentError(f"dataset {self.name!r} has {self._shape[0]} rows (got only {self._done})")
         _set_attribute(self._dataset.id, "crc32", self._crcs)
-        info = DatasetInfo(self._shape, self._dtype)
-        return Dataset(self._dataset.id.get_offset(), info, self._dataset.dtype, self._segment, self._crcs)
+        return DatasetInfo(self._shape, self._dtype), self._crcs.tobytes()
 
 
 class ShardReader:
     """Reads datasets of one shard file; a context manager.
 
-    The list at the end of the file, or else HDF5, says where they are; their rows are read without HDF5.
+    HDF5 says once where they are; their rows are read without it, so that thousands of files may be known.
 
     Args:
         path: file to open.
         graph_name: if given, the graph that the file must belong to.
         part: if given, the part that the file must belong to.
         identity: if given, the partitioning that the file must belong to.
-        by_list: use the list; False lets HDF5 check its own part of the file, which other programs read.
 
     Attributes:
         path: the file.
@@ -227,79 +232,39 @@ class ShardReader:
         graph_name: str | None = None,
         part: int | None = None,
         identity: str | None = None,
-        by_list: bool = True,
     ) -> None:
-        self._number: int | None = None  # of the file, where HDF5 has not opened it
         self.path = Path(path)
-        self._owner = graph_name, part, identity
-        self._datasets: dict[str, Dataset] = {}
-        self._file: Any = None
-        self._listed = False  # whether all datasets are known from the list
-        if by_list:
-            with self._failures("the file header"):
-                known = self._check_file(by_list=True)
-            if known is not None:
-                owner, self._datasets = known
-                self._check_owner(*owner)
-                self._listed = True
-        if not self._listed:
-            self._hdf5()
-
-    def _hdf5(self) -> Any:
-        """Open the file by HDF5, unless it is open, and check its header; return its id."""
-        if self._file is None:
-            try:
-                with self._failures("the file header"):
-                    self._check_file()
-                    self._file = _h5().File(self.path, "r", locking=False)
-                    self._check_header()
-            except ImportError as error:
-                self.close()
-                what = f"its list of datasets is missing or damaged, and HDF5 cannot find them without h5py ({error})"
-                raise ShardFormatError(f"{self.path}: {what}") from error
-            except BaseException:
-                self.close()
-                raise
-        return self._file.id
+        self._number: int | None = None  # of the open file
+        if not self.path.exists():
+            raise ShardFormatError(f"{self.path}: shard file is missing")
+        with self._failures("the file header"), h5py.File(self.path, "r", locking=False) as file:
+            self._check_header(file, graph_name, part, identity)
+            names: list[bytes] = []
+            h5py.h5o.visit(file.id, partial(_note_dataset, names), info=True)
+            self._datasets = {name.decode(): self._described(file.id, name) for name in names}
 
     def rest(self) -> None:
         """Close the file until something is read; what is known of its datasets is kept."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
         if self._number is not None:
             self._close_number()
             self._number = None
 
     def names(self) -> list[str]:
         """Return the paths of all datasets."""
-        if self._listed:
-            return list(self._datasets)
-        names: list[str] = []
-
-        def visit(name: bytes, info: Any) -> None:
-            if info.type == _h5().h5o.TYPE_DATASET:
-                names.append(name.decode())
-
-        with self._failures("the list of datasets"):
-            _h5().h5o.visit(self._hdf5(), visit, info=True)
-        return names
+        return list(self._datasets)
 
     def info(self, name: str) -> DatasetInfo:
-        """Return shape and logical dtype of a dataset.
-
-        Raises:
-            ShardFormatError: there is no such dataset, or its dtype is not what it says.
-        """
-        return self.describe(name)[0]
+        """Return shape and logical dtype of a dataset. Raises ShardFormatError if it is missing."""
+        return self._dataset(name).info
 
     def describe(self, name: str) -> tuple[DatasetInfo, bytes]:
         """Return shape, logical dtype and the bytes of the checksums of a dataset."""
-        return self._open(name).content
+        dataset = self._dataset(name)
+        return dataset.info, dataset.crcs.tobytes()
 
     def segment(self, name: str) -> int:
-        """Return the rows of a dataset that one checksum is for. Raises ShardFormatError as :meth:`info`."""
-        return self._open(name).segment
+        """Return the rows of a dataset that one checksum is for. Raises ShardFormatError if it is missing."""
+        return self._dataset(name).segment
 
     def read_into(self, name: str, out: Array, begin: int = 0, verify: bool = True) -> None:
         """Read rows ``[begin, begin + len(out))`` straight into ``out``.
@@ -313,12 +278,13 @@ class ShardReader:
         Raises:
             ShardFormatError: the dataset is missing, has another dtype or shape, or is damaged.
         """
-        dataset = self._open(name)
+        dataset = self._dataset(name)
         shape, logical = dataset.info
+        stored = storage_dtype(logical)
         end = begin + len(out)
-        if out.dtype != dataset.stored or out.shape[1:] != shape[1:] or begin < 0 or end > shape[0]:
+        if out.dtype != stored or out.shape[1:] != shape[1:] or begin < 0 or end > shape[0]:
             raise ShardFormatError(
-                f"{self.path}: dataset {name!r} holds {dataset.stored}{list(shape)} "
+                f"{self.path}: dataset {name!r} holds {stored}{list(shape)} "
                 f"(asked for rows {begin} to {end} as {out.dtype}{list(out.shape)})"
             )
         if not out.flags.c_contiguous:
@@ -328,34 +294,39 @@ class ShardReader:
         self._fill(name, dataset, out, begin)
         if verify:
             self._verify(name, dataset, out, begin)
-        if logical == "bool" and int(out.max()) > 1:
-            raise ShardFormatError(f"{self.path}: dataset {name!r} contradicts itself: a bool is neither 0 nor 1")
 
     def _fill(self, name: str, dataset: Dataset, out: Array, begin: int) -> None:
         """Read rows from ``begin`` on."""
         left = _bytes(out)
         with self._failures(f"dataset {name!r}"):
-            if self._file is None and self._number is None:
-                self._number = open_regular(self.path)
+            if self._number is None:
+                self._number = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
                 self._close_number = weakref.finalize(self, os.close, self._number)  # with the last reader of its rows
-            number: Any = self._number if self._file is None else self._file.id.get_vfd_handle()
-            place = (dataset.begin or 0) + begin * dataset.row_bytes
+            place = dataset.begin + begin * (out.nbytes // len(out))
             while len(left):
-                count = os.preadv(number, [left], place)
+                count = os.preadv(self._number, [left], place)
                 if not count:
                     raise OSError("the file ends before its rows")
-                left, place = left[count:], place + count
+                left = left[count:]
+                place += count
 
     def _verify(self, name: str, dataset: Dataset, out: Array, begin: int) -> None:
         """Compare the rows in ``out`` with the checksums of the segments that they lie in."""
-        end = begin + len(out)
         rows = dataset.segment
-        # a checksum covers a whole segment, so the rows of it before and behind the range are read as well
-        for index, first, stop in _segments(begin, end, rows):
-            low, high = index * rows, min((index + 1) * rows, dataset.info.shape[0])
-            crc = zlib.crc32(self._read_rest(name, dataset, low, first))
+
+        def rest(first: int, stop: int) -> memoryview:
+            """Read rows of a segment before or behind ``out``: a checksum covers a whole segment."""
+            around = np.empty((stop - first, *out.shape[1:]), out.dtype)
+            if len(around):
+                self._fill(name, dataset, around, first)
+            return _bytes(around)
+
+        for index, first, stop in _segments(begin, begin + len(out), rows):
+            low = index * rows
+            high = min(low + rows, dataset.info.shape[0])
+            crc = zlib.crc32(rest(low, first))
             crc = zlib.crc32(_bytes(out[first - begin : stop - begin]), crc)
-            crc = zlib.crc32(self._read_rest(name, dataset, stop, high), crc)
+            crc = zlib.crc32(rest(stop, high), crc)
             if crc != int(dataset.crcs[index]):
                 raise ShardFormatError(
                     f"{self.path}: dataset {name!r} is damaged: the checksum of rows {low} to {high} does not match"
@@ -382,41 +353,15 @@ class ShardReader:
     ) -> None:
         self.close()
 
-    def _check_file(self, by_list: bool = False) -> tuple[tuple[Any, ...], dict[str, Dataset]] | None:
-        """Check that HDF5 can open the file without waiting or searching, and note its size; return its list, if asked.
-
-        None of the list where it is missing, damaged or odd.
-        """
-        try:
-            number = open_regular(self.path)
-        except FileNotFoundError:
-            raise ShardFormatError(f"{self.path}: shard file is missing") from None
-        try:
-            begin = os.pread(number, _FLAGS + 1, 0)
-            if not begin.startswith(_SIGNATURE[:-1]):
-                raise OSError("not an HDF5 file")
-            if not begin.startswith(_SIGNATURE):  # older versions have no checksums of metadata
-                raise ShardFormatError(f"{self.path}: not a shard of this library (HDF5 superblock of another version)")
-            if any(begin[_FLAGS:]):  # HDF5 refuses it, too
-                raise ShardFormatError(f"{self.path}: a program is writing to this file, or was killed while it did")
-            self._size = os.fstat(number).st_size
-            return dataset_list.read(number, self._size) if by_list else None
-        finally:
-            os.close(number)
-
-    def _check_header(self) -> None:
-        magic, its_graph, its_identity = map(_untext, map(self._header, ("magic", "graph_name", "identity")))
-        version, its_part = map(self._header, ("version", "part"))
+    def _check_header(self, file: Any, graph_name: str | None, part: int | None, identity: str | None) -> None:
+        names = ("magic", "version", "graph_name", "part", "identity")
+        magic, version, its_graph, its_part, its_identity = (_plain(file.attrs.get(name)) for name in names)
         if magic != FORMAT_NAME:
             raise ShardFormatError(f"{self.path}: not a shard of this library (magic {magic!r})")
         if version != FORMAT_VERSION:
             raise ShardFormatError(
                 f"{self.path}: format version {version} (this library reads {FORMAT_VERSION}; write it again)"
             )
-        self._check_owner(its_graph, its_part, its_identity)
-
-    def _check_owner(self, its_graph: str, its_part: int, its_identity: str) -> None:
-        graph_name, part, identity = self._owner
         if graph_name is not None and its_graph != graph_name:
             raise ShardFormatError(f"{self.path}: belongs to graph {its_graph!r}, not to {graph_name!r}")
         if part is not None and its_part != part:
@@ -427,66 +372,19 @@ class ShardReader:
                 "partitionings are mixed, or writing one was interrupted"
             )
 
-    def _header(self, name: str) -> Any:
-        """Return an attribute of the file, None if it is missing."""
-        file = self._hdf5()
-        return _attribute(file, name) if _h5().h5a.exists(file, name.encode()) else None
+    def _described(self, file: Any, name: bytes) -> Dataset:
+        with self._failures(f"dataset {name.decode()!r}"):
+            item = h5py.h5o.open(file, name)
+            dtype, segment, crcs = (_attribute(item, key) for key in (b"dtype", b"segment_rows", b"crc32"))
+            begin = item.get_offset()
+            if begin is None and 0 not in item.shape:
+                raise ValueError("its rows do not lie in this file")
+            return Dataset(begin or 0, DatasetInfo(item.shape, _plain(dtype)), int(segment), crcs)
 
-    def _open(self, name: str) -> Dataset:
-        """Return a dataset, checked; the last ones are kept open."""
-        known = self._datasets.get(name)
-        if known is not None:
-            return known
-        with self._failures(f"dataset {name!r}"):
-            item = None if self._listed else self._find(name)
-            if item is None:
-                raise ShardFormatError(f"{self.path}: dataset {name!r} is missing")
-            logical = _untext(_attribute(item, "dtype"))
-            rows = int(_attribute(item, "segment_rows"))
-            crcs = np.asarray(_attribute(item, "crc32"))
-            stored = item.dtype
-            shape = item.shape
-            if storage_dtype(logical) != stored:
-                raise ShardFormatError(f"{self.path}: dataset {name!r} says dtype {logical!r} but stores {stored}")
-            # attributes may be damaged too, and a wrong segment size would check nothing
-            if len(shape) < 1 or rows < 1 or crcs.dtype != np.uint32 or crcs.shape != (-(-shape[0] // rows),):
-                raise ShardFormatError(f"{self.path}: dataset {name!r} has damaged checksums")
-            begin = self._check_storage(name, item, math.prod(shape) * stored.itemsize)
-        if len(self._datasets) == MOST_DATASETS:
-            del self._datasets[next(iter(self._datasets))]
-        self._datasets[name] = Dataset(begin, DatasetInfo(shape, logical), stored, rows, crcs)
+    def _dataset(self, name: str) -> Dataset:
+        if name not in self._datasets:
+            raise ShardFormatError(f"{self.path}: dataset {name!r} is missing")
         return self._datasets[name]
-
-    def _find(self, name: str) -> Any:
-        """Return the dataset of this name in this very file, None if it is missing."""
-        file = self._hdf5()
-        path = b""
-        for step in filter(None, name.encode().split(b"/")):
-            path += b"/" + step
-            if not file.links.exists(path):
-                return None
-            if file.links.get_info(path).type != _h5().h5l.TYPE_HARD:
-                raise ShardFormatError(f"{self.path}: dataset {name!r} is a link to another place")
-        item = _h5().h5o.open(file, path)
-        return item if isinstance(item, _h5().h5d.DatasetID) else None
-
-    def _check_storage(self, name: str, item: Any, size: int) -> int | None:
-        """Check that all bytes of a dataset lie in this file, as they are; return where they begin."""
-        creation = item.get_create_plist()
-        if creation.get_layout() != _h5().h5d.CONTIGUOUS or creation.get_external_count():
-            raise ShardFormatError(f"{self.path}: dataset {name!r} is not stored contiguously in this file")
-        begin: int | None = item.get_offset()
-        inside = size == 0 or (begin is not None and begin + size <= self._size)
-        if not (inside and is_possible(item.shape, item.dtype)) or item.get_storage_size() != size:
-            raise ShardFormatError(f"{self.path}: dataset {name!r} is larger than the file")
-        return begin
-
-    def _read_rest(self, name: str, dataset: Dataset, begin: int, end: int) -> bytes | memoryview:
-        if begin == end:
-            return b""
-        rest = np.empty((end - begin, *dataset.info.shape[1:]), dataset.stored)
-        self._fill(name, dataset, rest, begin)
-        return _bytes(rest)
 
     @contextmanager
     def _failures(self, what: str) -> Iterator[None]:
@@ -549,26 +447,15 @@ def read_chunks(shard: ShardReader, name: str, first: int = 0, last: int | None 
         first += len(rows)
 
 
-def _h5() -> Any:
-    """Return the module of HDF5, which jobs whose files end with lists of their datasets need not load."""
-    import h5py
-
-    return h5py
+def _note_dataset(names: list[bytes], name: bytes, info: Any) -> None:
+    if info.type == h5py.h5o.TYPE_DATASET:
+        names.append(name)
 
 
-def _attribute(item: Any, name: str) -> Any:
-    """Return an attribute of a kind and size that this library writes.
-
-    Raises:
-        ValueError: it is of another kind, or too large.
-        KeyError: it does not exist.
-    """
-    attribute = _h5().h5a.open(item, name.encode())
-    dtype = attribute.dtype
-    shape = attribute.shape
-    if dtype.kind not in "iuS" or dtype.itemsize * math.prod(shape) > ATTRIBUTE_BYTES:
-        raise ValueError(f"attribute {name!r} is not one of this library")
-    value = np.empty(shape, dtype)
+def _attribute(item: Any, name: bytes) -> Any:
+    """Return an attribute of an HDF5 object, as :func:`_set_attribute` has written it."""
+    attribute = h5py.h5a.open(item, name)
+    value = np.empty(attribute.shape, attribute.dtype)
     attribute.read(value)
     return value[()]
 
@@ -585,13 +472,13 @@ def _segments(begin: int, end: int, rows: int) -> Iterator[tuple[int, int, int]]
 def _set_attribute(item: Any, name: str, value: Any) -> None:
     """Give a new HDF5 object a new attribute; text becomes a string of fixed length. A third of ``attrs``' time."""
     data = np.asarray(value.encode() if isinstance(value, str) else value)
-    kind = _h5().h5t.py_create(data.dtype, logical=True)
-    _h5().h5a.create(item, name.encode(), kind, _h5().h5s.create_simple(data.shape)).write(data)
+    kind = h5py.h5t.py_create(data.dtype, logical=True)
+    h5py.h5a.create(item, name.encode(), kind, h5py.h5s.create_simple(data.shape)).write(data)
 
 
-def _untext(value: object) -> str:
-    """Return the text of an attribute; anything else becomes a text that equals no name."""
-    return value.decode("utf-8") if isinstance(value, bytes) else repr(value)
+def _plain(value: Any) -> Any:
+    """Return the value of an attribute, text as a str."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _bytes(rows: Array) -> memoryview:

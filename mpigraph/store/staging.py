@@ -13,7 +13,7 @@ from mpigraph.errors import PartitionError, ShardFormatError
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.files import NewFile, check_space, open_regular, temporary_name
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import verify_copy
+from mpigraph.storage.shard import fingerprint, verify_copy
 
 _BLOCK = 8 << 20  # bytes of one read and write
 
@@ -90,9 +90,9 @@ def is_staged(shard: Shard, config: PartConfig) -> bool:
     if target.is_symlink() or not target.is_file() or target.stat().st_size != shard.size:
         return False
     with PartFiles(config) as files:
-        original = files.fingerprint(shard.part, shard.which)
+        original = fingerprint(files.open(shard.part, shard.which))
     try:
-        verify_copy(target, original, config.graph_name, shard.part, config.identity)
+        verify_copy(target, original, config.graph_name, shard.part, config.content)
     except ShardFormatError:
         return False
     return True
@@ -120,10 +120,10 @@ def copy_shard(shard: Shard, config: PartConfig) -> None:
         OSError: reading fails.
     """
     with PartFiles(config) as files:
-        original = files.fingerprint(shard.part, shard.which)
+        original = fingerprint(files.open(shard.part, shard.which))
     with open(open_regular(shard.source), "rb") as source, NewFile(shard.target) as copy:
         shutil.copyfileobj(source, copy, _BLOCK)
         try:
-            verify_copy(copy.temporary, original, config.graph_name, shard.part, config.identity)
+            verify_copy(copy.temporary, original, config.graph_name, shard.part, config.content)
         except ShardFormatError as error:
             raise ShardFormatError(f"{shard.source} is damaged, or was on its way here: {error}") from error

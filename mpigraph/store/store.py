@@ -18,10 +18,9 @@ from mpigraph.rows.row_tensor import JointTensor, Policy, RowTensor
 from mpigraph.rows.service import RowService
 from mpigraph.rows.trial import choose_transport
 from mpigraph.storage.contents import PartFiles, StoredRows, read_rows, read_together
-from mpigraph.storage.narrow import FeatDtype, StoredForm, narrowed
+from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import FeatureInfo, PartConfig, SharedFeature
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
-from mpigraph.store.feature_forms import READ_ONLY, form_to_keep
 from mpigraph.store.host_ranges import cut_for_hosts, read_config
 from mpigraph.store.topology import InMemoryTopology, Topology
 
@@ -202,14 +201,14 @@ class Store:
         Args:
             name: of the graph.
             part_config: its configuration.
-            feat_dtype: the features to keep in narrower forms, besides those that are so in the files.
+            feat_dtype: the features to keep in 16 bits, besides those that are so in the files.
 
         Raises:
             PartitionError: the configuration is missing, damaged or of another graph, ranks find different ones, or
                 another one with this name is open, or this one with features in other dtypes; on every rank.
             ShardFormatError: a shard is missing, damaged or of another partitioning; on every rank.
             FieldNameError, InvalidArgumentError: ``feat_dtype`` does not fit these features; on every rank.
-            GraphDataError: a feature does not fit its narrower form; on every rank.
+            GraphDataError: a feature does not fit 16 bits; on every rank.
         """
         config = read_config(self.world, part_config, f"opening graph {name!r}")
         with together(self.world.comm, f"opening graph {name!r}"):
@@ -259,17 +258,14 @@ class Store:
             if graph.features[policy, name]:
                 continue
             stored = StoredRows.of_feature(config, policy.is_node, policy.type_id, name)
-            hosts = policy.offsets(graph.topology.hosts)
-            with self.world.watch("measuring features"):
-                form = form_to_keep(self.world, files, stored, in_file, info, hosts)
-            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, form)
+            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, info.narrow)
             graph.features[policy, name] = tensor.number
             with together(self.world.comm, f"loading {stored.name!r} of graph {config.graph_name!r}"):
                 if self.world.is_host:
                     host = self.world.host_index
-                    rounding = None if info == in_file else form
+                    narrow = "" if info == in_file else info.narrow
                     with tensor.writing(host) as rows:
-                        read_rows(files, stored, int(tensor.window.offsets[host]), rows, rounding)
+                        read_rows(files, stored, int(tensor.window.offsets[host]), rows, narrow)
         self.rows.segments.sync()
         with self.world.watch("loading features"):
             self.world.comm.Barrier()
@@ -277,8 +273,6 @@ class Store:
         for number in [*graph.features.values(), *joint]:
             tensor = self.tensors[number]
             tensor.advance(tensor.last_write)  # the hosts have written them, as every rank knows
-            if tensor.form is not None and tensor.form.ranges is not None:
-                tensor.read_only = READ_ONLY
         self._count_masks()
 
     @collective("world.comm")
@@ -297,9 +291,8 @@ class Store:
         for name, having in kept.in_common:
             relations = list(having)
             info = kept.edge_features[keys[relations[0]]][name]
-            form = StoredForm(info.narrow) if info.narrow else None
             about: dict[str, Any] = {"graph": config.graph_name, "name": name, "row_shape": info.shape}
-            about |= {"dtype": info.dtype, "form": form}
+            about |= {"dtype": info.dtype, "narrow": info.narrow}
             tables = hosts.edge_table[relations]
             joint = JointTensor(self.rows, tables, number=self.new_number(), **about)
             self._add(joint)
@@ -315,15 +308,15 @@ class Store:
                     with joint.writing(host) as rows:
                         if together_in_files.get(name, set()) >= {*relations}:
                             is_stored = info == config.edge_features[keys[relations[0]]][name]
-                            read_together(
-                                files, SharedFeature(name, tuple(relations)), ranges, rows, None if is_stored else form
-                            )
+                            feature = SharedFeature(name, tuple(relations))
+                            read_together(files, feature, ranges, rows, "" if is_stored else info.narrow)
                             continue
                         at = 0
                         for relation, (begin, end) in zip(relations, ranges.tolist(), strict=True):
                             stored = StoredRows.of_feature(config, False, relation, name)
                             is_stored = info == config.edge_features[keys[relation]][name]
-                            read_rows(files, stored, begin, rows[at : at + end - begin], None if is_stored else form)
+                            narrow = "" if is_stored else info.narrow
+                            read_rows(files, stored, begin, rows[at : at + end - begin], narrow)
                             at += end - begin
         return numbers
 
@@ -335,9 +328,9 @@ class Store:
         policy: Policy,
         row_shape: Iterable[int],
         dtype: str,
-        form: StoredForm | None = None,
+        narrow: str = "",
     ) -> RowTensor:
-        """Make a tensor of zeros over the hosts of a graph, stored in its dtype or a narrower form.
+        """Make a tensor of zeros over the hosts of a graph, stored in its dtype or a ``narrow`` one.
 
         Raises:
             SharedMemoryError: a node's shared memory cannot hold its rows; on every rank.
@@ -352,7 +345,7 @@ class Store:
             policy=policy,
             row_shape=tuple(row_shape),
             dtype=dtype,
-            form=form,
+            narrow=narrow,
         )
         self._add(tensor)
         return tensor

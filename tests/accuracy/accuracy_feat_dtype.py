@@ -1,6 +1,6 @@
 """Test accuracy of the example with features in 16 bits, beside float32 and plain torch; no tests.
 
-    python tests/accuracy/accuracy_feat_dtype.py DIR [--graphs cora] [--starts python] [--seeds 0 1 2]
+    python tests/accuracy/accuracy_feat_dtype.py DIR [--graphs cora] [--starts python] [--seeds 0 1 2] [--dtypes D]
 
 The words of all graphs but tolokers (see accuracy.py and accuracy_labor.py) are 0 or 1, or one of a few numbers, which
 16 bits have exactly. So their rows, divided by their 2-norm, are multiplied by a fixed random matrix of :data:`WIDTH`

@@ -15,7 +15,7 @@ from typed_parts import COUNTS, EDGES, typed_source
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.add_reverse import add_reverse_edges
+from mpigraph.formats.layout import add_reverse_edges
 from mpigraph.formats.readers import read_source
 from mpigraph.partition.generate import GRAPH_FILES, Recipe, generate_graph
 from mpigraph.storage.part_config import PartConfig
@@ -200,7 +200,6 @@ def test_a_place_that_cannot_be_written_is_an_error_before_the_input_is_read(tmp
         (["--parts", str(2**31)], "num_parts must be an integer <= 2147483647"),
         (["--method", "spectral"], "'metis', 'multilevel', 'random'.*spectral"),
         (["--seed", str(2**64)], "seed must be an integer <= "),
-        (["--node-order", "degree"], "node_order must be .*'input', 'clusters'.*degree"),
         (["--name", "a/b"], "graph_name .*'a/b'"),
         (["--scratch", __file__], "no directory that can be written to"),
     ],

@@ -22,7 +22,7 @@ def partition(ranks: int, *arguments: object) -> list[object]:
 
 @pytest.mark.slow
 def test_ranks_of_mpiexec_write_what_one_process_writes(data: Path, tmp_path: Path) -> None:
-    options = ("--parts", 3, "--method", "multilevel", "--balance-train", "--balance-edges", "--node-order", "clusters")
+    options = ("--parts", 3, "--method", "multilevel", "--balance-train", "--balance-edges")
     run(*partition(3, data, *options, "--scratch", tmp_path, "-o", tmp_path / "together"))
     run(*warm_python(), "-m", "mpigraph", "partition", data, *options, "-o", tmp_path / "alone")
     check_equal(tmp_path / "together", tmp_path / "alone")
@@ -84,7 +84,7 @@ KILLED = """
 import os, signal, sys
 from mpi4py import MPI
 from mpigraph.cli.main import main
-from mpigraph.partition import metis, node_order, output_folder, part_writer, pipeline, relabel, source
+from mpigraph.partition import metis, output_folder, part_writer, pipeline, relabel, source
 from mpigraph.partition.multilevel import assign
 from mpigraph.partition.spill import Scratch, Spill
 
@@ -122,8 +122,6 @@ if stage == "check edges":
 elif stage == "assign nodes":
     at = {"metis": (metis, "call_metis"), "multilevel": (assign, "initial_parts")}
     kill(*at[method], f"{stage} ({method})", rank=0 if method == "metis" else last)
-elif stage == "order nodes":
-    kill(node_order, "contract", stage, 2)
 elif stage == "relabel edges":
     kill(Spill, "add", stage, 3)
 elif stage == "write parts":
@@ -139,7 +137,6 @@ sys.exit(main(sys.argv[2:]))
 STAGES = {
     "check edges": "nothing to resume",
     "assign nodes": "nothing to resume",
-    "order nodes": "no part is complete",
     "relabel edges": "no part is complete",
     "write parts": "of 3 parts are complete",
     "verify parts": "of 3 parts are complete",
@@ -152,7 +149,7 @@ STAGES = {
 @pytest.mark.parametrize("method", [pytest.param("metis", marks=pytest.mark.study), "multilevel"])
 def test_a_run_that_is_killed_in_any_stage_goes_on(data: Path, tmp_path: Path, method: str) -> None:
     """On another number of ranks, to the files of an undisturbed run; complete parts stay."""
-    options = ["--parts", "3", "--method", method, "--name", "g", "--node-order", "clusters"]
+    options = ["--parts", "3", "--method", method, "--name", "g"]
     run(*warm_python(), "-m", "mpigraph", "partition", data, *options, "-o", tmp_path / "wanted")
     script = tmp_path / "killed.py"
     script.write_text(KILLED)

@@ -156,7 +156,6 @@ def test_narrower(tmp_path: Path, together: bool) -> None:
         alone(body)
 
     check(feat_dtype={"x": torch.float16})
-    check(feat_dtype={"x": torch.int8})
 
 
 def test_weights_are_looked_up_again(job: SharedJob) -> None:

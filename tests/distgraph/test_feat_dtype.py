@@ -1,4 +1,4 @@
-"""Features in 16 bits or as int8, on disk or from the load on: what is read, written, cached and sent."""
+"""Features in 16 bits, on disk or from the load on: what is read, written, cached and sent."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,14 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from int8 import as_int8
 from layouts import Layout, SharedJob, everywhere, on_layouts
 from oracle import NUM_NODES, oracle_source
 from typed_oracle import SCHEMA as TYPED
 from typed_oracle import typed_oracle_source
 
 import mpigraph.distributed as dist
-from mpigraph import checkpoint
 from mpigraph.dataloading import DistEdgeDataLoader, NeighborSampler
 from mpigraph.errors import CollectiveError, FieldNameError, GraphDataError, InvalidArgumentError, PartitionError
 from mpigraph.inference import layerwise
@@ -31,33 +29,24 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-both = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=name_of)
+both = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=name_of)
 
 
-def rows_of(count: int, dtype: torch.dtype) -> np.ndarray:
-    """float32[count, WIDTH]: random numbers; for int8 of other sizes in each column, and constant columns, else some
-    special ones."""
-    rng = np.random.default_rng(count)
-    rows = rng.standard_normal((count, WIDTH))
-    if dtype == torch.int8:
-        rows = rows * 10.0 ** rng.integers(-6, 6, WIDTH) + rng.integers(-99, 99, WIDTH)
-        rows[:, :3] = 0, -0.1, 1e9
-    else:
-        rows[:, -len(SPECIAL) :] = SPECIAL
+def rows_of(count: int) -> np.ndarray:
+    """float32[count, WIDTH]: random numbers, and some special ones."""
+    rows = np.random.default_rng(count).standard_normal((count, WIDTH))
+    rows[:, -len(SPECIAL) :] = SPECIAL
     return rows.astype(np.float32)
 
 
-def wide_rows(count: int, dtype: torch.dtype) -> np.ndarray:
-    return rows_of(count, dtype)[:, :-1].astype(np.float64)
+def wide_rows(count: int) -> np.ndarray:
+    return rows_of(count)[:, :-1].astype(np.float64)
 
 
-def stored(rows: np.ndarray, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is stored of some rows, by numpy or torch, and the numbers that it stands for, in the rows' dtype."""
-    if dtype == torch.int8:
-        levels, numbers = as_int8(rows)
-        return torch.from_numpy(levels), torch.from_numpy(numbers)
+def rounded(rows: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers that rows stored so stand for, in the rows' dtype."""
     exact = torch.from_numpy(rows)
-    return exact.to(dtype), exact.to(dtype).to(exact.dtype)
+    return exact.to(dtype).to(exact.dtype)
 
 
 def write(folder: Path, dtype: torch.dtype, written: bool, bad: float = 0) -> str:
@@ -66,12 +55,12 @@ def write(folder: Path, dtype: torch.dtype, written: bool, bad: float = 0) -> st
     The parts have them in the dtype if ``written``.
     """
     source = oracle_source()
-    feat = rows_of(NUM_NODES, dtype)
+    feat = rows_of(NUM_NODES)
     if bad:
         feat[71, 5] = bad
     nodes = {"feat": feat, "one": feat[:, 3].copy(), "none": feat[:, :0]}
     count = source.num_edges()
-    edges = {"wide": wide_rows(count, dtype), "id": np.arange(count)}
+    edges = {"wide": wide_rows(count), "id": np.arange(count)}
     feats = (
         {kind: old[kind] | {name: Feature.of(rows) for name, rows in new.items()}}
         for kind, old, new in (("_N", source.node_feats, nodes), (KEY, source.edge_feats, edges))
@@ -85,7 +74,7 @@ def write_typed(folder: Path, dtype: torch.dtype) -> str:
     source = typed_oracle_source()
 
     def features(count: int) -> dict[str, Feature]:
-        return {"h": Feature.of(rows_of(count, dtype)), "id": Feature.of(np.arange(count))}
+        return {"h": Feature.of(rows_of(count)), "id": Feature.of(np.arange(count))}
 
     nodes = {ntype: features(count) for ntype, count in zip(TYPED.ntypes, source.num_nodes, strict=True)}
     keys = map(":".join, TYPED.relations)
@@ -108,22 +97,21 @@ def anew(job: SharedJob, path: str, **options: Any) -> dist.DistGraph:
 def check_equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Bit for bit, except that any NaN is like another."""
     assert actual.dtype == expected.dtype and actual.shape == expected.shape
-    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[actual.element_size()]
+    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[actual.element_size()]
     nan = expected != expected
     assert torch.equal(actual != actual, nan)
     assert torch.equal(actual.contiguous().view(words)[~nan], expected.contiguous().view(words)[~nan])
 
 
-def check_rows(g: dist.DistGraph, dtype: torch.dtype, kind: torch.dtype | None = None) -> None:
-    """The features of :func:`write` are stored in a dtype, and read as what they were made for ``kind``."""
-    kind = kind or dtype
+def check_rows(g: dist.DistGraph, dtype: torch.dtype) -> None:
+    """The features of :func:`write` are stored in a dtype, and read as what they were."""
     feat, wide = g.ndata["feat"], g.edata["wide"]
     assert (feat.dtype, feat.storage_dtype) == (torch.float32, dtype)
     assert (wide.dtype, wide.storage_dtype) == (torch.float64, dtype)
     assert f"storage_dtype={dtype}" in repr(feat)
     for plain in (g.ndata["one"], g.edata["weight"], g.ndata["orig"], g.ndata["third"]):
         assert plain.storage_dtype == plain.dtype
-    everything = stored(rows_of(NUM_NODES, kind), dtype)[1]
+    everything = rounded(rows_of(NUM_NODES), dtype)
     orig = g.ndata["orig"][:]
     check_equal(feat[:], everything[orig])
     ids = torch.from_numpy(np.random.default_rng(g.rank()).integers(0, NUM_NODES, 250))
@@ -134,7 +122,7 @@ def check_rows(g: dist.DistGraph, dtype: torch.dtype, kind: torch.dtype | None =
     check_equal(feat.gather(ids, out=torch.empty(250, WIDTH)), gathered)
     check_equal(feat.gather(ids, out=torch.empty(WIDTH, 250).T), gathered)
     check_equal(feat.gather(ids, pin_memory=True), gathered)
-    check_equal(wide[:], stored(wide_rows(g.num_edges(), kind), dtype)[1][g.edata["id"][:]])
+    check_equal(wide[:], rounded(wide_rows(g.num_edges()), dtype)[g.edata["id"][:]])
     with pytest.raises(InvalidArgumentError, match="out must be"):
         feat.gather(ids, out=torch.empty(250, WIDTH, dtype=dtype))
     with pytest.raises(PartitionError, match="no local_partition"):
@@ -157,13 +145,6 @@ def test_rows_of_the_shards_arrive_as_what_they_were(job: SharedJob, dtype: torc
     check_memory(g, dtype)
 
 
-def test_int8_of_the_load_is_the_same(job: SharedJob) -> None:
-    path = job.write(write, torch.int8, False)
-    check_rows(anew(job, path, feat_dtype={"feat": torch.int8, "wide": "int8"}), torch.int8)
-    with pytest.raises(PartitionError, match="is open already, with feature 'feat' as int8"):
-        dist.DistGraph("narrow", part_config=path, feat_dtype={"feat": "float16"})
-
-
 @both
 def test_stored_rows_if_asked_for(job: SharedJob, dtype: torch.dtype) -> None:
     path = job.write(write, dtype, True)
@@ -172,42 +153,18 @@ def test_stored_rows_if_asked_for(job: SharedJob, dtype: torch.dtype) -> None:
     feat = g.ndata["feat"]
     assert feat.dtype == feat.storage_dtype == dtype
     orig = g.ndata["orig"][:]
-    levels, numbers = (rows[orig] for rows in stored(rows_of(NUM_NODES, dtype), dtype))
-    check_equal(feat[:], levels)
-    check_equal(feat.widen(feat[:]), numbers)
+    stored = torch.from_numpy(rows_of(NUM_NODES)).to(dtype)[orig]
+    check_equal(feat[:], stored)
     seeds = dist.node_split(np.ones(NUM_NODES))
     loader = dist.DistNodeDataLoader(g, seeds, NeighborSampler([2]), batch_size=30, features=["feat"])
     for inputs, _, blocks in loader:
-        check_equal(blocks[0].srcdata["feat"], levels[inputs])
-        check_equal(feat.widen(blocks[0].srcdata["feat"]), numbers[inputs])
+        check_equal(blocks[0].srcdata["feat"], stored[inputs])
     loader.close()
-    for tensor, rows in ((feat, feat[:2].float()), (g.ndata["third"], feat[:2])):
-        with pytest.raises(InvalidArgumentError, match="rows must be"):
-            tensor.widen(rows)
-
-
-def test_every_way_of_writing_int8_is_refused(job: SharedJob) -> None:
-    g = job.open(job.write(write, torch.int8, True))
-    feat = g.ndata["feat"]
-    before = feat[:]
-    g.barrier()
-    text = "'feat' cannot be written: its rows are stored as int8.* make a DistTensor"
-    with pytest.raises(InvalidArgumentError, match=text):
-        feat[[1, 2]] = torch.zeros(2, WIDTH)
-    with pytest.raises(InvalidArgumentError, match=text):
-        feat.load_state_dict({"rows": dist.DistTensor(feat.shape, feat.dtype, part_policy=feat.part_policy)})
-    with pytest.raises(InvalidArgumentError, match=text):
-        checkpoint.save({"feat": feat}, checkpoint_id=Path(job.path).parent / "saved")
-    stored_as_is = dist.DistGraph("narrow", part_config=job.path, upcast=False).ndata["feat"]
-    with pytest.raises((InvalidArgumentError, PartitionError), match=f"{text}|not next to each other"):
-        _ = stored_as_is.local_partition
-    g.barrier()
-    assert torch.equal(feat[:], before)
 
 
 def test_float16_of_the_load_is_read_and_written(job: SharedJob) -> None:
     g = anew(job, job.write(write, torch.bfloat16, False), feat_dtype=torch.float16)
-    check_rows(g, torch.float16, torch.bfloat16)
+    check_rows(g, torch.float16)
     check_memory(g, torch.float16)
     g.barrier()
     feat = g.ndata["feat"]
@@ -228,21 +185,12 @@ def test_float16_of_the_load_is_read_and_written(job: SharedJob) -> None:
     check_equal(feat[4:], values[4:].half().float())
 
 
-@pytest.mark.parametrize(
-    ("dtype", "bad", "text"),
-    [
-        ("float16", 65520, r"dataset '_N/feat', row \d+: 65520\.0, column 5 does not fit float16"),
-        ("int8", np.nan, r"row \d+: .*nan in column 5"),
-        ("int8", -np.inf, "-inf in column 5"),
-        ("int8", 1e15, "outliers of column 5 make int8"),
-    ],
-)
-def test_a_value_that_cannot_be_is_an_error_on_every_rank(job: SharedJob, dtype: str, bad: float, text: str) -> None:
-    path = job.write(write, torch.int8 if dtype == "int8" else torch.bfloat16, False, bad)
+def test_a_value_that_cannot_be_is_an_error_on_every_rank(job: SharedJob) -> None:
+    path = job.write(write, torch.bfloat16, False, 65520)
     job.end()
     _ = job.session
-    with pytest.raises(GraphDataError, match=text):
-        dist.DistGraph("narrow", part_config=path, feat_dtype={"feat": dtype})
+    with pytest.raises(GraphDataError, match=r"dataset '_N/feat', row \d+: 65520\.0, column 5 does not fit float16"):
+        dist.DistGraph("narrow", part_config=path, feat_dtype={"feat": "float16"})
     job.path = path
     assert dist.DistGraph("narrow", part_config=path).ndata["feat"].storage_dtype == torch.float32
 
@@ -279,11 +227,11 @@ def test_what_cannot_be_is_an_error_on_every_rank(job: SharedJob) -> None:
 @both
 def test_loaders_give_the_rows_with_every_cache_and_fewer_bytes(job: SharedJob, dtype: torch.dtype) -> None:
     path = job.write(write, dtype, False)
-    exact = torch.from_numpy(rows_of(NUM_NODES, dtype))
+    exact = torch.from_numpy(rows_of(NUM_NODES))
     fetched, moved = [], []
     for narrow in (False, True):
         g = anew(job, path, feat_dtype={"feat": dtype} if narrow else None)
-        rows = (stored(exact.numpy(), dtype)[1] if narrow else exact)[g.ndata["orig"][:]]
+        rows = (rounded(exact.numpy(), dtype) if narrow else exact)[g.ndata["orig"][:]]
         for cache in ({"cache": None}, {"cache": "auto"}, {"cache": 3000, "lookahead": 2}):
             seeds = dist.node_split(np.ones(NUM_NODES))
             sampler = NeighborSampler([3, 4])
@@ -315,7 +263,7 @@ def test_typed_graphs_edges_and_pyg(job: SharedJob, output: str, dtype: torch.dt
     relation = ("author", "writes", "paper")
 
     def numbers(count: int, data: Any) -> torch.Tensor:
-        return stored(rows_of(count, dtype), dtype)[1][data["id"][:]]
+        return rounded(rows_of(count), dtype)[data["id"][:]]
 
     expected = {}
     for ntype in g.ntypes:
@@ -338,12 +286,12 @@ def test_typed_graphs_edges_and_pyg(job: SharedJob, output: str, dtype: torch.dt
 
 
 def test_inference_and_saving_read_numbers(job: SharedJob) -> None:
-    g = job.open(job.write(write, torch.int8, True))
+    g = job.open(job.write(write, torch.bfloat16, True))
     feat = g.ndata["feat"]
-    numbers = stored(rows_of(NUM_NODES, torch.int8), torch.int8)[1]
+    numbers = rounded(rows_of(NUM_NODES), torch.bfloat16)
     found = layerwise(g, [lambda block, h: h[1]], feat, batch_size=7)
     check_equal(found[:], numbers[g.ndata["orig"][:]])
     path = Path(job.path).parent / "feat.npy"
     feat.save(path)
     g.barrier()
-    assert np.array_equal(np.load(path), numbers.numpy())
+    check_equal(torch.from_numpy(np.load(path)), numbers)

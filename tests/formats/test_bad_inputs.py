@@ -50,20 +50,13 @@ def read_everything(path):
             rows(feature.values)
 
 
-@pytest.mark.parametrize(
-    ("shape", "descr", "error"),
-    [
-        ((2**60,), "|S0", "can be no array"),
-        ((-1, -8), "<i8", "can be no array"),
-        ((2**40,), "<i8", "too short"),
-    ],
-)
-def test_headers_that_lie(tmp_path, shape, descr, error):
-    (tmp_path / "a.npy").write_bytes(header(shape, descr) + bytes(64))
-    deflated(tmp_path / "a.npz", a=header(shape, descr) + bytes(64))
-    for read in (mapped_npy, mapped_npz):
-        with pytest.raises(GraphDataError, match=error):
-            read(tmp_path / ("a.npy" if read is mapped_npy else "a.npz"))
+def test_arrays_that_were_not_written_to_the_end(tmp_path):
+    (tmp_path / "a.npy").write_bytes(header((100,)) + bytes(64))
+    deflated(tmp_path / "a.npz", a=header((100,)) + bytes(64))
+    with pytest.raises(GraphDataError, match="too short: it ends in row 8 of 100"):
+        mapped_npy(tmp_path / "a.npy")
+    with pytest.raises(GraphDataError, match=r"a\.npz: a: cannot be read"):
+        mapped_npz(tmp_path / "a.npz")
 
 
 def test_headers_that_are_no_python(tmp_path):
@@ -84,30 +77,6 @@ def test_damaged_compressed_arrays(tmp_path):
         (tmp_path / "a.npz").write_bytes(damaged)
         with pytest.raises(GraphDataError, match=r"a\.npz: a: cannot be read"):
             mapped_npz(tmp_path / "a.npz")
-
-
-def test_entries_of_an_npz_file_that_overlap_or_are_another(tmp_path):
-    def edit(offset, value, number):
-        content = bytearray(save(tmp_path).read_bytes())
-        places = [content.find(b"PK\x01\x02")]
-        places.append(content.find(b"PK\x01\x02", places[0] + 4))
-        if value is None:
-            value = bytes(content[places[0] + offset : places[0] + offset + 4])
-        content[places[number] + offset : places[number] + offset + 4] = value
-        (tmp_path / "g.npz").write_bytes(content)
-        return mapped_npz(tmp_path / "g.npz")
-
-    with pytest.raises(GraphDataError, match="edge_src overlaps what follows it"):
-        edit(24, struct.pack("<I", 400), 0)  # its size
-    with pytest.raises(GraphDataError, match=r"edge_dst: cannot be read: File name in directory"):
-        edit(42, None, 1)  # its place becomes that of the first
-
-
-def test_two_entries_of_one_name(tmp_path):
-    with zipfile.ZipFile(save(tmp_path), "a") as archive:
-        archive.writestr("edge_src", archive.read("edge_dst.npy"))
-    with pytest.raises(GraphDataError, match=r"g\.npz: edge_src is there twice"):
-        read_source(tmp_path / "g.npz")
 
 
 @pytest.mark.parametrize(

@@ -168,11 +168,6 @@ def test_what_else_a_file_holds_is_named(tmp_path):
     assert source.left_out[:2] == ("attribute num_nodes", "text: object is no number")
     assert source.left_out[2].startswith("more/feat: float64[7] has no row") and len(source.left_out) == 3
     assert list(source.node_feats["_N"]) == ["more/x"]
-    with h5py.File(tmp_path / "twice.h5", "w") as file:
-        file["more/x"] = np.zeros(3)
-        file["more/again"] = file["more"]
-    with pytest.raises(GraphDataError, match="twice.h5: more/again is another name of a group"):
-        read_source(tmp_path / "twice.h5")
     folder = as_directory(tmp_path, ENDS)
     (folder / "readme.txt").write_text("")
     (folder / "old").mkdir()

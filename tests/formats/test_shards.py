@@ -15,7 +15,7 @@ from typed_parts import TYPED, typed_source
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, OutOfRangeError, ShardFormatError
-from mpigraph.formats.add_reverse import add_reverse_edges
+from mpigraph.formats.layout import add_reverse_edges
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.shards import ShardRows
 from mpigraph.partition.pipeline import partition_source

@@ -21,7 +21,7 @@ def test_edges_go_to_temporary_files_where_memory_does_not_hold_them() -> None:
 @pytest.mark.parametrize("method", ["metis", "multilevel"])
 def test_what_cannot_work_names_the_ranks_that_would(method: str) -> None:
     work = Workload(10**8, 2 * 10**9, 4, method)
-    with pytest.raises(InvalidArgumentError, match="on 1 rank.* has 4.00 GiB: use --method multilevel on") as caught:
+    with pytest.raises(InvalidArgumentError, match="on 1 rank.* has 4.0 GiB: use --method multilevel on") as caught:
         check_memory(work, 1, 4 * GIB)
     ranks = int(str(caught.value).split("--method multilevel on ")[1].split()[0])
     multilevel = work._replace(method="multilevel")

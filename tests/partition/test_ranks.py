@@ -175,7 +175,6 @@ def test_ranks_that_disagree_are_told(comm: MPI.Intracomm) -> None:
     last = comm.rank == comm.size - 1
     same = {"graph_name": "g", "num_parts": 2, "part_method": "random", "seed": 0, "balance_edges": False}
     rest = {"graph_name": "h", "num_parts": 3, "part_method": "multilevel", "seed": 1, "balance_edges": True}
-    rest["node_order"] = "clusters"
     with shared_folder(comm) as folder:
         for name, other in rest.items():
             arguments = same | ({name: other} if last else {})

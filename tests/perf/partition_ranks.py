@@ -21,7 +21,7 @@ from mpigraph.kernels import warm_up
 from mpigraph.memory import as_bytes, held_memory
 from mpigraph.partition.forecast import Workload, check_memory
 from mpigraph.partition.multilevel import assign
-from mpigraph.partition.options import NODE_ORDERS, PART_METHODS
+from mpigraph.partition.options import PART_METHODS
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.spill import Scratch, carried_sizes
 
@@ -31,7 +31,6 @@ def main():
     p.add_argument("input", metavar="DATA")
     p.add_argument("--parts", type=int, required=True)
     p.add_argument("--method", default="multilevel", choices=PART_METHODS)
-    p.add_argument("--node-order", default=NODE_ORDERS[0], choices=NODE_ORDERS)
     p.add_argument("-o", "--out", required=True)
     p.add_argument("--memory", type=as_bytes, default=1 << 62)
     p.add_argument("--scratch")
@@ -41,10 +40,8 @@ def main():
     with working_ranks("partition") as exchange:
         source = read_source(args.input)
         held = int(exchange.gather(np.array([[held_memory()]])).max())
-        ordered = args.node_order != NODE_ORDERS[0]
         sizes = sum(source.num_nodes), sum(source.edge_counts)
-        carried = carried_sizes(source, ordered)
-        work = Workload(*sizes, args.parts, args.method, held, carried, ordered)
+        work = Workload(*sizes, args.parts, args.method, held, carried_sizes(source))
         foreseen = check_memory(work, exchange.size, args.memory)
         scratch = Scratch(args.scratch or args.out, mapping=foreseen.mapping)
         stages = Stages(held)
@@ -52,9 +49,8 @@ def main():
             setattr(assign, name, stages.step(getattr(assign, name)))
         begin = time.perf_counter()
         result = partition_source(
-            source, "g", args.parts, args.out, args.method, node_order=args.node_order,
-            progress=stages, exchange=exchange, scratch=scratch,
-        )  # fmt: skip
+            source, "g", args.parts, args.out, args.method, progress=stages, exchange=exchange, scratch=scratch
+        )
         stages.end()
         seconds = time.perf_counter() - begin
         rows = np.array([[round(1000 * cpu), peak] for _, _, cpu, peak in stages.found], np.int64)

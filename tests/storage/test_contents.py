@@ -1,11 +1,8 @@
 """The files of many parts: each is opened by HDF5 once, and few are open at a time."""
 
 import gc
-import json
 import os
 import shutil
-import struct
-import zlib
 from pathlib import Path
 
 import h5py
@@ -35,7 +32,7 @@ def test_hdf5_opens_each_file_once_and_few_are_open(oracle, monkeypatch: pytest.
     monkeypatch.setattr(h5py, "File", Counted)
     config = PartConfig.read(oracle(PARTS))
     before = open_files()
-    with PartFiles(config, by_list=False) as files:
+    with PartFiles(config) as files:
         files._most_open = AWAKE
         names = {
             (part, which): list(files.check_file(part, which)) for part in range(PARTS) for which in config.files[0]
@@ -84,20 +81,3 @@ def test_files_close_with_the_last_reader_of_their_rows(oracle) -> None:
     del rows
     gc.collect()
     assert open_files() == before
-
-
-@pytest.mark.parametrize("by_list", [True, False])
-def test_a_forged_list_of_datasets_is_found(oracle, tmp_path: Path, by_list: bool) -> None:
-    """Jobs find rows by the list, ``verify`` by HDF5."""
-    shutil.copytree(Path(oracle(PARTS)).parent, tmp_path / "graph")
-    config = PartConfig.read(tmp_path / "graph/oracle.json")
-    path = config.part_path(1, "node_feats")
-    content = path.read_bytes()
-    size, _, mark = struct.unpack("<QI12s", content[-24:])
-    *owner, datasets = json.loads(content[-24 - size : -24])
-    rows = next(entry for entry in datasets.values() if entry[4])
-    rows[4] = "00000000" + rows[4][8:]
-    text = json.dumps([*owner, datasets]).encode()
-    path.write_bytes(content[: -24 - size] + text + struct.pack("<QI12s", len(text), zlib.crc32(text), mark))
-    with PartFiles(config, by_list) as files, pytest.raises(ShardFormatError, match="other checksums|is not HDF5's"):
-        files.check_file(1, "node_feats")

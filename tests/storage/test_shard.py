@@ -1,10 +1,5 @@
 """Shard files: round trips, ranges and checksums, and every kind of damage."""
 
-import os
-import struct
-import sys
-import zlib
-
 import h5py
 import numpy as np
 import pytest
@@ -12,7 +7,7 @@ import pytest
 from mpigraph.errors import InvalidArgumentError, ShardFormatError
 from mpigraph.storage import format as shard_format
 from mpigraph.storage.format import segment_rows, storage_dtype
-from mpigraph.storage.shard import ShardReader, ShardWriter, fingerprint
+from mpigraph.storage.shard import ShardReader, ShardWriter
 
 DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64".split()
 
@@ -72,7 +67,7 @@ def test_every_range_reads_and_verifies(path):
 
 def test_datasets_are_contiguous_and_files_whole(path):
     with h5py.File(path) as file:
-        assert file["some/rows"].chunks is None and dict(file.attrs)["version"] == 2
+        assert file["some/rows"].chunks is None and dict(file.attrs)["version"] == 3
         assert len(file["some/rows"].attrs["crc32"]) == 25
     assert [entry.name for entry in path.parent.iterdir()] == ["graph.h5"]
 
@@ -116,86 +111,14 @@ def test_any_flipped_byte_gives_the_data_or_our_error(path):
     assert errors > 0
 
 
-def with_list(content, text):
-    """A file's content with another list of datasets, whose checksum is right."""
-    return content + text + struct.pack("<QI12s", len(text), zlib.crc32(text), b"mpigraphlst1")
-
-
-def test_datasets_are_found_without_hdf5(path, monkeypatch):
-    with ShardReader(path, by_list=False) as reader:
-        expected = fingerprint(reader)
-    monkeypatch.setattr(h5py, "File", None)
-    with ShardReader(path, "g", 3, "id") as reader:
-        assert fingerprint(reader) == expected
-        assert np.array_equal(reader.read("some/rows", 10, 50), rows()[10:50]) and reader.read("empty").shape == (0, 5)
-        with pytest.raises(ShardFormatError, match="dataset 'nothing' is missing"):
-            reader.read("nothing")
-    with pytest.raises(ShardFormatError, match="belongs to part 3, not to part 1"):
-        ShardReader(path, "g", 1)
-
-
-def test_without_h5py_a_file_with_a_damaged_list_is_one_error(path, monkeypatch):
-    os.truncate(path, path.stat().st_size - 1)
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ShardFormatError, match=r"graph\.h5: its list of datasets is missing or damaged.* without h5py"):
-        ShardReader(path)
-
-
-@pytest.mark.parametrize("by_list", [True, False])
-def test_a_file_that_a_killed_program_was_writing_is_refused(path, by_list):
+def test_a_file_that_a_killed_program_was_writing_is_refused(path):
     content = path.read_bytes()
     with h5py.File(path, "r+", libver=("v110", "v110")):
         flagged = path.read_bytes()  # what a kill would leave
     path.write_bytes(flagged)
     assert flagged[:12] != content[:12]
-    with pytest.raises(ShardFormatError, match=r"graph\.h5: a program is writing to this file, or was killed"):
-        ShardReader(path, by_list=by_list)
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        "5",
-        '{"some/rows": [-8, [100, 2], "int64", 4, "SUMS"]}',
-        '{"some/rows": [1000000, [100, 2], "int64", 4, "SUMS"]}',
-        '{"some/rows": [0, [-100, -2], "int64", 4, ""]}',
-        '{"some/rows": [0, [1000000000000], "int64", 4000000000, "SUMS"]}',
-        '{"some/rows": [0, [100, 2], "object", 4, "SUMS"]}',
-        '{"some/rows": [0, [100, 2], "int64", 0, "SUMS"]}',
-        '{"some/rows": [0, [100, 2], "int64", 4, "00"]}',
-        '{"some/rows": [0, [100, 2.0], "int64", 4.0, "SUMS"]}',
-        '{"some/rows": [0, [0, 4611686018427387904, 2], "int64", 4, ""]}',
-        '{"some/rows": [0, [0, 1BY1], "int64", 4, ""]}'.replace("BY1", ", 1" * 70),
-        '{"some/rows": [0, [0, 2], "int64", 4, ""]MORE}'.replace(
-            "MORE", "".join(f', "{number}": [0, [0], "int8", 1, ""]' for number in range(1024))
-        ),
-    ],
-)
-def test_hdf5_finds_datasets_where_the_list_is_odd(path, entry):
-    text = f'["g", 3, "id", {entry}]'.replace("SUMS", "00000000" * 25)
-    path.write_bytes(with_list(path.read_bytes(), text.encode()))
-    with ShardReader(path, "g", 3) as reader:
-        assert np.array_equal(reader.read("some/rows"), rows())
-
-
-def test_a_list_does_not_outlive_a_change_by_hdf5(path):
-    """The old rows and their checksums may still be where the list says."""
-    with h5py.File(path, "r+") as file:
-        attributes = dict(file["empty"].attrs)
-        del file["some/rows"]
-        file["some/rows"] = np.zeros((0, 5), np.float32)
-        file["some/rows"].attrs.update(attributes)
-    with ShardReader(path, "g", 3) as reader:
-        assert reader.read("some/rows").shape == (0, 5)
-
-
-def test_a_list_that_no_file_needs_is_not_read(path):
-    with open(path, "r+b") as file:
-        file.truncate(1 << 42)
-        file.seek(0, 2)
-        file.write(struct.pack("<QI12s", 1 << 41, 0, b"mpigraphlst1"))
-    with ShardReader(path, "g", 3) as reader:
-        assert np.array_equal(reader.read("some/rows"), rows())
+    with pytest.raises(ShardFormatError, match=r"graph\.h5: cannot read the file header.*already open for write"):
+        ShardReader(path)
 
 
 def test_foreign_files(path, tmp_path):
@@ -242,24 +165,8 @@ def test_wrong_requests(path):
 def test_a_dataset_without_our_attributes(path):
     with h5py.File(path, "r+") as file:
         file["plain"] = np.arange(3)
-        file["lie"] = np.arange(3)
-        file["lie"].attrs.update(dtype=np.bytes_("float32"), segment_rows=3, crc32=np.zeros(1, np.uint32))
-    with ShardReader(path) as reader:
-        with pytest.raises(ShardFormatError, match="cannot read dataset 'plain'"):
-            reader.read("plain")
-        with pytest.raises(ShardFormatError, match="'lie' says dtype 'float32' but stores int64"):
-            reader.read("lie")
-
-
-@pytest.mark.parametrize("kind", ["S4", "i4", ">u4"])
-def test_checksums_of_another_kind(path, kind):
-    with h5py.File(path, "r+") as file:
-        attributes = file["some/rows"].attrs
-        crcs = attributes["crc32"]
-        del attributes["crc32"]
-        attributes["crc32"] = crcs.view(kind)  # the same bytes, so the same seal
-    with ShardReader(path) as reader, pytest.raises(ShardFormatError, match="'some/rows' has damaged checksums"):
-        reader.read("some/rows")
+    with pytest.raises(ShardFormatError, match="cannot read dataset 'plain'"):
+        ShardReader(path)
 
 
 def test_a_failed_write_leaves_nothing(tmp_path):

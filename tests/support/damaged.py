@@ -1,7 +1,6 @@
 """Shards of a partitioned graph that are damaged on purpose, in a copy of it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -24,7 +23,7 @@ def flip(path: Path, dataset: str, byte: int = 5) -> None:
 
 
 def rewrite(path: Path, part: int, which: str, dataset: str, change: Callable[[Rows], Rows]) -> None:
-    """Change a dataset of a part, with checksums, seal and configuration that fit.
+    """Change a dataset of a part, with checksums that fit.
 
     ``path`` is the configuration.
     """
@@ -33,9 +32,6 @@ def rewrite(path: Path, part: int, which: str, dataset: str, change: Callable[[R
     with ShardReader(shard) as reader:
         content = {name: (reader.read(name), reader.info(name).dtype) for name in reader.names()}
     content[dataset] = (change(content[dataset][0]), content[dataset][1])
-    with ShardWriter(shard, config.graph_name, part, config.identity) as writer:
+    with ShardWriter(shard, config.graph_name, part, config.content) as writer:
         for name, (rows, dtype) in content.items():
             writer.add(name, rows, dtype)
-    seals = [dict(of_part) for of_part in config.seals]
-    seals[part][which] = writer.seal
-    replace(config, seals=tuple(seals)).write(config.directory)

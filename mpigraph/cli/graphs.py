@@ -1,15 +1,22 @@
-"""``python -m mpigraph generate``: write a generated graph as ``.npy`` files."""
+"""``generate`` writes a generated graph as ``.npy`` files, ``export`` a partitioned one in its original order."""
 
 import argparse
 from dataclasses import fields
 
-from mpigraph.cli.progress import progress_of
+from mpigraph.cli.progress import ProgressBar, progress_of
 from mpigraph.cli.ranks import working_ranks
 from mpigraph.partition.generate import Recipe, write_graph
+from mpigraph.partition.output_folder import check_writable
+from mpigraph.partition.spill import Scratch
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Register the command."""
+    """Register both commands."""
+    _add_generate(commands)
+    _add_export(commands)
+
+
+def _add_generate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "generate",
         help="write a generated graph",
@@ -34,10 +41,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         parser.add_argument(name, dest=field, type=kind, default=default, required=default is None, help=text)
     parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write, which every rank sees")
     parser.add_argument("--overwrite", action="store_true", help="write over another graph in --out (default: refuse)")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_generate)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _generate(arguments: argparse.Namespace) -> int:
     with working_ranks("generate") as exchange:
         with exchange.together("checking the options"):
             values = vars(arguments)
@@ -47,4 +54,31 @@ def _run(arguments: argparse.Namespace) -> int:
         if exchange.rank == 0:
             edges = 2 * recipe.num_pairs
             print(f"{path}: {recipe.num_nodes} nodes, {edges} directed edges, {recipe.num_classes} classes")
+    return 0
+
+
+def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "export",
+        help="write a partitioned graph as .npy files in its original order",
+        description="Write a partitioned graph as a folder of .npy files by its original ids, which partition reads; "
+        "examples/inputs.md has recipes from there to DGL and PyG. On several ranks the first writes all.",
+    )
+    parser.add_argument("part_config", metavar="PART_CONFIG", help="<name>.json")
+    parser.add_argument("-o", "--out", required=True, metavar="DIR", help="directory to write")
+    parser.add_argument("--scratch", metavar="DIR", help="directory of temporary files (default: --out)")
+    parser.add_argument("--overwrite", action="store_true", help="write over another export in --out (default: refuse)")
+    parser.set_defaults(run=_export)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    with working_ranks("export") as exchange:
+        with exchange.together(f"exporting {arguments.part_config}"):
+            check_writable(arguments.out)
+            if exchange.rank == 0:
+                from mpigraph.formats.original import write_npy  # torch takes seconds to load
+
+                scratch = Scratch(arguments.scratch or arguments.out)
+                with ProgressBar() as progress:
+                    print(write_npy(arguments.part_config, arguments.out, scratch, progress, arguments.overwrite))
     return 0
