@@ -9,9 +9,7 @@ a process that a launcher started, it makes uncaught errors end the job.
 
 import lazy_loader as _lazy_loader
 
-from mpigraph import config as _config
-from mpigraph import namespaces as _namespaces
-from mpigraph import tracebacks as _tracebacks
+from mpigraph import config as _config, namespaces as _namespaces, tracebacks as _tracebacks
 
 __version__ = "0.1.0"
 

@@ -18,8 +18,7 @@ from layouts import ALONE, SharedJob, on_layouts
 from oracle import NUM_NODES
 
 import mpigraph as mg
-from mpigraph import distributed as dist
-from mpigraph import nn
+from mpigraph import distributed as dist, nn
 from mpigraph.cli.main import main
 from mpigraph.dataloading import negative_sampler
 

@@ -10,8 +10,7 @@ import torch
 from int8 import as_int8
 from layouts import Layout, SharedJob, everywhere, on_layouts
 from oracle import NUM_NODES, oracle_source
-from typed_oracle import SCHEMA as TYPED
-from typed_oracle import typed_oracle_source
+from typed_oracle import SCHEMA as TYPED, typed_oracle_source
 
 import mpigraph.distributed as dist
 from mpigraph import checkpoint
