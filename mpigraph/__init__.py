@@ -9,8 +9,7 @@ errors end the job.
 
 import lazy_loader as _lazy_loader
 
-from mpigraph import config as _config
-from mpigraph import namespaces as _namespaces
+from mpigraph import config as _config, namespaces as _namespaces
 
 __version__ = "0.1.0"
 

@@ -8,7 +8,7 @@ attributes other than one number or one row of numbers for each node or edge are
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -199,5 +199,4 @@ def _take(frame: Frame, records: list[dict[str, Any]], names: Sequence[str] | No
                 raise GraphDataError(f"attribute {name!r} of {frame.owner} is not numeric: {error}") from error
 
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, __all__)
+attach(__name__)

@@ -1,7 +1,5 @@
 """Generated graphs in memory, with labels, features and masks, for experiments."""
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from mpigraph.graphs.hetero import HeteroGraph, graph
@@ -47,5 +45,4 @@ def generate(
     return g
 
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, __all__)
+attach(__name__)

@@ -6,7 +6,6 @@ derives from that class too, so that ``except ValueError`` keeps working. Checks
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mpigraph.namespaces import attach
 
@@ -220,5 +219,4 @@ def check_text(name: str, value: object) -> str:
 DGLError = MPIGraphError
 """DGL's name of the base class."""
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, __all__)
+attach(__name__)

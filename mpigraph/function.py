@@ -5,7 +5,7 @@ source of an edge, ``v`` its destination, ``e`` the edge itself; ``u_mul_e("h", 
 ``h`` by the edge's ``w`` and calls the result ``m``.
 """
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from mpigraph.graphs.messages import Message, Operand, Reduce
 from mpigraph.namespaces import attach
@@ -130,5 +130,4 @@ e_mul_v = _binary("e", "mul", "v")
 e_div_v = _binary("e", "div", "v")
 e_dot_v = _binary("e", "dot", "v")
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, __all__)
+attach(__name__)

@@ -121,7 +121,8 @@ def forbidden_words(path: str, tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "__del__":
             yield "__del__"
         elif isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
-            yield "import *"
+            if path != "mpigraph/nn/pytorch.py":  # a second name of mpigraph.nn
+                yield "import *"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
             if folder != "cli":
                 yield "print"

@@ -1,29 +1,11 @@
 """Checkpoints of whole jobs: saved on any number of ranks at any step, loaded on any other number."""
 
-from typing import TYPE_CHECKING
-
-from mpigraph.checkpoint.api import async_save, latest, load, save, wait
-from mpigraph.checkpoint.job_state import RandomState
-from mpigraph.checkpoint.loading import export
-from mpigraph.checkpoint.preemption import Preemption, preemption, requeue
-from mpigraph.checkpoint.state_tree import Stateful
+from mpigraph.checkpoint.api import async_save as async_save, latest as latest, load as load, save as save, wait as wait
+from mpigraph.checkpoint.job_state import RandomState as RandomState
+from mpigraph.checkpoint.loading import export as export
+from mpigraph.checkpoint.preemption import Preemption as Preemption, preemption as preemption, requeue as requeue
+from mpigraph.checkpoint.state_tree import Stateful as Stateful
 from mpigraph.namespaces import attach
-from mpigraph.session.context import OfTrainer
+from mpigraph.session.context import OfTrainer as OfTrainer
 
-__all__ = [
-    "OfTrainer",
-    "Preemption",
-    "RandomState",
-    "Stateful",
-    "async_save",
-    "export",
-    "latest",
-    "load",
-    "preemption",
-    "requeue",
-    "save",
-    "wait",
-]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, __all__)
+attach(__name__)

@@ -94,7 +94,7 @@ def checkpoints(folder: Path, warn: bool) -> list[tuple[str, str]]:
     OtherVersionError for one of another version; else both are passed over. Raises StorageError if the folder cannot be
     read.
     """
-    found: list[tuple[int, str, str]] = []
+    listed: list[tuple[int, str, str]] = []
     for name in sorted(_names(folder), key=lambda name: (os.path.islink(folder / name), name)):
         try:
             manifest = Manifest.read(folder / name)
@@ -104,9 +104,9 @@ def checkpoints(folder: Path, warn: bool) -> list[tuple[str, str]]:
             if warn and not _lacks_manifest(folder / name):
                 get_logger().warning("checkpoint %s is passed over: %s", folder / name, error)
             continue
-        if not os.path.islink(folder / name) or all(word != manifest.word for *_, word in found):
-            found.append((manifest.number, name, manifest.word))
-    return [(name, word) for _, name, word in sorted(found, reverse=True)]
+        if not os.path.islink(folder / name) or all(word != manifest.word for *_, word in listed):
+            listed.append((manifest.number, name, manifest.word))
+    return [(name, word) for _, name, word in sorted(listed, reverse=True)]
 
 
 def newest_number(folder: Path) -> int:

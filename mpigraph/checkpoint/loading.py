@@ -102,8 +102,8 @@ def _memory_of(manifest: Manifest) -> Callable[[int], torch.Tensor]:
 def newest_first(peers: Peers, around: Path, doing: str, warn: bool = False) -> list[tuple[str, str]]:
     """Return :func:`.checkpoints` of a folder on every trainer. Raises StorageError if it cannot be read."""
     with peers.together(doing):
-        found = folder.checkpoints(around, warn) if peers.leads else []
-    return [(name, word) for name, word in peers.share(doing, found)]
+        listed = folder.checkpoints(around, warn) if peers.leads else []
+    return [(name, word) for name, word in peers.share(doing, listed)]
 
 
 @collective("trainers")

@@ -20,8 +20,7 @@ from mpigraph.distgraph.partition_book import RangePartitionBook
 from mpigraph.distgraph.typed_ids import NodeIds
 from mpigraph.errors import InvalidArgumentError, PartitionError, check_integer
 from mpigraph.graphs.fields import EID, ETYPE, NID, NTYPE
-from mpigraph.graphs.hetero import HeteroGraph
-from mpigraph.graphs.hetero import graph as make_graph
+from mpigraph.graphs.hetero import HeteroGraph, graph as make_graph
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Relation, relation_key
 from mpigraph.mpi.messages import Comm

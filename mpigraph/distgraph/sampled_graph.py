@@ -26,8 +26,7 @@ from mpigraph.distgraph.typed_ids import (
     unwrap_nodes,
 )
 from mpigraph.errors import ClosedError, EdgeTypeError, InvalidArgumentError
-from mpigraph.graphs.block import Block
-from mpigraph.graphs.block import Blocks as BlockList
+from mpigraph.graphs.block import Block, Blocks as BlockList
 from mpigraph.graphs.fields import EID, SEED_TIME, TREE, EdgeType
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.book import check_ids

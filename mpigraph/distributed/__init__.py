@@ -1,75 +1,49 @@
 """DGL's distributed namespace on MPI."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mpigraph.dataloading.edge_loader import DistEdgeDataLoader, EdgeCollator
-from mpigraph.dataloading.labor_sampler import sample_labors
-from mpigraph.dataloading.loader import DistDataLoader
-from mpigraph.dataloading.node_loader import DistNodeDataLoader, NodeCollator
-from mpigraph.distgraph.embedding import DistEmbedding
-from mpigraph.distgraph.graph import DistGraph
+from mpigraph.dataloading.edge_loader import DistEdgeDataLoader as DistEdgeDataLoader, EdgeCollator as EdgeCollator
+from mpigraph.dataloading.labor_sampler import sample_labors as sample_labors
+from mpigraph.dataloading.loader import DistDataLoader as DistDataLoader
+from mpigraph.dataloading.node_loader import DistNodeDataLoader as DistNodeDataLoader, NodeCollator as NodeCollator
+from mpigraph.distgraph.embedding import DistEmbedding as DistEmbedding
+from mpigraph.distgraph.graph import DistGraph as DistGraph
 from mpigraph.distgraph.partition_book import (
-    EdgePartitionPolicy,
-    NodePartitionPolicy,
-    PartitionPolicy,
-    RangePartitionBook,
+    EdgePartitionPolicy as EdgePartitionPolicy,
+    NodePartitionPolicy as NodePartitionPolicy,
+    PartitionPolicy as PartitionPolicy,
+    RangePartitionBook as RangePartitionBook,
 )
-from mpigraph.distgraph.sampled_graph import in_subgraph, sample_etype_neighbors, sample_neighbors
-from mpigraph.distgraph.split import edge_split, node_split
-from mpigraph.distgraph.tensor import DistTensor
-from mpigraph.distributed import nn, optim
-from mpigraph.distributed.optim import SparseAdagrad, SparseAdam, SparseSGD
+from mpigraph.distgraph.sampled_graph import (
+    in_subgraph as in_subgraph,
+    sample_etype_neighbors as sample_etype_neighbors,
+    sample_neighbors as sample_neighbors,
+)
+from mpigraph.distgraph.split import edge_split as edge_split, node_split as node_split
+from mpigraph.distgraph.tensor import DistTensor as DistTensor
+from mpigraph.distributed import nn as nn, optim as optim
+from mpigraph.distributed.optim import SparseAdagrad as SparseAdagrad, SparseAdam as SparseAdam, SparseSGD as SparseSGD
 from mpigraph.namespaces import attach
-from mpigraph.process_group.process_group import MPIProcessGroup
-from mpigraph.session.context import exit_client, initialize, is_initialized
-
-__all__ = [
-    "DistDataLoader",
-    "DistEdgeDataLoader",
-    "DistEmbedding",
-    "DistGraph",
-    "DistNodeDataLoader",
-    "DistTensor",
-    "EdgeCollator",
-    "EdgePartitionPolicy",
-    "MPIProcessGroup",
-    "NodeCollator",
-    "NodePartitionPolicy",
-    "PartitionPolicy",
-    "RangePartitionBook",
-    "SparseAdagrad",
-    "SparseAdam",
-    "SparseSGD",
-    "edge_split",
-    "exit_client",
-    "in_subgraph",
-    "initialize",
-    "is_initialized",
-    "load_partition",
-    "load_partition_book",
-    "load_partition_feats",
-    "nn",
-    "node_split",
-    "optim",
-    "partition_graph",
-    "sample_etype_neighbors",
-    "sample_labors",
-    "sample_neighbors",
-]
+from mpigraph.process_group.process_group import MPIProcessGroup as MPIProcessGroup
+from mpigraph.session.context import (
+    exit_client as exit_client,
+    initialize as initialize,
+    is_initialized as is_initialized,
+)
 
 if TYPE_CHECKING:
     from mpigraph.distgraph.partitioning import (
-        load_partition,
-        load_partition_book,
-        load_partition_feats,
-        partition_graph,
+        load_partition as load_partition,
+        load_partition_book as load_partition_book,
+        load_partition_feats as load_partition_feats,
+        partition_graph as partition_graph,
     )
-else:
-    _missing, __dir__ = attach(__name__, __all__)
 
-    def __getattr__(name: str) -> Any:
-        if name in ("load_partition", "load_partition_book", "load_partition_feats", "partition_graph"):
-            from mpigraph.distgraph import partitioning  # with all formats of graphs: training does not need them
 
-            return getattr(partitioning, name)
-        return _missing(name)
+def _load(name: str) -> object:
+    from mpigraph.distgraph import partitioning  # with all formats of graphs: training does not need them
+
+    return getattr(partitioning, name)
+
+
+attach(__name__, _load)

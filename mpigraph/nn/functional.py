@@ -1,7 +1,5 @@
 """The softmax over the edges of a node, as in ``dgl.nn.functional``."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
@@ -88,5 +86,4 @@ class _Softmax(torch.autograd.Function):
         return weighted.addcmul_(result, sums.index_select(0, group), value=-1), None, None
 
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = attach(__name__, __all__)
+attach(__name__)

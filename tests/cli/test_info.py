@@ -18,11 +18,9 @@ from damaged import flip, rewrite
 from mpi4py import MPI
 from odd_names import odd_source
 from oracle import NUM_NODES, oracle_source
-from typed_oracle import NUM_NODES as TYPED_NODES
-from typed_oracle import RELATIONS, SCHEMA, edges_of
+from typed_oracle import NUM_NODES as TYPED_NODES, RELATIONS, SCHEMA, edges_of
 
-from mpigraph.cli.info import _memory
-from mpigraph.cli.info import run as run_command
+from mpigraph.cli.info import _memory, run as run_command
 from mpigraph.cli.main import main
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema

@@ -9,8 +9,7 @@ import pytest
 import torch
 from layouts import Layout, SharedJob, everywhere, on_layouts
 from oracle import NUM_NODES, oracle_source
-from typed_oracle import SCHEMA as TYPED
-from typed_oracle import typed_oracle_source
+from typed_oracle import SCHEMA as TYPED, typed_oracle_source
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import DistEdgeDataLoader, NeighborSampler

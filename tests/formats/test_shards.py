@@ -20,8 +20,7 @@ from mpigraph.formats.readers import read_source
 from mpigraph.formats.shards import ShardRows
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.storage import audit
-from mpigraph.storage import format as shard_format
+from mpigraph.storage import audit, format as shard_format
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader

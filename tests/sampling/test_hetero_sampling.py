@@ -13,8 +13,7 @@ import pytest
 import torch
 from batches import SAMPLERS, batch, digest
 from layouts import SharedJob, alone, everywhere, on_all, rotated
-from oracle import NUM_NODES as NUM_NODES_PLAIN
-from oracle import oracle_source
+from oracle import NUM_NODES as NUM_NODES_PLAIN, oracle_source
 from typed_oracle import NUM_NODES, RELATIONS, TYPED_ORACLE, WEIGHTED, edges_of, name_of, write_typed_oracle
 
 import mpigraph.distributed as dist

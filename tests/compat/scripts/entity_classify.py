@@ -10,8 +10,7 @@ import dgl.distributed
 import numpy as np
 import torch as th
 import torch.nn.functional as F
-from dgl import DGLGraph
-from dgl import nn as dglnn
+from dgl import DGLGraph, nn as dglnn
 from dgl.distributed import DistDataLoader
 from torch import nn
 
