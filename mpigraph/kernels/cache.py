@@ -43,7 +43,7 @@ from mpigraph.log import get_logger
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _POLL = 0.02  # seconds between looks at a lock
-_PROBE = 1 << 20  # bytes that a folder must have room for
+_PROBE = 1 << 20  # bytes that must fit into a folder
 _NOTE = "complete.txt"
 _compiling = threading.RLock()  # of this process; taken before any lock of a file, and before numba's own
 
