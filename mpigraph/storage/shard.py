@@ -8,7 +8,6 @@ each rank reads for itself.
 Bits that rot are found: HDF5's own metadata have checksums, too. Files are not checked for what no program writes.
 """
 
-import hashlib
 import math
 import os
 import threading
@@ -60,14 +59,6 @@ Fingerprint = Mapping[str, tuple[DatasetInfo, bytes]]
 """Shape, dtype and checksums of every dataset of a file."""
 
 
-def seal_of(content: Fingerprint) -> str:
-    """Return the hash of a file's fingerprint."""
-    seal = hashlib.sha256()
-    for name, (info, crcs) in sorted(content.items()):
-        seal.update(repr((name, info.shape, info.dtype, crcs)).encode())
-    return seal.hexdigest()
-
-
 class ShardWriter:
     """Write one shard file, dataset by dataset, each in chunks of rows.
 
@@ -99,12 +90,6 @@ class ShardWriter:
         for name, value in (names | {"identity": identity}).items():
             _set_attribute(self._file.id, name, value)
         self._begun: list[DatasetWriter] = []
-        self._content: dict[str, tuple[DatasetInfo, bytes]] = {}
-
-    @property
-    def seal(self) -> str:
-        """The seal of the datasets written so far."""
-        return seal_of(self._content)
 
     def create(self, name: str, shape: tuple[int, ...], dtype: str) -> "DatasetWriter":
         """Begin a dataset of a full shape and a logical dtype, to append rows to; several may be in progress."""
@@ -121,7 +106,7 @@ class ShardWriter:
         """Complete the file and give it its name."""
         while self._begun:
             written = self._begun.pop()
-            self._content[written.name] = written.finish()
+            written.finish()
         self._file.close()
         self._target.check()
         self._target.publish()
@@ -156,7 +141,6 @@ class DatasetWriter:
         self._target = target
         stored = storage_dtype(dtype)
         self.name = name
-        self._dtype = dtype
         self._shape = tuple(int(size) for size in shape)
         # without times, equal contents are equal files
         self._dataset = file.create_dataset(name, shape=self._shape, dtype=stored, track_times=False)
@@ -199,12 +183,11 @@ class DatasetWriter:
             segment = _bytes(rows[begin - self._done : stop - self._done])
             self._crcs[index] = zlib.crc32(segment, int(self._crcs[index]))
 
-    def finish(self) -> tuple[DatasetInfo, bytes]:
-        """Store the checksums; return shape, dtype and checksums. Every row must have been written."""
+    def finish(self) -> None:
+        """Store the checksums. Every row must have been written."""
         if self._done != self._shape[0]:
             raise InvalidArgumentError(f"dataset {self.name!r} has {self._shape[0]} rows (got only {self._done})")
         _set_attribute(self._dataset.id, "crc32", self._crcs)
-        return DatasetInfo(self._shape, self._dtype), self._crcs.tobytes()
 
 
 class ShardReader:

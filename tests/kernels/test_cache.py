@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from jobs import cannot_mount, clean_environment, run_job
-from numba import config
-from numba import njit as numbas_njit
+from numba import config, njit as numbas_njit
 from numba.core.caching import Cache
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import TypingError
