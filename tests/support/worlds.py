@@ -118,7 +118,7 @@ def filled_window(service: RowService, shape: tuple[int, ...], dtype: str) -> Ro
 
 def by_packing(service: RowService) -> PackedTransport | None:
     """None on one node."""
-    return next((way for way in service.transports if isinstance(way, PackedTransport)), None)
+    return service._packed
 
 
 WAYS = ("rma", "packed")
