@@ -7,7 +7,7 @@ from mpigraph.arrays import I64, Array, Mask
 from mpigraph.kernels.sample import Candidates, copy_neighbours
 from mpigraph.kernels.search import find_in_rows
 from mpigraph.sampling.protocol import EdgeQuery, RelationRequest, SampledNeighbors, edges_in
-from mpigraph.sampling.strategies.strategy import OwnedRows
+from mpigraph.sampling.strategies import OwnedRows
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.store import Store

@@ -11,7 +11,7 @@ from mpigraph.kernels.row_ops import place_ragged
 from mpigraph.kernels.sample import Candidates, copy_neighbours
 from mpigraph.kernels.shared_rows import find_rows, keys_of_rows, list_rows
 from mpigraph.sampling.protocol import SampledNeighbors, SampledRows, SharedRequest, edges_in
-from mpigraph.sampling.strategies.strategy import Draw, OwnedRows
+from mpigraph.sampling.strategies import Draw, OwnedRows
 from mpigraph.sampling.workers import Workers
 from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.shared_edges import SharedEdges
