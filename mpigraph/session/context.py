@@ -37,8 +37,8 @@ from mpigraph.mpi.start import WORKER, is_worker
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World, job_comm
 from mpigraph.rows.pool import RowPool
-from mpigraph.sampling.answering import Answers
 from mpigraph.sampling.exchanges import open_exchange
+from mpigraph.sampling.local import Answers
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.control import Control, Operation

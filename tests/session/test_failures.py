@@ -262,7 +262,7 @@ assert not dist.is_initialized()
         for per_node, status in (("2", 0), ("1", 0), ("2", 3))
     },
     "no memory in a round": Script(
-        NO_WAY_BACK.format("mpigraph.sampling.in_step", "alltoall", "dist.sample_neighbors(g, torch.arange(40), 2)"),
+        NO_WAY_BACK.format("mpigraph.sampling.exchanges", "alltoall", "dist.sample_neighbors(g, torch.arange(40), 2)"),
         NO_MEMORY,
         more=FOUR,
         suite=True,

@@ -32,12 +32,11 @@ from mpigraph.rows.pool import RowPool
 from mpigraph.rows.push import Outgoing, push_rows
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import Policy, RowTensor
-from mpigraph.sampling.answering import Answers
-from mpigraph.sampling.in_step import RoundChannel, RoundOperation
+from mpigraph.sampling.exchanges import RoundChannel, RoundOperation, Sparse
+from mpigraph.sampling.local import Answers
 from mpigraph.sampling.minibatch import Layer, RandomContext, SamplingPlan, sample_hops
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import RelationRequest
-from mpigraph.sampling.sparse import Sparse
 from mpigraph.sampling.strategies import Uniform
 from mpigraph.store.store import Store
 from mpigraph.store.topology import Adjacency, InMemoryTopology
