@@ -17,8 +17,7 @@ from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.dataloading.seeds import Seeds, agreed_steps, batch_bounds, shuffled
 from mpigraph.errors import InvalidArgumentError, check_integer, check_state
-from mpigraph.kernels.id_hashes import told_apart
-from mpigraph.kernels.rng import combine
+from mpigraph.kernels.rng import combine, told_apart
 from mpigraph.log import get_logger
 from mpigraph.mpi.world import World
 from mpigraph.sampling.minibatch import RandomContext

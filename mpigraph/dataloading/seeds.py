@@ -21,8 +21,7 @@ import torch
 from mpigraph.arrays import I64, U64
 from mpigraph.collective import collective
 from mpigraph.distgraph.typed_ids import EdgeIds, NodeIds, id_array
-from mpigraph.kernels.id_hashes import hash_each, hash_of_sequence, sum_of_hashes
-from mpigraph.kernels.rng import combine, fingerprint
+from mpigraph.kernels.rng import combine, fingerprint, hash_each, hash_of_sequence, sum_of_hashes
 from mpigraph.metadata.schema import Relation
 
 TypedIds: TypeAlias = NodeIds | EdgeIds

@@ -296,7 +296,7 @@ class RowCache:
             out: rows as words.
             batch: number of the minibatch.
             begin: position of its first row among the reads.
-            ring_next: int32[reads], the minibatch that reads a row next, by position (``kernels/upcoming.py``).
+            ring_next: int32[reads], the minibatch that reads a row next, by position (``kernels/row_slots.py``).
         """
         touch(rows, slots, batch, begin, ring_next, self._own)
         taken = np.empty(len(rows), np.int32)

@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array, Mask
-from mpigraph.kernels.csr import number_by_key
+from mpigraph.kernels.csr import find_in_rows, find_rows, keys_of_rows, list_rows, number_by_key
 from mpigraph.kernels.row_ops import place_ragged
 from mpigraph.kernels.sample import Candidates, copy_neighbours
-from mpigraph.kernels.search import find_in_rows
-from mpigraph.kernels.shared_rows import find_rows, keys_of_rows, list_rows
 from mpigraph.mpi.messages import HEAD
 from mpigraph.sampling.protocol import (
     EdgeQuery,

@@ -22,8 +22,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, U64, Mask
 from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.kernels.id_hashes import told_apart
-from mpigraph.kernels.rng import combine, fingerprint
+from mpigraph.kernels.rng import combine, fingerprint, told_apart
 from mpigraph.kernels.temporal import root_keys, tree_keys
 from mpigraph.metadata.schema import Schema
 from mpigraph.sampling.neighbor_service import NeighborService, SamplingRequest

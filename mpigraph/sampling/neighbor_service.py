@@ -14,9 +14,8 @@ import numpy as np
 
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.kernels.compact import LocalIds
+from mpigraph.kernels.compact import LocalIds, TreeIds
 from mpigraph.kernels.row_ops import place_ragged, split_by_range
-from mpigraph.kernels.tree_ids import TreeIds
 from mpigraph.metadata.book import RangeBook
 from mpigraph.sampling.exchanges import Channel
 from mpigraph.sampling.local import (

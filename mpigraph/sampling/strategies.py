@@ -15,11 +15,19 @@ import numpy as np
 
 from mpigraph.arrays import I64, U8, U64, Array
 from mpigraph.errors import CollectiveError, GraphDataError
-from mpigraph.kernels.exclude import copy_kept, recount_weighted, shorten_rows, step_over
 from mpigraph.kernels.labor import choose_labor, choose_labor_weighted
-from mpigraph.kernels.masked import choose_masked
 from mpigraph.kernels.rng import combine
-from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, count_uniform
+from mpigraph.kernels.sample import (
+    Candidates,
+    Destinations,
+    choose_masked,
+    choose_uniform,
+    copy_kept,
+    count_uniform,
+    recount_weighted,
+    shorten_rows,
+    step_over,
+)
 from mpigraph.kernels.temporal import choose_temporal, count_temporal
 from mpigraph.kernels.weighted import choose_weighted, count_weighted
 from mpigraph.rows.row_tensor import RowTensor

@@ -24,7 +24,7 @@ from mpigraph.store.staging import parts_of_hosts
 
 @dataclass(frozen=True)
 class RowsInto:
-    """The rows into one node type on a local host, as the kernels in ``kernels/shared_rows.py`` take them.
+    """The rows into one node type on a local host, as the kernels in ``kernels/csr.py`` take them.
 
     Attributes:
         first_node: global id of the host's first destination.

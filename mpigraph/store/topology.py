@@ -13,7 +13,7 @@ import numpy as np
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.errors import MPIGraphError, ShardFormatError
-from mpigraph.kernels.soundness import hash_of_degrees, hash_of_sources
+from mpigraph.kernels.csr import hash_of_degrees, hash_of_sources
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.agree import everywhere, together
 from mpigraph.rows.service import RowService
