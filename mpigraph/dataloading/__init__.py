@@ -7,7 +7,6 @@ from mpigraph.dataloading.edge_sampler import (
     as_edge_prediction_sampler as as_edge_prediction_sampler,
 )
 from mpigraph.dataloading.exclusion import reverse_edges as reverse_edges
-from mpigraph.dataloading.labor_sampler import LaborSampler as LaborSampler, sample_labors as sample_labors
 from mpigraph.dataloading.loader import DistDataLoader as DistDataLoader
 from mpigraph.dataloading.negative_sampler import (
     GlobalUniform as GlobalUniform,
@@ -21,10 +20,12 @@ from mpigraph.dataloading.negative_sampler import (
 from mpigraph.dataloading.node_loader import DistNodeDataLoader as DistNodeDataLoader, NodeCollator as NodeCollator
 from mpigraph.dataloading.sampler import (
     BlockSampler as BlockSampler,
+    LaborSampler as LaborSampler,
     MultiLayerFullNeighborSampler as MultiLayerFullNeighborSampler,
     MultiLayerNeighborSampler as MultiLayerNeighborSampler,
     NeighborSampler as NeighborSampler,
     Sampler as Sampler,
+    sample_labors as sample_labors,
 )
 from mpigraph.namespaces import attach
 

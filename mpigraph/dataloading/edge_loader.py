@@ -9,8 +9,7 @@ from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.dataloading.edge_sampler import EdgePredictionSampler, PairSample, as_edge_prediction_sampler
 from mpigraph.dataloading.exclusion import Exclude, ReverseEids
 from mpigraph.dataloading.fetcher import BlockFetcher, FeatureFetcher, Stages
-from mpigraph.dataloading.foreign_options import check_foreign
-from mpigraph.dataloading.loader import LoaderOptions, SampledDataLoader, arguments
+from mpigraph.dataloading.loader import LoaderOptions, SampledDataLoader, arguments, check_foreign
 from mpigraph.dataloading.negative_sampler import NegativesOf
 from mpigraph.dataloading.pyg_batches import pyg_edge_stages
 from mpigraph.dataloading.sampler import BlockSampler, Sampler, check_graph, has_method, needs_of
