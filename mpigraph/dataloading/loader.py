@@ -36,9 +36,8 @@ from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.recording import delayed, step
-from mpigraph.session.context import CREATING, Session, current
+from mpigraph.session.context import CREATING, Session, check_seed, current
 from mpigraph.session.control import Operation
-from mpigraph.session.draws import check_seed
 from mpigraph.trace import met, span
 
 # Options of DGL's and PyTorch's loaders, of every version, that ours lack.

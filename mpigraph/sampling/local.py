@@ -32,8 +32,7 @@ from mpigraph.sampling.protocol import (
     unpack_requests,
 )
 from mpigraph.sampling.strategies import Draw, OwnedRows
-from mpigraph.store.edge_tables import Adjacency
-from mpigraph.store.shared_edges import SharedEdges
+from mpigraph.store.edge_tables import Adjacency, SharedEdges
 from mpigraph.store.store import Store
 
 _C = ctypes.CDLL(None)

@@ -28,7 +28,7 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.sampling.neighbor_service import NeighborService, SamplingRequest
 from mpigraph.sampling.protocol import RelationRequest, SampledNeighbors, SharedRequest
 from mpigraph.sampling.strategies import HopKeys, Strategy
-from mpigraph.store.shared_edges import SharedEdges
+from mpigraph.store.edge_tables import SharedEdges
 from mpigraph.store.store import LoadedGraph
 
 _NONE = np.empty(0, np.int64)

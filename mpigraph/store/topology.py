@@ -21,9 +21,8 @@ from mpigraph.rows.shm_check import check_shared_memory
 from mpigraph.storage.contents import PartFiles, StoredRows, check_sources, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.store.edge_tables import Adjacency, TableWindow
+from mpigraph.store.edge_tables import Adjacency, SharedEdges, TableWindow, last_begin
 from mpigraph.store.host_ranges import host_memory
-from mpigraph.store.shared_edges import SharedEdges, last_begin
 
 
 class Topology:
