@@ -34,7 +34,7 @@ from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import REQUEST, Request, Requester, RequestServer, answered, complete
 from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
-from mpigraph.rows.pool import RowPool
+from mpigraph.rows.segments import RowPool
 from mpigraph.rows.transport import (
     RemoteRows,
     Transport,

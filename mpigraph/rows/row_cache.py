@@ -35,8 +35,7 @@ from mpigraph.kernels.row_slots import (
 from mpigraph.memory import free_memory
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
-from mpigraph.rows.segments import Block
-from mpigraph.rows.shm_check import free_shared_memory
+from mpigraph.rows.segments import Block, free_shared_memory
 
 _LINE = 64  # bytes that tables are aligned to
 _NO_VERSION = -1

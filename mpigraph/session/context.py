@@ -37,7 +37,7 @@ from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.start import WORKER, is_worker
 from mpigraph.mpi.wait import PEERS_COMPUTE, wait
 from mpigraph.mpi.world import World, job_comm
-from mpigraph.rows.pool import RowPool
+from mpigraph.rows.segments import RowPool
 from mpigraph.sampling.exchanges import open_exchange
 from mpigraph.sampling.local import Answers
 from mpigraph.sampling.minibatch import RandomContext

@@ -16,8 +16,8 @@ from mpigraph.errors import MPIGraphError, ShardFormatError
 from mpigraph.kernels.csr import hash_of_degrees, hash_of_sources
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.agree import everywhere, together
+from mpigraph.rows.segments import check_shared_memory
 from mpigraph.rows.service import RowService
-from mpigraph.rows.shm_check import check_shared_memory
 from mpigraph.storage.contents import PartFiles, StoredRows, check_sources, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig

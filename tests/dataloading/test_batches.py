@@ -16,7 +16,7 @@ import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
 from mpigraph.graphs.fields import EID
-from mpigraph.rows.pool import RowPool
+from mpigraph.rows.segments import RowPool
 from mpigraph.sampling.local import Workers
 from mpigraph.session.context import current
 from mpigraph.store.derived import EdgeWeights

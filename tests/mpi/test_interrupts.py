@@ -18,7 +18,7 @@ from mpigraph.mpi import interrupts
 from mpigraph.mpi.coroutine import Coroutine, Task, run
 from mpigraph.mpi.interrupts import Uninterrupted
 from mpigraph.mpi.messages import Gate
-from mpigraph.rows.mutex import HostMutex
+from mpigraph.rows.transport import HostMutex
 
 
 class Ended(BaseException):

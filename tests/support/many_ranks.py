@@ -26,12 +26,11 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.messages import HEAD, OK, REQUEST
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
-from mpigraph.rows.owners import RowOwners
+from mpigraph.rows.owners import Outgoing, RowOwners, push_rows
 from mpigraph.rows.packed import PackedTransport
-from mpigraph.rows.pool import RowPool
-from mpigraph.rows.push import Outgoing, push_rows
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import Policy, RowTensor
+from mpigraph.rows.segments import RowPool
 from mpigraph.sampling.exchanges import RoundChannel, RoundOperation, Sparse
 from mpigraph.sampling.local import Answers
 from mpigraph.sampling.minibatch import Layer, RandomContext, SamplingPlan, sample_hops
