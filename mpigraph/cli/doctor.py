@@ -66,7 +66,7 @@ def _findings(world: Any) -> Iterator[tuple[str, str]]:
     from mpigraph.kernels import compile_missing
     from mpigraph.mpi.agree import allgather_bytes, everywhere
     from mpigraph.mpi.compat import library_version, thread_level
-    from mpigraph.mpi.neighbours import software
+    from mpigraph.mpi.start import software
     from mpigraph.rows.segments import LIMITS, tightest_limits
 
     started = launch()

@@ -34,7 +34,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
-from mpigraph.mpi.interrupts import UNINTERRUPTED
+from mpigraph.mpi.wait import UNINTERRUPTED
 from mpigraph.recording import delayed, step
 from mpigraph.session.context import CREATING, Session, check_seed, current
 from mpigraph.session.control import Operation

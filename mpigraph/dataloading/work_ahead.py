@@ -17,8 +17,7 @@ from mpigraph.arrays import I64
 from mpigraph.dataloading.fetcher import Stages
 from mpigraph.errors import ClosedError
 from mpigraph.log import get_logger
-from mpigraph.mpi.interrupts import UNINTERRUPTED
-from mpigraph.mpi.wait import is_running, join
+from mpigraph.mpi.wait import UNINTERRUPTED, is_running, join
 from mpigraph.mpi.world import World
 from mpigraph.session.context import BackgroundLoop
 from mpigraph.trace import Totals, count, span

@@ -22,7 +22,6 @@ from mpigraph.log import get_logger
 from mpigraph.mpi.agree import everywhere, no_way_back, raise_jointly
 from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, finish, run
-from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import (
     FAILED,
     HEAD,
@@ -39,7 +38,7 @@ from mpigraph.mpi.messages import (
     exchange_answers,
     in_rank_order,
 )
-from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, wait
+from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, UNINTERRUPTED, wait
 from mpigraph.mpi.world import World
 from mpigraph.trace import span
 

@@ -33,9 +33,8 @@ from mpigraph.memory import keep_freed_memory
 from mpigraph.mpi.abort import abort, exit_status, guard, leaving, unguard
 from mpigraph.mpi.agree import allgather_bytes, everywhere, together
 from mpigraph.mpi.compat import library_version, may_lose_messages
-from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.start import WORKER, is_worker
-from mpigraph.mpi.wait import PEERS_COMPUTE, wait
+from mpigraph.mpi.wait import PEERS_COMPUTE, UNINTERRUPTED, wait
 from mpigraph.mpi.world import World, job_comm
 from mpigraph.rows.segments import RowPool
 from mpigraph.sampling.exchanges import open_exchange

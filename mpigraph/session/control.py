@@ -25,13 +25,13 @@ from mpigraph.collective import Strict, collective
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.mpi.agree import Sameness, allgather_bytes, everywhere, no_way_back, raise_jointly
 from mpigraph.mpi.coroutine import run
-from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import FAILED, OK, Header
 from mpigraph.mpi.wait import (
     IDLE_SERVER_LOCAL,
     IDLE_SERVER_REMOTE,
     IN_ROUND,
     TRANSFER,
+    UNINTERRUPTED,
     Backoff,
     Policy as WaitPolicy,
     wait,

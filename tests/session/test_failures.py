@@ -397,7 +397,7 @@ time.sleep(600)
 
 SLEEPS = """
 import mpigraph.mpi.wait as wait
-import mpigraph.mpi.progress_thread as thread
+import mpigraph.mpi.coroutine as thread
 wait.PATIENCE = 100
 thread.IDLE_SERVER_REMOTE = thread.IDLE_SERVER_REMOTE._replace(quiet=1e6)
 """
