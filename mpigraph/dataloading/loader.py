@@ -213,7 +213,7 @@ class DistDataLoader(HasEpochs):
             queue_size: DGL's name for ``num_prefetch``.
             num_prefetch: batches to prefetch; 0 makes each when it is asked for. The batches are the same.
             seed: seed of order and draws; the job's by default.
-            foreign: further options of DGL's and PyTorch's loaders, see :mod:`.foreign_options`.
+            foreign: further options of DGL's and PyTorch's loaders, see :func:`.check_foreign`.
 
         Raises:
             InvalidArgumentError: an argument is wrong; on every trainer.

@@ -49,7 +49,7 @@ class DistNodeDataLoader(SampledDataLoader):
             ``MPIGRAPH_LOG_LEVEL=INFO`` prints both.
         pin_memory: put minibatches that stay on the CPU into pinned memory, as PyTorch's loader does, so that
             ``.to("cuda", non_blocking=True)`` does not wait. With a GPU as ``device`` it makes no difference.
-        foreign: further options of DGL's and PyTorch's loaders, see :mod:`.foreign_options`.
+        foreign: further options of DGL's and PyTorch's loaders, see :func:`.check_foreign`.
 
     Raises:
         InvalidArgumentError: ``batch_size``, ``num_prefetch`` or ``output`` is not one of these, PyG is not

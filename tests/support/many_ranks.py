@@ -37,8 +37,9 @@ from mpigraph.sampling.minibatch import Layer, RandomContext, SamplingPlan, samp
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import RelationRequest
 from mpigraph.sampling.strategies import Uniform
-from mpigraph.store.store import Store
-from mpigraph.store.topology import Adjacency, InMemoryTopology
+from mpigraph.store.edge_tables import Adjacency
+from mpigraph.store.store import LoadedGraph, Store
+from mpigraph.store.topology import Topology
 
 I64 = npt.NDArray[np.int64]
 NODES, DEGREE = 1000, 8  # of each rank; in-neighbours of each node
@@ -236,6 +237,16 @@ def book_of_many(ranks: int) -> RangeBook:
     return RangeBook(schema, np.arange(ranks + 1)[None] * NODES, np.arange(ranks + 1)[None] * NODES * DEGREE)
 
 
+class OneHost(Topology):
+    """One relation in this process's memory, as its host has it. Nothing communicates."""
+
+    def __init__(self, hosts: RangeBook, edges: Adjacency) -> None:
+        self.hosts, self.place_of_shared, self._edges = hosts, {}, edges
+
+    def adjacency(self, relation: int, host: int) -> Adjacency:
+        return self._edges
+
+
 def store_of(rank: int, ranks: int, comm: Any, among: int) -> Store:
     """The store of a rank with one relation, whose sources lie on the first ``among`` ranks; all ranks are alike."""
     indptr = np.arange(NODES + 1, dtype=np.int64) * DEGREE
@@ -244,7 +255,8 @@ def store_of(rank: int, ranks: int, comm: Any, among: int) -> Store:
     store = Store.__new__(Store)  # without transports
     store.world, store.graphs, store.graph_of_number, store.tensors = world_of_many(rank, ranks, comm), {}, {}, {}
     store._next, store._derived = 0, {}
-    store.add_in_memory(InMemoryTopology(book_of_many(ranks), [(edges, np.empty(0, np.int64))]))
+    graph = LoadedGraph(store.new_number(), OneHost(book_of_many(ranks), edges))
+    store.graphs["S"] = store.graph_of_number[graph.number] = graph
     return store
 
 
