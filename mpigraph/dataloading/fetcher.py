@@ -239,7 +239,7 @@ def _of_type(nodes: NodeTensors, ntype: str) -> torch.Tensor:
     return nodes.get(ntype, _NONE) if isinstance(nodes, dict) else nodes
 
 
-LOOKAHEAD = 8
+_LOOKAHEAD = 8
 """Minibatches that a loader samples ahead by default: blocks of some MB each."""
 _AUTO = -1  # bytes
 
@@ -254,7 +254,7 @@ class CacheOptions:
 
 def check_cache(cache: str | int | None, lookahead: int | None) -> CacheOptions:
     """Check the options, which :class:`.DistNodeDataLoader` describes. Raises InvalidArgumentError."""
-    ahead = LOOKAHEAD if cache is not None else 0
+    ahead = _LOOKAHEAD if cache is not None else 0
     ahead = ahead if lookahead is None else check_integer("lookahead", lookahead, 0, 1 << 20)
     total = 0 if cache is None else _AUTO if cache == "auto" else size_in_bytes(cache, "cache")
     return CacheOptions(total, ahead)

@@ -111,25 +111,9 @@ def _order_streams(typingctx: Any) -> Any:
     return types.void(), emit
 
 
-def _copy_bytes(typingctx: Any, out: Any, place: Any, values: Any, begin: Any, count: Any) -> Any:
-    """Type and emit the call."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        tools: Any = cgutils
-        (target, _), (source, _) = (_item(context, builder, signature, args, which) for which in (0, 2))
-        tools.raw_memcpy(builder, target, source, args[4], _WORD(1))
-        return context.get_dummy_value()
-
-    return types.void(out, place, values, begin, count), emit
-
-
 def _assign_row(out: Any, place: Any, table: Any, row: Any) -> None:
     """Copy in Python (``NUMBA_DISABLE_JIT=1``)."""
     out[place] = table[row]
-
-
-def _assign_bytes(out: Any, place: Any, values: Any, begin: Any, count: Any) -> None:
-    out[place : place + count] = values[begin : begin + count]
 
 
 copy_row: Any = _assign_row if config.DISABLE_JIT else intrinsic(_copy_row)  # type: ignore[attr-defined]
@@ -146,9 +130,3 @@ Rows must be a multiple of 16 bytes, and those of ``out`` begin at one.
 
 order_streams: Any = _nothing if config.DISABLE_JIT else intrinsic(_order_streams)  # type: ignore[attr-defined]
 """``order_streams()``, inside a kernel: streamed stores become visible before all later stores."""
-
-copy_bytes: Any = _assign_bytes if config.DISABLE_JIT else intrinsic(_copy_bytes)  # type: ignore[attr-defined]
-"""``copy_bytes(out, place, values, begin, count)``, inside a kernel: copy ``count`` elements of ``values`` to ``out``.
-
-The arrays are one-dimensional, C-contiguous and of uint8; place, begin and count are int64 and are not checked.
-"""

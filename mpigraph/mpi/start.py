@@ -43,7 +43,7 @@ _NEIGHBOURS_TIME = 8.0  # seconds in which the highest rank of a node, which may
 _ENDING_TIME = 0.5  # seconds in which the launcher then ends the others
 
 
-def check_neighbours(proc: Path = Path("/proc")) -> None:
+def _check_neighbours(proc: Path = Path("/proc")) -> None:
     """Check that the processes that this launcher has started on this node share ``/dev/shm``.
 
     Raises SharedMemoryError if one has another one, and the same host name and network.
@@ -230,7 +230,7 @@ def start_mpi() -> None:
 
         check_connected(1, library_version())  # MPI_Init would end this process with a message of MPICH's
     if config.launch() is not None:
-        check_neighbours()
+        _check_neighbours()
     level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
     with _limited() if config.launch() is not None else nullcontext():
         with _without_holes() if config.slurm_pmi() == "pmi2" else nullcontext():

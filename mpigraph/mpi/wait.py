@@ -25,7 +25,7 @@ from mpigraph.mpi.abort import INTERRUPTED, abort
 # that would have kept its memory, or between two steps that every rank must take. A script that catches it, to save its
 # state, would go on with rows that MPI still writes to. So the code that communicates runs inside of
 # :data:`UNINTERRUPTED`, and there the handler only notes the signal. Rows arrive within milliseconds. Where other ranks
-# keep this one waiting, the job ends instead (:func:`end_if_overdue`). It also ends where one of the user's own signal
+# keep this one waiting, the job ends instead (:func:`_end_if_overdue`). It also ends where one of the user's own signal
 # handlers raises there, such as a ``TimeoutError`` after ``signal.alarm``, and on any other exception that is no
 # ``Exception``.
 #
@@ -96,7 +96,7 @@ class Uninterrupted:
         self.identity = ""
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        end_if_overdue()
+        _end_if_overdue()
         if self._depth and not _is_overdue():
             self.since = self.since or time.monotonic()
         else:
@@ -121,7 +121,7 @@ def _of_handler(traceback: TracebackType | None) -> bool:
     return False
 
 
-def end_if_overdue() -> None:
+def _end_if_overdue() -> None:
     """End the job, if it has several ranks, once Ctrl-C has waited for some seconds."""
     who = UNINTERRUPTED.identity
     if who and _is_overdue():
@@ -207,7 +207,7 @@ class Backoff:
     def next(self, policy: Policy) -> float:
         """Return the seconds to sleep in this turn."""
         if UNINTERRUPTED.since:
-            end_if_overdue()
+            _end_if_overdue()
         self._turn += 1
         return policy.seconds(self._turn - 1)
 

@@ -103,7 +103,7 @@ class Channel(ABC):
         return f"channel {self.number}, {self.purpose}" if self.purpose else f"channel {self.number}"
 
 
-def timed_answer(work: Callable[P, T]) -> Callable[P, T]:
+def _timed_answer(work: Callable[P, T]) -> Callable[P, T]:
     """Wrap work in a span: answers to others, or this rank's own part while others answer."""
 
     def timed(*args: P.args, **options: P.kwargs) -> T:
@@ -194,7 +194,7 @@ class SparseChannel(Channel):
             what = f"sampling round {self.rounds} of {self.name}: what rank(s) {ranks} answer"
             requester = self._exchange.requester
             requests = [requester.ask(rank, words, "answering a sampling request") for rank, words in asked.items()]
-            meanwhile = timed_answer(meanwhile) if meanwhile is not None else None
+            meanwhile = _timed_answer(meanwhile) if meanwhile is not None else None
             answers = requester.finish(what, requests, IN_ROUND, meanwhile, tuple(asked))
             self.messages += 2 * len(asked)
             self.bytes += sum(words.nbytes for words in (*asked.values(), *answers))
@@ -227,7 +227,7 @@ class Sparse(SamplingTransport):
         if world.all_local or not world.is_host:
             return
         self._server = server = RequestServer(
-            self.requester.comm, answering(timed_answer(make_answer())), max_bytes=HELD
+            self.requester.comm, answering(_timed_answer(make_answer())), max_bytes=HELD
         )
         world.at_close(lambda: server.drain(world, "sending the last sampling answers"))
         if world.progress is not None:
@@ -281,7 +281,7 @@ class RoundChannel(Channel):
         super().__init__(world, number)
         self._place = f"channel {number}"
         self._comm: MPI.Comm = MPI.COMM_NULL if world.all_local else world.comm.Dup()
-        self._answer = timed_answer(answer)
+        self._answer = _timed_answer(answer)
         self._serving: Task[set[int]] | None = None
         self._polling = Lock()  # a server may poll in one thread while it closes the channel in another
         self._ending: set[int] = set()  # on a server: what the trainers did when one of them closed the channel
@@ -298,7 +298,7 @@ class RoundChannel(Channel):
 
         Raises CollectiveError if some rank failed to ask or to answer; on every rank, naming it.
         """
-        meanwhile = timed_answer(meanwhile) if meanwhile is not None else None
+        meanwhile = _timed_answer(meanwhile) if meanwhile is not None else None
         words, counts = in_rank_order(asked, self.world.size)
         with UNINTERRUPTED:
             with self.world.meeting(f"sampling round {self.rounds} of {self.name}", self._place):

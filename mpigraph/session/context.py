@@ -73,7 +73,7 @@ class _Forks:
 os.register_at_fork(before=_Forks.before_fork, after_in_child=_Forks.in_child)
 
 
-def fork_key() -> int:
+def _fork_key() -> int:
     """Return a number that differs between a process and its forks, so that they do not draw the same.
 
     In a worker of torch's ``DataLoader`` it is the worker's seed, which is new in each epoch.
@@ -277,7 +277,7 @@ class Session:
             self.num_draws += 1
             number = self.num_draws
         seed = self.store.seed ^ _CALLS
-        return RandomContext(int(combine(seed, fork_key())) if self.world.forked else seed, number, step=number)
+        return RandomContext(int(combine(seed, _fork_key())) if self.world.forked else seed, number, step=number)
 
     @collective("world.trainers")
     def close(self) -> None:
