@@ -15,7 +15,7 @@ from mpigraph.errors import MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.messages import Comm
 from mpigraph.mpi.wait import join
-from mpigraph.rows.pool import RowPool
+from mpigraph.rows.segments import RowPool
 from mpigraph.rows.transport import nothing
 from mpigraph.session.context import BackgroundLoop, Session
 from mpigraph.trace import clock

@@ -32,8 +32,8 @@ from mpigraph.distgraph.dtypes import dtype_name, to_storage
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError, StorageError
 from mpigraph.rows.owners import RowOwners
-from mpigraph.rows.pool import RowPool
 from mpigraph.rows.row_tensor import Copying
+from mpigraph.rows.segments import RowPool
 from mpigraph.session.context import OfTrainer, Session
 from mpigraph.storage.shard import ShardWriter
 

@@ -27,7 +27,7 @@ from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.partition.output_folder import OVERWRITE, Sizes
 from mpigraph.storage.part_config import CONFIG_FORMAT, PartConfig
-from mpigraph.store.staging import parts_of_hosts
+from mpigraph.store.host_ranges import parts_of_hosts
 
 _HERE = ("localhost", "127.0.0.1", "::1")
 _SSH_FAILED = 255  # ssh's own failure, not that of what it runs

@@ -66,8 +66,8 @@ def _findings(world: Any) -> Iterator[tuple[str, str]]:
     from mpigraph.kernels import compile_missing
     from mpigraph.mpi.agree import allgather_bytes, everywhere
     from mpigraph.mpi.compat import library_version, thread_level
-    from mpigraph.mpi.neighbours import software
-    from mpigraph.rows.shm_check import LIMITS, tightest_limits
+    from mpigraph.mpi.start import software
+    from mpigraph.rows.segments import LIMITS, tightest_limits
 
     started = launch()
     yield "launcher", f"{started.launcher}, {started.processes} processes" if started else "none: one process"

@@ -15,7 +15,7 @@ from mpigraph.cli.ranks import working_world
 from mpigraph.collective import collective
 from mpigraph.config import Config, slurm_allocation
 from mpigraph.partition.output_folder import Sizes, check_links, check_vacant, remove_other_graphs, remove_stale_parts
-from mpigraph.store.staging import check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
+from mpigraph.store.host_ranges import check_fit, copy_shard, hosts_of_nodes, is_staged, parts_of_hosts, shards_of
 from mpigraph.trace import clock
 
 if TYPE_CHECKING:  # it loads MPI, and a parser needs none

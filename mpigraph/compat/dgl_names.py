@@ -42,7 +42,7 @@ _DISTRIBUTED = {
     "finalize_client": "mpigraph.distributed:exit_client",
     "_etype_str_to_tuple": "mpigraph.metadata.schema:parse_relation",
     "_etype_tuple_to_str": "mpigraph.metadata.schema:relation_key",
-    "_remove_kwargs_dist": "mpigraph.dataloading.foreign_options:without_processes",
+    "_remove_kwargs_dist": "mpigraph.dataloading.loader:without_processes",
 }
 for _name in (
     *("find_edges", "in_degrees", "in_subgraph", "load_partition", "out_degrees", "sample_etype_neighbors"),

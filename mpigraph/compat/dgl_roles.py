@@ -7,9 +7,8 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE
 from mpigraph.session import context
-from mpigraph.session.context import current
+from mpigraph.session.context import check_seed, current
 from mpigraph.session.control import Operation
-from mpigraph.session.draws import check_seed
 
 __all__ = [
     "BACKEND_NAME",

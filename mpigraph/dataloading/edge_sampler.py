@@ -42,7 +42,7 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.fields import EID, NID, SEED_TIME, EdgeType, IdsLike
 from mpigraph.graphs.hetero import HeteroGraph
-from mpigraph.kernels.tree_ids import TreeIds
+from mpigraph.kernels.compact import TreeIds
 from mpigraph.metadata.book import check_ids
 from mpigraph.metadata.schema import Relation
 

@@ -18,7 +18,7 @@ from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.minibatch import Layer
 from mpigraph.sampling.strategies import Masked, Strategy, Temporal, Uniform, Weighted
-from mpigraph.session.draws import check_seed
+from mpigraph.session.context import check_seed
 
 
 @dataclass(frozen=True)

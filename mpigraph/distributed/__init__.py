@@ -2,10 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from mpigraph.dataloading.edge_loader import DistEdgeDataLoader as DistEdgeDataLoader, EdgeCollator as EdgeCollator
-from mpigraph.dataloading.labor_sampler import sample_labors as sample_labors
+from mpigraph.dataloading.graph_loaders import (
+    DistEdgeDataLoader as DistEdgeDataLoader,
+    DistNodeDataLoader as DistNodeDataLoader,
+    EdgeCollator as EdgeCollator,
+    NodeCollator as NodeCollator,
+)
 from mpigraph.dataloading.loader import DistDataLoader as DistDataLoader
-from mpigraph.dataloading.node_loader import DistNodeDataLoader as DistNodeDataLoader, NodeCollator as NodeCollator
+from mpigraph.dataloading.sampler import sample_labors as sample_labors
 from mpigraph.distgraph.embedding import DistEmbedding as DistEmbedding
 from mpigraph.distgraph.graph import DistGraph as DistGraph
 from mpigraph.distgraph.partition_book import (

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
-from mpigraph.dataloading.caches import size_in_bytes
+from mpigraph.dataloading.fetcher import size_in_bytes
 from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph

@@ -6,15 +6,19 @@ import numpy as np
 
 from mpigraph.kernels import cache, row_ops, row_slots  # cache first: it sets the folder of compiled kernels
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.dropout import drop, relu_drop, relu_drop_backward
-from mpigraph.kernels.exclude import shorten_rows, step_over
-from mpigraph.kernels.float16 import round_to_bfloat16, widen
-from mpigraph.kernels.id_hashes import hash_each, hash_of_sequence, sum_of_hashes, told_apart
-from mpigraph.kernels.rng import combine, fingerprint
-from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
-from mpigraph.kernels.search import find_in_rows
-from mpigraph.kernels.soundness import bad_source, falls, hash_of_degrees, hash_of_sources
-from mpigraph.kernels.upcoming import add_reads, split_local
+from mpigraph.kernels.csr import bad_source, falls, find_in_rows, hash_of_degrees, hash_of_sources
+from mpigraph.kernels.flat import drop, relu_drop, relu_drop_backward, round_to_bfloat16, widen
+from mpigraph.kernels.rng import combine, fingerprint, hash_each, hash_of_sequence, sum_of_hashes, told_apart
+from mpigraph.kernels.row_slots import add_reads, split_local
+from mpigraph.kernels.sample import (
+    Candidates,
+    Destinations,
+    choose_uniform,
+    copy_neighbours,
+    count_uniform,
+    shorten_rows,
+    step_over,
+)
 
 __all__ = ["compile_missing", "warm_up"]
 

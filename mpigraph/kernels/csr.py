@@ -1,4 +1,4 @@
-"""Build, sort and clean adjacency arrays; move nodes between parts to restore balance.
+"""Build, sort, clean, check and search adjacency arrays; move nodes between parts to restore balance.
 
 Plain loops over arrays; the caller allocates every output. A counting sort has two passes: :func:`count_keys`, whose
 prefix sums are ``indptr``, and one of the ``place_*`` kernels. Their ``fill`` array starts as a copy of ``indptr[:-1]``
@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import Array
+from mpigraph.arrays import I64, U64, Array, Mask
 from mpigraph.kernels.cache import njit
+from mpigraph.kernels.intrinsics import prefetch
+from mpigraph.kernels.rng import mix64
 
 
 @njit(nogil=True, cache=True)
@@ -210,3 +212,207 @@ def rebalance(
             parts[node] = best
             moves += 1
     return moves
+
+
+_AHEAD = 8  # look-ups between the prefetch of a row's bounds, that of its middle, and the search
+
+
+@njit(nogil=True, cache=True)
+def find_in_rows(
+    indptr: I64,
+    indices: Array,
+    first_id: int,
+    src: I64,
+    dst: I64,
+    positions: I64,
+    exists: Mask,
+) -> None:
+    """Fill whether edges exist, by binary search in the in-edges of their destinations.
+
+    Args:
+        indptr: int64[n + 1], CSC offsets of the host's rows.
+        indices: int32 or int64 [nnz], global source ids, ascending in each row.
+        first_id: global id of row 0.
+        src: int64[queries], global ids.
+        dst: int64[queries], global ids.
+        positions: int64[m], the queries whose destination this host holds.
+        exists: bool[queries], filled at ``positions``.
+    """
+    n = len(positions)
+    for i in range(n):
+        if i + 2 * _AHEAD < n:
+            prefetch(indptr, dst[positions[i + 2 * _AHEAD]] - first_id)
+        if i + _AHEAD < n:
+            later = dst[positions[i + _AHEAD]] - first_id
+            prefetch(indices, (indptr[later] + indptr[later + 1]) >> 1)  # where the binary search begins
+        p = positions[i]
+        row = dst[p] - first_id
+        low, end = indptr[row], indptr[row + 1]
+        high = end
+        while low < high:
+            middle = (low + high) >> 1
+            if indices[middle] < src[p]:
+                low = middle + 1
+            else:
+                high = middle
+        exists[p] = low < end and indices[low] == src[p]
+
+
+@njit(nogil=True, cache=True)
+def falls(indptr: I64) -> bool:
+    """Return whether a value of int64[n] is smaller than the one before it."""
+    for i in range(1, len(indptr)):
+        if indptr[i] < indptr[i - 1]:
+            return True
+    return False
+
+
+@njit(nogil=True, cache=True)
+def bad_source(indptr: I64, indices: Array, num_nodes: int) -> int:
+    """Return the first position whose source does not exist, or is smaller than the one before it in its row; or -1.
+
+    indptr: int64[n + 1], from 0, never falling, to m.  indices: int32 or int64[m].  num_nodes: of the sources' type.
+    """
+    for row in range(len(indptr) - 1):
+        least = np.int64(0)
+        for i in range(indptr[row], indptr[row + 1]):
+            source = np.int64(indices[i])
+            if source < least or source >= num_nodes:
+                return i
+            least = source
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def hash_of_sources(indices: Array) -> np.uint64:
+    """Return the sum of hashes of the sources of all edges, int32 or int64[m], modulo 2**64."""
+    total: np.uint64 = np.uint64(0)
+    for i in range(len(indices)):
+        total += mix64(np.int64(indices[i]))
+    return total
+
+
+@njit(nogil=True, cache=True)
+def hash_of_degrees(out_degrees: I64, first_node: int) -> np.uint64:
+    """Return :func:`hash_of_sources` of the edges of nodes with these out-degrees.
+
+    If a degree is wrong the sums over all hosts differ, except with probability 2**-64.
+
+    out_degrees: int64[n].  first_node: id of the first.
+    """
+    total: np.uint64 = np.uint64(0)
+    for i in range(len(out_degrees)):
+        total += np.uint64(out_degrees[i]) * mix64(np.int64(first_node + i))
+    return total
+
+
+# Find the rows of destinations in all relations that share tables, in one pass.
+#
+# A host has its rows relation after relation. The rows into one node type are listed once more by destination, and
+# there by relation: a binary search finds those of a destination, however many relations there are.
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _place_of(row: Any, row_begins: Any) -> Any:
+    return np.searchsorted(row_begins, row, side="right") - 1
+
+
+@njit(nogil=True, cache=True)
+def find_rows(
+    ids: I64,
+    positions: I64,
+    first_node: int,
+    listed: Array,
+    nodes: Array,
+    row_begins: I64,
+    chosen: Mask,
+    first: I64,
+    counts: I64,
+) -> None:
+    """Find the rows of each destination, and count those of chosen relations.
+
+    Args:
+        ids: int64[n], destinations.
+        positions: int64[p], those that the host holds.
+        first_node: global id of the host's first destination.
+        listed: int[l], rows into the destinations' type, by destination and relation.
+        nodes: int[rows], the destination of each row, counted from the host's first.
+        row_begins: int64[relations + 1], the first row of each.
+        chosen: bool[relations].
+        first: int64[p], filled with the place in ``listed`` of each destination's first row.
+        counts: int64[p], filled.
+    """
+    for i in range(len(positions)):
+        node = ids[positions[i]] - first_node
+        low, high = 0, len(listed)
+        while low < high:
+            middle = (low + high) >> 1
+            if nodes[listed[middle]] < node:
+                low = middle + 1
+            else:
+                high = middle
+        first[i] = low
+        counts[i] = 0
+        while low < len(listed) and nodes[listed[low]] == node:
+            counts[i] += chosen[_place_of(listed[low], row_begins)]
+            low += 1
+
+
+@njit(nogil=True, cache=True)
+def list_rows(
+    first: I64,
+    offsets: I64,
+    listed: Array,
+    row_begins: I64,
+    edge_begins: I64,
+    indptr: I64,
+    chosen: Mask,
+    places: I64,
+    rows: I64,
+    bounds: I64,
+) -> None:
+    """List the rows that :func:`find_rows` found.
+
+    Args:
+        first: as it was filled.
+        offsets: int64[p + 1], prefix sums of the counts.
+        listed: as there.
+        row_begins: as there.
+        edge_begins: int64[relations + 1], the first edge of each relation on the host.
+        indptr: int64[rows + relations], relation after relation, the first edges of its rows and their end.
+        chosen: as there.
+        places: int64[m], filled with the relation of each row.
+        rows: int64[m], filled with its number among those of the relation.
+        bounds: int64[2 m], filled with the first edge of each row on the host, and the one behind its last.
+    """
+    for i in range(len(first)):
+        at = first[i]
+        for j in range(offsets[i], offsets[i + 1]):
+            place = _place_of(listed[at], row_begins)
+            while not chosen[place]:
+                at += 1
+                place = _place_of(listed[at], row_begins)
+            begin = np.int64(listed[at]) + place
+            places[j] = place
+            rows[j] = listed[at] - row_begins[place]
+            bounds[2 * j] = edge_begins[place] + indptr[begin]
+            bounds[2 * j + 1] = edge_begins[place] + indptr[begin + 1]
+            at += 1
+
+
+@njit(nogil=True, cache=True)
+def keys_of_rows(key: np.uint64, relations: I64, by_relation: bool, roots: U64, offsets: I64, out: U64) -> None:
+    """Fill uint64[m], the key of each row's draws: those that :meth:`.Strategy.key` and trees give.
+
+    Args:
+        key: of the hop.
+        relations: int64[m], the relation id of each row.
+        by_relation: each relation has a key of its own.
+        roots: uint64[p], the keys of the destinations' trees; empty without trees.
+        offsets: int64[p + 1], the rows of each destination.
+        out: uint64[m], filled.
+    """
+    for i in range(len(offsets) - 1):
+        for j in range(offsets[i], offsets[i + 1]):
+            word = mix64(key ^ mix64(np.uint64(relations[j]))) if by_relation else key
+            out[j] = mix64(roots[i] ^ mix64(word)) if len(roots) else word

@@ -17,7 +17,7 @@ import numpy as np
 
 from mpigraph.arrays import I64, U32, U64, Array
 from mpigraph.kernels.cache import njit
-from mpigraph.kernels.prefetch_hint import prefetch
+from mpigraph.kernels.intrinsics import prefetch
 from mpigraph.kernels.rng import LOW32, S32, mix64
 from mpigraph.kernels.sample import Candidates, Destinations
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.kernels.cache import njit
-from mpigraph.kernels.prefetch_hint import prefetch
+from mpigraph.kernels.intrinsics import prefetch
 from mpigraph.kernels.rng import mix64
 
 _AHEAD = 16  # entries between a prefetch and the access

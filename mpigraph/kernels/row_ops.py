@@ -10,8 +10,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.kernels.cache import njit
-from mpigraph.kernels.memcopy import copy_row, order_streams, stream_row
-from mpigraph.kernels.prefetch_hint import prefetch
+from mpigraph.kernels.intrinsics import copy_row, order_streams, prefetch, stream_row
 
 _AHEAD, _ASKED = 8, 16  # rows between prefetching one and copying it; cache lines of a row prefetched at most
 _LINE = 64  # bytes of a cache line

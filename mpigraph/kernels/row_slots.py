@@ -1,4 +1,4 @@
-"""Slots that keep copies of rows: where a row is, which slot to give to a row, what is worth keeping.
+"""Slots that keep copies of rows: where a row is, which to give to a row, and the next read of each row.
 
 Two tables tell where a row is: ``hint`` has for each row the slot that may have it (1 + slot; 0 for none), and
 ``row_of`` for each slot the row that it has (none if it is negative). A row is in a slot only if both agree, so hints
@@ -9,6 +9,9 @@ The slots keep the rows that are read soonest (Belady, "A study of replacement a
 computer", IBM Systems Journal 5(2), 1966): a row takes the slot of a row that is read later, and none if all are read
 earlier. Of rows without a known next read, those that were read often stay longest (CLOCK: Corbato, "A paging
 experiment with the Multics system", 1968).
+
+The reads of the minibatches that were sampled ahead lie one after the other in a ring; a *position* counts them and
+never falls. Each read knows the minibatch that reads the same row next, or :data:`NEVER` as long as none was sampled.
 """
 
 from typing import NamedTuple
@@ -17,10 +20,69 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, U8, Mask
 from mpigraph.kernels.cache import njit
-from mpigraph.kernels.prefetch_hint import prefetch
-from mpigraph.kernels.upcoming import AGAIN, NEVER
+from mpigraph.kernels.intrinsics import prefetch
+
+NEVER = 2**31 - 1
+"""In place of the number of a minibatch: no sampled one reads the row again."""
+AGAIN = -1
+"""In place of the number of a minibatch: the same one reads the row again."""
 
 _AHEAD = 16  # rows between a prefetch and its use
+
+
+@njit(nogil=True, cache=True)
+def split_local(ids: I64, begins: I64, ends: I64, local: I64, remote: I64) -> int:
+    """List the positions of ``ids`` (int64[n]) inside the ranges ``[begins[k], ends[k])``, and of those outside.
+
+    Returns:
+        How many are inside: ``local`` (int64[n + 1]) holds them, and ``remote`` (the same) the others.
+    """
+    count = 0
+    if len(begins) == 1:  # the usual case, without a branch
+        begin, size = begins[0], np.uint64(ends[0] - begins[0])
+        for i in range(len(ids)):
+            local[count] = i
+            remote[i - count] = i
+            count += int(np.uint64(ids[i] - begin) < size)
+        return count
+    for i in range(len(ids)):
+        inside = False
+        for k in range(len(begins)):
+            inside |= begins[k] <= ids[i] and ids[i] < ends[k]
+        local[count] = i
+        remote[i - count] = i
+        count += inside
+    return count
+
+
+@njit(nogil=True, cache=True)
+def add_reads(numbers: I32, batch: int, first: int, pending: int, last: I64, ring_next: I32, fresh: Mask) -> None:
+    """Append the reads of a minibatch, and link each to the read before it of the same row.
+
+    Args:
+        numbers: int32[n], the rows, by a number that is the same for the same row.
+        batch: the number of the minibatch.
+        first: position of its first read.
+        pending: reads before this position are done.
+        last: int64[rows], the position of the last read of each row, below 0 without one.
+        ring_next: int32[2**k], by position modulo its length the minibatch that reads the row next.
+        fresh: bool[n], filled: whether no outstanding read of the row comes before.
+    """
+    mask = len(ring_next) - 1
+    n = len(numbers)
+    for i in range(n):
+        if i + _AHEAD < n:
+            prefetch(last, np.int64(numbers[i + _AHEAD]))
+        before = last[numbers[i]]
+        fresh[i] = before < pending
+        if before >= first:
+            ring_next[before & mask] = AGAIN
+        elif before >= pending:
+            ring_next[before & mask] = batch
+        last[numbers[i]] = first + i
+        ring_next[(first + i) & mask] = NEVER
+
+
 _BLOCK = 64  # rows whose slots are prefetched before the first is used
 _TURNS = 8  # slots that are tried for a row that is read again
 _MOST_USES = 3  # that are counted

@@ -1,4 +1,4 @@
-"""Choose in-neighbours of frontier nodes from CSC arrays.
+"""Choose in-neighbours from CSC arrays: all alike, or those whose mask is set, without excluded edges.
 
 Plain functions on arrays: no MPI, no objects, no hidden random state. Three passes, each a loop whose memory accesses
 do not wait for each other: ``count_*`` looks up the rows and returns how many neighbours each node will get, the caller
@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpigraph.arrays import I64, U64, Array
+from mpigraph.arrays import I64, U32, U64, Array, Mask
 from mpigraph.kernels.cache import njit
-from mpigraph.kernels.prefetch_hint import prefetch
+from mpigraph.kernels.intrinsics import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
 
 _NODES_AHEAD, _EDGES_AHEAD = 16, 32  # between a prefetch and its use
@@ -195,3 +195,220 @@ def copy_neighbours(indices: Array, positions: I64, offsets: I64, first_edge: in
                 prefetch(indices, picks[o + _EDGES_AHEAD])
             out_src[o] = indices[picks[o]]
             picks[o] += first_edge
+
+
+# Choose in-neighbours uniformly among the edges whose mask is set.
+#
+# The allowed edges can be listed once for all rows (:func:`list_allowed`), or row by row at the draw. A draw is that of
+# :func:`choose_uniform` in the list.
+
+_AHEAD = 4  # nodes between the prefetch of a row's list and its use
+_LINES = 128  # most entries of a list that are prefetched, 16 in a cache line
+
+
+@njit(nogil=True, cache=True)
+def list_allowed(indptr: I64, mask: Mask, table: U32, num_candidates: Array) -> int:
+    """List the edges of each row whose mask is set.
+
+    Args:
+        indptr: int64[n + 1].
+        mask: bool [nnz].
+        table: uint32 [nnz]; the first ``num_candidates[row]`` entries of a row are filled with places in the row.
+        num_candidates: int [n], filled.
+
+    Returns:
+        -1: no value of a mask is bad (:func:`alias_tables` can find one).
+    """
+    for row in range(len(indptr) - 1):
+        begin, end = indptr[row], indptr[row + 1]
+        num_candidates[row] = _list_row(mask[begin:end], table[begin:end])
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def _list_row(mask: Mask, table: U32) -> Any:
+    """Fill the front of ``table`` (uint32[degree]) with the places in the row whose mask is set; return how many."""
+    count = 0
+    for t in range(len(mask)):
+        if mask[t]:
+            table[count] = t
+            count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def choose_masked(
+    dst: Destinations, mask: Mask, prepared: U32, positions: I64, rows: Candidates, offsets: I64, picks: I64
+) -> None:
+    """Choose among the edges of each node whose mask is set.
+
+    ``prepared`` is [nnz], filled by :func:`list_allowed`, or empty: then a row is listed when it is drawn from; the
+    draws are the same. The others are as in :func:`choose_weighted`. A write to the mask may have changed it since the
+    edges were counted: the choice then is undefined, but only ever among the edges of the node.
+    """
+    scratch = np.zeros(1, np.uint32)
+    for i in range(len(positions)):
+        p = positions[i]
+        begin = rows.begins[p]
+        degree = rows.degrees[p]
+        out = offsets[p]
+        k = offsets[p + 1] - out
+        if len(prepared) > 0 and i + _AHEAD < len(positions):
+            later = positions[i + _AHEAD]
+            for e in range(rows.begins[later], rows.begins[later] + min(rows.degrees[later], _LINES), 16):
+                prefetch(prepared, e)
+        if k == 0:
+            continue
+        if len(prepared) > 0:
+            table = prepared[begin : begin + degree]
+        else:
+            if degree > len(scratch):
+                scratch = np.zeros(2 * degree, np.uint32)
+            table = scratch[:degree]
+            table[:] = 0  # if the mask changed since the count, entries behind the list must be edges of the row too
+            _list_row(mask[begin : begin + degree], table)
+        chosen = picks[out : out + k]
+        num_candidates = rows.num_candidates[p]
+        if dst.fanout < 0 or (k == num_candidates and not dst.replace):
+            for j in range(k):
+                chosen[j] = begin + np.int64(table[j])
+            continue
+        node_key = key_of(dst, p)
+        if dst.replace:
+            for j in range(k):
+                chosen[j] = begin + np.int64(table[draw_below(mix64(node_key + np.uint64(j)), num_candidates)])
+        else:
+            choose_distinct(node_key, 0, num_candidates, chosen)  # places in the list, replaced by edges in place
+            for j in range(k):
+                chosen[j] = begin + np.int64(table[chosen[j]])
+
+
+# Remove excluded edges from rows before they are drawn from.
+#
+# A row of d edges, m of them excluded, is drawn from as a row of d - m edges: the distribution is that of the graph
+# without the excluded edges. :func:`shorten_rows` comes after the rows were counted, :func:`step_over` after edges were
+# chosen: it moves each pick over the excluded edges before it. Weights and masks are copied without those of the
+# excluded edges in between, so that the choosing kernels meet nothing but shorter rows.
+#
+# Few rows have an excluded edge, and all others stay as they are: a directory of the excluded edges by their high bits
+# shows for most rows, without a search, that they have none.
+
+_BUCKETS = 4  # buckets of the directory for each excluded edge, at most: then most buckets are empty
+
+
+@njit(nogil=True, cache=True)
+def _directory(excluded: I64, shift: int) -> I64:
+    """Return where the excluded edges of each bucket of ``2**shift`` edges begin: int64[buckets + 1]."""
+    begins = np.zeros((excluded[-1] >> shift) + 2, np.int64)
+    for edge in excluded:
+        begins[(edge >> shift) + 1] += 1
+    for b in range(1, len(begins)):
+        begins[b] += begins[b - 1]
+    return begins
+
+
+@njit(nogil=True, cache=True)
+def shorten_rows(dst: Destinations, excluded: I64, positions: I64, rows: Candidates, counts: I64) -> None:
+    """Find the excluded edges of each node and remove them from its degree and its count.
+
+    ``excluded`` is int64[k], positions in the host's edges, ascending, each once. ``excluded_begin`` and
+    ``num_excluded`` of the rows are filled; ``degrees``, and ``counts`` as if all edges are alike, are reduced.
+    """
+    if len(excluded) == 0:
+        for i in range(len(positions)):
+            rows.num_excluded[positions[i]] = 0
+        return
+    shift = 0
+    while excluded[-1] >> shift > _BUCKETS * len(excluded):
+        shift += 1
+    directory = _directory(excluded, shift)
+    last = len(directory) - 1
+    for i in range(len(positions)):
+        p = positions[i]
+        begin, end = rows.begins[p], rows.begins[p] + rows.degrees[p]
+        # the buckets that the row's edges fall in; linear search in them, since they hold few excluded edges
+        first = directory[min(begin >> shift, last)]
+        high = directory[min(((end - 1) >> shift) + 1, last)]
+        while first < high and excluded[first] < begin:
+            first += 1
+        behind = first
+        while behind < high and excluded[behind] < end:
+            behind += 1
+        rows.excluded_begin[p] = first
+        rows.num_excluded[p] = behind - first
+        if behind > first:
+            rows.degrees[p] -= behind - first
+            counts[p] = num_picks(rows.degrees[p], dst.fanout, dst.replace)
+
+
+@njit(nogil=True, cache=True)
+def recount_weighted(
+    dst: Destinations, weights: Array, excluded: I64, positions: I64, rows: Candidates, counts: I64
+) -> None:
+    """Count, in shortened rows, the edges that can be drawn.
+
+    ``weights`` is float or bool [nnz], one for each edge of the host; ``rows.num_candidates`` and ``counts`` are
+    filled. Other arguments are as :func:`shorten_rows` left them.
+    """
+    for i in range(len(positions)):
+        p = positions[i]
+        next_excluded = rows.excluded_begin[p]
+        behind = next_excluded + rows.num_excluded[p]
+        drawable = 0
+        # ``degrees`` no longer counts the excluded edges, which still lie between the others
+        for e in range(rows.begins[p], rows.begins[p] + rows.degrees[p] + rows.num_excluded[p]):
+            if next_excluded < behind and excluded[next_excluded] == e:
+                next_excluded += 1
+            else:
+                drawable += weights[e] > 0
+        rows.num_candidates[p] = drawable
+        counts[p] = num_picks(drawable, dst.fanout, dst.replace)
+
+
+@njit(nogil=True, cache=True)
+def copy_kept(weights: Array, excluded: I64, positions: I64, rows: Candidates, starts: I64, kept: Array) -> None:
+    """Copy the weights of shortened rows, one row after the other.
+
+    ``starts`` is int64[frontier], filled at ``positions`` with the begin of each row in ``kept``, which has a weight
+    for each edge left. Other arguments are as in :func:`recount_weighted`.
+    """
+    at = 0
+    for i in range(len(positions)):
+        p = positions[i]
+        starts[p] = at
+        next_excluded = rows.excluded_begin[p]
+        behind = next_excluded + rows.num_excluded[p]
+        for e in range(rows.begins[p], rows.begins[p] + rows.degrees[p] + rows.num_excluded[p]):
+            if next_excluded < behind and excluded[next_excluded] == e:
+                next_excluded += 1
+            else:
+                kept[at] = weights[e]
+                at += 1
+
+
+@njit(nogil=True, cache=True)
+def step_over(excluded: I64, positions: I64, starts: I64, rows: Candidates, offsets: I64, picks: I64) -> None:
+    """Turn picks in shortened rows into edges of the host.
+
+    ``starts`` is int64[frontier], the begin of each row for the choosing kernel. ``offsets`` and ``picks`` are as in
+    :func:`choose_uniform`; a pick is moved by the number of excluded edges before it. Other arguments are as
+    :func:`shorten_rows` left them.
+    """
+    for i in range(len(positions)):
+        p = positions[i]
+        first = rows.excluded_begin[p]
+        n = rows.num_excluded[p]
+        if n == 0:
+            continue
+        for o in range(offsets[p], offsets[p + 1]):
+            edge = rows.begins[p] + picks[o] - starts[p]
+            low, high = 0, n
+            # excluded edge number ``middle`` has ``middle`` others of the row before it, so less them it is where it
+            # would be among the kept edges: all those at or before the pick move the pick by one
+            while low < high:
+                middle = (low + high) >> 1
+                if excluded[first + middle] - middle <= edge:
+                    low = middle + 1
+                else:
+                    high = middle
+            picks[o] = edge + low

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, U8, U64
 from mpigraph.kernels.cache import njit
-from mpigraph.kernels.prefetch_hint import prefetch
+from mpigraph.kernels.intrinsics import prefetch
 from mpigraph.kernels.rng import draw_below, mix64
 from mpigraph.kernels.sample import Candidates, Destinations, choose_distinct, key_of, num_picks
 

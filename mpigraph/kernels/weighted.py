@@ -12,7 +12,7 @@ import numpy as np
 
 from mpigraph.arrays import F64, I64, U64, Array
 from mpigraph.kernels.cache import njit
-from mpigraph.kernels.prefetch_hint import prefetch
+from mpigraph.kernels.intrinsics import prefetch
 from mpigraph.kernels.rng import LOW32, S32, draw_below, mix64, uniform01
 from mpigraph.kernels.sample import Candidates, Destinations, key_of, num_picks
 

@@ -38,8 +38,7 @@ from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import describe, no_way_back
 from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, finish, run
-from mpigraph.mpi.interrupts import UNINTERRUPTED
-from mpigraph.mpi.wait import BULK, IN_ROUND, TRANSFER, Backoff, Policy, wait
+from mpigraph.mpi.wait import BULK, IN_ROUND, TRANSFER, UNINTERRUPTED, Backoff, Policy, wait
 from mpigraph.mpi.world import Trainers, World
 from mpigraph.trace import clock, count
 

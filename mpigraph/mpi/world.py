@@ -36,11 +36,9 @@ from mpigraph.log import get_logger, set_identity
 from mpigraph.mpi.abort import guard, unguard
 from mpigraph.mpi.agree import allgather_bytes, everywhere, same, together
 from mpigraph.mpi.compat import library_version, remove_dead_segments, unlink_segments
-from mpigraph.mpi.interrupts import UNINTERRUPTED
-from mpigraph.mpi.neighbours import machine, software
-from mpigraph.mpi.progress_thread import Progress
-from mpigraph.mpi.start import check_connected, start_mpi
-from mpigraph.mpi.wait import PEERS_COMPUTE, wait
+from mpigraph.mpi.coroutine import Progress
+from mpigraph.mpi.start import check_connected, machine, software, start_mpi
+from mpigraph.mpi.wait import PEERS_COMPUTE, UNINTERRUPTED, wait
 from mpigraph.mpi.watchdog import Watchdog
 from mpigraph.mpi.witness import Witness, pid_namespace
 from mpigraph.trace import address

@@ -3,7 +3,7 @@
 One step, the same on every trainer::
 
     take       the reads so far with their gradients, of every embedding; check them
-    push       gradients to the owner of each row, a trainer (rows/push.py), embedding by embedding
+    push       gradients to the owner of each row, a trainer (rows/owners.py), embedding by embedding
     update     as owner: add up the gradients of each row in rank order, then in the order of the reads, and update
                it once, by plain stores into the memory of a local host (kernels/updates.py)
     agree      wait for all; from here on every trainer reads the new rows
@@ -37,7 +37,7 @@ from mpigraph.kernels.updates import Gradients, collect
 from mpigraph.mpi.agree import agree, allgather_bytes, everywhere, hash64
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.world import TRAINERS
-from mpigraph.rows.push import Outgoing, Pushed, push_rows
+from mpigraph.rows.owners import Outgoing, Pushed, push_rows
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
 from mpigraph.storage.format import index_dtype

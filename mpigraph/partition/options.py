@@ -12,8 +12,7 @@ import numpy as np
 from mpigraph.arrays import I64, U64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
-from mpigraph.kernels.id_hashes import add_digest
-from mpigraph.kernels.rng import combine
+from mpigraph.kernels.rng import add_digest, combine
 from mpigraph.partition.exchange import Exchange
 from mpigraph.partition.row_arrays import RowArray, numpy_under, release
 from mpigraph.partition.source import GraphSource, feature_infos

@@ -59,8 +59,7 @@ from torch.distributed.distributed_c10d import default_pg_timeout
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.log import get_logger
-from mpigraph.mpi.coroutine import Coroutine, Task, finish
-from mpigraph.mpi.progress_thread import Progress
+from mpigraph.mpi.coroutine import Coroutine, Progress, Task, finish
 from mpigraph.mpi.wait import BLOCKED, PEERS_COMPUTE, Backoff
 from mpigraph.mpi.watchdog import Meeting
 from mpigraph.process_group.calls import Call, Calls

@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpigraph.mpi.coroutine import Task, finish
-from mpigraph.mpi.progress_thread import Progress
+from mpigraph.mpi.coroutine import Progress, Task, finish
 from mpigraph.mpi.wait import BLOCKED
 from mpigraph.mpi.watchdog import Meeting
 from mpigraph.tracebacks import line_calling

@@ -17,10 +17,10 @@ import numpy as np
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import as_words, gather_rows
-from mpigraph.kernels.upcoming import NEVER, add_reads, split_local
-from mpigraph.rows.pool import RowPool
+from mpigraph.kernels.row_slots import NEVER, add_reads, split_local
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import RowTensor
+from mpigraph.rows.segments import RowPool
 from mpigraph.rows.transport import nothing
 from mpigraph.rows.window import RowWindow
 from mpigraph.trace import count, span

@@ -30,11 +30,10 @@ from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import first_alike, gather_rows, place_rows, scatter_rows
 from mpigraph.mpi.agree import no_way_back
 from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, finish
-from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import REQUEST, Request, Requester, RequestServer, answered, complete
-from mpigraph.mpi.wait import TRANSFER, Backoff
+from mpigraph.mpi.wait import TRANSFER, UNINTERRUPTED, Backoff
 from mpigraph.mpi.world import World
-from mpigraph.rows.pool import RowPool
+from mpigraph.rows.segments import RowPool
 from mpigraph.rows.transport import (
     RemoteRows,
     Transport,

@@ -35,8 +35,7 @@ from mpigraph.kernels.row_slots import (
 from mpigraph.memory import free_memory
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
-from mpigraph.rows.segments import Block
-from mpigraph.rows.shm_check import free_shared_memory
+from mpigraph.rows.segments import Block, free_shared_memory
 
 _LINE = 64  # bytes that tables are aligned to
 _NO_VERSION = -1
@@ -296,7 +295,7 @@ class RowCache:
             out: rows as words.
             batch: number of the minibatch.
             begin: position of its first row among the reads.
-            ring_next: int32[reads], the minibatch that reads a row next, by position (``kernels/upcoming.py``).
+            ring_next: int32[reads], the minibatch that reads a row next, by position (``kernels/row_slots.py``).
         """
         touch(rows, slots, batch, begin, ring_next, self._own)
         taken = np.empty(len(rows), np.int32)

@@ -27,7 +27,7 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.kernels.float16 import narrow_part, widen
+from mpigraph.kernels.flat import narrow_part, widen
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.messages import Gate
 from mpigraph.rows.service import RowService

@@ -1,4 +1,4 @@
-"""Memory that the ranks of a node share, in few MPI windows: arrays that are small beside all others share one.
+"""Memory for rows: blocks of few MPI windows, that nodes have enough, and arrays that are used again.
 
 A window takes one to three communicators (MPICH has 2048), two mappings of each process that sees it, and up to
 a third of a second of CPU time on many ranks. So a small array gets a *block* of a segment, at the same place on every
@@ -8,18 +8,115 @@ segments grows with the logarithm of that.
 Blocks are taken and given back by all ranks in the same order, so each knows where the others' blocks lie.
 """
 
+import os
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from mpi4py import MPI
 
-from mpigraph.arrays import I64, U8
+from mpigraph.arrays import I64, U8, Array
 from mpigraph.collective import collective
 from mpigraph.errors import SharedMemoryError
+from mpigraph.memory import free_address_space, free_in_groups, unheld_on_node
+from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.compat import advise_large_pages, as_array
 from mpigraph.mpi.world import World
-from mpigraph.rows.shm_check import check_shared_memory
+
+# A check, before hosts allocate, that each node's shared memory, memory and limits are large enough.
+#
+# MPI keeps windows that several ranks of a node share in ``/dev/shm``, which is 64 MiB in many containers. It returns
+# more memory than there is, and the first store to it kills the process (SIGBUS), without a message. The kernel also
+# kills jobs that use more than their limit (Slurm's ``--mem``, a container), or than the node has. Where a process may
+# not map as much (``ulimit -v``, which Slurm passes on from the submitting shell), MPI fails on some ranks while others
+# wait. So the first host of each node reports the free memory there, and each rank the memory that it may map, and all
+# raise the same error. The check refuses nothing that might still fit.
+
+_WHERE = "/dev/shm"
+_PLACES = {  # the limit -> the remedy, besides more nodes
+    _WHERE: f"enlarge {_WHERE} (docker run --shm-size=..., mount -o remount,size=...)",
+    "the job's memory limit": "ask for more memory (--mem of Slurm or docker)",
+    "the node's memory": "",
+    "the address space of a process": "raise its limit (ulimit -v unlimited)",
+}
+LIMITS = [*_PLACES]
+"""The names of the limits, by number."""
+_UNKNOWN = (1 << 62, 1 << 62, 0)  # bytes free, bytes in all, number of the place
+
+
+@collective("world.comm")
+def check_shared_memory(world: World, nbytes: I64, what: str) -> None:
+    """Check that each node has the shared memory that its hosts are about to allocate.
+
+    Args:
+        world: the job.
+        nbytes: int64[H], bytes that each host allocates.
+        what: the purpose, such as "graph 'S'".
+
+    Raises:
+        SharedMemoryError: a node has too little; on every rank, with the sizes of each such node.
+    """
+    tightest = tightest_limits(world)
+    needed = np.zeros(world.num_nodes, np.int64)
+    np.add.at(needed, world.nodes_of_hosts, nbytes)
+    hosts = np.bincount(world.nodes_of_hosts)
+    short = np.flatnonzero(tightest[:, 0] < needed)
+    if len(short):
+        raise _error(world, np.column_stack([short, needed[short], hosts[short], tightest[short]]), what)
+
+
+@collective("world.comm")
+def tightest_limits(world: World) -> I64:
+    """Return int64[nodes, 3]: of each node's tightest limit the free bytes, the bytes in all, and its number."""
+    known = np.empty((world.size, 4), np.int64)
+    world.comm.Allgather(np.array([world.node_index, *free_and_size(world)], np.int64), known)
+    known = known[np.lexsort((known[:, 1], known[:, 0]))]
+    return known[np.searchsorted(known[:, 0], np.arange(world.num_nodes)), 1:]
+
+
+def free_and_size(world: World) -> tuple[int, int, int]:
+    """Return the tightest of the limits that this rank reports: free bytes, bytes in all, and its number."""
+    speaks = world.host_index == world.first_hosts()[world.node_index]
+    limits = [
+        _shared_memory() if speaks and world.node.size > 1 else None,  # a rank alone has memory of its own
+        free_in_groups() if speaks else None,
+        unheld_on_node() if speaks else None,
+        free_address_space(),
+    ]
+    return min(((*limit, place) for place, limit in enumerate(limits) if limit is not None), default=_UNKNOWN)
+
+
+def free_shared_memory() -> int | None:
+    """Return the free bytes where MPI keeps shared windows, None if unknown."""
+    limit = _shared_memory()
+    return None if limit is None else limit[0]
+
+
+def _shared_memory() -> tuple[int, int] | None:
+    with suppress(OSError):  # not Linux
+        shm = os.statvfs(_WHERE)
+        return shm.f_bavail * shm.f_frsize, shm.f_blocks * shm.f_frsize
+    return None
+
+
+def _error(world: World, short: I64, what: str) -> SharedMemoryError:
+    names = allgather_bytes(world.comm, os.uname().nodename.encode())
+    firsts = world.hosts[world.first_hosts()].tolist()
+    remedies = ["Use more nodes"]
+    lines = []
+    for node, needed, hosts, free, size, place in short.tolist():
+        lines.append(
+            f"node {node} ({names[firsts[node]].decode()}) needs {needed / 2**20:.1f} MiB for its {hosts} host(s), "
+            f"and {LIMITS[place]} has {free / 2**20:.1f} MiB free of {size / 2**20:.1f} MiB"
+        )
+        remedies.append(_PLACES[LIMITS[place]])
+    helps = ", or ".join(filter(None, dict.fromkeys(remedies)))
+    return everywhere(SharedMemoryError(f"not enough memory for {what}: {'; '.join(lines)}. {helps}"))
+
 
 _ALIGNMENT = 64  # bytes: no two hosts, and no two blocks, share a cache line
 _PAGE = 4096
@@ -185,3 +282,56 @@ class Segments:
         if block.segment.mend(block.begin, block.begin + block.size):
             self._segments.remove(block.segment)
             block.segment.close()
+
+
+# Memory for large results that is used again once the result is garbage.
+#
+# The system maps a fresh array of megabytes, clears it page by page, and unmaps it when it dies; that costs more than
+# gathering rows into it. A pool keeps such memory. Its arrays are ordinary ones.
+
+_UNPOOLED = 1 << 20  # bytes below which numpy's own allocator is as good
+_KEPT = 4  # free arrays kept of each size: two batches ahead, one in use, one being made
+_LARGE = 1 << 28  # bytes above which memory goes back to the system
+
+
+class RowPool:
+    """Returns arrays, to any thread."""
+
+    def __init__(self, kept: int = _KEPT, largest: int = _LARGE, one_size: bool = False) -> None:
+        """Begin empty.
+
+        Args:
+            kept: free arrays kept of each size.
+            largest: bytes of an array that is kept.
+            one_size: keep arrays of one size, that of the largest one while others are not much smaller: for one user,
+                whose arrays are few and alike.
+        """
+        self._largest = largest
+        self._one_size = one_size
+        self._size = 0
+        # deque.append and pop are atomic: an array may die at any time, in any thread
+        self._free: defaultdict[int, deque[U8]] = defaultdict(lambda: deque(maxlen=kept))
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
+        """Return an array with undefined contents, as ``np.empty`` does."""
+        dtype = np.dtype(dtype)
+        nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        if not _UNPOOLED <= nbytes <= self._largest:
+            return np.empty(shape, dtype)
+        step = max(_PAGE, (1 << nbytes.bit_length()) >> 3)
+        size = -(-nbytes // step) * step
+        if self._one_size:
+            if not self._size // 2 <= size <= self._size:
+                self._size = size
+                self._free.clear()
+            size = self._size
+        free = self._free[size]
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = np.empty(size + _PAGE, np.uint8)
+            memory = memory[-memory.ctypes.data % _PAGE :][:size]  # disks are written straight from a page's beginning
+        # the base of a view is the array at the end of the chain; the memoryview makes that this one
+        root = np.frombuffer(memoryview(memory), np.uint8, nbytes)  # type: ignore[arg-type]
+        weakref.finalize(root, free.append, memory).atexit = False
+        return root.view(dtype).reshape(shape)

@@ -13,11 +13,10 @@ from mpigraph.log import get_logger
 from mpigraph.mpi.compat import distrusts_windows, library_version
 from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
-from mpigraph.rows.mutex import HostMutex
 from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.rma import RmaTransport
 from mpigraph.rows.segments import Segments
-from mpigraph.rows.transport import RemoteRows, Traffic, Transport, WindowHandle
+from mpigraph.rows.transport import HostMutex, RemoteRows, Traffic, Transport, WindowHandle
 
 
 class RowService:

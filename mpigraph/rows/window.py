@@ -16,10 +16,9 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import as_words, load_rows, order_by_range, scatter_rows, split_by_range
-from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import Gate
-from mpigraph.rows.pool import RowPool
-from mpigraph.rows.segments import Block
+from mpigraph.mpi.wait import UNINTERRUPTED
+from mpigraph.rows.segments import Block, RowPool
 from mpigraph.rows.service import RowService
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle
 

@@ -22,14 +22,13 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, U64, Mask
 from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.kernels.id_hashes import told_apart
-from mpigraph.kernels.rng import combine, fingerprint
+from mpigraph.kernels.rng import combine, fingerprint, told_apart
 from mpigraph.kernels.temporal import root_keys, tree_keys
 from mpigraph.metadata.schema import Schema
 from mpigraph.sampling.neighbor_service import NeighborService, SamplingRequest
 from mpigraph.sampling.protocol import RelationRequest, SampledNeighbors, SharedRequest
 from mpigraph.sampling.strategies import HopKeys, Strategy
-from mpigraph.store.shared_edges import SharedEdges
+from mpigraph.store.edge_tables import SharedEdges
 from mpigraph.store.store import LoadedGraph
 
 _NONE = np.empty(0, np.int64)

@@ -14,12 +14,21 @@ import numpy as np
 
 from mpigraph.arrays import I64, Array, Mask
 from mpigraph.collective import WHEN_REMOTE, collective
-from mpigraph.kernels.compact import LocalIds
+from mpigraph.kernels.compact import LocalIds, TreeIds
 from mpigraph.kernels.row_ops import place_ragged, split_by_range
-from mpigraph.kernels.tree_ids import TreeIds
 from mpigraph.metadata.book import RangeBook
-from mpigraph.sampling.channel import Channel
-from mpigraph.sampling.local import Buffers, LocalSampling, PositionsByHost, look_up_edges
+from mpigraph.sampling.exchanges import Channel
+from mpigraph.sampling.local import (
+    Buffers,
+    LocalSampling,
+    PositionsByHost,
+    RowsOfHost,
+    SharedSampling,
+    Workers,
+    look_up_edges,
+    neighbors_by_relation,
+    shared_of,
+)
 from mpigraph.sampling.protocol import (
     AnswerReader,
     EdgeQuery,
@@ -31,8 +40,6 @@ from mpigraph.sampling.protocol import (
     pack_query,
     pack_request,
 )
-from mpigraph.sampling.shared import RowsOfHost, SharedSampling, neighbors_by_relation, shared_of
-from mpigraph.sampling.workers import Workers
 from mpigraph.store.store import LoadedGraph, Store
 
 SamplingRequest = RelationRequest | SharedRequest

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, U8, U64, Array, Mask
 from mpigraph.errors import CollectiveError
-from mpigraph.sampling.strategies.strategy import MAX_WORDS, Strategy
+from mpigraph.sampling.strategies import MAX_WORDS, Strategy
 from mpigraph.storage.format import index_dtype
 
 

@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from mpi4py import MPI
 from torch.autograd import profiler
+from torch.utils.data import get_worker_info
 
 from mpigraph import config as settings
 from mpigraph.collective import Strict, collective
 from mpigraph.config import Config
-from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError
+from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError, check_integer
 from mpigraph.kernels import compile_missing
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
@@ -32,22 +33,54 @@ from mpigraph.memory import keep_freed_memory
 from mpigraph.mpi.abort import abort, exit_status, guard, leaving, unguard
 from mpigraph.mpi.agree import allgather_bytes, everywhere, together
 from mpigraph.mpi.compat import library_version, may_lose_messages
-from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.start import WORKER, is_worker
-from mpigraph.mpi.wait import PEERS_COMPUTE, wait
+from mpigraph.mpi.wait import PEERS_COMPUTE, UNINTERRUPTED, wait
 from mpigraph.mpi.world import World, job_comm
-from mpigraph.rows.pool import RowPool
-from mpigraph.sampling.answering import Answers
+from mpigraph.rows.segments import RowPool
 from mpigraph.sampling.exchanges import open_exchange
+from mpigraph.sampling.local import Answers
 from mpigraph.sampling.minibatch import RandomContext
 from mpigraph.sampling.neighbor_service import NeighborService
-from mpigraph.session.control import Control, Operation
-from mpigraph.session.draws import check_seed, fork_key
-from mpigraph.session.gradient_waits import watch_gradients
-from mpigraph.session.server import serve
-from mpigraph.session.torch_waits import TorchWaits
+from mpigraph.session.control import Control, Operation, serve
+from mpigraph.session.torch_waits import TorchWaits, watch_gradients
 from mpigraph.store.store import Store
 from mpigraph.trace import show_spans
+
+
+def check_seed(seed: object) -> int:
+    """Return a seed. Raises InvalidArgumentError if it is no integer of 64 bits, signed or not."""
+    return check_integer("seed", seed, -(2**63), 2**64 - 1)
+
+
+class _Forks:
+    """The place of this process among the forks of a trainer."""
+
+    forks = 0  # of this process so far
+    path: tuple[int, ...] = ()  # the number of the fork, of each process from the first to this one
+
+    @classmethod
+    def before_fork(cls) -> None:
+        """Count the fork, in the parent."""
+        cls.forks += 1
+
+    @classmethod
+    def in_child(cls) -> None:
+        """Begin as a fork, in the child."""
+        cls.path = (*cls.path, cls.forks)
+        cls.forks = 0
+
+
+os.register_at_fork(before=_Forks.before_fork, after_in_child=_Forks.in_child)
+
+
+def _fork_key() -> int:
+    """Return a number that differs between a process and its forks, so that they do not draw the same.
+
+    In a worker of torch's ``DataLoader`` it is the worker's seed, which is new in each epoch.
+    """
+    worker = get_worker_info()
+    return int(combine(0, *_Forks.path)) if worker is None else int(worker.seed)
+
 
 _LEAVING_TIME = 10.0  # seconds that the trainers have to leave, once one of them has with a status that is not 0
 _PATIENCE = 12.0  # timeouts that compiling the kernels may take
@@ -244,7 +277,7 @@ class Session:
             self.num_draws += 1
             number = self.num_draws
         seed = self.store.seed ^ _CALLS
-        return RandomContext(int(combine(seed, fork_key())) if self.world.forked else seed, number, step=number)
+        return RandomContext(int(combine(seed, _fork_key())) if self.world.forked else seed, number, step=number)
 
     @collective("world.trainers")
     def close(self) -> None:

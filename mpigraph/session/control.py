@@ -1,4 +1,4 @@
-"""Control calls: operations of all ranks, called by trainers and joined by servers.
+"""Control calls: operations of all ranks, called by trainers and joined by servers, in the loop of :func:`serve`.
 
 A call is a header (which operation), the arguments as JSON from every trainer, a check that all trainers call the
 same, and then the same handler on every rank. A trainer whose script went astray gets one error that names both
@@ -10,9 +10,11 @@ threads which draw by them, has not.
 """
 
 import json
+import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from typing import Any, NamedTuple, NoReturn
 
@@ -23,9 +25,17 @@ from mpigraph.collective import Strict, collective
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.mpi.agree import Sameness, allgather_bytes, everywhere, no_way_back, raise_jointly
 from mpigraph.mpi.coroutine import run
-from mpigraph.mpi.interrupts import UNINTERRUPTED
 from mpigraph.mpi.messages import FAILED, OK, Header
-from mpigraph.mpi.wait import IN_ROUND, wait
+from mpigraph.mpi.wait import (
+    IDLE_SERVER_LOCAL,
+    IDLE_SERVER_REMOTE,
+    IN_ROUND,
+    TRANSFER,
+    UNINTERRUPTED,
+    Backoff,
+    Policy as WaitPolicy,
+    wait,
+)
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.session.reporting import Reporting
 from mpigraph.store.derived import EdgeTimes, EdgeWeights
@@ -297,3 +307,81 @@ def _astray(calls: Sequence[str], statuses: Sequence[int]) -> CollectiveError:
     error = CollectiveError("trainers are in different collective calls: " + "; ".join(parts))
     error.status = max(statuses) or error.status
     return error
+
+
+_LONG = 0.1  # seconds of a control call after which a second thread answers rounds
+
+
+@collective("store.world.comm", "in step with the trainers' calls")
+def serve(store: Store, control: Control) -> None:
+    """Serve until the trainers call shutdown, then free everything.
+
+    An idle server sleeps between polls, so that it leaves its core to a trainer; it may be idle for hours. Where
+    every trainer reads its memory directly it has only control calls to wait for, and sleeps longer.
+    """
+    rounds = _Rounds(store)
+    backoff = Backoff()
+    while True:
+        operation = control.poll(rounds.answered_meanwhile)
+        moved = rounds.poll() or operation is not None
+        control.reporting.follow()
+        if store.world.watchdog.needs_exchange:
+            store.world.watchdog.exchange()
+        if operation is Operation.SHUTDOWN:
+            if store.world.watchdog.stopping.agreed:  # the batch system sends SIGTERM once more; the job ends itself
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            store.close()
+            return
+        if moved:
+            backoff.reset()
+        else:
+            backoff.pause(rounds.policy)
+
+
+class _Rounds:
+    """Requests of other ranks to a server beside control calls: for neighbours, and for rows."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._idle = IDLE_SERVER_LOCAL if store.world.all_local else IDLE_SERVER_REMOTE
+
+    def poll(self) -> bool:
+        """Advance the requests without waiting; return whether anything moved. One thread at a time."""
+        moved = self._store.rows.progress()
+        return self._store.exchange.progress() or moved
+
+    @property
+    def policy(self) -> WaitPolicy:
+        """The way to wait when nothing moves."""
+        if self._store.rows.outstanding:
+            return TRANSFER
+        return IN_ROUND if self._store.exchange.outstanding else self._idle
+
+    @contextmanager
+    def answered_meanwhile(self) -> Iterator[None]:
+        """Let another thread answer while this one is in a control call, which may load a graph for minutes.
+
+        Where MPI does not allow that, no trainer samples beside a control call.
+        """
+        world = self._store.world
+        if world.all_local or not world.threads_may_communicate:
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._answer_until, args=(over,), name="mpigraph-rounds", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _answer_until(self, over: threading.Event) -> None:
+        if over.wait(_LONG):
+            return
+        backoff = Backoff()
+        while not over.is_set():
+            if self.poll():
+                backoff.reset()
+            else:
+                backoff.pause(self.policy)

@@ -8,7 +8,7 @@ import numpy as np
 
 from mpigraph.arrays import I64, U64, Array
 from mpigraph.errors import MPIGraphError, ShardFormatError
-from mpigraph.kernels.soundness import falls, hash_of_degrees, hash_of_sources
+from mpigraph.kernels.csr import falls, hash_of_degrees, hash_of_sources
 from mpigraph.storage.contents import PartFiles, check_shared, check_sources
 from mpigraph.storage.format import relation_dataset_name, shared_dataset_name, storage_dtype
 from mpigraph.storage.shard import DatasetInfo, read_chunks

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, ShardFormatError
-from mpigraph.kernels.soundness import bad_source, falls
+from mpigraph.kernels.csr import bad_source, falls
 from mpigraph.storage.format import (
     edge_feature_name,
     index_dtype,

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError, check_text
-from mpigraph.kernels.float16 import narrow_part, round_to_bfloat16, widen
+from mpigraph.kernels.flat import narrow_part, round_to_bfloat16, widen
 from mpigraph.storage.format import storage_dtype
 from mpigraph.storage.part_config import FeatureInfo, Features
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, MPIGraphError
-from mpigraph.kernels.masked import list_allowed
+from mpigraph.kernels.sample import list_allowed
 from mpigraph.kernels.temporal import sort_rows
 from mpigraph.kernels.weighted import alias_tables
 from mpigraph.mpi.messages import NotOpenHere, exchange_rows, sum_over_ranks
@@ -141,7 +141,7 @@ def _close(windows: Sequence[RowWindow]) -> None:
 
 
 class WeightTables:
-    """Tables to draw from a relation's edges by weight (``kernels/weighted.py``) or by mask (``kernels/masked.py``)."""
+    """Tables to draw from a relation's edges by weight (``kernels/weighted.py``) or by mask (``kernels/sample.py``)."""
 
     def __init__(self, dtype: npt.DTypeLike, *windows: RowWindow) -> None:
         """Give access to a window of edges and one of destinations; to empty tables without windows."""

@@ -22,7 +22,7 @@ from mpigraph.storage.narrow import FeatDtype, narrowed
 from mpigraph.storage.part_config import FeatureInfo, PartConfig, SharedFeature
 from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_mask
 from mpigraph.store.host_ranges import cut_for_hosts, read_config
-from mpigraph.store.topology import InMemoryTopology, Topology
+from mpigraph.store.topology import Topology
 
 Kind = TypeVar("Kind", bound="VersionedTables[Any] | MaskCounts")
 MANY = 100  # channels, from which on it is checked whether MPI has a communicator for one more
@@ -362,12 +362,6 @@ class Store:
         for number in numbers:
             if number in self.tensors:  # else it was freed before all ranks knew
                 self.tensors[number].advance(last_writes.get(number))
-
-    def add_in_memory(self, topology: InMemoryTopology) -> LoadedGraph:
-        """Add a graph to the store of a world of one."""
-        graph = LoadedGraph(self.new_number(), topology)
-        self.graphs[topology.name] = self.graph_of_number[graph.number] = graph
-        return graph
 
     @collective("world.comm")
     def open_channel(self) -> Any:

@@ -6,24 +6,21 @@ offsets, starting at 0, one more than it has destinations), ``indices`` (global 
 relations use the same windows. Relations with few edges have smaller tables (``shared_edges.py``).
 """
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.errors import MPIGraphError, ShardFormatError
-from mpigraph.kernels.soundness import hash_of_degrees, hash_of_sources
+from mpigraph.kernels.csr import hash_of_degrees, hash_of_sources
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.mpi.agree import everywhere, together
+from mpigraph.rows.segments import check_shared_memory
 from mpigraph.rows.service import RowService
-from mpigraph.rows.shm_check import check_shared_memory
 from mpigraph.storage.contents import PartFiles, StoredRows, check_sources, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.store.edge_tables import Adjacency, TableWindow
+from mpigraph.store.edge_tables import Adjacency, SharedEdges, TableWindow, last_begin
 from mpigraph.store.host_ranges import host_memory
-from mpigraph.store.shared_edges import SharedEdges, last_begin
 
 
 class Topology:
@@ -38,7 +35,6 @@ class Topology:
     """
 
     shared: SharedEdges | None = None
-    place_of_shared: Mapping[int, int] = {}
 
     @collective("world.comm")
     def __init__(self, service: RowService, files: PartFiles, hosts: RangeBook, kept: PartConfig) -> None:
@@ -225,29 +221,3 @@ class Topology:
         """Free the memory."""
         for tables in self._all():
             tables.close()
-
-
-class InMemoryTopology(Topology):
-    """All relations of a graph in this process's memory, as one host has them. Nothing communicates."""
-
-    def __init__(self, hosts: RangeBook, relations: Sequence[tuple[Adjacency, I64]]) -> None:
-        """Hold the relations.
-
-        Args:
-            hosts: the book, of one host.
-            relations: by relation id its edges, and int64[num_edges], the id by which the user knows each.
-        """
-        self.name = ""
-        self.hosts = hosts
-        self._relations = relations
-
-    def adjacency(self, relation: int, host: int) -> Adjacency:
-        """Return the edges of a relation."""
-        return self._relations[relation][0]
-
-    def edge_id(self, edge: int, relation: int) -> int:
-        """Return the id by which the user knows an edge."""
-        return int(self._relations[relation][1][edge])
-
-    def close(self) -> None:
-        """Do nothing: the memory goes with the graph."""

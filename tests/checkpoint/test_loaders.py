@@ -15,8 +15,7 @@ import mpigraph.distributed as dist
 from mpigraph import checkpoint
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.dataloading.negative_sampler import Uniform
-from mpigraph.dataloading.passes import EpochPlan
-from mpigraph.dataloading.seeds import Seeds, batch_bounds
+from mpigraph.dataloading.seeds import EpochPlan, Seeds, batch_bounds
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import EID, SEED_TIME

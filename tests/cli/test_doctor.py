@@ -12,7 +12,7 @@ from mpi4py import MPI
 from mpigraph.cli.doctor import run
 from mpigraph.cli.main import main
 from mpigraph.mpi import world as worlds
-from mpigraph.rows import shm_check
+from mpigraph.rows import segments
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -72,7 +72,7 @@ def test_what_keeps_a_job_from_running(comm: MPI.Intracomm, run_on: Run, monkeyp
     with monkeypatch.context() as changed:
         changed.setattr(worlds, "software", lambda: f"mpigraph {comm.rank}")
         assert re.match(r"  software: mpigraph 0.* on rank 0 .*; mpigraph 1.* on rank 1 ", last_of(1))
-    monkeypatch.setattr(shm_check, "_shared_memory", lambda: (1 << 20, 64 << 20))
+    monkeypatch.setattr(segments, "_shared_memory", lambda: (1 << 20, 64 << 20))
     status, out, _ = run_on(run, 1)
     lines = out.splitlines()
     assert status == 1 and lines[-1].startswith("A job cannot run here: too little for graphs on a node")

@@ -25,7 +25,7 @@ from mpigraph.errors import PartitionError, ShardFormatError, StorageError
 from mpigraph.storage import files
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader, fingerprint, verify_copy
-from mpigraph.store import staging
+from mpigraph.store import host_ranges
 
 
 def nodes_of(layout: Job) -> list[list[int]]:
@@ -37,11 +37,11 @@ def nodes_of(layout: Job) -> list[list[int]]:
 
 def stage(config: PartConfig, parts: list[int], directory: Path) -> int:
     """Stage as the command does; return how many files were copied."""
-    shards = staging.shards_of(config, parts, directory)
-    missing = [shard for shard in shards if not staging.is_staged(shard, config)]
-    staging.check_fit(missing, directory)
+    shards = host_ranges.shards_of(config, parts, directory)
+    missing = [shard for shard in shards if not host_ranges.is_staged(shard, config)]
+    host_ranges.check_fit(missing, directory)
     for shard in missing:
-        staging.copy_shard(shard, config)
+        host_ranges.copy_shard(shard, config)
     return len(missing)
 
 
@@ -56,31 +56,34 @@ def test_a_job_opens_the_parts_that_staging_brings(layout: Job, oracle, monkeypa
     original, opened = PartConfig.part_path, set()
     monkeypatch.setattr(PartConfig, "part_path", lambda c, k, which: opened.add(k) or original(c, k, which))
     nodes, servers = nodes_of(layout), layout.layout.servers if layout.comm.size > 1 else 0
-    hosts = staging.hosts_of_nodes([members[-servers:] for members in nodes])
+    hosts = host_ranges.hosts_of_nodes([members[-servers:] for members in nodes])
     own = next(h for h, members in zip(hosts, nodes, strict=True) if layout.comm.rank in members)
     for num_parts in (1, 3, 7):
         opened.clear()
         layout.run(partial(dist.DistGraph, NAME, part_config=oracle(num_parts)))
-        allowed = set(staging.parts_of_hosts(own, sum(map(len, hosts)), num_parts))
+        allowed = set(host_ranges.parts_of_hosts(own, sum(map(len, hosts)), num_parts))
         on_all(layout.comm, opened <= allowed, f"{num_parts} parts: opened {opened} of {allowed}")
 
 
 def test_hosts_are_numbered_as_the_job_numbers_them() -> None:
-    assert staging.hosts_of_nodes([[2], [5]]) == [[0], [1]]
-    assert staging.hosts_of_nodes([[0, 1, 2], [3, 4, 5]]) == [[0, 1, 2], [3, 4, 5]]
-    assert staging.hosts_of_nodes([[2, 4], [3, 5]], 2) == [[0, 2], [1, 3]]  # ranks that were dealt out in turn
+    assert host_ranges.hosts_of_nodes([[2], [5]]) == [[0], [1]]
+    assert host_ranges.hosts_of_nodes([[0, 1, 2], [3, 4, 5]]) == [[0, 1, 2], [3, 4, 5]]
+    assert host_ranges.hosts_of_nodes([[2, 4], [3, 5]], 2) == [[0, 2], [1, 3]]  # ranks that were dealt out in turn
     for servers in (1, 2, 3):  # one rank on each node is enough to stage by
-        assert staging.hosts_of_nodes([[0], [1]], servers) == [list(range(servers)), list(range(servers, 2 * servers))]
+        assert host_ranges.hosts_of_nodes([[0], [1]], servers) == [
+            list(range(servers)),
+            list(range(servers, 2 * servers)),
+        ]
 
 
 def test_every_part_is_on_some_node_and_no_node_has_more_than_it_reads() -> None:
     for num_parts in range(1, 9):
         for num_hosts in range(1, 9):
-            of_host = [staging.parts_of_hosts([h], num_hosts, num_parts) for h in range(num_hosts)]
+            of_host = [host_ranges.parts_of_hosts([h], num_hosts, num_parts) for h in range(num_hosts)]
             assert sorted({part for parts in of_host for part in parts}) == list(range(num_parts))
             if num_parts % num_hosts == 0:
                 assert all(len(parts) == num_parts // num_hosts for parts in of_host)
-    assert staging.parts_of_hosts([0, 1], 4, 4) == [0, 1]
+    assert host_ranges.parts_of_hosts([0, 1], 4, 4) == [0, 1]
 
 
 def test_staging_copies_once(config: PartConfig, tmp_path: Path) -> None:

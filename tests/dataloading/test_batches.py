@@ -16,8 +16,8 @@ import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
 from mpigraph.graphs.fields import EID
-from mpigraph.rows.pool import RowPool
-from mpigraph.sampling.workers import Workers
+from mpigraph.rows.segments import RowPool
+from mpigraph.sampling.local import Workers
 from mpigraph.session.context import current
 from mpigraph.store.derived import EdgeWeights
 
@@ -83,7 +83,7 @@ def test_weights_that_are_written_count_from_the_next_barrier_on(job: SharedJob,
 
 @pytest.mark.parametrize("name", ["uniform", "replace", "prob", "labor", "labor-mask"])
 def test_threads_draw_alike(job: SharedJob, oracle, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpigraph.sampling.workers._WORTH_IT", 3)
+    monkeypatch.setattr("mpigraph.sampling.local._WORTH_IT", 3)
     sampler = SAMPLERS[name]
     g = job.open(oracle(3))
     alone, together = (
@@ -101,7 +101,7 @@ def test_threads_draw_alike(job: SharedJob, oracle, name: str, monkeypatch: pyte
 @api
 def test_the_threads_of_the_job_draw_single_hops_too(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     path = oracle(2)
-    monkeypatch.setattr("mpigraph.sampling.workers._WORTH_IT", 3)
+    monkeypatch.setattr("mpigraph.sampling.local._WORTH_IT", 3)
 
     def workers() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name.startswith("mpigraph-worker")}

@@ -15,8 +15,7 @@ from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.dataloading.prefetch import Prefetch
-from mpigraph.dataloading.work_ahead import Answering
+from mpigraph.dataloading.work_ahead import Answering, Prefetch
 from mpigraph.errors import ClosedError
 from mpigraph.mpi.wait import Backoff, Policy
 from mpigraph.mpi.world import World

@@ -23,8 +23,8 @@ from mpigraph import kernels
 from mpigraph.compiling import REPORT
 from mpigraph.errors import StorageError
 from mpigraph.kernels import cache
+from mpigraph.kernels.csr import find_in_rows
 from mpigraph.kernels.rng import combine
-from mpigraph.kernels.search import find_in_rows
 
 CACHED = (cache.folder, cache._folder_of_locks, cache._warn_not_kept)
 
@@ -88,7 +88,7 @@ def test_a_full_place_is_not_taken(tmp_path: Path, anew: pytest.MonkeyPatch) -> 
 COMPILES = """
 import numpy as np
 from mpigraph.compiling import REPORT
-from mpigraph.kernels.float16 import widen
+from mpigraph.kernels.flat import widen
 from mpigraph.kernels.rng import combine
 key = combine(np.uint64(1), np.uint64(2))
 for brain in (False, True):
@@ -132,7 +132,7 @@ def test_a_process_that_holds_a_lock_for_ever_keeps_no_other_one_waiting(tmp_pat
 def test_what_cannot_be_compiled_keeps_no_other_process_waiting() -> None:
     with pytest.raises(TypingError):
         find_in_rows(*["text"] * 7)
-    with open(cache._folder_of_locks() / "mpigraph.kernels.search.find_in_rows.lock", "w") as lock:
+    with open(cache._folder_of_locks() / "mpigraph.kernels.csr.find_in_rows.lock", "w") as lock:
         flock(lock, LOCK_EX | LOCK_NB)
     assert REPORT.status() == ""
 
@@ -253,7 +253,7 @@ def test_damaged_code_is_replaced_at_the_start(folder: Path) -> None:
 
 
 CALLS_ANOTHER = """
-from mpigraph.kernels.id_hashes import hash_each  # calls mix64 of rng
+from mpigraph.kernels.rng import hash_each  # calls mix64 of rng
 from mpigraph.kernels.cache import folder
 import numpy as np
 np.seterr(all="ignore")

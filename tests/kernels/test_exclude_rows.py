@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 from kernel_rows import I64, WEIGHTS, Csc, candidates
 
-from mpigraph.kernels.exclude import copy_kept, recount_weighted, shorten_rows, step_over
-from mpigraph.kernels.masked import choose_masked
 from mpigraph.kernels.rng import combine
-from mpigraph.kernels.sample import Destinations
+from mpigraph.kernels.sample import Destinations, choose_masked, copy_kept, recount_weighted, shorten_rows, step_over
 from mpigraph.kernels.weighted import choose_weighted, count_weighted
 
 MANY_ROWS = [0, 1, 2, 5, 5, 8, 64, 65, 66, 80, 300]

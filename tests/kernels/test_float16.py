@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mpigraph.kernels.float16 import narrow_part, round_to_bfloat16, widen
+from mpigraph.kernels.flat import narrow_part, round_to_bfloat16, widen
 
 ALL = np.arange(1 << 16, dtype=np.uint16)
 UINT16 = np.dtype(np.uint16)

@@ -5,6 +5,9 @@ import pytest
 
 from mpigraph.arrays import I64
 from mpigraph.kernels.row_slots import (
+    AGAIN,
+    NEVER,
+    add_reads,
     admit,
     changed,
     expect_none,
@@ -13,10 +16,10 @@ from mpigraph.kernels.row_slots import (
     new_slots,
     note_reads,
     publish,
+    split_local,
     take_free,
     touch,
 )
-from mpigraph.kernels.upcoming import AGAIN, NEVER, add_reads, split_local
 
 
 class Cache:

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from kernel_rows import WEIGHTS, Csc, candidates, reference_count
 
-from mpigraph.kernels.masked import choose_masked, list_allowed
 from mpigraph.kernels.rng import combine, mix64, uniform01
-from mpigraph.kernels.sample import Destinations
+from mpigraph.kernels.sample import Destinations, choose_masked, list_allowed
 from mpigraph.kernels.weighted import alias_tables, choose_weighted, count_weighted
 
 

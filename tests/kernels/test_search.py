@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpigraph.kernels.search import find_in_rows
+from mpigraph.kernels.csr import find_in_rows
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

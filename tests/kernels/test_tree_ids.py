@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpigraph.kernels.tree_ids import TreeIds
+from mpigraph.kernels.compact import TreeIds
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mpigraph.kernels.upcoming import AGAIN, NEVER, add_reads
+from mpigraph.kernels.row_slots import AGAIN, NEVER, add_reads
 
 ROWS, RING = 30, 64  # a ring that is used many times over
 DRAWS = np.random.default_rng(0)

@@ -14,11 +14,11 @@ from layouts import ALONE, Job, own_on_layouts
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
-from mpigraph.mpi import interrupts
+from mpigraph.mpi import wait as interrupts
 from mpigraph.mpi.coroutine import Coroutine, Task, run
-from mpigraph.mpi.interrupts import Uninterrupted
 from mpigraph.mpi.messages import Gate
-from mpigraph.rows.mutex import HostMutex
+from mpigraph.mpi.wait import Uninterrupted
+from mpigraph.rows.transport import HostMutex
 
 
 class Ended(BaseException):

@@ -7,8 +7,7 @@ import pytest
 from layouts import WAIT
 from mpi4py import MPI
 
-from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
-from mpigraph.mpi.progress_thread import Progress
+from mpigraph.mpi.coroutine import Coroutine, Progress, Task, finish, run
 from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, IN_ROUND, PATIENCE, Policy, wait
 
 
@@ -136,7 +135,7 @@ def test_the_progress_thread_looks_seldom_where_nothing_comes(monkeypatch: pytes
 
 
 def test_a_progress_thread_that_sleeps_wakes_up_for_a_task_and_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpigraph.mpi.progress_thread.IDLE_SERVER_REMOTE", Policy(spins=0, first=1e6, longest=1e6))
+    monkeypatch.setattr("mpigraph.mpi.coroutine.IDLE_SERVER_REMOTE", Policy(spins=0, first=1e6, longest=1e6))
     progress, quiet = Progress(), Quiet()
     progress.listen(quiet)
     assert soon(lambda: quiet.calls > 0)

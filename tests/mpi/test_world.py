@@ -13,7 +13,7 @@ from worlds import flat_world, world_of
 
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError
-from mpigraph.mpi.neighbours import machine
+from mpigraph.mpi.start import machine
 from mpigraph.mpi.witness import pid_namespace
 from mpigraph.mpi.world import World
 from mpigraph.rows.transport import nothing

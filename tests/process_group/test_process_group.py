@@ -26,8 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, NotInitializedError
-from mpigraph.mpi.coroutine import Coroutine, Task
-from mpigraph.mpi.progress_thread import Progress
+from mpigraph.mpi.coroutine import Coroutine, Progress, Task
 from mpigraph.mpi.world import World
 from mpigraph.process_group.process_group import MPIProcessGroup
 from mpigraph.process_group.work import Outstanding
@@ -470,7 +469,7 @@ def test_the_thread_attends_to_an_operation_once(monkeypatch: pytest.MonkeyPatch
             attended.extend([task.name] if isinstance(task, Task) else [])
             super().put(task)
 
-    monkeypatch.setattr("mpigraph.mpi.progress_thread.queue.SimpleQueue", Inbox)
+    monkeypatch.setattr("mpigraph.mpi.coroutine.queue.SimpleQueue", Inbox)
 
     def steps() -> Coroutine[None]:
         yield begun

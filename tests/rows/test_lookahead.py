@@ -10,7 +10,7 @@ from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.kernels.upcoming import NEVER
+from mpigraph.kernels.row_slots import NEVER
 from mpigraph.rows.lookahead import UpcomingReads
 
 remote = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])

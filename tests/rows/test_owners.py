@@ -7,9 +7,9 @@ import pytest
 from worlds import calls_of, simulated_world
 
 from mpigraph.kernels.row_ops import split_by_range
-from mpigraph.rows import shm_check
+from mpigraph.rows import segments
 from mpigraph.rows.owners import RowOwners
-from mpigraph.rows.shm_check import check_shared_memory
+from mpigraph.rows.segments import check_shared_memory
 from mpigraph.store.host_ranges import cut_offsets
 
 
@@ -79,7 +79,7 @@ def test_python_does_not_loop_over_thousands_of_ranks(servers: int, monkeypatch:
             known[:] = 0, 1 << 40, 1 << 41, 0
             known[:, 0] = np.arange(len(known)) // 128
 
-    monkeypatch.setattr(shm_check, "free_and_size", lambda world: (1 << 40, 1 << 41, 0))
+    monkeypatch.setattr(segments, "free_and_size", lambda world: (1 << 40, 1 << 41, 0))
     world = simulated_world(64, 128, servers)
     world.comm = Gathering()
     hosts = len(world.hosts)

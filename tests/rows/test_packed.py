@@ -14,8 +14,7 @@ from worlds import HELD, by_packing, filled_window, meet, row_values, rows_of
 from mpigraph.errors import ClosedError
 from mpigraph.mpi.messages import REQUEST, Request, RequestServer
 from mpigraph.rows import packed
-from mpigraph.rows.mutex import HostMutex
-from mpigraph.rows.transport import RemoteRows, split_requests
+from mpigraph.rows.transport import HostMutex, RemoteRows, split_requests
 from mpigraph.rows.trial import choose_transport
 
 ROWS = [((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((5,), "u2"), ((100,), "f4"), ((2000,), "u1")]

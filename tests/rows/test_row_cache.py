@@ -11,8 +11,7 @@ from layouts import Layout, SharedJob, on_layouts
 from oracle import NUM_NODES
 
 from mpigraph.arrays import Array
-from mpigraph.kernels.row_slots import admit, publish, take_free
-from mpigraph.kernels.upcoming import NEVER
+from mpigraph.kernels.row_slots import NEVER, admit, publish, take_free
 from mpigraph.rows import row_cache
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.session.context import current

@@ -14,7 +14,7 @@ from oracle import NAME, NUM_NODES
 import mpigraph.distributed as dist
 from mpigraph.errors import SharedMemoryError
 from mpigraph.memory import free_in_groups, unheld_on_node
-from mpigraph.rows import shm_check
+from mpigraph.rows import segments
 from mpigraph.session.context import current
 from mpigraph.store import topology
 from mpigraph.store.host_ranges import host_memory
@@ -53,7 +53,7 @@ def test_the_forecast_is_what_the_windows_take(layout: Job, oracle) -> None:
 
 def test_too_little_is_one_error_on_every_trainer(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a rank alone, whose windows are private memory."""
-    monkeypatch.setattr(shm_check, "unheld_on_node", lambda: (1 << 20, 1 << 21))
+    monkeypatch.setattr(segments, "unheld_on_node", lambda: (1 << 20, 1 << 21))
     forecasts = [np.full(9, 1 << 50), np.zeros(9, np.int64)]
     monkeypatch.setattr(topology, "host_memory", lambda config, hosts: forecasts.pop(0)[: hosts.num_parts])
     needs = r"node 0 \(.*\) needs \d+.\d MiB for its \d host\(s\), and the node's memory has 1.0 MiB free of 2.0 MiB"
@@ -85,17 +85,17 @@ def test_each_limit_is_asked_where_it_holds(monkeypatch: pytest.MonkeyPatch) -> 
 
     limits = {"_shared_memory": 10, "free_in_groups": 20, "unheld_on_node": 30, "free_address_space": 40}
     for name, free in limits.items():
-        monkeypatch.setattr(shm_check, name, lambda free=free: (free, 100))
+        monkeypatch.setattr(segments, name, lambda free=free: (free, 100))
     rank = Rank()
-    assert shm_check.free_and_size(rank) == (10, 100, 0)
+    assert segments.free_and_size(rank) == (10, 100, 0)
     Rank.node.size = 1
-    assert shm_check.free_and_size(rank) == (20, 100, 1)
-    monkeypatch.setattr(shm_check, "free_in_groups", lambda: None)
-    assert shm_check.free_and_size(rank) == (30, 100, 2)
+    assert segments.free_and_size(rank) == (20, 100, 1)
+    monkeypatch.setattr(segments, "free_in_groups", lambda: None)
+    assert segments.free_and_size(rank) == (30, 100, 2)
     Rank.host_index = -1
-    assert shm_check.free_and_size(rank) == (40, 100, 3)
-    monkeypatch.setattr(shm_check, "free_address_space", lambda: None)
-    assert shm_check.free_and_size(rank)[0] > 1 << 60
+    assert segments.free_and_size(rank) == (40, 100, 3)
+    monkeypatch.setattr(segments, "free_address_space", lambda: None)
+    assert segments.free_and_size(rank)[0] > 1 << 60
 
 
 def test_the_memory_of_a_node_is_what_no_process_holds(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_the_memory_limit_of_a_job_is_that_of_its_tightest_group(tmp_path: Path)
 
 
 def test_a_memory_limit_that_is_too_low_is_one_error(oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shm_check, "free_in_groups", lambda: (1 << 20, 1 << 21))
+    monkeypatch.setattr(segments, "free_in_groups", lambda: (1 << 20, 1 << 21))
 
     def body() -> None:
         g = dist.DistGraph(NAME, part_config=oracle(2))

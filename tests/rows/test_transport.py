@@ -12,7 +12,7 @@ from mpi4py import MPI
 from worlds import HELD, by_packing, filled_window, meet, row_values, rows_of
 
 from mpigraph.errors import ClosedError, InvalidArgumentError
-from mpigraph.rows.pool import RowPool
+from mpigraph.rows.segments import RowPool
 from mpigraph.rows.transport import Transport
 from mpigraph.rows.trial import choose_transport
 from mpigraph.rows.window import RowWindow

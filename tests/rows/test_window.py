@@ -11,7 +11,7 @@ from worlds import WAYS, meet, row_values, rows_of
 
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.mpi.compat import as_array, check_memory_model
-from mpigraph.rows.mutex import HostMutex
+from mpigraph.rows.transport import HostMutex
 from mpigraph.rows.window import RowWindow
 
 ROWS = [((0,), "f4"), ((1,), "u1"), ((3,), "u1"), ((), "i8"), ((2, 3), "f2"), ((400,), "u1"), ((), "?")]

@@ -17,10 +17,9 @@ from mpigraph.distgraph.dtypes import to_torch
 from mpigraph.distributed.optim import SparseAdam
 from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.mpi.agree import allgather_bytes
-from mpigraph.sampling.local import Buffers, LocalSampling
+from mpigraph.sampling.local import Buffers, LocalSampling, Workers
 from mpigraph.sampling.protocol import RelationRequest
 from mpigraph.sampling.strategies import Masked
-from mpigraph.sampling.workers import Workers
 from mpigraph.session import control
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation

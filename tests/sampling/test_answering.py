@@ -10,7 +10,7 @@ from many_ranks import DEGREE, NODES, store_of
 
 from mpigraph.errors import CollectiveError, GraphDataError
 from mpigraph.mpi.messages import HEAD, NotOpenHere
-from mpigraph.sampling.answering import Answers
+from mpigraph.sampling.local import Answers
 from mpigraph.sampling.protocol import (
     AnswerReader,
     EdgeQuery,

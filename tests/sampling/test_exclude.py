@@ -175,7 +175,7 @@ def check_hop(g: dist.DistGraph, number: int, prob: str | None, fanout: int, rep
 
 @pytest.mark.parametrize("name", ["uniform", "prob"])
 def test_threads_draw_alike(job: SharedJob, multi: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpigraph.sampling.workers._WORTH_IT", 3)
+    monkeypatch.setattr("mpigraph.sampling.local._WORTH_IT", 3)
     sampler = SAMPLERS[name]
     g = job.open(multi)
     for number in (1, 2, 5):

@@ -14,7 +14,7 @@ from worlds import answer_to, asked_of, behind_head, flat_world, meet, world_of
 from mpigraph.errors import CollectiveError, GraphDataError, InvalidArgumentError
 from mpigraph.mpi.messages import NotOpenHere
 from mpigraph.mpi.world import World
-from mpigraph.sampling.in_step import RoundChannel
+from mpigraph.sampling.exchanges import RoundChannel
 from mpigraph.trace import Totals
 
 Words = npt.NDArray[np.int64]

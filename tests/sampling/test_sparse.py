@@ -22,11 +22,10 @@ from mpigraph.errors import ClosedError, CollectiveError, GraphDataError, Invali
 from mpigraph.mpi.messages import FIRST, NotOpenHere, RequestServer
 from mpigraph.mpi.wait import IDLE_SERVER_REMOTE
 from mpigraph.mpi.world import World
-from mpigraph.sampling import sparse
-from mpigraph.sampling.answering import Answers
-from mpigraph.sampling.exchanges import open_exchange
+from mpigraph.sampling import exchanges
+from mpigraph.sampling.exchanges import Sparse, open_exchange
+from mpigraph.sampling.local import Answers
 from mpigraph.sampling.protocol import RelationRequest, pack_request
-from mpigraph.sampling.sparse import Sparse
 from mpigraph.sampling.strategies import Weighted
 from mpigraph.session.context import current
 
@@ -89,7 +88,7 @@ def ask(world: World, exchange: Sparse, number: int, what: int = ECHO) -> None:
 @own
 def test_owners_answer_whoever_asks(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """From several threads, some more often than others; also where an owner may hold next to nothing."""
-    monkeypatch.setattr(sparse, "HELD", 1)
+    monkeypatch.setattr(exchanges, "HELD", 1)
     with world_of(layout) as world, exchange_of(world) as exchange:
         if exchange is not None:
             threads = [threading.Thread(target=ask, args=(world, exchange, k)) for k in range(THREADS)]

@@ -15,8 +15,7 @@ from mpigraph.dataloading import NeighborSampler
 from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.errors import CollectiveError
 from mpigraph.graphs.fields import EID
-from mpigraph.kernels.exclude import shorten_rows, step_over
-from mpigraph.kernels.sample import count_uniform
+from mpigraph.kernels.sample import count_uniform, shorten_rows, step_over
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.sampling.protocol import RelationRequest, pack_request, unpack_requests
 from mpigraph.sampling.strategies import Draw, HopKeys, OwnedRows, Strategy, Temporal, Uniform

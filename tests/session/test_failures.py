@@ -262,7 +262,7 @@ assert not dist.is_initialized()
         for per_node, status in (("2", 0), ("1", 0), ("2", 3))
     },
     "no memory in a round": Script(
-        NO_WAY_BACK.format("mpigraph.sampling.in_step", "alltoall", "dist.sample_neighbors(g, torch.arange(40), 2)"),
+        NO_WAY_BACK.format("mpigraph.sampling.exchanges", "alltoall", "dist.sample_neighbors(g, torch.arange(40), 2)"),
         NO_MEMORY,
         more=FOUR,
         suite=True,
@@ -397,7 +397,7 @@ time.sleep(600)
 
 SLEEPS = """
 import mpigraph.mpi.wait as wait
-import mpigraph.mpi.progress_thread as thread
+import mpigraph.mpi.coroutine as thread
 wait.PATIENCE = 100
 thread.IDLE_SERVER_REMOTE = thread.IDLE_SERVER_REMOTE._replace(quiet=1e6)
 """

@@ -8,7 +8,7 @@ import pytest
 import torch
 from jobs import run_script
 
-from mpigraph.session.gradient_waits import _Waits
+from mpigraph.session.torch_waits import _Waits
 from mpigraph.trace import met, process, span
 
 SECONDS, STEPS = 0.3, 5

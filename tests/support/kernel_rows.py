@@ -3,9 +3,19 @@
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.kernels.exclude import copy_kept, recount_weighted, shorten_rows, step_over
-from mpigraph.kernels.masked import choose_masked, list_allowed
-from mpigraph.kernels.sample import Candidates, Destinations, choose_uniform, copy_neighbours, count_uniform
+from mpigraph.kernels.sample import (
+    Candidates,
+    Destinations,
+    choose_masked,
+    choose_uniform,
+    copy_kept,
+    copy_neighbours,
+    count_uniform,
+    list_allowed,
+    recount_weighted,
+    shorten_rows,
+    step_over,
+)
 from mpigraph.kernels.weighted import alias_tables, choose_weighted, count_weighted
 
 I64 = npt.NDArray[np.int64]

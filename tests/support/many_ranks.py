@@ -26,21 +26,20 @@ from mpigraph.metadata.schema import Schema
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.messages import HEAD, OK, REQUEST
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
-from mpigraph.rows.owners import RowOwners
+from mpigraph.rows.owners import Outgoing, RowOwners, push_rows
 from mpigraph.rows.packed import PackedTransport
-from mpigraph.rows.pool import RowPool
-from mpigraph.rows.push import Outgoing, push_rows
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import Policy, RowTensor
-from mpigraph.sampling.answering import Answers
-from mpigraph.sampling.in_step import RoundChannel, RoundOperation
+from mpigraph.rows.segments import RowPool
+from mpigraph.sampling.exchanges import RoundChannel, RoundOperation, Sparse
+from mpigraph.sampling.local import Answers
 from mpigraph.sampling.minibatch import Layer, RandomContext, SamplingPlan, sample_hops
 from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.sampling.protocol import RelationRequest
-from mpigraph.sampling.sparse import Sparse
 from mpigraph.sampling.strategies import Uniform
-from mpigraph.store.store import Store
-from mpigraph.store.topology import Adjacency, InMemoryTopology
+from mpigraph.store.edge_tables import Adjacency
+from mpigraph.store.store import LoadedGraph, Store
+from mpigraph.store.topology import Topology
 
 I64 = npt.NDArray[np.int64]
 NODES, DEGREE = 1000, 8  # of each rank; in-neighbours of each node
@@ -238,6 +237,16 @@ def book_of_many(ranks: int) -> RangeBook:
     return RangeBook(schema, np.arange(ranks + 1)[None] * NODES, np.arange(ranks + 1)[None] * NODES * DEGREE)
 
 
+class OneHost(Topology):
+    """One relation in this process's memory, as its host has it. Nothing communicates."""
+
+    def __init__(self, hosts: RangeBook, edges: Adjacency) -> None:
+        self.hosts, self.place_of_shared, self._edges = hosts, {}, edges
+
+    def adjacency(self, relation: int, host: int) -> Adjacency:
+        return self._edges
+
+
 def store_of(rank: int, ranks: int, comm: Any, among: int) -> Store:
     """The store of a rank with one relation, whose sources lie on the first ``among`` ranks; all ranks are alike."""
     indptr = np.arange(NODES + 1, dtype=np.int64) * DEGREE
@@ -246,7 +255,8 @@ def store_of(rank: int, ranks: int, comm: Any, among: int) -> Store:
     store = Store.__new__(Store)  # without transports
     store.world, store.graphs, store.graph_of_number, store.tensors = world_of_many(rank, ranks, comm), {}, {}, {}
     store._next, store._derived = 0, {}
-    store.add_in_memory(InMemoryTopology(book_of_many(ranks), [(edges, np.empty(0, np.int64))]))
+    graph = LoadedGraph(store.new_number(), OneHost(book_of_many(ranks), edges))
+    store.graphs["S"] = store.graph_of_number[graph.number] = graph
     return store
 
 

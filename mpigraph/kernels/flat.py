@@ -1,19 +1,62 @@
-"""16-bit floats, which numba lacks: as bits, float16 and bfloat16 to float32, and float32 to bfloat16.
-
-float32 has every value of both, so widening is exact, subnormal numbers included. Rows are widened in place: the narrow
-rows lie in the last bytes of the memory of the wide ones. From the front on, each element is read before its memory is
-overwritten.
-"""
+"""Loops over flat arrays of numbers: dropout and ReLU in one pass, and 16-bit floats, which numba lacks."""
 
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 from numba import config, types
 from numba.extending import intrinsic
 
 from mpigraph.arrays import U32, Array
 from mpigraph.kernels.cache import njit
+
+# Dropout and ReLU in one pass over flat arrays. The caller draws the bits and allocates the output.
+#
+# ``limit`` has the dtype of the bits and ``scale`` that of the numbers: with mixed types LLVM would not vectorize the
+# loops.
+
+_Bits = npt.NDArray[np.unsignedinteger[Any]]
+
+
+@njit(nogil=True, cache=True)
+def drop(x: Array, bits: _Bits, limit: Any, scale: Any, out: Array) -> None:
+    """``out = x * scale`` where ``bits < limit``, else ``x * 0``.
+
+    x, out: float[n].  bits: uint8[n] or uint16[n], uniform.  The backward pass is the same function, of the gradient.
+    """
+    zero = scale - scale  # 0 in the type of scale; x * 0, not 0, so that NaN and infinity show
+    for i in range(len(x)):
+        out[i] = x[i] * (scale if bits[i] < limit else zero)
+
+
+@njit(nogil=True, cache=True)
+def relu_drop(x: Array, bits: _Bits, limit: Any, scale: Any, out: Array) -> None:
+    """:func:`drop` of ``max(x, 0)``; NaN stays.
+
+    x, bits, out: as for :func:`drop`.
+    """
+    zero = scale - scale
+    for i in range(len(x)):
+        out[i] = (zero if x[i] <= zero else x[i]) * (scale if bits[i] < limit else zero)
+
+
+@njit(nogil=True, cache=True)
+def relu_drop_backward(grad: Array, kept: Array, scale: Any, out: Array) -> None:
+    """``out = grad * scale`` where ``kept`` is not 0, else 0.
+
+    grad, out: float[n].  kept: float[n], as :func:`relu_drop` filled it.
+    """
+    zero = scale - scale
+    for i in range(len(grad)):
+        out[i] = zero if kept[i] <= zero else grad[i] * scale
+
+
+# 16-bit floats, which numba lacks: as bits, float16 and bfloat16 to float32, and float32 to bfloat16.
+#
+# float32 has every value of both, so widening is exact, subnormal numbers included. Rows are widened in place: the
+# narrow rows lie in the last bytes of the memory of the wide ones. From the front on, each element is read before its
+# memory is overwritten.
 
 _BLOCK = 2048  # elements: only the last blocks overlap with their source, and are not vectorised
 

@@ -1,4 +1,7 @@
-"""Copy one row of a table, or some bytes: by C's ``memcpy``, which is faster than any loop, or past the caches.
+"""Instructions that numba lacks: load a cache line before it is needed; copy a row by ``memcpy`` or past the caches.
+
+Where the code between random accesses to a large table branches, the CPU cannot run ahead to the next access, and each
+one waits for memory in turn; a prefetch a few elements ahead lets these waits overlap.
 
 A store first loads its line into the cache, which costs as much as reading the row. A result larger than a core's cache
 is evicted again before it is used; *streaming* stores write it to memory and avoid both.
@@ -13,6 +16,37 @@ from numba.extending import intrinsic
 
 _WORD = ir.IntType(64)
 _STREAM_ALIGNMENT = 16  # bytes
+
+
+def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Type and emit the instruction: numba's protocol for intrinsics."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array_type = signature.args[0]
+        view = context.make_array(array_type)(context, builder, args[0])
+        tools: Any = cgutils
+        at = [*[ir.IntType(64)(0)] * (array_type.ndim - 1), args[1]]
+        element = tools.get_item_pointer(context, builder, array_type, view, at, wraparound=False)
+        address = builder.bitcast(element, ir.IntType(8).as_pointer())
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
+        function = tools.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        # llvm.prefetch(address, 0 = read, 3 = keep in all cache levels, 1 = data)
+        builder.call(function, [address, word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, index), emit
+
+
+def _nothing(*args: Any) -> None:
+    """Do nothing in Python (``NUMBA_DISABLE_JIT=1``)."""
+
+
+prefetch: Any = _nothing if config.DISABLE_JIT else intrinsic(_prefetch)  # type: ignore[attr-defined]
+"""``prefetch(array, index)``, inside a kernel, loads the cache line of ``array[index]`` (LLVM's ``llvm.prefetch``).
+
+The index is not checked. In an array of several axes, which is C-contiguous, it counts the elements.
+"""
 
 
 def _item(context: Any, builder: Any, signature: Any, args: Any, which: int) -> tuple[Any, Any]:
@@ -77,29 +111,9 @@ def _order_streams(typingctx: Any) -> Any:
     return types.void(), emit
 
 
-def _copy_bytes(typingctx: Any, out: Any, place: Any, values: Any, begin: Any, count: Any) -> Any:
-    """Type and emit the call."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        tools: Any = cgutils
-        (target, _), (source, _) = (_item(context, builder, signature, args, which) for which in (0, 2))
-        tools.raw_memcpy(builder, target, source, args[4], _WORD(1))
-        return context.get_dummy_value()
-
-    return types.void(out, place, values, begin, count), emit
-
-
 def _assign_row(out: Any, place: Any, table: Any, row: Any) -> None:
     """Copy in Python (``NUMBA_DISABLE_JIT=1``)."""
     out[place] = table[row]
-
-
-def _assign_bytes(out: Any, place: Any, values: Any, begin: Any, count: Any) -> None:
-    out[place : place + count] = values[begin : begin + count]
-
-
-def _nothing() -> None:
-    """Need no fence in Python."""
 
 
 copy_row: Any = _assign_row if config.DISABLE_JIT else intrinsic(_copy_row)  # type: ignore[attr-defined]
@@ -116,9 +130,3 @@ Rows must be a multiple of 16 bytes, and those of ``out`` begin at one.
 
 order_streams: Any = _nothing if config.DISABLE_JIT else intrinsic(_order_streams)  # type: ignore[attr-defined]
 """``order_streams()``, inside a kernel: streamed stores become visible before all later stores."""
-
-copy_bytes: Any = _assign_bytes if config.DISABLE_JIT else intrinsic(_copy_bytes)  # type: ignore[attr-defined]
-"""``copy_bytes(out, place, values, begin, count)``, inside a kernel: copy ``count`` elements of ``values`` to ``out``.
-
-The arrays are one-dimensional, C-contiguous and of uint8; place, begin and count are int64 and are not checked.
-"""

@@ -5,15 +5,15 @@ import pytest
 from layouts import on_all
 from mpi4py import MPI
 
-from mpigraph.mpi import clocks
-from mpigraph.mpi.clocks import Ahead, Drift, compare_clocks
+from mpigraph.session import reporting
+from mpigraph.session.reporting import Ahead, Drift, compare_clocks
 
 
 @pytest.mark.parametrize("comm", [2, 4], indirect=True)
 def test_a_clock_that_is_ahead_is_found_within_the_error_that_is_said(comm: MPI.Intracomm, monkeypatch) -> None:
     """The ranks share a clock here, so how far it is ahead is known."""
-    clock = clocks.clock
-    monkeypatch.setattr(clocks, "clock", lambda: clock() + 1e3 * comm.rank)
+    clock = reporting.clock
+    monkeypatch.setattr(reporting, "clock", lambda: clock() + 1e3 * comm.rank)
     others = [rank for rank in range(comm.size) if rank != 1]
     begin = clock()
     found = compare_clocks(comm, 1, others)

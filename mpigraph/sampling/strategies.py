@@ -1,0 +1,503 @@
+"""Ways to choose neighbours: parameters, what owners prepare for each, and its kernel. Importing it makes them known.
+
+A request carries one strategy and knows none of its parameters. A new strategy is a frozen dataclass: its fields travel
+by themselves, its :meth:`Strategy.prepare` looks up what the draw needs on an owner, and the :class:`Draw` that it
+returns calls a kernel.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from mpigraph.arrays import I64, U8, U64, Array
+from mpigraph.errors import CollectiveError, GraphDataError
+from mpigraph.kernels.labor import choose_labor, choose_labor_weighted
+from mpigraph.kernels.rng import combine
+from mpigraph.kernels.sample import (
+    Candidates,
+    Destinations,
+    choose_masked,
+    choose_uniform,
+    copy_kept,
+    count_uniform,
+    recount_weighted,
+    shorten_rows,
+    step_over,
+)
+from mpigraph.kernels.temporal import choose_temporal, count_temporal
+from mpigraph.kernels.weighted import choose_weighted, count_weighted
+from mpigraph.rows.row_tensor import RowTensor
+from mpigraph.store.derived import EdgeTimes, EdgeWeights, SortedEdges
+from mpigraph.store.edge_tables import Adjacency
+from mpigraph.store.store import Store
+
+MAX_WORDS = 8
+"""How many numbers a strategy may have on the wire."""
+_NO_KEY = np.uint64(0)
+
+
+@dataclass(frozen=True)
+class HopKeys:
+    """Hashes that the draws of one hop may depend on.
+
+    Attributes:
+        minibatch: the same in all hops of a minibatch: a hash of seed, epoch and seed nodes. 0 where each root of a
+            tree has a key of its own, which is then mixed into that of the request.
+        hop: another one in each hop.
+        number: number of the hop; 0 is that of the seeds.
+        every: the same in all minibatches of all trainers: a hash of the seed.
+        step: number of the step, the same for all trainers' minibatches of a step, see :class:`.RandomContext`.
+    """
+
+    minibatch: np.uint64
+    hop: np.uint64
+    number: int
+    every: np.uint64
+    step: int
+
+    @classmethod
+    def of(cls, minibatch: np.uint64, number: int, every: np.uint64 = _NO_KEY, step: int = 0) -> "HopKeys":
+        """Return the keys of hop ``number``."""
+        return cls(minibatch, combine(minibatch, number), number, every, step)
+
+
+@dataclass(frozen=True)
+class OwnedRows:
+    """The destinations of a request that one host of this node holds, and the host's edges.
+
+    Attributes:
+        host: index of the host.
+        edges: the host's in-edges of the relation.
+        ids: int64[n], the destinations of the whole request.
+        rows: int64[n], their rows in ``edges``, counted from :attr:`first_row`; undefined on other hosts.
+        keys: uint64[n], for each destination, or uint64[1], for all: input of the draws besides the destination.
+        excluded: int64[k], excluded edges, ascending, counted from the host's first edge.
+        scratch: int64[n] each, for kernels; ``choose`` reads the notes of ``count`` there.
+    """
+
+    host: int
+    edges: Adjacency
+    ids: I64
+    rows: I64
+    keys: U64
+    excluded: I64
+    scratch: Candidates
+
+    @property
+    def first_row(self) -> int:
+        """The number of the first row of ``edges`` in :attr:`rows`."""
+        return self.edges.first_node if self.edges.rows is None else 0
+
+    def destinations(self, fanout: int, replace: bool) -> Destinations:
+        """Return the destinations as kernels take them that choose."""
+        return Destinations(self.ids, fanout, replace, self.keys)
+
+    def to_count(self, fanout: int, replace: bool) -> Destinations:
+        """Return the destinations as kernels take them that count: by row."""
+        return Destinations(self.rows, fanout, replace, self.keys)
+
+    def split(self, positions: I64) -> tuple[I64, I64]:
+        """Return the positions of the rows without excluded edges, and of those that were shortened."""
+        shortened = self.scratch.num_excluded[positions] > 0
+        return positions[~shortened], positions[shortened]
+
+    def choose_kept(
+        self, columns: Sequence[Array], positions: I64, offsets: I64, picks: I64, choose: Callable[..., None]
+    ) -> None:
+        """Choose by ``columns``, [edges] each, of rows from which excluded edges were removed.
+
+        ``choose(columns, positions, scratch)`` fills ``picks``. Shortened rows are drawn from a copy of the columns.
+        """
+        if len(self.excluded):
+            positions, shortened = self.split(positions)
+            scratch, starts = self.scratch, np.empty(len(self.ids), np.int64)
+            left = int(scratch.degrees[shortened].sum())
+            kept = [np.empty(left, column.dtype) for column in columns]
+            for column, copy in zip(columns, kept, strict=True):
+                copy_kept(column, self.excluded, shortened, scratch, starts, copy)
+            choose(kept, shortened, scratch._replace(begins=starts))
+            step_over(self.excluded, shortened, starts, scratch, offsets, picks)
+        choose(columns, positions, self.scratch)
+
+
+class Draw(Protocol):
+    """A strategy with its tables on this rank; called for each host, and for each thread's ``positions``."""
+
+    def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
+        """Fill ``counts`` (int64[n]) at ``positions`` (int64[m]) with the numbers of neighbours to choose."""
+
+    def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
+        """Fill ``picks`` with edges of the host, counted from its first one.
+
+        ``offsets`` (int64[n + 1]) has the place of each destination's first edge.
+        """
+
+
+@dataclass(frozen=True)
+class Strategy(ABC):
+    """A way to choose in-neighbours of nodes through one relation.
+
+    Fields are ints and bools, which travel as words: owners answer requests with equal strategies in one pass. Those
+    that :attr:`columns` names are int64[n], a number for each destination.
+
+    Attributes:
+        fanout: most neighbours of a destination; -1 means all.
+    """
+
+    tag: ClassVar[int]
+    """The strategy's number on the wire, from 1 on; another one for each."""
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Names of the fields that have a number for each destination."""
+    tables: ClassVar[tuple[str, ...]] = ()
+    """Names of the fields that are numbers of a relation's tensors, so that each relation has its own."""
+    keys_by_relation: ClassVar[bool] = True
+    """Each relation has keys of its own; else those with one source type have the same."""
+    _by_tag: ClassVar[dict[int, type["Strategy"]]] = {}
+
+    fanout: int
+
+    def __init_subclass__(cls) -> None:
+        known = Strategy._by_tag.setdefault(cls.tag, cls)
+        if known.__qualname__ != cls.__qualname__:
+            raise TypeError(f"{cls.__qualname__}: {known.__qualname__} has tag {cls.tag}: give another one")
+        Strategy._by_tag[cls.tag] = cls
+
+    @staticmethod
+    def of_tag(tag: int) -> type["Strategy"]:
+        """Return the strategy with a tag. Raises CollectiveError if this rank knows none."""
+        if tag not in Strategy._by_tag:
+            raise CollectiveError(
+                f"no sampling strategy has tag {tag} on this rank: import its module before initialize(), so that "
+                "servers know it, too"
+            )
+        return Strategy._by_tag[tag]
+
+    def words(self) -> list[int]:
+        """Return the parameters, in the order of the fields."""
+        return [int(getattr(self, name)) for name, _ in _parameters(type(self))]
+
+    @classmethod
+    def from_words(cls, words: Sequence[int], arrays: Sequence[I64]) -> "Strategy":
+        """Return the strategy with these parameters, ``arrays`` being the columns; ``words`` may be longer."""
+        values: dict[str, Any] = dict(zip(cls.columns, arrays, strict=True))
+        values |= {name: kind(word) for (name, kind), word in zip(_parameters(cls), words, strict=False)}
+        return cls(**values)
+
+    def hop_key(self, keys: HopKeys, src_type: int) -> np.uint64:
+        """Return the key of the draws in a hop through relations from a source type."""
+        return keys.hop
+
+    def key(self, keys: HopKeys, relation: int, src_type: int) -> np.uint64:
+        """Return the key of a relation's draws in a hop; destination and number of the draw are mixed in later.
+
+        A class with another ``key``, in place of another :meth:`hop_key`, has a request for each relation.
+        """
+        key = self.hop_key(keys, src_type)
+        return combine(key, relation) if self.keys_by_relation else key
+
+    @property
+    def needs_tables(self) -> bool:
+        """True if owners look up something of the relation besides its edges; else all relations are one pass."""
+        return True
+
+    @property
+    def family(self) -> tuple[object, ...]:
+        """The words that strategies have in common whose relations share a request: all but their tensors."""
+        words = zip(_parameters(type(self)), self.words(), strict=True)
+        common = (bool(word) if name in self.tables else word for (name, _), word in words)
+        return type(self), *common
+
+    @property
+    def tensors(self) -> list[int]:
+        """The numbers of the relation's tensors, in the order of :attr:`tables`."""
+        return [getattr(self, name) for name in self.tables]
+
+    def with_tensors(self, numbers: Sequence[int]) -> "Strategy":
+        """Return the strategy for a relation whose tensors have these numbers."""
+        return replace(self, **dict(zip(self.tables, numbers, strict=True)))
+
+    def at(self, positions: I64) -> "Strategy":
+        """Return the strategy for the destinations at ``positions``, int64[m], which may repeat."""
+        own = {name: getattr(self, name)[positions] for name in self.columns}
+        return replace(self, **own) if own else self
+
+    def at_step(self, step: int) -> "Strategy":
+        """Return the strategy for draws of a step; :meth:`key` has the step in its ``keys``."""
+        return self
+
+    def with_root_times(self, times: I64) -> "Strategy":
+        """Return the strategy for destinations whose roots have these times, int64[n]."""
+        return self
+
+    @abstractmethod
+    def prepare(self, store: Store, relation: int) -> Draw:
+        """Look up the tensors and tables of the draw on this rank.
+
+        Raises:
+            NotOpenHere: a tensor is not open here.
+            ClosedError: a tensor was closed.
+        """
+        raise NotImplementedError
+
+
+@cache
+def _parameters(strategy: type[Strategy]) -> list[tuple[str, Any]]:
+    """Return names and types of the fields that are words."""
+    return [(field.name, field.type) for field in fields(strategy) if field.name not in strategy.columns]
+
+
+@dataclass(frozen=True)
+class Uniform(Strategy):
+    """Choose each edge with the same probability.
+
+    Attributes:
+        replace: with replacement.
+    """
+
+    tag = 1
+    replace: bool = False
+
+    @property
+    def needs_tables(self) -> bool:
+        """False: edges are enough."""
+        return False
+
+    def prepare(self, store: Store, relation: int) -> Draw:
+        """Return the strategy itself, which needs no tables."""
+        return self
+
+    def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
+        """See :class:`.Draw`."""
+        dst = rows.to_count(self.fanout, self.replace)
+        count_uniform(dst, rows.edges.indptr, rows.first_row, positions, rows.scratch, counts)
+        if len(rows.excluded):
+            shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
+
+    def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
+        """See :class:`.Draw`."""
+        choose_uniform(rows.destinations(self.fanout, self.replace), positions, rows.scratch, offsets, picks)
+        if len(rows.excluded):
+            step_over(rows.excluded, positions, rows.scratch.begins, rows.scratch, offsets, picks)
+
+
+@dataclass(frozen=True)
+class Weighted(Strategy):
+    """Choose edges with probability proportional to their weights; an edge of weight 0 is never chosen.
+
+    Attributes:
+        replace: with replacement.
+        weights: number of the tensor of edge weights.
+    """
+
+    tag = 2
+    tables = ("weights",)
+    kernel: ClassVar[Callable[..., None]] = staticmethod(choose_weighted)
+    replace: bool
+    weights: int
+
+    def prepare(self, store: Store, relation: int) -> Draw:
+        """Look up the weights, and the tables of prepared ones."""
+        return _WeightedDraw(self, store.derived(EdgeWeights, self.weights))
+
+
+class _WeightedDraw:
+    def __init__(self, how: Weighted, weights: EdgeWeights) -> None:
+        self._how = how
+        self._weights = weights
+        self._tables = weights.tables  # one object for all passes, whatever is written meanwhile
+
+    def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
+        """See :class:`.Draw`. Raises GraphDataError if an edge weight is negative, infinite or NaN."""
+        edges = rows.edges
+        dst = rows.to_count(self._how.fanout, self._how.replace)
+        weights = self._weights.values(rows.host)
+        where = (edges.indptr, rows.first_row, weights, self._tables.num_drawable(rows.host), positions)
+        bad = count_weighted(dst, *where, rows.scratch, counts)
+        if bad >= 0:
+            raise GraphDataError(self._weights.complaint(edges.first_edge + bad, weights[bad]))
+        if len(rows.excluded):
+            shorten_rows(dst, rows.excluded, positions, rows.scratch, counts)
+            _, shortened = rows.split(positions)
+            recount_weighted(dst, weights, rows.excluded, shortened, rows.scratch, counts)
+
+    def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
+        """See :class:`.Draw`."""
+        dst = rows.destinations(self._how.fanout, self._how.replace)
+        whole = self._weights.values(rows.host)
+        table = self._tables.table(rows.host)
+
+        def choose(columns: list[Array], positions: I64, scratch: Candidates) -> None:
+            (weights,) = columns
+            prepared = table if weights is whole else table[:0]  # for a copy no table was made
+            self._how.kernel(dst, weights, prepared, positions, scratch, offsets, picks)
+
+        rows.choose_kept([whole], positions, offsets, picks, choose)
+
+
+@dataclass(frozen=True)
+class Masked(Weighted):
+    """Choose each edge whose mask is set with the same probability; ``weights`` is the number of a tensor of bool."""
+
+    tag = 3
+    kernel: ClassVar[Callable[..., None]] = staticmethod(choose_masked)
+
+
+_NO_MASK = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True)
+class Temporal(Strategy):
+    """Choose, of the edges that are not above a time, each with the same probability, or the newest.
+
+    Attributes:
+        replace: with replacement.
+        mask: number of a tensor of bool, of edges that may be chosen; 0 without a mask.
+        times: number of the tensor of times by which the relation's edges are sorted.
+        strict: leave out edges of exactly the root's time, too.
+        last: choose among the newest ``fanout`` edges alone.
+        window: most by which an edge may be older than the root; -1 without a limit.
+        until: int64[n], the times of the destinations' roots.
+    """
+
+    tag = 4
+    columns = ("until",)
+    tables = ("mask", "times")
+    replace: bool
+    mask: int
+    times: int
+    strict: bool
+    last: bool
+    window: int
+    until: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def with_root_times(self, times: I64) -> "Temporal":
+        """See :class:`.Strategy`."""
+        return replace(self, until=times)
+
+    def prepare(self, store: Store, relation: int) -> Draw:
+        """Look up the sorted edges and the mask."""
+        edges = store.derived(EdgeTimes, self.times, relation).edges
+        return _TemporalDraw(self, edges, store.tensor(self.mask) if self.mask else None)
+
+
+class _TemporalDraw:
+    def __init__(self, how: Temporal, edges: SortedEdges, mask: RowTensor | None) -> None:
+        self._how = how
+        self._edges = edges  # one object for both passes, whatever is written meanwhile
+        self._mask = mask
+
+    def count(self, rows: OwnedRows, positions: I64, counts: I64) -> None:
+        """See :class:`.Draw`."""
+        count_temporal(
+            rows.to_count(self._how.fanout, self._how.replace),
+            rows.edges.indptr,
+            rows.first_row,
+            self._edges.times(rows.host),
+            self._edges.order(rows.host),
+            self._how.until,
+            self._how.strict,
+            self._how.window,
+            self._allowed(rows.host),
+            rows.excluded,
+            positions,
+            rows.scratch,
+            counts,
+        )
+
+    def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
+        """See :class:`.Draw`."""
+        choose_temporal(
+            rows.destinations(self._how.fanout, self._how.replace),
+            rows.rows,
+            rows.edges.indptr,
+            rows.first_row,
+            self._edges.order(rows.host),
+            self._how.last,
+            self._allowed(rows.host),
+            rows.excluded,
+            positions,
+            rows.scratch,
+            offsets,
+            picks,
+        )
+
+    def _allowed(self, host: int) -> U8:
+        return _NO_MASK if self._mask is None else self._mask.window.memory(host)
+
+
+_DRAWS = 0x1AB0  # separates these keys from those of draws for each destination
+
+
+@dataclass(frozen=True)
+class Labor(Strategy):
+    """Choose the sources with the smallest numbers (``kernels/labor.py``).
+
+    A number is a hash of the source and the key, and the key one of the source's type: relations with one source type
+    share their numbers.
+
+    Attributes:
+        weights: number of a tensor of edge weights, or of a mask; 0 without.
+        same_in_hops: all hops of a minibatch share the numbers, too.
+        period: steps that a number lives, in which all minibatches of all trainers share it; 0 for numbers of each
+            minibatch.
+        phase: the step within the period.
+    """
+
+    tag = 5
+    keys_by_relation = False
+    tables = ("weights",)
+    replace: ClassVar[bool] = False
+    weights: int = 0
+    same_in_hops: bool = False
+    period: int = 0
+    phase: int = 0
+
+    def at_step(self, step: int) -> Strategy:
+        """See :class:`.Strategy`."""
+        return replace(self, phase=step % self.period) if self.period else self
+
+    @property
+    def needs_tables(self) -> bool:
+        """True with weights."""
+        return bool(self.weights)
+
+    def hop_key(self, keys: HopKeys, src_type: int) -> np.uint64:
+        """Return the key of the numbers of a source type; where they have a period, that of the next one is by 1 more.
+
+        ``keys`` are those of the step in :meth:`at_step`.
+        """
+        key = keys.every if self.period else keys.minibatch
+        key = combine(key, _DRAWS, src_type, 0 if self.same_in_hops else 1 + keys.number)
+        return np.uint64((int(key) + keys.step // self.period) % 2**64) if self.period else key
+
+    def prepare(self, store: Store, relation: int) -> Draw:
+        """Look up the weights."""
+        if not self.weights:
+            return _LaborDraw(self, Uniform(self.fanout).prepare(store, relation))
+        counting = Weighted(self.fanout, False, self.weights).prepare(store, relation)
+        return _LaborDraw(self, counting, store.derived(EdgeWeights, self.weights))
+
+
+class _LaborDraw:
+    def __init__(self, how: Labor, counting: Draw, weights: EdgeWeights | None = None) -> None:
+        self._how = how
+        self._weights = weights
+        self.count = counting.count
+
+    def choose(self, rows: OwnedRows, positions: I64, offsets: I64, picks: I64) -> None:
+        """See :class:`.Draw`."""
+        columns: list[Array] = [rows.edges.indices]
+        if self._weights is not None:
+            columns.append(self._weights.values(rows.host))
+        how = self._how
+        dst = rows.destinations(how.fanout, how.replace)
+        kernel: Callable[..., None] = choose_labor if self._weights is None else choose_labor_weighted
+
+        def choose(columns: list[Array], positions: I64, scratch: Candidates) -> None:
+            kernel(dst, *columns, how.period, how.phase, positions, scratch, offsets, picks)
+
+        rows.choose_kept(columns, positions, offsets, picks, choose)
