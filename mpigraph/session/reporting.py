@@ -31,7 +31,6 @@ from mpigraph.mpi.clocks import Ahead, Drift, compare_clocks
 from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.witness import fields_of_rank
 from mpigraph.recording import STEP_FIELDS, Recording, Track, at_each_step
-from mpigraph.reports.chrome_trace import writing_trace
 from mpigraph.reports.page import write_page
 from mpigraph.reports.summary import (
     Cache,
@@ -53,6 +52,7 @@ from mpigraph.reports.summary import (
     decode,
     encode,
     write,
+    writing_trace,
 )
 from mpigraph.store.store import Store
 
