@@ -29,8 +29,8 @@ from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, 
 from mpigraph.mpi.coroutine import Coroutine, Task
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.world import World
+from mpigraph.process_group.operations import Outstanding
 from mpigraph.process_group.process_group import MPIProcessGroup
-from mpigraph.process_group.work import Outstanding
 from mpigraph.session.context import current
 from mpigraph.trace import sums
 from mpigraph.trace_memory import Snapshot
