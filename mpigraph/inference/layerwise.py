@@ -24,9 +24,9 @@ from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_integer
+from mpigraph.graphs.aggregate import TableRows
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.in_memory import exact_device
-from mpigraph.graphs.table_rows import TableRows
 from mpigraph.inference.neighbourhoods import HaloReader, Neighbourhoods, open_readers, remote_sources
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, everywhere

@@ -31,8 +31,8 @@ from mpigraph.distgraph.sampling_arguments import SamplingArguments
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError
+from mpigraph.graphs.aggregate import TableRows
 from mpigraph.graphs.block import Block
-from mpigraph.graphs.table_rows import TableRows
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import as_words, gather_rows
 from mpigraph.mpi.messages import exchange_rows

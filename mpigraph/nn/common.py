@@ -7,10 +7,10 @@ from torch import nn
 
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError, MPIGraphError
+from mpigraph.graphs.aggregate import first_rows
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.graphs.messages import Message
-from mpigraph.graphs.table_rows import first_rows
 
 Features = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """Rows of the sources, destinations first in a block; or a pair of tensors for sources and destinations."""

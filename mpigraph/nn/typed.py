@@ -13,11 +13,10 @@ from itertools import accumulate
 import torch
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.aggregate import group_sums
+from mpigraph.graphs.aggregate import InEdges, group_sums
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.in_memory import InMemoryGraph
-from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.graphs.messages import rounded
 
