@@ -1,4 +1,4 @@
-"""What the nodes of this machine read in one layer: whole neighbourhoods as blocks, and the rows of their sources.
+"""Whole neighbourhoods of a layer as blocks, and the rows of their sources that the nodes of this machine read.
 
 The host of a node and of its in-edges is local to the trainer that owns the node. So blocks are drawn from local
 memory and need no round of all ranks, and trainers may have different numbers of them.
