@@ -32,7 +32,6 @@ from mpigraph.sampling.strategies import Masked, Strategy, Temporal, Uniform, We
 from mpigraph.session.draws import check_seed
 
 
-
 @dataclass(frozen=True)
 class TimeFilter:
     """A filter of edges by time: a tree has those that are not above the time of its root."""
