@@ -16,8 +16,7 @@ import torch
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.original import as_tensor_rows
 from mpigraph.formats.readers import read_source
-from mpigraph.graphs.fields import EID, NID
-from mpigraph.graphs.frame import Frame
+from mpigraph.graphs.fields import EID, NID, Frame
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
 from mpigraph.graphs.pyg import from_pyg, to_pyg
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, relation_key

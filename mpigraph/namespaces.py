@@ -1,7 +1,7 @@
 """The lookup of names in public modules: their API alone, and for others an error that names the right module.
 
 The API of a module is what its ``__all__`` lists. One that only collects names needs no list: there it is what is
-imported under its own name, ``from mpigraph.nn.sageconv import SAGEConv as SAGEConv``, as type checkers and editors see
+imported under its own name, ``from mpigraph.nn.layers import SAGEConv as SAGEConv``, as type checkers and editors see
 it, too.
 """
 

@@ -12,9 +12,8 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from mpigraph.arrays import Array
 from mpigraph.checkpoint import folder
-from mpigraph.checkpoint.folder import Peers
+from mpigraph.checkpoint.folder import GRAPH, MANIFEST, TENSORS, Manifest, Peers, TensorRows
 from mpigraph.checkpoint.job_state import load_job
-from mpigraph.checkpoint.manifest import GRAPH, MANIFEST, TENSORS, Manifest, TensorRows
 from mpigraph.checkpoint.state_tree import Decoder, LoadedObject, LoadRequest
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import dtype_name, to_storage, to_torch

@@ -22,10 +22,9 @@ import torch
 
 from mpigraph.arrays import Array
 from mpigraph.checkpoint import folder
-from mpigraph.checkpoint.folder import Peers
+from mpigraph.checkpoint.folder import GRAPH, TENSORS, Manifest, Own, Peers, Tensor, TensorRows, file_name
 from mpigraph.checkpoint.job_state import of_job
 from mpigraph.checkpoint.loading import blocks, byte_view, is_whole, newest_first
-from mpigraph.checkpoint.manifest import GRAPH, TENSORS, Manifest, Own, Tensor, TensorRows, file_name
 from mpigraph.checkpoint.state_tree import Leaves, encode
 from mpigraph.collective import collective
 from mpigraph.distgraph.dtypes import dtype_name, to_storage

@@ -26,7 +26,7 @@ from mpigraph.dataloading.negative_sampler import (
 from mpigraph.dataloading.sampler import BlockSampler, Needs, Sampler, check_graph, has_method, needs_of
 from mpigraph.dataloading.seed_times import check_edge_times, negative_times, redraw_newer
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.times import TimeFilter
+from mpigraph.distgraph.sampling_arguments import TimeFilter
 from mpigraph.distgraph.typed_ids import (
     ByEdgeType,
     EdgeIds,

@@ -10,8 +10,7 @@ import torch
 from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph
-from mpigraph.distgraph.sampling_arguments import SamplingArguments
-from mpigraph.distgraph.times import TimeFilter
+from mpigraph.distgraph.sampling_arguments import SamplingArguments, TimeFilter
 from mpigraph.distgraph.typed_ids import Blocks, EdgeIds, Fanout, FeatureName, Names, NodeIds, check_layers
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.graphs.hetero import HeteroGraph

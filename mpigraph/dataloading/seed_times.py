@@ -8,7 +8,7 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.dataloading.negative_sampler import Edges
 from mpigraph.distgraph.graph import DistGraph
-from mpigraph.distgraph.times import TimeFilter, check_times, times_by_ntype
+from mpigraph.distgraph.sampling_arguments import TimeFilter, check_times, times_by_ntype
 from mpigraph.distgraph.typed_ids import (
     EdgeIds,
     EdgeTensors,

@@ -13,8 +13,7 @@ import torch
 from mpigraph.arrays import I64
 from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.distgraph.features import Features, Spaces
-from mpigraph.distgraph.sampling_arguments import Layers, SamplingArguments
-from mpigraph.distgraph.times import Times
+from mpigraph.distgraph.sampling_arguments import Layers, SamplingArguments, Times
 from mpigraph.distgraph.typed_ids import (
     Blocks,
     EdgeIds,

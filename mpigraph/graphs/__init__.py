@@ -2,11 +2,11 @@
 
 From the data to the operations, each module knowing those above it:
 
-* ``fields``: names of fields (``NID``, ``EID``, ...), and ids and values as tensors.
-* ``frame``: features by name of one node type or relation (:class:`Frame`), and of a whole graph (:class:`Frames`).
-* ``inedges``: the edges of one relation as CSC, with the layouts derived from it (:class:`InEdges`).
+* ``fields``: names of fields (``NID``, ``EID``, ...), ids and values as tensors, and features by name of one node type
+  or relation (:class:`Frame`) and of a whole graph (:class:`Frames`).
 * ``messages``: what a message and a reduction are; their values edge by edge.
-* ``aggregate``: messages summed at their destinations, as sparse matrix products where that is possible.
+* ``aggregate``: the edges of one relation as CSC (:class:`InEdges`), and messages summed at their destinations, as
+  sparse matrix products where that is possible.
 * ``in_memory``: types, counts, features, edges and degrees that graphs and blocks have in common.
 * ``message_passing``: ``update_all``, ``apply_edges`` and ``multi_update_all`` on top of these.
 * ``hetero``, ``block``: the two kinds of graph that users meet, :class:`HeteroGraph` and :class:`Block`.

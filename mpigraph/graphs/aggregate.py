@@ -1,4 +1,7 @@
-"""Aggregation of messages at their destinations.
+"""The in-edges of one relation, and the aggregation of messages at their destinations.
+
+Edges have two orders: the *edge id* order, in which users see features, and the *CSC* order, by destination. In a block
+they are the same; in an in-memory graph ``perm`` leads from CSC position to edge id (:class:`InEdges`).
 
 Sums and means of source features, plain or weighted by one number for each edge (or one for each of its heads), are
 products with a sparse matrix by torch's kernels: no row for each edge is ever made, and no gradient is computed for
@@ -6,23 +9,240 @@ features that need none. Everything else is evaluated edge by edge and then redu
 
 On CPU, float32 products go through ``torch.embedding_bag``: it sums rows in the same order as the CSR product, to the
 same bits, but prefetches them, which is 2 to 7 times as fast on rows of 100 to 256 numbers.
+
+A sum over neighbours reads each row of a block's sources about once. Gathering the rows first costs several times as
+much as the sum: they are read, written and read again, mostly in memory, since blocks do not fit in caches. So the
+sources of a block can be a :class:`TableRows`: the values of the gathered rows, which :func:`spmm` reads directly from
+the table. All other operations gather the rows first.
 """
 
 import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
 
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
-from mpigraph.graphs.frame import Frame
-from mpigraph.graphs.inedges import InEdges
+from mpigraph.graphs.fields import Frame
 from mpigraph.graphs.messages import EdgeBatch, Message, Reduce, edge_values, rounded, widened
-from mpigraph.graphs.table_rows import TableRows, first_rows
 
+_Tensor = torch.Tensor
+_KNOWN_WITHOUT_ROWS: set[Callable[..., Any]] = {
+    *(getattr(_Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_sparse")),
+    *(_Tensor.dim, _Tensor.size, _Tensor.numel, _Tensor.__len__, _Tensor.is_floating_point),
+}
 _SUM = 0
 """The mode of ``torch.embedding_bag``."""
-
 _CHUNK = 1 << 22
 """Numbers that :func:`_sampled_dots` gathers at a time: 16 MiB of float32."""
+
+
+@dataclass(frozen=True, eq=False)
+class InEdges:
+    """Edges of one relation by destination. Derived layouts are made on first use and kept: it must never change.
+
+    Attributes:
+        indptr: int64[num_dst + 1]; the in-edges of destination d are positions indptr[d] to indptr[d + 1].
+        indices: int32[num_edges] or int64[num_edges]; source of each edge, in CSC order.
+        num_src: number of source nodes.
+        perm: int64[num_edges], the edge id at each CSC position; None where that is the position itself.
+    """
+
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    num_src: int
+    perm: torch.Tensor | None = None
+
+    @classmethod
+    def from_coo(cls, src: torch.Tensor, dst: torch.Tensor, num_src: int, num_dst: int) -> "InEdges":
+        """Group edges (src, dst: int64[num_edges]) by destination, keeping the order of edge ids within one."""
+        perm: torch.Tensor | None = None
+        if dst.numel() > 1 and bool((dst[1:] < dst[:-1]).any()):  # else perm would be the identity
+            perm = torch.argsort(dst, stable=True)
+            src = src[perm]
+        return cls.of_degrees(torch.bincount(dst, minlength=num_dst), src, num_src, perm)
+
+    @classmethod
+    def of_degrees(
+        cls, degrees: torch.Tensor, src: torch.Tensor, num_src: int, perm: torch.Tensor | None = None
+    ) -> "InEdges":
+        """Make the structure of edges that are already sorted by destination, from in-degrees int64[num_dst], and
+        sources int64[num_edges] or int32[num_edges] and ``perm`` as attributes of the class.
+        """
+        # int32 where it fits: products with a sparse matrix are bound by memory, and indices are half of the traffic
+        return cls(_indptr(degrees), src.to(torch.int32) if num_src < 2**31 else src, num_src, perm)
+
+    @property
+    def num_dst(self) -> int:
+        """Number of destination nodes."""
+        return self.indptr.shape[0] - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return self.indices.shape[0]
+
+    @cached_property
+    def degrees(self) -> torch.Tensor:
+        """In-degree of each destination, int64[num_dst]."""
+        return self.indptr[1:] - self.indptr[:-1]
+
+    @cached_property
+    def dst(self) -> torch.Tensor:
+        """Destination of each edge in CSC order, int64[num_edges]."""
+        rows = torch.arange(self.num_dst, dtype=torch.int64, device=self.indptr.device)
+        # output_size: on a GPU torch would otherwise wait for the sum of the degrees
+        return torch.repeat_interleave(rows, self.degrees, output_size=self.num_edges)
+
+    @cached_property
+    def csr_index(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Row pointers and columns of the num_dst x num_src matrix; torch wants both in one integer type."""
+        small = self.num_edges < 2**31 and self.indices.dtype == torch.int32
+        dtype = torch.int32 if small else torch.int64
+        return self.indptr.to(dtype), self.indices.to(dtype)
+
+    @cached_property
+    def transposed(self) -> tuple["InEdges", torch.Tensor]:
+        """The same edges by source, and int64[num_edges], the CSC position of each edge in that order."""
+        order = torch.argsort(self.indices, stable=True)  # stable: gradients are summed in one order, bit for bit
+        rows = self.dst[order].to(self.indices.dtype)
+        degrees = torch.bincount(self.indices, minlength=self.num_src)
+        return InEdges(_indptr(degrees), rows, self.num_dst), order
+
+    @cached_property
+    def coo(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Source and destination of each edge by edge id, int64[num_edges] each."""
+        return self.to_eid_order(self.indices.to(torch.int64)), self.to_eid_order(self.dst)
+
+    def matrix(self, dtype: torch.dtype, values: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the sparse CSR matrix num_dst x num_src of values, [num_edges] in CSC order; None means ones of a
+        dtype.
+
+        The matrix of ones is kept.
+        """
+        if values is None and dtype in self._unit_matrices:
+            return self._unit_matrices[dtype]
+        _trigger_beta_warning()
+        data = torch.ones(self.num_edges, dtype=dtype, device=self.indices.device) if values is None else values
+        shape = self.num_dst, self.num_src
+        matrix = torch.sparse_csr_tensor(*self.csr_index, data, shape, check_invariants=False)
+        if values is None:
+            self._unit_matrices[dtype] = matrix
+        return matrix
+
+    @cached_property
+    def _unit_matrices(self) -> dict[torch.dtype, torch.Tensor]:
+        return {}
+
+    def to_csc_order(self, values: torch.Tensor) -> torch.Tensor:
+        """Reorder rows from edge id order to CSC order."""
+        return values if self.perm is None else values[self.perm]
+
+    def to_eid_order(self, values: torch.Tensor) -> torch.Tensor:
+        """Reorder rows from CSC order to edge id order."""
+        if self.perm is None:
+            return values
+        inverse = torch.empty_like(self.perm)
+        inverse[self.perm] = torch.arange(self.num_edges, device=self.perm.device)
+        return values[inverse]
+
+    def from_rows(self, rows: torch.Tensor, num_src: int) -> "InEdges":
+        """Return the structure with ``rows[s]`` (int[num_src]) in place of each source ``s``, out of ``num_src``."""
+        return InEdges(self.indptr, rows[self.indices], num_src, self.perm)
+
+    def changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "InEdges":
+        """Return the structure with ``change(tensor)`` in place of every tensor; layouts already made move along."""
+        perm = None if self.perm is None else change(self.perm)
+        moved = InEdges(change(self.indptr), change(self.indices), self.num_src, perm)
+        if "transposed" in self.__dict__:  # where cached_property keeps it; the other layouts are cheap to make again
+            turned, order = self.transposed
+            moved.__dict__["transposed"] = (turned.changed(change), change(order))
+        return moved
+
+
+@cache
+def _trigger_beta_warning() -> None:
+    """Trigger torch's one-time beta warning of CSR tensors while warnings are suppressed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), (1, 1))
+
+
+def _indptr(degrees: torch.Tensor) -> torch.Tensor:
+    """Return the prefix sums of the degrees, int64[num_rows + 1], from 0 on."""
+    indptr = torch.zeros(degrees.shape[0] + 1, dtype=torch.int64, device=degrees.device)
+    torch.cumsum(degrees, 0, out=indptr[1:])
+    return indptr
+
+
+class TableRows(torch.Tensor):
+    """``table[rows]``, gathered on first access and kept from then on, also when it is written to.
+
+    Attributes:
+        table: [num_rows, ...], on the CPU; never written through this tensor.
+        rows: int[n].
+    """
+
+    table: torch.Tensor
+    rows: torch.Tensor
+    _gathered: torch.Tensor | None
+
+    @staticmethod
+    def __new__(cls, table: torch.Tensor, rows: torch.Tensor) -> "TableRows":  # noqa: D102
+        shape = (len(rows), *table.shape[1:])
+        tensor: TableRows = _Tensor._make_wrapper_subclass(cls, shape, dtype=table.dtype)  # type: ignore[attr-defined]
+        tensor.table, tensor.rows, tensor._gathered = table, rows, None
+        return tensor
+
+    @property
+    def in_place(self) -> bool:
+        """True until the rows are gathered."""
+        return self._gathered is None
+
+    def gathered(self) -> torch.Tensor:
+        """Return the rows, always the same tensor, made outside of any tracing mode."""
+        if self._gathered is None:
+            with _disable_current_modes(), torch.inference_mode(False):
+                self._gathered = self.table.index_select(0, self.rows)
+        return self._gathered
+
+    def first(self, n: int) -> torch.Tensor:
+        """Return the first ``n`` rows, for reading."""
+        return self.table.index_select(0, self.rows[:n]) if self._gathered is None else self._gathered[:n]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run operations from Python on the gathered rows; shape and dtype are known without them."""
+        if func in _KNOWN_WITHOUT_ROWS and args[0].in_place:
+            with torch._C.DisableTorchFunctionSubclass():  # type: ignore[attr-defined]
+                return func(*args, **(kwargs or {}))
+        return _with_gathered(func, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        """Run operations from C++, such as a scripted module, on the gathered rows."""
+        return _with_gathered(func, args, kwargs)
+
+
+def first_rows(x: torch.Tensor, n: int) -> torch.Tensor:
+    """Return ``x[:n]``, for reading, without gathering the other rows."""
+    return x.first(n) if isinstance(x, TableRows) else x[:n]
+
+
+def _with_gathered(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    def plain(x: Any) -> Any:
+        return x.gathered() if isinstance(x, TableRows) else x
+
+    return func(*tree_map(plain, tuple(args)), **tree_map(plain, dict(kwargs or {})))
 
 
 def aggregate(

@@ -14,11 +14,10 @@ import torch
 
 from mpigraph.arrays import I32, I64
 from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError, OutOfRangeError
-from mpigraph.graphs.fields import EID, NID, EdgeType, IdsLike, as_ids, as_tensor, by_first_appearance
-from mpigraph.graphs.frame import Frame, Frames
+from mpigraph.graphs.aggregate import InEdges
+from mpigraph.graphs.fields import EID, NID, EdgeType, Frame, Frames, IdsLike, as_ids, as_tensor, by_first_appearance
 from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.graphs.in_memory import NodesView, Space, count, frame_of
-from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.metadata.schema import Relation, Schema
 

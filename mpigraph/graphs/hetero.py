@@ -12,20 +12,22 @@ import numpy as np
 import torch
 
 from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError, NodeTypeError
+from mpigraph.graphs.aggregate import InEdges
 from mpigraph.graphs.fields import (
     EID,
     NID,
     EdgeType,
+    Frame,
+    Frames,
     IdsLike,
     TensorLike,
     as_ids,
     as_tensor,
     by_first_appearance,
+    fields_of,
     is_number,
 )
-from mpigraph.graphs.frame import Frame, Frames, fields_of
 from mpigraph.graphs.in_memory import NodesView, check_range, count
-from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.message_passing import MessagePassing
 from mpigraph.graphs.messages import Message, Operand, Reduce
 from mpigraph.metadata.schema import DEFAULT_ETYPE, Relation, Schema

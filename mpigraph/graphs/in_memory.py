@@ -14,9 +14,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError, NodeTypeError, OutOfRangeError
-from mpigraph.graphs.fields import ALL, EdgeType, IdsLike, as_ids, is_number
-from mpigraph.graphs.frame import Frame, Frames, fields_of
-from mpigraph.graphs.inedges import InEdges
+from mpigraph.graphs.aggregate import InEdges
+from mpigraph.graphs.fields import ALL, EdgeType, Frame, Frames, IdsLike, as_ids, fields_of, is_number
 from mpigraph.metadata.schema import Relation, Schema, TypeNames
 
 G = TypeVar("G", bound="InMemoryGraph")

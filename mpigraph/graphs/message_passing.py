@@ -6,11 +6,9 @@ from typing import TypeAlias
 import torch
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.aggregate import aggregate, reduce_rows
-from mpigraph.graphs.fields import ALL, EdgeType, IdsLike, as_ids
-from mpigraph.graphs.frame import Frame
+from mpigraph.graphs.aggregate import InEdges, aggregate, reduce_rows
+from mpigraph.graphs.fields import ALL, EdgeType, Frame, IdsLike, as_ids
 from mpigraph.graphs.in_memory import InMemoryGraph, check_range, frame_of
-from mpigraph.graphs.inedges import InEdges
 from mpigraph.graphs.messages import (
     EdgeBatch,
     EdgeFunction,

@@ -12,8 +12,7 @@ from typing import Literal
 import torch
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.graphs.fields import NID
-from mpigraph.graphs.frame import Frame
+from mpigraph.graphs.fields import NID, Frame
 from mpigraph.metadata.schema import Relation
 
 _BINARY: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.graphs.fields import EID, NID, as_tensor
-from mpigraph.graphs.frame import Frame
+from mpigraph.graphs.fields import EID, NID, Frame, as_tensor
 from mpigraph.graphs.hetero import HeteroGraph, graph, heterograph
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, Schema
 

@@ -1,12 +1,18 @@
-"""Evaluate a model on all nodes of a graph: one layer at a time, each node and each remote row once per layer."""
+"""Evaluate a model on all nodes of a graph: one layer at a time, each node and each remote row once per layer.
+
+The layers of the user's model become steps; its parameters tell the dtype, and it is in evaluation mode meanwhile.
+"""
 
 import json
 import sys
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from torch import nn
 from tqdm import tqdm
 
 from mpigraph.arrays import I64, Array
@@ -18,18 +24,20 @@ from mpigraph.distgraph.sampled_graph import SampledGraph
 from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.distgraph.typed_ids import Fanout, FeatureName
 from mpigraph.errors import InvalidArgumentError, TensorMismatchError, check_integer
+from mpigraph.graphs.aggregate import TableRows
 from mpigraph.graphs.block import Block
 from mpigraph.graphs.in_memory import exact_device
-from mpigraph.graphs.table_rows import TableRows
-from mpigraph.inference.halo import HaloReader, open_readers, remote_sources
-from mpigraph.inference.model_steps import Step, evaluating, input_dtype, steps_of
-from mpigraph.inference.neighbourhoods import Neighbourhoods
+from mpigraph.inference.neighbourhoods import HaloReader, Neighbourhoods, open_readers, remote_sources
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.world import World
 from mpigraph.rows.owners import RowOwners
 from mpigraph.trace import clock
 
+_Rows: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
+"""Rows of the nodes of the only type, or by node type."""
+_Step: TypeAlias = Callable[[Block, tuple[_Rows, _Rows]], _Rows]
+"""One layer: a block, rows of its sources and of its destinations -> new rows of the destinations."""
 _SECONDS_IN_LOG = 10.0
 
 NodeTensors = DistTensor | Mapping[str, DistTensor]
@@ -154,9 +162,9 @@ class Inference:
         with self._world.together("inference"):
             self._batch_size = check_integer("batch_size", batch_size, 1)
             self._device = exact_device(device)
-            self._steps = steps_of(model_or_layers)
+            self._steps = _steps_of(model_or_layers)
             self._model = model_or_layers
-            self._input_dtype = input_dtype(model_or_layers)
+            self._input_dtype = _input_dtype(model_or_layers)
             self._dtype = dtype
             self._cache = None if cache == "auto" else size_in_bytes(0 if cache is None else cache, "cache")
             if dtype is not None:
@@ -192,7 +200,7 @@ class Inference:
         inputs = list(rows.values())
         shares = remote_sources(self._g)
         last = len(self._steps) - 1
-        with evaluating(self._model):
+        with _evaluating(self._model):
             for number, step in enumerate(self._steps):
                 out = self._layer(number, step, rows, shares, self._dtype if number == last else None)
                 for tensor in rows.values():
@@ -237,7 +245,7 @@ class Inference:
 
     @collective("trainers")
     def _layer(
-        self, number: int, step: Step, rows: dict[str, DistTensor], shares: dict[int, I64], dtype: torch.dtype | None
+        self, number: int, step: _Step, rows: dict[str, DistTensor], shares: dict[int, I64], dtype: torch.dtype | None
     ) -> dict[str, DistTensor]:
         world = self._world
         name = f"layer {number + 1} of {len(self._steps)} of inference"
@@ -284,7 +292,7 @@ class Inference:
     def _all(
         self,
         number: int,
-        step: Step,
+        step: _Step,
         readers: dict[str, HaloReader],
         ntype: str,
         out: DistTensor,
@@ -312,7 +320,7 @@ class Inference:
         return self._neighbourhoods.block({self._g.schema.ntype_id(ntype): ids}, number)
 
     def _computed(
-        self, step: Step, readers: dict[str, HaloReader], ntype: str, block: Block, src_ids: dict[str, I64]
+        self, step: _Step, readers: dict[str, HaloReader], ntype: str, block: Block, src_ids: dict[str, I64]
     ) -> torch.Tensor | None:
         """Return the new rows of a block's nodes of a type, on the CPU; None if the layer returns no rows of it."""
         num_nodes = block.num_dst_nodes(ntype)
@@ -417,3 +425,72 @@ def _batches_of(world: World, parts: I64, hosts: I64, batch_size: int) -> list[_
                 batches.append(_Batch(at, last))
             at = last
     return batches
+
+
+def _steps_of(model: object) -> list[_Step]:
+    """Return the layers of a model, ``model_or_layers`` of :func:`.layerwise`, in their order.
+
+    Raises InvalidArgumentError if it is neither a module with layers nor a list of them, or has no layer.
+    """
+    model = _bare(model)
+    layers: Any = model
+    if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList | nn.Sequential):
+        layers = getattr(model, "layers", None)
+        if layers is None:
+            raise InvalidArgumentError(
+                f"{type(model).__name__} has no layers: give a module with .layers, or a list of layers"
+            )
+    if not isinstance(layers, Sequence | nn.ModuleList | nn.Sequential) or isinstance(layers, str) or not len(layers):
+        raise InvalidArgumentError(f"give a module with .layers, or a list of layers (got {type(model).__name__})")
+    for layer in layers:
+        if not callable(layer):
+            raise InvalidArgumentError(f"a layer must be callable (got {type(layer).__name__})")
+    forward = getattr(model, "forward_layer", None)
+    if callable(forward):
+        return [partial(_by_number, forward, number) for number in range(len(layers))]
+    if layers is not model and type(model).forward is not nn.Module.forward:  # type: ignore[attr-defined]
+        raise InvalidArgumentError(
+            f"the steps of {type(model).__name__}.forward between its layers are not known: give the model a method "
+            "forward_layer(i, block, h), or pass model.layers if there is nothing between them"
+        )
+    return [_bare(layer) for layer in layers]
+
+
+def _bare(model: Any) -> Any:
+    """Return a module without DDP's wrapper: trainers call it as often as each has blocks, so not in step."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def _by_number(
+    forward: Callable[[int, Block, _Rows], _Rows], number: int, block: Block, h: tuple[_Rows, _Rows]
+) -> _Rows:
+    return forward(number, block, h[0])
+
+
+def _input_dtype(model: object) -> torch.dtype | None:
+    """Return the dtype of the model's first floating parameter, in which layers take rows; None without one."""
+    for module in _modules(model):
+        for parameter in module.parameters():
+            if parameter.dtype.is_floating_point:
+                return parameter.dtype
+    return None
+
+
+def _modules(model: object) -> list[nn.Module]:
+    if isinstance(model, nn.Module):
+        return [model]
+    return [layer for layer in model if isinstance(layer, nn.Module)] if isinstance(model, Sequence) else []
+
+
+@contextmanager
+def _evaluating(model: object) -> Iterator[None]:
+    """Put the modules of a model into evaluation mode, without gradients, while the block runs."""
+    before = [(module, module.training) for top in _modules(model) for module in top.modules()]
+    for module, _ in before:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in before:
+            module.training = training

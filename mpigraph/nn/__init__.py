@@ -3,14 +3,15 @@
 from mpigraph.namespaces import attach
 from mpigraph.nn.attention import EdgeGATConv as EdgeGATConv, GATConv as GATConv, GATv2Conv as GATv2Conv
 from mpigraph.nn.drop import Dropout as Dropout, dropout as dropout, relu_dropout as relu_dropout
-from mpigraph.nn.edge_predictor import EdgePredictor as EdgePredictor
 from mpigraph.nn.functional import edge_softmax as edge_softmax
-from mpigraph.nn.ginconv import GINConv as GINConv, GINEConv as GINEConv
-from mpigraph.nn.graphconv import GraphConv as GraphConv
-from mpigraph.nn.heterographconv import HeteroGraphConv as HeteroGraphConv
-from mpigraph.nn.hgtconv import HGTConv as HGTConv
-from mpigraph.nn.relgraphconv import RelGraphConv as RelGraphConv
-from mpigraph.nn.sageconv import SAGEConv as SAGEConv
-from mpigraph.nn.typedlinear import TypedLinear as TypedLinear, WeightBasis as WeightBasis
+from mpigraph.nn.layers import (
+    EdgePredictor as EdgePredictor,
+    GINConv as GINConv,
+    GINEConv as GINEConv,
+    GraphConv as GraphConv,
+    SAGEConv as SAGEConv,
+)
+from mpigraph.nn.relational import HeteroGraphConv as HeteroGraphConv, HGTConv as HGTConv, RelGraphConv as RelGraphConv
+from mpigraph.nn.typed import TypedLinear as TypedLinear, WeightBasis as WeightBasis
 
 attach(__name__)

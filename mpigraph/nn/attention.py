@@ -9,9 +9,9 @@ from torch.nn import functional as F
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.message_passing import MessagePassing
-from mpigraph.nn.common import ChecksInDegrees, Features, check_edge_weight, source_and_destination
 from mpigraph.nn.drop import Dropout
 from mpigraph.nn.functional import edge_softmax
+from mpigraph.nn.layers import ChecksInDegrees, Features, check_edge_weight, source_and_destination
 
 
 class _AttentionLayer(ChecksInDegrees):

@@ -12,7 +12,7 @@ through torch's store raises an error there, such as a group of another backend 
 needs ``env://``.
 
 All ranks must make the same collective calls in the same order. The group compares each call before its operation
-begins (``calls.py``): kind, counts, dtypes, reduction and root. Where they differ every rank raises a
+begins (``operations.py``): kind, counts, dtypes, reduction and root. Where they differ every rank raises a
 ``CollectiveError`` that names the calls, their lines and trainers; a future raises a ``RuntimeError``. The group
 remains usable.
 
@@ -46,9 +46,11 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
+import torch
 import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
@@ -56,15 +58,14 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import HashStore, register_rendezvous_handler  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import default_pg_timeout
 
+from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.log import get_logger
 from mpigraph.mpi.coroutine import Coroutine, Progress, Task, finish
 from mpigraph.mpi.wait import BLOCKED, PEERS_COMPUTE, Backoff
 from mpigraph.mpi.watchdog import Meeting
-from mpigraph.process_group.calls import Call, Calls
-from mpigraph.process_group.tensors import apart, check, check_shares, flat, op_name, reduction, refill, words
-from mpigraph.process_group.work import MPIWork, Operation, Outstanding, untraced
+from mpigraph.process_group.operations import Call, Calls, MPIWork, Operation, Outstanding, untraced
 from mpigraph.session.context import current
 from mpigraph.trace import count
 
@@ -78,6 +79,91 @@ _ABSENT = (
     "a process group of mpi4py has all_reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter_tensor, "
     "barrier, and send and recv with a rank: use a group of gloo for other calls"
 )
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
+_EXACT = (*_INTEGERS, torch.float32, torch.float64, torch.complex64, torch.complex128)
+_SUMMED_IN = {dtype: dtype for dtype in _EXACT}
+_SUMMED_IN |= {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.bool: torch.uint8}
+_OF_NUMBERS = {"SUM": MPI.SUM, "PRODUCT": MPI.PROD, "MAX": MPI.MAX, "MIN": MPI.MIN}
+_OF_FLOATS = _OF_NUMBERS | {"AVG": MPI.SUM}
+_OF_INTEGERS = _OF_NUMBERS | {"BAND": MPI.BAND, "BOR": MPI.BOR, "BXOR": MPI.BXOR}
+_OF_COMPLEX = {"SUM": MPI.SUM, "AVG": MPI.SUM}
+_OF_BOOL = {"SUM": MPI.MAX, "PRODUCT": MPI.MIN, "MAX": MPI.MAX, "MIN": MPI.MIN}
+_OF_BOOL |= {"BOR": MPI.MAX, "BAND": MPI.MIN, "BXOR": MPI.BXOR}
+
+
+def _flat(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the values as a contiguous vector (of ``dtype``): the tensor's own memory if possible."""
+    dtype = tensor.dtype if dtype is None else dtype
+    if tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        vector = tensor.detach() if tensor.requires_grad else tensor
+        return vector if vector.dim() == 1 else vector.view(-1)
+    return torch.empty(tensor.shape, dtype=dtype).copy_(tensor.detach()).view(-1)
+
+
+def _refill(tensor: Tensor, vector: Tensor, divisor: int = 1) -> None:
+    """Divide a vector that :func:`_flat` made of a tensor, and write it back unless it is the tensor's memory."""
+    if divisor > 1:
+        (torch.view_as_real(vector) if vector.is_complex() else vector).div_(divisor)
+    if vector is not tensor and vector.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(vector.view(tensor.shape))
+
+
+def _words(vector: Tensor) -> Array:
+    """Return the memory of a contiguous vector as an array of a type that MPI can move."""
+    return vector.view(_WORDS[vector.element_size()]).numpy()
+
+
+def _apart(tensor: Tensor, other: Tensor) -> Tensor:
+    """Return the tensor, or a copy if it may overlap the other, which MPI forbids."""
+    same = tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return tensor.clone() if same else tensor
+
+
+def _check(what: str, *tensors: Tensor) -> None:
+    """Raise an InvalidArgumentError unless all are dense CPU tensors of one dtype."""
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            raise InvalidArgumentError(
+                f"{what} by mpi4py needs dense CPU tensors (got {tensor.layout} on {tensor.device}): "
+                "use gloo or nccl for others"
+            )
+        if tensor.dtype is not tensors[0].dtype:
+            raise InvalidArgumentError(f"{what} needs one dtype (got {tensors[0].dtype} and {tensor.dtype})")
+
+
+def _op_name(opts: Any) -> str:
+    """Return the name of the reduction in torch's options, such as "SUM"."""
+    return _name(getattr(opts, "reduceOp", dist.ReduceOp.SUM))
+
+
+@cache
+def _name(op: Any) -> str:
+    name: str = getattr(op, "op", op).name
+    return name
+
+
+def _reduction(what: str, dtype: torch.dtype, name: str) -> tuple[MPI.Op, torch.dtype]:
+    """Return the operation that reduces tensors of a dtype, and the dtype to do it in.
+
+    Raises InvalidArgumentError if there is no such reduction; the message names both.
+    """
+    if dtype is torch.bool:
+        known = _OF_BOOL
+    elif dtype.is_complex:
+        known = _OF_COMPLEX
+    else:
+        known = _OF_INTEGERS if dtype in _INTEGERS else _OF_FLOATS
+    if dtype not in _SUMMED_IN or name not in known:
+        raise InvalidArgumentError(f"{what} by mpi4py cannot do {name} of {dtype}")
+    return known[name], _SUMMED_IN[dtype]
+
+
+def _check_shares(what: str, whole: Tensor, each: Tensor, ranks: int) -> None:
+    """Raise an InvalidArgumentError unless ``whole`` has as many values as ``each`` for each rank."""
+    if whole.numel() != ranks * each.numel():
+        raise InvalidArgumentError(f"{what}: {whole.numel()} values are not {each.numel()} for each of {ranks} rank(s)")
 
 
 @untraced
@@ -191,15 +277,15 @@ class MPIProcessGroup(dist.ProcessGroup):
         tensor = _only(tensors)
 
         def steps() -> Coroutine[None]:
-            check("all_reduce", tensor)
-            name = op_name(opts)
-            op, dtype = reduction("all_reduce", tensor.dtype, name)
-            vector = flat(tensor, dtype)
+            _check("all_reduce", tensor)
+            name = _op_name(opts)
+            op, dtype = _reduction("all_reduce", tensor.dtype, name)
+            vector = _flat(tensor, dtype)
             yield from self._together(
                 Call("all_reduce", tensor.dtype, tensor.numel(), name),
                 lambda comm: comm.Iallreduce(MPI.IN_PLACE, vector.numpy(), op=op),
             )
-            refill(tensor, vector, self.size() if name == "AVG" else 1)
+            _refill(tensor, vector, self.size() if name == "AVG" else 1)
 
         return self._begin("all_reduce", steps(), tensors, opts)
 
@@ -209,13 +295,13 @@ class MPIProcessGroup(dist.ProcessGroup):
         (tensor,) = tensors
 
         def steps() -> Coroutine[None]:
-            check("broadcast", tensor)
-            vector = flat(tensor)
+            _check("broadcast", tensor)
+            vector = _flat(tensor)
             yield from self._together(
                 Call("broadcast", tensor.dtype, tensor.numel(), root=opts.rootRank),
-                lambda comm: comm.Ibcast(words(vector), root=opts.rootRank),
+                lambda comm: comm.Ibcast(_words(vector), root=opts.rootRank),
             )
-            refill(tensor, vector)
+            _refill(tensor, vector)
 
         return self._begin("broadcast", steps(), tensors, opts)
 
@@ -225,14 +311,14 @@ class MPIProcessGroup(dist.ProcessGroup):
         (tensor,), parts = tensors, outputs[0]
 
         def steps() -> Coroutine[None]:
-            check("all_gather", tensor, *parts)
+            _check("all_gather", tensor, *parts)
             if [part.numel() for part in parts] != [tensor.numel()] * self.size():
                 raise InvalidArgumentError(
                     f"all_gather needs {self.size()} tensors of {tensor.numel()} value(s), as many as are given (got "
                     f"{', '.join(str(part.numel()) for part in parts)})"
                 )
             vector = tensor.new_empty((self.size(), tensor.numel()))
-            yield from self._gather(flat(tensor), vector)
+            yield from self._gather(_flat(tensor), vector)
             for part, values in zip(parts, vector, strict=True):
                 part.detach().copy_(values.view(part.shape))
 
@@ -241,7 +327,7 @@ class MPIProcessGroup(dist.ProcessGroup):
     def _gather(self, vector: Tensor, whole: Tensor) -> Coroutine[None]:
         yield from self._together(
             Call("all_gather", vector.dtype, vector.numel()),
-            lambda comm: comm.Iallgather(words(vector), words(whole)),
+            lambda comm: comm.Iallgather(_words(vector), _words(whole)),
         )
 
     @collective("group")
@@ -249,11 +335,11 @@ class MPIProcessGroup(dist.ProcessGroup):
         """``torch.distributed.all_gather_single``, once ``all_gather_into_tensor``."""
 
         def steps() -> Coroutine[None]:
-            check("all_gather", tensor, output)
-            check_shares("all_gather", output, tensor, self.size())
-            vector = flat(output)
-            yield from self._gather(apart(flat(tensor), vector), vector)
-            refill(output, vector)
+            _check("all_gather", tensor, output)
+            _check_shares("all_gather", output, tensor, self.size())
+            vector = _flat(output)
+            yield from self._gather(_apart(_flat(tensor), vector), vector)
+            _refill(output, vector)
 
         return self._begin("all_gather", steps(), [output], opts)
 
@@ -262,17 +348,17 @@ class MPIProcessGroup(dist.ProcessGroup):
         """``torch.distributed.reduce_scatter_single``, once ``reduce_scatter_tensor``."""
 
         def steps() -> Coroutine[None]:
-            check("reduce_scatter", tensor, output)
-            check_shares("reduce_scatter", tensor, output, self.size())
-            name = op_name(opts)
-            op, dtype = reduction("reduce_scatter", tensor.dtype, name)
-            part = flat(output, dtype)
-            vector = apart(flat(tensor, dtype), part)
+            _check("reduce_scatter", tensor, output)
+            _check_shares("reduce_scatter", tensor, output, self.size())
+            name = _op_name(opts)
+            op, dtype = _reduction("reduce_scatter", tensor.dtype, name)
+            part = _flat(output, dtype)
+            vector = _apart(_flat(tensor, dtype), part)
             yield from self._together(
                 Call("reduce_scatter", tensor.dtype, output.numel(), name),
                 lambda comm: comm.Ireduce_scatter_block(vector.numpy(), part.numpy(), op=op),
             )
-            refill(output, part, self.size() if name == "AVG" else 1)
+            _refill(output, part, self.size() if name == "AVG" else 1)
 
         return self._begin("reduce_scatter", steps(), [output], opts)
 
@@ -290,8 +376,8 @@ class MPIProcessGroup(dist.ProcessGroup):
         (tensor,) = tensors
 
         def steps() -> Coroutine[None]:
-            check("send", tensor)
-            yield self.comm.Isend(words(flat(tensor)), to, tag)
+            _check("send", tensor)
+            yield self.comm.Isend(_words(_flat(tensor)), to, tag)
 
         count("group_sent_bytes", tensor.nbytes, self._trainers[to])
         return self._begin(f"{_SEND} {to}", steps(), [], None)
@@ -302,14 +388,14 @@ class MPIProcessGroup(dist.ProcessGroup):
         name = f"{_RECEIVE} {source}"
 
         def steps() -> Coroutine[int]:
-            check("recv", tensor)
-            vector = flat(tensor)
-            request = self.comm.Irecv(words(vector), source, tag)
+            _check("recv", tensor)
+            vector = _flat(tensor)
+            request = self.comm.Irecv(_words(vector), source, tag)
             status = yield _Receive(name, tensor.nbytes, request)  # type: ignore[misc]
             nbytes = status.Get_count(MPI.BYTE)
             if nbytes != tensor.nbytes:
                 raise InvalidArgumentError(f"{name}: rank {source} sent {nbytes} bytes, the tensor has {tensor.nbytes}")
-            refill(tensor, vector)
+            _refill(tensor, vector)
             count("group_received_bytes", nbytes, self._trainers[source])
             return source
 
@@ -457,7 +543,7 @@ class _NoStore(Store):
             "with init_process_group(...) without init_method"
         )
 
-    set = get = add = check = wait = compare_set = delete_key = num_keys = multi_get = multi_set = clone = _refuse
+    set = get = add = _check = wait = compare_set = delete_key = num_keys = multi_get = multi_set = clone = _refuse
 
 
 _NO_STORE = _NoStore()  # for good: torch's C++ code does not keep an object of Python alive

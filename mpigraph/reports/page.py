@@ -1,22 +1,189 @@
-"""``report.html``: one file for any browser, without any address in it and without a script."""
+"""``report.html``: one file for any browser, without any address in it and without a script.
 
-from collections.abc import Iterable, Iterator, Sequence
+Its charts are inline SVG: rows of bars that fill the width of the page, and matrices. Text is escaped here; numbers are
+limited to what the page shows. A chart has a title and a description for readers who do not see it, and says with words
+or heights what it says with colours.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpigraph.memory import in_units
-from mpigraph.reports.charts import MOST_ROWS, Bar, bars, key, legend, matrix, rows, strip
 from mpigraph.reports.summary import Rank, Summary, Timeline, TimelineEvent, replacing
 from mpigraph.reports.verdict import SLOW, StepTable, Verdict, duration, judge, main_thread
 
+_F64 = NDArray[np.float64]
+
+_MOST_ROWS = 160
+"""Rows of a chart; more ranks than these are left out, the slowest kept."""
+_MOST_CELLS = 128  # of a matrix, on each side
+_MOST_COLUMNS = 240  # of a strip
+_LEVELS = 8
 _MOST_EVENTS = 12_000
+_STAGES = "forward backward step rest sample answer plan fetch place wait meet own".split()
 _HEAD = (
     '<!doctype html><html lang="en"><meta charset="utf-8">'
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
     '<meta name="viewport" content="width=device-width, initial-scale=1"><title>mpigraph report</title>'
 )
+
+
+class _Bar(NamedTuple):
+    """A piece of a row: ends as shares of the width, how many bars are around it, whether it has none inside."""
+
+    stage: str
+    begin: float
+    end: float
+    words: str = ""
+    depth: int = 0
+    leaf: bool = True
+
+
+def _short(text: str, most: int = 22) -> str:
+    """Return text that is cut and escaped."""
+    return escape(text if len(text) <= most else f"{text[: most - 1]}…")
+
+
+def _rows(title: str, about: str, names: Sequence[tuple[str, bool]], height: float, plot: str) -> str:
+    """Return names beside a plot that is as wide as the page.
+
+    Args:
+        title: of the chart.
+        about: the chart in words.
+        names: of the rows, and whether each is emphasized.
+        height: of a row, in pixels; of thin rows only the emphasized and some others have their names.
+        plot: SVG, with x in percent and y in pixels.
+    """
+    texts: dict[float, str] = {}
+    often = int(np.ceil(14 / height))
+    for i, (name, strong) in sorted(enumerate(names), key=lambda row: not row[1][1]):
+        y = max((i + 0.5) * height + 4, 10)
+        if (strong or i % often == 0) and all(abs(y - other) >= 12 for other in texts):
+            texts[y] = f'<text class="{"slow" if strong else ""}" y="{y:.1f}">{_short(name)}</text>'
+    size = f'height="{height * len(names) + 2:.0f}"'
+    drawn = _svg(f'class="plot" {size}', title, about, plot)
+    return (
+        f'<div class="chart"><svg class="names" {size} aria-hidden="true">{"".join(texts.values())}</svg>{drawn}</div>'
+    )
+
+
+def _strip(values: _F64, waits: _F64, slow: NDArray[np.bool_], height: float) -> str:
+    """Return a row of columns for each trainer: its own time, dark or in the colour of slow steps, below its waits."""
+    count = values.shape[1]
+    width = -(-count // _MOST_COLUMNS)
+    firsts = np.arange(0, count, width)
+    values, waits = (np.maximum.reduceat(array, firsts, axis=1) for array in (values, values + waits))
+    slow = np.logical_or.reduceat(slow, firsts, axis=1)
+    highest = max(float(np.quantile(waits, 0.98)) * 1.05, 1e-12)
+    heights = np.minimum(np.stack([values, waits]) / highest, 1)
+    parts = []
+    for i in range(len(values)):
+        drawn = ""
+        for name, up, chosen in (
+            ("pale", heights[1, i], np.ones(len(firsts), bool)),
+            ("usual", heights[0, i], ~slow[i]),
+            ("slow", heights[0, i], slow[i]),
+        ):
+            columns = "".join(f"M{x} 100V{100 - 100 * up[x]:.0f}h.9V100" for x in np.flatnonzero(chosen))
+            drawn += f'<path class="{name}" d="{columns}"/>'
+        y = f'y="{i * height:.1f}" height="{max(height - (3 if height > 12 else 1), 2):.1f}"'
+        parts.append(f'<svg viewBox="0 0 {len(firsts)} 100" preserveAspectRatio="none" width="100%" {y}>{drawn}</svg>')
+    return "".join(parts)
+
+
+def _bars(row: int, height: float, pieces: Iterable[_Bar], top: float = 0.0, thickness: float = 0.0) -> str:
+    """Return the bars of one row; the text of a bar is cut where the bar ends."""
+    thick = thickness or height - (4 if height > 12 else 1)
+    parts = []
+    for stage, begin, end, words, depth, leaf in pieces:
+        inset = min(3 * depth, thick / 2 - 1.5)
+        inner = thick - 2 * inset
+        text = f'<text class="in" x="4" y="{inner / 2 + 4:.0f}">{escape(words)}</text>' if leaf and inner >= 10 else ""
+        parts.append(
+            f'<svg class="cell" x="{100 * begin:.2f}%" y="{row * height + top + inset:.1f}" '
+            f'width="{max(100 * (end - begin), 0.05):.2f}%" height="{inner:.1f}">'
+            f'<rect class="{_class(stage)}" width="100%" height="100%"/>{text}'
+            f"{words and f'<title>{escape(words)}</title>'}</svg>"
+        )
+    return "".join(parts)
+
+
+def _legend(stages: Iterable[str]) -> str:
+    """Return the colours of stages."""
+    names = sorted(set(stages), key=lambda name: (name not in _STAGES, name in _STAGES and _STAGES.index(name)))
+    return _key((_class(name), name) for name in names[:24])
+
+
+def _key(colours: Iterable[tuple[str, str]]) -> str:
+    """Return the meaning of colours, as pairs of a class and words."""
+    items = (
+        f'<li><svg aria-hidden="true"><rect class="{name}" width="12" height="12"/></svg>{_short(words, 30)}</li>'
+        for name, words in colours
+    )
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _matrix(
+    title: str,
+    about: str,
+    names: Sequence[str],
+    columns: Sequence[str],
+    entries: Iterable[tuple[int, int, float]],
+    show: Callable[[float], str],
+) -> str:
+    """Return a matrix of sums; from 129 rows or columns on, neighbours share a cell.
+
+    Args:
+        title: of the chart.
+        about: the chart in words.
+        names: of the rows.
+        columns: names of the columns.
+        entries: (row, column, value), each added.
+        show: a value as text.
+    """
+    down = min(len(names), _MOST_CELLS)
+    across = min(len(columns), _MOST_CELLS)
+    values = np.zeros((down, across))
+    for row, column, value in entries:
+        values[row * down // len(names), column * across // len(columns)] += value
+    left = 96.0
+    top = 22.0
+    cell = 264 / max(down, across)
+    level = np.ceil(values / (values.max() or 1.0) * _LEVELS).astype(int)
+    size = f"h{cell * 0.96:.2f}v{cell * 0.96:.2f}h-{cell * 0.96:.2f}"
+    parts = []
+    for k in range(1, _LEVELS + 1):
+        cells = "".join(f"M{left + c * cell:.1f} {top + r * cell:.1f}{size}" for r, c in np.argwhere(level == k))
+        parts.append(f'<path class="heat" fill-opacity="{k / _LEVELS:.2f}" d="{cells}"/>' if cells else "")
+    parts.append(f'<rect class="grid" x="{left}" y="{top}" width="{across * cell:.1f}" height="{down * cell:.1f}"/>')
+    for r in range(0, down, int(np.ceil(13 / cell))):
+        name = names[-(-r * len(names) // down)]
+        parts.append(_text(left - 4, top + (r + 0.5) * cell + 4, _short(name, 17), "end"))
+    for c in range(0, across, int(np.ceil(26 / cell))):
+        name = columns[-(-c * len(columns) // across)]
+        parts.append(_text(left + (c + 0.5) * cell, top - 6, _short(name, 8), "middle"))
+    for r, c in np.argwhere(values > 0) if max(down, across) <= 6 else ():
+        middle = (left + (c + 0.5) * cell, top + (r + 0.5) * cell + 4)
+        parts.append(_text(*middle, escape(show(values[r, c])), "middle", "strong" if level[r, c] > 5 else ""))
+    box = f'class="square" viewBox="0 0 364 {top + down * cell + 2:.0f}"'
+    return _svg(box, title, about, "".join(parts))
+
+
+def _svg(attributes: str, title: str, about: str, content: str) -> str:
+    return f'<svg {attributes} role="img"><title>{escape(title)}</title><desc>{escape(about)}</desc>{content}</svg>'
+
+
+def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
+    return f'<text class="small {kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
+
+
+def _class(stage: str) -> str:
+    return stage if stage in _STAGES else "other"
 
 
 def write_page(folder: Path, summary: Summary) -> None:
@@ -62,8 +229,8 @@ def _names(summary: Summary, ranks: Iterable[Rank], verdict: Verdict | None = No
     return [(f"{rank.name} · {summary.node_of(rank)}", rank.rank in named) for rank in ranks]
 
 
-def _strip(summary: Summary, table: StepTable, verdict: Verdict) -> str:
-    chosen = np.sort(np.argsort(-table.clean.mean(axis=1), kind="stable")[:MOST_ROWS])
+def _step_strip(summary: Summary, table: StepTable, verdict: Verdict) -> str:
+    chosen = np.sort(np.argsort(-table.clean.mean(axis=1), kind="stable")[:_MOST_ROWS])
     height = float(np.clip(520 / len(chosen), 4, 34))
     trainers = [table.trainers[i] for i in chosen.tolist()]
     slow = table.slow()
@@ -71,8 +238,8 @@ def _strip(summary: Summary, table: StepTable, verdict: Verdict) -> str:
         f"{trainer.name}: {slow[i].sum()} slow steps" for i, trainer in zip(chosen, trainers, strict=True)
     )
     waits = table.seconds - table.clean
-    plot = strip(table.clean[chosen], waits[chosen], slow[chosen], height)
-    return rows("Steps of all trainers", about, _names(summary, trainers, verdict), height, plot)
+    plot = _strip(table.clean[chosen], waits[chosen], slow[chosen], height)
+    return _rows("Steps of all trainers", about, _names(summary, trainers, verdict), height, plot)
 
 
 def _steps(summary: Summary, table: StepTable, verdict: Verdict) -> str:
@@ -84,8 +251,8 @@ def _steps(summary: Summary, table: StepTable, verdict: Verdict) -> str:
         f"marks steps of {SLOW} times the median and more. Median step: {duration(table.step)}."
     )
     axis = f'<div class="axis"><span>step {first}</span><span>{first + table.count - 1}</span></div>'
-    colours = key([("usual", "own time"), ("slow", "own time of a slow step"), ("pale", "waiting for others")])
-    return _section("Steps of all trainers", how, colours, _strip(summary, table, verdict), axis, _numbers(table))
+    colours = _key([("usual", "own time"), ("slow", "own time of a slow step"), ("pale", "waiting for others")])
+    return _section("Steps of all trainers", how, colours, _step_strip(summary, table, verdict), axis, _numbers(table))
 
 
 def _numbers(table: StepTable) -> str:
@@ -121,7 +288,7 @@ def _waits(summary: Summary, table: StepTable) -> str:
     most = [c for c in np.argsort(-by_cause, kind="stable")[:3].tolist() if by_cause[c]]
     worst = ", ".join(f"{trainers[c].name} ({summary.node_of(trainers[c])}) {duration(by_cause[c])}" for c in most)
     names = [name for name, _ in _names(summary, trainers)]
-    chart = matrix(title, worst, names, [str(t.number) for t in trainers], entries, duration)
+    chart = _matrix(title, worst, names, [str(t.number) for t in trainers], entries, duration)
     how = f"A row waits for the column, the trainer that came last in a step. Most waited for: {escape(worst)}."
     return _section(title, how, chart)
 
@@ -158,7 +325,7 @@ def _bytes(summary: Summary) -> str:
     names = [name for name, _ in _names(summary, readers)]
     columns = [host.name[0] + str(host.number) for host in hosts]
     total = f"{in_units(sum(size for *_, size in entries))} in all"
-    chart = matrix(title, total, names, columns, entries, lambda size: in_units(int(size)))
+    chart = _matrix(title, total, names, columns, entries, lambda size: in_units(int(size)))
     how = f"Row: the rank that asks. Column: the host (t: trainer, s: server). Both ways, {total}."
     more = " Tensors of torch's process group over MPI are among them." if met else ""
     return _section(title, how + more, chart)
@@ -179,13 +346,13 @@ def _stage_rows(summary: Summary, ranks: Sequence[Rank], verdict: Verdict | None
             for name in sorted(seconds, key=lambda name: (name in ("meet", "own", "rest"), name)):
                 words = f"{name} {duration(seconds[name])}" + ("" if thread is main else f" ({thread.name[:40]})")
                 if seconds[name] > 0.001 * longest:
-                    pieces.append(Bar(name, min(at / longest, 1), min((at + seconds[name]) / longest, 1), words))
+                    pieces.append(_Bar(name, min(at / longest, 1), min((at + seconds[name]) / longest, 1), words))
                 at += seconds[name]
             thick = 16.0 if thread is main else 5.0
-            plot.append(bars(row, height, pieces, top, thick))
+            plot.append(_bars(row, height, pieces, top, thick))
             top += thick
     about = "; ".join(f"{rank.name}: {duration(rank.seconds)}" for rank in ranks)
-    return rows("Stages by rank", about, _names(summary, ranks, verdict), height, "".join(plot))
+    return _rows("Stages by rank", about, _names(summary, ranks, verdict), height, "".join(plot))
 
 
 def _busy(rank: Rank) -> tuple[bool, float]:
@@ -204,9 +371,9 @@ def _stages(summary: Summary, verdict: Verdict) -> str:
     )
     stages = [name for rank in ranks for thread in rank.threads for name in thread.stages]
     head = ranks[:24]
-    tail = ranks[24 : 24 + MOST_ROWS]
+    tail = ranks[24 : 24 + _MOST_ROWS]
     more = _details(f"{len(tail)} more ranks", _stage_rows(summary, tail, verdict)) if tail else ""
-    return _section("Stages by rank", how, legend([*stages, "rest"]), _stage_rows(summary, head, verdict), more)
+    return _section("Stages by rank", how, _legend([*stages, "rest"]), _stage_rows(summary, head, verdict), more)
 
 
 def _timeline(summary: Summary, verdict: Verdict) -> str:
@@ -219,14 +386,14 @@ def _timeline(summary: Summary, verdict: Verdict) -> str:
     tracks: dict[tuple[int, str], list[TimelineEvent]] = {}
     for event in sorted(events, key=lambda event: (event.rank, event.thread, event.begin, -event.end)):
         tracks.setdefault((event.rank, event.thread), []).append(event)
-    if len(tracks) > MOST_ROWS:  # of most ranks the thread that trains alone
+    if len(tracks) > _MOST_ROWS:  # of most ranks the thread that trains alone
         whole = {*verdict.ranks, *list(ranks)[:4]}
         tracks = {
             key: track for key, track in tracks.items() if key[0] in whole or key[1] == main_thread(ranks[key[0]]).name
         }
-    shown = list(tracks)[:MOST_ROWS]
+    shown = list(tracks)[:_MOST_ROWS]
     height = 22.0 if len(shown) <= 40 else 12.0
-    plot = "".join(bars(row, height, _nested(tracks[key], timeline, height)) for row, key in enumerate(shown))
+    plot = "".join(_bars(row, height, _nested(tracks[key], timeline, height)) for row, key in enumerate(shown))
     names = [
         (f"{ranks[rank].name} {thread.removeprefix('mpigraph-').removesuffix('Thread')}", rank in verdict.ranks)
         for rank, thread in shown
@@ -238,11 +405,11 @@ def _timeline(summary: Summary, verdict: Verdict) -> str:
     how = f"Spans of each thread; those inside others are drawn inside them.{left_out} All steps: trace.json.gz."
     drawn = [event.name for key in shown for event in tracks[key]]
     return _section(
-        f"Step {timeline.step} on all ranks", how, legend(drawn), rows("One step", about, names, height, plot), axis
+        f"Step {timeline.step} on all ranks", how, _legend(drawn), _rows("One step", about, names, height, plot), axis
     )
 
 
-def _nested(track: Sequence[TimelineEvent], timeline: Timeline, height: float) -> Iterator[Bar]:
+def _nested(track: Sequence[TimelineEvent], timeline: Timeline, height: float) -> Iterator[_Bar]:
     length = timeline.end - timeline.begin
     ends: list[float] = []
     for event, following in zip(track, [*track[1:], None], strict=True):
@@ -252,7 +419,7 @@ def _nested(track: Sequence[TimelineEvent], timeline: Timeline, height: float) -
         leaf = following is None or following.begin >= event.end
         if end > begin:
             words = f"{event.name} {duration(event.end - event.begin)}" if height > 12 else ""
-            yield Bar(event.name, begin, end, words, len(ends), leaf)
+            yield _Bar(event.name, begin, end, words, len(ends), leaf)
         ends.append(event.end)
 
 

@@ -33,7 +33,6 @@ from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.wait import BLOCKED
 from mpigraph.mpi.witness import fields_of_rank
 from mpigraph.recording import STEP_FIELDS, Recording, Track, at_each_step
-from mpigraph.reports.chrome_trace import writing_trace
 from mpigraph.reports.page import write_page
 from mpigraph.reports.summary import (
     Cache,
@@ -55,6 +54,7 @@ from mpigraph.reports.summary import (
     decode,
     encode,
     write,
+    writing_trace,
 )
 from mpigraph.store.store import Store
 from mpigraph.trace import clock

@@ -12,14 +12,14 @@ from layouts import SharedJob, needs_threads
 
 import mpigraph.distributed as dist
 from mpigraph import checkpoint
-from mpigraph.checkpoint import background
-from mpigraph.checkpoint.background import Pace
+from mpigraph.checkpoint import api
+from mpigraph.checkpoint.api import Pace
 from mpigraph.errors import StorageError
 
 
 @pytest.fixture
 def pace(monkeypatch: pytest.MonkeyPatch) -> Pace:
-    monkeypatch.setattr(background, "_NICE", 0)  # the thread of a test goes on
+    monkeypatch.setattr(api, "_NICE", 0)  # the thread of a test goes on
     result = Pace()
     result.step_back()
     return result
@@ -35,7 +35,7 @@ def test_it_rests_for_the_share_that_it_does_not_take(pace: Pace) -> None:
     begin = time.perf_counter()
     work(0.02)
     pace.pause()
-    assert time.perf_counter() - begin >= 0.9 * 0.02 / background.SHARE  # two clocks
+    assert time.perf_counter() - begin >= 0.9 * 0.02 / api.SHARE  # two clocks
 
 
 def test_waiting_for_the_disk_is_rest(pace: Pace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_waiting_for_the_disk_is_rest(pace: Pace, monkeypatch: pytest.MonkeyPatc
     pace.pause()
     pace.worked -= 5
     pace.pause()
-    assert rests[0] == 0 and rests[1] == pytest.approx(5 / background.SHARE, rel=0.1)
+    assert rests[0] == 0 and rests[1] == pytest.approx(5 / api.SHARE, rel=0.1)
 
 
 def test_who_waits_makes_it_hurry(pace: Pace) -> None:

@@ -17,8 +17,7 @@ from jobs import cannot_mount, clean_environment, run_job, warm_python, with_fil
 from layouts import SharedJob, alone, needs_threads, several
 
 from mpigraph import checkpoint
-from mpigraph.checkpoint.folder import Writer
-from mpigraph.checkpoint.manifest import Manifest, checksum
+from mpigraph.checkpoint.folder import Manifest, Writer, checksum
 from mpigraph.errors import CollectiveError, InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.session.context import current
 from mpigraph.storage.shard import ShardWriter

@@ -15,7 +15,7 @@ from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph import checkpoint
-from mpigraph.checkpoint import background, saving
+from mpigraph.checkpoint import api, saving
 from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError
 
@@ -396,7 +396,7 @@ def test_whoever_was_interrupted_waits_again(job: SharedJob, oracle, shared_path
     checkpoint.async_save({"t": dist.DistTensor((NUM_NODES,), torch.int32, None)}, checkpoint_id=shared_path / "c")
     thread = job.session.saver._thread  # type: ignore[union-attr]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(background, "join", interrupted)
+        patch.setattr(api, "join", interrupted)
         with pytest.raises(KeyboardInterrupt):
             checkpoint.wait()
     checkpoint.wait()

@@ -12,7 +12,7 @@ from oracle import open_graph
 
 from mpigraph import checkpoint
 from mpigraph.checkpoint import saving
-from mpigraph.checkpoint.background import Saver, saver_of
+from mpigraph.checkpoint.api import Saver, saver_of
 from mpigraph.checkpoint.folder import Writer
 from mpigraph.errors import StorageError
 from mpigraph.session.context import current

@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import mpigraph.function as fn
+from mpigraph.graphs.aggregate import TableRows, first_rows
 from mpigraph.graphs.block import Block
-from mpigraph.graphs.table_rows import TableRows, first_rows
 from mpigraph.metadata.schema import Schema
 from mpigraph.nn import SAGEConv
 

@@ -18,8 +18,8 @@ import mpigraph as mg
 import mpigraph.distributed as dist
 import mpigraph.function as fn
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, TensorMismatchError
+from mpigraph.graphs.aggregate import TableRows
 from mpigraph.graphs.fields import EID, NID
-from mpigraph.graphs.table_rows import TableRows
 from mpigraph.inference import layerwise
 from mpigraph.inference.layerwise import Inference
 from mpigraph.metadata.schema import Schema

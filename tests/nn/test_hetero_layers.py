@@ -13,7 +13,7 @@ import mpigraph.nn.pytorch as dglnn
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, MPIGraphError, OutOfRangeError
 from mpigraph.graphs.block import to_block
 from mpigraph.nn.functional import softmax_rows
-from mpigraph.nn.typedlinear import grouped_product
+from mpigraph.nn.typed import grouped_product
 
 NODES = {"author": 6, "paper": 9, "topic": 3, "unknown": 2}  # of topics one has no in-edge, "unknown" has no edges
 RELATIONS = {

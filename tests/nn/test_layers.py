@@ -12,7 +12,7 @@ from mpigraph.graphs.block import Block, to_block
 from mpigraph.graphs.hetero import graph, heterograph
 from mpigraph.metadata.schema import Schema
 from mpigraph.nn import GATConv, GraphConv, HGTConv, RelGraphConv, SAGEConv, TypedLinear, edge_softmax
-from mpigraph.nn.common import project_first
+from mpigraph.nn.layers import project_first
 from mpigraph.nn.typed import TypedEdges
 
 SIZES = [(5, 3), (3, 5)]  # with and without the linear map before the aggregation

@@ -12,8 +12,8 @@ from layouts import SharedJob, alone, everywhere, on_all, rotated, several
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
+from mpigraph import optim
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, MPIGraphError
-from mpigraph.optim import base
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
 
@@ -39,7 +39,7 @@ def trained_alone(path: str, kind: str, reduction: str, dtype: torch.dtype) -> A
 def test_the_result_is_the_same_bits_in_every_layout(
     job: SharedJob, oracle, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "_BLOCK", 16)  # several blocks of 16-bit rows
+    monkeypatch.setattr(optim, "_BLOCK", 16)  # several blocks of 16-bit rows
     cases = [(kind, "mean") for kind in MAKE]
     if dtype == torch.float32:
         cases.append(("adagrad", "sum"))
@@ -368,14 +368,14 @@ def test_gradients_of_a_wrong_shape_raise_on_all_before_any_update(job: SharedJo
 def test_an_update_that_fails_on_one_trainer_raises_on_all(
     job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply, failing = base.SparseOptimizer._update, [0, 1, -1]
+    apply, failing = optim.SparseOptimizer._update, [0, 1, -1]
 
     def fail(optimizer: dist.optim.SparseOptimizer, number: int, pushed: object) -> None:
         if (number, current().rank) == (failing[0], current().num_trainers - 1):
             raise MemoryError("no room for a row")
         apply(optimizer, number, pushed)
 
-    monkeypatch.setattr(base.SparseOptimizer, "_update", fail)
+    monkeypatch.setattr(optim.SparseOptimizer, "_update", fail)
     job.open(oracle(3))
     optimizer = MAKE["adagrad"]([embedding("a"), embedding("b")])
     while failing[0] >= 0:

@@ -28,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, NotInitializedError
 from mpigraph.mpi.coroutine import Coroutine, Progress, Task
 from mpigraph.mpi.world import World
+from mpigraph.process_group.operations import Outstanding
 from mpigraph.process_group.process_group import MPIProcessGroup
-from mpigraph.process_group.work import Outstanding
 from mpigraph.session.context import current
 from mpigraph.trace import sums
 from mpigraph.trace_memory import Snapshot

@@ -12,7 +12,7 @@ import pytest
 from made_summaries import Setup, made
 
 from mpigraph.errors import StorageError
-from mpigraph.reports.chrome_trace import writing_trace
+from mpigraph.reports.summary import writing_trace
 
 SUMMARY = made(0, Setup(trainers=2, nodes=2, steps=3))
 

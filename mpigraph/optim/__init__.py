@@ -1,1 +1,0 @@
-"""Sparse optimizers of distributed embeddings."""
