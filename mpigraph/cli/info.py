@@ -17,8 +17,7 @@ from mpigraph.collective import collective
 from mpigraph.memory import in_units
 from mpigraph.metadata.book import RangeBook
 from mpigraph.partition.exchange import Exchange
-from mpigraph.storage.audit import remote_sources
-from mpigraph.storage.contents import PartFiles
+from mpigraph.storage.contents import PartFiles, remote_sources
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 from mpigraph.store.host_ranges import cut_offsets, host_memory, memory_by_tensor
 

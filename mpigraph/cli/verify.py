@@ -12,8 +12,7 @@ from mpigraph.cli.ranks import read_config, working_ranks
 from mpigraph.collective import collective
 from mpigraph.memory import in_units
 from mpigraph.partition.exchange import Exchange
-from mpigraph.storage.audit import audit_part
-from mpigraph.storage.contents import PartFiles
+from mpigraph.storage.contents import PartFiles, audit_part
 from mpigraph.storage.part_config import PartConfig
 
 

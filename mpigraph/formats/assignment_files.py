@@ -16,8 +16,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.input_files import UNREADABLE, first_bytes
-from mpigraph.formats.mapped_files import mapped_npy
+from mpigraph.formats.input_files import UNREADABLE, first_bytes, mapped_npy
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.row_arrays import RowArray
 from mpigraph.storage.files import open_regular

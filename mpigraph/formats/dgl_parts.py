@@ -27,8 +27,7 @@ from mpigraph.arrays import I64, Array
 from mpigraph.errors import GraphDataError, check_text
 from mpigraph.formats.dgl_binary import PartGraph, read_part_graph, read_tensors
 from mpigraph.formats.id_maps import typewise
-from mpigraph.formats.input_files import FolderFiles, reading
-from mpigraph.formats.mapped_files import GrowingFile
+from mpigraph.formats.input_files import FolderFiles, GrowingFile, reading
 from mpigraph.formats.shards import parts_of
 from mpigraph.log import get_logger
 from mpigraph.metadata.book import RangeBook

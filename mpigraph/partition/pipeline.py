@@ -59,8 +59,7 @@ from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.relabel import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, all_edges, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
-from mpigraph.storage.audit import audit_part
-from mpigraph.storage.contents import PartFiles
+from mpigraph.storage.contents import PartFiles, audit_part
 from mpigraph.storage.files import check_space
 from mpigraph.storage.format import index_dtype, node_orig_ids_name, storage_dtype
 from mpigraph.storage.narrow import FeatDtype, narrowed

@@ -13,9 +13,9 @@ from mpi4py import MPI
 from typed_parts import typed_source
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats import dgl_parts, graphbolt, reading_ranks, table_columns, table_files
+from mpigraph.formats import dgl_folders, dgl_parts, reading_ranks, table_columns, table_files
 from mpigraph.formats.dgl_binary import read_part_graph
-from mpigraph.formats.mapped_files import mapped_npy
+from mpigraph.formats.input_files import mapped_npy
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.reading_ranks import ReadingRanks, read_once
 from mpigraph.formats.typed_tables import TableOptions
@@ -142,8 +142,8 @@ def test_quotes_inside_fields(comm: MPI.Intracomm, is_ended: bool) -> None:
 @pytest.mark.parametrize("comm", SIZES, indirect=True)
 def test_edges_of_graphbolt_are_parsed_by_one_rank(comm: MPI.Intracomm, monkeypatch) -> None:
     calls = []
-    ends_in_csv = graphbolt._ends_in_csv
-    monkeypatch.setattr(graphbolt, "_ends_in_csv", lambda *a: calls.append(a) or ends_in_csv(*a))
+    ends_in_csv = dgl_folders._ends_in_csv
+    monkeypatch.setattr(dgl_folders, "_ends_in_csv", lambda *a: calls.append(a) or ends_in_csv(*a))
     with shared_folder(comm) as folder:
         if comm.rank == 0:
             entry = "{nodes: [{num: 4}], edges: [{format: csv, path: e.csv}]}"
