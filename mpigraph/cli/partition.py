@@ -16,9 +16,9 @@ from mpigraph.cli.ranks import working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.formats.assignment_files import read_assignment
+from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
 from mpigraph.formats.shards import check_apart
-from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
 from mpigraph.partition.exchange import Exchange

@@ -16,12 +16,11 @@ from mpigraph.formats.datasets import IGB, MAG240M, OGB, OGB_TEXT
 from mpigraph.formats.dgl_folders import CHUNKED, GRAPHBOLT
 from mpigraph.formats.dgl_parts import is_dgl_partition, read_dgl_partition
 from mpigraph.formats.input_files import reading
-from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
+from mpigraph.formats.layout import Layout, ReadOptions, TableOptions, add_reverse_edges
 from mpigraph.formats.named_arrays import HDF5, NPY_DIRECTORY, NPZ
 from mpigraph.formats.reading_ranks import ReadingRanks, read_once
 from mpigraph.formats.shards import read_partition
-from mpigraph.formats.table_folders import TABLES
-from mpigraph.formats.typed_tables import TableOptions
+from mpigraph.formats.typed_tables import TABLES
 from mpigraph.log import get_logger
 from mpigraph.partition.exchange import ALONE, Exchange
 from mpigraph.partition.source import GraphSource
