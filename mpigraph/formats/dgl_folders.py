@@ -1,9 +1,9 @@
 """Read DGL's folders of raw data: its chunked graph format, and the raw data of GraphBolt.
 
-A chunked graph is a folder with ``metadata.json``, which names the files of every array. The format is that
-of DGL's ``chunk_graph.py`` and of its distributed partitioning, and of GraphStorm; in later versions the metadata have
-counts by type instead of by chunk. Names of files are relative to the folder, or absolute, and may lead out of it, as DGL's do: look at the metadata of strangers before you read them.
-Formats of edges and of node and edge data:
+A chunked graph is a folder with ``metadata.json``, which names the files of every array. The format is that of DGL's
+``chunk_graph.py`` and of its distributed partitioning, and of GraphStorm; in later versions the metadata have counts by
+type instead of by chunk. Names of files are relative to the folder, or absolute, and may lead out of it, as DGL's do:
+look at the metadata of strangers before you read them. Formats of edges and of node and edge data:
 
 ===========  ==========================================================================================================
 ``numpy``    mapped; edges are integers [m, 2] or [2, m], data have one row for each node or edge

@@ -1,8 +1,9 @@
 """Read a graph that DGL's ``partition_graph`` or its distributed partitioning has partitioned, without DGL.
 
-A configuration ``<name>.json`` names for each part ``graph.dgl``, ``node_feat.dgl`` and ``edge_feat.dgl``.
-The graph of a part has homogeneous ids in ``_ID``, whose types the configuration tells, and copies of nodes
-and edges of other parts (``inner_node``, ``inner_edge`` are 0), which are left out. Older configurations have no types, relations by name alone, or only the ends of the parts' ranges.
+A configuration ``<name>.json`` names for each part ``graph.dgl``, ``node_feat.dgl`` and ``edge_feat.dgl``. The graph of
+a part has homogeneous ids in ``_ID``, whose types the configuration tells, and copies of nodes and edges of other parts
+(``inner_node``, ``inner_edge`` are 0), which are left out. Older configurations have no types, relations by name alone,
+or only the ends of the parts' ranges.
 
 Nodes and edges keep the type-wise ids that DGL gave them. Original ids are known where a part's graph has ``orig_id``,
 or where ``orig_nids.dgl`` and ``orig_eids.dgl`` lie beside it; else DGL's ids are taken for the original ones, and a
