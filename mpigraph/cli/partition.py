@@ -22,8 +22,7 @@ from mpigraph.formats.shards import check_apart
 from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.forecast import Forecast, Workload, check_memory
-from mpigraph.partition.options import PART_METHODS, check_options
+from mpigraph.partition.options import PART_METHODS, Forecast, Workload, check_memory, check_options
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import GraphSource

@@ -33,9 +33,8 @@ from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
-from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, silent
-from mpigraph.partition.metis import metis_assign, random_assign
+from mpigraph.partition.metis import Criteria, balance_criteria, loads_of, measured_balance, metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.options import (
     Digest,

@@ -16,9 +16,8 @@ from mpigraph.errors import InvalidArgumentError, PartitionError
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
-from mpigraph.partition.balance import TOLERANCE, Criteria
 from mpigraph.partition.exchange import ALONE, Exchange
-from mpigraph.partition.metis import Adjacency, metis_cut
+from mpigraph.partition.metis import TOLERANCE, Adjacency, Criteria, metis_cut
 from mpigraph.partition.multilevel.clustering import Descent, contract, find_clusters
 from mpigraph.partition.multilevel.dist_csr import Level, hashes, level_of_edges
 from mpigraph.partition.multilevel.refinement import Effort, refine, violation
