@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from mpigraph.arrays import I64
-from mpigraph.cli.pipes import printable, table
-from mpigraph.cli.progress import progress_of
-from mpigraph.cli.ranks import read_config, working_ranks
+from mpigraph.cli.main import printable, table
+from mpigraph.cli.ranks import progress_of, read_config, working_ranks
 from mpigraph.cli.verify import bytes_on_disk
 from mpigraph.collective import collective
 from mpigraph.memory import in_units

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from mpigraph.arrays import I32, Array
-from mpigraph.cli.pipes import printable
-from mpigraph.cli.progress import progress_of
-from mpigraph.cli.ranks import working_ranks
+from mpigraph.cli.main import printable
+from mpigraph.cli.ranks import progress_of, working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.formats.assignment_files import read_assignment

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.cli.progress import progress_of
-from mpigraph.cli.ranks import read_config, working_ranks
+from mpigraph.cli.ranks import progress_of, read_config, working_ranks
 from mpigraph.collective import collective
 from mpigraph.memory import in_units
 from mpigraph.partition.exchange import Exchange

@@ -18,9 +18,9 @@ from mpi4py import MPI
 
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
+from mpigraph.log import line_calling
 from mpigraph.mpi.agree import Sameness, everywhere
 from mpigraph.mpi.coroutine import Coroutine
-from mpigraph.tracebacks import line_calling
 
 _LONGEST = 400  # bytes of a call's description
 _TAGS = 2**15 - 1  # MPI has at least as many

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mpigraph.log import line_calling
 from mpigraph.mpi.coroutine import Task, finish
 from mpigraph.mpi.progress_thread import Progress
 from mpigraph.mpi.wait import BLOCKED
 from mpigraph.mpi.watchdog import Meeting
-from mpigraph.tracebacks import line_calling
 
 _MANY = 4096  # callbacks at once
 
