@@ -85,7 +85,9 @@ class _Pipe(io.FileIO):
 
 COMMANDS = {  # and their modules, each imported when needed, since some load libraries for seconds
     "generate": "graphs",
-    **{name: name for name in "partition info verify launch copy stage doctor".split()},
+    **{name: name for name in "partition info".split()},
+    "verify": "info",
+    **{name: name for name in "launch copy stage doctor".split()},
     "run": "scripts",
     "export": "graphs",
     "report": "doctor",

@@ -13,8 +13,8 @@ from jobs import clean_environment, mpiexec, run_job, warm_python
 from mpi4py import MPI
 from oracle import write_oracle
 
+from mpigraph.cli.info import verify as run_command
 from mpigraph.cli.main import main
-from mpigraph.cli.verify import run as run_command
 from mpigraph.storage import contents
 
 OF_GRAPH = "relations/_N:_E:_N"
