@@ -14,9 +14,8 @@ from mpigraph.cli.main import printable
 from mpigraph.cli.ranks import progress_of, working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.formats.assignment_files import read_assignment
 from mpigraph.formats.layout import TableOptions
-from mpigraph.formats.readers import read_source
+from mpigraph.formats.readers import read_assignment, read_source
 from mpigraph.formats.shards import check_apart
 from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory

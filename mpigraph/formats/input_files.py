@@ -21,7 +21,7 @@ from typing import IO, Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.arrays import Array
+from mpigraph.arrays import I32, Array
 from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.row_arrays import RowArray
@@ -273,3 +273,21 @@ def _mapped(path: Path, what: str, file: IO[bytes], end: int) -> Array:
         row = max(0, end - begin) * rows // needed
         raise GraphDataError(f"{what} is too short: it ends in row {row} of {rows}")
     return np.memmap(path, dtype=dtype, mode="r", offset=begin, shape=shape, order="F" if in_fortran_order else "C")
+
+
+def checked_parts(path: Path, parts: RowArray, count: int, num_parts: int | None) -> I32:
+    """Return the part of each node of a type, int32[count], from the content of a file; ``num_parts`` None: any parts.
+
+    Raises GraphDataError: it has not one part for each node, or one that does not exist; names the file and the row.
+    """
+    if parts.ndim != 1 or parts.dtype.kind not in "iu":
+        raise GraphDataError(f"{path} must hold one integer for each node (got {parts.dtype}{list(parts.shape)})")
+    if len(parts) != count:
+        raise GraphDataError(f"{path} has parts of {len(parts)} nodes, but there are {count}")
+    limit = 2**31 - 1 if num_parts is None else num_parts
+    rows = np.asarray(parts[:])
+    bad = np.flatnonzero((rows < 0) | (rows >= limit))
+    if len(bad):
+        among = "" if num_parts is None else f" among {num_parts}"
+        raise GraphDataError(f"{path}, row {bad[0]}: there is no part {rows[bad[0]]}{among}")
+    return rows.astype(np.int32)
