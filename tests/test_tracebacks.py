@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from jobs import run_script
 
-from mpigraph.tracebacks import line_of
+from mpigraph.log import line_of
 
 OPEN = 'mpigraph.distributed.DistGraph("wrong", part_config=part_config)'
 USERS = {

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from mpigraph.cli.hosts import Host, add_host_options, read_hosts, slurm_nodes, ssh_options
+from mpigraph.cli.launch import Host, add_host_options, read_hosts, slurm_nodes, ssh_options
 from mpigraph.config import slurm_allocation
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, PartitionError
 from mpigraph.partition.output_folder import OVERWRITE, Sizes

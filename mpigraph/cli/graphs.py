@@ -3,8 +3,7 @@
 import argparse
 from dataclasses import fields
 
-from mpigraph.cli.progress import ProgressBar, progress_of
-from mpigraph.cli.ranks import working_ranks
+from mpigraph.cli.ranks import ProgressBar, progress_of, working_ranks
 from mpigraph.partition.generate import Recipe, write_graph
 from mpigraph.partition.output_folder import check_writable
 from mpigraph.partition.spill import Scratch

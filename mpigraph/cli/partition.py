@@ -10,20 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from mpigraph.arrays import I32, Array
-from mpigraph.cli.pipes import printable
-from mpigraph.cli.progress import progress_of
-from mpigraph.cli.ranks import working_ranks
+from mpigraph.cli.main import printable
+from mpigraph.cli.ranks import progress_of, working_ranks
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.formats.assignment_files import read_assignment
-from mpigraph.formats.readers import read_source
+from mpigraph.formats.layout import TableOptions
+from mpigraph.formats.readers import read_assignment, read_source
 from mpigraph.formats.shards import check_apart
-from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import muted
 from mpigraph.memory import as_bytes, free_memory, held_memory
 from mpigraph.partition.exchange import Exchange
-from mpigraph.partition.forecast import Forecast, Workload, check_memory
-from mpigraph.partition.options import PART_METHODS, check_options
+from mpigraph.partition.options import PART_METHODS, Forecast, Workload, check_memory, check_options
 from mpigraph.partition.output_folder import check_vacant, check_writable
 from mpigraph.partition.pipeline import PartitionResult, partition_source
 from mpigraph.partition.source import GraphSource

@@ -1,4 +1,8 @@
-"""The ranks of a command: those of a launcher, or this process alone, without MPI."""
+"""The ranks of a command, those of a launcher or this process alone, without MPI; and the progress of its stages.
+
+Progress goes to stderr: a bar in a terminal, and a line every ten seconds in a log. A thread redraws, so that the
+elapsed time advances while a stage computes.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +15,17 @@ from mpigraph.storage.part_config import PartConfig
 
 if TYPE_CHECKING:  # it loads MPI, and one process needs none
     from mpigraph.mpi.world import World
+import shutil
+import sys
+import threading
+import time
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+
+from tqdm import tqdm
+
+from mpigraph.compiling import REPORT
+from mpigraph.partition.exchange import Progress, silent
 
 
 @contextmanager
@@ -71,3 +86,95 @@ def read_config(exchange: Exchange, part_config: str) -> PartConfig:
 
         check_same(exchange.gather_bytes, config)
     return config
+
+
+_LINE = "{desc:<22} {percentage:3.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_noinv_fmt}]"
+_BAR = _LINE.replace("% ", "%|{bar}| ")
+_CLOCK = "{desc:<22} {elapsed}"  # for a stage of one step
+_CLOCK_STOPPED = "{desc:<22} done in {elapsed_s:.1f} s"
+_SECONDS_IN_TERMINAL = 0.2
+_SECONDS_IN_LOG = 10.0
+_SCALED = 10_000  # numbers of steps from here on are shown as 12.3k
+
+
+class ProgressBar:
+    """A display of stages, called as :data:`.Progress` says. A context manager."""
+
+    def __init__(self) -> None:
+        self._stage = ""  # in progress
+        self._done = 0
+        self._total = 0
+        self._begin = 0.0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._redraw, name="mpigraph-bar", daemon=True)
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` steps of a stage are over."""
+        if total == 0:
+            return
+        with self._lock:
+            is_new = stage != self._stage
+            if is_new:
+                self._end()
+                self._stage = stage
+                self._begin = time.monotonic()
+            self._done = done
+            self._total = total
+            if done >= total:
+                self._end()
+            elif is_new and sys.stderr.isatty():
+                self._draw()
+
+    def __enter__(self) -> "ProgressBar":
+        self._thread.start()
+        REPORT.tell = lambda text: _write(text, is_last=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        REPORT.tell = None
+        self._stop.set()
+        self._thread.join()
+        self._end()
+
+    def _end(self) -> None:
+        if self._stage:
+            self._draw(is_last=True)
+            self._stage = ""
+
+    def _redraw(self) -> None:
+        while not self._stop.wait(_SECONDS_IN_TERMINAL if sys.stderr.isatty() else _SECONDS_IN_LOG):
+            with self._lock:
+                if self._stage:
+                    self._draw()
+
+    def _draw(self, is_last: bool = False) -> None:
+        bar_format = _BAR if sys.stderr.isatty() else _LINE
+        if self._total == 1:
+            bar_format = _CLOCK_STOPPED if is_last and self._done else _CLOCK
+        status = "" if is_last else REPORT.status()
+        line = tqdm.format_meter(
+            self._done,
+            self._total,
+            time.monotonic() - self._begin,
+            ncols=shutil.get_terminal_size().columns if sys.stderr.isatty() else None,
+            prefix=f"{self._stage} ({status})" if status else self._stage,
+            unit="",
+            unit_scale=self._total >= _SCALED,
+            bar_format=bar_format,
+        )
+        _write(line.rstrip(), is_last)
+
+
+def progress_of(exchange: Exchange) -> AbstractContextManager[Progress]:
+    """Return the display of the first rank's work; the other ranks show nothing."""
+    return ProgressBar() if exchange.rank == 0 else nullcontext(silent)
+
+
+def _write(line: str, is_last: bool) -> None:
+    """Write a line, in a terminal over the bar; the next one overwrites it unless it is the last."""
+    if sys.stderr.isatty():
+        line = f"\r{line:<{shutil.get_terminal_size().columns - 1}}"
+    print(line, end="\n" if is_last or not sys.stderr.isatty() else "", file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ import torch
 from mpigraph.dataloading.fetcher import Stages
 from mpigraph.graphs.accelerators import Accelerator, accelerator_here, accelerator_of
 from mpigraph.graphs.in_memory import InMemoryGraph, exact_device
-from mpigraph.tracebacks import stack_level
+from mpigraph.log import stack_level
 
 _CPU = torch.device("cpu")
 _ALIGNED = 256  # bytes, as kernels like tensors to be

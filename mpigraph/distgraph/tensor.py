@@ -27,7 +27,7 @@ from mpigraph.graphs.in_memory import exact_device
 from mpigraph.mpi.messages import exchange_rows
 from mpigraph.mpi.world import World
 from mpigraph.partition.exchange import even_bounds, owners_of
-from mpigraph.partition.npy_files import new_npy_files
+from mpigraph.partition.output_folder import new_npy_files
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.rows.lookahead import CachedRows, Read
 from mpigraph.rows.owners import OwnedRange, RowOwners

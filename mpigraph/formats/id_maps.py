@@ -16,7 +16,7 @@ import numpy as np
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.mapped_files import GrowingFile
+from mpigraph.formats.input_files import GrowingFile
 from mpigraph.formats.reading_ranks import Grow, ReadingRanks
 from mpigraph.formats.table_columns import IdColumn, TextRows
 from mpigraph.partition.exchange import even_bounds

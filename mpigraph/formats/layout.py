@@ -1,16 +1,40 @@
 """The interface of a module that reads a layout of files: registry entry, options, reverse edges."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mpigraph.errors import GraphDataError
+from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import Relation, Schema, relation_key
 from mpigraph.partition.row_arrays import Concatenated, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource
+
+_TYPES = (*"bool int8 int16 int32 int64 uint8 uint16 uint32 float16 float32 float64".split(), "string")
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Options of a user for all tables.
+
+    Attributes:
+        types: dtypes of columns, or of the features they become; "string" keeps ids as text, and leaves other columns
+            out.
+        columns: features by name, for tables with such columns. Each is made of a column, or of several side by side,
+            which may be patterns such as ``f*``. "src", "dst" and "id" are the columns with the ids.
+        categories: columns of names, which are numbered in their order.
+    """
+
+    types: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    categories: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for column, dtype in self.types.items():
+            if dtype not in _TYPES:
+                known = ", ".join(_TYPES)
+                raise InvalidArgumentError(f"the type of column {column!r} must be one of {known} (got {dtype!r})")
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,8 @@ from typing import Any
 import numpy as np
 
 from mpigraph.errors import GraphDataError, InvalidArgumentError
-from mpigraph.formats.input_files import FolderFiles, graph_of
+from mpigraph.formats.input_files import FolderFiles, graph_of, mapped_npy, mapped_npz
 from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
-from mpigraph.formats.mapped_files import mapped_npy, mapped_npz
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key, relations_in, unescape
 from mpigraph.partition.row_arrays import NamedRows, RowArray, as_floats, as_labels, as_mask, largest
 from mpigraph.partition.source import Feature, GraphSource

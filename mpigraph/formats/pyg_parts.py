@@ -19,9 +19,8 @@ import torch
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.assignment_files import checked_parts
 from mpigraph.formats.id_maps import typewise
-from mpigraph.formats.input_files import FolderFiles, graph_of, reading
+from mpigraph.formats.input_files import FolderFiles, checked_parts, graph_of, reading
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation
 from mpigraph.partition.row_arrays import Reordered, RowArray, concatenated
 from mpigraph.partition.source import Feature, GraphSource, Parts

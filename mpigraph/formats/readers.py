@@ -2,6 +2,15 @@
 
 ``LAYOUTS`` names every input and its module. Arrays are mapped, not read, wherever the file allows it.
 Labels become the node feature "label" (int64), masks bool, features "feat" (float32, or float16 where they are).
+
+Parts of nodes that other programs have chosen are read from their files, too. One file is of all nodes, types one after
+the other; a folder has one file for each node type, ``<type>.txt`` or ``<type>.npy``, as DGL's ``random_partition.py``
+and ``parmetis_postprocess.py`` write it. A file holds
+
+- an array of integers (``.npy``), one for each node;
+- a line for each node, with its part: METIS and ParMETIS (``graph.part.4``), DGL's ``<type>.txt``;
+- a line with a node and its part, in any order: ``pm_dglpart``, DGL's ParMETIS. Only for one node type: the file counts
+  all nodes through, in an order of the types that it does not tell.
 """
 
 import os
@@ -10,23 +19,26 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from mpigraph.arrays import I32, I64
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.dgl_chunked import CHUNKED
+from mpigraph.formats.datasets import IGB, MAG240M, OGB, OGB_TEXT
+from mpigraph.formats.dgl_folders import CHUNKED, GRAPHBOLT
 from mpigraph.formats.dgl_parts import is_dgl_partition, read_dgl_partition
-from mpigraph.formats.graphbolt import GRAPHBOLT
-from mpigraph.formats.input_files import reading
-from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
+from mpigraph.formats.input_files import UNREADABLE, checked_parts, first_bytes, mapped_npy, reading
+from mpigraph.formats.layout import Layout, ReadOptions, TableOptions, add_reverse_edges
 from mpigraph.formats.named_arrays import HDF5, NPY_DIRECTORY, NPZ
-from mpigraph.formats.ogb import OGB, OGB_TEXT
-from mpigraph.formats.processed_arrays import IGB, MAG240M
 from mpigraph.formats.reading_ranks import ReadingRanks, read_once
 from mpigraph.formats.shards import read_partition
-from mpigraph.formats.table_folders import TABLES
-from mpigraph.formats.typed_tables import TableOptions
+from mpigraph.formats.typed_tables import TABLES
 from mpigraph.log import get_logger
+from mpigraph.metadata.schema import Schema
 from mpigraph.partition.exchange import ALONE, Exchange
+from mpigraph.partition.row_arrays import RowArray
 from mpigraph.partition.source import GraphSource
+from mpigraph.storage.files import open_regular
 
 
 def _read_pyg(path: Path, options: ReadOptions) -> GraphSource:
@@ -117,3 +129,85 @@ def _read_path(path: Path, options: ReadOptions) -> GraphSource:
                 return replace(layout.read(path, options), path=str(path))
 
         return read() if layout.by_all_ranks else read_once(options.ranks, f"reading {path}", read)
+
+
+_NPY = b"\x93NUMPY"
+_ENDINGS = (".txt", ".npy")
+
+
+def read_assignment(
+    path: str | os.PathLike[str], schema: Schema, num_nodes: tuple[int, ...], num_parts: int | None = None
+) -> I32:
+    """Read the part of every node.
+
+    Args:
+        path: a file, or a folder with a file for each node type; other files in it are not looked at.
+        schema: the types.
+        num_nodes: number of nodes of each type.
+        num_parts: how many parts there are; None: whatever the files have.
+
+    Returns:
+        int32[all nodes], types one after the other.
+
+    Raises:
+        GraphDataError: a file is missing, is no such file, has not one part for each node, or has one that does not
+            exist; names the file and the row.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise GraphDataError(f"{path}: no such file or directory")
+    if not path.is_dir():
+        parts = _parts_in(path, sum(num_nodes), len(schema.ntypes) == 1)
+        return checked_parts(path, parts, sum(num_nodes), num_parts)
+    whole = np.empty(sum(num_nodes), np.int32)
+    done = 0
+    for ntype, count in zip(schema.ntypes, num_nodes, strict=True):
+        file = _file_of(path, ntype, count)
+        if file is not None:
+            whole[done : done + count] = checked_parts(file, _parts_in(file, count, True), count, num_parts)
+        done += count
+    return whole
+
+
+def _file_of(folder: Path, ntype: str, count: int) -> Path | None:
+    """Return the file of a node type; None for a type without a file and without nodes."""
+    names = [ntype] if "/" not in ntype else []
+    every = [folder / f"{name}{ending}" for name in names for ending in _ENDINGS]
+    files = [file for file in every if os.path.lexists(file)]
+    if len(files) > 1:
+        raise GraphDataError(f"{folder} has both {files[0].name} and {files[1].name}: which one is meant?")
+    if not files and count:
+        wanted = f"{names[-1]}.txt or {names[-1]}.npy"
+        raise GraphDataError(f"{folder} has no parts of the {count} nodes of type {ntype!r}: {wanted}")
+    return files[0] if files else None
+
+
+def _parts_in(path: Path, count: int, one_type: bool) -> RowArray:
+    if first_bytes(path, len(_NPY)) == _NPY:
+        return mapped_npy(path)
+    try:
+        os.close(open_regular(path))
+        is_empty = not path.stat().st_size
+        table: I64 = np.zeros((0, 1), int) if is_empty else np.loadtxt(path, np.int64, comments=None, ndmin=2)
+    except UNREADABLE as error:
+        raise GraphDataError(f"{path}: must have one part in each line: {error}") from error
+    if table.shape[1] == 1:
+        return table[:, 0]
+    if table.shape[1] != 2:
+        raise GraphDataError(f"{path} must have lines with a part, or with a node and its part (got {table.shape[1]})")
+    if not one_type:
+        raise GraphDataError(
+            f"{path} numbers nodes of several types, in an order that it does not tell: give a folder with one file "
+            "for each node type (DGL's parmetis_postprocess.py makes them)"
+        )
+    nodes, parts = table.T
+    bad = np.flatnonzero((nodes < 0) | (nodes >= count))
+    if len(bad):
+        raise GraphDataError(f"{path}, row {bad[0]}: there is no node {nodes[bad[0]]} among {count}")
+    in_order = np.full(count, -1, np.int64)
+    in_order[nodes] = parts
+    times = np.bincount(nodes, minlength=count)
+    wrong = np.flatnonzero(times != 1)
+    if len(wrong):
+        raise GraphDataError(f"{path} must have every node once (got node {wrong[0]} {times[wrong[0]]} times)")
+    return in_order

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
-from mpigraph.formats.mapped_files import GrowingFile
+from mpigraph.formats.input_files import GrowingFile
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.exchange import ALONE, Exchange, even_bounds
 from mpigraph.partition.row_arrays import Concatenated, RowArray, concatenated, release

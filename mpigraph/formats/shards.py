@@ -15,8 +15,7 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.metadata.book import RangeBook, check_ids
 from mpigraph.partition.row_arrays import DerivedRows, RowArray
 from mpigraph.partition.source import Feature, GraphSource, Parts
-from mpigraph.storage.audit import InEdges
-from mpigraph.storage.contents import PartFiles, StoredRows, overlaps, read_rows
+from mpigraph.storage.contents import InEdges, PartFiles, StoredRows, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, node_orig_ids_name, relation_dataset_name, storage_dtype
 from mpigraph.storage.part_config import FeatureInfo, PartConfig
 

@@ -29,7 +29,7 @@ from mpigraph.formats.arrow_values import (
     values_as,
     values_of,
 )
-from mpigraph.formats.mapped_files import GrowingFile
+from mpigraph.formats.input_files import GrowingFile
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_files import ParquetFiles, Piece, Tables, TextFiles, cut
 from mpigraph.log import get_logger

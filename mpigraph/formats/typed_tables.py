@@ -1,10 +1,16 @@
-"""Build a graph from tables: one of nodes for each type that has one, one of edges for each relation.
+"""Read a graph from csv and parquet files: a table of nodes for each type that has one, of edges for each relation.
 
-::
+The names of files and columns tell what they hold.
+A folder has ``nodes.csv`` and ``edges.csv``; with types ``nodes_<type>.csv`` and ``edges_<src>__<rel>__<dst>.csv``, or
+``edges_<rel>.csv`` where there is one type of nodes. Parquet files are called alike. A table in several files is a
+folder of that name, or its files end in numbers, ``nodes_paper-0.csv``, ``nodes_paper-1.csv``, read in natural order.
+The number belongs to the name where the names of edges have it in front of "__". Without any such name all files are
+one list of edges. A character that no file name can have is written as "%" and two hexadecimal digits, as in URLs:
+``edges_person__%2Fpeople%2Fplace_of_birth__place.csv``.
 
-    nodes = [NodeTable("paper", files=(Path("papers.csv"),), id_column="paper_id")]
-    edges = [EdgeTable(("paper", "cites", "paper"), files=(Path("cites.parquet"),), src_column="from", dst_column="to")]
-    source = read_typed_tables(nodes, edges)
+Ids of edges are in the columns src and dst, src_id and dst_id, source and target, or from and to; those of nodes in
+id, node_id or <type>_id, or in a first column without a name, as pandas writes its index. Without such a column a node
+is known by the number of its row.
 
 **Nodes** have the order of the rows of their table; edges name them by its column of ids, or by the number of the row.
 An id that no row has is an error. A type without a table gets its nodes from its edges, in the order of the ids
@@ -19,25 +25,27 @@ matrix "name" of float32. "feat" is float32 or float16, "label" int64, masks are
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
+from urllib.parse import unquote
 
 import numpy as np
 
 from mpigraph.arrays import Array
 from mpigraph.collective import collective
-from mpigraph.errors import GraphDataError, InvalidArgumentError
+from mpigraph.errors import GraphDataError
 from mpigraph.formats.id_maps import NodeIds, distinct_texts
-from mpigraph.formats.input_files import graph_of
+from mpigraph.formats.input_files import FolderFiles, graph_of, in_natural_order
+from mpigraph.formats.layout import Layout, ReadOptions, TableOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, are_numbers, read_columns
-from mpigraph.formats.table_files import ParquetFiles, TextFiles, open_tables
+from mpigraph.formats.table_files import ParquetFiles, TextFiles, is_table, open_tables
 from mpigraph.log import get_logger
-from mpigraph.metadata.schema import Relation
+from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relations_in
 from mpigraph.partition.row_arrays import MadeRows, as_floats, as_labels, as_mask
 from mpigraph.partition.source import Feature, GraphSource
 
@@ -50,7 +58,6 @@ _SPLITS = {
     **dict.fromkeys((b"test", b"testing"), 2),
     **dict.fromkeys((b"", b"none", b"unlabeled", b"unlabelled"), 3),
 }
-_TYPES = (*"bool int8 int16 int32 int64 uint8 uint16 uint32 float16 float32 float64".split(), "string")
 _NUMBERED = re.compile(r"(.*\D)(\d+)")
 _NO_NUMBERS = {"string": "text (--categories COLUMN numbers it)", "other": "no numbers", "none": "empty"}
 _INDEX = ("", "Unnamed: 0", "__index_level_0__")  # names of the index that pandas writes beside the columns
@@ -58,7 +65,7 @@ _LISTED = 20  # categories that a line of the log names
 
 
 @dataclass(frozen=True)
-class NodeTable:
+class _NodeTable:
     """A table with a row for each node of a type.
 
     Attributes:
@@ -73,12 +80,12 @@ class NodeTable:
 
 
 @dataclass(frozen=True)
-class EdgeTable:
+class _EdgeTable:
     """A table with a row for each edge of a relation.
 
     Attributes:
         relation: ``(src_type, rel, dst_type)``.
-        files: as in :class:`NodeTable`.
+        files: as in :class:`_NodeTable`.
         src_column: the column with the ids of the sources.
         dst_column: the column with the ids of the destinations.
     """
@@ -87,29 +94,6 @@ class EdgeTable:
     files: tuple[Path, ...]
     src_column: str = "src"
     dst_column: str = "dst"
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """Options of a user for all tables.
-
-    Attributes:
-        types: dtypes of columns, or of the features they become; "string" keeps ids as text, and leaves other columns
-            out.
-        columns: features by name, for tables with such columns. Each is made of a column, or of several side by side,
-            which may be patterns such as ``f*``. "src", "dst" and "id" are the columns with the ids.
-        categories: columns of names, which are numbered in their order.
-    """
-
-    types: Mapping[str, str] = field(default_factory=dict)
-    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    categories: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for column, dtype in self.types.items():
-            if dtype not in _TYPES:
-                known = ", ".join(_TYPES)
-                raise InvalidArgumentError(f"the type of column {column!r} must be one of {known} (got {dtype!r})")
 
 
 @dataclass(frozen=True)
@@ -122,9 +106,9 @@ class _Plan:
     features: dict[str, tuple[str, ...]]
 
     @classmethod
-    def of(cls, table: NodeTable | EdgeTable, options: TableOptions) -> "_Plan":
+    def of(cls, table: _NodeTable | _EdgeTable, options: TableOptions) -> "_Plan":
         tables = open_tables(table.files)
-        columns = [table.id_column] if isinstance(table, NodeTable) else [table.src_column, table.dst_column]
+        columns = [table.id_column] if isinstance(table, _NodeTable) else [table.src_column, table.dst_column]
         ids = tuple(column for column in columns if column is not None)
         unnamed = [name for name in tables.names if name in _INDEX and name not in ids]
         if unnamed:
@@ -139,19 +123,19 @@ class _Plan:
 
 
 @collective("ranks")
-def read_typed_tables(
-    nodes: Sequence[NodeTable],
-    edges: Sequence[EdgeTable],
-    ranks: ReadingRanks | None = None,
-    options: TableOptions | None = None,
-    num_nodes: Mapping[str, int] | None = None,
+def _read_tables(
+    nodes: Sequence[_NodeTable],
+    edges: Sequence[_EdgeTable],
+    ranks: ReadingRanks,
+    options: TableOptions,
+    num_nodes: Mapping[str, int],
 ) -> GraphSource:
     """Read a graph from tables.
 
     Args:
         nodes: at most one for each type.
         edges: one for each relation.
-        ranks: the ranks that read it, and the folder of temporary files; None for this process and the system's.
+        ranks: the ranks that read it, and the folder of temporary files.
         options: options of the user for columns.
         num_nodes: number of nodes of types without a table, whose ids are then the numbers of nodes.
 
@@ -159,41 +143,29 @@ def read_typed_tables(
         GraphDataError: a table cannot be read, or they contradict one another; names the file, and the row.
         StorageError: a temporary file cannot be written.
     """
-    options = options or TableOptions()
-    ranks = ranks or ReadingRanks()
-    all_tables: list[NodeTable | EdgeTable] = [*nodes, *edges]
+    all_tables: list[_NodeTable | _EdgeTable] = [*nodes, *edges]
     plans = [_Plan.of(table, options) for table in all_tables]
     _check_all_used(options, plans)  # before what takes long
     tables = [_Table(plan, options, ranks) for plan in plans]
     of_nodes = {table.ntype: tables[number] for number, table in enumerate(nodes)}
     of_edges = {table.relation: tables[len(nodes) + number] for number, table in enumerate(edges)}
-    return graph_of_tables(of_nodes, of_edges, ranks, num_nodes)
-
-
-class ReadTable(Protocol):
-    """A table that was read."""
-
-    title: str  # names it in messages
-    length: int  # number of rows
-    ids: list[IdColumn]  # the columns of ids: of nodes one or none, of edges those of sources and of destinations
-    features: dict[str, Feature]  # by name
-    left_out: list[str]  # names each column that is not among them
+    return _graph_of_tables(of_nodes, of_edges, ranks, num_nodes)
 
 
 @collective("ranks")
-def graph_of_tables(
-    nodes: Mapping[str, ReadTable],
-    edges: Mapping[Relation, ReadTable],
+def _graph_of_tables(
+    nodes: Mapping[str, "_Table"],
+    edges: Mapping[Relation, "_Table"],
     ranks: ReadingRanks,
-    num_nodes: Mapping[str, int] | None = None,
+    num_nodes: Mapping[str, int],
 ) -> GraphSource:
-    """Number the nodes of tables by their ids, and return the graph; see :func:`read_typed_tables`."""
+    """Number the nodes of tables by their ids, and return the graph; see :func:`_read_tables`."""
     ids = {}
     node_feats = {}
     for ntype in sorted({*nodes, *(end for relation in edges for end in relation[::2])}):
         ends = [table.ids[end] for relation, table in edges.items() for end in (0, 1) if relation[2 * end] == ntype]
         table = nodes.get(ntype)
-        count = (num_nodes or {}).get(ntype)
+        count = num_nodes.get(ntype)
         if table is not None:
             if count is not None and count != table.length:
                 raise GraphDataError(f"{table.title}: has {table.length} rows, but there are to be {count} nodes")
@@ -331,3 +303,160 @@ def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Feature:
             yield np.where(values == b"", -1, np.searchsorted(keys, values))[positions]
 
     return Feature.of(ranks.rows(doing, np.int64, own))
+
+
+_NAME = re.compile(r"(nodes|edges)(?:[_.](.+)|-\d+)?", re.IGNORECASE)
+_PIECE = re.compile(r"(.+)-(\d+)")
+_ENDS = (("src", "dst"), ("src_id", "dst_id"), ("source", "target"), ("from", "to"))
+_IDS = ("id", "node_id", "{ntype}_id", "")
+"""Columns of ids; "" is the index that pandas writes in front."""
+
+_Tables: TypeAlias = dict[tuple[str, str], list[Path]]
+"""Files of each table, by "nodes" or "edges" and the name of a type ("" if none)."""
+
+
+def _is_at(path: Path) -> bool:
+    """Return whether a path is a csv or parquet file, or a directory with such files or with folders of tables."""
+    folders = [entry for entry in path.iterdir() if entry.is_dir()] if path.is_dir() else []
+    return bool(_files_of(path)) or any(_NAME.fullmatch(_stem(entry)) and _files_of(entry) for entry in folders)
+
+
+@collective("ranks")
+def _read(path: Path, options: ReadOptions) -> GraphSource:
+    tables = _tables_in(path)
+    for file in options.nodes:
+        match = _NAME.fullmatch(_stem(file))
+        name = match[2] if match is not None and match[1].lower() == "nodes" else None
+        tables.setdefault(("nodes", name or ""), []).extend(_files_of(file) or [file])
+    tables = _with_pieces_joined(path, tables)
+    node_files = {name: files for (kind, name), files in tables.items() if kind == "nodes"}
+    edge_files = {name: files for (kind, name), files in tables.items() if kind == "edges"}
+    if not edge_files:
+        raise GraphDataError(f"{path}: has files of nodes, but none of edges (edges*.csv, edges*.parquet)")
+    only = DEFAULT_NTYPE if not node_files or set(node_files) == {""} else None
+    if len(node_files) == 1 and only is None:
+        only = unquote(next(iter(node_files)))
+    relations = {name: _relation(path, name, only, [*node_files]) for name in edge_files}
+    node_tables = [
+        _node_table(unquote(name) or DEFAULT_NTYPE, files, options.tables) for name, files in node_files.items()
+    ]
+    edge_tables = [_edge_table(relations[name], files, options.tables) for name, files in edge_files.items()]
+    if options.num_nodes is not None and relations != {"": DEFAULT_ETYPE}:
+        raise GraphDataError(f"{path}: the number of nodes can be given only for a graph without types")
+    counts = {} if options.num_nodes is None else {DEFAULT_NTYPE: options.num_nodes}
+    source = _read_tables(node_tables, edge_tables, options.ranks, options.tables, counts)
+    if path.is_dir():
+        folder = FolderFiles(path)
+        for file in (file for files in tables.values() for file in files):
+            folder.read(file)
+        no_tables = (f"{name}, by whose name it has neither nodes nor edges" for name in folder.left_out())
+        source = replace(source, left_out=(*source.left_out, *no_tables))
+    return source
+
+
+def _tables_in(path: Path) -> _Tables:
+    """Return the files of each table."""
+    tables: _Tables = {}
+    unnamed: list[Path] = []
+    entries = [path] if path.is_file() else in_natural_order(path.iterdir())
+    for entry in entries:
+        files = _files_of(entry)
+        match = _NAME.fullmatch(_stem(entry)) if files and path.is_dir() else None
+        if match is not None:
+            tables.setdefault((match[1].lower(), match[2] or ""), []).extend(files)
+        elif is_table(entry):
+            unnamed.append(entry)
+    if not tables:
+        tables[("edges", "")] = unnamed
+    return tables
+
+
+def _with_pieces_joined(path: Path, tables: _Tables) -> _Tables:
+    """Join tables in pieces, ``nodes_paper-0`` and ``nodes_paper-1``, unless types have such names.
+
+    The names of edges tell: ``edges_sars-1__to__...`` has a type "sars-1", ``edges_paper__cites__...`` a type "paper".
+    """
+    edges = [name for kind, name in tables if kind == "edges"]
+    pieces = {key: (key[0], match[1], int(match[2])) for key in tables if (match := _PIECE.fullmatch(key[1]))}
+    joined: _Tables = {}
+    for key, files in tables.items():
+        kind, whole, number = pieces.get(key, (*key, 0))
+        end = whole.rpartition("__")[2] if kind == "edges" else whole  # the type whose name may end in the number
+        if key in pieces and not any(re.match(rf"{re.escape(end)}-\d+__", name) for name in edges):
+            is_type = ("nodes", end) in tables or any(f"__{end}__" in f"__{name}__" for name in edges)
+            numbers = sorted(its[2] for its in pieces.values() if its[:2] == (kind, whole))
+            if not is_type and numbers != list(range(len(numbers))):
+                raise GraphDataError(
+                    f"{path}: is {end}-{number} in {kind}_{key[1]} a name, or a piece of {end}? Number pieces from 0, "
+                    f"or put them into a folder {kind}_{whole}; in a name write %2D for -"
+                )
+            key = kind, whole
+        joined.setdefault(key, []).extend(files)
+    for (kind, name), files in joined.items():
+        if len(files) > 1:
+            get_logger().warning("%s: %s%s of %s, in this order", path, kind, name and f" {name!r}", _listed(files))
+    return joined
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return a table's files: the file itself, or those in a directory, in their natural order."""
+    return list(filter(is_table, in_natural_order(path.iterdir()) if path.is_dir() else [path]))
+
+
+def _stem(path: Path) -> str:
+    """Return a name without the endings of tables."""
+    return re.sub(r"(\.(csv|tsv|txt|parquet|pq))?(\.(gz|bz2))?$", "", path.name, flags=re.IGNORECASE)
+
+
+def _listed(paths: Iterable[Path]) -> str:
+    names = [path.name for path in paths]
+    return ", ".join(names if len(names) <= 8 else [*names[:3], "...", names[-1]])
+
+
+def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) -> Relation:
+    relations = relations_in(name, ntypes, "__")  # a name may have "__" in it
+    if len(relations) > 1:
+        readings = " and as ".join(map(str, relations))
+        raise GraphDataError(f"{path}: edges_{name} can be read as {readings}: write %5F for _")
+    fields = relations[0] if relations else name.split("__")
+    if len(fields) == 3 and all(fields):
+        return unquote(fields[0]), unquote(fields[1]), unquote(fields[2])
+    if only is None or (name and len(fields) > 1):
+        form = "edges_<src>__<rel>__<dst>"
+        raise GraphDataError(f"{path}: edges of several types of nodes are in files {form} (got edges_{name})")
+    return only, unquote(name) or DEFAULT_ETYPE[1], only
+
+
+def _node_table(ntype: str, files: Sequence[Path], options: TableOptions) -> _NodeTable:
+    tables = open_tables(files)
+    known = [*options.columns.get("id", ()), *(name.format(ntype=ntype) for name in _IDS)]
+    column = next((name for name in known if name in tables.names), None)
+    if column is None:
+        numbers = [name for name in tables.names if re.fullmatch(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?", name)]
+        if isinstance(tables, TextFiles) and (tables.no_header or numbers):
+            line = ", ".join(tables.no_header or tables.names)
+            raise GraphDataError(f"{files[0]}: needs a header, a first line with names of columns (got {line:.80})")
+        text = "%s: has no column of ids (%s): a node is known by the number of its row, from 0"
+        get_logger().warning(text, files[0], ", ".join(filter(None, known)))
+    return _NodeTable(ntype, tuple(files), column)
+
+
+def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions) -> _EdgeTable:
+    tables = open_tables(files)
+    names = tables.names
+    if isinstance(tables, TextFiles) and len(tables.no_header) == 3 and tables.no_header[2].lstrip("-").isdecimal():
+        raise GraphDataError(
+            f"{files[0]}: three integers in a line can be an edge with a number or a triple (head, relation, tail): "
+            f"write a header such as src,dst,time or src,rel,dst (got {', '.join(tables.no_header)})"
+        )
+    named = zip(options.columns.get("src", ()), options.columns.get("dst", ()), strict=False)
+    for pair in [*named, *_ENDS]:
+        if all(end in names for end in pair):
+            return _EdgeTable(relation, tuple(files), *pair)
+    raise GraphDataError(
+        f"{files[0]}: needs columns src and dst with the ids of nodes (or source and target; or say "
+        f"--columns src=NAME --columns dst=NAME; got {', '.join(names)})"
+    )
+
+
+TABLES = Layout("tables", "csv or parquet files", _is_at, _read, ("num_nodes", "nodes", "tables"), by_all_ranks=True)

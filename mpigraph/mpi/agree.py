@@ -19,11 +19,11 @@ from mpi4py import MPI
 from mpigraph import errors
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError
+from mpigraph.log import line_of
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.wait import BULK, PEERS_COMPUTE
 from mpigraph.trace import count
-from mpigraph.tracebacks import line_of
 
 Error = TypeVar("Error", bound=MPIGraphError)
 

@@ -32,13 +32,12 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 from mpigraph.collective import collective
-from mpigraph.log import get_logger
+from mpigraph.log import get_logger, line_calling
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.board import Board, Record, Reports, Summary
 from mpigraph.mpi.idle import ForeignWait, Idle, look_at_frame, unsent
 from mpigraph.mpi.stopping import NEVER, STOP, Decider, Node, Stopping
 from mpigraph.trace import span
-from mpigraph.tracebacks import line_calling
 
 Meeting = Callable[..., AbstractContextManager[None]]
 """:meth:`Watchdog.meeting`."""

@@ -28,8 +28,7 @@ from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.kernels.random_edges import draw_rows
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, silent
-from mpigraph.partition.npy_files import UNFINISHED, new_npy_files
-from mpigraph.partition.output_folder import OVERWRITE
+from mpigraph.partition.output_folder import OVERWRITE, UNFINISHED, new_npy_files
 from mpigraph.storage.files import read_text, storage_errors
 
 GRAPH_FILES = ("edge_src", "edge_dst", "feat", "label", "train_mask", "val_mask", "test_mask")

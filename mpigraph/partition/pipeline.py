@@ -33,9 +33,8 @@ from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
-from mpigraph.partition.balance import Criteria, balance_criteria, loads_of, measured_balance
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, silent
-from mpigraph.partition.metis import metis_assign, random_assign
+from mpigraph.partition.metis import Criteria, balance_criteria, loads_of, measured_balance, metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.options import (
     Digest,
@@ -59,8 +58,7 @@ from mpigraph.partition.part_writer import PartWriter, WrittenPart
 from mpigraph.partition.relabel import Arrivals, Numbering
 from mpigraph.partition.source import GraphSource, all_edges, feature_infos, narrowed_source
 from mpigraph.partition.spill import Scratch
-from mpigraph.storage.audit import audit_part
-from mpigraph.storage.contents import PartFiles
+from mpigraph.storage.contents import PartFiles, audit_part
 from mpigraph.storage.files import check_space
 from mpigraph.storage.format import index_dtype, node_orig_ids_name, storage_dtype
 from mpigraph.storage.narrow import FeatDtype, narrowed

@@ -31,11 +31,11 @@ from torch import Tensor
 
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
+from mpigraph.log import line_calling
 from mpigraph.mpi.agree import Sameness, everywhere
-from mpigraph.mpi.coroutine import Coroutine, Task, finish
+from mpigraph.mpi.coroutine import Coroutine, Progress, Task, finish
 from mpigraph.mpi.wait import BLOCKED
 from mpigraph.mpi.watchdog import Meeting
-from mpigraph.tracebacks import line_calling
 
 _LONGEST = 400  # bytes of a call's description
 _TAGS = 2**15 - 1  # MPI has at least as many

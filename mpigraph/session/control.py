@@ -23,6 +23,7 @@ from mpi4py import MPI
 
 from mpigraph.collective import Strict, collective
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
+from mpigraph.log import line_calling
 from mpigraph.mpi.agree import Sameness, allgather_bytes, everywhere, no_way_back, raise_jointly
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.messages import FAILED, OK, Header
@@ -40,7 +41,6 @@ from mpigraph.rows.row_tensor import Policy
 from mpigraph.session.reporting import Reporting
 from mpigraph.store.derived import EdgeTimes, EdgeWeights
 from mpigraph.store.store import Store
-from mpigraph.tracebacks import line_calling
 
 
 class Operation(IntEnum):

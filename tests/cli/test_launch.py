@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from jobs import clean_environment, launcher, run_job, started, warm_python
 
-from mpigraph.cli.hosts import read_hosts
+from mpigraph.cli.launch import read_hosts
 from mpigraph.cli.main import main
 from mpigraph.config import Config, slurm_allocation
 from mpigraph.errors import InvalidArgumentError

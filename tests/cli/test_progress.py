@@ -7,9 +7,9 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from mpigraph.cli import progress
+from mpigraph.cli import ranks
 from mpigraph.cli.main import main
-from mpigraph.cli.progress import ProgressBar
+from mpigraph.cli.ranks import ProgressBar
 from mpigraph.compiling import REPORT
 
 
@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def terminal(monkeypatch):
     """A terminal, for ``redirect_stderr``."""
-    monkeypatch.setattr(progress, "_SECONDS_IN_TERMINAL", 0.01)
+    monkeypatch.setattr(ranks, "_SECONDS_IN_TERMINAL", 0.01)
     monkeypatch.setenv("COLUMNS", "90")
     return Terminal()
 
@@ -97,7 +97,7 @@ def test_a_log_gets_a_line_at_the_end_of_each_stage(capsys):
 
 
 def test_a_log_gets_a_line_now_and_then(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "_SECONDS_IN_LOG", 0.1)
+    monkeypatch.setattr(ranks, "_SECONDS_IN_LOG", 0.1)
     seen = []
     with ProgressBar() as report:
         report("assign nodes (metis)", 0, 1)

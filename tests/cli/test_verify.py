@@ -13,9 +13,9 @@ from jobs import clean_environment, mpiexec, run_job, warm_python
 from mpi4py import MPI
 from oracle import write_oracle
 
+from mpigraph.cli.info import verify as run_command
 from mpigraph.cli.main import main
-from mpigraph.cli.verify import run as run_command
-from mpigraph.storage import audit
+from mpigraph.storage import contents
 
 OF_GRAPH = "relations/_N:_E:_N"
 Outcome = tuple[int, str, list[str]]
@@ -24,7 +24,7 @@ Outcome = tuple[int, str, list[str]]
 @pytest.fixture
 def verify(run_on: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Outcome]:
     """Run the command on ``comm``: its status, its line, and the lines of its errors."""
-    monkeypatch.setattr(audit, "_ROWS", 7)
+    monkeypatch.setattr(contents, "_ROWS", 7)
 
     def run(path: object) -> Outcome:
         status, out, err = run_on(run_command, str(path))

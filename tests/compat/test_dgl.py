@@ -20,8 +20,7 @@ from oracle import NUM_NODES
 import mpigraph as mg
 import mpigraph.distributed as dist
 from mpigraph.cli.main import main
-from mpigraph.compat.dgl import install
-from mpigraph.compat.dgl_names import MODULES
+from mpigraph.compat.dgl import MODULES, install
 from mpigraph.errors import FieldNameError, GraphDataError, InvalidArgumentError
 from mpigraph.session import context
 

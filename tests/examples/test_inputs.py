@@ -13,8 +13,8 @@ from input_checks import check_all, rows, texts_of, values_of
 from typed_parts import typed_source
 
 from mpigraph.cli.main import main
+from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
-from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.partition.pipeline import partition_source
 
 PAGE = (Path(__file__).resolve().parents[2] / "examples" / "inputs.md").read_text(encoding="utf-8")

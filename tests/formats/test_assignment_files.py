@@ -10,7 +10,7 @@ from typed_parts import COUNTS, typed_source
 
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.assignment_files import read_assignment
+from mpigraph.formats.readers import read_assignment
 from mpigraph.formats.shards import read_partition
 from mpigraph.metadata.schema import Schema
 

@@ -16,7 +16,7 @@ from input_checks import check_all, rows
 from pyarrow import parquet
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.mapped_files import mapped_npy, mapped_npz
+from mpigraph.formats.input_files import mapped_npy, mapped_npz
 from mpigraph.formats.readers import read_source
 from mpigraph.partition.row_arrays import concatenated
 from mpigraph.partition.source import Feature

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpigraph.errors import GraphDataError
-from mpigraph.formats.graphbolt import _read_yaml
+from mpigraph.formats.dgl_folders import _read_yaml
 from mpigraph.formats.input_files import in_natural_order
 
 

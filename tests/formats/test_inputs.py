@@ -10,8 +10,8 @@ import pytest
 from input_checks import bytes_in_memory, check_all, check_parts, rows
 
 from mpigraph.errors import GraphDataError
+from mpigraph.formats.input_files import mapped_npy, mapped_npz
 from mpigraph.formats.layout import add_reverse_edges
-from mpigraph.formats.mapped_files import mapped_npy, mapped_npz
 from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition.row_arrays import Concatenated, concatenated, place_of

@@ -182,12 +182,12 @@ def test_what_no_file_says_is_asked(tmp_path, caplog, capsys):
 
 
 def test_counts_of_a_known_dataset_answer_the_question(tmp_path, monkeypatch):
-    from mpigraph.formats import ogb
+    from mpigraph.formats import datasets
 
     folder = write_text(tmp_path / "mine")
     for stored_once in (True, False):
-        known = {"ogbn-small": ogb._Known(4, 3, "other", stored_once)}
-        monkeypatch.setattr(ogb, "_KNOWN", known)
+        known = {"ogbn-small": datasets._Known(4, 3, "other", stored_once)}
+        monkeypatch.setattr(datasets, "_KNOWN", known)
         assert (read_source(folder).left_out != ()) == stored_once
 
 

@@ -20,7 +20,7 @@ from mpigraph.formats.readers import read_source
 from mpigraph.formats.shards import ShardRows
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
-from mpigraph.storage import audit, format as shard_format
+from mpigraph.storage import contents as contents_of_parts, format as shard_format
 from mpigraph.storage.contents import PartFiles
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader
@@ -55,7 +55,7 @@ def parts() -> Iterator[Path]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments and blocks of a few rows, so that a small graph has many."""
     monkeypatch.setattr(shard_format, "_SEGMENT_BYTES", SEGMENT)
-    monkeypatch.setattr(audit, "_ROWS", 5)
+    monkeypatch.setattr(contents_of_parts, "_ROWS", 5)
 
 
 def contents(path: Path) -> dict[str, np.ndarray]:

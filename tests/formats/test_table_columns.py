@@ -13,8 +13,8 @@ from pyarrow import parquet
 from mpigraph.errors import GraphDataError, StorageError
 from mpigraph.formats import table_files
 from mpigraph.formats.id_maps import Distinct
+from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
-from mpigraph.formats.typed_tables import TableOptions
 
 RNG = np.random.default_rng(1)
 NUM_NODES = 30

@@ -11,8 +11,8 @@ from pyarrow import parquet
 from mpigraph.cli.main import main
 from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats import table_files
+from mpigraph.formats.layout import TableOptions
 from mpigraph.formats.readers import read_source
-from mpigraph.formats.typed_tables import TableOptions
 from mpigraph.storage.part_config import PartConfig
 
 NODES = """id,title,subject,split,f0,f1,seen

@@ -20,7 +20,7 @@ from mpigraph.formats.table_files import ParquetFiles
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import options, relabel, source, spill
 from mpigraph.partition.exchange import ALONE
-from mpigraph.partition.forecast import Workload, forecast
+from mpigraph.partition.options import Workload, forecast
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import MadeRows, reads_blocks

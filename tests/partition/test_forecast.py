@@ -3,7 +3,7 @@
 import pytest
 
 from mpigraph.errors import InvalidArgumentError
-from mpigraph.partition.forecast import Workload, check_memory, forecast
+from mpigraph.partition.options import Workload, check_memory, forecast
 
 GIB = 1 << 30
 

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from mpigraph.errors import InvalidArgumentError, MPIGraphError, StorageError
 from mpigraph.partition import generate
 from mpigraph.partition.generate import GRAPH_FILES, Recipe, generate_graph, write_graph
-from mpigraph.partition.npy_files import NpyFile
+from mpigraph.partition.output_folder import NpyFile
 from mpigraph.partition.over_mpi import MPIExchange
 
 RECIPE = Recipe(num_nodes=2000, num_edges=30000, feat_dim=16, num_classes=6, seed=3)

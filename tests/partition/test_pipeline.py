@@ -15,8 +15,7 @@ from mpigraph.errors import GraphDataError, InvalidArgumentError
 from mpigraph.formats.readers import read_source
 from mpigraph.metadata.schema import Schema
 from mpigraph.partition import metis, pipeline
-from mpigraph.partition.balance import balance_criteria
-from mpigraph.partition.metis import symmetric_adjacency
+from mpigraph.partition.metis import balance_criteria, symmetric_adjacency
 from mpigraph.partition.output_folder import check_writable
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import CastRows

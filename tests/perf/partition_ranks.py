@@ -19,9 +19,8 @@ from mpigraph.cli.ranks import working_ranks
 from mpigraph.formats.readers import read_source
 from mpigraph.kernels import warm_up
 from mpigraph.memory import as_bytes, held_memory
-from mpigraph.partition.forecast import Workload, check_memory
 from mpigraph.partition.multilevel import assign
-from mpigraph.partition.options import PART_METHODS
+from mpigraph.partition.options import PART_METHODS, Workload, check_memory
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.spill import Scratch, carried_sizes
 

@@ -13,7 +13,7 @@ from batches import digest
 from layouts import SharedJob, alone, everywhere, on_all, rotated
 
 import mpigraph.distributed as dist
-from mpigraph.cli import info, verify
+from mpigraph.cli import info
 from mpigraph.dataloading import LaborSampler, NeighborSampler
 from mpigraph.formats.shards import read_partition
 from mpigraph.graphs.fields import EID, NID
@@ -144,7 +144,7 @@ def test_cut_again_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[st
         original = made().edges[number]
         ids = source.edge_ids[number][:] if source.edge_ids else np.empty(0)
         assert np.array_equal(src[:], original[0][ids]) and np.array_equal(dst[:], original[1][ids])
-    assert verify.run(first) == 0 and info.run(first) == 0
+    assert info.verify(first) == 0 and info.run(first) == 0
     assert "all checksums right" in capsys.readouterr().out
     for part in range(3):
         graph = dist.load_partition(first, part)[0]

@@ -10,9 +10,8 @@ from damaged import rewrite
 
 from mpigraph.arrays import Array
 from mpigraph.errors import ShardFormatError
-from mpigraph.storage import audit
-from mpigraph.storage.audit import InEdges, check_in_edges
-from mpigraph.storage.contents import PartFiles
+from mpigraph.storage import contents
+from mpigraph.storage.contents import InEdges, PartFiles, check_in_edges
 from mpigraph.storage.part_config import PartConfig
 from mpigraph.storage.shard import ShardReader, read_chunks
 
@@ -38,8 +37,8 @@ def is_wrong(path: Path) -> bool:
 def test_sources_that_fall_are_found_wherever_a_chunk_ends(
     oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "read_chunks", two_rows)
-    monkeypatch.setattr(audit, "_ROWS", 5)
+    monkeypatch.setattr(contents, "read_chunks", two_rows)
+    monkeypatch.setattr(contents, "_ROWS", 5)
     with PartFiles(PartConfig.read(oracle(4))) as files:
         shard = files.open(1, "part_graph")
         indices, indptr = shard.read(INDICES), shard.read(INDICES.replace("indices", "indptr"))
@@ -58,7 +57,7 @@ def test_sources_that_fall_are_found_wherever_a_chunk_ends(
 @pytest.mark.parametrize("rows", [2, 5, 1000])
 def test_destinations_of_any_range(oracle, monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Node v has v mod 13 in-neighbours: some blocks have no edges."""
-    monkeypatch.setattr(audit, "_ROWS", rows)
+    monkeypatch.setattr(contents, "_ROWS", rows)
     config = PartConfig.read(oracle(3, "given"))
     for part in range(3):
         first, last = config.book.node_range(part)

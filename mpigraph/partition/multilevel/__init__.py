@@ -5,9 +5,8 @@ owned in contiguous ranges of their ids, on every level: a cluster belongs to th
 with::
 
     dist_csr       symmetric adjacency at the owners, ghosts, followers of nodes
-    clustering     size-constrained label propagation in synchronous sub-rounds
-    contraction    clusters become the nodes of the next level
-    initial        the last level, made sparse, is partitioned by METIS on rank 0
+    clustering     size-constrained label propagation in synchronous sub-rounds; clusters become nodes of the next level
+    assign         the whole; the last level, made sparse, is partitioned by METIS on rank 0
     refinement     on every level back: moves by gain, then balance
 
 The result must not depend on the number of ranks. So every tie is broken by a hash of the *key* of a node, the id of

@@ -17,7 +17,6 @@ from mpigraph.collective import collective
 from mpigraph.kernels.multilevel import best_parts, confirm_moves, leaving_parts, tally
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.multilevel.dist_csr import Level, hashes
-from mpigraph.partition.multilevel.initial import violation
 
 REBALANCING_ROUNDS = 6
 LAST_ROUNDS = 40
@@ -38,6 +37,11 @@ class Effort(NamedTuple):
     quarters: int  # a move may lose this many quarters of the weight of edges to the own part
     inflow: float  # factor of its limit to which a part may grow before it is rebalanced
     polish: int  # iterations at the end that only make moves that keep the balance
+
+
+def violation(loads: I64, limits: I64) -> float:
+    """Return by how much loads int64[parts, criteria] exceed limits int64[criteria], in limits, summed over all."""
+    return float((np.maximum(loads - limits, 0) / np.maximum(limits, 1)).sum())
 
 
 @collective("ranks")

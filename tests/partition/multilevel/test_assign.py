@@ -10,9 +10,9 @@ import pytest
 from mpi4py import MPI
 
 from mpigraph.errors import InvalidArgumentError, PartitionError
-from mpigraph.partition.balance import limits
 from mpigraph.partition.exchange import Exchange, even_bounds
-from mpigraph.partition.multilevel import clustering, dist_csr, initial, refinement
+from mpigraph.partition.metis import limits
+from mpigraph.partition.multilevel import assign as assigning, clustering, dist_csr, refinement
 from mpigraph.partition.multilevel.assign import Coarsening, assign
 from mpigraph.partition.multilevel.dist_csr import level_of_edges
 from mpigraph.partition.over_mpi import MPIExchange
@@ -84,7 +84,7 @@ def test_the_number_of_ranks_does_not_show(comm: MPI.Intracomm, monkeypatch, cri
     graph = communities(1600, 8, 8, criteria)
     bounds = even_bounds(1600, comm.size)
     if criteria == 1:
-        monkeypatch.setattr(initial, "MAX_EDGES", 2000)  # so that METIS sees a sample
+        monkeypatch.setattr(assigning, "_MAX_EDGES", 2000)  # so that METIS sees a sample
         monkeypatch.setattr(dist_csr, "FEW_RANKS", 1)  # so that positions lie in a hash table, as on many ranks
         monkeypatch.setattr(clustering, "_PACKED", 10)  # so that nodes are packed in several rounds
         monkeypatch.setattr(dist_csr, "_CHUNK", 100)
@@ -153,7 +153,7 @@ def test_where_metis_fails_parts_are_balanced_all_the_same(monkeypatch) -> None:
         raise PartitionError("METIS failed with status -4")
 
     graph = communities(3000, 4, 10, 2)
-    monkeypatch.setattr(initial, "metis_cut", fails)
+    monkeypatch.setattr(assigning, "metis_cut", fails)
     parts = graph.assign(4)
     assert graph.balance(parts, 4) == [0, 0] and graph.cut(parts) < 0.5  # at random: 0.75
 

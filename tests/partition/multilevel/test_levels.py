@@ -5,10 +5,9 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from mpigraph.partition.exchange import even_bounds
-from mpigraph.partition.multilevel.clustering import find_clusters
-from mpigraph.partition.multilevel.contraction import contract
+from mpigraph.partition.multilevel.assign import spread
+from mpigraph.partition.multilevel.clustering import contract, find_clusters
 from mpigraph.partition.multilevel.dist_csr import Level, level_of_edges
-from mpigraph.partition.multilevel.initial import spread
 from mpigraph.partition.multilevel.refinement import Effort, global_loads, refine
 from mpigraph.partition.over_mpi import MPIExchange
 from mpigraph.partition.spill import Scratch
