@@ -37,7 +37,7 @@ class NoRemoteWindows:
 @own_on_layouts(REMOTE)
 def test_packing_needs_no_windows(layout: Job, small_chunks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are read, written by remote and local ranks at once, each whole, and embeddings trained."""
-    for module in ("window", "mutex", "segments"):
+    for module in ("window", "transport", "segments"):
         monkeypatch.setattr(f"mpigraph.rows.{module}.MPI", NoRemoteWindows())
     with rows_of(layout, transport="packed") as service:
         world = service.world
