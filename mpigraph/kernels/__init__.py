@@ -20,7 +20,7 @@ from mpigraph.kernels.sample import (
     step_over,
 )
 
-__all__ = ["compile_missing", "warm_up"]
+__all__ = ["compile_missing", "load_compiler", "warm_up"]
 
 
 def compile_missing() -> None:
@@ -28,6 +28,14 @@ def compile_missing() -> None:
     if not cache.is_complete():
         warm_up()
         cache.note_complete()
+
+
+def load_compiler() -> None:
+    """Call a kernel: numba imports the rest of itself at a process's first call, by the main thread here.
+
+    A process that is forked while another thread imports waits for that thread's locks for ever.
+    """
+    fingerprint(np.zeros(1, np.int64))
 
 
 def warm_up() -> None:

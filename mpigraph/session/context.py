@@ -26,7 +26,7 @@ from mpigraph import config as settings
 from mpigraph.collective import Strict, collective
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError, check_integer
-from mpigraph.kernels import compile_missing
+from mpigraph.kernels import compile_missing, load_compiler
 from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.memory import keep_freed_memory
@@ -405,6 +405,7 @@ def initialize(
     _prepare_process(world, comm is None)
     with world.watch("compiling kernels", _PATIENCE):
         world.once_per_node(compile_missing)
+        load_compiler()
         wait(world.comm.Ibarrier(), PEERS_COMPUTE)  # the next step has a shorter deadline
     cores = world.cores_per_rank()
     if world.size > 1 and not config.threads_chosen:

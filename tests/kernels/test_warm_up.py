@@ -1,9 +1,10 @@
 """Kernels that are compiled before training."""
 
 import re
+import sys
 
 import pytest
-from jobs import run_script
+from jobs import clean_environment, run_job, run_script
 
 COMPILED = """
 import importlib, pkgutil
@@ -35,3 +36,21 @@ def test_training_compiles_nothing_after_the_warm_up(tmp_path, oracle, ranks: in
     status, output, _ = run_script(tmp_path, oracle(3), EPOCH, **options)
     assert status == 0, output
     assert len(re.findall(r"of [1-9]\d+ compiled late: \[\]", output)) == ranks, output
+
+
+def test_a_thread_that_calls_kernels_imports_nothing() -> None:
+    """After the start of a job, in a process that finds them compiled: a fork beside an import could import nothing."""
+    script = """
+import sys, threading
+import mpigraph.distributed as dist
+import mpigraph.kernels
+mpigraph.kernels.compile_missing()
+dist.initialize(num_servers=0)
+before = set(sys.modules)
+thread = threading.Thread(target=mpigraph.kernels.warm_up)
+thread.start()
+thread.join()
+print("late", sorted(set(sys.modules) - before))
+"""
+    done = run_job([sys.executable, "-c", script], clean_environment())
+    assert done.status == 0 and "late []" in done.stdout, done.output
