@@ -40,7 +40,7 @@ class Report:
         return f"compiling kernels: {self.compiled} done, {seconds:.0f} s"
 
     def begin(self) -> None:
-        """Note that a kernel is not in the cache: this process compiles it, or waits for another one to."""
+        """Note that this process compiles a kernel, which is not in the cache."""
         with self._lock:
             now = time.monotonic()
             if not self._depth:
@@ -54,10 +54,10 @@ class Report:
                 sys.stderr.write(_CLEAR + self.status())
                 sys.stderr.flush()
 
-    def end(self, compiled: bool) -> None:
-        """Note that the kernel is ready; ``compiled`` by this process or not."""
+    def end(self) -> None:
+        """Note that the kernel is compiled."""
         with self._lock:
-            self.compiled += compiled
+            self.compiled += 1
             self._depth -= 1
             if not self._depth:
                 self._seconds += time.monotonic() - self._begin

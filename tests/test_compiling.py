@@ -25,8 +25,8 @@ def compile_two(report: Report) -> None:
     """One kernel calls another."""
     report.begin()
     report.begin()
-    report.end(True)
-    report.end(True)
+    report.end()
+    report.end()
 
 
 def test_a_log_has_a_line_at_first_and_then_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +48,8 @@ def test_a_terminal_has_a_line_while_a_kernel_is_compiled(monkeypatch: pytest.Mo
     assert "compiling kernels: 0 done, 0 s" in sys.stderr.getvalue() and sys.stderr.getvalue().endswith("\r\x1b[K")
     report.begin()
     assert report.status() == "compiling kernels: 2 done, 0 s"
-    report.end(False)
-    assert report.compiled == 2
+    report.end()
+    assert report.compiled == 3 and report.status() == ""
 
 
 def test_who_shows_the_status_gets_the_first_line(monkeypatch: pytest.MonkeyPatch) -> None:

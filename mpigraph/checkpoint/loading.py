@@ -152,7 +152,7 @@ def load(session: Session, state_dict: dict[str, Any], directory: Path) -> None:
         decoder.update(state_dict, manifest.state)
         job: dict[str, Any] = decoder.decode(manifest.job)
         for number, tensor in plan.rows:
-            _check_rows(manifest.rows[number], tensor, doing)
+            _check_rows(manifest.rows[number], tensor)
     peers.check_alike(doing, plan.places)
     with CheckpointFiles(manifest, directory) as files:
         _read_tensors(peers, files, plan, doing)
@@ -195,7 +195,7 @@ def _load_or_restore(peers: Peers, objects: list[LoadedObject], doing: str) -> N
         raise
 
 
-def _check_rows(saved: TensorRows, tensor: DistTensor, doing: str) -> None:
+def _check_rows(saved: TensorRows, tensor: DistTensor) -> None:
     here = (tensor.rows.stored, list(tensor.shape), tensor.part_policy.policy_str)
     if here != (saved.dtype, saved.shape, saved.of):
         raise InvalidArgumentError(

@@ -4,28 +4,25 @@ Progress goes to stderr: a bar in a terminal, and a line every ten seconds in a 
 elapsed time advances while a stage computes.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-from mpigraph.collective import collective
-from mpigraph.config import launch
-from mpigraph.partition.exchange import ALONE, Exchange
-from mpigraph.storage.part_config import PartConfig
-
-if TYPE_CHECKING:  # it loads MPI, and one process needs none
-    from mpigraph.mpi.world import World
 import shutil
 import sys
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from mpigraph.collective import collective
 from mpigraph.compiling import REPORT
-from mpigraph.partition.exchange import Progress, silent
+from mpigraph.config import launch
+from mpigraph.partition.exchange import ALONE, Exchange, Progress, silent
+from mpigraph.storage.part_config import PartConfig
+
+if TYPE_CHECKING:  # it loads MPI, and one process needs none
+    from mpigraph.mpi.world import World
 
 
 @contextmanager

@@ -92,9 +92,7 @@ MODULES: Mapping[str, Sources] = {
     "dgl.distributed.role": Sources(names=_ROLES),
     "dgl.function": Sources(("mpigraph.function",)),
     "dgl.multiprocessing": Sources(("torch.multiprocessing",)),
-    "dgl.nn": Sources(("mpigraph.nn", "mpigraph.nn.pytorch"), _LAYERS),
-    "dgl.nn.pytorch": Sources(("mpigraph.nn.pytorch", "mpigraph.nn"), _LAYERS),
-    "dgl.ops": _NN,
+    **dict.fromkeys(("dgl.nn", "dgl.nn.pytorch", "dgl.ops"), _NN),
     "dgl.sampling": Sources(
         ("mpigraph.dataloading",), _OLD_LOADING | {"sample_neighbors": f"{_CALLS}:sample_neighbors"}
     ),

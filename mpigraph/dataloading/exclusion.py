@@ -37,8 +37,7 @@ def make_exclusion(
 ) -> Exclusion | None:
     """Return the function that ``exclude`` stands for, or None; see :func:`.as_edge_prediction_sampler`.
 
-    It reads ``reverse_eids`` one-sidedly, if that is a DistTensor, and can be pickled like the sampler that has it.
-    Raises InvalidArgumentError.
+    It reads ``reverse_eids`` one-sidedly, if that is a DistTensor. Raises InvalidArgumentError.
     """
     if exclude is None:
         return None
@@ -60,22 +59,6 @@ def make_exclusion(
         "exclude must be None, 'self', 'reverse_id', 'reverse_types', edge ids or a function of edge ids "
         f"(got {exclude!r})"
     )
-
-
-def _and_reverse(
-    reverse_etypes: ByEdgeType[EdgeType],
-    g: DistGraph,
-    seeds: Eids,
-    reverse_ids: Callable[[Relation, torch.Tensor], torch.Tensor],
-) -> Eids:
-    """Return the seeds and, in the reverse relation, ``reverse_ids(relation, ids)``; of both if both are seeds."""
-    reverse: dict[Relation, EdgeType] = canonical(g.schema, reverse_etypes, "reverse_etypes")
-    excluded: dict[Relation, list[torch.Tensor]] = {relation: [ids] for relation, ids in seeds.items()}
-    for relation, ids in seeds.items():
-        if relation in reverse:
-            there = reverse_ids(relation, ids)
-            excluded.setdefault(g.schema.to_canonical(reverse[relation]), []).append(there)
-    return {relation: torch.cat(parts) for relation, parts in excluded.items()}
 
 
 def _self(g: DistGraph, seeds: Eids) -> Eids:
@@ -101,7 +84,13 @@ def _with_reverse(
     """Return the seeds and their reverse edges, by tables of these; None: they are of the seeds' own relations."""
     by_etype: dict[Relation, _Table] = canonical(g.schema, tables, "reverse_eids")
     pairs = {relation: relation for relation in seeds} if reverse_etypes is None else reverse_etypes
-    return _and_reverse(pairs, g, seeds, lambda relation, ids: _reverse(by_etype, ids, g, relation))
+    reverse: dict[Relation, EdgeType] = canonical(g.schema, pairs, "reverse_etypes")
+    excluded: dict[Relation, list[torch.Tensor]] = {relation: [ids] for relation, ids in seeds.items()}
+    for relation, ids in seeds.items():
+        if relation in reverse:
+            there = _reverse(by_etype, ids, g, relation)
+            excluded.setdefault(g.schema.to_canonical(reverse[relation]), []).append(there)
+    return {relation: torch.cat(parts) for relation, parts in excluded.items()}
 
 
 def _reverse(by_etype: Mapping[Relation, _Table], ids: torch.Tensor, g: DistGraph, relation: Relation) -> torch.Tensor:

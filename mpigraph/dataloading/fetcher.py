@@ -256,17 +256,16 @@ def check_cache(cache: str | int | None, lookahead: int | None) -> CacheOptions:
     """Check the options, which :class:`.DistNodeDataLoader` describes. Raises InvalidArgumentError."""
     ahead = _LOOKAHEAD if cache is not None else 0
     ahead = ahead if lookahead is None else check_integer("lookahead", lookahead, 0, 1 << 20)
-    total = 0 if cache is None else _AUTO if cache == "auto" else size_in_bytes(cache, "cache")
+    total = 0 if cache is None else _AUTO if cache == "auto" else cache_size(cache)
     return CacheOptions(total, ahead)
 
 
-def size_in_bytes(size: object, what: str) -> int:
-    """Return the bytes of a size such as "2GiB", or of a number. Raises InvalidArgumentError that names it ``what``."""
+def cache_size(cache: object) -> int:
+    """Return the bytes of a size such as "2GiB", or of a number. Raises InvalidArgumentError if it is neither."""
     try:
-        size = as_bytes(size) if isinstance(size, str) else check_integer(what, size, 0)
+        return as_bytes(cache) if isinstance(cache, str) else check_integer("cache", cache, 0)
     except ValueError:
-        raise InvalidArgumentError(f"{what} must be a size such as '2GiB', or bytes (got {size!r})") from None
-    return size
+        raise InvalidArgumentError(f"cache must be a size such as '2GiB', or bytes (got {cache!r})") from None
 
 
 @collective("trainers")

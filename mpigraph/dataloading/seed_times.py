@@ -42,7 +42,7 @@ def check_input_time(
         return None
     if time_filter is None:
         raise InvalidArgumentError("input_time needs a sampler with time_attr, like NeighborSampler")
-    return unwrap_nodes(g.schema, times_by_ntype(g.schema, ids, input_time, "input_time"))
+    return unwrap_nodes(g.schema, times_by_ntype(g.schema, ids, input_time))
 
 
 def check_edge_times(

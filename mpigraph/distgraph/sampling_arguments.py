@@ -100,7 +100,7 @@ class Times:
         One-sided without ``input_time``; the target does nothing.
         """
         if input_time is not None:
-            return times_by_ntype(schema, seeds, input_time, "input_time")
+            return times_by_ntype(schema, seeds, input_time)
         self.check_own(schema, [t for t, ids in seeds.items() if len(ids)])
         return {t: self.of_nodes[t].rows.gather(ids) for t, ids in seeds.items() if len(ids)}
 
@@ -120,18 +120,19 @@ def check_times(times: IdsLike, count: int, what: str) -> I64:
     return array
 
 
-def times_by_ntype(schema: Schema, seeds: Mapping[int, I64], times: NodeIds, what: str) -> dict[int, I64]:
-    """Return int64[n] by node type id of ``times``, which have the form of the seeds.
+def times_by_ntype(schema: Schema, seeds: Mapping[int, I64], input_time: NodeIds) -> dict[int, I64]:
+    """Return int64[n] by node type id of ``input_time``, which has the form of the seeds.
 
     Raises:
         InvalidArgumentError: as :func:`check_times`; a type without seeds has no times, too.
         NodeTypeError: as :func:`.by_ntype`.
     """
-    if isinstance(times, Mapping):
-        named = {schema.ntype_id(ntype): of_type for ntype, of_type in times.items()}
+    what = "input_time"
+    if isinstance(input_time, Mapping):
+        named = {schema.ntype_id(ntype): of_type for ntype, of_type in input_time.items()}
     else:
-        by_ntype(schema, torch.empty(0, dtype=torch.int64) if len(schema.ntypes) == 1 else times, what)
-        named = {0: times}
+        by_ntype(schema, torch.empty(0, dtype=torch.int64) if len(schema.ntypes) == 1 else input_time, what)
+        named = {0: input_time}
     none = torch.empty(0, dtype=torch.int64)
     return {t: check_times(named.get(t, none), len(seeds.get(t, none)), what) for t in {**seeds, **named}}
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
-from mpigraph.dataloading.fetcher import size_in_bytes
+from mpigraph.dataloading.fetcher import cache_size
 from mpigraph.distgraph.dtypes import convert, dtype_name, to_storage
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.sampled_graph import SampledGraph
@@ -166,7 +166,7 @@ class Inference:
             self._model = model_or_layers
             self._input_dtype = _input_dtype(model_or_layers)
             self._dtype = dtype
-            self._cache = None if cache == "auto" else size_in_bytes(0 if cache is None else cache, "cache")
+            self._cache = None if cache == "auto" else cache_size(0 if cache is None else cache)
             if dtype is not None:
                 dtype_name(dtype)
         self._bar = bool(progress_bar) and g.session.rank == 0

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.kernels import cache, row_ops, row_slots  # cache first: it sets the folder of compiled kernels
+from mpigraph.kernels import cache, row_ops, row_slots
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.csr import bad_source, falls, find_in_rows, hash_of_degrees, hash_of_sources
 from mpigraph.kernels.flat import drop, relu_drop, relu_drop_backward, round_to_bfloat16, widen

@@ -49,10 +49,13 @@ _compiling = threading.RLock()  # of this process; taken before any lock of a fi
 
 
 def njit(**options: Any) -> Callable[[Function], Function]:
-    """Compile a function as ``numba.njit`` does, and keep it in :func:`folder`; others wait while one process does."""
+    """Compile a function as ``numba.njit`` does, to run without the interpreter's lock, and keep it in :func:`folder`.
+
+    Other processes wait while one compiles.
+    """
 
     def decorate(function: Function) -> Function:
-        kernel: Any = numba.njit(**options | {"cache": False})(function)  # the folder is known at the first call
+        kernel: Any = numba.njit(nogil=True, **options)(function)  # no cache: the folder is known at the first call
         if kernel is not function:  # numba compiles
             kernel.compile = _Compile(kernel)
         return kernel  # type: ignore[no-any-return]
@@ -109,7 +112,7 @@ class _Compiled(event.Listener):  # type: ignore[misc]
     def on_end(self, of: Any) -> None:
         """Report that it is compiled."""
         if isinstance(getattr(of.data["dispatcher"], "compile", None), _Compile):
-            REPORT.end(True)
+            REPORT.end()
 
 
 @contextmanager

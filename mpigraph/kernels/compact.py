@@ -19,13 +19,13 @@ _AHEAD = 16  # ids between the prefetch of a slot and its probe
 _MAX_LOAD = 0.6  # largest load factor; above, linear probing makes long runs
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def slot_of(x: Any, bits: Any) -> Any:
     """Return the slot, of ``2**bits``, at which the probe for id ``x`` begins."""
     return np.int64((np.uint64(x) * _GOLDEN) >> np.uint64(64 - bits))
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _insert(
     table: I64,
     bits: int,
@@ -83,7 +83,7 @@ def _insert(
     return count, n
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _insert_verbatim(table: I64, bits: int, shift: int, base: int, ids: I64) -> None:
     """Map ``ids[i]`` (int64[n]) to position i; a repeated id keeps its first. The others are as in :func:`_insert`."""
     mask = len(table) - 1
@@ -168,7 +168,7 @@ _ONE = np.uint64(1)  # unsigned: numba does not test such indices for being belo
 _SPARSE = 8  # slots of a tree's table for each of its nodes, at least: probes then end at once, mostly
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _by_tree(trees: I64, num_trees: int) -> tuple[I64, I64]:
     """Return the bounds of each tree, int64[num_trees + 1], in the members of all, int64[n], ascending."""
     bounds = np.zeros(num_trees + 1, np.int64)
@@ -183,7 +183,7 @@ def _by_tree(trees: I64, num_trees: int) -> tuple[I64, I64]:
     return bounds, members
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _number_of(table: Any, bits: Any, stamp: Any, own: Any, count: Any, x: Any) -> Any:
     """Return the local id of node ``x`` among the ``count`` nodes ``own`` of its tree; add it as ``count`` if it is
     new.
@@ -202,7 +202,7 @@ def _number_of(table: Any, bits: Any, stamp: Any, own: Any, count: Any, x: Any) 
         at = (at + _ONE) & np.uint64(len(table) - 1)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _look_up(
     ids: Array, offsets: I64, trees: I64, num_trees: int, listed: I64, tree_of: I64, count: int, out: I32
 ) -> None:
@@ -247,7 +247,7 @@ def _look_up(
         stamp += size
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _append(ids: Array, offsets: I64, trees: I64, listed: I64, tree_of: I64, count: int, out: I32) -> int:
     """Give new nodes positions in the order of the edges; return the new count. Arguments: :func:`_insert_trees`."""
     end = np.uint64(count)
@@ -264,7 +264,7 @@ def _append(ids: Array, offsets: I64, trees: I64, listed: I64, tree_of: I64, cou
     return int(end)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _insert_trees(
     ids: Array, offsets: I64, trees: I64, num_trees: int, listed: I64, tree_of: I64, count: int, out: I32
 ) -> int:

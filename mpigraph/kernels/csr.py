@@ -16,7 +16,7 @@ from mpigraph.kernels.intrinsics import prefetch
 from mpigraph.kernels.rng import mix64
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def count_keys(keys: Array, base: int, counts: Array) -> None:
     """Add the number of occurrences of each key.
 
@@ -26,7 +26,7 @@ def count_keys(keys: Array, base: int, counts: Array) -> None:
         counts[base + keys[i]] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> None:
     """Place values into the rows given by their keys.
 
@@ -37,7 +37,7 @@ def place_values(keys: Array, values: Array, fill: Array, out_values: Array) -> 
         fill[keys[i]] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def number_by_key(keys: Array, fill: Array, out: Array) -> None:
     """Number items, those of each key through.
 
@@ -48,7 +48,7 @@ def number_by_key(keys: Array, fill: Array, out: Array) -> None:
         fill[keys[i]] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def sort_rows(indptr: Array, values: Array, ids: Array) -> None:
     """Sort the entries of each row by value, in place; entries of equal value keep their order.
 
@@ -72,7 +72,7 @@ def sort_rows(indptr: Array, values: Array, ids: Array) -> None:
             ids[j] = its_id
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def place_both_ways(src: Array, dst: Array, fill: Array, out: Array) -> None:
     """Place each edge of a chunk into the rows of both ends; self loops are left out.
 
@@ -88,7 +88,7 @@ def place_both_ways(src: Array, dst: Array, fill: Array, out: Array) -> None:
         fill[v] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def drop_repeats(indptr: Array, ends: Array, indices: Array, mark: Array, out_indptr: Array) -> int:
     """Keep the first of equal entries of each row and close the gaps, in place.
 
@@ -110,7 +110,7 @@ def drop_repeats(indptr: Array, ends: Array, indices: Array, mark: Array, out_in
     return kept
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def distinct_in_rows(indptr: Array, values: Array, out: Array, kept: int, out_indptr: Array) -> int:
     """Sort each row and append its distinct values to those of earlier rows.
 
@@ -129,7 +129,7 @@ def distinct_in_rows(indptr: Array, values: Array, out: Array, kept: int, out_in
     return kept
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _pair_word(u: Any, v: Any) -> Any:
     """Return a hash of an unordered pair, 0 for one node twice, with the sign of its direction."""
     # the mixer of kernels/rng.py on a word that is distinct for each pair
@@ -141,7 +141,7 @@ def _pair_word(u: Any, v: Any) -> Any:
     return word if u < v else np.uint64(0) - word if u > v else np.uint64(0)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def asymmetry_of_edges(src: Array, dst: Array) -> Any:
     """Return a sum modulo 2**64 over edges; that of all edges is 0 if each has its reverse (see :func:`asymmetry`).
 
@@ -153,7 +153,7 @@ def asymmetry_of_edges(src: Array, dst: Array) -> Any:
     return remainder
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def asymmetry(indptr: Array, indices: Array) -> int:
     """Return 0 for a symmetric adjacency without repeats or self loops.
 
@@ -171,7 +171,7 @@ def asymmetry(indptr: Array, indices: Array) -> int:
     return 0 if remainder == np.uint64(0) else 1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def rebalance(
     indptr: Array, indices: Array, weights: Array, limits: Array, max_loss: int, loads: Array, parts: Array
 ) -> int:
@@ -217,7 +217,7 @@ def rebalance(
 _AHEAD = 8  # look-ups between the prefetch of a row's bounds, that of its middle, and the search
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def find_in_rows(
     indptr: I64,
     indices: Array,
@@ -258,7 +258,7 @@ def find_in_rows(
         exists[p] = low < end and indices[low] == src[p]
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def falls(indptr: I64) -> bool:
     """Return whether a value of int64[n] is smaller than the one before it."""
     for i in range(1, len(indptr)):
@@ -267,7 +267,7 @@ def falls(indptr: I64) -> bool:
     return False
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def bad_source(indptr: I64, indices: Array, num_nodes: int) -> int:
     """Return the first position whose source does not exist, or is smaller than the one before it in its row; or -1.
 
@@ -283,7 +283,7 @@ def bad_source(indptr: I64, indices: Array, num_nodes: int) -> int:
     return -1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def hash_of_sources(indices: Array) -> np.uint64:
     """Return the sum of hashes of the sources of all edges, int32 or int64[m], modulo 2**64."""
     total: np.uint64 = np.uint64(0)
@@ -292,7 +292,7 @@ def hash_of_sources(indices: Array) -> np.uint64:
     return total
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def hash_of_degrees(out_degrees: I64, first_node: int) -> np.uint64:
     """Return :func:`hash_of_sources` of the edges of nodes with these out-degrees.
 
@@ -312,12 +312,12 @@ def hash_of_degrees(out_degrees: I64, first_node: int) -> np.uint64:
 # there by relation: a binary search finds those of a destination, however many relations there are.
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _place_of(row: Any, row_begins: Any) -> Any:
     return np.searchsorted(row_begins, row, side="right") - 1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def find_rows(
     ids: I64,
     positions: I64,
@@ -358,7 +358,7 @@ def find_rows(
             low += 1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def list_rows(
     first: I64,
     offsets: I64,
@@ -400,7 +400,7 @@ def list_rows(
             at += 1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def keys_of_rows(key: np.uint64, relations: I64, by_relation: bool, roots: U64, offsets: I64, out: U64) -> None:
     """Fill uint64[m], the key of each row's draws: those that :meth:`.Strategy.key` and trees give.
 

@@ -19,7 +19,7 @@ from mpigraph.kernels.cache import njit
 _Bits = npt.NDArray[np.unsignedinteger[Any]]
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def drop(x: Array, bits: _Bits, limit: Any, scale: Any, out: Array) -> None:
     """``out = x * scale`` where ``bits < limit``, else ``x * 0``.
 
@@ -30,7 +30,7 @@ def drop(x: Array, bits: _Bits, limit: Any, scale: Any, out: Array) -> None:
         out[i] = x[i] * (scale if bits[i] < limit else zero)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def relu_drop(x: Array, bits: _Bits, limit: Any, scale: Any, out: Array) -> None:
     """:func:`drop` of ``max(x, 0)``; NaN stays.
 
@@ -41,7 +41,7 @@ def relu_drop(x: Array, bits: _Bits, limit: Any, scale: Any, out: Array) -> None
         out[i] = (zero if x[i] <= zero else x[i]) * (scale if bits[i] < limit else zero)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def relu_drop_backward(grad: Array, kept: Array, scale: Any, out: Array) -> None:
     """``out = grad * scale`` where ``kept`` is not 0, else 0.
 
@@ -104,27 +104,27 @@ def widen(wide: Array, brain: bool) -> None:
     (_widen_brain if brain else _widen_half)(narrow, wide.reshape(-1))
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _widen_brain(narrow: Array, wide: Array) -> None:
     for begin in range(0, len(wide), _BLOCK):
         end = min(begin + _BLOCK, len(wide))
         _brain_block(narrow[begin:end], wide[begin:end])
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _brain_block(narrow: Array, wide: Array) -> None:
     for i in range(len(wide)):
         wide[i] = _as_float(np.uint32(narrow[i]) << _BFLOAT16_SHIFT)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _widen_half(narrow: Array, wide: Array) -> None:
     for begin in range(0, len(wide), _BLOCK):
         end = min(begin + _BLOCK, len(wide))
         _half_block(narrow[begin:end], wide[begin:end])
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _half_block(narrow: Array, wide: Array) -> None:
     for i in range(len(wide)):
         half = np.uint32(narrow[i])
@@ -137,7 +137,7 @@ def _half_block(narrow: Array, wide: Array) -> None:
         wide[i] = value if half & _SIGN == np.uint32(0) else -value
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def round_to_bfloat16(bits: U32, out: Array) -> int:
     """Round float32 numbers, given as bits, to the nearest bfloat16, ties to even; NaN stays NaN.
 

@@ -33,7 +33,7 @@ _MANY = 128  # arrivals to keep, above which all are sorted once
 _FEW = 24  # candidates too many, above which half of the range is dropped at once
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _mix32(x: Any, between: Any) -> Any:
     x = np.uint32(x ^ (x >> _S16))
     x = np.uint32(x * _M1)
@@ -42,7 +42,7 @@ def _mix32(x: Any, between: Any) -> Any:
     return np.uint32(x ^ (x >> _S16))
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _number(source: Any, wide: Any, low: Any, high: Any) -> Any:
     """Return the number of a source; ids from 2**32 on (only if ``wide``) fold their upper half into the key."""
     x = np.uint32(np.uint32(source & LOW32) ^ low)
@@ -52,7 +52,7 @@ def _number(source: Any, wide: Any, low: Any, high: Any) -> Any:
     return _mix32(x, high)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def source_numbers(sources: Array, key: np.uint64, period: int, phase: int, numbers: U32) -> None:
     """Compute the numbers of some sources.
 
@@ -81,7 +81,7 @@ def source_numbers(sources: Array, key: np.uint64, period: int, phase: int, numb
         numbers[j] = _number(source, wide, next_low if renewed else low, next_high if renewed else high)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _edge_numbers(row: Array, begin: int, key: np.uint64, period: int, phase: int, numbers: U32) -> int:
     """Compute the numbers of the edges of a row from the ``begin``-th on, at most a chunk; return how many they are.
 
@@ -102,7 +102,7 @@ def _edge_numbers(row: Array, begin: int, key: np.uint64, period: int, phase: in
     return len(chunk)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _below(row: Array, key: np.uint64, period: int, phase: int, limit: np.uint64, numbers: U32, candidates: U64) -> int:
     """List the edges whose number is below ``limit``: the number in the upper half of a word, the place below it."""
     count = 0
@@ -115,7 +115,7 @@ def _below(row: Array, key: np.uint64, period: int, phase: int, limit: np.uint64
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _narrow(candidates: U64, count: int, k: int) -> int:
     """Drop candidates that are not among the ``k`` smallest of ``count`` until few too many are left; return how many.
 
@@ -140,7 +140,7 @@ def _narrow(candidates: U64, count: int, k: int) -> int:
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def choose_labor(
     dst: Destinations,
     indices: Array,
@@ -198,7 +198,7 @@ def choose_labor(
             picks[out + j] = begin + np.int64(candidates[j] & LOW32)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def choose_labor_weighted(
     dst: Destinations,
     indices: Array,

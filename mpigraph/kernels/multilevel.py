@@ -19,7 +19,7 @@ _AHEAD = 16  # entries between a prefetch and the access
 _LARGEST = 2**31 - 1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def sum_by_group(
     indptr: Array, indices: Array, edge_weights: Array, u: int, groups: Array, sums: Array, met: Array, count: int
 ) -> int:
@@ -41,13 +41,13 @@ def sum_by_group(
     return count
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _gain(weight: Any) -> Any:
     """Return a gain as it fits int32."""
     return min(max(weight, -_LARGEST), _LARGEST)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def fits(weights: Array, row: int, loads: Array, group: int, limits: Array) -> bool:
     """Return whether a group stays within the limits with a row added, in each criterion in which the row has a weight.
 
@@ -59,7 +59,7 @@ def fits(weights: Array, row: int, loads: Array, group: int, limits: Array) -> b
     return True
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def propose_labels(
     indptr: Array,
     indices: Array,
@@ -112,7 +112,7 @@ def propose_labels(
     return count_moves
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def accept_in_order(clusters: Array, weights: Array, caps: Array, loads: Array, members: Array, out: Array) -> None:
     """Let nodes join clusters in the given order while the caps allow it.
 
@@ -128,7 +128,7 @@ def accept_in_order(clusters: Array, weights: Array, caps: Array, loads: Array, 
                 loads[cluster, c] += weights[i, c]
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def add_rows(clusters: Array, sign: int, weights: Array, loads: Array, members: Array) -> None:
     """Add nodes to clusters, or take them away.
 
@@ -141,7 +141,7 @@ def add_rows(clusters: Array, sign: int, weights: Array, loads: Array, members: 
             loads[clusters[i], c] += sign * weights[i, c]
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def favourite_labels(
     indptr: Array,
     indices: Array,
@@ -178,7 +178,7 @@ def favourite_labels(
                 best_tie = tie
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def pack_in_order(groups: Array, weights: Array, caps: Array, out: Array) -> None:
     """Cut each run of equal groups into packs that the caps allow.
 
@@ -195,7 +195,7 @@ def pack_in_order(groups: Array, weights: Array, caps: Array, out: Array) -> Non
             load[0, c] += weights[i, c]
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def merge_rows(
     order: Array,
     bounds: Array,
@@ -235,7 +235,7 @@ def merge_rows(
     return at
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def best_parts(
     indptr: Array,
     indices: Array,
@@ -294,7 +294,7 @@ def best_parts(
     return cut
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def confirm_moves(
     indptr: Array,
     indices: Array,
@@ -336,7 +336,7 @@ def confirm_moves(
         out[u] = gain >= 0
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def leaving_parts(
     indptr: Array,
     indices: Array,
@@ -391,7 +391,7 @@ def leaving_parts(
             links[met[t]] = 0
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def tally(nodes: Array, groups: Array, bins: Array, weights: Array, out: Array) -> None:
     """Sum weights of nodes by group and bin.
 

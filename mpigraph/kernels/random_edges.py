@@ -15,7 +15,7 @@ from mpigraph.kernels.rng import LOW32, S32, draw_below, mix64, uniform01
 _MAX_DRAWS = 64  # of one edge; where communities are nearly complete, the next free node is taken then
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _node_of(stub: Any, stub_ends: Array, guide: Array, shift: int) -> Any:
     """Return the node to which a stub belongs, searching from the node of the first stub of its interval on."""
     node = np.int64(guide[stub >> shift])
@@ -24,13 +24,13 @@ def _node_of(stub: Any, stub_ends: Array, guide: Array, shift: int) -> Any:
     return node
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _draws(u: Any, v: Any) -> Any:
     """Return whether ``u`` may draw ``v``: of two nodes, exactly one may draw the other, so no pair is drawn twice."""
     return u != v and (u < v) == ((u ^ v) & 1 == 1)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def draw_rows(
     key: np.uint64,
     first: int,
@@ -91,7 +91,7 @@ def draw_rows(
 # the edge is assigned.
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _below(h: Any, n: Any) -> Any:
     """Map a hash to an integer in ``[0, n)``: the high word of the product of 64-bit words.
 
@@ -106,7 +106,7 @@ def _below(h: Any, n: Any) -> Any:
     return np.int64(high * n_high + (middle >> S32) + (crossed >> S32))
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def draw_nodes(key: np.uint64, eids: I64, count: int, first: int, num: int, out: I64) -> None:
     """Draw nodes for each edge, uniformly and with replacement.
 
@@ -124,7 +124,7 @@ def draw_nodes(key: np.uint64, eids: I64, count: int, first: int, num: int, out:
             out[i * count + j] = first + _below(mix64(edge_key + np.uint64(j)), np.uint64(num))
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def draw_others(key: np.uint64, eids: I64, count: int, out: I64) -> None:
     """Draw positions of other edges for each edge, uniformly and with replacement.
 
@@ -142,7 +142,7 @@ def draw_others(key: np.uint64, eids: I64, count: int, out: I64) -> None:
             out[i * count + j] = position + (position >= i)  # leaves out the edge itself, without a second draw
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def keep_candidates(src: I64, dst: I64, tries: int, count: int, distinct: bool, allowed: Mask) -> None:
     """Keep the first ``count`` allowed candidates of each edge.
 

@@ -21,7 +21,7 @@ _S30, _S27, _S31, _S12, S32 = map(np.uint64, (30, 27, 31, 12, 32))
 LOW32 = np.uint64(0xFFFFFFFF)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def mix64(x: Any) -> Any:
     """Hash a 64-bit word: uint64 (or int64, reinterpreted) to uint64, one to one."""
     x = np.uint64(x) + _GOLDEN
@@ -30,7 +30,7 @@ def mix64(x: Any) -> Any:
     return x ^ (x >> _S31)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _combine(key: np.uint64, word: np.uint64) -> Any:
     return mix64(key ^ mix64(word))
 
@@ -43,7 +43,7 @@ def combine(key: int | np.uint64, *words: int | np.uint64) -> np.uint64:
     return result
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def draw_below(h: Any, n: Any) -> Any:
     """Map a hash (uint64) to an int64 in ``[0, n)``, n < 2**32, by multiply-shift.
 
@@ -53,14 +53,14 @@ def draw_below(h: Any, n: Any) -> Any:
     return np.int64(((h >> S32) * np.uint64(n)) >> S32)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def uniform01(h: np.uint64) -> float:
     """Map a hash to a float64 in ``(0, 1)``: 52 random bits, never 0 and never 1."""
     number: float = (np.float64(h >> _S12) + 0.5) * (1.0 / 4503599627370496.0)
     return number
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _fingerprint(ids: I64) -> Any:
     total = np.uint64(len(ids))  # a sum of hashes does not depend on the order, so no sort is needed
     for i in range(len(ids)):
@@ -74,7 +74,7 @@ def fingerprint(ids: I64) -> np.uint64:
     return result
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def sum_of_hashes(key: np.uint64, ids: I64) -> Any:
     """Return a hash that does not depend on the order of ids; hashes of pieces add up.  key: uint64.  ids: int64[n]."""
     total = np.uint64(0)
@@ -83,7 +83,7 @@ def sum_of_hashes(key: np.uint64, ids: I64) -> Any:
     return total
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def hash_of_sequence(key: np.uint64, ids: I64) -> Any:
     """Return a hash that depends on the order of ids.  key: uint64.  ids: int64[n]."""
     total = key
@@ -92,7 +92,7 @@ def hash_of_sequence(key: np.uint64, ids: I64) -> Any:
     return total
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def hash_each(key: np.uint64, ids: I64, out: U64) -> None:
     """Hash each id.  key: uint64.  ids: int64[n].  out: uint64[n]."""
     for i in range(len(ids)):
@@ -108,7 +108,7 @@ def told_apart(ids: I64) -> I64:
     return names if _tell_apart(ids, names) else ids
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _tell_apart(ids: I64, names: I64) -> bool:
     """Fill ``names``; return whether an id repeats."""
     count = len(ids)
@@ -138,7 +138,7 @@ def _tell_apart(ids: I64, names: I64) -> bool:
     return len(times) > 0
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def add_digest(keys: U64, begins: I64, first: int, a: Array, b: Array, total: Array) -> None:
     """Add the hashes of rows (number, a, b) to a digest.
 

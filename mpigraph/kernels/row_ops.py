@@ -30,7 +30,7 @@ def as_words(rows: Array) -> Array:
     return rows.reshape(-1).view(np.uint8).view(f"u{width}").reshape(len(rows), words)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _is_streamed(table: Array, out: Array) -> bool:
     """Return whether to write rows of ``table`` to ``out`` past the caches.
 
@@ -42,7 +42,7 @@ def _is_streamed(table: Array, out: Array) -> bool:
     return bool(fits and len(out) * nbytes >= _STREAMED and len(table) * nbytes <= _CACHED)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def gather_rows(table: Array, rows: Array, positions: I64, out: Array) -> None:
     """``out[positions[i]] = table[rows[i]]`` where ``rows[i] >= 0``, for C-contiguous 2-D arrays of one dtype.
 
@@ -69,7 +69,7 @@ def gather_rows(table: Array, rows: Array, positions: I64, out: Array) -> None:
         order_streams()
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def load_rows(table: Array, first: int, ids: I64, positions: I64, out: Array) -> None:
     """``out[p] = table[ids[p] - first]`` for each p of ``positions`` (int64[m]); arrays as in :func:`gather_rows`.
 
@@ -95,7 +95,7 @@ def load_rows(table: Array, first: int, ids: I64, positions: I64, out: Array) ->
         order_streams()
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def place_rows(rows: Array, positions: I64, out: Array) -> None:
     """``out[positions[i]] = rows[i]``; a large ``out`` is not left in the cache."""
     streamed = _is_streamed(rows, out)
@@ -108,7 +108,7 @@ def place_rows(rows: Array, positions: I64, out: Array) -> None:
         order_streams()
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def scatter_rows(values: Array, positions: I64, table: Array, rows: I64) -> None:
     """``table[rows[i]] = values[positions[i]]``; the last of equal rows wins."""
     for i in range(len(rows)):
@@ -124,7 +124,7 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _order_by_owner(ids: I64, offsets: I64, scratch: I64, owner: I32, order: I64) -> int:
     """Fill ``owner`` and ``order``; return how many ranges have ids, which are in the scratch, then their bounds."""
     counts, which, bounds = scratch[0], scratch[1], scratch[2]
@@ -197,7 +197,7 @@ def split_by_range(ids: I64, offsets: I64) -> list[tuple[int, I64]]:
     return [(j, order[bounds[i] : bounds[i + 1]]) for i, j in enumerate(which.tolist())]
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _fill_runs(rows: I64, starts: I64, lengths: I64, place: I64) -> int:
     runs = 0
     total = 0
@@ -228,7 +228,7 @@ def find_runs(rows: I64) -> tuple[I64, I64, I64]:
     return starts[:runs], lengths[:runs], place
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def first_alike(rows: I64, table: I32, first: I64) -> int:
     """Fill ``first[i]`` with the index of the first equal row; return how many rows have an earlier equal one.
 
@@ -246,7 +246,7 @@ def first_alike(rows: I64, table: I32, first: I64) -> int:
     return repeats
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def place_ragged(values: Array, positions: I64, counts: Array, offsets: I64, out: Array) -> None:
     """Copy consecutive runs of ``values`` to their places: run i goes to ``offsets[positions[i]]``.
 

@@ -30,7 +30,7 @@ AGAIN = -1
 _AHEAD = 16  # rows between a prefetch and its use
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def split_local(ids: I64, begins: I64, ends: I64, local: I64, remote: I64) -> int:
     """List the positions of ``ids`` (int64[n]) inside the ranges ``[begins[k], ends[k])``, and of those outside.
 
@@ -55,7 +55,7 @@ def split_local(ids: I64, begins: I64, ends: I64, local: I64, remote: I64) -> in
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def add_reads(numbers: I32, batch: int, first: int, pending: int, last: I64, ring_next: I32, fresh: Mask) -> None:
     """Append the reads of a minibatch, and link each to the read before it of the same row.
 
@@ -132,7 +132,7 @@ def new_slots(first: int, count: int, ahead: int) -> Slots:
     )
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def empty(own: Slots) -> None:
     """Empty the slots."""
     used = own.state[_USED]
@@ -144,7 +144,7 @@ def empty(own: Slots) -> None:
     own.state[_LATEST] = -1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def find_slots(rows: I64, hint: I32, row_of: I64, valid: Mask, per_trainer: int, slots: I32) -> None:
     """Fill ``slots`` (int32[n]) with those of ``rows`` (int64[n]), -1 for a row without one.
 
@@ -163,7 +163,7 @@ def find_slots(rows: I64, hint: I32, row_of: I64, valid: Mask, per_trainer: int,
         confirm_slots(rows[begin:end], row_of, valid, per_trainer, slots[begin:end])
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def note_times(rows: I64, hint: I32, times: I32, slots: I32, seen: I32) -> None:
     """Fill int32[n], the hinted slot of each row, -1 without one, and its ``times``, before :func:`confirm_slots`."""
     n = len(rows)
@@ -178,7 +178,7 @@ def note_times(rows: I64, hint: I32, times: I32, slots: I32, seen: I32) -> None:
         seen[i] = times[max(slots[i], 0)]
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def confirm_slots(rows: I64, row_of: I64, valid: Mask, per_trainer: int, slots: I32) -> None:
     """Put -1 in place of ``slots`` that do not have their row; see :func:`find_slots`."""
     for i in range(len(rows)):
@@ -187,7 +187,7 @@ def confirm_slots(rows: I64, row_of: I64, valid: Mask, per_trainer: int, slots: 
             slots[i] = -1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def changed(rows: I64, slots: I32, seen: I32, row_of: I64, times: I32, positions: I64) -> int:
     """List in ``positions`` (int64[n + 1]) the rows whose slot was assigned anew while it was read; return how many.
 
@@ -200,7 +200,7 @@ def changed(rows: I64, slots: I32, seen: I32, row_of: I64, times: I32, positions
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def note_reads(rows: I64, fresh: Mask, batch: int, hint: I32, row_of: I64, own: Slots) -> None:
     """Note that a new minibatch will read ``rows``, at the slots of rows without a known next read.
 
@@ -229,7 +229,7 @@ def note_reads(rows: I64, fresh: Mask, batch: int, hint: I32, row_of: I64, own: 
                 _expect(slot, batch, own)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def touch(rows: I64, slots: I32, batch: int, begin: int, ring_next: I32, own: Slots) -> None:
     """Note that a minibatch has read ``rows`` from ``slots``; the ring has their next reads from ``begin`` on."""
     first, count, mask = own.first[0], len(own.next_use), len(ring_next) - 1
@@ -247,7 +247,7 @@ def touch(rows: I64, slots: I32, batch: int, begin: int, ring_next: I32, own: Sl
             _expect(slot, next_use, own)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def admit(
     rows: I64, slots: I32, begin: int, ring_next: I32, row_of: I64, times: I32, own: Slots, assigned: I32, which: I64
 ) -> int:
@@ -290,7 +290,7 @@ def admit(
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def take_free(rows: I64, slots: I32, hint: I32, row_of: I64, times: I32, own: Slots, assigned: I32, which: I64) -> int:
     """Assign free slots to rows without one, equal rows the same; return their number. There must be enough.
 
@@ -317,14 +317,14 @@ def take_free(rows: I64, slots: I32, hint: I32, row_of: I64, times: I32, own: Sl
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def expect_none(own: Slots) -> None:
     """Note that no used slot has a known next read."""
     for slot in range(own.state[_USED]):
         _expect(slot, NEVER, own)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def publish(rows: I64, assigned: I32, hint: I32, row_of: I64) -> None:
     """Publish that ``rows`` are in the slots ``assigned``, which are distinct."""
     for i in range(len(rows)):
@@ -332,7 +332,7 @@ def publish(rows: I64, assigned: I32, hint: I32, row_of: I64) -> None:
         hint[rows[i]] = assigned[i] + 1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def forget_uses(own: Slots) -> None:
     """Forget all known next reads; the rows stay."""
     own.lists[:] = -1
@@ -342,13 +342,13 @@ def forget_uses(own: Slots) -> None:
             _expect(slot, NEVER, own)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _in_ring(at: int, own: Slots) -> int:
     """Return ``at``, less than two lengths of the ring, modulo its length; a division takes longer."""
     return at if at < len(own.idle) else at - len(own.idle)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _expect(slot: int, next_use: int, own: Slots) -> None:
     """Note the next read of a slot that is on no list."""
     state = own.state
@@ -364,7 +364,7 @@ def _expect(slot: int, next_use: int, own: Slots) -> None:
         state[_IDLE] += 1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _slot_for(next_use: int, own: Slots) -> int:
     """Return a slot, on no list, for a row that is read at ``next_use``; -1 if all present rows are read sooner."""
     state = own.state
@@ -384,7 +384,7 @@ def _slot_for(next_use: int, own: Slots) -> int:
     return -1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _idle_slot(surely: bool, own: Slots) -> int:
     """Return a slot whose row has no known next read, or -1; rows that were read often are spared.
 

@@ -71,7 +71,7 @@ class Candidates(NamedTuple):
     num_candidates: I64
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def num_picks(num_candidates: Any, fanout: Any, replace: Any) -> Any:
     """Return how many neighbours a node with ``num_candidates`` edges gets."""
     if fanout < 0 or num_candidates == 0 or (not replace and num_candidates < fanout):
@@ -79,14 +79,14 @@ def num_picks(num_candidates: Any, fanout: Any, replace: Any) -> Any:
     return fanout
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def key_of(dst: Any, p: Any) -> Any:
     """Return the key that the draws of the node at position ``p`` hash together with their numbers."""
     key = dst.keys[p] if len(dst.keys) > 1 else dst.keys[0]
     return mix64(key ^ mix64(np.uint64(dst.ids[p])))
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def count_uniform(dst: Destinations, indptr: I64, first_id: int, positions: I64, rows: Candidates, counts: I64) -> None:
     """Fill ``begins`` and ``degrees`` of the rows, and how many neighbours each node will get."""
     n = len(positions)
@@ -102,7 +102,7 @@ def count_uniform(dst: Destinations, indptr: I64, first_id: int, positions: I64,
         counts[p] = num_picks(degree, dst.fanout, dst.replace)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: I64) -> None:
     """Choose ``len(chosen)`` distinct edges of ``begin .. begin + degree - 1``, each subset equally likely.
 
@@ -148,7 +148,7 @@ def choose_distinct(node_key: np.uint64, begin: int, degree: int, chosen: I64) -
         chosen[j] = begin + pick
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def choose_uniform(dst: Destinations, positions: I64, rows: Candidates, offsets: I64, picks: I64) -> None:
     """Choose edges of each node, each with equal probability."""
     replace = dst.replace and dst.fanout >= 0  # an unlimited fanout takes each edge once
@@ -170,7 +170,7 @@ def choose_uniform(dst: Destinations, positions: I64, rows: Candidates, offsets:
             choose_distinct(node_key, begin, degree, picks[out : out + k])
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def copy_neighbours(indices: Array, positions: I64, offsets: I64, first_edge: int, picks: I64, out_src: Array) -> None:
     """Follow chosen edges to their sources, and turn the choices into global edge ids.
 
@@ -206,7 +206,7 @@ _AHEAD = 4  # nodes between the prefetch of a row's list and its use
 _LINES = 128  # most entries of a list that are prefetched, 16 in a cache line
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def list_allowed(indptr: I64, mask: Mask, table: U32, num_candidates: Array) -> int:
     """List the edges of each row whose mask is set.
 
@@ -225,7 +225,7 @@ def list_allowed(indptr: I64, mask: Mask, table: U32, num_candidates: Array) -> 
     return -1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _list_row(mask: Mask, table: U32) -> Any:
     """Fill the front of ``table`` (uint32[degree]) with the places in the row whose mask is set; return how many."""
     count = 0
@@ -236,7 +236,7 @@ def _list_row(mask: Mask, table: U32) -> Any:
     return count
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def choose_masked(
     dst: Destinations, mask: Mask, prepared: U32, positions: I64, rows: Candidates, offsets: I64, picks: I64
 ) -> None:
@@ -296,7 +296,7 @@ def choose_masked(
 _BUCKETS = 4  # buckets of the directory for each excluded edge, at most: then most buckets are empty
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _directory(excluded: I64, shift: int) -> I64:
     """Return where the excluded edges of each bucket of ``2**shift`` edges begin: int64[buckets + 1]."""
     begins = np.zeros((excluded[-1] >> shift) + 2, np.int64)
@@ -307,7 +307,7 @@ def _directory(excluded: I64, shift: int) -> I64:
     return begins
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def shorten_rows(dst: Destinations, excluded: I64, positions: I64, rows: Candidates, counts: I64) -> None:
     """Find the excluded edges of each node and remove them from its degree and its count.
 
@@ -341,7 +341,7 @@ def shorten_rows(dst: Destinations, excluded: I64, positions: I64, rows: Candida
             counts[p] = num_picks(rows.degrees[p], dst.fanout, dst.replace)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def recount_weighted(
     dst: Destinations, weights: Array, excluded: I64, positions: I64, rows: Candidates, counts: I64
 ) -> None:
@@ -365,7 +365,7 @@ def recount_weighted(
         counts[p] = num_picks(drawable, dst.fanout, dst.replace)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def copy_kept(weights: Array, excluded: I64, positions: I64, rows: Candidates, starts: I64, kept: Array) -> None:
     """Copy the weights of shortened rows, one row after the other.
 
@@ -386,7 +386,7 @@ def copy_kept(weights: Array, excluded: I64, positions: I64, rows: Candidates, s
                 at += 1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def step_over(excluded: I64, positions: I64, starts: I64, rows: Candidates, offsets: I64, picks: I64) -> None:
     """Turn picks in shortened rows into edges of the host.
 

@@ -19,7 +19,7 @@ _AHEAD = 8  # nodes between a prefetch and its use
 _OLDEST = np.iinfo(np.int64).min
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def sort_rows(indptr: I64, times: I64, sorted_times: I64, order: I32) -> None:
     """Sort the edges of each row by time, equal ones by position.
 
@@ -41,7 +41,7 @@ def sort_rows(indptr: I64, times: I64, sorted_times: I64, order: I32) -> None:
             sorted_times[e] = times[begin + order[e]]
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def root_keys(key: np.uint64, ids: I64, times: I64, keys: U64) -> None:
     """Fill uint64[n], the key of each tree: a hash of its root, and of the root's time if there are ``times``."""
     for i in range(len(ids)):
@@ -50,7 +50,7 @@ def root_keys(key: np.uint64, ids: I64, times: I64, keys: U64) -> None:
             keys[i] = mix64(keys[i] ^ mix64(np.uint64(times[i])))
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def tree_keys(keys: U64, trees: I64, word: np.uint64, out: U64) -> None:
     """Fill uint64[n], the key of each node's tree, hashed with a common word."""
     word = mix64(word)
@@ -58,7 +58,7 @@ def tree_keys(keys: U64, trees: I64, word: np.uint64, out: U64) -> None:
         out[i] = mix64(keys[trees[i]] ^ word)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _first_not_below(times: I64, begin: int, end: int, bound: int) -> int:
     """Return the first of the sorted edges ``begin .. end - 1`` that is not older than ``bound``, or ``end``."""
     while begin < end:
@@ -70,7 +70,7 @@ def _first_not_below(times: I64, begin: int, end: int, bound: int) -> int:
     return begin
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _first_above(times: I64, begin: int, end: int, bound: int) -> int:
     """Return the first of the sorted edges ``begin .. end - 1`` that is newer than ``bound``, or ``end``."""
     while begin < end:
@@ -82,14 +82,14 @@ def _first_above(times: I64, begin: int, end: int, bound: int) -> int:
     return begin
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _is_in(values: I64, begin: int, end: int, value: int) -> bool:
     """Return whether ``value`` is one of the ascending ``values[begin:end]``."""
     at = _first_not_below(values, begin, end, value)
     return at < end and values[at] == value
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def count_temporal(
     dst: Destinations,
     indptr: I64,
@@ -153,7 +153,7 @@ def count_temporal(
         counts[p] = num_picks(drawable, dst.fanout, dst.replace)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def choose_temporal(
     dst: Destinations,
     row_of: I64,
@@ -219,7 +219,7 @@ def choose_temporal(
             prefetch(order, out[j])
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _unsort(row_of: Any, indptr: Any, first_id: Any, order: Any, p: Any, offsets: Any, picks: Any) -> None:
     """Turn places among the sorted edges of a node into its edges."""
     begin = indptr[row_of[p] - first_id]
@@ -227,7 +227,7 @@ def _unsort(row_of: Any, indptr: Any, first_id: Any, order: Any, p: Any, offsets
         picks[o] = begin + order[np.uint64(picks[o])]
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _list_drawable(order: I32, begin: int, first: int, n: int, allowed: U8, excluded: I64, listed: I64) -> int:
     """List the sorted edges of a stretch that can be drawn; return their number."""
     count = 0

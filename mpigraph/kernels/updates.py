@@ -53,7 +53,7 @@ def collect(places: I32, count: int, own: F32, arrived: F32, sources: I64, mean:
     return Gradients(own, arrived, placed, bounds, mean)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _reduce(gradients: Any, row: int, total: F32) -> None:
     """``total`` (float32[width]) = the sum or mean of the gradients of a distinct row."""
     begin, end = gradients.bounds[row], gradients.bounds[row + 1]
@@ -72,7 +72,7 @@ def _reduce(gradients: Any, row: int, total: F32) -> None:
             total[j] /= count
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def sgd(gradients: Any, which: I64, table: F32, places: I64, lr: np.float32) -> None:
     """``w -= lr * g``.
 
@@ -88,7 +88,7 @@ def sgd(gradients: Any, which: I64, table: F32, places: I64, lr: np.float32) -> 
             w[j] -= lr * g[j]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def adagrad(
     gradients: Any,
     which: I64,
@@ -116,7 +116,7 @@ def adagrad(
             w[j] -= lr * g[j] / (np.sqrt(total[j]) + eps)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def row_wise_adagrad(
     gradients: Any,
     which: I64,
@@ -149,7 +149,7 @@ def row_wise_adagrad(
             w[j] -= lr * g[j] / scale
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def adam(
     gradients: Any,
     which: I64,

@@ -23,7 +23,7 @@ _TRIES = 3  # repeated draws for each edge to choose, after which that pass is f
 _LATE = np.uint64(1) << np.uint64(32)  # added to the numbers of the pass's draws, so that none is used twice
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def alias_tables(indptr: I64, weights: Array, table: U64, num_candidates: Array) -> int:
     """Make the alias table of each row, and count its edges of weight above 0.
 
@@ -53,7 +53,7 @@ def alias_tables(indptr: I64, weights: Array, table: U64, num_candidates: Array)
     return -1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _add_up(weights: Array) -> Any:
     """Return the sum of a row's weights, how many edges can be drawn, and the first bad one or -1."""
     total = 0.0
@@ -67,7 +67,7 @@ def _add_up(weights: Array) -> Any:
     return total, drawable, -1
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _make_table(weights: Array, total: float, table: U64, left: F64, order: I64) -> None:
     """Fill the slots of a row whose weights add up to ``total`` > 0.
 
@@ -102,7 +102,7 @@ def _make_table(weights: Array, total: float, table: U64, left: F64, order: I64)
             table[e] = np.uint64(e if weights[e] > 0 else heaviest)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@njit(inline="always")
 def _draw(table: U64, node_key: Any, number: Any) -> Any:
     """Return the place in the row of the edge of one draw."""
     h = mix64(node_key + np.uint64(number))
@@ -111,7 +111,7 @@ def _draw(table: U64, node_key: Any, number: Any) -> Any:
     return slot if h & LOW32 < word >> S32 else np.int64(word & LOW32)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def count_weighted(
     dst: Destinations,
     indptr: I64,
@@ -144,7 +144,7 @@ def count_weighted(
     return -1
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _sink(times: F64, edges: I64, node: int) -> None:
     """Move an edge of a binary heap down to its place; the latest arrival is the root, of equal ones the last edge."""
     time = times[node]
@@ -163,13 +163,13 @@ def _sink(times: F64, edges: I64, node: int) -> None:
     edges[node] = edge
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _make_heap(times: F64, edges: I64) -> None:
     for node in range(len(times) // 2 - 1, -1, -1):
         _sink(times, edges, node)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _choose_late(node_key: np.uint64, begin: int, weights: Array, num_chosen: int, chosen: I64) -> None:
     """Choose the edges missing in ``chosen[num_chosen:]``, one after the other among those not chosen.
 
@@ -206,7 +206,7 @@ def _choose_late(node_key: np.uint64, begin: int, weights: Array, num_chosen: in
         _sink(times[:last], edges, 0)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _choose_distinct_weighted(node_key: np.uint64, begin: int, weights: Array, table: U64, chosen: I64) -> None:
     """Choose distinct edges one after the other, with probability proportional to weight among those left.
 
@@ -235,7 +235,7 @@ def _choose_distinct_weighted(node_key: np.uint64, begin: int, weights: Array, t
     _choose_late(node_key, begin, weights, num_chosen, chosen)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def choose_weighted(
     dst: Destinations, weights: Array, prepared: U64, positions: I64, rows: Candidates, offsets: I64, picks: I64
 ) -> None:
@@ -282,7 +282,7 @@ def choose_weighted(
             chosen[j] = begin + _draw(table, node_key, j)
 
 
-@njit(nogil=True, cache=True)
+@njit()
 def _take_all(weights: Array, begin: int, chosen: I64) -> None:
     """Fill ``chosen`` with the edges of weight above 0, at most as many as were counted."""
     count = 0

@@ -34,7 +34,7 @@ _SHOWN = 8  # ranks in a message
 @collective("comm")
 def allgather_bytes(comm: MPI.Comm, data: bytes) -> list[bytes]:
     """Give every rank the bytes of every rank, in rank order."""
-    return run(_gather_bytes(comm, data))
+    return run(_allgather_bytes(comm, data))
 
 
 @collective("comm")
@@ -55,10 +55,10 @@ def _share_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[bytes]:
 @collective("comm")
 def gather_bytes(comm: MPI.Comm, data: bytes, root: int) -> list[bytes]:
     """Give one rank, ``root``, the bytes of every rank, in rank order; the others get none."""
-    return run(_gather_at(comm, data, root), BULK)
+    return run(_gather_bytes(comm, data, root), BULK)
 
 
-def _gather_at(comm: MPI.Comm, data: bytes, root: int) -> Coroutine[list[bytes]]:
+def _gather_bytes(comm: MPI.Comm, data: bytes, root: int) -> Coroutine[list[bytes]]:
     lengths = np.empty(comm.size, np.int64)
     yield comm.Iallgather(np.array([len(data)], np.int64), lengths)
     if comm.rank != root:
@@ -69,7 +69,7 @@ def _gather_at(comm: MPI.Comm, data: bytes, root: int) -> Coroutine[list[bytes]]
     return [piece.tobytes() for piece in np.split(total, np.cumsum(lengths)[:-1])]
 
 
-def _gather_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[list[bytes]]:
+def _allgather_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[list[bytes]]:
     length, lengths = np.array([len(data)], np.int64), np.empty(comm.size, np.int64)
     yield comm.Iallgather(length, lengths)
     count("collective_bytes", len(data) * (comm.size - 1))
@@ -185,8 +185,10 @@ def no_way_back(comm: MPI.Comm) -> Iterator[Callable[[Callable[[], object]], Non
 @collective("comm")
 def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[NoReturn]:
     """Raise on every rank, once all know that a rank has an error; see :func:`agree`."""
-    texts = yield from _gather_bytes(comm, b"" if error is None else describe(error).encode(errors="backslashreplace"))
-    kinds = yield from _gather_bytes(comm, type(error).__name__.encode() if error is not None else b"")
+    texts = yield from _allgather_bytes(
+        comm, b"" if error is None else describe(error).encode(errors="backslashreplace")
+    )
+    kinds = yield from _allgather_bytes(comm, type(error).__name__.encode() if error is not None else b"")
     by_text: dict[str, list[int]] = {}
     for rank, data in enumerate(texts):
         if data:

@@ -274,11 +274,6 @@ class World:
         if self.divided and self.rank == 0:
             get_logger().warning(self.divided)
 
-    def trainers_of_host(self, host: int) -> list[int]:
-        """Return the ranks in ``comm`` of the trainers on the node of host ``host``."""
-        ranks: list[int] = self.trainer_ranks[self.nodes_of_trainers == self.nodes_of_hosts[host]].tolist()
-        return ranks
-
     @collective("node")
     def once_per_node(self, work: Callable[[], None]) -> None:
         """Do work on one rank of each node while the others wait."""

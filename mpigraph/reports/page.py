@@ -331,7 +331,8 @@ def _bytes(summary: Summary) -> str:
     return _section(title, how + more, chart)
 
 
-def _stage_rows(summary: Summary, ranks: Sequence[Rank], verdict: Verdict | None, height: float = 30.0) -> str:
+def _stage_rows(summary: Summary, ranks: Sequence[Rank], verdict: Verdict) -> str:
+    height = 30.0
     longest = max([rank.seconds for rank in ranks] + [1e-9])
     plot = []
     for row, rank in enumerate(ranks):

@@ -34,12 +34,7 @@ from mpigraph.mpi.messages import REQUEST, Request, Requester, RequestServer, an
 from mpigraph.mpi.wait import TRANSFER, UNINTERRUPTED, Backoff
 from mpigraph.mpi.world import World
 from mpigraph.rows.segments import RowPool
-from mpigraph.rows.transport import (
-    RemoteRows,
-    Transport,
-    WindowHandle,
-    last_of_equal,
-)
+from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, last_of_equal
 from mpigraph.trace import clock
 
 # bytes: packing, sending and placing overlap, and memory stays small. The rest is no chunk of its own: UCX sends less

@@ -16,7 +16,7 @@ from mpigraph.mpi.world import World
 from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.rma import RmaTransport
 from mpigraph.rows.segments import Segments
-from mpigraph.rows.transport import HostMutex, RemoteRows, Traffic, Transport, WindowHandle
+from mpigraph.rows.transport import HostMutex, RemoteRows, Transport, WindowHandle
 
 
 class RowService:
@@ -71,11 +71,6 @@ class RowService:
     def one_sided(self) -> bool:
         """True if new windows are opened to ranks of other nodes."""
         return any(isinstance(way, RmaTransport) for way in self.transports)
-
-    @property
-    def traffic(self) -> Traffic:
-        """The traffic of ``transport`` so far."""
-        return self.transport.traffic if self.transport else Traffic()
 
     def number_window(self) -> int:
         """A number for a new window, the same on every rank."""

@@ -62,24 +62,23 @@ class RowWindow:
         self.row_shape = tuple(row_shape)
         self.dtype = np.dtype(dtype)
         self.row_bytes = self.dtype.itemsize * int(np.prod(self.row_shape, dtype=np.int64))
-        self._block: Block | None = None
-        self._open = True
         self._gate = Gate("this window was closed")
         local = np.flatnonzero(world.is_local).tolist()
         self._memory: dict[int, Array] = {}  # by local host
-        self._share(local, f"{name} ({len(self)} rows of {self.row_bytes} bytes)")
+        block = self._share(local, f"{name} ({len(self)} rows of {self.row_bytes} bytes)")
+        self._block: Block | None = block  # until the window is closed
         self._words = {host: as_words(rows) for host, rows in self._memory.items()}
         self._first = {host: int(self.offsets[host]) for host in local}
-        self._register()
+        self._register(block)
 
     @collective("world.comm")
-    def _share(self, local: Sequence[int], what: str) -> None:
+    def _share(self, local: Sequence[int], what: str) -> Block:
         """Allocate zeroed rows that the ranks of a node share."""
         world = self.world
         sizes = np.diff(self.offsets) * self.row_bytes
         patience = 1 + int(sizes.max(initial=0)) / _ZEROED_PER_SECOND / world.config.timeout
         with world.watch(f"allocating {what}", patience):
-            self._block = block = self.service.segments.take(sizes, self.service.one_sided, what)
+            block = self.service.segments.take(sizes, self.service.one_sided, what)
             for host in local:
                 memory = block.memory(host)[: sizes[host]]
                 if host == world.host_index:
@@ -87,9 +86,10 @@ class RowWindow:
                 rows = memory.view(self.dtype) if self.row_bytes else np.empty(0, self.dtype)
                 self._memory[host] = rows.reshape(np.diff(self.offsets)[host], *self.row_shape)
             block.win.Sync()
+        return block
 
     @collective("world.comm")
-    def _register(self) -> None:
+    def _register(self, block: Block) -> None:
         """Tell the transports of the window."""
         world, service = self.world, self.service
         with world.watch("opening a window"):
@@ -98,8 +98,8 @@ class RowWindow:
             words = self._words.get(world.host_index)
             self.handle = WindowHandle(
                 service.number_window(),
-                self._block.win if self._block else MPI.WIN_NULL,
-                self._block.begin if self._block else 0,
+                block.win,
+                block.begin,
                 self._row,
                 self.row_bytes,
                 service.mutex,
@@ -116,7 +116,7 @@ class RowWindow:
         Raises:
             ClosedError: the window was closed.
         """
-        if not self._open:
+        if self._block is None:
             raise ClosedError("this window was closed")
         return self._memory[host]
 
@@ -263,17 +263,15 @@ class RowWindow:
     def close(self) -> None:
         """Free the memory; a second call does nothing."""
         self._gate.shut()
-        if not self._open:
-            return
-        self._open = False
         block, self._block = self._block, None
+        if block is None:
+            return
         with self.world.watch("closing a window"):
             self.service.forget(self.handle)
             self._row.Free()
             self._memory.clear()
             self._words.clear()
-            if block:
-                self.service.segments.give_back(block)
+            self.service.segments.give_back(block)
 
 
 _OF_ITS_ROWS = ("_memory", "_words", "_first", "_gate")
@@ -327,6 +325,6 @@ class WindowPart(RowWindow):
     def close(self) -> None:
         """Refuse access from now on; the memory is freed with the other window."""
         self._gate.shut()
-        self._open = False
+        self._block = None
         self._memory = {}
         self._words = {}

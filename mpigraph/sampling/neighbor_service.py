@@ -124,7 +124,7 @@ class NeighborService:
     def fail(self, error: Exception) -> NoReturn:
         """Raise an error, on this trainer and on every one that is in a round or makes the next one."""
         if not self._world.all_local:
-            self.channel.ask({}, lambda: None, error)
+            self.channel.ask({}, error=error)
         raise error
 
     @collective("the channel's trainers", WHEN_REMOTE)

@@ -360,7 +360,7 @@ class Reporting:
                 "mpi": library_version(),
             },
             transport=transport.name if transport else "",
-            exchange=store.exchange.name if store.exchange else "",
+            exchange=store.exchange.name,
             process_group=str(torch.distributed.get_backend()) if given else "",
             arguments={name: str(value) for name, value in self.arguments.items() if value is not None},
             settings=config.variables(),

@@ -192,8 +192,8 @@ def _in_pages(nbytes: I64) -> I64:
 
 # Copy to a node's own disk the shards that its hosts will read, and no others.
 #
-# Which those are follows from the division (``store/host_ranges.py``): host h of H reads the parts that its rows
-# overlap. A shard gets its name when it is whole and verified, so staging that was interrupted goes on where it was.
+# Which those are follows from the division: host h of H reads the parts that its rows overlap. A shard gets its name
+# when it is whole and verified, so staging that was interrupted goes on where it was.
 
 _BLOCK = 8 << 20  # bytes of one read and write
 

@@ -3,7 +3,7 @@
 For each relation three tables, divided among the hosts like the nodes and edges themselves: ``indptr`` (a host's own
 offsets, starting at 0, one more than it has destinations), ``indices`` (global source ids in CSC order) and
 ``out_degrees`` (of the relation's sources). Edge ids are positions: nothing else is needed to find an edge. All
-relations use the same windows. Relations with few edges have smaller tables (``shared_edges.py``).
+relations use the same windows. Relations with few edges have smaller tables (``edge_tables.py``).
 """
 
 import numpy as np

@@ -156,7 +156,7 @@ def broken(*args: Any) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_the_job_that_came_last_writes(job: SharedJob, oracle, shared_path: Path, monkeypatch: Any) -> None:
+def test_the_job_that_came_last_writes(job: SharedJob, oracle, shared_path: Path) -> None:
     """One that was cut off must not write on into the folder of the one that goes on in its place."""
     g = job.open(oracle(3))
     checkpoint.save({"x": 1}, checkpoint_id=shared_path / "c")

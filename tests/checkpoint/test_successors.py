@@ -193,9 +193,7 @@ def damage(job: SharedJob, directory: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("looks", [True, False])
-def test_damaged_checkpoints_are_not_among_those_that_are_kept(
-    job: SharedJob, around: Path, looks: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_checkpoints_are_not_among_those_that_are_kept(job: SharedJob, around: Path, looks: bool) -> None:
     jobs = Jobs(around)
     jobs.save(saver_of(job.session), "200", 200)
     jobs.save(saver_of(job.session), "300", 300)

@@ -70,7 +70,7 @@ def test_a_bar_says_that_kernels_are_compiled(terminal):
         try:
             wait_for(lambda: "write parts (compiling kernels: " in terminal.getvalue())
         finally:
-            REPORT.end(False)
+            REPORT.end()
         report("write parts", 4, 4)
     assert re.match("write parts +100%", terminal.getvalue().split("\r")[-1])
     assert REPORT.tell is None

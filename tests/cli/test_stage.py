@@ -155,7 +155,7 @@ def test_staging_refuses(config: PartConfig, tmp_path: Path, monkeypatch: pytest
         stage(less, [2], tmp_path)
 
 
-def test_a_copy_is_compared_by_checksums(config: PartConfig, tmp_path: Path) -> None:
+def test_a_copy_is_compared_by_checksums(config: PartConfig) -> None:
     source = config.part_path(0, "node_feats")
     with ShardReader(source) as shard:
         expected = fingerprint(shard)

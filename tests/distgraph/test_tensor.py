@@ -34,8 +34,6 @@ DTYPES = [
     torch.float64,
 ]
 
-LAYOUT_LOCAL, LAYOUT_REMOTE = Layout(0, 0, 0), Layout(0, 0, 1)
-
 
 def test_every_index_reads_its_rows(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))

@@ -138,7 +138,7 @@ def test_what_cannot_be_compiled_keeps_no_other_process_waiting() -> None:
 
 
 def test_caches_of_other_functions_stay_numbas(folder: Path) -> None:
-    cache.njit(cache=True)(add_one)(1)
+    cache.njit()(add_one)(1)
     users = numbas_njit(cache=True)(forget)
     assert not Path(users.stats.cache_path).is_relative_to(folder)
 
@@ -226,7 +226,7 @@ def add_one(x: int) -> int:
 
 def load() -> bool:
     """Call a kernel first, as in a new process; return whether that compiled it."""
-    kernel: Any = cache.njit(cache=True)(add_one)
+    kernel: Any = cache.njit()(add_one)
     assert kernel(1) == 2 and REPORT.status() == ""
     return bool(kernel.stats.cache_misses)
 

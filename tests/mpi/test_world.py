@@ -42,7 +42,8 @@ def test_roles(layout: Job) -> None:
         assert world.num_local_trainers == len(peers) - kept
         for index, host in enumerate(hosts):
             node = next(node for node in nodes if host in node)
-            assert world.trainers_of_host(index) == [rank for rank in node if rank in trainers]
+            on_its_node = world.nodes_of_trainers == world.nodes_of_hosts[index]
+            assert world.trainer_ranks[on_its_node].tolist() == [rank for rank in node if rank in trainers]
         for index, trainer in enumerate(trainers):
             node = next(node for node in nodes if trainer in node)
             local = [i for i, host in enumerate(hosts) if host in node]

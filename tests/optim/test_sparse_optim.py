@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError, 
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
 
-SUPPORT = Path(__file__).resolve().parents[1] / "support"
 STEPS = 4
 
 

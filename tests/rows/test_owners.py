@@ -56,7 +56,8 @@ def test_owners_are_local_and_own_as_much_as_the_others(servers: int) -> None:
     owners = RowOwners(world, offsets)
     begin = 0
     for host in range(hosts):
-        local = [world.hosts[host]] if servers == 0 else world.trainers_of_host(host)
+        on_its_node = world.nodes_of_trainers == world.nodes_of_hosts[host]
+        local = [world.hosts[host]] if servers == 0 else world.trainer_ranks[on_its_node].tolist()
         rows = int(offsets[host + 1] - offsets[host])
         for k, rank in enumerate(local):
             assert owners.bounds[begin + k] == offsets[host] + rows * k // len(local)
@@ -92,7 +93,6 @@ def test_python_does_not_loop_over_thousands_of_ranks(servers: int, monkeypatch:
         lambda: owners.ranges(77),
         lambda: owners.route(np.sort(ids)) if servers == 0 else None,
         lambda: world.neighbourhood(77),
-        lambda: world.trainers_of_host(hosts - 1),
         lambda: world.first_hosts(),
         lambda: check_shared_memory(world, np.full(hosts, 1 << 20), "rows"),
         lambda: cut_offsets(np.arange(65) * 10**6, hosts),

@@ -15,7 +15,7 @@ from mpigraph.sampling.protocol import pack_request, unpack_requests
 from mpigraph.sampling.strategies import HopKeys, Uniform, Weighted
 from mpigraph.session.context import current
 
-NUM_NODES, NUM_EDGES, HOPS = 120, 2400, 2
+NUM_NODES, NUM_EDGES = 120, 2400
 RELATIONS = (1, 4, 200)
 REMOTE = [Layout(2, 0, 1), Layout(4, 1, 2)]
 

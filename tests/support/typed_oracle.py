@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-import mpigraph as mg
-from mpigraph.graphs.hetero import HeteroGraph
 from mpigraph.metadata.schema import Relation, Schema
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.source import Feature, GraphSource
@@ -63,12 +61,6 @@ def typed_oracle_source() -> GraphSource:
         if relation in WEIGHTED:
             fields[":".join(relation)]["weight"] = Feature.of(((src + dst) % 4).astype(np.float32))
     return GraphSource(SCHEMA, tuple(NUM_NODES.values()), edges, nodes, fields)
-
-
-def typed_in_memory() -> HeteroGraph:
-    """The graph in this process, with its edges in the order of the ids that nodes in ranges give them."""
-    ends = {relation: edges_of(number) for number, relation in enumerate(RELATIONS)}
-    return mg.heterograph(ends, num_nodes_dict=NUM_NODES)
 
 
 def feat_of(ntype: str, ids: I64) -> npt.NDArray[np.float32]:
