@@ -36,7 +36,6 @@ from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.kernels.updates import Gradients, adagrad, adam, collect, row_wise_adagrad, sgd
 from mpigraph.mpi.agree import agree, allgather_bytes, everywhere, hash64
 from mpigraph.mpi.coroutine import Coroutine, run
-from mpigraph.mpi.world import TRAINERS
 from mpigraph.rows.owners import Outgoing, Pushed, push_rows
 from mpigraph.session.context import current
 from mpigraph.session.control import Operation
@@ -151,7 +150,7 @@ class SparseOptimizer(Optimizer):
                 outgoing[number] = self._route(number, gradients) or outgoing[number]
         except Exception as exc:  # raised on every trainer by the first push
             error = exc
-        with self._session.world.watchdog.step_after_meeting(self._what, TRAINERS) as met:
+        with self._session.world.watchdog.step_after_meeting(self._what) as met:
             run(self._exchange(outgoing, error, met))
         return loss
 

@@ -477,6 +477,18 @@ def address() -> layout.Address:
     return os.getpid(), memory.file, memory.mark
 
 
+def leave(words: str = "") -> None:
+    """Let readers of this process's memory know that it leaves the job, and why if that is an error."""
+    room = layout.HEAD - layout.LAST_WORDS
+    memory.bytes[layout.LAST_WORDS : layout.HEAD] = words.encode(errors="replace")[:room].ljust(room, b"\0")
+    memory.bytes[layout.LEFT] = 1
+
+
+def join() -> None:
+    """Take back what :func:`leave` has said: another job begins."""
+    memory.bytes[layout.LEFT] = 0
+
+
 def _begin_anew() -> None:
     """Leave the parent's memory to the parent, in a process that was forked from it."""
     recordings.clear()

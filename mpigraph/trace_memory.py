@@ -23,7 +23,9 @@ RING = 64 * EVENT  # bytes: the events of a thread
 RINGS = 32  # threads with a ring that other processes can read
 NAMES = 256  # names of stages, counters and threads that other processes can read; the last means any other
 NAME = 32  # bytes
-HEAD = 64  # bytes: a random number, by which a reader knows that it has the right memory
+HEAD = 2048  # bytes: a random number, by which a reader knows that it has the right memory; then the two below
+LEFT = 8  # not 0 once the process has left the job
+LAST_WORDS = 64  # why; text
 FIRST_RING = HEAD + NAMES * NAME
 FIRST_SUM = FIRST_RING + RINGS * RING
 TOTAL = 1  # words of a stage's cell; the first one has the numbers of thread and stage
@@ -200,6 +202,16 @@ class Trace:
         if self._bytes:
             add_up(self._bytes[FIRST_SUM:].cast("q"), self._bytes, total)
         return {name: each.snapshot() for name, each in total.items()}
+
+    @property
+    def readable(self) -> bool:
+        """False if the memory could not be mapped, or is that of another process."""
+        return bool(self._bytes)
+
+    def last_words(self) -> str | None:
+        """Return what the process has said as it left the job (:func:`mpigraph.trace.leave`); None if it has not."""
+        left = self._bytes and self._bytes[LEFT]
+        return _text(self._bytes, LAST_WORDS, HEAD - LAST_WORDS) if left else None
 
     def last(self) -> str:
         """Describe the spans that have not ended and the last ones that have; "" without spans."""

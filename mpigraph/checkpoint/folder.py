@@ -39,7 +39,7 @@ from mpigraph.errors import InvalidArgumentError, OtherVersionError, ShardFormat
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, everywhere, share_bytes, together
 from mpigraph.mpi.messages import Comm
-from mpigraph.mpi.world import TRAINERS, World
+from mpigraph.mpi.world import World
 from mpigraph.storage.files import NewFile, read_text, temporary_name
 from mpigraph.storage.format import storage_dtype
 
@@ -178,24 +178,23 @@ class Peers:
         """Begin."""
         self._world = world
         self._comm: Comm = world.trainers if comm is None else comm
-        self._place = TRAINERS if comm is None else ""
         self.rank, self.size, self.leads = self._comm.rank, self._comm.size, self._comm.rank == 0
 
     @collective("trainers")
     def together(self, doing: str) -> AbstractContextManager[None]:
         """Run local code; if it raised on any trainer, raise on every trainer."""
-        return together(self._comm, doing, "trainer", lambda: self._world.meeting(doing, self._place))
+        return together(self._comm, doing, "trainer", lambda: self._world.meeting(doing))
 
     @collective("trainers")
     def gather(self, doing: str, value: object) -> list[Any]:
         """Return the JSON values of all trainers, in the order of their ranks."""
-        with self._world.meeting(doing, self._place):
+        with self._world.meeting(doing):
             return [json.loads(data) for data in allgather_bytes(self._comm, json.dumps(value).encode())]
 
     @collective("trainers")
     def share_bytes(self, doing: str, data: bytes) -> bytes:
         """Return the bytes of the first trainer."""
-        with self._world.meeting(doing, self._place):
+        with self._world.meeting(doing):
             return share_bytes(self._comm, data)
 
     @collective("trainers")

@@ -26,12 +26,12 @@ from mpi4py import MPI
 from mpigraph.config import launch, launcher_rank
 from mpigraph.errors import ClosedError, MPIGraphError
 from mpigraph.mpi.start import end_unstarted, is_worker
-from mpigraph.mpi.witness import say_goodbye
+from mpigraph.trace import leave
 
 INTERRUPTED = 130  # a shell's status of a process that Ctrl-C ended
 _SPEAKING_TIME = 15.0  # seconds that the first has to print an error that every rank raises, and MPI to end them
 _INTERRUPTED_TIME = 2.0  # the same for Ctrl-C: the first may be where Python cannot be interrupted
-_MOMENT = 1.0  # seconds that others give the first, who may have the same error, and each the witness
+_MOMENT = 1.0  # seconds that others give the first, who may have the same error, and the witness
 _APART = 0.05  # seconds between one rank and the next, so that the launcher ends the others before they speak, too
 _PRINTING_TIME = 10.0  # seconds that printing and MPI_Abort may take before the process just ends, and with it the job
 _READING_TIME = 5.0  # seconds that the launcher has to read what was printed: some drop what they have not read
@@ -68,7 +68,7 @@ def abort(status: int, text: str = "", stacks: bool = False) -> NoReturn:
         with suppress(Exception):
             faulthandler.dump_traceback_later(_PRINTING_TIME, exit=True, file=open(os.devnull, "w"))
         say(text)
-        say_goodbye(True, text)
+        leave(text)
         if stacks and sys.__stderr__ is not None:
             with suppress(Exception):
                 faulthandler.dump_traceback(sys.__stderr__.fileno(), all_threads=True)

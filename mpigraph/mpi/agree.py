@@ -55,10 +55,12 @@ def _share_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[bytes]:
 @collective("comm")
 def gather_bytes(comm: MPI.Comm, data: bytes, root: int) -> list[bytes]:
     """Give one rank, ``root``, the bytes of every rank, in rank order; the others get none."""
-    return run(_gather_bytes(comm, data, root), BULK)
+    return run(gathering(comm, data, root), BULK)
 
 
-def _gather_bytes(comm: MPI.Comm, data: bytes, root: int) -> Coroutine[list[bytes]]:
+@collective("comm")
+def gathering(comm: MPI.Comm, data: bytes, root: int) -> Coroutine[list[bytes]]:
+    """Return the steps of :func:`gather_bytes`."""
     lengths = np.empty(comm.size, np.int64)
     yield comm.Iallgather(np.array([len(data)], np.int64), lengths)
     if comm.rank != root:

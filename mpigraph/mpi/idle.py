@@ -1,28 +1,25 @@
 """Detect whether this process does anything while its main thread waits, also inside foreign code, such as torch's.
 
 Foreign code does not announce its waits. A thread that waits for a message sleeps and uses no processor time. The other
-threads of its process use none either, except those that poll, and none of the bytes that the process has sent are on
-their way. A thread that swaps or reads a disk does not sleep as the kernel sees it. So :meth:`Idle.look` reports that
-the thread is at a place where it may wait for other ranks, and that the process has done nothing for some time.
+threads of its process use none either, except those that poll. A thread that swaps or reads a disk does not sleep as
+the kernel sees it. So :meth:`Idle.look` reports that the thread is at a place where it may wait for other ranks, and
+that the process has done nothing for some time.
 
 Where the thread is in a wait of this library, which polls, the process works if it has other threads of the user's,
 and any of its threads works: one of those may go on, and send what others wait for.
 """
 
-import fcntl
 import gc
 import os
 import resource
-import struct
 import sys
-import termios
 import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -31,36 +28,26 @@ _PREFIX = "mpigraph-"  # of the names of the library's own threads, which poll, 
 _USERS = "mpigraph-callbacks"  # those that run the user's code
 
 
-class ForeignWait(NamedTuple):
-    """A wait inside foreign code; attributes as the arguments of :meth:`.Watchdog.meeting`."""
-
-    what: str
-    place: str = ""
-    limited: bool = False
-
-
 class Idle:
-    """Watches the thread with identifier ``thread``; ``recognise`` returns the wait that a frame of it may be in.
+    """Watches the thread with identifier ``thread``; ``recognise`` names the wait that a frame of it may be in, or "".
 
     Attributes:
-        since: when the process last did anything, or the thread came to the place where it is.
+        since: when the process last did anything.
     """
 
-    def __init__(self, thread: int, recognise: Callable[[FrameType], ForeignWait | None]) -> None:
+    def __init__(self, thread: int, recognise: Callable[[FrameType], str]) -> None:
         self._thread = thread
         known = next(t for t in threading.enumerate() if t.ident == thread)
         main = known is threading.main_thread()  # whose native_id is the parent's in a process that was forked
         self._task = os.getpid() if main else known.native_id or 0
         self._recognise = recognise
         self.since = 0.0
-        self._last: tuple[ForeignWait, str] | None = None
         self._used: dict[int, float] = {}  # by each thread
-        self._total = 0.0
-        self._moved = (0, 0)
+        self._rest = (0.0, 0)  # used by threads that have ended; major faults
         self._looked = 0.0
 
-    def look(self, now: float, waiting: Collection[int] = ()) -> ForeignWait | None:
-        """Note whether this process works, and return the foreign wait that the thread is in, if it is in one.
+    def look(self, now: float, waiting: Collection[int] = ()) -> str:
+        """Note whether this process works, and return the foreign wait that the thread is in, "" if it is in none.
 
         Args:
             now: the time, on any clock.
@@ -69,45 +56,29 @@ class Idle:
         threads = threading.enumerate()
         users = [t for t in threads if t.ident not in waiting and (not t.name.startswith(_PREFIX) or _USERS in t.name)]
         inside = self._thread in waiting
-        known = None if inside else self._look()
+        known = "" if inside else look_at_frame(self._thread, lambda frame: self._recognise(frame) if frame else "")
         try:
             apart = {t.native_id for t in threads if t not in users} | ({self._task} if inside else set())
-            busy = self._works(now - self._looked, apart)
-            busy = (busy and bool(users)) if inside else (busy or not self._sleeps())
+            works = self._works(now - self._looked, apart)
+            busy = (works and bool(users)) if inside else (works or not self._sleeps())
         except OSError:  # the kernel does not say
             busy = not inside
         self._looked = now
-        if busy or known != self._last or (known is None and not inside):
-            self._last, self.since = known, now
-            return None
-        return None if known is None else known[0]
-
-    def _look(self) -> tuple[ForeignWait, str] | None:
-        """Return what the thread's innermost frame may wait for, and where its stack is."""
-
-        def look(frame: FrameType | None) -> tuple[ForeignWait, str] | None:
-            if frame is None or (wait := self._recognise(frame)) is None:
-                return None
-            lines = []
-            while frame is not None:
-                lines.append(f"{id(frame.f_code)}:{frame.f_lasti}")
-                frame = frame.f_back
-            return wait, " ".join(lines)
-
-        return look_at_frame(self._thread, look)
+        if busy or not (known or inside):
+            self.since = now
+            return ""
+        return known
 
     def _works(self, passed: float, apart: Collection[int | None]) -> bool:
         """Return whether any thread not ``apart`` has done anything in the seconds since this was asked before."""
         used = _seconds()
-        more = {task: seconds - self._used.get(task, 0.0) for task, seconds in used.items()}
-        total = time.process_time()
-        ended = total - self._total - sum(more.values())  # by threads that are no more
-        moved = resource.getrusage(resource.RUSAGE_SELF).ru_majflt, unsent()
+        rest = time.process_time() - sum(used.values()), resource.getrusage(resource.RUSAGE_SELF).ru_majflt
         limit = max(_POLLING * passed, 2e-3)
-        works = moved != self._moved or ended > limit
-        limits = dict.fromkeys(more, limit) | {self._task: 0.0}
-        works |= any(seconds > limits[task] for task, seconds in more.items() if task not in apart)
-        self._used, self._total, self._moved = used, total, moved
+        works = rest[0] - self._rest[0] > limit or rest[1] != self._rest[1]
+        for task, seconds in used.items():
+            if task not in apart:
+                works |= seconds - self._used.get(task, 0.0) > (0.0 if task == self._task else limit)
+        self._used, self._rest = used, rest
         return works
 
     def _sleeps(self) -> bool:
@@ -127,16 +98,6 @@ def look_at_frame(thread: int, look: Callable[[FrameType | None], T]) -> T:
     finally:
         if collects:
             gc.enable()
-
-
-def unsent() -> int:
-    """Return the bytes that left this process by sockets and did not arrive yet: a message may be on its way."""
-    count = 0
-    for number in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # it was closed meanwhile
-            if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
-                count += struct.unpack("i", fcntl.ioctl(int(number), termios.TIOCOUTQ, bytes(4)))[0]
-    return count
 
 
 def _seconds() -> dict[int, float]:

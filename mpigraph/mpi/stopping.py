@@ -11,8 +11,9 @@ Each trainer has a *word* in its node's shared memory, and each node a *target*.
 3. else writes into the word that the trainer is held at ``p``, and waits until the target grows beyond ``p``, which
    is "go on", or is :data:`STOP`.
 
-The decider never waits for a trainer. The first node's leader chooses the targets (:class:`Decider`), and they travel
-in the reports that leaders exchange anyway (:class:`.Reports`). Once every node has the latest target, it chooses
+Leaders never wait for a trainer. The leader of each node reads the words of its node (:meth:`Decider.look`), the
+leaders reduce what they have read by MAX (:class:`.Rounds`), and each decides by the same numbers and writes the same
+target on its node, before it reads the words for the next round. It chooses
 
 a. 0, once a rank was asked to stop: every trainer is held at its next call;
 b. the largest position that a trainer is at, or will be at next, if it is beyond the target;
@@ -22,11 +23,11 @@ d. if not all come while one has been held for some seconds, a position that the
    the position is twice as far.
 
 *They agree.* After the first, targets only grow, and a trainer held at ``p`` goes on only when it reads a target
-beyond ``p``. STOP is chosen only if each trainer has written that it is held at ``p``, and the latest target, the
-largest that any trainer can have read, is not beyond ``p``: so all are still there, and read STOP next.
+beyond ``p``. STOP is chosen only if each trainer has written that it is held at ``p``, and the latest target, which
+every node had when its words were read, is not beyond ``p``: so all are still there, and read STOP next.
 
-*No trainer waits for ever.* A held trainer waits for the decider, which waits for leaders alone, and chooses anew after
-some seconds. Once a trainer has left for good, at :data:`LEFT`, there is no stop any more.
+*No trainer waits for ever.* A held trainer waits for the leaders, which wait for one another alone, and choose anew
+after some seconds. Once a trainer has left for good, at :data:`LEFT`, there is no stop any more.
 
 *Mostly they do not wait for those seconds.* A trainer has written that it passes ``p`` before it reads a target from
 before (a), and the leader writes the target before it reads the word. With a fence between on both sides one of them
@@ -43,7 +44,8 @@ rollback-recovery for distributed systems, 1987), here at a point of the program
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+
+import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError, check_integer
@@ -80,64 +82,64 @@ def forget() -> None:
     _signals.clear()
 
 
-@dataclass
-class Said:
-    """The leader's statement about the trainers of its node.
-
-    Attributes:
-        target: the target of the node, read before the rest.
-        asked: one of its ranks was asked to stop.
-        first: the smallest of its trainers' words; see :func:`word`.
-        last: the largest.
-        held: the most seconds that one has been held.
-    """
-
-    target: int = NEVER
-    asked: bool = False
-    first: int = 0
-    last: int = 0
-    held: float = 0.0
-
-
 def word(position: int, held: bool) -> int:
     """Return the word of a trainer that is held at a position, or beyond it. Half of it may be its next position."""
     return 2 * position + 1 if held else 2 * position + 2
 
 
 class Decider:
-    """Chooses the targets of a job.
+    """Reads the words of a node's ranks and writes the node's target, on its leader."""
 
-    Attributes:
-        target: the latest.
-    """
-
-    def __init__(self) -> None:
-        self.target = NEVER
-        self._over = False
+    def __init__(self, slots: Sequence[I64], leader: int, fence: Callable[[], None]) -> None:
+        """Take arguments as of :class:`Stopping`."""
+        self._slots = slots
+        self._target = slots[leader][2:3]
+        self._fence = fence
+        self._since = [(0, 0.0)] * len(slots)  # the word, and since when it has been there
         self._step = 1
+        self._over = False
 
-    def choose(self, nodes: Sequence[Said]) -> int:
-        """Return the next target, or the same one again, given the latest statements of all leaders."""
+    @property
+    def hurries(self) -> bool:
+        """True while trainers agree to stop."""
+        return int(self._target[0]) not in (NEVER, STOP)
+
+    def look(self, now: float) -> I64:
+        """Return the state of the node's trainers at the time ``now``, to be reduced by MAX.
+
+        Returns:
+            int64[4]: whether a rank was asked to stop, the smallest word, negative, the largest one, and the most
+            milliseconds for which a trainer has been held.
+        """
+        target = int(self._target[0])
+        self._fence()
+        words = [int(slot[1]) for slot in self._slots]
+        self._since = [
+            before if before[0] == latest else (latest, now) for before, latest in zip(self._since, words, strict=True)
+        ]
+        held = [now - since for latest, since in self._since if latest & 1 and latest >> 1 >= target]
+        trainers = [latest for latest in words if latest != _NOT_A_TRAINER]
+        was_asked = any(int(slot[0]) for slot in self._slots)
+        return np.array([was_asked, -min(trainers), max(trainers), int(1000 * max(held, default=0.0))], np.int64)
+
+    def choose(self, state: I64) -> None:
+        """Write the next target, given the maxima of all nodes' states, which were read after the one before it."""
         if not self._over:
-            self.target = self._next(nodes)
-        return self.target
+            self._target[0] = self._next(int(self._target[0]), *state.tolist())
 
-    def _next(self, nodes: Sequence[Said]) -> int:
-        if self.target == NEVER:
-            return 0 if any(node.asked for node in nodes) else NEVER
-        if any(node.target != self.target for node in nodes):
-            return self.target
-        first, last = min(node.first for node in nodes), max(node.last for node in nodes)
+    def _next(self, target: int, was_asked: int, first: int, last: int, held: int) -> int:
         furthest = last >> 1
+        if target == NEVER:
+            return 0 if was_asked else NEVER
         if furthest >= LEFT:
             self._over = True
             return NEVER
-        if furthest >= self.target and first == last == word(furthest, held=True):
+        if furthest >= target and -first == last == word(furthest, held=True):
             self._over = True
             return STOP
-        if furthest > self.target:
+        if furthest > target:
             return furthest
-        if max(node.held for node in nodes) > _PATIENCE * self._step:
+        if held > 1000 * _PATIENCE * self._step:
             if self._step == 1:
                 get_logger().warning(
                     "asked to stop, but not every trainer comes to the same call of preempted() in %.0f s: they go on, "
@@ -146,40 +148,7 @@ class Decider:
                 )
             self._step *= 2  # the others may be slow, or make no calls for a while
             return furthest + self._step // 2
-        return self.target
-
-
-class Node:
-    """The words of a node's ranks, as its leader sees them."""
-
-    def __init__(self, slots: Sequence[I64], leader: int, fence: Callable[[], None]) -> None:
-        """Take arguments as of :class:`Stopping`."""
-        self._slots = slots
-        self._fence = fence
-        self._leader = slots[leader]
-        self._since = [(0, 0.0)] * len(slots)  # the word, and since when it has been there
-
-    @property
-    def target(self) -> int:
-        """The target of the node, which the leader alone writes."""
-        return int(self._leader[2])
-
-    def set_target(self, target: int) -> None:
-        """Write the next target; for the leader."""
-        self._leader[2] = target
-
-    def look(self, now: float) -> Said:
-        """Return the state of the trainers at the time ``now``."""
-        target = self.target
-        self._fence()
-        words = [int(slot[1]) for slot in self._slots]
-        for rank, latest in enumerate(words):
-            if self._since[rank][0] != latest:
-                self._since[rank] = latest, now
-        held = [now - since for latest, since in self._since if latest & 1 and latest >> 1 >= target]
-        trainers = [latest for latest in words if latest != _NOT_A_TRAINER]
-        was_asked = any(int(slot[0]) for slot in self._slots)
-        return Said(target, was_asked, min(trainers), max(trainers), max(held, default=0.0))
+        return target
 
 
 class Stopping:

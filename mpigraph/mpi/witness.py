@@ -2,11 +2,11 @@
 
 A launcher kills the other ranks within milliseconds of the first that dies, and says neither its role nor, where
 several have died, which was the first. The witness has a session of its own, which launchers do not kill, looks at the
-ranks of its node, and ends with the last of them. On several nodes each has one: they do not talk to each other, and
+ranks of its node, and ends with the first of them. On several nodes each has one: they do not talk to each other, and
 the earliest time names the cause.
 
-A rank that ends the job because of an error says goodbye first. Its error may come of the death of another rank, whose
-sockets the kernel closes before others hear of the end: the witness names those that are ending by then.
+A rank that leaves the job says so in the memory of its spans (:func:`mpigraph.trace.leave`), and why. Who dies after
+that was ended by the launcher.
 
 While a report is being made, the witness has what is known of the ranks (:meth:`Witness.expect`). If the job dies, it
 writes that with their sums and last spans, from memory that outlives them.
@@ -18,7 +18,6 @@ This file is also the program that the process runs: it imports nothing else of 
 import json
 import os
 import select
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -26,73 +25,21 @@ from contextlib import suppress
 from runpy import run_path
 from typing import Any
 
-_addresses: list[str] = []  # of the witnesses that look at this process
-_SPEAKING_TIME = 5.0  # seconds that the witness has to speak
-_LEAVES, _FAILED, _REPORT = b"-", b"!", b"r"  # the first byte of what it hears
 _TO_HOST = ("sent_messages", "sent_bytes", "received_bytes", "requests", "answered_ns")  # counters, by host
 _TO_TRAINER = ("group_sent_bytes", "group_received_bytes")  # counters, by trainer
-_EXITING = 4  # PF_EXITING of Linux's include/linux/sched.h: set before a process gives back what it has
-
-
-def pid_namespace() -> str:
-    """Return the name of the namespace of this process's id; "" where there can be no witness."""
-    try:
-        os.close(os.pidfd_open(os.getpid()))  # Linux before 5.3 cannot, and some containers forbid it
-        return os.readlink("/proc/self/ns/pid")
-    except (AttributeError, OSError):
-        return ""
-
-
-def say_goodbye(failed: bool, text: str = "") -> None:
-    """Tell the witness that this process ends and has said why; wait until the witness has spoken, too.
-
-    Args:
-        failed: it ends because of an error, whose cause may be another rank's death.
-        text: what it has said.
-    """
-    while _addresses:
-        _tell(_addresses.pop(), (_FAILED if failed else _LEAVES) + text.encode(errors="replace"))
-
-
-def _tell(address: str, message: bytes) -> None:
-    """Send the witness a message, and wait until it has been acted upon, or the witness has ended."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as out:
-        out.settimeout(_SPEAKING_TIME)
-        out.connect(address)
-        out.sendall(message)
-        out.shutdown(socket.SHUT_WR)
-        out.recv(1)
 
 
 class Witness:
-    """Looks at the ranks of a node, from construction to :meth:`close`."""
+    """The process that looks at the ranks of a node, as the first of them has it."""
 
-    def __init__(self, first: bool, address: str, traces: Sequence[Sequence[int]], names: Sequence[str]) -> None:
-        """Join the ranks that the witness looks at.
+    def __init__(self, addresses: Sequence[Sequence[int]], names: Sequence[str]) -> None:
+        """Start it: ``addresses`` are :func:`mpigraph.trace.address` of the ranks."""
+        import subprocess  # the witness itself does not need it
 
-        Args:
-            first: whether this is the first rank of the node, which starts the process.
-            address: a name that no other job on this node has.
-            traces: :func:`mpigraph.trace.address` of each of the node's ranks; it begins with the process id.
-            names: of the same ranks, for the message.
-        """
-        self._address = f"\0{address}"
-        _addresses.append(self._address)
-        if first:
-            import subprocess  # the witness itself does not need it
-
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inbox:
-                inbox.bind(_addresses[-1])
-                inbox.listen()
-                words = [json.dumps([[list(map(int, trace)) for trace in traces], list(names)]), str(inbox.fileno())]
-                null = subprocess.DEVNULL
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", __file__, *words],
-                    stdin=null,
-                    stdout=null,
-                    pass_fds=[inbox.fileno()],
-                    start_new_session=True,
-                )
+        words = [sys.executable, "-I", "-S", __file__, json.dumps([addresses, names])]
+        self._process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
 
     def expect(self, path: str = "", summary: Mapping[str, Any] | None = None) -> None:
         """Have the witness write a file if the job dies from now on; "": none.
@@ -101,57 +48,41 @@ class Witness:
             path: of the file; its folder is made.
             summary: what is known of a report now (``reports/summary.py``), with the ranks of this node in their order.
         """
-        _tell(self._address, _REPORT + json.dumps([path, summary]).encode())
+        assert self._process.stdin is not None
+        with suppress(OSError):  # it has ended, if the kernel does not let it look at the ranks
+            self._process.stdin.write(json.dumps([path, summary]).encode() + b"\n")
+            self._process.stdin.flush()
 
     def close(self) -> None:
-        """End the process, unless another rank has done so."""
-        say_goodbye(failed=False)
-        if hasattr(self, "_process"):
-            self._process.wait()
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
 
 
-def _look(addresses: list[list[int]], names: list[str], inbox: socket.socket) -> None:
-    """Wait for a goodbye, or for the first rank that dies without one; print which rank died, and write the report."""
-    traces = _traces(addresses)
-    pids = [pid for pid, *_ in addresses]
+def _look(addresses: list[list[int]], names: list[str]) -> None:
+    """Wait for the first rank that ends; print which rank died if none has left the job, and write the report."""
+    read = run_path(os.path.join(os.path.dirname(__file__), os.pardir, "trace_memory.py"))["Trace"]
+    traces = [read(tuple(address)) for address in addresses]
+    if not all(trace.readable for trace in traces):
+        return  # the ranks have containers of their own
+    try:
+        ranks = {os.pidfd_open(address[0]): rank for rank, address in enumerate(addresses)}
+    except (AttributeError, OSError):  # Linux before 5.3 has no such call, and some containers forbid it
+        return
     poll = select.poll()
-    poll.register(inbox, select.POLLIN)
-    ranks: dict[int, int] = {}
-    dead = set[int]()
-    report = _Report(traces)
-    for rank, pid in enumerate(pids):
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            dead.add(rank)
-            continue
-        ranks[handle] = rank
+    for handle in [0, *ranks]:
         poll.register(handle, select.POLLIN)
-    while True:
-        ready = set() if dead else {handle for handle, _ in poll.poll()}
-        ready |= {handle for handle, _ in poll.poll(0)}  # a goodbye comes before the end
-        if inbox.fileno() not in ready:
-            dead |= {rank for handle, rank in ranks.items() if handle in ready}
-            report.write(_print_obituary({names[rank]: traces[rank].last() for rank in dead}))
-            return
-        with inbox.accept()[0] as connection:  # the other end waits until it is closed
-            message = _hear(connection)
-            if message[:1] == _REPORT:
-                report.expect(message[1:])
-                continue
-            if message[:1] == _FAILED:
-                ending = {names[rank]: traces[rank].last() for rank, pid in enumerate(pids) if _ends(pid)}
-                report.write(message[1:].decode() + _print_obituary(ending))
-            return
-
-
-def _hear(connection: socket.socket) -> bytes:
-    message = bytearray()
-    with suppress(OSError):  # who sends may be stopped in the middle
-        connection.settimeout(_SPEAKING_TIME / 5)
-        while piece := connection.recv(1 << 16):
-            message += piece
-    return bytes(message)
+    report = _Report(traces)
+    heard = b""
+    while not (dead := [ranks[handle] for handle, _ in poll.poll() if handle in ranks]):
+        piece = os.read(0, 1 << 16)
+        *lines, heard = (heard + piece).split(b"\n")
+        for line in lines:
+            report.expect(line)
+        if not piece:  # the first rank ends
+            poll.unregister(0)
+    said = [words for trace in traces if (words := trace.last_words()) is not None]
+    report.write("".join(said) if said else _print_obituary({names[rank]: traces[rank].last() for rank in dead}))
 
 
 class _Report:
@@ -169,7 +100,7 @@ class _Report:
 
     def write(self, ended: str) -> None:
         """Write what is known."""
-        if not self._path:
+        if not (self._path and ended):
             return
         seconds = time.monotonic() - self._began
         self._summary |= {"complete": False, "ended": ended}
@@ -224,20 +155,6 @@ def fields_of_rank(before: Mapping[str, Any], after: Mapping[str, Any], seconds:
     }
 
 
-def _traces(addresses: list[list[int]]) -> list[Any]:
-    path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "trace_memory.py")
-    reader = run_path(path)["Trace"]
-    return [reader(tuple(address)) for address in addresses]
-
-
-def _ends(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return bool(int(file.read().rpartition(b")")[2].split()[6]) & _EXITING)
-    except FileNotFoundError:
-        return True
-
-
 def _print_obituary(last: Mapping[str, str]) -> str:
     """Print who died, with the last spans of each, and return it."""
     if not last:
@@ -253,5 +170,4 @@ def _print_obituary(last: Mapping[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    looked_at, called = json.loads(sys.argv[1])
-    _look(looked_at, called, socket.socket(fileno=int(sys.argv[2])))
+    _look(*json.loads(sys.argv[1]))

@@ -40,16 +40,13 @@ from mpigraph.mpi.coroutine import Progress
 from mpigraph.mpi.start import check_connected, machine, software, start_mpi
 from mpigraph.mpi.wait import PEERS_COMPUTE, UNINTERRUPTED, wait
 from mpigraph.mpi.watchdog import Watchdog
-from mpigraph.mpi.witness import Witness, pid_namespace
-from mpigraph.trace import address
+from mpigraph.mpi.witness import Witness
+from mpigraph.trace import join, leave
 
 _DOMAINS = Path("/sys/devices/system/node")
 _SPARE = 8  # communicators that are to be left
 
 _REMEDY = "start all from one environment, or from equal ones, with the same arguments and MPIGRAPH_ variables"
-
-TRAINERS = "what trainers agree on"
-"""The place at which trainers wait for one another on their communicator; see :meth:`World.meeting`."""
 
 
 class Trainers(MPI.Intracomm):
@@ -88,7 +85,7 @@ class World:
         divided: says that MPI takes ranks of one machine for several nodes; "" if it does not.
         watchdog: gives every wait its deadline.
         progress: on trainers, the progress thread; None if MPI allows no calls from threads.
-        witness: the process of this node that says which rank died, if there is one.
+        witness: on the first rank of a node, the process that says which of its ranks died, if there is one.
     """
 
     @collective("comm")
@@ -140,9 +137,7 @@ class World:
             self.node,
             self.identity,
             self.config.timeout,
-            number=int(np.searchsorted(self.trainer_ranks, self.rank)) if self.is_trainer else self.rank,
             trains=self.is_trainer,
-            trainers=len(self.trainer_ranks),
             leader=int(MPI.Group.Translate_ranks(self.comm.group, [firsts[self.node_index]], self.node.group)[0]),
             leaders=leaders,
             threads=self.threads_may_communicate,
@@ -300,7 +295,7 @@ class World:
         """Put a deadline on the wait inside the ``with`` block; see :meth:`.Watchdog.watch`."""
         return self.watchdog.watch(what, patience, whom)
 
-    def meeting(self, what: str, place: str = "", limited: bool = False) -> AbstractContextManager[None]:
+    def meeting(self, what: str) -> AbstractContextManager[None]:
         """Watch the wait inside the ``with`` block, for trainers that come when the user's code lets them.
 
         See :meth:`.Watchdog.meeting`. Before it, the main thread makes the calls that :meth:`in_main_thread` left.
@@ -309,7 +304,7 @@ class World:
         if doing := self._apart.get(threading.get_ident()):
             raise CollectiveError(f"{what}: {doing} cannot do it, as trainers are not in step there")
         self._do_owed()
-        return self.watchdog.meeting(what, place, limited)
+        return self.watchdog.meeting(what)
 
     def in_main_thread(self, call: Callable[[], None]) -> None:
         """Make a call that communicates, in the main thread and not in the middle of another wait.
@@ -341,7 +336,7 @@ class World:
 
         A trainer waits for the slowest without a deadline.
         """
-        return together(self.trainers, doing, "trainer", lambda: self.meeting(doing, TRAINERS))
+        return together(self.trainers, doing, "trainer", lambda: self.meeting(doing))
 
     @collective("world.comm")
     def on_all_ranks(self, doing: str) -> AbstractContextManager[None]:
@@ -378,7 +373,7 @@ class World:
 
     def _allreduce(self, value: int, op: MPI.Op) -> int:
         answer = np.array([value], np.int64)
-        with UNINTERRUPTED, self.meeting("agreeing on a number", TRAINERS):
+        with UNINTERRUPTED, self.meeting("agreeing on a number"):
             wait(self.trainers.Iallreduce(MPI.IN_PLACE, answer, op=op), PEERS_COMPUTE)
         return int(answer[0])
 
@@ -420,15 +415,13 @@ class World:
     @collective("node")
     def start_witness(self) -> None:
         """Start the process on each node that reports which rank died."""
-        names = [name.decode() for name in allgather_bytes(self.node, self.identity.encode())]
-        spaces = allgather_bytes(self.node, pid_namespace().encode())
-        if len(set(spaces)) > 1 or not spaces[0]:
-            return  # not supported, or each rank has a container, with process ids of its own
-        traces = np.empty((self.node.size, 3), np.int64)
-        self.node.Allgather(np.array(address(), np.int64), traces)
-        socket_name = f"mpigraph-{spaces[0].decode()}-{traces[0, 0]}"  # containers may have the same names of sockets
-        self.witness = Witness(self.node.rank == 0, socket_name, traces.tolist(), names)
-        self._made.callback(self.witness.close)
+        join()
+        self.node.Barrier()
+        if self.node.rank == 0:
+            board = self.watchdog.board
+            self.witness = Witness(board.addresses.tolist(), board.names)
+            self._made.callback(self.witness.close)
+        self._made.callback(leave)
 
     def at_close(self, call: Callable[[], None]) -> None:
         """Make a call when the world is closed, before anything made earlier is closed."""

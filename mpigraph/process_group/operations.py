@@ -11,7 +11,6 @@ An operation that was begun is kept until it is complete, waited for, and follow
 # mypy: disable-error-code="override,assignment"
 # (torch overloads each method; it calls these forms)
 
-import math
 import sys
 import time
 from collections import deque
@@ -246,13 +245,13 @@ class Outstanding:
         if self._progress is not None:
             self._progress.add(task)
 
-    def wait_for(self, task: Task[Any], seconds: float = 0.0, place: str = "") -> None:
+    def wait_for(self, task: Task[Any], seconds: float = 0.0) -> None:
         """Wait until a task is done, up to ``seconds``, or the group's limit where these are 0. Blocking.
 
-        All trainers must come to ``place``, if it is not "". Raises TimeoutError if it is not done by then.
+        Raises TimeoutError if it is not done by then.
         """
         limit = seconds if seconds > 0 else self._seconds
-        with self._meeting(task.name, place, limit < math.inf):
+        with self._meeting(task.name):
             if not finish([task], BLOCKED, limit):
                 self.keep(task)  # with the memory that MPI will write to
                 raise TimeoutError(f"{task.name} is not complete after {limit} s")
@@ -305,9 +304,9 @@ def untraced(cls: Class) -> Class:
 class MPIWork(dist.Work):
     """One outstanding operation, as torch waits for it."""
 
-    def __init__(self, outstanding: Outstanding, task: Task[Any], outputs: list[Tensor], place: str) -> None:
+    def __init__(self, outstanding: Outstanding, task: Task[Any], outputs: list[Tensor]) -> None:
         super().__init__()
-        self._outstanding, self._task, self._outputs, self._place = outstanding, task, outputs, place
+        self._outstanding, self._task, self._outputs = outstanding, task, outputs
         self._future: torch.futures.Future[list[Tensor]] | None = None
 
     def is_completed(self) -> bool:
@@ -330,7 +329,7 @@ class MPIWork(dist.Work):
             TimeoutError: the time is over; the operation remains outstanding.
             InvalidArgumentError: a message differs in size from the tensor.
         """
-        self._outstanding.wait_for(self._task, timeout.total_seconds(), self._place)
+        self._outstanding.wait_for(self._task, timeout.total_seconds())
         self._task.result()
         return True
 

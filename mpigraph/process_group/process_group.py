@@ -70,10 +70,8 @@ from mpigraph.session.context import current
 from mpigraph.trace import count
 
 _NAME = "mpi4py"
-_FOR_ALL = {"barrier", "all_reduce"}
 _RECEIVE, _SEND = "recv from", "send to"
 _REST = "what is outstanding in a process group"
-_SMALL = 1 << 20  # bytes: when one rank has the result, the others will have it at once, too
 _ARRIVING = 5.0  # seconds that a message may be on its way when a group is shut down
 _ABSENT = (
     "a process group of mpi4py has all_reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter_tensor, "
@@ -184,7 +182,6 @@ class MPIProcessGroup(dist.ProcessGroup):
         meeting: Meeting,
         progress: Progress | None,
         seconds: float = math.inf,
-        place: str = "",
         name: str = "the process group",
         trainers: Sequence[int] = (),
     ) -> None:
@@ -195,14 +192,12 @@ class MPIProcessGroup(dist.ProcessGroup):
             meeting: watches the waits, as :meth:`.World.meeting` does.
             progress: the progress thread, if MPI allows one.
             seconds: limit of a wait for an operation.
-            place: names the group if all trainers are in it.
             name: names the group.
             trainers: the numbers of its ranks; if empty, their ranks.
         """
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
         self._comm: MPI.Comm = comm
         self._meeting = meeting
-        self._place = place
         self._outstanding = Outstanding(progress, meeting, seconds)
         self._trainers = trainers or range(comm.size)
         self._calls = Calls(comm, self._trainers, name, progress is None)
@@ -248,8 +243,7 @@ class MPIProcessGroup(dist.ProcessGroup):
         task = Task(steps, what)
         if getattr(opts, "asyncOp", True):
             self._outstanding.keep(task)
-        soon = what in _FOR_ALL and sum(tensor.nbytes for tensor in outputs) <= _SMALL
-        return MPIWork(self._outstanding, task, outputs, self._place if soon else "")
+        return MPIWork(self._outstanding, task, outputs)
 
     def getBackendName(self) -> str:
         """Return the name of the backend."""
@@ -523,8 +517,7 @@ def _create(options: Any, _: Any = None) -> MPIProcessGroup:
     timeout = getattr(options, "timeout", None) or default_pg_timeout
     seconds = math.inf if timeout == default_pg_timeout else timeout.total_seconds()
     name = f"process group {options.group_id}"
-    place = name if len(members) == session.num_trainers else ""
-    group = MPIProcessGroup(world.group(members), world.meeting, world.progress, seconds, place, name, members)
+    group = MPIProcessGroup(world.group(members), world.meeting, world.progress, seconds, name, members)
 
     def end() -> None:
         with world.watch(_REST):  # every trainer is here

@@ -279,7 +279,6 @@ class RoundChannel(Channel):
     def __init__(self, world: World, number: int, answer: Answer) -> None:
         """Open the channel; ``answer`` answers what others ask of this rank, for one thread at a time."""
         super().__init__(world, number)
-        self._place = f"channel {number}"
         self._comm: MPI.Comm = MPI.COMM_NULL if world.all_local else world.comm.Dup()
         self._answer = _timed_answer(answer)
         self._serving: Task[set[int]] | None = None
@@ -301,7 +300,7 @@ class RoundChannel(Channel):
         meanwhile = _timed_answer(meanwhile) if meanwhile is not None else None
         words, counts = in_rank_order(asked, self.world.size)
         with UNINTERRUPTED:
-            with self.world.meeting(f"sampling round {self.rounds} of {self.name}", self._place):
+            with self.world.meeting(f"sampling round {self.rounds} of {self.name}"):
                 header = Header(self._comm, RoundOperation.SAMPLE, FAILED if error else OK, counts)
                 wait(header.request, IN_ROUND)
             return run(self._round(header, words, counts, meanwhile, error))
@@ -314,7 +313,7 @@ class RoundChannel(Channel):
         with UNINTERRUPTED:
             while True:
                 header = Header(self._comm, RoundOperation.IDLE, OK, self._nothing)
-                with self.world.meeting(f"the end of every trainer's rounds on {self.name}", self._place):
+                with self.world.meeting(f"the end of every trainer's rounds on {self.name}"):
                     wait(header.request, PEERS_COMPUTE)
                 if self._doing(header) == {RoundOperation.IDLE}:
                     return

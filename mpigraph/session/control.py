@@ -189,7 +189,7 @@ class Control:
         if Strict.begins():
             self.compare(operation.name.lower(), status)
         with UNINTERRUPTED:
-            with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)", "control calls"):
+            with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)"):
                 header = Header(self._world.comm, operation, status, self._no_counts)
                 wait(header.request, IN_ROUND)
             self._world.watchdog.stopping.meet()
@@ -203,7 +203,7 @@ class Control:
         if world.closed or world.forked or world.trainers.size == 1:
             return
         sameness = Sameness(name)
-        with UNINTERRUPTED, world.meeting(f"{name} (waiting for the other trainers)", "collective calls"):
+        with UNINTERRUPTED, world.meeting(f"{name} (waiting for the other trainers)"):
             wait(self._calls.Iallreduce(MPI.IN_PLACE, sameness.words, MPI.MAX), IN_ROUND)
         if sameness.holds:
             return

@@ -269,7 +269,7 @@ class Reporting:
     def follow(self) -> None:
         """On a server: go along with the first trainer of the node, whose loop this one cannot see."""
         if self.folder and not self._recording.end:
-            self._reach(int(self._world.watchdog.steps[self._followed][0]))
+            self._reach(int(self._world.watchdog.board.steps[self._followed][0]))
 
     def _reach(self, steps: int) -> None:
         now = trace.clock()
@@ -287,7 +287,7 @@ class Reporting:
             self._stop()
 
     def _own_steps(self) -> I64:
-        return self._world.watchdog.steps[self._world.node.rank]
+        return self._world.watchdog.board.steps[self._world.node.rank]
 
     # ---- what this rank tells ----------------------------------------------------------------------------------------
 
@@ -378,7 +378,7 @@ class Reporting:
     def _tell_witness(self) -> None:
         """Tell the witness of this node what to write if the job dies."""
         world = self._world
-        if world.witness is None or world.node.rank:
+        if world.witness is None:
             return
         if not self.folder:
             world.witness.expect()

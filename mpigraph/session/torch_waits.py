@@ -7,81 +7,47 @@ asks here whether that is one of these places.
 
 import dis
 import sys
-from datetime import timedelta
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 from weakref import finalize
 
 import torch
-import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.distributed_c10d import default_pg_timeout
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from mpigraph.mpi.idle import ForeignWait
 from mpigraph.trace import span
 
-_DEFAULT_GROUP = "torch.distributed's default group"
-_BACKWARD = ("autograd/graph.py", "_engine_run_backward")
-_FORWARD = "nn/parallel/distributed.py"
-_COLLECTIVES = "distributed/distributed_c10d.py"
+_WAITING = ("distributed/", "nn/parallel/distributed.py", "autograd/graph.py")  # modules of torch
 _RENDEZVOUS = "distributed/rendezvous.py"
-_OTHERS = tuple(f"distributed/{name}" for name in ("fsdp/", "_composable/", "_functional_", "algorithms/", "optim/"))
-_OF_TWO = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"})
-_ENDING_BY_THEMSELVES = frozenset({"monitored_barrier"})
+_COLLECTIVES = "distributed/distributed_c10d.py"
 
 
 class TorchWaits:
-    """Recognises frames of Python that wait inside torch; ``trainers`` is their number."""
+    """Names the wait inside torch that the innermost frame of a thread may be in; ``trainers`` is their number."""
 
     def __init__(self, trainers: int) -> None:
         self._trainers = trainers
         self._torch = sys.modules["torch"].__path__[0].rstrip("/") + "/"
 
-    def __call__(self, frame: FrameType) -> ForeignWait | None:
-        """Return the wait that the innermost frame of a thread may be in; None outside torch."""
-        try:
-            return self._wait(frame)
-        except Exception:  # the thread goes on meanwhile, and may just destroy the group
-            return None
-
-    def _wait(self, frame: FrameType) -> ForeignWait | None:
+    def __call__(self, frame: FrameType) -> str:
+        """Return the name; "" outside torch."""
         path, name = frame.f_code.co_filename, frame.f_code.co_name
-        in_torch = path.startswith(self._torch)
+        inside = path.startswith(self._torch) and path.removeprefix(self._torch).startswith(_WAITING)
         path = path.removeprefix(self._torch)
-        if in_torch and path == _RENDEZVOUS:
-            everybody = frame.f_locals.get("world_size") == self._trainers
-            limited = frame.f_locals.get("timeout", default_pg_timeout) != default_pg_timeout
-            return ForeignWait("torch.distributed.init_process_group", _DEFAULT_GROUP if everybody else "", limited)
-        if not distributed_c10d.is_initialized() or distributed_c10d.get_world_size() > self._trainers:
-            return None  # processes outside this job may do anything
-        if in_torch and path == _COLLECTIVES:
-            group = frame.f_locals.get("group")
-            place = "" if name in _OF_TWO or "group" not in frame.f_locals else self._place(group)
-            limited = name in _ENDING_BY_THEMSELVES or _timeout_given(group)
-            limited |= (frame.f_locals.get("timeout") or default_pg_timeout) != default_pg_timeout
-            return ForeignWait(f"torch.distributed.{name}", place, limited)
-        if _accelerator_started():  # a thread may wait for its kernels without using the processor
-            return None
-        if in_torch and ((path, name) == _BACKWARD or path == _FORWARD):
-            return ForeignWait("DistributedDataParallel", self._place(None), _timeout_given())
-        if (in_torch and path.startswith(_OTHERS)) or (not in_torch and _calls_wait(frame.f_code, frame.f_lasti)):
-            return ForeignWait("torch.distributed", "", _timeout_given())
-        return None
-
-    def _place(self, group: dist.ProcessGroup | None) -> str:
-        """Return the name of the default group if ``group`` is that, and all trainers must come to it."""
-        default = distributed_c10d._get_default_group()
-        if group is None:
-            is_default = len(distributed_c10d._world.pg_map) <= 1
-        else:
-            is_default = group is default or group is distributed_c10d.GroupMember.WORLD
-        slow = distributed_c10d.get_backend() == "mpi4py"  # its thread moves large tensors, and is not looked at
-        return _DEFAULT_GROUP if is_default and default.size() == self._trainers and not slow else ""
+        if not inside and not _calls_wait(frame.f_code, frame.f_lasti):
+            return ""
+        try:
+            if path != _RENDEZVOUS and distributed_c10d.get_world_size() > self._trainers:
+                return ""  # processes outside this job may do anything
+        except Exception:  # there is no group, or the thread goes on meanwhile, and destroys it just now
+            return ""
+        if path not in (_COLLECTIVES, _RENDEZVOUS) and _accelerator_started():
+            return ""  # a thread may wait for its kernels without using the processor
+        return f"torch, in {name}" if inside else "torch.distributed"
 
 
 @lru_cache(64)
@@ -95,16 +61,6 @@ def _calls_wait(code: CodeType, at: int) -> bool:
         if instruction.opname not in ("PRECALL", "CACHE", "PUSH_NULL"):
             before.append(instruction)
     return False
-
-
-def _timeout_given(group: dist.ProcessGroup | None = None) -> bool:
-    """Return whether the user has chosen how long a group waits."""
-    try:
-        default = distributed_c10d._get_default_group() if group is None else group
-        known: timedelta = default._get_backend(torch.device("cpu")).options._timeout
-    except (RuntimeError, AttributeError, ValueError):
-        return False
-    return known != default_pg_timeout
 
 
 def _accelerator_started() -> bool:

@@ -1,11 +1,10 @@
 """At which call trainers stop: thousands of jobs in which the next thing to happen is drawn, down to single words.
 
-Trainers, leaders and the first of these are the real ones; memory, messages and time are the test's. Between what a
+Trainers and leaders are the real ones; memory, reductions and time are the test's. Between what a
 trainer or a leader writes and what it then reads, anything else may happen.
 """
 
 import random
-from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi import stopping
-from mpigraph.mpi.stopping import NEVER, STOP, Decider, Node, Said, Stopping, word
+from mpigraph.mpi.stopping import NEVER, STOP, Decider, Stopping, word
 
 MANY = 60_000  # events: a job that takes more hangs
 
@@ -76,17 +75,14 @@ class Job:
         self.longest = [max(steps) for steps in zip(*plans, strict=True)]
         self.now, self.depth = 0.0, 0
         self.trainers: list[Trainer] = []
-        self.nodes: list[Node] = []
+        self.leaders: list[Decider] = []
         self.slots = [[np.zeros(3, np.int64) for _ in range(size)] for size in sizes]
         for slots in self.slots:
             for rank in range(len(slots)):
                 self.trainers.append(Trainer(self, slots, rank, plans[len(self.trainers)]))
-            self.nodes.append(Node(slots, 0, self.meanwhile))
-        self.decider = Decider()
-        self.heard: dict[int, Said] = {}
-        self.reports: list[deque[Said]] = [deque() for _ in sizes]
-        self.answers: list[deque[int]] = [deque() for _ in sizes]
-        self.free = [True] * len(sizes)
+            self.leaders.append(Decider(slots, 0, self.meanwhile))
+        self.given: dict[int, np.ndarray] = {}  # by leader, in the round under way
+        self.results: list[list[np.ndarray]] = [[] for _ in sizes]  # of rounds, not yet noticed by each leader
         self.speeds = [rng.choice([1, 1, 5]) for _ in self.trainers]
 
     def meanwhile(self) -> None:
@@ -102,7 +98,7 @@ class Job:
         if kind < 0.6:
             self.move(self.rng.choices(self.trainers, self.speeds)[0])
         else:
-            self.lead(self.rng.randrange(len(self.nodes)))
+            self.lead(self.rng.randrange(len(self.leaders)))
         self.now += 0.02
 
     def move(self, trainer: Trainer) -> None:
@@ -110,22 +106,17 @@ class Job:
             trainer.done = next(trainer.life, self) is self
 
     def lead(self, number: int) -> None:
-        """A tick of a leader: it looks, reports and takes in answers; the first one decides."""
-        node = self.nodes[number]
-        if number == 0:
-            for other, reports in enumerate(self.reports):
-                if reports and self.rng.random() < 0.7:
-                    self.heard[other] = reports.popleft()
-                    self.answers[other].append(self.decider.target)
-            said = node.look(self.now)
-            if len(self.heard) == len(self.nodes) - 1:
-                node.set_target(self.decider.choose([said, *self.heard.values()]))
-        elif self.free[number]:
-            self.free[number] = False
-            self.reports[number].append(node.look(self.now))
-        elif self.answers[number] and self.rng.random() < 0.7:
-            node.set_target(self.answers[number].popleft())
-            self.free[number] = True
+        """A tick of a leader: it notices the result of a round, decides by it, and gives its part of the next."""
+        if self.results[number] and self.rng.random() < 0.7:
+            self.leaders[number].choose(self.results[number].pop())
+        elif not self.results[number] and number not in self.given:
+            given = self.leaders[number].look(self.now)
+            self.given[number] = given
+            if len(self.given) == len(self.leaders):
+                result = np.max(list(self.given.values()), axis=0)
+                self.given = {}
+                for results in self.results:
+                    results.append(result)
 
     def run(self) -> None:
         first = self.rng.choice([0, self.rng.randint(0, 400)])
@@ -156,30 +147,44 @@ def test_all_stop_at_the_same_step_or_none(monkeypatch: pytest.MonkeyPatch, part
     assert stopped >= 30
 
 
+class Chosen:
+    """The targets that a leader chooses, given what it has read."""
+
+    def __init__(self) -> None:
+        self.slots = [np.array([0, 0, NEVER])]
+        self.decider = Decider(self.slots, 0, lambda: None)
+
+    def next(self, first: int, last: int, held: float) -> int:
+        self.decider.choose(np.array([1, -first, last, int(1000 * held)]))
+        return int(self.slots[0][2])
+
+
 def test_a_trainer_that_makes_no_calls_holds_up_the_others_for_some_seconds() -> None:
     """Each time twice as long, and twice as many calls later."""
-    decider = Decider()
-    assert decider.choose([Said(asked=True)]) == 0
-    assert decider.choose([Said(0, True, word(6, False), word(7, True), 0.1)]) == 7
+    chosen = Chosen()
+    assert chosen.next(0, 0, 0.0) == 0
+    assert chosen.next(word(6, False), word(7, True), 0.1) == 7
     targets = []
     at = 7
     for k in range(5):
-        assert decider.choose([Said(at, True, word(3, False), word(at, True), 2**k * 4.0)]) == at
-        at = decider.choose([Said(at, True, word(3, False), word(at, True), 2**k * 6.0)])
+        assert chosen.next(word(3, False), word(at, True), 2**k * 4.0) == at
+        at = chosen.next(word(3, False), word(at, True), 2**k * 6.0)
         targets.append(at)
     assert targets == [8, 10, 14, 22, 38]
-    assert decider.choose([Said(38, True, word(3, False), word(stopping.LEFT, False), 1.0)]) == NEVER
-    assert decider.choose([Said(NEVER, True, word(50, True), word(50, True), 1.0)]) == NEVER
+    assert chosen.next(word(3, False), word(stopping.LEFT, False), 1.0) == NEVER
+    assert chosen.next(word(50, True), word(50, True), 1.0) == NEVER
 
 
 def test_a_trainer_that_is_let_go_on_does_not_count_as_held() -> None:
-    decider = Decider()
-    decider.choose([Said(asked=True)])
-    assert decider.choose([Said(0, True, word(4, False), word(5, True), 0.1)]) == 5
-    assert decider.choose([Said(5, True, word(4, False), word(5, True), 6.0)]) == 6
+    chosen = Chosen()
+    chosen.next(0, 0, 0.0)
+    assert chosen.next(word(4, False), word(5, True), 0.1) == 5
+    assert chosen.next(word(4, False), word(5, True), 6.0) == 6
     late = word(5, True)  # it has not seen yet that it may go on
-    assert decider.choose([Said(6, True, late, late, 0.0)]) == 6
-    assert decider.choose([Said(6, True, word(6, True), word(6, True), 0.0)]) == STOP
+    chosen.slots[0][1] = late
+    assert chosen.decider.look(100.0)[3] == 0
+    assert chosen.next(late, late, 0.0) == 6
+    assert chosen.next(word(6, True), word(6, True), 0.0) == STOP
 
 
 def test_positions_grow() -> None:

@@ -9,17 +9,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from layouts import WAIT
 from mpi4py import MPI
 from worlds import flat_world
 
-from mpigraph.mpi.board import Board, Record, Reports, Summary, spans
-from mpigraph.mpi.watchdog import Watchdog, _line_of_script
+from mpigraph.log import line_calling
+from mpigraph.mpi.board import Board, Rounds
+from mpigraph.mpi.idle import look_at_frame
+from mpigraph.mpi.watchdog import Watchdog
 
 TIMEOUT = 1000.0  # far beyond what passes in a test: time passes by advancing the clock
 
@@ -29,13 +32,13 @@ class Ended(Exception):
 
 
 @contextmanager
-def watching(trainers: int = 2) -> Iterator[Watchdog]:
+def watching() -> Iterator[Watchdog]:
     """A watchdog without a thread, of trainer 0 of a job on one node; :func:`pass_time` is its clock."""
 
     def end(status: int, text: str, stacks: bool = False) -> None:
         raise Ended(text)
 
-    watchdog = Watchdog(MPI.COMM_SELF, "trainer 0/2 (rank 0)", TIMEOUT, trainers=trainers, clock=None)
+    watchdog = Watchdog(MPI.COMM_SELF, "trainer 0/2 (rank 0)", TIMEOUT, clock=None)
     with patch("mpigraph.mpi.watchdog.abort", end):
         yield watchdog
     watchdog.close()
@@ -46,46 +49,44 @@ def pass_time(watchdog: Watchdog, seconds: float) -> None:
     watchdog.look()
 
 
-def trainer(number: int, places: list[str], blocked: float, known: bool = True) -> Record:
-    return Record(f"trainer {number}", number, True, f"waiting in {places}", blocked, blocked, places, known)
+def judge(watchdog: Watchdog, shortest: float, longest: float, in_step: bool = False, still: float = 0.0) -> None:
+    """Judge the maxima of all nodes: seconds that trainers have waited, and without a sign of life."""
+    numbers = [int(-1000 * shortest), int(1000 * longest), in_step, int(1000 * still), 1, 0, 0, 0, 0]
+    watchdog._decide(np.array(numbers, np.int64))
+
+
+def waited(watchdog: Watchdog) -> float:
+    watchdog._write()
+    return watchdog.board.waited(0, watchdog.now)
+
+
+def line(watchdog: Watchdog) -> str:
+    watchdog._write()
+    return watchdog.board.lines(watchdog.now)[0]
 
 
 def test_a_wait_inside_a_step_ends() -> None:
     with watching() as watchdog, watchdog.watch("sampling round 3", patience=2):
         pass_time(watchdog, 1.9 * TIMEOUT)
-        with pytest.raises(Ended, match=r"waited 2\d+ s in sampling round 3.*\n  trainer\(s\) 0: waiting in sampling"):
+        with pytest.raises(
+            Ended, match=r"waited 2\d+ s in sampling round 3.*\n  trainer 0/2 \(rank 0\): waiting in sam"
+        ):
             pass_time(watchdog, 0.2 * TIMEOUT)
 
 
 def test_a_wait_for_others_does_not_end_while_one_of_them_runs(caplog: pytest.LogCaptureFixture) -> None:
     with watching() as watchdog:
-
-        def look(blocked: float) -> None:
-            records = [trainer(0, ["control calls"], blocked), Record("trainer 1", 1, True, "running at evaluate.py:7")]
-            watchdog.now = blocked
-            watchdog.judge(Summary.of(records, []))
-
-        for blocked in (100, 300, 5000, 9000, 11000):
-            look(blocked)
+        for longest in (100, 300, 5000, 9000, 11000):
+            watchdog._write()
+            judge(watchdog, 0.0, longest)
         texts = [record.getMessage() for record in caplog.records]
-        assert len(texts) == 3 and "trainer(s) 1: running at evaluate.py:7 for 0 s" in texts[0]  # 300, 5000, 11000
-
-
-def test_trainers_may_still_meet_while_a_message_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpigraph.mpi.watchdog._strangers", lambda workers: False)  # threads that other tests have left
-    monkeypatch.setattr("mpigraph.mpi.idle.Idle._works", lambda *_: False)
-    with watching() as watchdog, watchdog.meeting("barrier", "barrier"):
-        watchdog.recognise(lambda frame: None)
-        watchdog.now += 10
-        for waiting in (1, 0):
-            monkeypatch.setattr("mpigraph.mpi.watchdog.unsent", lambda waiting=waiting: waiting)
-            assert watchdog.record().known == (not waiting)
+        assert len(texts) == 3 and "trainer 0/2 (rank 0): running at test_watchdog.py:" in texts[0]  # 300, 5000, 11000
 
 
 def test_a_trainer_that_computes_in_another_thread_is_not_stuck() -> None:
     """Whichever wait its main thread is in: it may send what the others wait for."""
-    with watching() as watchdog, watchdog.meeting("a barrier", "control calls"):
-        watchdog.recognise(lambda frame: None)
+    with watching() as watchdog, watchdog.meeting("a barrier"):
+        watchdog.recognise(lambda frame: "")
         over = threading.Event()
 
         def compute() -> None:
@@ -98,7 +99,7 @@ def test_a_trainer_that_computes_in_another_thread_is_not_stuck() -> None:
         while len(blocked) < 200 and 1e-3 not in blocked[1:]:  # a busy machine may give the thread no time at first
             time.sleep(0.05)
             watchdog.now += 0.05
-            blocked.append(watchdog.record().blocked)
+            blocked.append(waited(watchdog))
         over.set()
         thread.join()
         assert 1e-3 in blocked[1:], blocked
@@ -116,79 +117,40 @@ def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
     watchdog.close()
 
 
-def judge(watchdog: Watchdog, records: list[Record], seconds: float, still: tuple[tuple[str, float], ...] = ()) -> None:
-    """Judge the same again and again for some seconds."""
-    for _ in range(int(seconds)):
-        watchdog.now += 1
-        watchdog.judge(Summary.of(records, list(still)))
-
-
-APART = [trainer(0, ["channel 1"], 20.0), trainer(1, ["channel 5", "control calls"], 30.0)]
-
-
-def test_trainers_that_wait_for_one_another_in_vain_end_the_job_soon() -> None:
-    with watching() as watchdog:
-        judge(watchdog, APART, 5)  # a message may be late
-        with pytest.raises(Ended, match=r"(?s)different calls.*trainer\(s\) 0: .*channel 1.*trainer\(s\) 1: .*control"):
-            judge(watchdog, APART, 5)
-
-
-@pytest.mark.parametrize(
-    "records",
-    [
-        [APART[0], Record("trainer 1", 1, True)],  # one runs
-        [APART[0], trainer(1, ["channel 1", "control calls"], 30.0)],  # they will meet on channel 1
-        [APART[0], trainer(1, ["control calls"], 30.0, known=False)],  # another thread may come
-        [*APART, Record("server", 2, False, in_step=True)],  # a server works
-        [APART[0], trainer(1, ["control calls"], 1.0)],  # not for long
-    ],
-    ids=["runs", "meet", "unknown", "server", "young"],
-)
-def test_trainers_that_may_meet_do_not_end_the_job(records: list[Record]) -> None:
-    with watching() as watchdog:
-        judge(watchdog, records, 100)
-
-
 def test_trainers_who_all_wait_end_the_job_at_last() -> None:
     with watching() as watchdog:
-        for blocked in (TIMEOUT - 1, TIMEOUT + 1):
-            records = [trainer(k, ["channel 1"], blocked + k, known=False) for k in range(2)]
-            with pytest.raises(Ended, match="every trainer waits") if blocked > TIMEOUT else nullcontext():
-                judge(watchdog, records, 1)
+        judge(watchdog, TIMEOUT - 1, TIMEOUT + 9)  # one may have come just now
+        judge(watchdog, TIMEOUT + 1, TIMEOUT + 9, in_step=True)  # a server works
+        with pytest.raises(Ended, match="every trainer waits"):
+            judge(watchdog, TIMEOUT + 1, TIMEOUT + 9)
 
 
 def test_a_process_without_a_sign_of_life_ends_the_job_if_somebody_waits() -> None:
-    still = (("trainer 1/2 (rank 1) on n1", TIMEOUT + 1),)
     with watching() as watchdog:
-        for blocked in (0.0, TIMEOUT - 1):
-            judge(watchdog, [trainer(0, ["control calls"], blocked), Record("trainer 1", 1, True)], 1, still)
-        with pytest.raises(Ended, match=r"stopped or lost.*\n  trainer 1/2 \(rank 1\) on n1 has shown no sign of life"):
-            judge(watchdog, [trainer(0, ["control calls"], TIMEOUT + 1), Record("trainer 1", 1, True)], 1, still)
+        for longest in (0.0, TIMEOUT - 1):
+            judge(watchdog, 0.0, longest, still=TIMEOUT + 1)
+        with pytest.raises(Ended, match=r"stopped or lost.*\n  trainer 0/2"):
+            judge(watchdog, 0.0, TIMEOUT + 1, still=TIMEOUT + 1)
 
 
 def test_what_a_trainer_waits_for() -> None:
     """It waits for others if its main thread does, and every thread that works for it."""
     with watching() as watchdog:
         watchdog.now = 50.0
-        assert watchdog.record().blocked == 0 and "running at test_watchdog.py:" in watchdog.record().text
-        with watchdog.meeting("a barrier", "control calls"):
+        assert waited(watchdog) == 0 and "running at test_watchdog.py:" in line(watchdog)
+        with watchdog.meeting("a barrier"):
             watchdog.now = 60.0
-            assert (watchdog.record().blocked, watchdog.record().places) == (10, ["control calls"])
+            assert waited(watchdog) == 10
             with watchdog.watch("a step"):
-                assert watchdog.record().blocked == 0 and watchdog.record().in_step
+                assert waited(watchdog) == 0 and watchdog.board.in_step(0, 60.0)
             go, ready = threading.Event(), threading.Event()
 
-            def work(wait: Callable[[str], object]) -> None:
+            def work(wait: Callable[[str], AbstractContextManager[None]]) -> None:
                 with watchdog.working(), wait("channel 3"):
                     ready.set()
                     go.wait(WAIT)
 
-            for wait, blocked in [
-                (lambda what: watchdog.meeting(what, what), 10),
-                (watchdog.own, 10),
-                (lambda what: watchdog.meeting(what, what, limited=True), 0),
-                (watchdog.watch, 0),
-            ]:
+            for wait, seconds in [(watchdog.meeting, 10), (watchdog.own, 10), (watchdog.watch, 0)]:
                 ready.clear()
                 go.clear()
                 watchdog.now = 50.0
@@ -196,12 +158,12 @@ def test_what_a_trainer_waits_for() -> None:
                 thread.start()
                 assert ready.wait(WAIT)
                 watchdog.now = 60.0
-                assert watchdog.record().blocked == blocked
+                assert waited(watchdog) == seconds
                 go.set()
                 thread.join()
-        assert re.fullmatch(r"running at test_watchdog\.py:\d+ \(last in a barrier\)", watchdog.record().text)
+        assert re.search(r"running at test_watchdog\.py:\d+ \(last in a barrier\)", line(watchdog))
         with watchdog.own("the next minibatch"):  # whose thread has ended
-            assert watchdog.record().blocked == 0
+            assert waited(watchdog) == 0
 
 
 def test_nothing_is_collected_while_another_thread_is_looked_at() -> None:
@@ -220,81 +182,48 @@ def test_nothing_is_collected_while_another_thread_is_looked_at() -> None:
     gc.callbacks.append(note)
     gc.set_threshold(1)
     try:
-        seen = [_line_of_script(cast(int, thread.ident)) for _ in range(10)]
+        seen = [look_at_frame(cast(int, thread.ident), line_calling) for _ in range(10)]
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(note)
         go.set()
         thread.join()
-    assert re.fullmatch(r" at test_watchdog\.py:\d+", seen[0]) and places and "look_at_frame" not in places
+    assert re.fullmatch(r"test_watchdog\.py:\d+", seen[0]) and places and "look_at_frame" not in places
     assert gc.isenabled()
 
 
 def test_a_step_that_begins_with_a_meeting() -> None:
-    with watching() as watchdog, watchdog.step_after_meeting("step of SparseAdam", "trainers") as met:
+    with watching() as watchdog, watchdog.step_after_meeting("step of SparseAdam") as met:
         pass_time(watchdog, TIMEOUT / 2)
-        assert watchdog.record().blocked == TIMEOUT / 2
+        assert waited(watchdog) == TIMEOUT / 2
         met()
         pass_time(watchdog, 0.9 * TIMEOUT)
         with pytest.raises(Ended, match=f"waited {1.1 * TIMEOUT:.0f} s in step of SparseAdam"):
             pass_time(watchdog, 0.2 * TIMEOUT)
 
 
-def test_thousands_of_ranks_are_a_few_lines() -> None:
-    summary = Summary()
-    for node in range(500):
-        records = [trainer(15 * node + k, [f"channel {k % 3}"], 5.0 + k) for k in range(15)]
-        records.append(Record(f"server {node}", 16 * node, False, "serving"))
-        part = Summary.of(records, [(f"rank {node}", 3.0)])
-        data = part.encode()
-        assert len(data) < 3000
-        summary.add(Summary.decode(data))
-    assert summary.trainers == summary.blocked == 7500 and summary.at["channel 1"] == 2500
-    assert (summary.shortest, summary.longest) == (5.0, 19.0)
-    assert len("\n".join(summary.lines())) < 4000
-    many = Summary.of([Record(str(k), k, True, f"running at line {k}") for k in range(1000)], [])
-    assert len(many.encode()) < 10_000 and len("\n".join(many.lines())) < 4000
-    assert spans([(5, 6), (1, 1), (2, 3), (9, 9)]) == [(1, 3), (5, 6), (9, 9)]
-
-
 def test_a_board_of_a_node(comm: MPI.Intracomm) -> None:
-    board = Board(comm)
-    text = "läuft " * 1000
-    board.write(Record(f"rank {comm.rank}", comm.rank, True, text, 2.0, 2.0, [f"channel {comm.rank}"] * 20))
+    board = Board(comm, f"rank {comm.rank}")
+    board.write(comm.rank + 0.5, comm.rank == 1, "läuft " * 1000)
     comm.Barrier()
+    board.look(1.0)
     for rank in range(comm.size):
-        seen = board.read(rank)
-        assert (seen.who, seen.known, seen.text[:5]) == (f"rank {rank}", False, "läuft")
-    board.look(1.0)
-    board.look(9.0)  # no rank has written since, and all have waited
-    ages = [board.still(rank, 9.0) for rank in range(comm.size)]
-    assert ages[comm.rank] == 0
+        assert (board.waited(rank, 1.0), board.in_step(rank, 1.0)) == (rank + 0.5, rank == 1)
+        assert any(line.startswith(f"rank {rank}: läuft läuft") for line in board.lines(1.0))
+    board.look(9.0)  # no rank has written since, and all have waited: what they said may be over
+    for rank in range(comm.size):
+        own = rank == comm.rank
+        assert board.waited(rank, 9.0) == (rank + 0.5) * own and (board.still(rank, 9.0) == 0) >= own
+    assert sum("since it was läuft" in line for line in board.lines(9.0)) == comm.size - 1
     comm.Barrier()
-    speakers = comm.allgather(board.claim(0.3))
-    assert sum(speakers) == 1
-    comm.Barrier()
-    board.close()
-
-
-def test_what_a_process_said_long_ago_is_over() -> None:
-    """One that holds Python's lock for long says nothing, and may have left the wait that it was in."""
-    board = Board(MPI.COMM_SELF)
-    board.write(trainer(0, ["control calls"], 9.0))
-    board.rank = -1  # look at it as at another rank's
-    board.look(1.0)
-    assert board.summary(1.0, TIMEOUT).blocked == 1
-    board.look(9.0)
-    summary = board.summary(9.0, TIMEOUT)
-    assert (summary.trainers, summary.blocked, summary.at) == (1, 0, {})
-    assert summary.lines() == ["trainer(s) 0: busy or stopped since it was waiting in ['control calls'] for 8 s"]
     board.close()
 
 
 def test_a_stopped_process_shows_no_sign_of_life() -> None:
     """One that computes without ever giving up Python's lock does."""
-    board = Board(MPI.COMM_SELF)
+    board = Board(MPI.COMM_SELF, "rank 0")
     job = subprocess.Popen(["sh", "-c", "while :; do :; done"])
-    board._pids[0] = job.pid
+    board.addresses[0, 0] = job.pid
     board.rank = -1  # look at it as at another rank's
     now = 0.0
 
@@ -321,23 +250,22 @@ def test_a_stopped_process_shows_no_sign_of_life() -> None:
         board.close()
 
 
-def test_leaders_report_to_the_first(comm: MPI.Intracomm) -> None:
-    reports = Reports(comm)
-    own = Summary.of([trainer(comm.rank, ["channel 1"], 1.0 + comm.rank)], [])
+def test_leaders_share_maxima_until_all_close(comm: MPI.Intracomm) -> None:
+    rounds = Rounds(comm.Dup())
+    results: list[list[int]] = []
     begin = time.monotonic()
-    done = comm.Ibarrier() if not reports.leads else None
-    while time.monotonic() - begin < WAIT:
-        now = time.monotonic() - begin
-        reports.exchange(own, now)
-        if reports.leads and reports.complete and done is None:
-            done = comm.Ibarrier()
-        if done is not None and done.Test():
-            break
+    while len(results) < 3 + comm.rank and time.monotonic() - begin < WAIT:
+        if (result := rounds.take()) is not None:
+            results.append(result.tolist())
+        rounds.give(np.array([comm.rank + 10 * len(results), -comm.rank, 1], np.int64))
+        rounds.exchange(0.0)
         time.sleep(0.001)
-    assert done is not None and reports.silence(0.0) <= 0
-    if reports.leads:
-        assert [summary.longest for _, _, summary in reports.others(now)] == [1.0 + k for k in range(1, comm.size)]
-    reports.close()
+        if len(results) == 3:
+            break
+    assert [result[1:] for result in results] == [[0, 1]] * 3
+    assert [result[0] for result in results] == [comm.size - 1 + 10 * k for k in range(3)]
+    rounds.close(lambda: np.array([0, 0, 0], np.int64), lambda maxima: not maxima[2])
+    rounds.comm.Free()
 
 
 def test_the_garbage_collectors_thread_communicates_nothing(comm: MPI.Intracomm) -> None:

@@ -1,10 +1,8 @@
 """Roles: who serves, who trains, and who is local, on every layout."""
 
-import errno
 import logging
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from layouts import WAIT, Job, on_all
@@ -14,9 +12,7 @@ from worlds import flat_world, world_of
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, CollectiveError, InvalidArgumentError
 from mpigraph.mpi.start import machine
-from mpigraph.mpi.witness import pid_namespace
 from mpigraph.mpi.world import World
-from mpigraph.rows.transport import nothing
 
 
 def test_roles(layout: Job) -> None:
@@ -67,29 +63,6 @@ def test_roles(layout: Job) -> None:
     world.close()  # a second time
     with pytest.raises(ClosedError):
         world.dup()
-
-
-def test_the_witness_of_containers_that_share_a_network(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their processes have the same ids, and names of sockets are the network's."""
-    addresses: list[str] = []
-    monkeypatch.setattr(
-        "mpigraph.mpi.world.Witness",
-        lambda first, address, pids, names: (addresses.append(address), SimpleNamespace(close=nothing))[1],
-    )
-    with flat_world(comm) as world:
-        for space in ("pid:[1]", "pid:[2]", ""):
-            monkeypatch.setattr("mpigraph.mpi.world.pid_namespace", lambda space=space: space)
-            world.start_witness()
-    assert len(addresses) == len(set(addresses)) == 2
-
-
-def test_without_the_kernels_help_there_is_no_witness(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(pid: int) -> int:
-        raise OSError(errno.ENOSYS, "Function not implemented")
-
-    assert pid_namespace().startswith("pid:")
-    monkeypatch.setattr("os.pidfd_open", refuse)
-    assert pid_namespace() == ""
 
 
 def test_each_thread_forbids_its_own_meetings(comm: MPI.Intracomm) -> None:

@@ -157,7 +157,7 @@ def test_minibatches_of_any_form(job: SharedJob, tmp_path: Path) -> None:
 def test_a_fork_of_a_trainer_leaves_the_report_alone(job: SharedJob, oracle, tmp_path: Path) -> None:
     g = job.open(oracle(3))
     folder = Path(job.one_has(lambda: str(tmp_path)))
-    board = job.session.world.watchdog.steps[job.session.world.node.rank]
+    board = job.session.world.watchdog.board.steps[job.session.world.node.rank]
     with mg.report(folder, steps=(1, 3)):
         batches = iter(loader_of(g, 4))
         next(batches)

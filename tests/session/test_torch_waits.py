@@ -97,7 +97,7 @@ def test_what_cannot_end_is_ended(tmp_path: Path, oracle, name: str, backend: st
     last = output[output.rindex("[mpigraph]") :]
     assert "the job is stuck and is ended" in last, last
     if name not in ("return", "epochs"):
-        assert last.count(" at script.py:") == 2, last
+        assert last.count(" at script.py:") >= 2, last
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ def test_a_line_of_the_script_that_waits_for_work_is_known(call: str, waits: boo
 
 def test_a_group_that_is_destroyed_just_now_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.distributed_c10d.is_initialized", lambda: True)  # as seen a moment ago
-    assert TorchWaits(2)(sys._getframe()) is None
+    assert TorchWaits(2)(sys._getframe()) == ""
