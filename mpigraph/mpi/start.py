@@ -10,6 +10,7 @@ bytes in a request (``handle_pmi1_cmd``). With text behind the address a request
 """
 
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import platform
@@ -17,57 +18,19 @@ import select
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
 
 import mpi4py
 
 from mpigraph import config
-from mpigraph.errors import InvalidArgumentError, SharedMemoryError
-
-# Checks of what the processes of a job must have in common: the ``/dev/shm`` of their node, and their software.
-#
-# Where each process has a ``/dev/shm`` of its own, as in a container for each, MPI's first call never returns. So the
-# processes of a node look for each other before: one that starts later sees those that started before, and the last one
-# sees all.
-
-_SHM = "dev/shm"
-_NEIGHBOURS_TIME = 8.0  # seconds in which the highest rank of a node, which may still start, prints the error and ends
-_ENDING_TIME = 0.5  # seconds in which the launcher then ends the others
-
-
-def _check_neighbours(proc: Path = Path("/proc")) -> None:
-    """Check that the processes that this launcher has started on this node share ``/dev/shm``.
-
-    Raises SharedMemoryError if one has another one, and the same host name and network.
-    """
-    ours = _shared_memory(proc / "self")
-    if ours is None:
-        return
-    rank = config.launcher_rank()
-    neighbours = dict(_neighbours(proc))
-    apart = [other for other, pid in neighbours.items() if _shared_memory(proc / str(pid)) not in (None, ours)]
-    if not apart:
-        return
-    speaker = max(neighbours)
-    if rank < speaker:
-        end = time.monotonic() + _NEIGHBOURS_TIME
-        while (proc / str(neighbours[speaker])).exists() and time.monotonic() < end:
-            time.sleep(0.05)
-        time.sleep(_ENDING_TIME)
-    raise SharedMemoryError(
-        f"processes {min(rank, *apart)} and {max(rank, *apart)} run on one node and do not share /dev/shm, as where "
-        "each has a container of its own: MPI could not start. Let the container see the node's /dev/shm (Apptainer: "
-        "without --contain, or with --bind /dev/shm), or run all processes of a node in one container "
-        '(slurm/README.md, "Shared memory")'
-    )
+from mpigraph.errors import InvalidArgumentError
 
 
 def machine(proc: Path = Path("/proc")) -> int:
@@ -88,53 +51,14 @@ def software() -> str:
     return f"{versions}, Python {platform.python_version()}, {size} bytes of library code"
 
 
-def _neighbours(proc: Path) -> Iterator[tuple[int, int]]:
-    """Yield rank and process id of the other processes of this launcher on this node that run this program."""
-    launcher = _launcher(proc, os.getpid())
-    kind = _kind(proc / "self")
-    for path in proc.glob("[0-9]*"):
-        pid = int(path.name)
-        if _kind(path) != kind:  # also what starts a rank's container
-            continue
-        rank = _rank(path)
-        if rank is not None and rank != config.launcher_rank() and _launcher(proc, pid) == launcher:
-            yield rank, pid
-
-
-def _launcher(proc: Path, pid: int) -> int:
-    """Return the nearest process above that no launcher gave a rank."""
-    while pid > 1 and _rank(proc / str(pid)) is not None:
-        try:
-            pid = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            return 0
-    return pid
-
-
-def _rank(process: Path) -> int | None:
-    """Return the rank in the environment of a process, None if it has none or is not ours to read."""
-    with suppress(OSError):
-        words = (process / "environ").read_bytes().split(b"\0")
-        return config.rank_in(dict(word.partition(b"=")[::2] for word in words))
-    return None
-
-
-def _kind(process: Path) -> tuple[str, ...] | None:
-    """Return host name, network and program of a process; None if it is not ours to read."""
-    with suppress(OSError):
-        return tuple(os.readlink(process / link) for link in ("ns/uts", "ns/net", "exe"))
-    return None
-
-
 def _shared_memory(process: Path) -> int | None:
     with suppress(OSError):
-        return os.stat(process / "root" / _SHM).st_dev
+        return os.stat(process / "root/dev/shm").st_dev
     return None
 
 
 WORKER = "this is a process that multiprocessing started, which is no rank of the job"
 _SPEAKING_TIME = 30.0  # seconds that the first process has to import the library and print the error
-_PATIENCE = 15.0  # seconds of MPI_Init after which a process prints what it may wait for
 _LARGEST, _STEP = 8192, 16  # bytes: more than the published ones; malloc's unit
 
 
@@ -217,7 +141,6 @@ def start_mpi() -> None:
     Raises:
         InvalidArgumentError: multiprocessing started this process inside a job, so it cannot be one of its ranks.
             Or ``srun`` connects its processes by PMIx, and this MPICH was built without it.
-        SharedMemoryError: the ranks of this node do not share ``/dev/shm``.
     """
     from mpi4py import MPI
 
@@ -229,12 +152,10 @@ def start_mpi() -> None:
         from mpigraph.mpi.compat import library_version  # which imports mpi4py.MPI
 
         check_connected(1, library_version())  # MPI_Init would end this process with a message of MPICH's
-    if config.launch() is not None:
-        _check_neighbours()
     level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
-    with _limited() if config.launch() is not None else nullcontext():
-        with _without_holes() if config.slurm_pmi() == "pmi2" else nullcontext():
-            MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))
+    init = partial(MPI.Init_thread, getattr(MPI, f"THREAD_{level.upper()}"))
+    with _without_holes() if config.slurm_pmi() == "pmi2" else nullcontext():
+        init() if config.launch() is None else _call_limited(init)
 
 
 def _lacks_pmix() -> bool:
@@ -248,48 +169,28 @@ def _lacks_pmix() -> bool:
     return bool(libraries) and not any(hasattr(ctypes.CDLL(path), "PMIx_Init") for path in libraries)
 
 
-@contextmanager
-def _limited() -> Iterator[None]:
-    """Limit ``MPI_Init`` to the job's timeout, print what it may wait for, and let Ctrl-C end it.
+def _call_limited(init: Callable[[], object]) -> None:
+    """Call ``MPI_Init``, let Ctrl-C end it, and end this process after the job's timeout, with what it may wait for.
 
-    mpi4py keeps Python's lock meanwhile: neither a thread nor a signal handler of Python would run.
+    mpi4py keeps Python's lock meanwhile: neither a thread nor a signal handler of Python would run. faulthandler's timer
+    does; it prints where Python is, so the name of the file in which the call stands is the message.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    seconds = config.timeout()
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGALRM)}
-    left = signal.setitimer(signal.ITIMER_REAL, seconds)
-    speaker = None
-    if config.launcher_rank() == 0:
-        launch = config.launch()
-        assert launch is not None
-        text = (
-            f"[mpigraph] MPI_Init waits on process 0 of {launch.processes}. Either other processes have not come to "
-            "initialize() yet, or the processes of a node do not share one /dev/shm, as where each has a container of "
-            'its own: then MPI cannot start (slurm/README.md, "Shared memory"). The job is ended after '
-            f"{seconds:.0f} s (MPIGRAPH_TIMEOUT)\n"
-        )
-        words = [sys.executable, "-I", "-S", "-c", _SPEAKER, str(min(_PATIENCE, seconds / 2)), text]
-        speaker = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    launch, seconds = config.launch(), config.timeout()
+    text = (
+        f"[mpigraph] MPI_Init waits on process {config.launcher_rank()} of {launch.processes if launch else 1}. Either "
+        "other processes have not come to initialize() yet, or the processes of a node do not share one /dev/shm, as "
+        "where each has a container of its own (slurm/README.md, 'Shared memory'). The job is ended after "
+        f"{seconds:.0f} s (MPIGRAPH_TIMEOUT)"
+    )
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL) if in_main_thread else None
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or open(os.devnull, "w"))
     try:
-        yield
+        exec(compile("init()", text, "exec"), {"init": init})
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *left)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if speaker is not None:
-            speaker.communicate(b"started")
-
-
-_SPEAKER = """
-import os, select, sys
-if not select.select([0], [], [], float(sys.argv[1]))[0]:
-    os.write(2, sys.argv[2].encode())
-if not os.read(0, 1):
-    os.write(2, b"[mpigraph] process 0 was ended in MPI_Init; the job is ended\\n")
-"""
-"""Prints its second argument after the seconds of its first, and a line if the input ends before MPI has started."""
+        faulthandler.cancel_dump_traceback_later()
+        if in_main_thread:
+            signal.signal(signal.SIGINT, before)
 
 
 def end_unstarted(status: int) -> None:

@@ -40,7 +40,7 @@ from mpigraph.mpi.coroutine import Task, finish
 from mpigraph.mpi.idle import Idle, look_at_frame
 from mpigraph.mpi.stopping import Decider, Stopping
 from mpigraph.mpi.wait import PEERS_COMPUTE
-from mpigraph.trace import span
+from mpigraph.trace import leave, span
 
 Meeting = Callable[[str], AbstractContextManager[None]]
 """:meth:`Watchdog.meeting`."""
@@ -297,6 +297,7 @@ class Watchdog:
             if finish([gather], PEERS_COMPUTE, _SPEAKING_TIME) and rounds.comm.rank == 0:
                 lines = [line for node in gather.result() for line in node.decode().split("\n")]
             if rounds.comm.rank:
+                leave(f"[mpigraph] {why}\n")  # so the launcher kills no rank that the witness would name
                 time.sleep(_SPEAKING_TIME)
         text = "\n  ".join([line for line in lines if line][:_LINES])
         limit = f"MPIGRAPH_TIMEOUT is {self._timeout:g} s"

@@ -35,7 +35,7 @@ SCRIPT = """
 import os, random, signal, sys, threading, time
 from pathlib import Path
 wanted, victim, number, flag, path, folder = sys.argv[1:]
-rank = int(os.environ["PMI_RANK"])
+rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
 flag = Path(flag)
 
 def be_killed():
