@@ -34,7 +34,7 @@ from mpigraph.errors import CollectiveError, InvalidArgumentError, check_state
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.kernels.updates import Gradients, adagrad, adam, collect, row_wise_adagrad, sgd
-from mpigraph.mpi.agree import agree, allgather_bytes, everywhere, hash64
+from mpigraph.mpi.agree import agree, hash64, same
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.rows.owners import Outgoing, Pushed, push_rows
 from mpigraph.session.context import current
@@ -358,10 +358,8 @@ class SparseOptimizer(Optimizer):
         """Raise CollectiveError, on every trainer, if the trainers make different optimizers."""
         world = self._session.world
         with world.watch(f"creating {type(self).__name__}"):
-            texts = [text.decode() for text in allgather_bytes(world.trainers, self._described().encode())]
-        for trainer, text in enumerate(texts):
-            if text != texts[0]:
-                raise everywhere(CollectiveError(f"trainers make different optimizers: 0 {texts[0]}, {trainer} {text}"))
+            alike = {"optimizer": self._described()}
+            same(world.trainers, "trainers make different optimizers", alike, CollectiveError, "trainer")
 
     def _described(self) -> str:
         return repr([type(self).__name__, self.settings, [[emb.name, *emb.weight.shape] for emb in self.params]])

@@ -479,8 +479,8 @@ def address() -> layout.Address:
 
 def leave(words: str = "") -> None:
     """Let readers of this process's memory know that it leaves the job, and why if that is an error."""
-    room = layout.HEAD - layout.LAST_WORDS
-    memory.bytes[layout.LAST_WORDS : layout.HEAD] = words.encode(errors="replace")[:room].ljust(room, b"\0")
+    length = layout.HEAD - layout.LAST_WORDS
+    memory.bytes[layout.LAST_WORDS : layout.HEAD] = words.encode(errors="replace")[:length].ljust(length, b"\0")
     memory.bytes[layout.LEFT] = 1
 
 

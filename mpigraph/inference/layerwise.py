@@ -29,7 +29,7 @@ from mpigraph.graphs.block import Block
 from mpigraph.graphs.in_memory import exact_device
 from mpigraph.inference.neighbourhoods import HaloReader, Neighbourhoods, open_readers, remote_sources
 from mpigraph.log import get_logger
-from mpigraph.mpi.agree import allgather_bytes, everywhere
+from mpigraph.mpi.agree import allgather_bytes, everywhere, same
 from mpigraph.mpi.world import World
 from mpigraph.rows.owners import RowOwners
 from mpigraph.trace import clock
@@ -231,17 +231,8 @@ class Inference:
     def _agree(self, arguments: dict[str, Any]) -> None:
         """Raise TensorMismatchError on every trainer unless all have the same arguments."""
         with self._world.meeting("comparing the arguments of inference"):
-            said = allgather_bytes(self._world.trainers, json.dumps(arguments).encode())
-        first = json.loads(said[0])
-        for trainer, other in enumerate(map(json.loads, said)):
-            for name in first:
-                if other[name] != first[name]:
-                    raise everywhere(
-                        TensorMismatchError(
-                            f"inference: trainers give different {name}: trainer 0 {first[name]}, "
-                            f"trainer {trainer} {other[name]}"
-                        )
-                    )
+            what = "trainers give inference different arguments"
+            same(self._world.trainers, what, arguments, TensorMismatchError, "trainer")
 
     @collective("trainers")
     def _layer(

@@ -22,7 +22,7 @@ from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.log import line_of
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.coroutine import Coroutine, run
-from mpigraph.mpi.wait import BULK, PEERS_COMPUTE
+from mpigraph.mpi.wait import BULK, PEERS_COMPUTE, wait
 from mpigraph.trace import count
 
 Error = TypeVar("Error", bound=MPIGraphError)
@@ -106,20 +106,28 @@ class Sameness:
 
 
 @collective("comm")
-def same(comm: MPI.Comm, values: Mapping[str, object], remedy: str) -> None:
+def same(
+    comm: MPI.Comm,
+    what: str,
+    values: Mapping[str, object],
+    kind: type[MPIGraphError] = InvalidArgumentError,
+    label: str = "rank",
+) -> None:
     """Check that all ranks have the same values; numbers by their value, all else by ``str``.
 
     Args:
         comm: the ranks.
         values: by name, with the same names on all ranks.
-        remedy: what to do about it, for the message.
+        what: begins the message.
+        kind: the class of the error.
+        label: the word for a rank of ``comm`` in the message.
 
     Raises:
-        InvalidArgumentError: some differ; on every rank, with the name of each of these, its values and their ranks.
+        MPIGraphError: some differ; on every rank, with the name of each of these, its values and their ranks.
     """
     texts = [str(int(x) if isinstance(x, int | float | np.integer) and x % 1 == 0 else x) for x in values.values()]
     sameness = Sameness(texts)
-    run(_reduce(comm, sameness))
+    wait(comm.Iallreduce(MPI.IN_PLACE, sameness.words, op=MPI.MAX), PEERS_COMPUTE)
     if sameness.holds:
         return
     of_ranks = [json.loads(data) for data in allgather_bytes(comm, json.dumps([socket.gethostname(), *texts]).encode())]
@@ -128,18 +136,16 @@ def same(comm: MPI.Comm, values: Mapping[str, object], remedy: str) -> None:
     for name, column in zip(values, columns, strict=True):
         kinds = {text: [rank for rank, other in enumerate(column) if other == text] for text in dict.fromkeys(column)}
         if len(kinds) > 1:
-            parts = [f"{text or 'not set'} on {_named(ranks, hosts[ranks[0]])}" for text, ranks in kinds.items()]
+            parts = [
+                f"{text or 'not set'} on {label} {_named(ranks, hosts[ranks[0]])}" for text, ranks in kinds.items()
+            ]
             lines.append(f"\n  {name}: {'; '.join(parts)}")
-    raise everywhere(InvalidArgumentError(f"ranks of one job differ in their settings: {remedy}{''.join(lines)}"))
+    raise everywhere(kind(what + "".join(lines)))
 
 
 def _named(ranks: list[int], host: str) -> str:
     more = ", ..." if len(ranks) > _SHOWN else ""
-    return f"rank {', '.join(map(str, ranks[:_SHOWN]))}{more} (first on {host})"
-
-
-def _reduce(comm: MPI.Comm, sameness: Sameness) -> Coroutine[None]:
-    yield comm.Iallreduce(MPI.IN_PLACE, sameness.words, op=MPI.MAX)
+    return f"{', '.join(map(str, ranks[:_SHOWN]))}{more} (first on {host})"
 
 
 def describe(error: BaseException) -> str:

@@ -133,7 +133,7 @@ class Rounds:
 
     Attributes:
         comm: the leaders.
-        begun: when the round under way was begun, None if none is.
+        begun: when the outstanding round was begun, None if none is.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -149,10 +149,11 @@ class Rounds:
         return result
 
     def give(self, words: I64) -> None:
-        """Give this node's part of the next round, unless one is under way."""
+        """Give this node's part of the next round, unless one is outstanding."""
         if self._given is None:
             self._given = words.copy()
 
+    @collective("comm", "one round after the other")
     def exchange(self, now: float) -> None:
         """Begin a round if there is a part to give, and note its result if it is complete."""
         if self._given is None or self._result is not None:

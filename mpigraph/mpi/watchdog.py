@@ -113,7 +113,9 @@ class Watchdog:
         self._rounds = Rounds(leaders) if leaders is not None else None
         self._closing = False
         self.board = board = Board(node, identity)
-        self._train = [rank for rank, trains in enumerate(node.allgather(trains)) if trains]
+        train = np.empty(node.size, np.int8)
+        node.Allgather(np.array([trains], np.int8), train)
+        self._train: list[int] = np.flatnonzero(train).tolist()
         self._order = sorted(range(node.size), key=lambda rank: rank != leader)
         self._alone = alone = node.size == 1 and leaders is None
         self.stopping = Stopping(board.stopping, node.rank, leader, board.fence, trains, alone)

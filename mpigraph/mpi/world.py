@@ -46,7 +46,10 @@ from mpigraph.trace import join, leave
 _DOMAINS = Path("/sys/devices/system/node")
 _SPARE = 8  # communicators that are to be left
 
-_REMEDY = "start all from one environment, or from equal ones, with the same arguments and MPIGRAPH_ variables"
+_DIFFER = (
+    "ranks of one job differ in their settings: start all from one environment, or from equal ones, with the same "
+    "arguments and MPIGRAPH_ variables"
+)
 
 
 class Trainers(MPI.Intracomm):
@@ -520,7 +523,7 @@ def job_comm(comm: MPI.Intracomm | None, settings: Mapping[str, object]) -> MPI.
         guard(f"rank {everyone.rank}", everyone.rank)
         own = everyone.Dup()
         try:
-            same(own, {"software": f"{software()}, {library_version()}"} | dict(settings), _REMEDY)
+            same(own, _DIFFER, {"software": f"{software()}, {library_version()}"} | dict(settings))
         finally:
             own.Free()
     return everyone
