@@ -22,7 +22,7 @@ from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.log import line_of
 from mpigraph.mpi.abort import abort
 from mpigraph.mpi.coroutine import Coroutine, run
-from mpigraph.mpi.wait import BULK, PEERS_COMPUTE, wait
+from mpigraph.mpi.wait import BULK, PEERS_COMPUTE, UNINTERRUPTED, wait
 from mpigraph.trace import count
 
 Error = TypeVar("Error", bound=MPIGraphError)
@@ -127,7 +127,8 @@ def same(
     """
     texts = [str(int(x) if isinstance(x, int | float | np.integer) and x % 1 == 0 else x) for x in values.values()]
     sameness = Sameness(texts)
-    wait(comm.Iallreduce(MPI.IN_PLACE, sameness.words, op=MPI.MAX), PEERS_COMPUTE)
+    with UNINTERRUPTED:  # MPI writes to the words
+        wait(comm.Iallreduce(MPI.IN_PLACE, sameness.words, op=MPI.MAX), PEERS_COMPUTE)
     if sameness.holds:
         return
     of_ranks = [json.loads(data) for data in allgather_bytes(comm, json.dumps([socket.gethostname(), *texts]).encode())]

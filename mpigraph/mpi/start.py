@@ -172,8 +172,8 @@ def _lacks_pmix() -> bool:
 def _call_limited(init: Callable[[], object]) -> None:
     """Call ``MPI_Init``, let Ctrl-C end it, and end this process after the job's timeout, with what it may wait for.
 
-    mpi4py keeps Python's lock meanwhile: neither a thread nor a signal handler of Python would run. faulthandler's timer
-    does; it prints where Python is, so the name of the file in which the call stands is the message.
+    mpi4py keeps Python's lock meanwhile: neither a thread nor a signal handler of Python would run. The timer of
+    faulthandler does; it prints where Python is, so the name of the file in which the call stands is the message.
     """
     launch, seconds = config.launch(), config.timeout()
     text = (
