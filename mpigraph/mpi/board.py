@@ -35,6 +35,7 @@ class Board:
     Attributes:
         names: of the ranks.
         addresses: :func:`mpigraph.trace.address` of the ranks, int64[ranks, 3].
+        traces: readers of the memory of their spans.
         stopping: of each rank, its words of :mod:`.stopping`.
         steps: of each rank int64[1], the steps that it has done while a report is made.
     """
@@ -45,7 +46,7 @@ class Board:
         self.names = [name.decode() for name in allgather_bytes(node, name.encode())]
         self.addresses = np.empty((node.size, 3), np.int64)
         node.Allgather(np.array(address(), np.int64), self.addresses)
-        self._traces = [Trace((pid, file, mark)) for pid, file, mark in self.addresses.tolist()]
+        self.traces = [Trace((pid, file, mark)) for pid, file, mark in self.addresses.tolist()]
         self._win = MPI.Win.Allocate_shared(_ROW, 8, comm=node)
         self._rows: list[U8] = [as_array(self._win.Shared_query(rank)[0], np.uint8) for rank in range(node.size)]
         self._heads: list[I64] = [row[:_HEAD].view(np.int64) for row in self._rows]
@@ -100,7 +101,7 @@ class Board:
                 age = f"no sign of life for {self.still(rank, now):.0f} s" if self.still(rank, now) > _OLD else "busy"
                 text = f"{age} since it was {text}"
             lines += [f"{self.names[rank]}: {text}"]
-            lines += [f"last spans of {self.names[rank]}: {last}"] if (last := self._traces[rank].last()) else []
+            lines += [f"last spans of {self.names[rank]}: {last}"] if (last := self.traces[rank].last()) else []
         return lines
 
     def fence(self) -> None:
@@ -112,7 +113,7 @@ class Board:
         """Free the board; a second call does nothing."""
         win, self._win = self._win, MPI.WIN_NULL
         if win:
-            for views in (self._traces, self._rows, self._heads, self.stopping, self.steps):
+            for views in (self.traces, self._rows, self._heads, self.stopping, self.steps):
                 views.clear()  # type: ignore[attr-defined]
             win.Unlock_all()
             win.Free()

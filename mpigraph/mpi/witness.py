@@ -63,18 +63,20 @@ def _look(addresses: list[list[int]], names: list[str]) -> None:
     """Wait for the first rank that ends; print which rank died if none has left the job, and write the report."""
     read = run_path(os.path.join(os.path.dirname(__file__), os.pardir, "trace_memory.py"))["Trace"]
     traces = [read(tuple(address)) for address in addresses]
-    if not all(trace.readable for trace in traces):
-        return  # the ranks have containers of their own
-    try:
-        ranks = {os.pidfd_open(address[0]): rank for rank, address in enumerate(addresses)}
-    except (AttributeError, OSError):  # Linux before 5.3 has no such call, and some containers forbid it
-        return
+    ranks, dead = dict[int, int](), list[int]()
+    for rank, address in enumerate(addresses):
+        try:
+            ranks[os.pidfd_open(address[0])] = rank
+        except ProcessLookupError:  # it has died since
+            dead.append(rank)
+        except (AttributeError, OSError):  # Linux before 5.3 has no such call, and some containers forbid it
+            return
     poll = select.poll()
     for handle in [0, *ranks]:
         poll.register(handle, select.POLLIN)
     report = _Report(traces)
     heard = b""
-    while not (dead := [ranks[handle] for handle, _ in poll.poll() if handle in ranks]):
+    while not dead and not (dead := [ranks[handle] for handle, _ in poll.poll() if handle in ranks]):
         piece = os.read(0, 1 << 16)
         *lines, heard = (heard + piece).split(b"\n")
         for line in lines:

@@ -13,6 +13,7 @@ from jobs import SOON, clean_environment, run_job, run_script
 
 from mpigraph import trace
 from mpigraph.mpi import witness
+from mpigraph.trace_memory import Trace
 
 PATIENT = """
 from mpigraph.mpi import abort
@@ -80,21 +81,26 @@ def test_an_error_in_a_fork_ends_the_fork_alone(in_thread: bool, status: int) ->
     assert "ZeroDivisionError" in done.output and "the job is ended" not in done.output, done.output
 
 
-@pytest.mark.parametrize("mark", [0, 1])
-def test_the_witness_names_who_dies_if_nobody_has_left(mark: int) -> None:
-    """Where ranks have containers of their own, their ids mean other processes; the mark in their memory tells."""
-    code = "import os, sys, time; from mpigraph import trace; print(*trace.address(), flush=True); sys.stdin.read()"
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_witness_names_who_dies(when: str) -> None:
+    """Also if it starts too late to see the rank."""
+    code = "import sys; from mpigraph import trace; print(*trace.address(), flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
         assert rank.stdout is not None
-        pid, file, real = map(int, rank.stdout.readline().split())
-        words = json.dumps([[trace.address(), (pid, file, real + mark)], ["trainer 0", "trainer 1"]])
+        address = list(map(int, rank.stdout.readline().split()))
+        assert Trace((address[0], address[1], address[2])).readable
+        assert not Trace((address[0], address[1], address[2] + 1)).readable  # another process, as in another container
+        if when == "before":
+            rank.kill()
+            rank.wait()
+        words = json.dumps([[trace.address(), address], ["trainer 0", "trainer 1"]])
         command = [sys.executable, "-I", "-S", witness.__file__, words]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watches:
-            time.sleep(0 if mark else 0.5)
-            if not mark:
-                rank.kill()
-            said = watches.communicate()[1] if mark else watches.stderr.read()
-    assert said.startswith("[mpigraph] trainer 1 on host") if not mark else not said
+            time.sleep(0.5)
+            rank.kill()
+            assert watches.stderr is not None
+            said = watches.stderr.read()
+    assert said.startswith("[mpigraph] trainer 1 on host")
 
 
 DIES = """
