@@ -16,7 +16,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.row_ops import as_words, gather_rows
+from mpigraph.kernels.row_ops import as_words, move_rows
 from mpigraph.kernels.row_slots import NEVER, add_reads, split_local
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import RowTensor
@@ -228,7 +228,7 @@ class CachedRows:
         places = fetched.places.pop(read.batch)
         absent = np.flatnonzero(slots < 0)
         where = places[absent]
-        gather_rows(fetched.words, where, read.remote[absent], words.view(fetched.words.dtype))
+        move_rows(fetched.words, where, 0, words.view(fetched.words.dtype), read.remote[absent])
         late = absent[where < 0]
         if len(late):
             self._fetch_late(read, late, words)
@@ -282,7 +282,7 @@ class CachedRows:
     def _fetch_late(self, read: Read, which: I64, words: Array) -> None:
         """Fetch rows that have lost their slots meanwhile."""
         order, fetched = self.rows.window.fetch(read.rows[which], self._pool, nothing)
-        gather_rows(fetched, order, read.remote[which], words.view(fetched.dtype))
+        move_rows(fetched, order, 0, words.view(fetched.dtype), read.remote[which])
 
     def _count(self, asked: int, cached: int, fetched: int) -> None:
         count("remote_rows", asked)

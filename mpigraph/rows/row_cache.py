@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
-from mpigraph.kernels.row_ops import as_words, gather_rows
+from mpigraph.kernels.row_ops import as_words, move_rows
 from mpigraph.kernels.row_slots import (
     admit,
     changed,
@@ -276,7 +276,7 @@ class RowCache:
         Returns:
             int64[k], indices of rows that lost their slots meanwhile: their copies are invalid.
         """
-        gather_rows(self.slots.words, slots, positions, out.view(self.slots.words.dtype))
+        move_rows(self.slots.words, slots, 0, out.view(self.slots.words.dtype), positions)
         if self.slots.alone:
             return np.empty(0, np.int64)
         self.slots.fence()
@@ -325,7 +325,7 @@ class RowCache:
 
     def _store(self, rows: I64, taken: I32, positions: I64, out: Array) -> None:
         self.slots.fence()  # the old rows of these slots must be unpublished before they are overwritten
-        gather_rows(out.view(self.slots.words.dtype), positions, taken.astype(np.int64), self.slots.words)
+        move_rows(out.view(self.slots.words.dtype), positions, 0, self.slots.words, taken.astype(np.int64))
         self.slots.fence()
         publish(rows, taken, self.slots.hint, self.slots.row_of)
 
