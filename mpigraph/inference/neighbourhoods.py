@@ -305,7 +305,7 @@ class HaloReader:
             return
         rows = ids[remote]
         slots, seen = cache.find(rows)
-        slots[cache.load(rows, slots, seen, remote, words)] = -1
+        cache.load(slots, seen, remote, words)
         missing = np.flatnonzero(slots < 0)
         if len(missing):
             places, fetched = window.fetch(rows[missing], self._pool, nothing)

@@ -130,23 +130,19 @@ def _of_caches() -> Iterator[_Call]:
     last = np.full(2, -1, np.int64)
     listed = np.empty(3, np.int64)
     yield split_local, rows, rows[:1], rows[1:], listed, listed.copy()
-    hint = np.zeros(2, np.int32)
-    row_of = np.full(2, -1, np.int64)
-    times = np.zeros(2, np.int32)
-    slots = np.empty(2, np.int32)
-    assigned = np.empty(2, np.int32)
+    hint, slots, assigned = np.zeros((3, 2), np.int32)
+    tags, seen = np.zeros((2, 2), np.int64)
+    tables = hint, tags
     own = row_slots.new_slots(0, 2, 1)
     for batch in (0, 1):
         yield add_reads, numbers, batch, 2 * batch, 0, last, ring_next, fresh
-        yield row_slots.note_reads, rows, fresh, batch, hint, row_of, own
-        yield row_slots.find_slots, rows, hint, row_of, np.ones(1, np.bool_), 2, slots
+        yield row_slots.note_reads, rows, fresh, batch, *tables, own
+        yield row_slots.find_slots, rows, *tables, np.ones(1, np.bool_), 2, slots, seen
         yield row_slots.touch, rows, slots, batch, 2 * batch, ring_next, own
-        yield row_slots.admit, rows, slots, 2 * batch, ring_next, row_of, times, own, assigned, listed
-        yield row_slots.publish, rows, assigned, hint, row_of
-    yield row_slots.note_times, rows, hint, times, slots, assigned
-    yield row_slots.confirm_slots, rows, row_of, np.ones(1, np.bool_), 2, slots
-    yield row_slots.changed, rows, slots, slots, row_of, times, listed
-    yield row_slots.expect_none, own
+        yield row_slots.admit, rows, slots, 2 * batch, ring_next, *tables, own, assigned, listed
+        yield row_slots.publish, rows, assigned, tags
+    yield row_slots.admit, rows, slots, 0, None, *tables, row_slots.new_slots(0, 2, 1), assigned, listed
+    yield row_slots.drop_lost, tags, slots, seen
+    yield row_slots.clear_tags, tags, 0, 2
     yield row_slots.forget_uses, own
     yield row_slots.empty, own
-    yield row_slots.take_free, rows, slots, hint, row_of, times, own, assigned, listed
