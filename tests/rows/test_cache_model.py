@@ -129,7 +129,7 @@ class Node:
             trainer.rows.written = False
 
     def write(self, trainer: Trainer) -> None:
-        for v in self.draws.integers(0, ROWS, 2).tolist():
+        for v in self.draws.integers(0, ROWS, 6).tolist():
             self.last[v] += 1
             self.since[v].add(self.last[v])
             self.writer[v] = trainer
