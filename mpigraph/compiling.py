@@ -22,11 +22,14 @@ class Report:
     Attributes:
         tell: prints a line in place of the log. A caller that sets it also shows :meth:`status`; else a terminal does.
         compiled: the number of kernels.
+        known: calls of kernels so far, and in all, while a job makes sure that those of training are compiled; a call
+            may compile several. (0, 0) else.
     """
 
     def __init__(self) -> None:
         self.tell: Callable[[str], None] | None = None
         self.compiled = 0
+        self.known = (0, 0)
         self._lock = threading.Lock()
         self._depth = 0  # kernels that call each other are compiled inside each other
         self._begin = self._spoke = 0.0
@@ -37,7 +40,8 @@ class Report:
         if not self._depth:
             return ""
         seconds = self._seconds + time.monotonic() - self._begin
-        return f"compiling kernels: {self.compiled} done, {seconds:.0f} s"
+        done, of = self.known
+        return f"compiling kernels: {f'{done} of {of}' if of else f'{self.compiled} done'}, {seconds:.0f} s"
 
     def begin(self) -> None:
         """Note that this process compiles a kernel, which is not in the cache."""

@@ -31,7 +31,7 @@ from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.partition_book import local_nodes
 from mpigraph.distgraph.typed_ids import EdgeIds, EdgeTensors, by_relation, unwrap_edges
 from mpigraph.errors import InvalidArgumentError, check_integer
-from mpigraph.kernels.random_edges import draw_nodes, draw_others, keep_candidates
+from mpigraph.kernels.negatives import draw_nodes, draw_others, keep_candidates
 from mpigraph.kernels.rng import combine, fingerprint, told_apart
 from mpigraph.metadata.schema import Relation
 from mpigraph.namespaces import attach

@@ -20,7 +20,7 @@ from mpigraph.distgraph.typed_ids import (
 )
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.fields import IdsLike
-from mpigraph.kernels.random_edges import draw_nodes
+from mpigraph.kernels.negatives import draw_nodes
 from mpigraph.kernels.rng import combine, told_apart
 from mpigraph.metadata.schema import Relation
 from mpigraph.sampling.minibatch import RandomContext

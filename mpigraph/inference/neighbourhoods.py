@@ -34,7 +34,7 @@ from mpigraph.errors import InvalidArgumentError
 from mpigraph.graphs.aggregate import TableRows
 from mpigraph.graphs.block import Block
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.row_ops import as_words, gather_rows
+from mpigraph.kernels.row_ops import as_words, move_rows
 from mpigraph.mpi.messages import exchange_rows
 from mpigraph.rows.owners import RowOwners
 from mpigraph.rows.row_cache import RowCache, cache_memory, free_for_caches
@@ -305,11 +305,11 @@ class HaloReader:
             return
         rows = ids[remote]
         slots, seen = cache.find(rows)
-        slots[cache.load(rows, slots, seen, remote, words)] = -1
+        cache.load(slots, seen, remote, words)
         missing = np.flatnonzero(slots < 0)
         if len(missing):
             places, fetched = window.fetch(rows[missing], self._pool, nothing)
-            gather_rows(fetched, places, remote[missing], words.view(fetched.dtype))
+            move_rows(fetched, places, 0, words.view(fetched.dtype), remote[missing])
             self.fetched_rows += len(missing)
 
     def close(self, g: DistGraph) -> None:

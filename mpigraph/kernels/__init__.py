@@ -1,9 +1,11 @@
 """Compiled loops over plain arrays; :func:`compile_missing` compiles those of training ahead of time."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from mpigraph.compiling import REPORT
 from mpigraph.kernels import cache, row_ops, row_slots
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.csr import bad_source, falls, find_in_rows, hash_of_degrees, hash_of_sources
@@ -39,86 +41,108 @@ def load_compiler() -> None:
 
 
 def warm_up() -> None:
-    """Run each kernel of the usual path once on tiny arrays, so that training never waits for a compiler."""
-    ids = np.arange(2, dtype=np.int64)
-    indptr = np.array([0, 1, 2], np.int64)
+    """Call each kernel of the usual path once on tiny arrays, so that training never waits for a compiler."""
+    calls = [*_of_draws(), *_of_ids(), *_of_rows(), *_of_caches()]
+    try:
+        for number, (kernel, *arguments) in enumerate(calls):
+            REPORT.known = (number, len(calls))
+            kernel(*arguments)
+    finally:
+        REPORT.known = (0, 0)
+
+
+_Call = tuple[Any, ...]
+"""A kernel, and its arguments."""
+
+_IDS = np.arange(2, dtype=np.int64)
+_INDPTR = np.array([0, 1, 2], np.int64)
+
+
+def _of_draws() -> Iterator[_Call]:
+    """Yield calls of the kernels that choose neighbours."""
+    key = np.ones(1, np.uint64)
     counts = np.zeros(2, np.int64)
-    key = combine(np.uint64(1), fingerprint(ids))
-    ranges = np.array([0, 2])
-    row_ops.order_by_range(ids, ranges)
-    ranges.setflags(write=False)  # read-only arrays, as of books, are another type to numba
-    row_ops.order_by_range(ids, ranges)
-    row_ops.find_runs(ids)
-    row_ops.first_alike(ids, np.empty(2, np.int32), np.empty(2, np.int64))
-    dst = Destinations(ids, 1, False, np.atleast_1d(key))
-    rows = Candidates(*(np.empty(2, np.int64) for _ in range(5)))
-    count_uniform(dst, indptr, 0, ids, rows, counts)
-    choose_uniform(dst, ids, rows, indptr, counts)
-    shorten_rows(dst, ids[:0], ids, rows, counts)
-    step_over(ids[:0], ids, rows.begins, rows, indptr, counts)
-    falls(indptr)
-    hash_of_degrees(counts, 0)
-    sum_of_hashes(key, ids)
-    hash_of_sequence(key, ids)
-    hash_each(key, ids, np.empty(2, np.uint64))
-    told_apart(ids)
-    local = LocalIds(2)
-    local.reset(ids)
-    dtype: Any
+    dst = Destinations(_IDS, 1, False, key)
+    rows = Candidates(*(np.zeros(2, np.int64) for _ in Candidates._fields))
+    yield count_uniform, dst, _INDPTR, 0, _IDS, rows, counts
+    yield choose_uniform, dst, _IDS, rows, _INDPTR, counts
+    yield shorten_rows, dst, _IDS[:0], _IDS, rows, counts
+    yield step_over, _IDS[:0], _IDS, rows.begins, rows, _INDPTR, counts
     for dtype in (np.int32, np.int64):
         indices = np.zeros(2, dtype)
-        out = np.empty(2, dtype)
-        copy_neighbours(indices, ids, indptr, 0, counts, out)
-        for counted in (ids, ids.astype(np.uint8), ids.astype(np.int32)):
-            row_ops.place_ragged(indices, ids, counted, indptr, out)
-        local.insert(indices)
-        bad_source(indptr, indices, 2)
-        hash_of_sources(indices)
-        find_in_rows(indptr, indices, 0, ids, ids, ids, np.empty(2, np.bool_))
+        yield copy_neighbours, indices, _IDS, _INDPTR, 0, counts, np.empty(2, dtype)
+        yield find_in_rows, _INDPTR, indices, 0, _IDS, _IDS, _IDS, np.empty(2, np.bool_)
+        yield bad_source, _INDPTR, indices, 2
+        yield hash_of_sources, indices
+    yield falls, _INDPTR
+    yield hash_of_degrees, counts, 0
+
+
+def _of_ids() -> Iterator[_Call]:
+    """Yield calls of the kernels that hash and number ids."""
+    key = np.uint64(1)
+    yield combine, key, 1
+    yield fingerprint, _IDS
+    yield sum_of_hashes, key, _IDS
+    yield hash_of_sequence, key, _IDS
+    yield hash_each, key, _IDS, np.empty(2, np.uint64)
+    yield told_apart, _IDS
+    local = LocalIds(2)
+    yield local.reset, _IDS
+    for dtype in (np.int32, np.int64):
+        yield local.insert, np.zeros(2, dtype)
+
+
+def _of_rows() -> Iterator[_Call]:
+    """Yield calls of the kernels on rows and flat arrays."""
+    ranges = np.array([0, 2])
+    fixed = ranges.copy()
+    fixed.setflags(write=False)  # read-only arrays, as of books, are another type to numba
+    for offsets in (ranges, fixed):
+        yield row_ops.order_by_range, _IDS, offsets
+    yield row_ops.find_runs, _IDS
+    yield row_ops.first_alike, _IDS, np.empty(2, np.int32), np.empty(2, np.int64)
+    values: Any
+    for values in (np.zeros(2, np.int32), np.zeros(2, np.int64)):
+        for counts in (_IDS, _IDS.astype(np.uint8), _IDS.astype(np.int32)):
+            yield row_ops.place_ragged, values, _IDS, counts, _INDPTR, np.empty_like(values)
+    for word in (np.uint8, np.uint16, np.uint32, np.uint64):
+        table: Any = np.zeros((2, 1), word)
+        for rows, places in ((_IDS, _IDS), (_IDS, None), (None, _IDS), (np.zeros(2, np.int32), _IDS)):
+            yield row_ops.move_rows, table, rows, 0, np.empty_like(table), places
     floats = np.zeros(2, np.float32)
-    relu_drop_backward(floats, floats, np.float32(2), np.empty_like(floats))
+    yield relu_drop_backward, floats, floats, np.float32(2), np.empty_like(floats)
+    bits: Any
     for bits in (np.zeros(2, np.uint8), np.zeros(2, np.uint16)):
         for kernel in (drop, relu_drop):
-            kernel(floats, bits, bits.dtype.type(1), np.float32(2), np.empty_like(floats))
+            yield kernel, floats, bits, bits.dtype.type(1), np.float32(2), np.empty_like(floats)
     for brain in (False, True):
-        widen(np.zeros(2, np.float32), brain)
-    round_to_bfloat16(np.zeros(2, np.uint32), np.empty(2, np.uint16))
-    for word in (np.uint8, np.uint16, np.uint32, np.uint64):
-        table = np.zeros((2, 1), word)
-        row_ops.gather_rows(table, ids, ids, np.empty_like(table))
-        row_ops.gather_rows(table, np.zeros(2, np.int32), ids, np.empty_like(table))
-        row_ops.scatter_rows(table, ids, np.empty_like(table), ids)
-        row_ops.load_rows(table, 0, ids, ids, np.empty_like(table))
-        row_ops.place_rows(table, ids, np.empty_like(table))
-    _warm_up_caches()
+        yield widen, np.zeros(2, np.float32), brain
+    yield round_to_bfloat16, np.zeros(2, np.uint32), np.empty(2, np.uint16)
 
 
-def _warm_up_caches() -> None:
-    """Run the kernels of caches of remote rows, with two minibatches that read rows 0 and 1."""
+def _of_caches() -> Iterator[_Call]:
+    """Yield calls of the kernels of caches of remote rows, with two minibatches that read rows 0 and 1."""
     rows = np.arange(2, dtype=np.int64)
     numbers = np.arange(2, dtype=np.int32)
     fresh = np.zeros(2, np.bool_)
     ring_next = np.zeros(4, np.int32)
     last = np.full(2, -1, np.int64)
     listed = np.empty(3, np.int64)
-    split_local(rows, rows[:1], rows[1:], listed, listed.copy())
-    hint = np.zeros(2, np.int32)
-    row_of = np.full(2, -1, np.int64)
-    times = np.zeros(2, np.int32)
-    slots = np.empty(2, np.int32)
-    assigned = np.empty(2, np.int32)
+    yield split_local, rows, rows[:1], rows[1:], listed, listed.copy()
+    hint, slots, assigned = np.zeros((3, 2), np.int32)
+    tags, seen = np.zeros((2, 2), np.int64)
+    tables = hint, tags
     own = row_slots.new_slots(0, 2, 1)
     for batch in (0, 1):
-        add_reads(numbers, batch, 2 * batch, 0, last, ring_next, fresh)
-        row_slots.note_reads(rows, fresh, batch, hint, row_of, own)
-        row_slots.find_slots(rows, hint, row_of, np.ones(1, np.bool_), 2, slots)
-        row_slots.touch(rows, slots, batch, 2 * batch, ring_next, own)
-        row_slots.admit(rows, slots, 2 * batch, ring_next, row_of, times, own, assigned, listed)
-        row_slots.publish(rows, assigned, hint, row_of)
-    row_slots.note_times(rows, hint, times, slots, assigned)
-    row_slots.confirm_slots(rows, row_of, np.ones(1, np.bool_), 2, slots)
-    row_slots.changed(rows, slots, slots, row_of, times, listed)
-    row_slots.expect_none(own)
-    row_slots.forget_uses(own)
-    row_slots.empty(own)
-    row_slots.take_free(rows, slots, hint, row_of, times, own, assigned, listed)
+        yield add_reads, numbers, batch, 2 * batch, 0, last, ring_next, fresh
+        yield row_slots.note_reads, rows, fresh, batch, *tables, own
+        yield row_slots.find_slots, rows, *tables, np.ones(1, np.bool_), 2, slots, seen
+        yield row_slots.touch, rows, slots, batch, 2 * batch, ring_next, own
+        yield row_slots.admit, rows, slots, 2 * batch, ring_next, *tables, own, assigned, listed
+        yield row_slots.publish, rows, assigned, tags
+    yield row_slots.admit, rows, slots, 0, None, *tables, row_slots.new_slots(0, 2, 1), assigned, listed
+    yield row_slots.drop_lost, tags, slots, seen
+    yield row_slots.clear_tags, tags, 0, 2
+    yield row_slots.forget_uses, own
+    yield row_slots.empty, own

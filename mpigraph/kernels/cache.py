@@ -45,6 +45,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _POLL = 0.02  # seconds between looks at a lock
 _PROBE = 1 << 20  # bytes that must fit into a folder
 _NOTE = "complete.txt"
+_ELSEWHERE = ("partition/loops.py", "partition/random_edges.py", "partition/multilevel/loops.py")
 _compiling = threading.RLock()  # of this process; taken before any lock of a file, and before numba's own
 
 
@@ -164,15 +165,21 @@ def folder() -> Path:
     return path
 
 
+def sources() -> list[Path]:
+    """Return the files whose code kernels consist of: those of this folder, and those of other rooms' loops."""
+    here = Path(__file__)
+    inside = sorted(path for path in here.parent.glob("*.py") if path != here)
+    return inside + [here.parents[1] / name for name in _ELSEWHERE]
+
+
 @cache
 def _hash() -> str:
-    here = Path(__file__)
-    sources = [path.read_bytes() for path in sorted(here.parent.glob("*.py")) if path != here]
+    contents = [path.read_bytes() for path in sources()]
     binding = llvmlite.binding
     features = binding.get_host_cpu_features().flatten()
     of_cpu = [binding.get_host_cpu_name(), features, config.CPU_NAME, config.CPU_FEATURES]  # type: ignore[attr-defined]
     words = [numba.__version__, llvmlite.__version__, sys.implementation.cache_tag, *of_cpu]
-    return hashlib.sha256(repr([words, sources]).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr([words, contents]).encode()).hexdigest()[:16]
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpigraph.arrays import I64, U64, Array
+from mpigraph.arrays import I64, U64
 from mpigraph.kernels.cache import njit
 from mpigraph.kernels.compact import slot_of
 
@@ -136,20 +136,3 @@ def _tell_apart(ids: I64, names: I64) -> bool:
         times[first] += np.uint32(1)
         names[i] = np.int64(mix64(np.uint64(ids[i]) ^ mix64(np.uint64(times[first]))))
     return len(times) > 0
-
-
-@njit()
-def add_digest(keys: U64, begins: I64, first: int, a: Array, b: Array, total: Array) -> None:
-    """Add the hashes of rows (number, a, b) to a digest.
-
-    keys: uint64[kinds], what the rows are.  begins: int64[kinds + 1], the first row of each kind; in a kind they are
-    numbered from 0.  first: number of the first row among all kinds.  a, b: int[n].  total: uint64[2], increased here.
-    """
-    for kind in range(len(keys)):
-        key, shift = keys[kind], first - begins[kind]
-        for i in range(max(0, -shift), min(len(a), begins[kind + 1] - first)):
-            h = mix64(key ^ mix64(np.uint64(shift + i)))
-            h = mix64(h ^ np.uint64(a[i]))
-            h = mix64(h ^ np.uint64(b[i]))
-            total[0] += h
-            total[1] += mix64(h ^ key)

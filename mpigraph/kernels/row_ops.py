@@ -43,76 +43,42 @@ def _is_streamed(table: Array, out: Array) -> bool:
 
 
 @njit()
-def gather_rows(table: Array, rows: Array, positions: I64, out: Array) -> None:
-    """``out[positions[i]] = table[rows[i]]`` where ``rows[i] >= 0``, for C-contiguous 2-D arrays of one dtype.
+def move_rows(source: Array, rows: Array | None, first: int, out: Array, places: I64 | None) -> None:
+    """``out[places[i]] = source[rows[i] - first]`` where ``rows[i] >= first``; C-contiguous 2-D arrays of one dtype.
 
-    ``rows`` are int32 or int64. A large ``out`` is not left in the cache.
+    A large ``out`` is not left in the cache. Of equal places the last one wins.
+
+    Args:
+        source: [m, width], rows as words.
+        rows: int32 or int64[n]; None for the rows in their order.
+        first: the number of the first row of ``source``.
+        out: [k, width], rows as words.
+        places: int64[n]; None for places in their order.
     """
-    width, line, streamed = table.shape[1], max(1, _LINE // table.itemsize), _is_streamed(table, out)
+    count = len(rows) if rows is not None else len(places) if places is not None else len(source)
+    width, line, streamed = source.shape[1], max(1, _LINE // source.itemsize), _is_streamed(source, out)
     asked = min(width, _ASKED * line)
-    for i in range(len(rows)):
-        if i + _AHEAD < len(rows) and rows[i + _AHEAD] >= 0:
-            first = np.int64(rows[i + _AHEAD]) * width
-            for word in range(first, first + asked, line):
-                prefetch(table, word)
-        row = np.int64(rows[i])
-        if row < 0:
-            continue
+    for i in range(count):
+        row, place = np.int64(i), np.int64(i)
+        if rows is not None:
+            if i + _AHEAD < count and rows[i + _AHEAD] >= first:
+                begin = (np.int64(rows[i + _AHEAD]) - first) * width
+                for word in range(begin, begin + asked, line):
+                    prefetch(source, word)
+            row = np.int64(rows[i]) - first
+            if row < 0:
+                continue
+        if places is not None:
+            place = places[i]
         if streamed:
-            stream_row(out, positions[i], table, row)
+            stream_row(out, place, source, row)
         elif width < line:
             for j in range(width):
-                out[positions[i], j] = table[row, j]
+                out[place, j] = source[row, j]
         else:
-            copy_row(out, positions[i], table, row)
+            copy_row(out, place, source, row)
     if streamed:
         order_streams()
-
-
-@njit()
-def load_rows(table: Array, first: int, ids: I64, positions: I64, out: Array) -> None:
-    """``out[p] = table[ids[p] - first]`` for each p of ``positions`` (int64[m]); arrays as in :func:`gather_rows`.
-
-    A large ``out`` is not left in the cache.
-    """
-    width, line, streamed = table.shape[1], max(1, _LINE // table.itemsize), _is_streamed(table, out)
-    asked = min(width, _ASKED * line)
-    n = len(positions)
-    for i in range(n):
-        if i + _AHEAD < n:
-            begin = (ids[positions[i + _AHEAD]] - first) * width
-            for word in range(begin, begin + asked, line):
-                prefetch(table, word)
-        p = positions[i]
-        if streamed:
-            stream_row(out, p, table, ids[p] - first)
-        elif width < line:
-            for j in range(width):
-                out[p, j] = table[ids[p] - first, j]
-        else:
-            copy_row(out, p, table, ids[p] - first)
-    if streamed:
-        order_streams()
-
-
-@njit()
-def place_rows(rows: Array, positions: I64, out: Array) -> None:
-    """``out[positions[i]] = rows[i]``; a large ``out`` is not left in the cache."""
-    streamed = _is_streamed(rows, out)
-    for i in range(len(positions)):
-        if streamed:
-            stream_row(out, positions[i], rows, i)
-        else:
-            copy_row(out, positions[i], rows, i)
-    if streamed:
-        order_streams()
-
-
-@njit()
-def scatter_rows(values: Array, positions: I64, table: Array, rows: I64) -> None:
-    """``table[rows[i]] = values[positions[i]]``; the last of equal rows wins."""
-    for i in range(len(rows)):
-        copy_row(table, rows[i], values, positions[i])
 
 
 class _Scratch(threading.local):
@@ -198,34 +164,23 @@ def split_by_range(ids: I64, offsets: I64) -> list[tuple[int, I64]]:
 
 
 @njit()
-def _fill_runs(rows: I64, starts: I64, lengths: I64, place: I64) -> int:
+def _fill_runs(rows: I64, starts: I64, lengths: I32) -> int:
     runs = 0
-    total = 0
     for i in range(len(rows)):
-        if i > 0 and rows[i] == rows[i - 1]:
-            place[i] = total - 1
-            continue
         if i > 0 and rows[i] == rows[i - 1] + 1:
             lengths[runs - 1] += 1
         else:
             starts[runs] = rows[i]
             lengths[runs] = 1
             runs += 1
-        place[i] = total
-        total += 1
     return runs
 
 
-def find_runs(rows: I64) -> tuple[I64, I64, I64]:
-    """Merge ascending rows (int64[n], repeats allowed) into runs of consecutive distinct rows.
-
-    Returns:
-        ``starts`` int64[r] and ``lengths`` int64[r] of the runs, and ``place`` int64[n]: where each of ``rows``
-        stands in the concatenation of the runs.
-    """
-    starts, lengths, place = (np.empty(len(rows), np.int64) for _ in range(3))
-    runs = _fill_runs(rows, starts, lengths, place)
-    return starts[:runs], lengths[:runs], place
+def find_runs(rows: I64) -> tuple[I64, I32]:
+    """Merge neighbours of rows (int64[n]) that follow each other: ``starts`` int64[r] and ``lengths`` int32[r]."""
+    starts, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int32)
+    runs = _fill_runs(rows, starts, lengths)
+    return starts[:runs], lengths[:runs]
 
 
 @njit()

@@ -1,9 +1,9 @@
 """Slots that keep copies of rows: where a row is, which to give to a row, and the next read of each row.
 
-Two tables tell where a row is: ``hint`` has for each row the slot that may have it (1 + slot; 0 for none), and
-``row_of`` for each slot the row that it has (none if it is negative). A row is in a slot only if both agree, so hints
-may be stale. A third one, ``times``, counts how often each slot was assigned to a row. They are int32[all rows],
-int64[slots] and int32[slots].
+Two tables tell where a row is: ``hint`` (int32[all rows]) has for each row the slot that may have it (1 + slot; 0 for
+none), and ``tags`` (int64[slots]) for each slot a word: the row that it has (1 + row; 0 for none), a bit while that row
+is still being copied, and the times that the slot was given to a row. A row is in a slot only if both agree, so hints
+may be stale; its copy is sound if the tag is the same before and after.
 
 The slots keep the rows that are read soonest (Belady, "A study of replacement algorithms for a virtual-storage
 computer", IBM Systems Journal 5(2), 1966): a row takes the slot of a row that is read later, and none if all are read
@@ -83,6 +83,9 @@ def add_reads(numbers: I32, batch: int, first: int, pending: int, last: I64, rin
         ring_next[(first + i) & mask] = NEVER
 
 
+_ROW = (1 << 40) - 1  # the bits of a tag that tell the row; those above count, and overflow
+_PENDING = 1 << 39  # one of them: the row's bytes are not there yet
+
 _BLOCK = 64  # rows whose slots are prefetched before the first is used
 _TURNS = 8  # slots that are tried for a row that is read again
 _MOST_USES = 3  # that are counted
@@ -145,8 +148,8 @@ def empty(own: Slots) -> None:
 
 
 @njit()
-def find_slots(rows: I64, hint: I32, row_of: I64, valid: Mask, per_trainer: int, slots: I32) -> None:
-    """Fill ``slots`` (int32[n]) with those of ``rows`` (int64[n]), -1 for a row without one.
+def find_slots(rows: I64, hint: I32, tags: I64, valid: Mask, per_trainer: int, slots: I32, seen: I64) -> None:
+    """Fill ``slots`` (int32[n]) with those of ``rows`` (int64[n]), -1 for a row without one; ``seen`` with their tags.
 
     ``valid`` is bool[trainers], whether the ``per_trainer`` slots of each may be read.
     """
@@ -156,52 +159,34 @@ def find_slots(rows: I64, hint: I32, row_of: I64, valid: Mask, per_trainer: int,
         for i in range(begin, end):
             if i + _AHEAD < n:
                 prefetch(hint, rows[i + _AHEAD])
-            slot = hint[rows[i]] - 1
-            slots[i] = slot
+            slots[i] = hint[rows[i]] - 1
+            if slots[i] >= 0:
+                prefetch(tags, np.int64(slots[i]))
+        for i in range(begin, end):
+            slot = int(slots[i])
             if slot >= 0:
-                prefetch(row_of, np.int64(slot))
-        confirm_slots(rows[begin:end], row_of, valid, per_trainer, slots[begin:end])
+                seen[i] = tags[slot]
+                if seen[i] & _ROW != rows[i] + 1 or not valid[slot // per_trainer]:
+                    slots[i] = -1
 
 
 @njit()
-def note_times(rows: I64, hint: I32, times: I32, slots: I32, seen: I32) -> None:
-    """Fill int32[n], the hinted slot of each row, -1 without one, and its ``times``, before :func:`confirm_slots`."""
-    n = len(rows)
-    for i in range(n):
-        if i + _AHEAD < n:
-            prefetch(hint, rows[i + _AHEAD])
-        slot = hint[rows[i]] - 1
-        slots[i] = slot
-        if slot >= 0:
-            prefetch(times, np.int64(slot))
-    for i in range(n):
-        seen[i] = times[max(slots[i], 0)]
-
-
-@njit()
-def confirm_slots(rows: I64, row_of: I64, valid: Mask, per_trainer: int, slots: I32) -> None:
-    """Put -1 in place of ``slots`` that do not have their row; see :func:`find_slots`."""
-    for i in range(len(rows)):
-        slot = int(slots[i])
-        if slot >= 0 and (row_of[slot] != rows[i] or not valid[slot // per_trainer]):
+def drop_lost(tags: I64, slots: I32, seen: I64) -> None:
+    """Put -1 in place of ``slots`` (int32[n]) whose tags are not those that were ``seen`` (int64[n]) any more."""
+    for i in range(len(slots)):
+        if slots[i] >= 0 and tags[slots[i]] != seen[i]:
             slots[i] = -1
 
 
 @njit()
-def changed(rows: I64, slots: I32, seen: I32, row_of: I64, times: I32, positions: I64) -> int:
-    """List in ``positions`` (int64[n + 1]) the rows whose slot was assigned anew while it was read; return how many.
-
-    ``seen`` is int32[n], ``times[slots]`` from before the slots (int32[n]) were confirmed to have ``rows`` (int64[n]).
-    """
-    count = 0
-    for i in range(len(rows)):
-        positions[count] = i
-        count += times[slots[i]] != seen[i] or row_of[slots[i]] != rows[i]
-    return count
+def clear_tags(tags: I64, begin: int, end: int) -> None:
+    """Note that the slots from ``begin`` to before ``end`` have no rows."""
+    for slot in range(begin, end):
+        tags[slot] = (tags[slot] | _ROW) + 1
 
 
 @njit()
-def note_reads(rows: I64, fresh: Mask, batch: int, hint: I32, row_of: I64, own: Slots) -> None:
+def note_reads(rows: I64, fresh: Mask, batch: int, hint: I32, tags: I64, own: Slots) -> None:
     """Note that a new minibatch will read ``rows``, at the slots of rows without a known next read.
 
     ``fresh`` (bool[n]): no earlier known minibatch reads the row.
@@ -215,7 +200,7 @@ def note_reads(rows: I64, fresh: Mask, batch: int, hint: I32, row_of: I64, own: 
                 prefetch(hint, rows[i + _AHEAD])
             slot = hint[rows[i]] - 1 - first
             if fresh[i] and 0 <= slot and slot < count:
-                prefetch(row_of, first + slot)
+                prefetch(tags, first + slot)
                 prefetch(own.next_use, slot)
         for i in range(begin, end):
             slot = hint[rows[i]] - 1 - first
@@ -223,7 +208,7 @@ def note_reads(rows: I64, fresh: Mask, batch: int, hint: I32, row_of: I64, own: 
                 fresh[i]
                 and 0 <= slot
                 and slot < count
-                and row_of[first + slot] == rows[i]
+                and tags[first + slot] & _ROW == rows[i] + 1
                 and own.next_use[slot] == NEVER
             ):
                 _expect(slot, batch, own)
@@ -249,87 +234,65 @@ def touch(rows: I64, slots: I32, batch: int, begin: int, ring_next: I32, own: Sl
 
 @njit()
 def admit(
-    rows: I64, slots: I32, begin: int, ring_next: I32, row_of: I64, times: I32, own: Slots, assigned: I32, which: I64
+    rows: I64,
+    slots: I32,
+    begin: int,
+    ring_next: I32 | None,
+    hint: I32,
+    tags: I64,
+    own: Slots,
+    assigned: I32,
+    which: I64,
 ) -> int:
     """Assign slots to rows that have none and are read sooner than the present rows; return their number.
 
-    Call it after :func:`touch`, then copy the rows, then :func:`publish`. A slot may be assigned again, to a row that
-    is worth more; it is listed once, with the last row, for rows are published one by one.
+    Call it after :func:`touch`, then copy the rows in this order, then :func:`publish`. A slot may be assigned twice:
+    the last row stays in it.
 
     Args:
         rows: int64[n], the rows that a minibatch has read.
         slots: int32[n], their slots; only rows with -1 are considered.
         begin: position of the first read.
-        ring_next: int32[2**k], see :func:`touch`.
-        row_of: int64[slots], see above.
-        times: int32[slots], see above; increased here.
+        ring_next: int32[2**k], see :func:`touch`; None if no next reads are known: then there must be free slots.
+        hint: see above.
+        tags: see above.
         own: this trainer's slots.
-        assigned: int32[n], filled from the front with distinct slots.
+        assigned: int32[n], filled from the front with slots.
         which: int64[n], filled with the index of the row of each.
     """
-    first, mask = own.first[0], len(ring_next) - 1
+    first = own.first[0]
     count = 0
     for i in range(len(rows)):
-        next_use = ring_next[(begin + i) & mask]
-        if slots[i] >= 0 or next_use == AGAIN:
+        if slots[i] >= 0:
             continue
+        next_use = NEVER
+        if ring_next is not None:
+            next_use = ring_next[(begin + i) & (len(ring_next) - 1)]
+            if next_use == AGAIN:
+                continue
+        there = hint[rows[i]] - 1 - first
+        if 0 <= there and there < len(own.next_use) and tags[first + there] & _ROW == rows[i] + 1 + _PENDING:
+            continue  # an equal row came before
         slot = _slot_for(next_use, own)
         if slot < 0:
             continue
         own.uses[slot] = 0
         _expect(slot, next_use, own)
         slot += first
-        place = -2 - row_of[slot]  # in the list, if the slot is there
-        if not (0 <= place < count and assigned[place] == slot):
-            place = count
-            row_of[slot] = -2 - place
-            times[slot] += 1
-            assigned[place] = slot
-            count += 1
-        which[place] = i
-    return count
-
-
-@njit()
-def take_free(rows: I64, slots: I32, hint: I32, row_of: I64, times: I32, own: Slots, assigned: I32, which: I64) -> int:
-    """Assign free slots to rows without one, equal rows the same; return their number. There must be enough.
-
-    Then copy the rows and call :func:`publish`. Arguments as of :func:`admit`; ``hint`` is set, but not that of a row
-    that another trainer has kept meanwhile, which would not be found until this trainer has published its own.
-    """
-    begin = own.state[_USED]
-    free = own.first[0] + begin
-    count = 0
-    for i in range(len(rows)):
-        if slots[i] >= 0:
-            continue
-        there = hint[rows[i]] - 1 - free
-        if 0 <= there and there < count and rows[which[there]] == rows[i]:
-            continue
-        if hint[rows[i]] and row_of[hint[rows[i]] - 1] == rows[i]:
-            continue
-        times[free + count] += 1
-        hint[rows[i]] = free + count + 1
-        assigned[count] = free + count
+        tags[slot] = (tags[slot] | _ROW) + 1 + _PENDING + rows[i] + 1
+        hint[rows[i]] = slot + 1
+        assigned[count] = slot
         which[count] = i
         count += 1
-    own.state[_USED] = begin + count
     return count
 
 
 @njit()
-def expect_none(own: Slots) -> None:
-    """Note that no used slot has a known next read."""
-    for slot in range(own.state[_USED]):
-        _expect(slot, NEVER, own)
-
-
-@njit()
-def publish(rows: I64, assigned: I32, hint: I32, row_of: I64) -> None:
-    """Publish that ``rows`` are in the slots ``assigned``, which are distinct."""
+def publish(rows: I64, assigned: I32, tags: I64) -> None:
+    """Publish that ``rows`` are in the slots ``assigned``, unless a later row was assigned the slot."""
     for i in range(len(rows)):
-        row_of[assigned[i]] = rows[i]
-        hint[rows[i]] = assigned[i] + 1
+        if tags[assigned[i]] & _ROW == rows[i] + 1 + _PENDING:
+            tags[assigned[i]] -= _PENDING
 
 
 @njit()

@@ -21,9 +21,10 @@ from pymetis import _internal
 from mpigraph.arrays import F64, I32, I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, PartitionError
-from mpigraph.kernels.csr import asymmetry, count_keys, drop_repeats, place_both_ways, rebalance
+from mpigraph.kernels.csr import count_keys
 from mpigraph.log import get_logger
 from mpigraph.partition.exchange import ALONE, Exchange, Route, owners_of
+from mpigraph.partition.loops import asymmetry, drop_repeats, place_both_ways, rebalance
 from mpigraph.partition.source import GraphSource, all_edges_among_nodes
 
 TOLERANCE = 1.05

@@ -15,9 +15,10 @@ import numpy as np
 from mpigraph.arrays import I64, U64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, InvalidArgumentError, check_integer
-from mpigraph.kernels.rng import add_digest, combine
+from mpigraph.kernels.rng import combine
 from mpigraph.memory import in_units
 from mpigraph.partition.exchange import Exchange
+from mpigraph.partition.loops import add_digest
 from mpigraph.partition.multilevel.dist_csr import FEW_RANKS
 from mpigraph.partition.relabel import EDGES_PER_BUCKET
 from mpigraph.partition.row_arrays import RowArray, numpy_under, release

@@ -28,12 +28,12 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.collective import collective
-from mpigraph.kernels.csr import asymmetry_of_edges
 from mpigraph.log import get_logger
 from mpigraph.memory import give_back
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import relation_key
 from mpigraph.partition.exchange import ALONE, Exchange, Progress, even_bounds, silent
+from mpigraph.partition.loops import asymmetry_of_edges
 from mpigraph.partition.metis import Criteria, balance_criteria, loads_of, measured_balance, metis_assign, random_assign
 from mpigraph.partition.multilevel.assign import multilevel_assign
 from mpigraph.partition.options import (

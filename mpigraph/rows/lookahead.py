@@ -16,7 +16,7 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, Array, Mask
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.row_ops import as_words, gather_rows
+from mpigraph.kernels.row_ops import as_words, move_rows
 from mpigraph.kernels.row_slots import NEVER, add_reads, split_local
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import RowTensor
@@ -223,12 +223,11 @@ class CachedRows:
                 fetched = self._fetch(read, slots, version, words)
         else:
             window.load(read.ids, read.local, words)
-        lost = self.cache.load(read.rows, slots, seen, read.remote, words)
-        slots[lost] = -1
+        self.cache.load(slots, seen, read.remote, words)
         places = fetched.places.pop(read.batch)
         absent = np.flatnonzero(slots < 0)
         where = places[absent]
-        gather_rows(fetched.words, where, read.remote[absent], words.view(fetched.words.dtype))
+        move_rows(fetched.words, where, 0, words.view(fetched.words.dtype), read.remote[absent])
         late = absent[where < 0]
         if len(late):
             self._fetch_late(read, late, words)
@@ -240,18 +239,14 @@ class CachedRows:
 
     def _keep(self, read: Read, slots: I32, absent: int, words: Array) -> None:
         """Keep rows that had no slot: all while slots are free, then those that are worth it."""
-        cache = self.cache
-        if not self._chooses:
-            if cache.has_free(absent):
-                if absent:
-                    cache.keep_all(read.rows, slots, read.remote, words)
-                return
+        cache, upcoming = self.cache, self.upcoming
+        if not self._chooses and not cache.has_free(absent):
             self._chooses = True
-            self.upcoming.link()
-            cache.begin_choosing()
-            for other in self.upcoming.reads:
+            upcoming.link()
+            for other in upcoming.reads:
                 cache.announce(other.rows, np.ones(len(other.rows), np.bool_), other.batch)
-        cache.keep(read.rows, slots, read.remote, words, read.batch, read.first, self.upcoming.ring_next)
+        ring_next = upcoming.ring_next if self._chooses else None
+        cache.keep(read.rows, slots, read.remote, words, read.batch, read.first, ring_next)
 
     def _fetch(self, read: Read, slots: I32, version: int, words: Array) -> _Fetched:
         """Fetch the missing rows of the next minibatch, ``read``, and of those after it while they are few.
@@ -281,8 +276,9 @@ class CachedRows:
 
     def _fetch_late(self, read: Read, which: I64, words: Array) -> None:
         """Fetch rows that have lost their slots meanwhile."""
-        order, fetched = self.rows.window.fetch(read.rows[which], self._pool, nothing)
-        gather_rows(fetched, order, read.remote[which], words.view(fetched.dtype))
+        rows, at = np.unique(read.rows[which], return_inverse=True)
+        places, fetched = self.rows.window.fetch(rows, self._pool, nothing)
+        move_rows(fetched, places[at], 0, words.view(fetched.dtype), read.remote[which])
 
     def _count(self, asked: int, cached: int, fetched: int) -> None:
         count("remote_rows", asked)

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpigraph.arrays import F32, I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
-from mpigraph.kernels.row_ops import as_words, gather_rows, order_by_range
+from mpigraph.kernels.row_ops import as_words, move_rows, order_by_range
 from mpigraph.mpi.agree import no_way_back, raise_jointly
 from mpigraph.mpi.coroutine import Coroutine
 from mpigraph.mpi.messages import FAILED, OK, Header, alltoall
@@ -215,8 +215,8 @@ def _pack(outgoing: Outgoing, begin: int, end: int, empty: _Empty) -> F32:
     out = as_words(leaving)
     if out.size:
         words = words.view(out.dtype)
-        gather_rows(words, order[:begin], np.arange(begin), out)
-        gather_rows(words, order[end:], np.arange(begin, len(out)), out)
+        move_rows(words, order[:begin], 0, out, None)
+        move_rows(words, order[end:], 0, out[begin:], None)
     return leaving
 
 

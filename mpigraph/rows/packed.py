@@ -27,7 +27,7 @@ from mpi4py import MPI
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError
-from mpigraph.kernels.row_ops import first_alike, gather_rows, place_rows, scatter_rows
+from mpigraph.kernels.row_ops import first_alike, move_rows
 from mpigraph.mpi.agree import no_way_back
 from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, finish
 from mpigraph.mpi.messages import REQUEST, Request, Requester, RequestServer, answered, complete
@@ -212,10 +212,10 @@ class PackedTransport(Transport):
             self.traffic.received(remote.rank, chunk.nbytes)
             post()  # before this chunk is placed, so that the next ones travel
             if not in_place:
-                place_rows(chunk, distinct.places[begin : begin + len(chunk)], out)
+                move_rows(chunk, None, 0, out, distinct.places[begin : begin + len(chunk)])
         yield sending
         if len(distinct.repeats):
-            gather_rows(out, distinct.originals, distinct.repeats, out)
+            move_rows(out, distinct.originals, 0, out, distinct.repeats)
         return True
 
     def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
@@ -368,7 +368,7 @@ class PackedTransport(Transport):
         table = self._table(number)
         if table is not None:
             leaving = values.view(table.dtype).reshape(len(rows), table.shape[1])
-            scatter_rows(leaving, np.arange(len(rows)), table, rows.astype(np.int64))
+            move_rows(leaving, None, 0, table, rows.astype(np.int64))
             window.win.Sync()
         window.mutex.release(host, ticket)
         return table is not None

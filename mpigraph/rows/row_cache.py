@@ -1,7 +1,7 @@
 """Copies of rows of other nodes, in a node's shared memory, for all trainers of the node.
 
-Each trainer gives its own slots to rows, and reads those of all without a lock: a slot has one writer, which counts the
-times it gave the slot to a row, and a reader compares that number before and after (Lamport, "Concurrent reading and
+Each trainer gives its own slots to rows, and reads those of all without a lock: a slot has one writer, and a tag that
+changes whenever the slot gets another row. A reader compares it before and after (Lamport, "Concurrent reading and
 writing", CACM 20(11), 1977). ``kernels/row_slots.py`` decides which rows are kept.
 
 A trainer's slots have rows of one version of the tensor. The others read them while that is the tensor's version; then
@@ -16,20 +16,17 @@ from mpi4py import MPI
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
-from mpigraph.kernels.row_ops import as_words, gather_rows
+from mpigraph.kernels.row_ops import as_words, move_rows
 from mpigraph.kernels.row_slots import (
     admit,
-    changed,
-    confirm_slots,
+    clear_tags,
+    drop_lost,
     empty,
-    expect_none,
     find_slots,
     forget_uses,
     new_slots,
     note_reads,
-    note_times,
     publish,
-    take_free,
     touch,
 )
 from mpigraph.memory import free_memory
@@ -42,7 +39,7 @@ _NO_VERSION = -1
 _OF_FREE = 0.25  # of the free memory, for caches whose size was not set
 _MOST_OF_FREE = 0.5  # of the free memory, for more than one slot a row where the size was set
 _MOST = 2**31 - 2  # slots of a node: their numbers are 32 bits
-_OF_SLOT = 8 + 4  # bytes that a slot takes in the tables besides the row
+_OF_SLOT = 8  # bytes that a slot takes in the tables besides the row
 _OF_ROW = 4  # bytes that a row of the tensor takes in the tables, kept or not
 
 
@@ -106,8 +103,7 @@ class SlotTable:
 
     Attributes:
         hint: int32[rows], the slot that may have a row.
-        row_of: int64[slots], the row in a slot, or negative; undefined until a hint names the slot.
-        times: int32[slots], the times a slot was given to a row, plus any number.
+        tags: int64[slots], the row in a slot, and the times that it was given to one.
         versions: int64[trainers], the version of the tensor in each trainer's slots.
         words: [slots, words of a row], the rows as unsigned integers.
         alone: the node has one trainer.
@@ -115,8 +111,7 @@ class SlotTable:
     """
 
     hint: I32
-    row_of: I64
-    times: I32
+    tags: I64
     versions: I64
     words: Array
     alone: bool
@@ -154,7 +149,7 @@ class RowCache:
         trainers = world.num_local_trainers
         slots = trainers * per_trainer
         window = rows.window
-        sizes = [_OF_ROW * rows.shape[0] if slots else 0, 8 * slots, 4 * slots, 8 * trainers, window.row_bytes * slots]
+        sizes = [_OF_ROW * rows.shape[0] if slots else 0, 8 * slots, 8 * trainers, window.row_bytes * slots]
         ends = np.cumsum([-(-size // _LINE) * _LINE for size in sizes]).tolist()
         self.nbytes: int = ends[-1]
         of_hosts = np.zeros(len(world.hosts), np.int64)
@@ -164,13 +159,10 @@ class RowCache:
         self._block: Block | None = self._segments.take(of_hosts, False, f"a cache of {rows.name!r}")
         memory = self._block.memory(world.hosts_of_node(world.node_index)[0])[: ends[-1]]
         begins = [0, *ends[:-1]]
-        hint, row_of, times, versions, table = (
-            memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True)
-        )
+        hint, tags, versions, table = (memory[begin : begin + size] for begin, size in zip(begins, sizes, strict=True))
         self.slots = SlotTable(
             hint.view(np.int32),
-            row_of.view(np.int64),
-            times.view(np.int32),
+            tags.view(np.int64),
             versions.view(np.int64),
             as_words(table.view(window.dtype).reshape(slots, *window.row_shape)),
             alone=trainers == 1,
@@ -178,8 +170,9 @@ class RowCache:
         )
         self._me = world.local_trainer if world.is_trainer else 0
         self._own = new_slots(self._me * per_trainer, per_trainer if world.is_trainer else 0, ahead)
-        if world.is_trainer and world.local_trainer == 0:
-            self.slots.hint[:] = 0  # and nothing else: memory of slots that are never used is not touched
+        if world.is_trainer and world.local_trainer == 0:  # memory of rows in slots that are never used is not touched
+            self.slots.hint[:] = 0
+            self.slots.tags[:] = 0
             self.slots.versions[:] = _NO_VERSION
         self.slots.fence()
         world.comm.Barrier()
@@ -206,9 +199,7 @@ class RowCache:
             return
         self.slots.versions[self._me] = _NO_VERSION
         first = int(self._own.first[0])
-        used = slice(first, first + self.used)
-        self.slots.row_of[used] = -1
-        self.slots.times[used] += 1
+        clear_tags(self.slots.tags, first, first + self.used)
         empty(self._own)
         self.slots.fence()
 
@@ -236,56 +227,45 @@ class RowCache:
 
         ``fresh`` (bool[n]): no minibatch announced before reads the row.
         """
-        note_reads(rows, fresh, batch, self.slots.hint, self.slots.row_of, self._own)
+        note_reads(rows, fresh, batch, self.slots.hint, self.slots.tags, self._own)
 
-    def begin_choosing(self) -> None:
-        """From now on let :meth:`keep` give up slots; the reads of their rows are announced after this."""
-        expect_none(self._own)
-
-    def find(self, rows: I64) -> tuple[I32, I32]:
+    def find(self, rows: I64) -> tuple[I32, I64]:
         """Find the slots of ``rows`` (int64[n]).
 
         Returns:
-            int32[n], the slot of each or -1, and int32[n], ``seen`` for :meth:`load`.
+            int32[n], the slot of each or -1, and int64[n], ``seen`` for :meth:`load`.
         """
-        slots = np.empty(len(rows), np.int32)
-        if self.per_trainer == 0:
-            slots[:] = -1
-            return slots, slots
-        valid = self.slots.versions == self.rows.version
-        if self.slots.alone:
-            find_slots(rows, self.slots.hint, self.slots.row_of, valid, self.per_trainer, slots)
-            return slots, slots
-        seen = np.empty(len(rows), np.int32)
-        note_times(rows, self.slots.hint, self.slots.times, slots, seen)
-        self.slots.fence()  # a slot that gets another row from here on has a larger number of times
-        confirm_slots(rows, self.slots.row_of, valid, self.per_trainer, slots)
-        self.slots.fence()
+        slots, seen = np.full(len(rows), -1, np.int32), np.empty(len(rows), np.int64)
+        if self.per_trainer:
+            valid = self.slots.versions == self.rows.version
+            find_slots(rows, self.slots.hint, self.slots.tags, valid, self.per_trainer, slots, seen)
+            self.slots.fence()
         return slots, seen
 
-    def load(self, rows: I64, slots: I32, seen: I32, positions: I64, out: Array) -> I64:
+    def load(self, slots: I32, seen: I64, positions: I64, out: Array) -> None:
         """Copy rows from their slots: ``out[positions[i]]`` for each ``slots[i] >= 0``.
 
         Args:
-            rows: int64[n].
-            slots: int32[n], from :meth:`find`.
-            seen: int32[n], from :meth:`find`.
+            slots: int32[n], from :meth:`find`; -1 afterwards where the row has lost its slot meanwhile: the copy is
+                invalid.
+            seen: int64[n], from :meth:`find`.
             positions: int64[n].
             out: rows as words.
-
-        Returns:
-            int64[k], indices of rows that lost their slots meanwhile: their copies are invalid.
         """
-        gather_rows(self.slots.words, slots, positions, out.view(self.slots.words.dtype))
-        if self.slots.alone:
-            return np.empty(0, np.int64)
+        move_rows(self.slots.words, slots, 0, out.view(self.slots.words.dtype), positions)
         self.slots.fence()
-        copied = np.flatnonzero(slots >= 0)
-        lost = np.empty(len(copied) + 1, np.int64)
-        count = changed(rows[copied], slots[copied], seen[copied], self.slots.row_of, self.slots.times, lost)
-        return copied[lost[:count]]
+        drop_lost(self.slots.tags, slots, seen)
 
-    def keep(self, rows: I64, slots: I32, positions: I64, out: Array, batch: int, begin: int, ring_next: I32) -> None:
+    def keep(
+        self,
+        rows: I64,
+        slots: I32,
+        positions: I64,
+        out: Array,
+        batch: int = 0,
+        begin: int = 0,
+        ring_next: I32 | None = None,
+    ) -> None:
         """After minibatch ``batch`` has read ``rows``: keep those that are worth it, in place of others.
 
         Args:
@@ -295,39 +275,27 @@ class RowCache:
             out: rows as words.
             batch: number of the minibatch.
             begin: position of its first row among the reads.
-            ring_next: int32[reads], the minibatch that reads a row next, by position (``kernels/row_slots.py``).
+            ring_next: int32[reads], the minibatch that reads a row next, by position (``kernels/row_slots.py``); None
+                while all rows find free slots.
         """
-        touch(rows, slots, batch, begin, ring_next, self._own)
+        shared = self.slots
+        if ring_next is not None:
+            touch(rows, slots, batch, begin, ring_next, self._own)
         taken = np.empty(len(rows), np.int32)
         which = np.empty(len(rows), np.int64)
-        count = admit(rows, slots, begin, ring_next, self.slots.row_of, self.slots.times, self._own, taken, which)
-        if count:
-            self._store(rows[which[:count]], taken[:count], positions[which[:count]], out)
-
-    def keep_all(self, rows: I64, slots: I32, positions: I64, out: Array) -> None:
-        """Keep all of ``rows`` that had no slot, while there are free ones; arguments as of :meth:`keep`."""
-        begin, end = self.used, min(self.used + len(rows), len(self._own.next_use))
-        self.slots.row_of[self._own.first[0] + begin : self._own.first[0] + end] = -1
-        self.slots.fence()  # before a hint names one of these
-        taken = np.empty(len(rows), np.int32)
-        which = np.empty(len(rows), np.int64)
-        count = take_free(rows, slots, self.slots.hint, self.slots.row_of, self.slots.times, self._own, taken, which)
-        if count:
-            self._store(rows[which[:count]], taken[:count], positions[which[:count]], out)
+        count = admit(rows, slots, begin, ring_next, shared.hint, shared.tags, self._own, taken, which)
+        if count == 0:
+            return
+        taken, which = taken[:count], which[:count]
+        shared.fence()  # the old rows of these slots must be unpublished before they are overwritten
+        move_rows(out.view(shared.words.dtype), positions[which], 0, shared.words, taken.astype(np.int64))
+        shared.fence()
+        publish(rows[which], taken, shared.tags)
 
     def fill(self, rows: I64, positions: I64, out: Array) -> None:
         """Keep ``rows`` (int64[n], distinct; words at ``positions`` in ``out``) for good, while slots are free."""
-        begin = self.used
-        count = min(len(rows), self.per_trainer - begin)
-        self._own.state[0] += count
-        taken = (self._own.first[0] + np.arange(begin, begin + count)).astype(np.int32)
-        self._store(rows[:count], taken, positions[:count], out)
-
-    def _store(self, rows: I64, taken: I32, positions: I64, out: Array) -> None:
-        self.slots.fence()  # the old rows of these slots must be unpublished before they are overwritten
-        gather_rows(out.view(self.slots.words.dtype), positions, taken.astype(np.int64), self.slots.words)
-        self.slots.fence()
-        publish(rows, taken, self.slots.hint, self.slots.row_of)
+        rows = rows[: self.per_trainer - self.used]
+        self.keep(rows, np.full(len(rows), -1, np.int32), positions, out)
 
     @collective("world.comm")
     def close(self) -> None:

@@ -6,7 +6,7 @@ for the meantime.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from threading import Lock
 from typing import ClassVar
@@ -17,7 +17,7 @@ from mpi4py import MPI
 from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
-from mpigraph.kernels.row_ops import gather_rows
+from mpigraph.kernels.row_ops import move_rows
 from mpigraph.mpi.compat import as_array, check_memory_model
 from mpigraph.mpi.messages import received, sent
 from mpigraph.mpi.wait import TRANSFER, Backoff
@@ -147,7 +147,7 @@ class WindowHandle:
     def gather(self, rows: I64, out: Array) -> None:
         """Read ``rows`` (int64[n]) of this rank into ``out`` ([n, words])."""
         assert self.words is not None
-        gather_rows(self.words, rows, np.arange(len(rows)), out)
+        move_rows(self.words, rows, 0, out, None)
 
 
 @dataclass(frozen=True)
@@ -159,17 +159,19 @@ class RemoteRows:
         held: the number of rows that the host holds.
         rows: int64[n], the rows, counted from the host's first one; repeats allowed.
         positions: int64[n], ascending: the position of each row in the caller's array.
+        distinct: no row is there twice.
     """
 
     rank: int
     held: int
     rows: I64
     positions: I64
+    distinct: bool = False
 
     def requests(self) -> list["RemoteRows"]:
         """Divide the rows into requests of bounded size."""
         cuts = [slice(at, at + MAX_ROWS) for at in range(0, len(self.rows), MAX_ROWS)]
-        return [RemoteRows(self.rank, self.held, self.rows[cut], self.positions[cut]) for cut in cuts]
+        return [replace(self, rows=self.rows[cut], positions=self.positions[cut]) for cut in cuts]
 
 
 def split_requests(remote: list[RemoteRows]) -> list[list[RemoteRows]]:

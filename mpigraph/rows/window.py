@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError
-from mpigraph.kernels.row_ops import as_words, load_rows, order_by_range, scatter_rows, split_by_range
+from mpigraph.kernels.row_ops import as_words, move_rows, order_by_range, split_by_range
 from mpigraph.mpi.messages import Gate
 from mpigraph.mpi.wait import UNINTERRUPTED
 from mpigraph.rows.segments import Block, RowPool
@@ -139,7 +139,7 @@ class RowWindow:
             for host, positions in by_host:
                 if host in self._words:
                     table = self._words[host]
-                    load_rows(table, self._first[host], ids, positions, words.view(table.dtype))
+                    move_rows(table, ids[positions], self._first[host], words.view(table.dtype), positions)
 
         with UNINTERRUPTED, self._gate:
             out = np.empty((len(ids), *self.row_shape), self.dtype) if out is None else out
@@ -160,13 +160,15 @@ class RowWindow:
         else:
             meanwhile()
 
-    def _remote(self, by_host: Sequence[tuple[int, I64]], ids: I64) -> list[RemoteRows]:
-        """Return the remote ones of ``ids`` at the positions of each host."""
+    def _remote(self, by_host: Sequence[tuple[int, I64]], ids: I64, distinct: bool = False) -> list[RemoteRows]:
+        """Return the remote ones of ``ids``, all ``distinct`` or not, at the positions of each host."""
         remote = []
         for host, positions in by_host:
             if host not in self._words:
                 first, held = self._range(host)
-                remote.append(RemoteRows(int(self.world.hosts[host]), held, ids[positions] - first, positions))
+                remote.append(
+                    RemoteRows(int(self.world.hosts[host]), held, ids[positions] - first, positions, distinct)
+                )
         remote.sort(key=lambda rows: rows.rank < self.world.rank)  # else all ranks ask the same host first
         return remote
 
@@ -193,7 +195,7 @@ class RowWindow:
                 by_host = [(host, positions[at]) for host, at in split_by_range(ids[positions], self.offsets)]
             for host, where in by_host:
                 table = self._words[host]
-                load_rows(table, self._first[host], ids, where, out.view(table.dtype))
+                move_rows(table, ids[where], self._first[host], out.view(table.dtype), where)
 
     def fetch(self, rows: I64, pool: RowPool, meanwhile: Callable[[], None]) -> tuple[I64, Array]:
         """Read rows, those of a host next to each other. One-sided.
@@ -214,7 +216,7 @@ class RowWindow:
         places[order] = np.arange(len(rows))
         words = as_words(pool.empty((len(rows), *self.row_shape), self.dtype))
         by_host = [(host, np.arange(*bounds[i : i + 2])) for i, host in enumerate(which.tolist())]
-        remote = self._remote(by_host, rows[order])
+        remote = self._remote(by_host, rows[order], distinct=True)
         with UNINTERRUPTED, self._gate:
             self._read(remote, words, meanwhile)
         return places, words
@@ -244,7 +246,7 @@ class RowWindow:
                 if host in self._words:
                     table = self._words[host]
                     with self.service.mutex.hold(host):
-                        scatter_rows(words.view(table.dtype), positions, table, ids[positions] - self.offsets[host])
+                        move_rows(words.view(table.dtype), positions, 0, table, ids[positions] - self.offsets[host])
                         self.sync()
             remote = self._remote(by_host, ids)
             if remote:

@@ -20,8 +20,8 @@ from mpigraph.store import store as stores
 remote = on_layouts([Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 1, 2)])
 ROW = 3 * 4  # bytes of a row of "feat"
 HINTS = 4 * NUM_NODES  # bytes that a cache takes whatever it keeps
-FEW = HINTS + 14 * (ROW + 12)  # bytes for fourteen rows, less than a minibatch reads
-SOME = HINTS + 19 * (ROW + 12)  # and for so many that a minibatch or two find free ones
+FEW = HINTS + 14 * (ROW + 8)  # bytes for fourteen rows, less than a minibatch reads
+SOME = HINTS + 19 * (ROW + 8)  # and for so many that a minibatch or two find free ones
 CACHES: list[dict[str, Any]] = [
     {"cache": None},
     {"cache": None, "lookahead": 3},

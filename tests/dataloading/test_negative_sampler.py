@@ -21,7 +21,7 @@ from mpigraph.dataloading.negative_sampler import (
 from mpigraph.errors import EdgeTypeError, InvalidArgumentError, OutOfRangeError
 from mpigraph.graphs.fields import EID, NID
 from mpigraph.graphs.hetero import graph, heterograph
-from mpigraph.kernels.random_edges import draw_nodes, draw_others
+from mpigraph.kernels.negatives import draw_nodes, draw_others
 
 WORD = 2**64
 NUM_EDGES = 591

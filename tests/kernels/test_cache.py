@@ -252,6 +252,34 @@ def test_damaged_code_is_replaced_at_the_start(folder: Path) -> None:
     assert not cache.is_complete() and load() and not load()
 
 
+def test_the_folder_is_named_by_all_files_that_have_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Path(cache.__file__).parents[1]
+    files = {path for path in package.rglob("*.py") if "kernels.cache import njit" in path.read_text()}
+    inside = {path for path in (package / "kernels").glob("*.py") if path.name != "cache.py"}
+    assert set(cache.sources()) == files | inside
+    before = cache._hash.__wrapped__()
+    monkeypatch.setattr(cache, "sources", lambda: sorted(files | inside)[:-1])
+    assert cache._hash.__wrapped__() != before
+
+
+def test_compiling_says_how_many_calls_of_how_many_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def compiles(*_: object) -> None:
+        REPORT.begin()
+        said.append(REPORT.status())
+        REPORT.end()
+
+    monkeypatch.setattr(REPORT, "tell", lambda text: None)
+    for calls in ("_of_draws", "_of_ids", "_of_rows"):
+        monkeypatch.setattr(kernels, calls, lambda: iter(()))
+    monkeypatch.setattr(kernels, "_of_caches", lambda: iter([(compiles, 1), (compiles, 2)]))
+    kernels.warm_up()
+    compiles()
+    assert [text.split(",")[0] for text in said[:2]] == ["compiling kernels: 0 of 2", "compiling kernels: 1 of 2"]
+    assert "done" in said[2]
+
+
 CALLS_ANOTHER = """
 from mpigraph.kernels.rng import hash_each  # calls mix64 of rng
 from mpigraph.kernels.cache import folder

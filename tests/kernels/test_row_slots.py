@@ -9,15 +9,14 @@ from mpigraph.kernels.row_slots import (
     NEVER,
     add_reads,
     admit,
-    changed,
-    expect_none,
+    clear_tags,
+    drop_lost,
     find_slots,
     forget_uses,
     new_slots,
     note_reads,
     publish,
     split_local,
-    take_free,
     touch,
 )
 
@@ -26,8 +25,7 @@ class Cache:
     """Slots of one trainer, through the kernels, as ``rows/row_cache.py`` calls them."""
 
     def __init__(self, num_rows: int, slots: int, ahead: int) -> None:
-        self.hint, self.row_of = np.zeros(num_rows, np.int32), np.full(slots, -1, np.int64)
-        self.times = np.zeros(slots, np.int32)
+        self.hint, self.tags = np.zeros(num_rows, np.int32), np.zeros(slots, np.int64)
         self.mine = new_slots(0, slots, ahead)
         self.ring_next = np.zeros(1 << 14, np.int32)
         self.last = np.full(num_rows, -1, np.int64)
@@ -35,29 +33,39 @@ class Cache:
         self.firsts: dict[int, int] = {}
         self.made = 0
 
+    @property
+    def row_of(self) -> I64:
+        """The row in each slot, -1 in an empty one; none is left behind half stored."""
+        rows: I64 = (self.tags & (1 << 40) - 1) - 1
+        assert (rows < len(self.hint)).all()
+        return rows
+
     def announce(self, batch: int, rows: I64) -> None:
         fresh = np.empty(len(rows), np.bool_)
         pending = self.firsts.get(self.made + 1, self.end)
         add_reads(rows.astype(np.int32), batch, self.end, pending, self.last, self.ring_next, fresh)
         self.firsts[batch] = self.end
         self.end += len(rows)
-        note_reads(rows, fresh, batch, self.hint, self.row_of, self.mine)
+        note_reads(rows, fresh, batch, self.hint, self.tags, self.mine)
 
     def read(self, batch: int, rows: I64) -> int:
         """Read rows, keep what is worth it, and return how many distinct ones were fetched."""
         slots = np.empty(len(rows), np.int32)
-        find_slots(rows, self.hint, self.row_of, np.ones(1, np.bool_), max(len(self.row_of), 1), slots)
+        seen = np.empty(len(rows), np.int64)
+        find_slots(rows, self.hint, self.tags, np.ones(1, np.bool_), max(len(self.tags), 1), slots, seen)
         fetched = len(np.unique(rows[slots < 0]))
         first = self.firsts[batch]
         touch(rows, slots, batch, first, self.ring_next, self.mine)
-        given, which = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
-        count = admit(rows, slots, first, self.ring_next, self.row_of, self.times, self.mine, given, which)
-        assert len(np.unique(given[:count])) == count  # none is copied to be superseded
-        publish(rows[which[:count]], given[:count], self.hint, self.row_of)
+        self.keep(rows, slots, first, self.ring_next)
         self.made = batch
         kept = self.row_of[self.row_of >= 0]
         assert len(np.unique(kept)) == len(kept)
         return fetched
+
+    def keep(self, rows: I64, slots: I64, first: int, ring_next: I64 | None) -> None:
+        given, which = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
+        count = admit(rows, slots, first, ring_next, self.hint, self.tags, self.mine, given, which)
+        publish(rows[which[:count]], given[:count], self.tags)
 
 
 def best_possible(trace: list[I64], slots: int) -> int:
@@ -157,21 +165,12 @@ def test_local_and_remote(ranges: list[tuple[int, int]]) -> None:
 
 
 def test_free_slots_are_given_to_all_and_later_to_the_best() -> None:
-    """Slots that were given while there were free ones are given up like others, from when that is asked for."""
+    """Slots that were given while there were free ones are given up like others."""
     cache = Cache(100, 6, 8)
-    rows = np.array([10, 11, 10, 12, 11, 13])
+    rows = np.array([10, 11, 10, 12, 11])
     cache.hint[10] = 3  # stale: of a slot that has no row
-    cache.hint[13] = 6  # another trainer has kept it meanwhile
-    cache.row_of[5] = 13
-    given, which = np.empty(6, np.int32), np.empty(6, np.int64)
-    slots = np.array([-1, -1, -1, 5, -1, -1], np.int32)  # 12 is in another trainer's
-    count = take_free(rows, slots, cache.hint, cache.row_of, cache.times, cache.mine, given, which)
-    assert (given[:count].tolist(), which[:count].tolist()) == ([0, 1], [0, 1])
-    publish(rows[which[:count]], given[:count], cache.hint, cache.row_of)
-    assert cache.row_of[:3].tolist() == [10, 11, -1] and cache.hint[13] == 6
-    cache.row_of[5] = -1
-    assert cache.times.tolist() == [1, 1, 0, 0, 0, 0]
-    expect_none(cache.mine)
+    cache.keep(rows, np.array([-1, -1, -1, 5, -1], np.int32), 0, None)  # 12 is in another trainer's
+    assert cache.row_of.tolist() == [10, 11, -1, -1, -1, -1] and cache.mine.state[0] == 2
     for batch, some in enumerate([[20, 21, 22, 23, 24, 25], [24, 25, 10], [24, 25, 20, 21, 22, 10]], 1):
         cache.announce(batch, np.array(some))
     assert cache.read(1, np.array([20, 21, 22, 23, 24, 25])) == 6
@@ -180,9 +179,23 @@ def test_free_slots_are_given_to_all_and_later_to_the_best() -> None:
 
 
 def test_a_slot_that_another_row_got_meanwhile_is_noticed() -> None:
-    rows, slots = np.array([4, 5, 6]), np.array([0, 1, 2], np.int32)
-    row_of, times = np.array([4, 5, 6]), np.array([1, 1, 1], np.int32)
-    seen, lost = times[slots], np.empty(4, np.int64)
-    times[0] += 1  # given to another row and back
-    row_of[2] = -1  # is being given to another one
-    assert lost[: changed(rows, slots, seen, row_of, times, lost)].tolist() == [0, 2]
+    cache = Cache(10, 3, 1)
+    rows, slots, seen = np.array([4, 5, 6]), np.empty(3, np.int32), np.empty(3, np.int64)
+    cache.keep(rows, np.full(3, -1, np.int32), 0, None)
+    find_slots(rows, cache.hint, cache.tags, np.ones(1, np.bool_), 3, slots, seen)
+    assert slots.tolist() == [0, 1, 2]
+    clear_tags(cache.tags, 0, 2)  # of the first the row comes back
+    cache.tags[0] += 5
+    assert cache.row_of.tolist() == [4, -1, 6]
+    drop_lost(cache.tags, slots, seen)
+    assert slots.tolist() == [-1, -1, 2]
+
+
+def test_the_times_of_a_slot_overflow_into_nothing() -> None:
+    cache = Cache(10, 1, 1)
+    cache.tags[0] = -1 << 40
+    for row in (3, 4):
+        cache.mine = new_slots(0, 1, 1)
+        cache.keep(np.array([row]), np.full(1, -1, np.int32), 0, None)
+        assert cache.row_of.tolist() == [row]
+    assert cache.tags[0] >> 40 == 1

@@ -22,7 +22,7 @@ from mpigraph.session.control import Operation
 
 ROW = 3 * 4  # bytes of a row of "feat"
 HINTS = 4 * NUM_NODES  # bytes that a cache takes whatever it keeps
-FEW = HINTS + 14 * (ROW + 12)
+FEW = HINTS + 14 * (ROW + 8)
 NODES = [Layout(2, 0, 1), Layout(3, 0, 2), Layout(4, 0, 2), Layout(4, 1, 2)]
 OPTIONS: list[dict[str, Any]] = [
     {"cache": "auto"},
@@ -158,7 +158,7 @@ def test_a_row_that_another_trainer_kept_meanwhile_is_not_kept_twice(layout: Job
         remote = np.flatnonzero(~world.is_local[g.ndata["feat"].rows.window.host_of(np.arange(NUM_NODES))])
         rows = remote[:20]
         for slots in (len(remote), 40):  # all that was read is kept; or what is read soonest
-            reader = Reader(g, HINTS + 2 * world.allreduce_minmax(slots, False) * (ROW + 12))
+            reader = Reader(g, HINTS + 2 * world.allreduce_minmax(slots, False) * (ROW + 8))
             kept = min(len(remote[30:70]), reader.cache.per_trainer)
             if world.local_trainer == 1:
                 reader.announce(0, remote[30:70])

@@ -274,12 +274,12 @@ assert not dist.is_initialized()
     "no memory beside a read": Script(
         """
 import mpigraph.rows.window as window
-load, every = window.load_rows, torch.arange(g.num_nodes())
+load, every = window.move_rows, torch.arange(g.num_nodes())
 def fail(*args):
-    window.load_rows = load
+    window.move_rows = load
     raise MemoryError("no memory for the rows of this node")
 if rank == 1:
-    window.load_rows = fail
+    window.move_rows = fail
     try:
         g.ndata["feat"][every]
     except MemoryError as error:

@@ -14,7 +14,10 @@ import numpy as np
 
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.collective import collective
-from mpigraph.kernels.multilevel import (
+from mpigraph.kernels.rng import combine
+from mpigraph.partition.exchange import Route
+from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable, hashes
+from mpigraph.partition.multilevel.loops import (
     accept_in_order,
     add_rows,
     favourite_labels,
@@ -22,9 +25,6 @@ from mpigraph.kernels.multilevel import (
     pack_in_order,
     propose_labels,
 )
-from mpigraph.kernels.rng import combine
-from mpigraph.partition.exchange import Route
-from mpigraph.partition.multilevel.dist_csr import Level, Mirror, NodeTable, hashes
 from mpigraph.partition.spill import MatrixSpill, Scratch
 
 _ITERATIONS = 3

@@ -11,8 +11,8 @@ import numpy as np
 from mpigraph.arrays import I32, I64, U64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.csr import distinct_in_rows
 from mpigraph.partition.exchange import Exchange, Route, owners_of
+from mpigraph.partition.loops import distinct_in_rows
 from mpigraph.partition.spill import MatrixSpill, Scratch
 
 _CHUNK = 1 << 20

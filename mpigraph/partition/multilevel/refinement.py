@@ -14,9 +14,9 @@ import numpy as np
 
 from mpigraph.arrays import F64, I32, I64, Array, Mask
 from mpigraph.collective import collective
-from mpigraph.kernels.multilevel import best_parts, confirm_moves, leaving_parts, tally
 from mpigraph.kernels.rng import combine
 from mpigraph.partition.multilevel.dist_csr import Level, hashes
+from mpigraph.partition.multilevel.loops import best_parts, confirm_moves, leaving_parts, tally
 
 REBALANCING_ROUNDS = 6
 LAST_ROUNDS = 40
