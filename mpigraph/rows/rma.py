@@ -15,7 +15,7 @@ from mpi4py import MPI
 from mpigraph.arrays import I64, Array
 from mpigraph.kernels.row_ops import find_runs, gather_rows
 from mpigraph.mpi.agree import no_way_back
-from mpigraph.mpi.messages import answered
+from mpigraph.mpi.messages import answered, received, sent
 from mpigraph.mpi.world import World
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, nothing, split_requests
 from mpigraph.trace import clock
@@ -106,6 +106,6 @@ class RmaTransport(Transport):
     def _finish(self, get: _Get) -> None:
         begin = clock()  # what has come before made no thread wait
         nbytes = get.finish()
-        self.traffic.sent(get.remote.rank, 0)
-        self.traffic.received(get.remote.rank, nbytes)
+        sent(get.remote.rank, 0)
+        received(get.remote.rank, nbytes)
         answered(get.remote.rank, begin)
