@@ -138,13 +138,13 @@ class _Asked:
 
 
 _NOTHING = _Asked({})
-_SERVES, _ASKS = 0, 1  # a rank's part in a round
+_SERVES, _ASKS, _ENDS = 0, 1, 2  # a rank's part in a round
 
 
 class InRounds(Exchange):
     """Requests in rounds of all ranks, in four collective steps of one communicator::
 
-        Ialltoall(headers)           whether this rank asks, number of request words
+        Ialltoall(headers)           the rank's part, number of request words
         Ialltoallv(request words)    int64
         Ialltoall(answer sizes)      in words
         Ialltoallv(answers)          int64
@@ -167,7 +167,8 @@ class InRounds(Exchange):
         self._turn = Lock()  # of the threads that ask
         self._lock = Lock()
         self._next: _Asked | None = None
-        self._round: Task[bool] | None = None
+        self._round: Task[int] | None = None
+        self._ended = False
         self._begun = self._wanted = 0  # numbers of rounds
         self._others = [rank for rank in world.trainer_ranks.tolist() if rank != world.rank]
         hosts.handlers[Kind.ROUND] = self._want
@@ -221,18 +222,18 @@ class InRounds(Exchange):
         if self._comm == MPI.COMM_NULL or not self._lock.acquire(blocking=False):
             return False
         try:
-            began = self._round is None
+            trains, begins = self._world.is_trainer, self._round is None
             if self._round is None:
-                if self._world.is_trainer and self._wanted <= self._begun:
+                if self._ended or (trains and self._wanted <= self._begun):
                     return False
                 own, self._next = self._next, None
                 self._begun += 1
-                self._round = Task(self._make(own or _NOTHING, asks=self._world.is_trainer))
+                self._round = Task(self._make(own or _NOTHING, _ASKS if trains else _SERVES))
             moved = self._round.advance()
             if self._round.done:
-                self._round.result()  # an error ends the job
+                self._ended = self._round.result() == _ENDS  # an error ends the job
                 self._round = None
-            return moved or (began and self._world.is_trainer)
+            return moved or (begins and trains)
         finally:
             self._lock.release()
 
@@ -242,13 +243,14 @@ class InRounds(Exchange):
         present = self._round
         return present is not None and (present.taken > 0 or self._world.is_trainer)
 
-    def _make(self, own: _Asked, asks: bool = True) -> Coroutine[bool]:
-        """Take part in one round; return whether any rank has asked."""
+    def _make(self, own: _Asked, part: int = _ASKS) -> Coroutine[int]:
+        """Take part in one round; return the largest part of a rank. Nothing follows if none asks."""
         words, counts = in_rank_order({rank: words[1:] for rank, words in own.asked.items()}, self._world.size)
-        header = Header(self._comm, _ASKS if asks else _SERVES, OK, counts)
+        header = Header(self._comm, part, OK, counts)
         yield header.request
-        if not header.operations.any():
-            return False
+        largest = int(header.operations.max())
+        if largest != _ASKS:
+            return largest
         came = Received((yield from alltoall(self._comm, words, counts, header.counts)), header.counts)
         answers: dict[int, I64] = {}
         for rank in came.senders:
@@ -263,26 +265,25 @@ class InRounds(Exchange):
         back = Received((yield from alltoall(self._comm, leaving, sizes, coming)), coming)
         if own is not _NOTHING:
             own.answers = {rank: back.of(rank) for rank in own.asked}
-        return True
+        return largest
 
     @collective("trainers", "below MPI_THREAD_MULTIPLE")
     def leave(self) -> None:
         """Below ``MPI_THREAD_MULTIPLE``, take part in the other trainers' rounds until none of them asks."""
         if self._comm != MPI.COMM_NULL and self._world.progress is None:
             with UNINTERRUPTED, self._world.meeting("the end of every trainer's rounds", "sampling"):
-                while run(self._make(_NOTHING, asks=False), PEERS_COMPUTE):
+                while run(self._make(_NOTHING, _SERVES), PEERS_COMPUTE):
                     pass
 
     @collective("world.comm")
     def _close(self) -> None:
-        """End the present round, and the one that servers have begun: no rank asks in it."""
+        """End the present round, and the one that servers have begun, in which no rank asks."""
         with UNINTERRUPTED, self._world.watch("the last round"):
-            asked = True
-            while asked:
-                present = self._round or Task(self._make(_NOTHING, asks=False))
-                self._round = None
+            while not self._ended:
+                part = _ENDS if self._world.is_trainer else _SERVES
+                self._round, present = None, self._round or Task(self._make(_NOTHING, part))
                 finish([present], IN_ROUND)
-                asked = present.result()
+                self._ended = present.result() == _ENDS
 
 
 EXCHANGES: tuple[type[Exchange], ...] = (InRounds, ByMessages)

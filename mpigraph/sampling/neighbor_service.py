@@ -68,7 +68,7 @@ class NeighborService:
         rounds: number of times that it has asked owners, all of a hop at once.
     """
 
-    def __init__(self, state: Store, purpose: str = "outside of loaders") -> None:
+    def __init__(self, state: Store, purpose: str = "calls outside of loaders") -> None:
         self.lock = Lock()
         self.purpose = purpose
         self.rounds = 0
