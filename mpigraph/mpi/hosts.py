@@ -79,7 +79,7 @@ Answer = Callable[[I64], I64]
 class Hosts:
     """Asks hosts, and on a host answers. Closed with the world.
 
-    Whoever calls :meth:`progress` answers: the host thread; where MPI allows no calls from threads, a server's loop.
+    The thread that calls :meth:`progress` answers: the host thread, or below ``MPI_THREAD_MULTIPLE`` a server's own.
 
     Attributes:
         world: the job.
@@ -278,7 +278,7 @@ def as_bytes(rows: Array) -> U8:
 
 
 def _look(request: Request) -> Coroutine[None]:
-    """Do nothing: whoever has received something looks again soon."""
+    """Do nothing: a host that has received something looks again soon."""
     yield from ()
 
 
@@ -300,17 +300,17 @@ def answer_of(answer: Answer, words: I64) -> Coroutine[I64]:
     """
     while True:
         try:
-            status, made = OK, answer(words)
+            status, result = OK, answer(words)
             break
         except NotOpenHere:
             yield NOT_YET
         except Exception as error:
             text = f"{type(error).__name__}:{describe(error)}".encode(errors="backslashreplace")
             padded = bytearray(8 * HEAD) + text.ljust(-(-len(text) // 8) * 8)
-            status, made = FAILED, np.frombuffer(padded, np.int64)
+            status, result = FAILED, np.frombuffer(padded, np.int64)
             break
-    made[:HEAD] = status, len(made) - HEAD
-    return made
+    result[:HEAD] = status, len(result) - HEAD
+    return result
 
 
 def result_of(head: I64, answer: I64, rank: int, doing: str) -> I64:

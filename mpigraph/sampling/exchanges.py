@@ -129,7 +129,7 @@ class ByMessages(Exchange):
 
 
 class _Asked:
-    """What a thread of this rank asks in the next round; ``answers`` by rank, behind a status, once they are here."""
+    """The requests of a thread of this rank in one round; ``answers`` by rank, behind a status, once they are here."""
 
     def __init__(self, asked: Mapping[int, I64], meanwhile: Callable[[], None] | None = None) -> None:
         self.asked = asked

@@ -77,8 +77,10 @@ def test_destinations_are_sent_once(job: SharedJob, tmp_path: Path) -> None:
     folder = job.one_has(lambda: tmp_path)
     g = job.open(str(folder / "wide.json"))
     begin, end = current().store.graphs["wide"].topology.hosts.node_range(1 - current().world.host_index, 0)
+    g.barrier()
     before = moved_bytes()
     _, _, (block,) = g.sample_blocks({"n": torch.arange(num_nodes)}, [1])
+    g.barrier()  # others have their answers, too
     after = moved_bytes()
     for relation, (_, dst) in zip(relations, ends, strict=True):
         assert block.num_edges(relation) == len(np.unique(dst))

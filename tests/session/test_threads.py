@@ -37,14 +37,6 @@ def names() -> list[str]:
     return sorted({name for name in found if name.startswith("mpigraph-") or name == "MainThread"})
 
 
-def test_the_page_has_the_threads_of_the_source() -> None:
-    source = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
-    made = set(re.findall(r'(?:name=|Executor\([^,"]+, |Progress\(|else )"(mpigraph-[a-z]+)"', source))
-    rows = table(section("Threads and locks"), "thread")
-    listed = {row[0].strip("`") for row in rows} - {"others"}
-    assert listed == made | {"MainThread"} and {len(row) for row in rows} == {6}
-
-
 def test_the_page_has_locks_that_exist() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     for name, *_ in table(section("Threads and locks"), "lock"):
