@@ -6,7 +6,7 @@ from threading import Thread
 import numpy as np
 import pytest
 from jobs import mpiexec, run, warm_python
-from layouts import REMOTE, WAIT, Job, Layout, own_on_layouts
+from layouts import REMOTE, WAIT, Job, Layout, needs_threads, own_on_layouts
 from mpi4py import MPI
 from worlds import HELD, filled_window, meet, row_values, rows_of
 
@@ -145,6 +145,7 @@ def test_damaged_requests_get_an_empty_reply(layout: Job) -> None:
         window.close()
 
 
+@needs_threads
 @own_on_layouts(REMOTE)
 @pytest.mark.parametrize("bound", ["requests", "bytes"])
 def test_requests_taken_in_at_once_are_bounded(
