@@ -194,8 +194,8 @@ def test_the_map_names_what_is_in_the_tree() -> None:
     assert set(LAYER_OF) == rooms | {"__main__"}
     modules = re.findall(r"`(\w+/[\w/]+)`", "\n".join(re.findall(r"^\| (`.*?) \|", section("Modules"), re.M)))
     assert len(modules) > 40 and [name for name in modules if not (PACKAGE / f"{name}.py").is_file()] == []
-    threads = re.findall(r'(?:name=|, )"(mpigraph-[a-z-]+)"', "\n".join(FILES.values()))
-    assert sorted(threads) == sorted(re.findall(r"^\| `(mpigraph-[a-z-]+)`", section("Threads"), re.M))
+    threads = re.findall(r'(?:name=|, |Progress\(|else )"(mpigraph-[a-z-]+)"', "\n".join(FILES.values()))
+    assert sorted(threads) == sorted(re.findall(r"^\| `(mpigraph-[a-z-]+)`", section("Threads and locks"), re.M))
 
 
 def test_there_are_no_import_cycles() -> None:

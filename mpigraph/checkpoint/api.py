@@ -28,7 +28,7 @@ from mpigraph.trace import clock
 _NICE = 10
 SHARE = 0.08  # of a core: what training loses where all cores are busy
 _KEPT = 1000  # copies of one size, for the next save
-_LOOP = 0  # channels, the other loops of a session, have numbers from 1 on
+_LOOP = 0  # loaders, the other loops of a session, have numbers from 1 on
 
 
 @collective("trainers")

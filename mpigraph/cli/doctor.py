@@ -106,7 +106,7 @@ def _rows(world: Any) -> Iterator[tuple[str, str]]:
         ids = np.random.default_rng(world.rank).permutation(np.arange(_NUMBER) + np.resize(hosts, _NUMBER) * _NUMBER)
         seconds[:] = _seconds(partial(window.gather, ids))
     with world.watch("reading rows"):
-        service.complete(world.comm.Ibarrier())
+        service.hosts.complete(world.comm.Ibarrier())
         window.close()
         slowest = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).max()
     yield "rows of the node", f"{_NUMBER * _ROW_BYTES / slowest / 1e9:.2f} GB/s"
@@ -119,28 +119,28 @@ def _rows(world: Any) -> Iterator[tuple[str, str]]:
 def _neighbours(world: Any) -> Iterator[tuple[str, str]]:
     """Ask all hosts of other nodes at once, in each way that neighbours can travel; the slowest trainer counts."""
     from mpigraph.mpi.agree import allgather_bytes
+    from mpigraph.mpi.hosts import Hosts
     from mpigraph.mpi.messages import HEAD
     from mpigraph.sampling.exchanges import EXCHANGES, open_exchange
 
     def answer(words: I64) -> I64:
         return np.concatenate([np.zeros(HEAD, np.int64), words])
 
-    chosen = open_exchange(world, lambda: answer)
+    hosts = Hosts(world)
+    chosen = open_exchange(hosts, answer)
     able = [kind for kind in EXCHANGES if world.threads_may_communicate or not kind.needs_threads]
     for kind in [] if world.all_local else able:
-        exchange = chosen if isinstance(chosen, kind) else kind(world, lambda: answer)
-        channel = exchange.open(1)
+        exchange = chosen if isinstance(chosen, kind) else kind(hosts, answer)
         seconds = np.zeros(1)
         if world.is_trainer:
-            asked = {rank: np.full(_NUMBER, rank) for rank in world.hosts[~world.is_local].tolist()}
-            seconds[:] = _seconds(partial(channel.ask, asked))
-            channel.serve_until_idle()
+            asked = {rank: np.full(1 + _NUMBER, rank) for rank in world.hosts[~world.is_local].tolist()}
+            seconds[:] = _seconds(partial(exchange.ask, asked, lambda: None, "the trial"))
+            exchange.leave()
         with world.watch("asking for neighbours"):
             request = world.comm.Ibarrier()
             while not request.Test():
-                if world.is_trainer or not exchange.progress():
+                if not any([hosts.progress(), exchange.progress()]):
                     time.sleep(1e-5)
-            channel.close()
             slowest = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).max()
         text = f"{1e3 * slowest:.3f} ms for {in_units(8 * _NUMBER)} to and from each host of other nodes"
         yield f"neighbours, {kind.name}", text + ", which jobs use" * (exchange is chosen)

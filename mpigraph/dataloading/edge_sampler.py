@@ -201,36 +201,34 @@ class EdgePredictionSampler(Sampler):
     def sample_pairs(self, g: DistGraph, seed_edges: EdgeIds, *, edge_label_time: EdgeIds | None = None) -> Pairs:
         """Do the part of :meth:`sample` before the blocks; arguments and errors are the same.
 
-        One-sided, like most negative samplers. Where hosts are remote, an error on one trainer is raised on the others,
-        in their next round of sampling.
+        One-sided, like most negative samplers.
         """
         g = check_graph(g)
         negatives: dict[Relation, _Ends] | None = None
         excluded: EdgeTensors | None = None
-        with g.raised_everywhere():
-            if self._looks_up:
-                raise InvalidArgumentError(
-                    f"exclude={self._exclude!r} needs reverse_eids: DistEdgeDataLoader looks them up by itself, and "
-                    "mpigraph.dataloading.reverse_edges(g, reverse_etypes) does"
-                )
-            edges = find_edges(g, seed_edges)
-            time_filter = needs_of(self.sampler).times
-            times = check_edge_times(
-                g, time_filter, {r: torch.from_numpy(e.eids) for r, e in edges.items()}, edge_label_time
+        if self._looks_up:
+            raise InvalidArgumentError(
+                f"exclude={self._exclude!r} needs reverse_eids: DistEdgeDataLoader looks them up by itself, and "
+                "mpigraph.dataloading.reverse_edges(g, reverse_etypes) does"
             )
-            if self.negative_sampler is not None:
-                negatives = _checked(g, draw_negatives(self.negative_sampler, g, edges))
-            if self._exclusion is not None:
-                seeds = {relation: torch.from_numpy(of_relation.eids) for relation, of_relation in edges.items()}
-                excluded = unwrap_edges(g.schema, self._exclusion(g, seeds))
-            of_negatives = None
-            if times is not None and negatives is not None:
-                context, of_negatives = g.session.next_context(), {}
-                for r, pair in negatives.items():
-                    of_relation = edges.get(r, NO_EDGES)
-                    own = negative_times(r, of_relation, times.get(r, NO_EDGES.src), pair[0])
-                    how = (cast(TimeFilter, time_filter), context, r, of_relation, own, pair)
-                    negatives[r], of_negatives[r] = redraw_newer(g, *how)
+        edges = find_edges(g, seed_edges)
+        time_filter = needs_of(self.sampler).times
+        times = check_edge_times(
+            g, time_filter, {r: torch.from_numpy(e.eids) for r, e in edges.items()}, edge_label_time
+        )
+        if self.negative_sampler is not None:
+            negatives = _checked(g, draw_negatives(self.negative_sampler, g, edges))
+        if self._exclusion is not None:
+            seeds = {relation: torch.from_numpy(of_relation.eids) for relation, of_relation in edges.items()}
+            excluded = unwrap_edges(g.schema, self._exclusion(g, seeds))
+        of_negatives = None
+        if times is not None and negatives is not None:
+            context, of_negatives = g.session.next_context(), {}
+            for r, pair in negatives.items():
+                of_relation = edges.get(r, NO_EDGES)
+                own = negative_times(r, of_relation, times.get(r, NO_EDGES.src), pair[0])
+                how = (cast(TimeFilter, time_filter), context, r, of_relation, own, pair)
+                negatives[r], of_negatives[r] = redraw_newer(g, *how)
         numbering = _Numbering(g, times)
         numbering.add({relation: (of_relation.src, of_relation.dst) for relation, of_relation in edges.items()}, times)
         if negatives is not None:

@@ -1,15 +1,13 @@
 """Loaders: every trainer's seeds, batch by batch, sampled ahead of the model. Options of other libraries' loaders.
 
 ``seeds -> sample -> fetch -> queue -> model``: everything before the queue runs in a thread, ``num_prefetch`` batches
-ahead, on a channel of its own. A trainer that has finished, or left its loop early, answers the others in the
-background until all are done, so that loops need not be in step.
+ahead. Loops need not be in step.
 
 Where MPI lacks ``MPI_THREAD_MULTIPLE`` nothing runs in the background: the consumer's thread makes each batch, and a
-trainer that has finished or left its loop waits there, answering the others, until all are done. Trainers must then end
-their loops in the same order.
+trainer that has finished or left its loop waits there, in the others' rounds, until all are done. Trainers must then
+end their loops in the same order.
 """
 
-import threading
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -29,13 +27,14 @@ from mpigraph.dataloading.fetcher import CacheOptions, Stages, check_cache, open
 from mpigraph.dataloading.sampler import Sampler, check_graph, needs_of
 from mpigraph.dataloading.seeds import EpochPlan, HasEpochs, Passes, Seeds, TypedIds
 from mpigraph.dataloading.to_device import ToDevice
-from mpigraph.dataloading.work_ahead import Answering, LoaderStats, Pipeline, Prefetch
+from mpigraph.dataloading.work_ahead import LoaderStats, Pipeline, Prefetch
 from mpigraph.distgraph.graph import DistGraph
 from mpigraph.distgraph.typed_ids import EdgeIds, Names, NodeIds
 from mpigraph.errors import ClosedError, InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
 from mpigraph.mpi.wait import UNINTERRUPTED
 from mpigraph.recording import delayed, step
+from mpigraph.sampling.neighbor_service import NeighborService
 from mpigraph.session.context import CREATING, Session, check_seed, current
 from mpigraph.session.control import Operation
 from mpigraph.trace import met, span
@@ -94,11 +93,11 @@ _CLOSED = "the loader was closed"
 
 
 class _Epochs:
-    """Runs a loader's epochs on a channel of its own; does not know the loader, so the loader can be dropped.
+    """Runs a loader's epochs; does not know the loader, so the loader can be dropped.
 
     Attributes:
         depth: how many minibatches a thread is ahead; 0 without a thread.
-        numbers: numbers of the channel and of the caches, which are freed with it.
+        caches: numbers of the caches, which are freed with it.
     """
 
     @collective("trainers")
@@ -106,11 +105,13 @@ class _Epochs:
         self.session = session
         self._seed = seed
         self.depth = depth
-        self._service = session.open_service()
+        self._number = session.control.call(Operation.CREATE_LOADER, doing=CREATING)
+        self._service = NeighborService(session.store)
         self.pipeline = Pipeline()
-        self.numbers = [self._service.channel.number]
+        self.caches: list[int] = []
         self._last: Prefetch[Any] | None = None
-        self._closed = False
+        self._closed = self._dropped = False
+        self._over = True  # no pass uses the caches
 
     def make_way(self) -> None:
         """Wait until the epoch in progress is over on every trainer, so that another one can begin."""
@@ -128,20 +129,26 @@ class _Epochs:
             The pass, and the stats before its first minibatch.
         """
         session, service = self.session, self._service
-        service.channel.purpose = f"epoch {plan.epoch} of a loader"
+        service.purpose = f"epoch {plan.epoch} of loader {self._number}"
         contexts = plan.contexts(self._seed)
-        answering = Answering(service.serve_until_idle, session.world)
-        background = session.world.threads_may_communicate
         before = self.pipeline.stats()
 
         def sample(positions: I64) -> Any:
             with session.sampling_with(service, next(contexts)):
                 return stages.sample(seeds_at(positions))
 
-        produce = partial(self.pipeline.produce, plan.batches(), sample, stages, answering.begin)
-        self._last = Prefetch(produce, answering.finish, self.depth, background, session.world)
-        session.loops[service.channel.number] = self._last
+        self._over = False
+        produce = partial(self.pipeline.produce, plan.batches(), sample, stages)
+        self._last = Prefetch(produce, self._end, self.depth, session.world)
+        session.loops[self._number] = self._last
         return self._last, before
+
+    def _end(self) -> None:
+        """End a pass, in the thread that has made it; the last one of a dropped loader frees the caches."""
+        self.session.store.exchange.leave()
+        self._over = True  # before the look: either this thread or the one that drops sees what the other did
+        if self._dropped:
+            self._drop()
 
     def stop(self, because: str) -> None:
         """End the epoch in progress, telling its consumer why, and wait until every trainer has ended its own."""
@@ -157,21 +164,15 @@ class _Epochs:
         self.stop(_CLOSED)
 
     def retire(self) -> None:
-        """Drop the channel once no thread uses it."""
-        last = self._last
-        if last is not None:
-            last.abandon(_CLOSED)
-        if last is None or not last.running:
+        """Drop the caches once no thread uses them."""
+        if self._last is not None:
+            self._last.abandon(_CLOSED)
+        self._dropped = True
+        if self._over:
             self._drop()
-            return
-        threading.Thread(target=self._drop_after, args=(last,), name="mpigraph-retire", daemon=True).start()
-
-    def _drop_after(self, last: Prefetch[Any]) -> None:
-        last.stop(_CLOSED)
-        self._drop()
 
     def _drop(self) -> None:
-        for number in self.numbers:
+        for number in self.caches:
             self.session.control.drop(number)
 
 
@@ -184,7 +185,7 @@ class DistDataLoader(HasEpochs):
     too, and differs between equal batches of an epoch. So a loader that is made anew in each epoch repeats
     the first one, with a warning, unless you set its epoch (:meth:`set_epoch`) or another ``seed``.
 
-    Iterating is collective when hosts are remote, but trainers may take different numbers of steps and leave early.
+    Trainers may take different numbers of steps and leave early.
     """
 
     @collective("trainers")
@@ -314,7 +315,7 @@ class DistDataLoader(HasEpochs):
 
     @collective("trainers", "even in the middle of an epoch")
     def close(self) -> None:
-        """End the epoch in progress; the channel is freed at the next collective call."""
+        """End the epoch in progress; the caches are freed at the next collective call."""
         self._epochs.close()
         self._retire()
 
@@ -326,7 +327,7 @@ def arguments(session: Session) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        session.control.call(Operation.OPEN_CHANNEL, doing=CREATING, error=error)
+        session.control.call(Operation.CREATE_LOADER, doing=CREATING, error=error)
         raise
 
 
@@ -444,7 +445,7 @@ class SampledDataLoader(DistDataLoader):
         """Compute what the sampler needs of all ranks before the first batch."""
 
     def _open_caches(self, session: Session, options: CacheOptions) -> None:
-        """Make the caches, where rows are remote and a thread may answer others while minibatches are ahead."""
+        """Make the caches, where rows are remote and trainers need not sample in step."""
         world = session.world
         fetchers = self._stages.inputs
         if world.all_local or not world.threads_may_communicate:
@@ -453,5 +454,5 @@ class SampledDataLoader(DistDataLoader):
             pipeline = self._epochs.pipeline
             caches = open_caches(session, options, fetchers)
             pipeline.lookahead = options.lookahead
-            self._epochs.numbers += [cache.number for cache in caches]
+            self._epochs.caches += [cache.number for cache in caches]
             self.cache_bytes = sum(cache.nbytes for cache in caches)

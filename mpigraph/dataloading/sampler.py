@@ -469,20 +469,20 @@ def sample_labors(
     Raises:
         OutOfRangeError, FieldNameError, NodeTypeError, EdgeTypeError, InvalidArgumentError: as there.
     """
-    with check_graph(g).raised_everywhere():
-        _check_importance(importance_sampling)
-        if seed2_contribution:
+    check_graph(g)
+    _check_importance(importance_sampling)
+    if seed2_contribution:
+        raise InvalidArgumentError(
+            f"seed2_contribution must be 0 (got {seed2_contribution!r}): LaborSampler(batch_dependency=...) makes "
+            "consecutive minibatches alike"
+        )
+    if isinstance(random_seed, torch.Tensor):
+        if random_seed.numel() != 1:
             raise InvalidArgumentError(
-                f"seed2_contribution must be 0 (got {seed2_contribution!r}): LaborSampler(batch_dependency=...) makes "
-                "consecutive minibatches alike"
+                f"random_seed must be one integer (got a tensor of shape {tuple(random_seed.shape)})"
             )
-        if isinstance(random_seed, torch.Tensor):
-            if random_seed.numel() != 1:
-                raise InvalidArgumentError(
-                    f"random_seed must be one integer (got a tensor of shape {tuple(random_seed.shape)})"
-                )
-            random_seed = int(random_seed)
-        arguments = _LaborArguments([fanout], edge_dir, prob, seed=random_seed, period=1)
+        random_seed = int(random_seed)
+    arguments = _LaborArguments([fanout], edge_dir, prob, seed=random_seed, period=1)
     frontier = g.sample_hop(nodes, arguments, exclude_edges)
     if output_device is not None:
         frontier = frontier.to(output_device)

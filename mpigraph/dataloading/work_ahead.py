@@ -31,29 +31,22 @@ _POLL = 0.05  # seconds between looks at the stop flag while the queue is full
 class Prefetch(BackgroundLoop, Generic[T]):
     """One pass over an iterator, produced in a thread.
 
-    With ``depth=0`` the items are produced in the consumer's thread, and only ``after`` runs in the background.
+    With ``depth=0`` there is no thread: the items are produced in the consumer's.
     """
 
     def __init__(
-        self,
-        produce: Callable[[], Iterator[T]],
-        after: Callable[[], None],
-        depth: int,
-        background: bool = True,
-        world: World | None = None,
+        self, produce: Callable[[], Iterator[T]], after: Callable[[], None], depth: int, world: World | None = None
     ) -> None:
         """Begin.
 
         Args:
             produce: makes the iterator; called in the thread that runs it.
-            after: called once the iterator is exhausted, failed or abandoned, in the background.
+            after: called once the iterator is exhausted, failed or abandoned, in the thread that produces. Below
+                ``MPI_THREAD_MULTIPLE`` it runs in the main thread, when it ends or abandons the iterator; where the
+                garbage collector abandons it, when the main thread next waits for other ranks.
             depth: number of items to prefetch.
-            background: there may be a thread. Without one (``depth=0``) ``after`` runs in the main thread, when it ends
-                or abandons the iterator, and waits for it; where the garbage collector abandons it, when the main
-                thread next waits for other ranks.
             world: the job that ``after`` and the items communicate in, if any.
         """
-        assert background or depth == 0
         self._world = world
         self._produce = produce
         self._after = after
@@ -65,7 +58,6 @@ class Prefetch(BackgroundLoop, Generic[T]):
         self._stop = threading.Event()
         self._because = ""
         self._inline = depth == 0
-        self._background = background
         self._thread: threading.Thread | None = None
         if not self._inline:
             self._begin()
@@ -126,7 +118,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
         return self._thread is not None and is_running(self._thread)
 
     def abandon(self, because: str = "its consumer has left") -> None:
-        """Ask the thread to end, without waiting for it; without a background, run ``after``.
+        """Ask the thread to end, without waiting for it; without one, run ``after``.
 
         ``because`` is the message for a consumer that goes on.
         """
@@ -145,8 +137,11 @@ class Prefetch(BackgroundLoop, Generic[T]):
             join(self._thread)
 
     def _begin(self) -> None:
-        if not self._background:
-            self._run() if self._world is None else self._world.in_main_thread(self._run)
+        if self._inline:
+            if self._world is None or self._world.threads_may_communicate:
+                self._after()
+            else:
+                self._world.in_main_thread(self._after)
             return
         self._thread = threading.Thread(target=self._run, name="mpigraph-prefetch", daemon=True)
         self._thread.start()
@@ -156,10 +151,8 @@ class Prefetch(BackgroundLoop, Generic[T]):
 
         The consumer may have gone on when ``after`` fails: the thread's uncaught exception then ends the job.
         """
-        working = nullcontext() if self._world is None or not self._background else self._world.watchdog.working()
-        with working:
-            if not self._inline:
-                self._produce_all()
+        with nullcontext() if self._world is None else self._world.watchdog.working():
+            self._produce_all()
             self._after()
 
     def _produce_all(self) -> None:
@@ -273,14 +266,12 @@ class Pipeline:
         """Return the stats so far."""
         return LoaderStats.of(self.totals.snapshot())
 
-    def produce(
-        self, batches: Iterator[I64], sample: Callable[[I64], Any], stages: Stages[Any], all_sampled: Callable[[], None]
-    ) -> Iterator[Any]:
+    def produce(self, batches: Iterator[I64], sample: Callable[[I64], Any], stages: Stages[Any]) -> Iterator[Any]:
         """Yield the minibatches of an epoch.
 
         The first one is fetched as soon as it is sampled; then two are sampled for each fetch, until ``lookahead`` are
         ahead. If sampling fails, the minibatches sampled before come first. ``batches`` has the positions of each
-        minibatch's seeds; ``all_sampled`` is called after the last sample, if minibatches are still to be fetched.
+        minibatch's seeds.
         """
         ahead: deque[Any] = deque()
         error: Exception | None = None
@@ -302,8 +293,6 @@ class Pipeline:
                 ahead.append(sampled)
                 while len(ahead) > min(self.lookahead, number // 2):
                     yield self._fetch(ahead.popleft(), stages)
-            if ahead:
-                all_sampled()
             while ahead:
                 yield self._fetch(ahead.popleft(), stages)
             if error is not None:
@@ -323,29 +312,3 @@ class Pipeline:
 def _forget(stages: Stages[Any]) -> None:
     for fetcher in stages.inputs:
         fetcher.forget()
-
-
-class Answering:
-    """Answers the other trainers by ``serve()``, once this one has sampled its last minibatch, until all have."""
-
-    def __init__(self, serve: Callable[[], None], world: World) -> None:
-        self._serve = serve
-        self._world = world
-        self._thread: threading.Thread | None = None
-
-    def begin(self) -> None:
-        """Begin in a thread: others may need answers before this trainer has used its last minibatches."""
-        self._thread = threading.Thread(target=self._run, name="mpigraph-answering", daemon=True)
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Begin unless it has begun, and wait until all trainers are idle."""
-        if self._thread is None:
-            self._serve()
-            return
-        with self._world.watchdog.own("the end of every trainer's rounds"):
-            join(self._thread)
-
-    def _run(self) -> None:
-        with self._world.watchdog.working():
-            self._serve()

@@ -83,7 +83,6 @@ class DistGraph(SampledGraph):
             opening(error=error)
             raise
         graph: LoadedGraph = opening(name=graph_name, part_config=part_config, feat_dtype=names)
-        session.open_main_service()
         features = Features(
             (key, DistTensor.of_rows(session, graph_name, session.store.tensors[number], upcast))
             for key, number in graph.features.items()

@@ -58,10 +58,8 @@ _LAYERS_KEPT = 8  # of samplers' arguments
 class SampledGraph(TypeNames):
     """The side of a :class:`DistGraph` that samples.
 
-    All methods that sample are collective when hosts are remote, else local: an error in the arguments
-    of one trainer is raised on every trainer, by the round that all make. Where requests go to their owners alone
-    (``MPIGRAPH_SAMPLING=sparse``, the default where MPI allows several threads) these methods are one-sided, need no
-    other trainer, and raise on the caller alone.
+    All methods that sample raise errors on the caller alone. Where MPI allows several threads, they are one-sided and
+    need no other trainer. Else they are collective when hosts are remote: the trainers' main threads ask in step.
 
     Attributes:
         session: the job that the graph belongs to.
@@ -246,8 +244,7 @@ class SampledGraph(TypeNames):
             InvalidArgumentError: ids that are not integers, ``u`` and ``v`` of different lengths, two edge types that
                 are the same relation, or ``etype`` together with dicts.
         """
-        with self.raised_everywhere():
-            queries = self._edge_queries(u, v, etype)
+        queries = self._edge_queries(u, v, etype)
         with self.session.sampling() as service:
             answers = [torch.from_numpy(exist) for exist in service.has_edges(queries)]
         if not isinstance(u, Mapping):
@@ -302,18 +299,6 @@ class SampledGraph(TypeNames):
         return numbers
 
     @contextmanager
-    @collective("trainers", "if the block raises and hosts are remote")
-    def raised_everywhere(self, rounds: bool = True) -> Iterator[None]:
-        """Raise errors of arguments on every trainer of the round, if the call makes ``rounds``."""
-        try:
-            yield
-        except Exception as error:
-            if rounds and not getattr(error, "everywhere", False):
-                with self.session.sampling() as service:
-                    service.fail(error)
-            raise
-
-    @contextmanager
     @collective("trainers", "at the first use of a time, else local")
     def _drawing(
         self,
@@ -324,20 +309,19 @@ class SampledGraph(TypeNames):
     ) -> Iterator[tuple[NeighborService, SamplingPlan, RandomContext]]:
         """Give the service to draw a minibatch with, its plan, and what its draws depend on.
 
-        Errors of arguments are raised everywhere. The tensors to draw by are kept until the end of the ``with`` block,
+        The tensors to draw by are kept until the end of the ``with`` block,
         also at other hosts, which answer before.
         """
         with ExitStack() as kept:
-            with self.raised_everywhere(rounds=bool(arguments.fanouts)):
-                while True:
-                    changes = self._features.changes
-                    plan = self.plan(arguments, nodes, exclude_edges, seed_times)
-                    try:
-                        self.keep_tensors(plan, kept)
-                        break
-                    except ClosedError:
-                        if self._features.changes == changes:
-                            raise  # else others have their names by now
+            while True:
+                changes = self._features.changes
+                plan = self.plan(arguments, nodes, exclude_edges, seed_times)
+                try:
+                    self.keep_tensors(plan, kept)
+                    break
+                except ClosedError:
+                    if self._features.changes == changes:
+                        raise  # else others have their names by now
             context = self.session.next_context(arguments.seed)
             with self.session.sampling(arguments.num_threads) as service:
                 yield service, plan, context

@@ -144,7 +144,8 @@ def finish(tasks: Sequence[Task[Any]], policy: Policy, seconds: float = math.inf
     return True
 
 
-# The progress thread: advances operations that no other thread waits for. One a process, on trainers.
+# The progress thread: advances operations that no other thread waits for, and answers other ranks. One a process, on
+# trainers, and on servers that ranks of other nodes may ask.
 #
 # MPI advances an operation, and lets others read or ask for this rank's rows, only while this process is inside MPI
 # (MPI 4.1, section 12.7.3). A trainer that computes is not. Without this thread, a trainer that waits in torch for
@@ -168,12 +169,12 @@ class Progress:
     The longer nothing moves, the longer it sleeps between polls (:mod:`.wait`); a new task, or the end, wakes it up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self._inbox: queue.SimpleQueue[Task[Any] | None] = queue.SimpleQueue()
         self._listeners: list[Listener] = []
         self._polling = threading.Lock()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="mpigraph-progress", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def add(self, task: Task[Any]) -> None:

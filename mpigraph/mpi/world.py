@@ -6,12 +6,11 @@ A *host* holds rows of the graph; a *trainer* runs the user's script. A *server*
     caller's comm --dup--> world.comm       control: set-up, creation of tensors, barrier     main thread
                              |- world.node        the ranks that share memory with this one      set-up
                              |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
-                             |- a transport       requests for remote rows, and the rows         every thread
-                             |- sampling          requests to single owners, and the answers     every thread
-                             |- a channel         or rounds of all ranks, for each sampler       its thread
+                             |- hosts             requests to single hosts, and the replies      every thread
+                             |- rounds            or sampling requests in rounds of all ranks    one thread at a time
                              '- world.group()     one for each torch process group               torch's caller
 
-The library sends nothing on the caller's communicator. All communicators except those of channels are made here and
+The library sends nothing on the caller's communicator. All communicators are made here and
 freed in :meth:`World.close`, in reverse order of their creation.
 """
 
@@ -87,7 +86,8 @@ class World:
         local_rank: this trainer's place on its machine, which is one node unless ``divided``; -1 on servers.
         divided: says that MPI takes ranks of one machine for several nodes; "" if it does not.
         watchdog: gives every wait its deadline.
-        progress: on trainers, the progress thread; None if MPI allows no calls from threads.
+        progress: the thread that answers other ranks (the host thread), and on trainers advances operations which no
+            thread waits for; None if MPI allows no calls from threads, and on servers that no other node may ask.
         witness: on the first rank of a node, the process that says which of its ranks died, if there is one.
     """
 
@@ -124,8 +124,9 @@ class World:
         self._made.callback(self.watchdog.close)
         self.witness: Witness | None = None
         self.progress: Progress | None = None
-        if self.is_trainer and self.threads_may_communicate:
-            self.progress = Progress()
+        answers = self.is_host and not self.all_local
+        if self.threads_may_communicate and (self.is_trainer or answers):
+            self.progress = Progress("mpigraph-host" if answers else "mpigraph-progress")
             self._made.callback(self.progress.close)
 
     def _watch_all(self) -> Watchdog:

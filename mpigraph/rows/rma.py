@@ -18,7 +18,7 @@ from mpigraph.arrays import I32, I64, Array
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import find_runs, move_rows
 from mpigraph.mpi.agree import no_way_back
-from mpigraph.mpi.messages import answered
+from mpigraph.mpi.messages import answered, received, sent
 from mpigraph.mpi.world import World
 from mpigraph.rows.segments import RowPool
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, nothing, split_requests
@@ -129,6 +129,6 @@ class RmaTransport(Transport):
     def _finish(self, get: _Get) -> None:
         begin = clock()  # what has come before made no thread wait
         nbytes = get.finish()
-        self.traffic.sent(get.remote.rank, 0)
-        self.traffic.received(get.remote.rank, nbytes)
+        sent(get.remote.rank, 0)
+        received(get.remote.rank, nbytes)
         answered(get.remote.rank, begin)

@@ -5,29 +5,26 @@ The memory of a window is shared by the ranks of a node (``Win.Allocate_shared``
 (``rows/trial.py``). Writes of remote rows go by message: their host stores them.
 """
 
-from mpi4py import MPI
-
-from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.log import get_logger
 from mpigraph.mpi.compat import distrusts_windows, library_version
-from mpigraph.mpi.wait import TRANSFER, Backoff
+from mpigraph.mpi.hosts import Hosts
 from mpigraph.mpi.world import World
 from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.rma import RmaTransport
 from mpigraph.rows.segments import Segments
-from mpigraph.rows.transport import HostMutex, RemoteRows, Transport, WindowHandle
+from mpigraph.rows.transport import HostMutex, Transport
 
 
 class RowService:
     """The ways to read remote rows of a job, and the state of its windows.
 
-    A job on one node has none: every row is loaded. On several nodes a host that also trains makes progress in the
-    progress thread, a server in its loop. These polls also let MPI serve one-sided reads of this rank's rows. The
-    service is closed with the world.
+    A job on one node has no way: every row is loaded. Closed with the world.
 
     Attributes:
         world: the job.
+        hosts: asks other hosts, and answers for this one; its polls also let MPI serve one-sided reads of rows here.
+        packed: has this rank's windows, and writes remote rows.
         transports: the ways that are left; none on one node.
         mutex: the write locks of the hosts.
         segments: the memory of all windows and caches.
@@ -40,13 +37,13 @@ class RowService:
         self.world = world
         self.segments = Segments(world)
         self.mutex = HostMutex(world)
+        world.at_close(self.mutex.close)
         self.written: set[int] = set()
+        self.hosts = Hosts(world)
+        self.packed = PackedTransport(self.hosts)
         self.transports: list[Transport] = []
         self._windows = 0
-        self._packed: PackedTransport | None = None
         if not world.all_local:
-            self._packed = packed = PackedTransport(world)
-            rma = RmaTransport(world, packed.rouse)
             setting = world.config.transport
             if setting == "auto" and distrusts_windows():
                 if world.is_trainer and world.trainers.rank == 0:
@@ -55,12 +52,9 @@ class RowService:
                         "OMPI_MCA_osc=ucx,sm, where UCX works, they are",
                         library_version(),
                     )
-                setting = packed.name
-            self.transports = [way for way in (rma, packed) if setting in ("auto", way.name)]
-            world.at_close(packed.close)
-        world.at_close(self.mutex.close)
-        if self._packed and world.is_host and world.progress is not None:
-            world.at_close(world.progress.listen(self))
+                setting = self.packed.name
+            ways = (RmaTransport(world, self.packed.rouse), self.packed)
+            self.transports = [way for way in ways if setting in ("auto", way.name)]
 
     @property
     def transport(self) -> Transport | None:
@@ -76,36 +70,3 @@ class RowService:
         """A number for a new window, the same on every rank."""
         self._windows += 1
         return self._windows
-
-    def register(self, window: WindowHandle) -> None:
-        """Answer for a new window: its rows here may be read and written once every rank has registered it."""
-        if self._packed:
-            self._packed.register(window)
-
-    def forget(self, window: WindowHandle) -> None:
-        """Answer no more for a window, whose memory may be gone when this returns."""
-        if self._packed:
-            self._packed.forget(window)
-
-    def write(self, window: WindowHandle, leaving: list[RemoteRows], values: Array) -> None:
-        """Write rows of remote hosts; see :meth:`PackedTransport.write`. One-sided."""
-        assert self._packed is not None
-        self._packed.write(window, leaving, values)
-
-    def complete(self, request: MPI.Request) -> None:
-        """Complete a request of a collective call, and as a server answer the ranks that are not there yet."""
-        backoff = Backoff()
-        while not request.Test():
-            if not self.world.is_trainer and self.progress():
-                backoff.reset()
-            else:
-                backoff.pause(TRANSFER)
-
-    def progress(self) -> bool:
-        """Advance the requests of other ranks, without waiting; return whether anything moved."""
-        return self._packed is not None and self._packed.progress()
-
-    @property
-    def outstanding(self) -> bool:
-        """True while a request of another rank is not complete."""
-        return self._packed is not None and self._packed.outstanding

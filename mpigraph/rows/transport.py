@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from threading import Lock
 from typing import ClassVar
 
 import numpy as np
@@ -19,7 +18,6 @@ from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
 from mpigraph.kernels.row_ops import move_rows
 from mpigraph.mpi.compat import as_array, check_memory_model
-from mpigraph.mpi.messages import received, sent
 from mpigraph.mpi.wait import TRANSFER, Backoff
 from mpigraph.mpi.world import World
 
@@ -190,40 +188,12 @@ def nothing() -> None:
     """Do nothing: the caller's work when none is left."""
 
 
-class Traffic:
-    """One rank's traffic for remote rows: plain counts that only grow.
-
-    Attributes:
-        messages: messages sent (requests, chunks of replies) or ``Get`` calls made.
-        bytes_sent: their bytes.
-        bytes_received: bytes received.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self.messages = self.bytes_sent = self.bytes_received = 0
-
-    def sent(self, to: int, nbytes: int) -> None:
-        """Count one message to a rank."""
-        sent(to, nbytes)
-        with self._lock:
-            self.messages += 1
-            self.bytes_sent += nbytes
-
-    def received(self, source: int, nbytes: int) -> None:
-        """Count bytes that came from a rank."""
-        received(source, nbytes)
-        with self._lock:
-            self.bytes_received += nbytes
-
-
 class Transport:
     """A way to read remote rows. Several threads may read at once.
 
     Attributes:
         name: the name in settings and figures.
         how: the same for readers: "random remote rows" are read ``how``.
-        traffic: the traffic so far.
     """
 
     name: ClassVar[str]
@@ -232,7 +202,6 @@ class Transport:
     def __init__(self, world: World) -> None:
         """Begin in a job of several nodes."""
         self.world = world
-        self.traffic = Traffic()
 
     def read(self, window: WindowHandle, remote: list[RemoteRows], out: Array, meanwhile: Callable[[], None]) -> None:
         """Fill ``out`` (2-D, whole rows as words) from remote hosts, and call ``meanwhile`` once while that goes on.

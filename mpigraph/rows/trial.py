@@ -141,7 +141,7 @@ class _Trial:
             if threads[0]:
                 with ThreadPoolExecutor(2, "mpigraph-trial") as pool:
                     attempts += pool.map(self._attempt, (1, 2))
-        self._service.complete(world.comm.Ibarrier())
+        self._service.hosts.complete(world.comm.Ibarrier())
         names = [way.name for way in self._service.transports]
         return {name: _first_of_all(world, next(filter(None, (its[name] for its in attempts)), "")) for name in names}
 
@@ -179,7 +179,7 @@ class _Trial:
             ids = np.random.default_rng(world.rank).integers(0, _HELD, _HELD) + host * _HELD
             out = np.empty((_HELD, _WORDS), np.int32)
             seconds[:] = [_median_seconds(partial(self.window.gather, ids, out, way)) for way in ways]
-        self._service.complete(world.comm.Iallreduce(MPI.IN_PLACE, seconds, op=MPI.MAX))
+        self._service.hosts.complete(world.comm.Iallreduce(MPI.IN_PLACE, seconds, op=MPI.MAX))
         return {way.name: _HELD * _WORDS * 4 / took for way, took in zip(ways, seconds.tolist(), strict=True)}
 
 

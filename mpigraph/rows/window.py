@@ -107,7 +107,7 @@ class RowWindow:
                 as_words(np.empty((0, *self.row_shape), self.dtype)) if words is None else words[:0],
                 words,
             )
-            service.register(self.handle)
+            service.packed.register(self.handle)
             world.comm.Barrier()
 
     def memory(self, host: int) -> Array:
@@ -250,7 +250,7 @@ class RowWindow:
                         self.sync()
             remote = self._remote(by_host, ids)
             if remote:
-                self.service.write(self.handle, remote, words)
+                self.service.packed.write(self.handle, remote, words)
 
     def host_of(self, ids: I64) -> I32:
         """Return int32[n], the host that holds each row."""
@@ -269,7 +269,7 @@ class RowWindow:
         if block is None:
             return
         with self.world.watch("closing a window"):
-            self.service.forget(self.handle)
+            self.service.packed.forget(self.handle)
             self._row.Free()
             self._memory.clear()
             self._words.clear()

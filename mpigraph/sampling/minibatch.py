@@ -353,7 +353,7 @@ def _shared_requests(
             )
 
 
-@collective("the channel's trainers", WHEN_REMOTE)
+@collective("the trainers", WHEN_REMOTE)
 def sample_hops(
     service: NeighborService,
     graph: LoadedGraph,

@@ -1,14 +1,13 @@
-"""One hop of neighbour sampling: local destinations by plain loads, remote ones in a round. Also looks up edges.
+"""One hop of neighbour sampling: local destinations by plain loads, remote ones by asking. Also looks up edges.
 
-All relations of a hop share the round, and those that share tables a request. The result is the same on every rank: a
-draw is a hash of the request's key, the node and the number of the draw. The host of its destination looks an edge up.
-Some trainers may look up edges in the same round in which others sample.
+All relations of a hop share the message to an owner, and those that share tables a request. The result is the same on
+every rank: a draw is a hash of the request's key, the node and the number of the draw. The host of its destination
+looks an edge up.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import NoReturn
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.kernels.compact import LocalIds, TreeIds
 from mpigraph.kernels.row_ops import place_ragged, split_by_range
 from mpigraph.metadata.book import RangeBook
-from mpigraph.sampling.exchanges import Channel
 from mpigraph.sampling.local import (
     Buffers,
     LocalSampling,
@@ -56,22 +54,25 @@ class _Found:
 
 
 _Drawn = SampledNeighbors | list[RowsOfHost]
+_FREE = np.zeros(1, np.int64)  # before the words of a request
 
 
 class NeighborService:
-    """Samples hops and looks up edges over a channel.
+    """Samples hops and looks up edges.
 
     For one thread at a time: where several threads may use it, one holds :attr:`lock` until it has used the result.
 
     Attributes:
-        channel: how requests reach owners.
         lock: held by the thread that samples.
+        purpose: names the present work in error messages.
+        rounds: number of times that it has asked owners, all of a hop at once.
     """
 
-    def __init__(self, state: Store, channel: Channel) -> None:
+    def __init__(self, state: Store, purpose: str = "calls outside of loaders") -> None:
         self.lock = Lock()
+        self.purpose = purpose
+        self.rounds = 0
         self._state = state
-        self.channel = channel
         self._world = state.world
         self._buffers = Buffers()
         self._workers = Workers(state.world.config.num_worker_threads)
@@ -83,7 +84,7 @@ class NeighborService:
         if num_threads != self._workers.num_threads:
             self._workers = Workers(num_threads)
 
-    @collective("the channel's trainers", WHEN_REMOTE)
+    @collective("the trainers", WHEN_REMOTE)
     def sample(self, requests: Sequence[SamplingRequest]) -> dict[int, SampledNeighbors]:
         """Sample all requests of one hop.
 
@@ -98,36 +99,27 @@ class NeighborService:
         """
         if self._world.all_local:
             return self.sample_local(requests)
-        error: Exception | None = None
-        words: dict[int, I64] = {}
-        drawing: list[Callable[[], _Drawn]] = []
-        remote: dict[int, PositionsByHost] = {}
-        try:
-            local = dict[int, PositionsByHost]()
-            for dst, by_host in self._by_destination(requests).items():
-                local[dst], remote[dst] = self._split(by_host)
-            drawing = [self._begin(r, local[self._dst(r)], k) for k, r in enumerate(requests)]
-            words = self._pack(requests, remote)
-        except Exception as exc:  # raised on every rank by the round
-            error = exc
+        local, remote = dict[int, PositionsByHost](), dict[int, PositionsByHost]()
+        for dst, by_host in self._by_destination(requests).items():
+            local[dst], remote[dst] = self._split(by_host)
+        drawing = [self._begin(r, local[self._dst(r)], k) for k, r in enumerate(requests)]
         drawn: list[_Drawn] = []
-        answers = self.channel.ask(words, lambda: drawn.extend(draw() for draw in drawing), error)
-        readers = {rank: AnswerReader(answer) for rank, answer in answers.items()}
+        readers = self._ask(self._pack(requests, remote), lambda: drawn.extend(draw() for draw in drawing))
         return self._joined(requests, drawn, remote, readers)
+
+    def _ask(self, lists: dict[int, list[I64]], meanwhile: Callable[[], None]) -> dict[int, AnswerReader]:
+        """Ask ranks, each in one message of some arrays; return the readers of their answers."""
+        self.rounds += 1
+        words = {rank: np.concatenate([_FREE, *arrays]) for rank, arrays in lists.items()}
+        answers = self._state.exchange.ask(words, meanwhile, f"sampling round {self.rounds} of {self.purpose}")
+        return {rank: AnswerReader(answer) for rank, answer in answers.items()}
 
     def sample_local(self, requests: Sequence[SamplingRequest]) -> dict[int, SampledNeighbors]:
         """As :meth:`sample`, where hosts of this node hold all destinations; local."""
         hosts_of = self._by_destination(requests)
         return self._joined(requests, [self._begin(r, hosts_of[self._dst(r)])() for r in requests], {}, {})
 
-    @collective("the channel's trainers", WHEN_REMOTE)
-    def fail(self, error: Exception) -> NoReturn:
-        """Raise an error, on this trainer and on every one that is in a round or makes the next one."""
-        if not self._world.all_local:
-            self.channel.ask({}, error=error)
-        raise error
-
-    @collective("the channel's trainers", WHEN_REMOTE)
+    @collective("the trainers", WHEN_REMOTE)
     def has_edges(self, queries: list[EdgeQuery]) -> list[Mask]:
         """Look edges up where their destinations are, all of them in one round.
 
@@ -151,9 +143,7 @@ class NeighborService:
         for query, (_, remote) in zip(queries, by_host, strict=True):
             for host, positions in remote:
                 lists.setdefault(int(self._world.hosts[host]), []).extend(pack_query(query, positions))
-        words = {rank: np.concatenate(arrays) for rank, arrays in lists.items()}
-        answers = self.channel.ask(words, look_local)
-        readers = {rank: AnswerReader(answer) for rank, answer in answers.items()}
+        readers = self._ask(lists, look_local)
         for out, (_, remote) in zip(exist, by_host, strict=True):
             for host, positions in remote:
                 out[positions] = readers[int(self._world.hosts[host])].take(len(positions), np.bool_)
@@ -171,11 +161,6 @@ class NeighborService:
         if graph.number not in self._tree_ids:
             self._tree_ids[graph.number] = [TreeIds() for _ in graph.topology.hosts.schema.ntypes]
         return self._tree_ids[graph.number]
-
-    @collective("the channel's trainers", "where they ask in step")
-    def serve_until_idle(self) -> None:
-        """Return when the other trainers need nothing more of this thread."""
-        self.channel.serve_until_idle()
 
     def _begin(self, request: SamplingRequest, by_host: PositionsByHost, scratch: int = 0) -> Callable[[], _Drawn]:
         """Count the neighbours of a request on local hosts; return what draws them."""
@@ -240,8 +225,8 @@ class NeighborService:
         is_local = self._world.is_local
         return [one for one in by_host if is_local[one[0]]], [one for one in by_host if not is_local[one[0]]]
 
-    def _pack(self, requests: Sequence[SamplingRequest], remote: dict[int, PositionsByHost]) -> dict[int, I64]:
-        """Return the request words by owner; the first request of a node type carries its destinations."""
+    def _pack(self, requests: Sequence[SamplingRequest], remote: dict[int, PositionsByHost]) -> dict[int, list[I64]]:
+        """Return the request's arrays by owner; the first request of a node type carries its destinations."""
         words: dict[int, list[I64]] = {}
         count: dict[int, int] = {}
         carrier: dict[tuple[int, int], int] = {}  # rank and node type -> the request that has the destinations
@@ -255,7 +240,7 @@ class NeighborService:
                 packed = pack_request(request, ids, edges_in(request.excluded, *self._owned(host, request)), positions)
                 words.setdefault(rank, []).extend(packed)
                 count[rank] = number + 1
-        return {rank: np.concatenate(arrays) for rank, arrays in words.items()}
+        return words
 
     def _merge(
         self,

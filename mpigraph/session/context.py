@@ -142,7 +142,7 @@ class Session:
     """One job, on a trainer.
 
     Attributes:
-        loops: epochs in progress by number of their channel, to be stopped before the job ends.
+        loops: epochs in progress by number of their loader, to be stopped before the job ends.
         handles: named tensors that are alive, by graph, policy and name.
         pool: memory for gathered rows and for gradients.
         num_threads: threads with which this rank samples, unless a sampler says otherwise.
@@ -169,7 +169,7 @@ class Session:
         self.loops: WeakValueDictionary[int, BackgroundLoop] = WeakValueDictionary()
         self.handles: dict[tuple[Any, ...], Any] = {}
         self.closing = ExitStack()
-        self._main: NeighborService | None = None
+        self._main = NeighborService(store)
         self._thread = threading.local()
         self._drawing = threading.Lock()
         self.unnamed = 0
@@ -190,17 +190,6 @@ class Session:
     def num_trainers(self) -> int:
         """Number of trainers."""
         return len(self.world.trainer_ranks)
-
-    @collective("trainers")
-    def open_service(self) -> NeighborService:
-        """Return a sampling service with a channel of its own."""
-        return NeighborService(self.store, self.control.call(Operation.OPEN_CHANNEL, doing=CREATING))
-
-    @collective("trainers")
-    def open_main_service(self) -> None:
-        """Make the service that the main thread samples with, once."""
-        if self._main is None:
-            self._main = self.open_service()
 
     @contextmanager
     def sampling_with(self, service: NeighborService, context: RandomContext) -> Iterator[None]:
@@ -237,9 +226,7 @@ class Session:
     @property
     def service(self) -> NeighborService:
         """The service that this thread samples with: a loader's in its thread, else that of all threads."""
-        service = getattr(self._thread, "service", None) or self._main
-        assert service is not None  # sampling needs an open graph
-        return service
+        return getattr(self._thread, "service", None) or self._main
 
     @contextmanager
     def sampling(self, num_threads: int | None = None) -> Iterator[NeighborService]:
@@ -410,7 +397,7 @@ def initialize(
     cores = world.cores_per_rank()
     if world.size > 1 and not config.threads_chosen:
         torch.set_num_threads(cores)
-    store = Store(world, seed, lambda store: open_exchange(world, lambda: Answers(store).answer))
+    store = Store(world, seed, lambda store: open_exchange(store.rows.hosts, Answers(store).answer))
     control = Control(store)
     control.reporting.arguments = arguments
     _begin_report(control, store)

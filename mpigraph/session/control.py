@@ -12,9 +12,7 @@ threads which draw by them, has not.
 import json
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, NoReturn
 
@@ -34,7 +32,6 @@ from mpigraph.mpi.wait import (
     TRANSFER,
     UNINTERRUPTED,
     Backoff,
-    Policy as WaitPolicy,
     wait,
 )
 from mpigraph.rows.row_tensor import Policy
@@ -49,7 +46,7 @@ class Operation(IntEnum):
     SERVE = 0
     OPEN_GRAPH = 10
     CREATE_TENSOR = 11
-    OPEN_CHANNEL = 12
+    CREATE_LOADER = 12
     PREPARE_WEIGHTS = 13
     FREE = 14
     BARRIER = 15
@@ -121,7 +118,7 @@ def _sync(store: Store, args: Arguments) -> Any:
 _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
     Operation.OPEN_GRAPH: lambda store, args: store.open_graph(args["name"], args["part_config"], args["feat_dtype"]),
     Operation.CREATE_TENSOR: _create_tensor,
-    Operation.OPEN_CHANNEL: lambda store, args: store.open_channel(),
+    Operation.CREATE_LOADER: lambda store, args: store.new_number(),
     Operation.OPEN_CACHES: lambda store, args: store.open_caches(
         args["groups"], args["ahead"], args.get("local_too", False)
     ),
@@ -150,7 +147,7 @@ class Control:
             self._world.at_close(self._calls.Free)
 
     def drop(self, number: int) -> None:
-        """Note that this trainer no longer uses a tensor or channel."""
+        """Note that this trainer no longer uses a tensor or cache."""
         self._dropped.add(number)
 
     @collective("trainers", "in the same order")
@@ -213,8 +210,8 @@ class Control:
         raise everywhere(_astray([call for _, _, call in replies], [int(word) for word, _, _ in replies]))
 
     @collective("world.comm", "in step with the trainers' calls")
-    def poll(self, meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext) -> Operation | None:
-        """On a server: join a call if the trainers began one, inside ``meanwhile``, and return its operation."""
+    def poll(self) -> Operation | None:
+        """On a server: join a call if the trainers began one, and return its operation."""
         if self._pending is None:
             self._pending = Header(self._world.comm, Operation.SERVE, OK, self._no_counts)
         header = self._pending
@@ -223,7 +220,7 @@ class Control:
         self._pending = None
         operation = Operation(int(header.operations[self._world.trainer_ranks[0]]))
         try:
-            with meanwhile(), no_way_back(self._world.comm):
+            with no_way_back(self._world.comm):
                 self._run(header, {})
         except MPIGraphError:
             return None  # raised on every trainer too, where the user sees it; if they continue, so do we
@@ -309,79 +306,33 @@ def _astray(calls: Sequence[str], statuses: Sequence[int]) -> CollectiveError:
     return error
 
 
-_LONG = 0.1  # seconds of a control call after which a second thread answers rounds
-
-
 @collective("store.world.comm", "in step with the trainers' calls")
 def serve(store: Store, control: Control) -> None:
     """Serve until the trainers call shutdown, then free everything.
 
-    An idle server sleeps between polls, so that it leaves its core to a trainer; it may be idle for hours. Where
-    every trainer reads its memory directly it has only control calls to wait for, and sleeps longer.
+    An idle server sleeps between polls, so that it leaves its core to a trainer; it may be idle for hours. Its host
+    thread answers other ranks; where MPI allows no calls from threads, this loop does, and no trainer samples beside a
+    control call. Where every trainer reads its memory directly, it has only control calls to wait for, and sleeps
+    longer.
     """
-    rounds = _Rounds(store)
+    world, hosts, exchange = store.world, store.rows.hosts, store.exchange
+    idle = IDLE_SERVER_LOCAL if world.all_local else IDLE_SERVER_REMOTE
     backoff = Backoff()
     while True:
-        operation = control.poll(rounds.answered_meanwhile)
-        moved = rounds.poll() or operation is not None
+        operation = control.poll()
+        moved = operation is not None
+        if world.progress is None:
+            moved |= any([hosts.progress(), exchange.progress()])
         control.reporting.follow()
-        if store.world.watchdog.needs_exchange:
-            store.world.watchdog.exchange()
+        if world.watchdog.needs_exchange:
+            world.watchdog.exchange()
         if operation is Operation.SHUTDOWN:
-            if store.world.watchdog.stopping.agreed:  # the batch system sends SIGTERM once more; the job ends itself
+            if world.watchdog.stopping.agreed:  # the batch system sends SIGTERM once more; the job ends itself
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             store.close()
             return
         if moved:
             backoff.reset()
         else:
-            backoff.pause(rounds.policy)
-
-
-class _Rounds:
-    """Requests of other ranks to a server beside control calls: for neighbours, and for rows."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._idle = IDLE_SERVER_LOCAL if store.world.all_local else IDLE_SERVER_REMOTE
-
-    def poll(self) -> bool:
-        """Advance the requests without waiting; return whether anything moved. One thread at a time."""
-        moved = self._store.rows.progress()
-        return self._store.exchange.progress() or moved
-
-    @property
-    def policy(self) -> WaitPolicy:
-        """The way to wait when nothing moves."""
-        if self._store.rows.outstanding:
-            return TRANSFER
-        return IN_ROUND if self._store.exchange.outstanding else self._idle
-
-    @contextmanager
-    def answered_meanwhile(self) -> Iterator[None]:
-        """Let another thread answer while this one is in a control call, which may load a graph for minutes.
-
-        Where MPI does not allow that, no trainer samples beside a control call.
-        """
-        world = self._store.world
-        if world.all_local or not world.threads_may_communicate:
-            yield
-            return
-        over = threading.Event()
-        thread = threading.Thread(target=self._answer_until, args=(over,), name="mpigraph-rounds", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
-    def _answer_until(self, over: threading.Event) -> None:
-        if over.wait(_LONG):
-            return
-        backoff = Backoff()
-        while not over.is_set():
-            if self.poll():
-                backoff.reset()
-            else:
-                backoff.pause(self.policy)
+            busy = world.progress is None and (hosts.outstanding or exchange.outstanding)
+            backoff.pause(TRANSFER if busy else idle)

@@ -25,7 +25,6 @@ from mpigraph.store.host_ranges import cut_for_hosts, read_config
 from mpigraph.store.topology import Topology
 
 Kind = TypeVar("Kind", bound="VersionedTables[Any] | MaskCounts")
-MANY = 100  # channels, from which on it is checked whether MPI has a communicator for one more
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class LoadedGraph:
 
 
 class Store:
-    """Graphs, tensors, and what is derived from them, of this rank; channels and caches of loaders.
+    """Graphs, tensors, and what is derived from them, of this rank; caches of loaders.
 
     Attributes:
         world: the ranks.
@@ -53,7 +52,6 @@ class Store:
         exchange: how sampling requests reach the owners of nodes.
         graphs: by name; :attr:`graph_of_number` the same by number.
         tensors: by number.
-        channels: open channels by number.
         caches: caches of rows by number.
     """
 
@@ -62,7 +60,6 @@ class Store:
         "_newest_tensor",
         "_next",
         "caches",
-        "channels",
         "exchange",
         "graph_of_number",
         "graphs",
@@ -86,7 +83,6 @@ class Store:
         self.graphs: dict[str, LoadedGraph] = {}
         self.graph_of_number: dict[int, LoadedGraph] = {}
         self.tensors: dict[int, RowTensor] = {}
-        self.channels: dict[int, Any] = {}
         self.caches: dict[int, RowCache] = {}
         self._derived: dict[tuple[Any, ...], Any] = {}
         self._newest_tensor = 0
@@ -364,20 +360,6 @@ class Store:
                 self.tensors[number].advance(last_writes.get(number))
 
     @collective("world.comm")
-    def open_channel(self) -> Any:
-        """Make a channel for what one thread of every trainer samples.
-
-        Raises CollectiveError if MPI has no communicators left; on every rank.
-        """
-        if self.exchange.takes_communicators and len(self.channels) >= MANY:
-            self.world.check_communicators(
-                f"for another loader: there are {len(self.channels)}, each with one (MPICH has 2048 in all): drop some"
-            )
-        channel = self.exchange.open(self.new_number())
-        self.channels[channel.number] = channel
-        return channel
-
-    @collective("world.comm")
     def open_caches(
         self, groups: Iterable[tuple[list[int], int]], ahead: int, local_too: bool = False
     ) -> dict[int, RowCache]:
@@ -412,8 +394,8 @@ class Store:
 
     @collective("world.comm")
     def free(self, numbers: Iterable[int]) -> None:
-        """Free tensors, channels and caches by number, in ascending order; unknown numbers were freed before."""
-        kinds: tuple[dict[int, Any], ...] = (self.caches, self.channels, self.tensors)
+        """Free tensors and caches by number, in ascending order; unknown numbers were freed before."""
+        kinds: tuple[dict[int, Any], ...] = (self.caches, self.tensors)
         going = self.with_joint(numbers)
         self.free_derived(going)
         for number in sorted(going):
@@ -439,7 +421,7 @@ class Store:
     @collective("world.comm")
     def close(self) -> None:
         """Free everything in an agreed order, the world last."""
-        self.free([*self.channels, *self.caches, *self.tensors])
+        self.free([*self.caches, *self.tensors])
         for graph in self.graphs.values():
             graph.topology.close()
         self.world.close()

@@ -152,9 +152,9 @@ def test_minibatches_are_the_same_on_every_layout(job: SharedJob, typed_oracle: 
 
 def test_negatives_of_many_relations_are_checked_in_one_round(job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)
-    before, remote = g.service.channel.rounds, not current().world.all_local
+    before, remote = g.service.rounds, not current().world.all_local
     pairs = GlobalUniform(3)(g, {r: torch.arange(20) for r in (FORWARD, CITES, REVERSE)})
-    assert g.service.channel.rounds == before + remote
+    assert g.service.rounds == before + remote
     for relation, (src, dst) in pairs.items():
         assert 0 < len(src) <= 60
         assert int(src.max()) < NUM_NODES[relation[0]] and int(dst.max()) < NUM_NODES[relation[2]]

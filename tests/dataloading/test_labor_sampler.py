@@ -292,12 +292,10 @@ def refused(g: dist.DistGraph) -> None:
             sample_labors(g, [1], 2, **options)
 
 
-def test_a_wrong_argument_of_one_trainer_is_raised_on_all(job: SharedJob, oracle) -> None:
-    """Where trainers sample in rounds; else on this one alone."""
+def test_a_wrong_argument_of_one_trainer_is_raised_there(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     wrong = {"importance_sampling": 1} if g.rank() == 0 else {}
-    rounds = any(not local for local in g.session.world.is_local) and g.session.world.config.sampling == "alltoallv"
-    if wrong or rounds:
+    if wrong:
         with pytest.raises(InvalidArgumentError, match="importance_sampling must be 0"):
             dist.sample_labors(g, torch.arange(9), 2, **wrong)
     else:

@@ -168,7 +168,7 @@ def test_evaluation_loaders_do_not_pile_up(job: SharedJob, oracle) -> None:
             pass
         g.barrier()
         g.barrier()
-        counts.append(len(current().store.channels))
+        counts.append(len(current().store.caches))
     assert counts[-1] <= 4
 
 

@@ -15,12 +15,13 @@ from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.dataloading.work_ahead import Answering, Prefetch
+from mpigraph.dataloading.loader import _Epochs
+from mpigraph.dataloading.work_ahead import Prefetch
 from mpigraph.errors import ClosedError
 from mpigraph.mpi.wait import Backoff, Policy
 from mpigraph.mpi.world import World
 from mpigraph.rows.window import RowWindow
-from mpigraph.sampling.neighbor_service import NeighborService
+from mpigraph.sampling.exchanges import InRounds
 from mpigraph.session.context import current
 
 
@@ -97,13 +98,13 @@ def test_without_threads_whoever_leaves_a_loop_answers(layout: Job, oracle, monk
     """Several nodes without servers need threads, so there are none here."""
     path, answering = oracle(3), []
     monkeypatch.setattr(World, "threads_may_communicate", property(lambda world: False))
-    serve = NeighborService.serve_until_idle
+    leave = InRounds.leave
 
-    def note(service: NeighborService) -> None:
+    def note(exchange: InRounds) -> None:
         answering.append(threading.current_thread())
-        serve(service)
+        leave(exchange)
 
-    monkeypatch.setattr(NeighborService, "serve_until_idle", note)
+    monkeypatch.setattr(InRounds, "leave", note)
     kept = []
 
     def body() -> None:
@@ -125,12 +126,12 @@ def test_without_threads_whoever_leaves_a_loop_answers(layout: Job, oracle, monk
     assert set(answering) <= {threading.current_thread()}
 
 
-@pytest.mark.parametrize(("depth", "background"), [(0, False), (0, True), (2, True)])
+@pytest.mark.parametrize("depth", [0, 2])
 @pytest.mark.parametrize("steps", [None, 0, 1, 4])
-def test_what_comes_after_the_items_comes_once(depth: int, background: bool, steps: int | None) -> None:
+def test_what_comes_after_the_items_comes_once(depth: int, steps: int | None) -> None:
     """However far the iterator went, or if it was never made (None): in a thread, or without one in the caller's."""
     after: list[threading.Thread] = []
-    prefetch = Prefetch(lambda: iter(range(3)), lambda: after.append(threading.current_thread()), depth, background)
+    prefetch = Prefetch(lambda: iter(range(3)), lambda: after.append(threading.current_thread()), depth)
     if steps is not None:
         items = iter(prefetch)
         assert [item for _, item in zip(range(steps), items, strict=False)] == list(range(min(steps, 3)))
@@ -139,11 +140,10 @@ def test_what_comes_after_the_items_comes_once(depth: int, background: bool, ste
             time.sleep(0.001)
         assert len(after) == 1
     prefetch.stop("enough")
-    assert len(after) == 1 and (after[0] is threading.current_thread()) == (not background)
+    assert len(after) == 1 and (after[0] is threading.current_thread()) == (depth == 0)
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_an_error_after_the_items_is_the_threads(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_after_the_items_is_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The consumer may be gone: the hook for threads, which ends a job, gets it."""
     caught: list[str] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: caught.append(str(args.exc_value)))
@@ -151,7 +151,7 @@ def test_an_error_after_the_items_is_the_threads(depth: int, monkeypatch: pytest
     def fail() -> None:
         raise RuntimeError("nobody answers")
 
-    prefetch = Prefetch(lambda: iter(()), fail, depth)
+    prefetch = Prefetch(lambda: iter(()), fail, 2)
     while prefetch.running:
         time.sleep(0.001)
     assert list(prefetch) == []
@@ -189,14 +189,14 @@ def test_a_tensor_may_be_closed_that_an_epoch_reads_which_was_left(job: SharedJo
 
 
 @rotated(2)
-@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("depth", [1, 2])
 def test_an_epoch_waits_for_the_one_before_also_after_a_caught_ctrl_c(
     job: SharedJob, oracle, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An old epoch is held in its end, in the thread that works for it, and the wait for that is interrupted."""
     path = oracle(3)
     held, go = threading.Event(), threading.Event()
-    stop, after, waits, ended = Prefetch.stop, Answering.finish, [0], list[bool]()
+    stop, after, waits, ended = Prefetch.stop, _Epochs._end, [0], list[bool]()
 
     def interrupted(self: Prefetch, because: str) -> None:
         waits[0] += 1
@@ -207,7 +207,7 @@ def test_an_epoch_waits_for_the_one_before_also_after_a_caught_ctrl_c(
         go.set()
         stop(self, because)
 
-    def hold(self: Answering) -> None:
+    def hold(self: _Epochs) -> None:
         if not held.is_set():
             held.set()
             go.wait(10)
@@ -224,7 +224,7 @@ def test_an_epoch_waits_for_the_one_before_also_after_a_caught_ctrl_c(
         )
         like_it.set_epoch(1)
         expected = [digest(batch) for batch in like_it]
-        monkeypatch.setattr(Answering, "finish", hold)
+        monkeypatch.setattr(_Epochs, "_end", hold)
         monkeypatch.setattr(Prefetch, "stop", interrupted)
         next(iter(loader))
         with pytest.raises(KeyboardInterrupt):
@@ -240,13 +240,10 @@ def test_an_epoch_waits_for_the_one_before_also_after_a_caught_ctrl_c(
     body()
 
 
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_wait_for_a_pass_that_ctrl_c_leaves_does_not_end_the_pass(
-    depth: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_for_a_pass_that_ctrl_c_leaves_does_not_end_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's ``Thread.join`` takes the thread for ended where Ctrl-C leaves it: then two epochs ran at once."""
     go, joining = threading.Event(), threading.Event()
-    one_pass = Prefetch(lambda: iter([1]), lambda: (go.wait(60), None)[1], depth)
+    one_pass = Prefetch(lambda: iter([1]), lambda: (go.wait(60), None)[1], 2)
 
     def pause(self: Backoff, policy: Policy) -> None:
         joining.set()
@@ -312,8 +309,8 @@ def test_the_garbage_collector_does_not_answer_others() -> None:
     """Without threads an iterator that another thread drops leaves its answers to the main thread."""
     after: list[threading.Thread] = []
     owed: list[Callable[[], None]] = []
-    world = SimpleNamespace(in_main_thread=owed.append)
-    items = iter(Prefetch(lambda: iter(range(3)), lambda: after.append(threading.current_thread()), 0, False, world))
+    world = SimpleNamespace(in_main_thread=owed.append, threads_may_communicate=False)
+    items = iter(Prefetch(lambda: iter(range(3)), lambda: after.append(threading.current_thread()), 0, world))
     assert next(items) == 0
     held = [items]
     del items

@@ -1,19 +1,19 @@
 """Rows that their host packs: without windows, damaged requests, bounds, an idle host."""
 
 import time
-from functools import partial
 from threading import Thread
 
 import numpy as np
 import pytest
 from jobs import mpiexec, run, warm_python
-from layouts import REMOTE, WAIT, Job, Layout, own_on_layouts
+from layouts import REMOTE, WAIT, Job, Layout, needs_threads, own_on_layouts
 from mpi4py import MPI
-from worlds import HELD, by_packing, filled_window, meet, row_values, rows_of
+from worlds import HELD, filled_window, meet, row_values, rows_of
 
 from mpigraph.errors import ClosedError
-from mpigraph.mpi.messages import REQUEST, Request, RequestServer
-from mpigraph.rows import packed
+from mpigraph.mpi import hosts as requests
+from mpigraph.mpi.hosts import REQUEST, Kind
+from mpigraph.mpi.world import World
 from mpigraph.rows.transport import HostMutex, RemoteRows, split_requests
 from mpigraph.rows.trial import choose_transport
 
@@ -48,7 +48,7 @@ def test_packing_needs_no_windows(layout: Job, small_chunks: None, monkeypatch: 
             ids = np.arange(len(window))
             if world.is_trainer:
                 assert np.array_equal(window.gather(ids), row_values(ids, shape, dtype))
-            meet(world, service.progress)
+            meet(world, service.hosts.progress)
             random = np.random.default_rng(world.rank)
             for _ in range(2 if world.is_trainer else 0):
                 own = random.permutation(ids)
@@ -56,12 +56,12 @@ def test_packing_needs_no_windows(layout: Job, small_chunks: None, monkeypatch: 
                 values = np.full((len(twice), *shape), 99, dtype)
                 values[HELD // 2 :] = world.rank + 1
                 window.scatter(twice, values)
-            meet(world, service.progress)
+            meet(world, service.hosts.progress)
             window.sync()
             stored = window.gather(ids).reshape(len(ids), -1) if world.is_trainer else np.zeros((1, 1), dtype)
             assert (stored == stored[:, :1]).all()
             assert set(stored[:, 0].tolist()) <= {0, *(world.trainer_ranks + 1).tolist()}
-            meet(world, service.progress)
+            meet(world, service.hosts.progress)
             window.close()
 
 
@@ -71,17 +71,20 @@ def test_a_write_to_a_window_that_its_owner_forgot_raises(layout: Job) -> None:
         world = service.world
         window = filled_window(service, (), "i8")
         if world.is_host:
-            by_packing(service).forget(window.handle)
+            service.packed.forget(window.handle)
         world.comm.Barrier()
         if world.is_trainer:
             with pytest.raises(ClosedError, match=f"rank .* of window {window.handle.number}"):
                 window.scatter(np.arange(len(window)), np.zeros(len(window), np.int64))
-        meet(world, service.progress)
+        meet(world, service.hosts.progress)
         window.close()
 
 
 @own_on_layouts([Layout(4, 1, 2)])
-def test_a_host_that_waits_for_its_lock_to_write_has_nothing_to_do(layout: Job) -> None:
+def test_a_host_that_waits_for_its_lock_to_write_has_nothing_to_do(
+    layout: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "threads_may_communicate", False)  # the test polls
     with rows_of(layout, transport="packed") as service:
         world = service.world
         window, mutex, host = filled_window(service, (), "i8"), service.mutex, world.host_index
@@ -92,7 +95,7 @@ def test_a_host_that_waits_for_its_lock_to_write_has_nothing_to_do(layout: Job) 
             ids = np.flatnonzero(~world.is_local[window.host_of(np.arange(len(window)))])
             window.scatter(ids, ids)
         else:
-            server, looks = by_packing(service).server, list[int]()
+            server, looks = service.hosts, list[int]()
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(mutex, "ahead", lambda *who: looks.append(HostMutex.ahead(mutex, *who)) or looks[-1])
                 while not looks:
@@ -100,12 +103,12 @@ def test_a_host_that_waits_for_its_lock_to_write_has_nothing_to_do(layout: Job) 
                 moved = [server.progress() for _ in range(100)]
                 assert looks == [1] * 101
             mutex.release(host, ticket)
-        meet(world, service.progress)
+        meet(world, service.hosts.progress)
         window.sync()
         if not world.is_trainer:
             begin = HELD * host
             assert window.memory(host).tolist() == list(range(begin, begin + HELD))
-        meet(world, service.progress)
+        meet(world, service.hosts.progress)
         assert not any(moved)
         window.close()
 
@@ -115,48 +118,48 @@ def test_damaged_requests_get_an_empty_reply(layout: Job) -> None:
     with rows_of(layout) as service:
         world = service.world
         window = filled_window(service, (), "i8")
-        way = by_packing(service)
+        way = service.packed
         if world.is_trainer:
             number = window.handle.number
             damaged = {
-                "short": [number],
-                "window": [999, 1, 8, 0, 0],
-                "row": [number, 1, 8, 0, HELD],
-                "negative": [number, 1, 8, 0, -1],
-                "width": [number, 1, 3, 0, 0],
-                "count": [number, 2, 8, 0, 0],
-                "negative count": [number, -2, 8, 0, 0],
-                "write to no row": [number, 1, 8, 8, HELD, 1],
-                "write of other rows": [number, 1, 8, 16, 0, 1, 1],
-                "write of too little": [number, 2, 8, 8, 0, 1, 1],
-                "write of a negative size": [number, 1, 8, -8, 0, 1],
+                "short": [Kind.READ, number],
+                "window": [Kind.READ, 999, 1, 8, 0],
+                "row": [Kind.READ, number, 1, 8, HELD],
+                "negative": [Kind.READ, number, 1, 8, -1],
+                "width": [Kind.READ, number, 1, 3, 0],
+                "count": [Kind.READ, number, 2, 8, 0],
+                "negative count": [Kind.READ, number, -2, 8, 0],
+                "write to no row": [Kind.WRITE, number, 1, 8, HELD, 1],
+                "write of other rows": [Kind.WRITE, number, 1, 8, 0, 1, 1],
+                "write of too little": [Kind.WRITE, number, 2, 8, 0, 1, 1],
             }
-            comm, answer, status = way.server.comm, np.ones(1, np.int64), MPI.Status()
+            comm, answer, status = way.hosts.comm, np.ones(1, np.int64), MPI.Status()
             owner = int(world.hosts[np.flatnonzero(~world.is_local)[0]])
             ids = np.arange(len(window))
-            for damage, words in damaged.items():
-                comm.Send(np.array([77, *words], np.int64), owner, REQUEST)
+            for damage, (kind, *words) in damaged.items():
+                comm.Send(np.array([kind * requests._TAGS + 77, *words], np.int64), owner, REQUEST)
                 comm.Recv(answer, owner, 77, status)
                 assert status.Get_count(MPI.BYTE) == 0, damage
                 assert np.array_equal(window.gather(ids, transport=way), row_values(ids, (), "i8")), damage
-        meet(world, service.progress)
+        meet(world, service.hosts.progress)
         window.close()
 
 
+@needs_threads
 @own_on_layouts(REMOTE)
 @pytest.mark.parametrize("bound", ["requests", "bytes"])
 def test_requests_taken_in_at_once_are_bounded(
     layout: Job, bound: str, small_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five threads of each trainer ask each host before it looks; all are answered."""
-    largest = 8 * 5 + 70 * 4  # the request: tag, header, rows
+    largest = 8 * 4 + 70 * 4  # the request: tag, header, rows
     monkeypatch.setattr(
-        packed, "_MOST_REQUESTS" if bound == "requests" else "_MOST_BYTES", 2 if bound == "requests" else largest
+        requests, "_MOST_REQUESTS" if bound == "requests" else "_MOST_BYTES", 2 if bound == "requests" else largest
     )
     with rows_of(layout, transport="packed") as service:
         world = service.world
         window = filled_window(service, (100,), "f4")
-        server = by_packing(service).server
+        server = service.hosts
         advance, seen, wrong = server.progress, [], []
 
         def progress() -> bool:
@@ -177,67 +180,10 @@ def test_requests_taken_in_at_once_are_bounded(
         for thread in threads:
             thread.join(WAIT)
             assert not thread.is_alive()
-        meet(world, service.progress)
+        meet(world, service.hosts.progress)
         assert not wrong and all(held <= 2 * largest for _, held in seen)
         assert bound == "bytes" or all(tasks <= 2 for tasks, _ in seen)
         window.close()
-
-
-@own_on_layouts(REMOTE)
-def test_requests_that_wait_are_packed_together(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For few rows of several windows, for many, to write, and a damaged one: each gets its own reply."""
-    monkeypatch.setattr(packed, "_SMALL", 150 * 400)
-    with rows_of(layout, transport="packed") as service:
-        world = service.world
-        windows = [filled_window(service, shape, dtype) for shape, dtype in ROWS]
-        written = filled_window(service, (), "i8")
-        way = by_packing(service)
-        sizes, wrong = [], []
-        handle = RequestServer.handle
-
-        def note(server: RequestServer, requests: list[Request]) -> None:
-            sizes.append(len(requests))
-            handle(server, requests)
-
-        def read(number: int) -> None:
-            shape, dtype = ROWS[number % len(ROWS)]
-            window = windows[number % len(ROWS)]
-            count = len(window) if number >= len(ROWS) else 50
-            ids = np.random.default_rng([world.rank, number]).integers(0, len(window), count)
-            wrong.extend([] if np.array_equal(window.gather(ids), row_values(ids, shape, dtype)) else [number])
-
-        def damaged() -> None:
-            status = MPI.Status()
-            owner = int(world.hosts[np.flatnonzero(~world.is_local)[0]])
-            way.server.comm.Send(np.array([77, 999, 1, 8, 0, 0]), owner, REQUEST)
-            way.server.comm.Recv(np.ones(1, np.int64), owner, 77, status)
-            wrong.extend(["damaged"] if status.Get_count(MPI.BYTE) else [])
-
-        def write() -> None:
-            own = np.arange(len(written))[world.rank :: world.size]
-            written.scatter(own, own + 1)
-
-        monkeypatch.setattr(RequestServer, "handle", note)
-        works = [*(partial(read, number) for number in range(2 * len(ROWS))), damaged, write]
-        threads = [Thread(target=work) for work in (works if world.is_trainer else [])]
-        with way.server.lock:  # nobody answers
-            world.comm.Barrier()
-            for thread in threads:
-                thread.start()
-            time.sleep(0.1)
-            world.comm.Barrier()
-        if world.is_trainer:
-            for thread in threads:
-                thread.join(WAIT)
-                assert not thread.is_alive()
-        meet(world, service.progress)
-        written.sync()
-        ids = np.concatenate([np.arange(len(written))[rank :: world.size] for rank in world.trainer_ranks])
-        assert not wrong and (not world.is_trainer or np.array_equal(written.gather(ids), ids + 1))
-        assert not world.is_host or max(sizes) > 1
-        meet(world, service.progress)
-        for window in (*windows, written):
-            window.close()
 
 
 def test_requests_are_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_both_transports_read_the_same_rows(layout: Job, small_chunks: None) -> 
                 out = np.zeros((len(requests[2]), *shape), dtype)
                 assert window.gather(requests[2], out, way) is out
                 assert np.array_equal(out, row_values(requests[2], shape, dtype))
-            meet(world, service.progress)
+            meet(world, service.hosts.progress)
             window.close()
 
 
@@ -103,7 +103,7 @@ def test_memory_stays_until_mpi_does_not_write_to_it(layout: Job) -> None:
         assert (read(at), at.flushed) == (others[:1], others[1:])
         at = BrokenWin(window.handle.win)
         assert (read(at, fail), at.flushed) == ([], others)
-        meet(world, service.progress)
+        meet(world, service.hosts.progress)
         window.close()
 
 
@@ -130,7 +130,7 @@ def test_threads_of_a_trainer_read_at_once(layout: Job, small_chunks: None) -> N
                 thread.start()
             for thread in threads:
                 thread.join()
-        meet(world, service.progress)
+        meet(world, service.hosts.progress)
         assert not wrong
         window.close()
         narrow.close()

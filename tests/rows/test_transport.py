@@ -9,7 +9,7 @@ import pytest
 from jobs import run_script
 from layouts import REMOTE, WAIT, Job, api, own_on_layouts
 from mpi4py import MPI
-from worlds import HELD, by_packing, filled_window, meet, row_values, rows_of
+from worlds import HELD, filled_window, meet, row_values, rows_of
 
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.rows.segments import RowPool
@@ -27,7 +27,7 @@ def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chu
     with rows_of(layout) as service:
         world = service.world
         window, kept = filled_window(service, (100,), "f4"), filled_window(service, (), "i8")
-        way = by_packing(service)
+        way = service.packed
         if world.is_host and stop == "before":
             way.forget(window.handle)
         world.comm.Barrier()
@@ -44,10 +44,10 @@ def test_a_window_that_its_owner_forgot_raises(layout: Job, stop: str, small_chu
         if world.is_host and stop == "within":
             time.sleep(0.02)
             way.forget(window.handle)
-        meet(world, service.progress)
+        meet(world, service.hosts.progress)
         if world.is_trainer:
             still_answer(reader)
-        meet(world, service.progress)
+        meet(world, service.hosts.progress)
         window.close()
         kept.close()
 
@@ -75,11 +75,12 @@ def test_traffic_is_counted(layout: Job) -> None:
         if world.is_trainer:
             ids = (remote[:, None] * HELD + np.arange(50)).ravel()
             for way in service.transports:
-                before = way.traffic.messages, way.traffic.bytes_received
+                names = ("sent_messages", "received_bytes")
+                before = [counted(name, world.size).sum() for name in names]
                 window.gather(ids, transport=way)
-                assert way.traffic.messages - before[0] >= len(remote)
-                assert way.traffic.bytes_received - before[1] >= len(ids) * 400
-        meet(world, service.progress)
+                moved = [counted(name, world.size).sum() - old for name, old in zip(names, before, strict=True)]
+                assert moved[0] >= len(remote) and moved[1] >= len(ids) * 400
+        meet(world, service.hosts.progress)
         window.close()
 
 
@@ -105,8 +106,8 @@ def test_what_a_rank_sends_another_receives(layout: Job) -> None:
         remote = np.flatnonzero(~world.is_local)
         if world.is_trainer:
             for _ in range(2):
-                window.gather((remote[:, None] * HELD + np.arange(50)).ravel(), transport=by_packing(service))
-        meet(world, service.progress)
+                window.gather((remote[:, None] * HELD + np.arange(50)).ravel(), transport=service.packed)
+        meet(world, service.hosts.progress)
         done = [counted(name, world.size) - old for name, old in zip(names, before, strict=True)]
         sent, received, messages, requests, seconds = np.array(world.comm.allgather(done)).swapaxes(0, 1)
         assert np.array_equal(sent, received.T)
@@ -134,7 +135,7 @@ def test_the_wait_for_rows_begins_after_the_work_meanwhile(layout: Job) -> None:
             window.fetch(ids, RowPool(), lambda: time.sleep(0.2))
             waited = counted("answered_ns", world.size) - before
             assert waited[world.hosts[remote]].all() and waited.max(initial=0) <= 1e9 * (clock() - begin - 0.2)
-        meet(world, service.progress)
+        meet(world, service.hosts.progress)
         window.close()
 
 

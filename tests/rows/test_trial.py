@@ -38,10 +38,10 @@ def reads(service: RowService) -> bool:
     ids = np.arange(hosts * 50)
     if world.is_trainer:
         window.scatter(ids, row_values(ids, (3,), "i4"))  # the same from every trainer
-    meet(world, service.progress)
+    meet(world, service.hosts.progress)
     window.sync()
     right = not world.is_trainer or np.array_equal(window.gather(ids), row_values(ids, (3,), "i4"))
-    meet(world, service.progress)
+    meet(world, service.hosts.progress)
     window.close()
     return bool(right)
 

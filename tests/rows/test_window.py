@@ -52,7 +52,7 @@ def test_rows_are_written_and_read_local_and_remote(layout: Job, way: str) -> No
             everything = np.arange(total)
             if world.is_trainer:
                 assert not window.gather(everything).any()
-            meet(world, service.progress)  # zeros were read before anyone writes
+            meet(world, service.hosts.progress)  # zeros were read before anyone writes
             own = everything[int(np.searchsorted(world.trainer_ranks, world.rank)) :: len(world.trainer_ranks)]
             own = np.random.default_rng(world.rank).permutation(own)
             twice = np.concatenate([own, own])  # the second value wins
@@ -60,7 +60,7 @@ def test_rows_are_written_and_read_local_and_remote(layout: Job, way: str) -> No
             if world.is_trainer:
                 window.scatter(twice, values)
                 window.scatter(own[:0], values[:0])
-            meet(world, service.progress)
+            meet(world, service.hosts.progress)
             window.sync()
             random = np.random.default_rng(world.rank + 9).integers(0, total, 50)
             for ids in (everything, own[:0], random) if world.is_trainer else ():
@@ -75,7 +75,7 @@ def test_rows_are_written_and_read_local_and_remote(layout: Job, way: str) -> No
                 held = np.arange(offsets[host], offsets[host + 1])
                 assert np.array_equal(window.memory(host), row_values(held, shape, dtype))
                 assert (window.host_of(held) == host).all()
-            meet(world, service.progress)
+            meet(world, service.hosts.progress)
             window.close()
             window.close()
             with pytest.raises(ClosedError):

@@ -253,15 +253,15 @@ def epochs_of(g: dist.DistGraph, nids: Any, eids: Any) -> list[str]:
     return [digest(sample) for loader in loaders for _ in range(2) for sample in loader]
 
 
-def test_bad_types_raise_on_every_rank(job: SharedJob, typed_oracle: str) -> None:
+def test_bad_types_raise_where_they_are(job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)
-    rank0, remote = g.rank() == 0, not current().world.all_local and current().store.exchange.name == "alltoallv"
+    rank0 = g.rank() == 0
 
     def everybody(error: type[MPIGraphError], match: str, nodes: Any = None, fanout: Any = 2, **bad: Any) -> None:
-        """Wrong on rank 0 alone: where sampling is collective every rank raises, else rank 0."""
+        """Wrong on rank 0 alone, which raises."""
         wrong = (nodes if nodes is not None else {"paper": [0]}, fanout, bad)
         seeds, most, options = wrong if rank0 else ({"paper": [0]}, 2, {})
-        if rank0 or remote:
+        if rank0:
             with pytest.raises(error, match=match):
                 g.sample_blocks(seeds, [most], **options)
         else:

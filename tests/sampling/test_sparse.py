@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +16,16 @@ from batches import NUM_BATCHES, SAMPLERS, batch, digest
 from jobs import SOON, run_script
 from layouts import WAIT, Job, Layout, SharedJob, alone, needs_threads, on_all, on_layouts, own_on_layouts
 from oracle import NAME, NUM_NODES, open_graph
-from worlds import behind_head, by_packing, meet, world_of
+from worlds import behind_head, meet, world_of
 
 import mpigraph.distributed as dist
 from mpigraph.errors import ClosedError, CollectiveError, GraphDataError, InvalidArgumentError, OutOfRangeError
-from mpigraph.mpi.messages import FIRST, NotOpenHere, RequestServer
+from mpigraph.mpi import hosts as requests
+from mpigraph.mpi.hosts import FIRST, Hosts
+from mpigraph.mpi.messages import NotOpenHere
 from mpigraph.mpi.wait import IDLE_SERVER_REMOTE
 from mpigraph.mpi.world import World
-from mpigraph.sampling import exchanges
-from mpigraph.sampling.exchanges import Sparse, open_exchange
+from mpigraph.sampling.exchanges import ByMessages, Exchange, open_exchange
 from mpigraph.sampling.local import Answers
 from mpigraph.sampling.protocol import RelationRequest, pack_request
 from mpigraph.sampling.strategies import Weighted
@@ -61,11 +63,12 @@ def answers() -> Callable[[Words], Words]:
 
 
 @contextmanager
-def exchange_of(world: World) -> Iterator[Sparse | None]:
+def exchange_of(world: World) -> Iterator[ByMessages | None]:
     """An exchange, None on servers: they answer until every trainer has left the block."""
-    exchange = Sparse(world, answers)
+    hosts = Hosts(world)
+    exchange = ByMessages(hosts, answers())
     yield exchange if world.is_trainer else None
-    meet(world, exchange.progress)
+    meet(world, hosts.progress)
     world.comm.Barrier()
 
 
@@ -73,32 +76,36 @@ def remote_hosts(world: World) -> list[int]:
     return world.hosts[~world.is_local].tolist()
 
 
-def ask(world: World, exchange: Sparse, number: int, what: int = ECHO) -> None:
-    """A round on a channel of its own: each remote host gets requests of several lengths."""
-    channel = exchange.open(number)
+def asking(exchange: Exchange, asked: dict[int, Words], meanwhile: Callable[[], object] = lambda: None) -> Any:
+    """Ask ranks, and return the words of their answers."""
+    answers = exchange.ask({rank: np.append(0, words) for rank, words in asked.items()}, meanwhile, "a test")
+    return {rank: answer.view(np.int64) for rank, answer in answers.items()}
+
+
+def ask(world: World, exchange: Exchange, what: int = ECHO) -> None:
+    """Each remote host gets requests of several lengths."""
     for words in (1, 2, FIRST // 8, FIRST // 8 + 1, 100_000):
         asked = {rank: np.full(words, what) for rank in remote_hosts(world)}
-        got = channel.ask(asked)
+        got = asking(exchange, asked)
         assert got.keys() == asked.keys()
-        assert all(np.array_equal(answer.view(np.int64), asked[rank] + 1) for rank, answer in got.items())
-    assert channel.ask({}) == {}
-    assert channel.rounds == 6 and channel.messages == 10 * len(asked)
+        assert all(np.array_equal(answer, asked[rank] + 1) for rank, answer in got.items())
+    assert asking(exchange, {}) == {}
 
 
 @own
 def test_owners_answer_whoever_asks(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """From several threads, some more often than others; also where an owner may hold next to nothing."""
-    monkeypatch.setattr(exchanges, "HELD", 1)
+    monkeypatch.setattr(requests, "_MOST_BYTES", 1)
     with world_of(layout) as world, exchange_of(world) as exchange:
         if exchange is not None:
-            threads = [threading.Thread(target=ask, args=(world, exchange, k)) for k in range(THREADS)]
+            threads = [threading.Thread(target=ask, args=(world, exchange)) for _ in range(THREADS)]
             for thread in threads:
                 thread.start()
             for _ in range(3 * world.trainers.rank):
-                ask(world, exchange, 9)
+                ask(world, exchange)
             for thread in threads:
                 thread.join()
-            ask(world, exchange, 9, LATER)
+            ask(world, exchange, LATER)
 
 
 @own
@@ -106,18 +113,16 @@ def test_an_error_is_raised_where_it_was_asked_for(layout: Job) -> None:
     done: list[str] = []
     with world_of(layout) as world, exchange_of(world) as exchange:
         if exchange is not None and world.trainers.rank == 0:
-            channel, (rank, *_) = exchange.open(1), remote_hosts(world)
+            rank, *_ = remote_hosts(world)
             with pytest.raises(GraphDataError, match=rf"failed on rank {rank}: weight 7 is bad: ä"):
-                channel.ask({rank: np.array([BAD_DATA])})
+                asking(exchange, {rank: np.array([BAD_DATA])})
             with pytest.raises(CollectiveError, match=rf"failed on rank {rank}: MemoryError: no memory"):
-                channel.ask({rank: np.array([NO_MEMORY])})
-            with pytest.raises(InvalidArgumentError, match="^seeds are bad$"):
-                channel.ask({rank: np.array([ECHO])}, error=InvalidArgumentError("seeds are bad"))
-            assert channel.ask({rank: np.array([ECHO])}, lambda: done.append("meanwhile")).keys() == {rank}
+                asking(exchange, {rank: np.array([NO_MEMORY])})
+            assert asking(exchange, {rank: np.array([ECHO])}, lambda: done.append("meanwhile")).keys() == {rank}
             assert done == ["meanwhile"]
             exchange.retire()
             with pytest.raises(ClosedError):
-                channel.ask({rank: np.array([ECHO])})
+                asking(exchange, {rank: np.array([ECHO])})
 
 
 @own
@@ -126,7 +131,7 @@ def test_the_setting(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def kind_of(setting: str) -> str:
         with world_of(layout, sampling=setting) as world:
-            return open_exchange(world, answers).name
+            return open_exchange(Hosts(world), answers()).name
 
     assert [kind_of(setting) for setting in ("auto", "alltoallv", "sparse")] == ["sparse", "alltoallv", "sparse"]
     with pytest.raises(InvalidArgumentError, match=r"sampling must be auto, alltoallv or sparse \(got 'dense'\)"):
@@ -134,14 +139,14 @@ def test_the_setting(layout: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     with world_of(layout, sampling="sparse") as world, monkeypatch.context() as patch:
         patch.setattr(World, "threads_may_communicate", property(lambda world: world.rank != 1))
         with pytest.raises(InvalidArgumentError, match="'sparse' needs MPI_THREAD_MULTIPLE.* use auto or alltoallv"):
-            open_exchange(world, answers)
+            open_exchange(Hosts(world), answers())
     monkeypatch.setattr(World, "threads_may_communicate", property(lambda world: world.rank != 1))
     assert open_in_one_thread(layout) == "alltoallv"
 
 
 def open_in_one_thread(layout: Job) -> str:
     with world_of(layout) as world:
-        return open_exchange(world, answers).name
+        return open_exchange(Hosts(world), answers()).name
 
 
 # A job
@@ -232,26 +237,26 @@ def test_bad_seeds_are_the_error_of_one_trainer(job: SharedJob, oracle) -> None:
 def test_hosts_that_nobody_asks_look_seldom(layout: Job, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """50 times a second; then they answer, and the job ends."""
     monkeypatch.setattr("mpigraph.mpi.wait.PATIENCE", 20)
-    looks: list[RequestServer] = []
-    progress = RequestServer.progress
+    looks: list[Hosts] = []
+    progress = Hosts.progress
 
-    def look(server: RequestServer) -> bool:
+    def look(server: Hosts) -> bool:
         looks.append(server)
         return progress(server)
 
-    def seldom(server: RequestServer) -> bool:
+    def seldom(server: Hosts) -> bool:
         begin, before = time.monotonic(), looks.count(server)
         time.sleep(0.5)
         return looks.count(server) - before <= (time.monotonic() - begin) / IDLE_SERVER_REMOTE.quiet + 1
 
-    monkeypatch.setattr(RequestServer, "progress", look)
+    monkeypatch.setattr(Hosts, "progress", look)
     path = oracle(3)
 
     def body() -> dict[tuple[str, int], str]:
         g = open_graph(path)
         session = current()
         end = time.monotonic() + WAIT
-        while not seldom(by_packing(session.store.rows).server):  # other ranks may still ask
+        while not seldom(session.store.rows.hosts):  # other ranks may still ask
             assert time.monotonic() < end
         session.world.trainers.Barrier()
         return everything(g)
@@ -304,4 +309,4 @@ dist.sample_neighbors(g, torch.arange(g.num_nodes()), 2)
     env = {"MPIGRAPH_RANKS_PER_NODE": "1", "MPIGRAPH_SAMPLING": "sparse", "MPIGRAPH_TIMEOUT": "3"}
     status, output, seconds = run_script(tmp_path, oracle(2), body, ranks=2, servers=0, **env)
     assert status != 0 and seconds < SOON, output
-    assert "sampling round 1 of channel" in output and "what rank(s) 1 answer" in output, output
+    assert "sampling round 1 of calls outside of loaders" in output and "what rank(s) 1 answer" in output, output

@@ -24,14 +24,15 @@ from mpigraph.distgraph.tensor import DistTensor
 from mpigraph.metadata.book import RangeBook
 from mpigraph.metadata.schema import Schema
 from mpigraph.mpi.coroutine import run
-from mpigraph.mpi.messages import HEAD, OK, REQUEST
+from mpigraph.mpi.hosts import REQUEST, Hosts
+from mpigraph.mpi.messages import HEAD, OK
 from mpigraph.rows.lookahead import CachedRows, UpcomingReads
 from mpigraph.rows.owners import Outgoing, RowOwners, push_rows
 from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import Policy, RowTensor
 from mpigraph.rows.segments import RowPool
-from mpigraph.sampling.exchanges import RoundChannel, RoundOperation, Sparse
+from mpigraph.sampling.exchanges import ByMessages, InRounds
 from mpigraph.sampling.local import Answers
 from mpigraph.sampling.minibatch import Layer, RandomContext, SamplingPlan, sample_hops
 from mpigraph.sampling.neighbor_service import NeighborService
@@ -138,7 +139,9 @@ class PointToPoint:
     def Irecv(self, spec: list[Any], rank: int, tag: int) -> Done:
         done = Done()
         if (rank, tag) in self._rest:
-            spec[0][:] = self._rest.pop((rank, tag))
+            rest = self._rest.pop((rank, tag))
+            spec[0].view(np.int64)[:] = rest
+            done.nbytes = rest.nbytes
         else:
             self._posted[rank, tag] = spec[0], done
         return done
@@ -147,18 +150,21 @@ class PointToPoint:
         assert tag == REQUEST
         with self._traffic.at_others():
             words = spec[0] if isinstance(spec, list) else spec
-            buffer, done = self._posted.pop((rank, int(words[0])))
+            tag = int(words[0]) % (1 << 15)
+            buffer, done = self._posted.pop((rank, tag))
             answer = self._answer(rank, words[1:])
             if not self._head:
                 done.nbytes = answer.nbytes
                 buffer[: answer.nbytes] = answer.reshape(-1).view(np.uint8)
                 self._traffic.moved(2, words.nbytes + answer.nbytes)
                 return Done()
+            buffer = buffer.view(np.int64)
             here = min(len(answer), len(buffer) - 2)
             buffer[:2] = OK, len(answer)
             buffer[2 : 2 + here] = answer[:here]
+            done.nbytes = 16 + 8 * here
             if here < len(answer):
-                self._rest[rank, int(words[0])] = answer[here:]
+                self._rest[rank, tag] = answer[here:]
             self._traffic.moved(2 + (here < len(answer)), words.nbytes + 16 + answer.nbytes)
         return Done()
 
@@ -176,7 +182,7 @@ class AllToAll:
         self._traffic.moved(2 * (self.size - 1), 2 * (self.size - 1) * sent.nbytes // self.size)
         received[:] = 0
         if sent.ndim == 2:
-            received[:, 0], received[:, 1] = RoundOperation.SAMPLE, OK
+            received[:, 0], received[:, 1] = 1, OK  # they ask
         else:
             for rank, answer in self._answers.items():
                 received[rank] = len(answer)
@@ -192,7 +198,8 @@ class AllToAll:
             else:
                 ends = np.cumsum(counts)
                 for rank in np.flatnonzero(counts).tolist():
-                    self._answers[rank] = self._answer(rank, words[ends[rank] - counts[rank] : ends[rank]])
+                    answer = self._answer(rank, words[ends[rank] - counts[rank] : ends[rank]])
+                    self._answers[rank] = np.concatenate([[OK, len(answer)], answer])
         return Done()
 
 
@@ -273,12 +280,9 @@ class Sampling:
 
         comm = PointToPoint(traffic, answer) if way == "sparse" else AllToAll(traffic, ranks, answer)
         self.store = store_of(0, ranks, comm, among)
-        own = Answers(self.store)
-        if way == "sparse":
-            channel: Any = Sparse(self.store.world, lambda: own.answer).open(1)
-        else:
-            channel = RoundChannel(self.store.world, 1, own.answer)
-        self.service = NeighborService(self.store, channel)
+        kind = ByMessages if way == "sparse" else InRounds
+        self.store.exchange = kind(Hosts(self.store.world), Answers(self.store).answer)
+        self.service = NeighborService(self.store)
 
 
 class Hop:
@@ -343,7 +347,7 @@ class Minibatches:
         sampling = Sampling("sparse", self._traffic, ranks, asked + 1)
         graph = sampling.store.graph_of_number[1]
         world = world_of_many(0, ranks, PointToPoint(self._traffic, self._rows_of, head=False))
-        way = PackedTransport(world)
+        way = PackedTransport(Hosts(world))
         service: Any = SimpleNamespace(
             world=world,
             segments=_Segments(),
@@ -351,9 +355,8 @@ class Minibatches:
             mutex=None,
             written=set(),
             transport=way,
-            by_messages=way,
+            packed=way,
             number_window=lambda: 1,
-            register=way.register,
         )
         rows = RowTensor(
             service,
@@ -397,7 +400,7 @@ class Minibatches:
 
     def _rows_of(self, rank: int, words: I64) -> npt.NDArray[np.float32]:
         """The rows that a host answers with, of which it is asked in ids of 32 bits."""
-        asked = words[4:].view(np.uint32)[: words[1]] + NODES * rank
+        asked = words[3:].view(np.uint32)[: words[1]] + NODES * rank
         return np.repeat(asked[:, None], WIDTH, axis=1).astype(np.float32)
 
     def make(self, number: int) -> None:
@@ -405,7 +408,7 @@ class Minibatches:
         random = np.random.default_rng(number)
         batches = (random.permutation(self._nodes)[: self._seeds] for _ in range(number))
         made = 0
-        for ids, rows in self._pipeline.produce(batches, self._stages.sample, self._stages, lambda: None):
+        for ids, rows in self._pipeline.produce(batches, self._stages.sample, self._stages):
             assert torch.equal(rows, ids[:, None].expand(-1, WIDTH).float())
             made += 1
         assert made == number

@@ -13,7 +13,6 @@ from mpi4py import MPI
 from mpigraph.config import Config
 from mpigraph.mpi.messages import HEAD
 from mpigraph.mpi.world import World
-from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.service import RowService
 from mpigraph.rows.window import RowWindow
 
@@ -114,11 +113,6 @@ def filled_window(service: RowService, shape: tuple[int, ...], dtype: str) -> Ro
     world.comm.Barrier()
     window.sync()
     return window
-
-
-def by_packing(service: RowService) -> PackedTransport | None:
-    """None on one node."""
-    return service._packed
 
 
 WAYS = ("rma", "packed")
