@@ -35,8 +35,6 @@ from mpigraph.store.derived import EdgeTimes, EdgeWeights, SortedEdges
 from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.store import Store
 
-MAX_WORDS = 8
-"""How many numbers a strategy may have on the wire."""
 _NO_KEY = np.uint64(0)
 
 
@@ -181,22 +179,27 @@ class Strategy(ABC):
         return [int(getattr(self, name)) for name, _ in _parameters(type(self))]
 
     @classmethod
+    def num_words(cls) -> int:
+        """Return the number of :meth:`words`."""
+        return len(_parameters(cls))
+
+    @classmethod
     def from_words(cls, words: Sequence[int], arrays: Sequence[I64]) -> "Strategy":
-        """Return the strategy with these parameters, ``arrays`` being the columns; ``words`` may be longer."""
+        """Return the strategy with these parameters, ``arrays`` being the columns."""
         values: dict[str, Any] = dict(zip(cls.columns, arrays, strict=True))
-        values |= {name: kind(word) for (name, kind), word in zip(_parameters(cls), words, strict=False)}
+        values |= {name: kind(word) for (name, kind), word in zip(_parameters(cls), words, strict=True)}
         return cls(**values)
 
     def hop_key(self, keys: HopKeys, src_type: int) -> np.uint64:
-        """Return the key of the draws in a hop through relations from a source type."""
+        """Return the key of a hop's draws; destination and number of the draw are mixed in later.
+
+        The relation is mixed in with :attr:`keys_by_relation`; only without it may the key depend on the type of the
+        sources.
+        """
         return keys.hop
 
-    def key(self, keys: HopKeys, relation: int, src_type: int) -> np.uint64:
-        """Return the key of a relation's draws in a hop; destination and number of the draw are mixed in later.
-
-        A class with another ``key``, in place of another :meth:`hop_key`, has a request for each relation.
-        """
-        key = self.hop_key(keys, src_type)
+    def relation_key(self, key: np.uint64, relation: int) -> np.uint64:
+        """Return the key of a relation's draws in the hop with this :meth:`hop_key`."""
         return combine(key, relation) if self.keys_by_relation else key
 
     @property
@@ -226,7 +229,7 @@ class Strategy(ABC):
         return replace(self, **own) if own else self
 
     def at_step(self, step: int) -> "Strategy":
-        """Return the strategy for draws of a step; :meth:`key` has the step in its ``keys``."""
+        """Return the strategy for draws of a step; :meth:`hop_key` has the step in its ``keys``."""
         return self
 
     def with_root_times(self, times: I64) -> "Strategy":

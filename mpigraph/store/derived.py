@@ -169,7 +169,7 @@ class EdgeWeights(VersionedTables[WeightTables]):
     def __init__(self, topology: Topology, tensor: RowTensor) -> None:
         self.is_mask = tensor.dtype == "bool"
         relation, hosts = tensor.policy.type_id, topology.hosts
-        of_nodes = topology.row_offsets(relation)
+        of_nodes = topology.rows[relation]
         self._dtype = np.uint32 if self.is_mask else np.uint64
         super().__init__(topology, tensor, ((hosts.edge_offsets[relation], self._dtype), (of_nodes, np.int32)))
         self._none = WeightTables(self._dtype)
