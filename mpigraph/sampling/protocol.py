@@ -16,7 +16,6 @@ for edges.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -243,20 +242,22 @@ class SampledRows:
 
     def by_relation(self, count: int) -> Iterator[tuple[int, SampledNeighbors]]:
         """Yield relations and their neighbours of the ``count`` destinations, without listed ones that have none."""
-        offsets = self.offsets
-        bounds = count * np.arange(len(self.dense) + 1)
-        first = np.flatnonzero(np.diff(self.relations, prepend=-1))
-        ends = offsets[np.concatenate([bounds, bounds[-1] + first[1:], [len(self.counts)]])].tolist()
+        for k, relation in enumerate(self.dense.tolist()):
+            own = self.offsets[k * count : (k + 1) * count + 1]
+            edges = slice(int(own[0]), int(own[-1]))
+            yield relation, SampledNeighbors(own - own[0] if k else own, self.src[edges], self.edges[edges])
+        if not len(self.at):
+            return
+        begin = len(self.dense) * count
+        first = np.flatnonzero(np.diff(self.relations, prepend=-1))  # row of each relation
         table = np.zeros((len(first), count + 1), np.int64)
         which = np.repeat(np.arange(len(first)), np.diff(first, append=len(self.at)))
-        table[which, self.at + 1] = self.counts[bounds[-1] :]
+        table[which, self.at + 1] = self.counts[begin:]
         np.cumsum(table, axis=1, out=table)
-        of_dense = (
-            offsets[b : b + count + 1] - offsets[b] if b else offsets[: count + 1] for b in bounds[:-1].tolist()
-        )
-        found = [*self.dense.tolist(), *self.relations[first].tolist()]
-        for relation, own, begin, end in zip(found, chain(of_dense, table), ends, ends[1:], strict=False):
-            yield relation, SampledNeighbors(own, self.src[begin:end], self.edges[begin:end])
+        ends = self.offsets[begin + np.append(first, len(self.at))].tolist()
+        for k, relation in enumerate(self.relations[first].tolist()):
+            edges = slice(ends[k], ends[k + 1])
+            yield relation, SampledNeighbors(table[k], self.src[edges], self.edges[edges])
 
     def with_ids(self, count: int, shift_of: Callable[[I64], I64]) -> "SampledRows":
         """Add ``shift_of(relations)`` to the edges, of the relation of each of the rows of ``count`` destinations."""
