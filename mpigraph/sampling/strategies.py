@@ -31,7 +31,7 @@ from mpigraph.kernels.sample import (
 from mpigraph.kernels.temporal import choose_temporal, count_temporal
 from mpigraph.kernels.weighted import choose_weighted, count_weighted
 from mpigraph.rows.row_tensor import RowTensor
-from mpigraph.store.derived import EdgeTimes, EdgeWeights, SortedEdges
+from mpigraph.store.derived import EdgeTimes, EdgeWeights, HostTables
 from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.store import Store
 
@@ -318,7 +318,7 @@ class _WeightedDraw:
         edges = rows.edges
         dst = rows.to_count(self._how.fanout, self._how.replace)
         weights = self._weights.values(rows.host)
-        where = (edges.indptr, rows.first_row, weights, self._tables.num_drawable(rows.host), positions)
+        where = (edges.indptr, rows.first_row, weights, self._tables.of("num_drawable", rows.host), positions)
         bad = count_weighted(dst, *where, rows.scratch, counts)
         if bad >= 0:
             raise GraphDataError(self._weights.complaint(edges.first_edge + bad, weights[bad]))
@@ -331,7 +331,7 @@ class _WeightedDraw:
         """See :class:`.Draw`."""
         dst = rows.destinations(self._how.fanout, self._how.replace)
         whole = self._weights.values(rows.host)
-        table = self._tables.table(rows.host)
+        table = self._tables.of("table", rows.host)
 
         def choose(columns: list[Array], positions: I64, scratch: Candidates) -> None:
             (weights,) = columns
@@ -383,12 +383,12 @@ class Temporal(Strategy):
 
     def prepare(self, store: Store, relation: int) -> Draw:
         """Look up the sorted edges and the mask."""
-        edges = store.derived(EdgeTimes, self.times, relation).edges
+        edges = store.derived(EdgeTimes, self.times, relation).tables
         return _TemporalDraw(self, edges, store.tensor(self.mask) if self.mask else None)
 
 
 class _TemporalDraw:
-    def __init__(self, how: Temporal, edges: SortedEdges, mask: RowTensor | None) -> None:
+    def __init__(self, how: Temporal, edges: HostTables, mask: RowTensor | None) -> None:
         self._how = how
         self._edges = edges  # one object for both passes, whatever is written meanwhile
         self._mask = mask
@@ -399,8 +399,8 @@ class _TemporalDraw:
             rows.to_count(self._how.fanout, self._how.replace),
             rows.edges.indptr,
             rows.first_row,
-            self._edges.times(rows.host),
-            self._edges.order(rows.host),
+            self._edges.of("times", rows.host),
+            self._edges.of("order", rows.host),
             self._how.until,
             self._how.strict,
             self._how.window,
@@ -418,7 +418,7 @@ class _TemporalDraw:
             rows.rows,
             rows.edges.indptr,
             rows.first_row,
-            self._edges.order(rows.host),
+            self._edges.of("order", rows.host),
             self._how.last,
             self._allowed(rows.host),
             rows.excluded,

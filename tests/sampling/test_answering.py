@@ -19,7 +19,7 @@ from mpigraph.sampling.protocol import (
     pack_request,
 )
 from mpigraph.sampling.strategies import Uniform, Weighted
-from mpigraph.store.derived import EdgeWeights
+from mpigraph.store.derived import EdgeWeights, HostTables
 from mpigraph.store.store import Store
 
 I64 = npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ NONE = np.empty(0, np.int64)
 
 def weights(values: npt.NDArray[np.float32]) -> Any:
     """Edge weights of which no table was made."""
-    tables = SimpleNamespace(num_drawable=lambda host: np.empty(0, np.int32), table=lambda host: np.empty(0, np.uint64))
+    tables = HostTables({"num_drawable": np.int32, "table": np.uint64}, {})
     return SimpleNamespace(
         is_mask=False,
         values=lambda host: values,
