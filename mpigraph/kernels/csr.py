@@ -381,7 +381,7 @@ def list_rows(
         row_begins: as there.
         edge_begins: int64[relations + 1], the first edge of each relation on the host.
         indptr_begins: int64[relations + 1], where the entries of each relation begin in ``indptr``.
-        indptr: int64, the first edge of each row of a relation, counted from the relation's first, and their end.
+        indptr: int64[entries], the first edge of each row, counted from the relation's first, and the relations' ends.
         chosen: as there.
         places: int64[m], filled with the relation of each row.
         rows: int64[m], filled with its number among those of the relation.

@@ -211,21 +211,21 @@ class LocalSampling:
         """Add the passes of the rows of listed relations: one of each host, or, where draws need tables, of each
         relation there.
         """
-        request, found, topology = self._request, self._listed, self._topology
-        keys = np.empty(len(found.at), np.uint64)
-        keys_of_rows(request.key, found.relations, request.strategy.keys_by_relation, request.roots, found.at, keys)
-        ids, strategy = request.ids[found.at], request.strategy.at(found.at)
-        groups = found.hosts + (found.relations * len(topology.world.hosts) if strategy.needs_tables else 0)
+        request, listed, topology = self._request, self._listed, self._topology
+        keys = np.empty(len(listed.at), np.uint64)
+        keys_of_rows(request.key, listed.relations, request.strategy.keys_by_relation, request.roots, listed.at, keys)
+        ids, strategy = request.ids[listed.at], request.strategy.at(listed.at)
+        groups = listed.hosts + (listed.relations * len(topology.world.hosts) if strategy.needs_tables else 0)
         for at in _runs(groups, (int(groups.max()) + 1)):
-            host, relation = int(found.hosts[at[0]]), int(found.relations[at[0]])
+            host, relation = int(listed.hosts[at[0]]), int(listed.relations[at[0]])
             if strategy.needs_tables:
                 how = self._strategy_of(relation, strategy)
-                edges, numbers = topology.adjacency(relation, host), found.rows
+                edges, numbers = topology.adjacency(relation, host), listed.rows
                 first = int(topology.edges.starts[relation, host])
             else:
                 # rows do not lie side by side, so each has a begin and an end of its own: every other entry is its row
-                how, first, numbers = strategy, 0, np.arange(0, 2 * len(found.at), 2)
-                edges = Adjacency(found.ends, topology.edges.memory(host), 0, 0, numbers)
+                how, first, numbers = strategy, 0, np.arange(0, 2 * len(listed.at), 2)
+                edges = Adjacency(listed.ends, topology.edges.memory(host), 0, 0, numbers)
             rows = self._owned(host, edges, first, ids, numbers, keys, span)
             self._passes.append(_Pass(how.prepare(self._state, relation), rows, at, span, first))
 
@@ -259,13 +259,13 @@ class LocalSampling:
                 copy_neighbours(one.rows.edges.indices, part, own, one.first, picks, src)
 
             self._workers.run(fill, one.at)
-        found = self._listed
-        if request.want_eids and not self._answers and len(found.at):
-            begin = len(self._counts) - len(found.at)
-            shifts = self._topology.id_shifts(found.relations, found.hosts)
+        listed = self._listed
+        if request.want_eids and not self._answers and len(listed.at):
+            begin = len(self._counts) - len(listed.at)
+            shifts = self._topology.id_shifts(listed.relations, listed.hosts)
             picks[offsets[begin] :] += np.repeat(shifts, self._counts[begin:])
         edges = picks if request.want_eids else picks[:0]
-        return SampledRows(self._dense, found.relations, found.at, self._counts, offsets, src, edges)
+        return SampledRows(self._dense, listed.relations, listed.at, self._counts, offsets, src, edges)
 
 
 class _Listed(NamedTuple):

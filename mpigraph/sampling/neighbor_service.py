@@ -177,8 +177,8 @@ class NeighborService:
             parts = [(self._buffers.arange(len(request.ids)), rows)]
             for host, positions in remote.get(request.dst, []):
                 reader = readers[int(self._world.hosts[host])]
-                found = reader.rows(request, topology.listed, positions, topology.dtype, topology.num_edges(host))
-                parts.append((positions, found.with_ids(len(positions), partial(topology.id_shifts, host=host))))
+                answered = reader.rows(request, topology.listed, positions, topology.dtype, topology.num_edges(host))
+                parts.append((positions, answered.with_ids(len(positions), partial(topology.id_shifts, host=host))))
             rows = merged(request, parts, self._buffers, number) if len(parts) > 1 else rows
             sampled.update(rows.by_relation(len(request.ids)))
         return dict(sorted(sampled.items()))

@@ -1,8 +1,8 @@
 """The wire format of requests and answers.
 
 Requests are int64 words, answers are bytes; no pickle, no code. One rank sends another any number of requests in a
-round, one after the other. A request is a header and lists, of which a list of n ids is ``2 n + narrow, id 0 .. id
-n-1``, narrow being 1 with two ids in a word, where they fit 32 bits, else 0:
+round, one after the other. A list of n ids is ``2 n + narrow, id 0 .. id n-1``, narrow being 1 with two ids in a word,
+where they fit 32 bits, else 0. There are requests to
 
 * draw: tag of the strategy, graph, type of the destinations, flags, number of relations, key, the strategy's words;
   the list of destinations, or ``-1 - k`` for those of request k of the same message; a bit for each relation; the

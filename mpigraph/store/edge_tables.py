@@ -150,7 +150,7 @@ class ListedRows(NamedTuple):
         row_begins: int64[relations + 1], the first listed row of each relation.
         edge_begins: int64[relations + 1], the first edge of each, counted from the host's first.
         indptr_begins: int64[relations + 1], where the entries of each begin in ``indptr``.
-        indptr: int64, the first edges of rows of all relations, counted from the first of the relation, and their ends.
+        indptr: int64[entries], the first edge of each row, counted from the relation's first, and the relations' ends.
     """
 
     first_node: int
