@@ -164,7 +164,7 @@ def hash_of_degrees(out_degrees: I64, first_node: int) -> np.uint64:
     return total
 
 
-# Find the rows of destinations in all relations that share tables, in one pass.
+# Find the rows of destinations in all relations of few edges, in one pass.
 #
 # A host has its rows relation after relation. The rows into one node type are listed once more by destination, and
 # there by relation: a binary search finds those of a destination, however many relations there are.
@@ -223,6 +223,7 @@ def list_rows(
     listed: Array,
     row_begins: I64,
     edge_begins: I64,
+    indptr_begins: I64,
     indptr: I64,
     chosen: Mask,
     places: I64,
@@ -237,7 +238,8 @@ def list_rows(
         listed: as there.
         row_begins: as there.
         edge_begins: int64[relations + 1], the first edge of each relation on the host.
-        indptr: int64[rows + relations], relation after relation, the first edges of its rows and their end.
+        indptr_begins: int64[relations + 1], where the entries of each relation begin in ``indptr``.
+        indptr: int64[entries], the first edge of each row, counted from the relation's first, and the relations' ends.
         chosen: as there.
         places: int64[m], filled with the relation of each row.
         rows: int64[m], filled with its number among those of the relation.
@@ -250,27 +252,27 @@ def list_rows(
             while not chosen[place]:
                 at += 1
                 place = _place_of(listed[at], row_begins)
-            begin = np.int64(listed[at]) + place
             places[j] = place
             rows[j] = listed[at] - row_begins[place]
+            begin = indptr_begins[place] + rows[j]
             bounds[2 * j] = edge_begins[place] + indptr[begin]
             bounds[2 * j + 1] = edge_begins[place] + indptr[begin + 1]
             at += 1
 
 
 @njit()
-def keys_of_rows(key: np.uint64, relations: I64, by_relation: bool, roots: U64, offsets: I64, out: U64) -> None:
-    """Fill uint64[m], the key of each row's draws: those that :meth:`.Strategy.key` and trees give.
+def keys_of_rows(key: np.uint64, relations: I64, by_relation: bool, roots: U64, at: I64, out: U64) -> None:
+    """Fill uint64[m], the key of each row's draws.
 
     Args:
         key: of the hop.
-        relations: int64[m], the relation id of each row.
+        relations: int64[m], the relation id of each row; int64[1] if all rows have the same.
         by_relation: each relation has a key of its own.
-        roots: uint64[p], the keys of the destinations' trees; empty without trees.
-        offsets: int64[p + 1], the rows of each destination.
+        roots: uint64[n], the keys of the destinations' trees; empty without trees.
+        at: int64[m], the position of each row's destination in ``roots``.
         out: uint64[m], filled.
     """
-    for i in range(len(offsets) - 1):
-        for j in range(offsets[i], offsets[i + 1]):
-            word = mix64(key ^ mix64(np.uint64(relations[j]))) if by_relation else key
-            out[j] = mix64(roots[i] ^ mix64(word)) if len(roots) else word
+    for j in range(len(out)):
+        relation = relations[min(j, len(relations) - 1)]
+        word = mix64(key ^ mix64(np.uint64(relation))) if by_relation else key
+        out[j] = mix64(roots[at[j]] ^ mix64(word)) if len(roots) else word

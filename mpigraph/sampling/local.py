@@ -1,4 +1,4 @@
-"""Draws from memory that this rank can load, for itself and for others: of one relation, or of all that share tables.
+"""Draws from memory that this rank can load, for itself and for others: one request for many relations.
 
 Threads inside a rank run the same loop over slices of positions; results do not depend on the slices.
 """
@@ -13,27 +13,27 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.arrays import I64, Array, Mask
+from mpigraph.arrays import I64, U64, Array, Mask
 from mpigraph.kernels.csr import find_in_rows, find_rows, keys_of_rows, list_rows, number_by_key
 from mpigraph.kernels.row_ops import place_ragged
 from mpigraph.kernels.sample import Candidates, copy_neighbours
+from mpigraph.kernels.temporal import tree_keys
 from mpigraph.mpi.messages import HEAD
 from mpigraph.sampling.protocol import (
     EdgeQuery,
-    RelationRequest,
     Request,
-    SampledNeighbors,
     SampledRows,
-    SharedRequest,
+    SamplingRequest,
     edges_in,
-    neighbor_arrays,
     pack_answer,
     row_arrays,
+    sums,
     unpack_requests,
 )
-from mpigraph.sampling.strategies import Draw, OwnedRows
-from mpigraph.store.edge_tables import Adjacency, SharedEdges
+from mpigraph.sampling.strategies import Draw, OwnedRows, Strategy
+from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.store import Store
+from mpigraph.store.topology import Topology
 
 _C = ctypes.CDLL(None)
 _WORTH_IT = 4096  # positions of a slice below which starting a thread costs more than it saves
@@ -112,20 +112,40 @@ class Buffers:
         return array[:count]
 
 
-class LocalSampling:
-    """One request on local hosts: construction counts the neighbours, :meth:`finish` draws them.
+class _Pass(NamedTuple):
+    """Rows of one host that one draw serves.
 
-    Nodes of the request on other hosts get no neighbours.
+    Attributes:
+        draw: chooses among their edges.
+        rows: all rows of the relations that they are of, with their numbers in ``edges``.
+        at: int64[m], the rows of the pass.
+        span: the place of all these rows in the request.
+        first: the number of the first of ``edges``.
+    """
+
+    draw: Draw
+    rows: OwnedRows
+    at: I64
+    span: slice
+    first: int
+
+
+class LocalSampling:
+    """One request on local hosts: construction finds the rows and counts neighbours, :meth:`finish` draws them.
+
+    Destinations of the request on other hosts get no neighbours.
     """
 
     def __init__(
         self,
         state: Store,
-        request: RelationRequest,
+        request: SamplingRequest,
         by_host: PositionsByHost,
         buffers: Buffers,
         workers: Workers,
-        scratch: int = 0,
+        number: int = 0,
+        *,
+        answers: bool = False,
     ) -> None:
         """Count the neighbours.
 
@@ -135,57 +155,199 @@ class LocalSampling:
             by_host: local hosts and the positions of their nodes.
             buffers: memory to draw in.
             workers: threads that draw.
-            scratch: draws with the same number must not overlap.
+            number: of the request; those with one number use the same memory.
+            answers: count edges from the host's first, else return their ids.
 
         Raises:
             GraphDataError: an edge weight is negative, infinite or NaN.
             NotOpenHere, ClosedError: see :meth:`.Strategy.prepare`.
         """
-        graph = state.graph_of_number[request.graph]
-        self._topology = graph.topology
+        self._state = state
+        self._topology = topology = state.graph_of_number[request.graph].topology
         self._request = request
-        self._buffers = buffers
-        self._workers = workers
-        self._draw = request.strategy.prepare(state, request.relation)
-        self._keys = np.atleast_1d(request.key)
-        self._scratch = _scratch(request, buffers, scratch)
-        self._slices = [self._owned(host, positions) for host, positions in by_host]
-        self._counts = buffers.take(f"counts {scratch}", len(request.ids))
-        if sum(len(positions) for _, positions in self._slices) < len(request.ids):
-            self._counts[:] = 0
-        for rows, positions in self._slices:
+        self._buffers, self._workers, self._number = buffers, workers, number
+        self._answers = answers
+        chosen = np.flatnonzero(request.chosen)
+        listed = topology.listed[chosen]
+        self._dense = chosen[~listed]
+        self._listed = _Listed.find(topology, request, by_host) if listed.any() else _Listed.nothing()
+        nodes = len(request.ids)
+        begin = nodes * len(self._dense)
+        total = begin + len(self._listed.at)
+        excluding = total if len(request.excluded) else 0
+        lengths = zip(Candidates._fields, (total, total, excluding, excluding, total), strict=True)
+        self._scratch = Candidates(*(buffers.take(f"{name} {number}", length) for name, length in lengths))
+        self._counts = buffers.take(f"counts {number}", total)
+        if sum(len(positions) for _, positions in by_host) < nodes:
+            self._counts[:begin] = 0
+        self._passes: list[_Pass] = []
+        for k, relation in enumerate(self._dense.tolist()):
+            self._add_dense(relation, by_host, slice(nodes * k, nodes * (k + 1)))
+        if len(self._listed.at):
+            self._add_listed(slice(begin, total))
+        for one in self._passes:
 
-            def count(part: I64, rows: OwnedRows = rows) -> None:
-                self._draw.count(rows, part, self._counts)
+            def count(part: I64, one: _Pass = one) -> None:
+                one.draw.count(one.rows, part, self._counts[one.span])
 
-            workers.run(count, positions)
+            workers.run(count, one.at)
 
-    def _owned(self, host: int, positions: I64) -> tuple[OwnedRows, I64]:
-        """Return a host's rows, and the positions of the nodes that have one."""
+    def _add_dense(self, relation: int, by_host: PositionsByHost, span: slice) -> None:
+        """Add the passes of a relation with a row for each destination."""
         request = self._request
-        edges = self._topology.adjacency(request.relation, host)
-        first = edges.first_edge
-        excluded = edges_in(request.excluded, first, first + len(edges.indices)) - first
-        rows, positions = _by_row(edges, request.ids, positions)
-        return OwnedRows(host, edges, request.ids, rows, self._keys, excluded, self._scratch), positions
+        draw = self._strategy_of(relation).prepare(self._state, relation)
+        keys = np.atleast_1d(request.strategy.relation_key(request.key, relation))
+        if len(request.roots):
+            keys = np.empty(len(request.ids), np.uint64)
+            tree_keys(request.roots, np.arange(len(keys)), request.strategy.relation_key(request.key, relation), keys)
+        for host, positions in by_host:
+            edges = self._topology.adjacency(relation, host)
+            first = int(self._topology.edges.starts[relation, host])
+            rows = self._owned(host, edges, first, request.ids, request.ids, keys, span)
+            number = first if self._answers else edges.first_edge
+            self._passes.append(_Pass(draw, rows, positions, span, number))
 
-    def finish(self) -> SampledNeighbors:
-        """Draw; the next request for the same relation overwrites the sources."""
+    def _add_listed(self, span: slice) -> None:
+        """Add the passes of the rows of listed relations: one of each host, or, where draws need tables, of each
+        relation there.
+        """
+        request, listed, topology = self._request, self._listed, self._topology
+        keys = np.empty(len(listed.at), np.uint64)
+        keys_of_rows(request.key, listed.relations, request.strategy.keys_by_relation, request.roots, listed.at, keys)
+        ids, strategy = request.ids[listed.at], request.strategy.at(listed.at)
+        groups = listed.hosts + (listed.relations * len(topology.world.hosts) if strategy.needs_tables else 0)
+        for at in _runs(groups, (int(groups.max()) + 1)):
+            host, relation = int(listed.hosts[at[0]]), int(listed.relations[at[0]])
+            if strategy.needs_tables:
+                how = self._strategy_of(relation, strategy)
+                edges, numbers = topology.adjacency(relation, host), listed.rows
+                first = int(topology.edges.starts[relation, host])
+            else:
+                # rows do not lie side by side, so each has a begin and an end of its own: every other entry is its row
+                how, first, numbers = strategy, 0, np.arange(0, 2 * len(listed.at), 2)
+                edges = Adjacency(listed.ends, topology.edges.memory(host), 0, 0, numbers)
+            rows = self._owned(host, edges, first, ids, numbers, keys, span)
+            self._passes.append(_Pass(how.prepare(self._state, relation), rows, at, span, first))
+
+    def _strategy_of(self, relation: int, strategy: Strategy | None = None) -> Strategy:
         request = self._request
-        offsets = np.empty(len(self._counts) + 1, np.int64)
-        offsets[0] = 0
-        np.cumsum(self._counts, out=offsets[1:])
+        strategy = strategy or request.strategy
+        if not len(request.tensors):
+            return strategy
+        place = np.count_nonzero(request.chosen[:relation])
+        return strategy.with_tensors(request.tensors[:, place].tolist())
+
+    def _owned(
+        self, host: int, edges: Adjacency, first: int, ids: I64, numbers: I64, keys: U64, span: slice
+    ) -> OwnedRows:
+        begin = int(self._topology.edges.offsets[host]) + first
+        excluded = edges_in(self._request.excluded, begin, begin + len(edges.indices)) - begin
+        return OwnedRows(host, edges, ids, numbers, keys, excluded, Candidates(*(of[span] for of in self._scratch)))
+
+    def finish(self) -> SampledRows:
+        """Draw; the next request with this number overwrites the sources."""
+        request, buffers = self._request, self._buffers
+        offsets = sums(self._counts)
         total = int(offsets[-1])
-        src = self._buffers.take(f"src {request.relation}", total, self._topology.index_dtype(request.relation))
-        picks = np.empty(total, np.int64) if request.want_eids else self._buffers.take("picks", total)
-        for rows, positions in self._slices:
+        src = buffers.take(f"src {self._number}", total, self._topology.dtype)
+        picks = np.empty(total, np.int64) if request.want_eids else buffers.take("picks", total)
+        for one in self._passes:
+            own = offsets[one.span.start : one.span.stop + 1]
 
-            def fill(part: I64, rows: OwnedRows = rows) -> None:
-                self._draw.choose(rows, part, offsets, picks)
-                copy_neighbours(rows.edges.indices, part, offsets, rows.edges.first_edge, picks, src)
+            def fill(part: I64, one: _Pass = one, own: I64 = own) -> None:
+                one.draw.choose(one.rows, part, own, picks)
+                copy_neighbours(one.rows.edges.indices, part, own, one.first, picks, src)
 
-            self._workers.run(fill, positions)
-        return SampledNeighbors(offsets, src, picks if request.want_eids else picks[:0])
+            self._workers.run(fill, one.at)
+        listed = self._listed
+        if request.want_eids and not self._answers and len(listed.at):
+            begin = len(self._counts) - len(listed.at)
+            shifts = self._topology.id_shifts(listed.relations, listed.hosts)
+            picks[offsets[begin] :] += np.repeat(shifts, self._counts[begin:])
+        edges = picks if request.want_eids else picks[:0]
+        return SampledRows(self._dense, listed.relations, listed.at, self._counts, offsets, src, edges)
+
+
+class _Listed(NamedTuple):
+    """The rows of listed relations that a request finds, by relation and destination.
+
+    Attributes:
+        hosts: int64[m].
+        relations: int64[m].
+        rows: int64[m], the number of each among the host's of its relation.
+        at: int64[m], the position of its destination in the request.
+        ends: int64[2 m], its first edge, counted from the host's first, and the one behind its last.
+    """
+
+    hosts: I64
+    relations: I64
+    rows: I64
+    at: I64
+    ends: I64
+
+    @classmethod
+    def nothing(cls) -> "_Listed":
+        return cls(_NONE, _NONE, _NONE, _NONE, _NONE)
+
+    @classmethod
+    def find(cls, topology: Topology, request: SamplingRequest, by_host: PositionsByHost) -> "_Listed":
+        """Find the rows of a request on local hosts."""
+        parts = []
+        for host, positions in by_host:
+            listed = topology.listed_rows(request.dst, host)
+            first, counts = np.empty((2, len(positions)), np.int64)
+            of_nodes = (listed.order, listed.nodes, listed.row_begins, request.chosen)
+            find_rows(request.ids, positions, listed.first_node, *of_nodes, first, counts)
+            bounds = sums(counts)
+            relations, rows = np.empty((2, int(bounds[-1])), np.int64)
+            ends = np.empty(2 * len(rows), np.int64)
+            begins = (listed.row_begins, listed.edge_begins, listed.indptr_begins)
+            list_rows(first, bounds, listed.order, *begins, listed.indptr, request.chosen, relations, rows, ends)
+            parts.append((np.full(len(rows), host), relations, rows, np.repeat(positions, counts), ends.reshape(-1, 2)))
+        if not parts:
+            return cls.nothing()
+        hosts, relations, rows, at, ends = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        order = rows_in_order(relations, at, request)
+        return cls(hosts[order], relations[order], rows[order], at[order], ends[order].ravel())
+
+
+def rows_in_order(relations: I64, at: I64, request: SamplingRequest) -> I64:
+    """Return the order of rows of some relations (int64[m]) by relation, and by the position (int64[m]) there."""
+    order = _order(at, len(request.ids))
+    return order[_order(relations[order], len(request.chosen))]
+
+
+def merged(
+    request: SamplingRequest, parts: Sequence[tuple[I64, SampledRows]], buffers: Buffers, number: int
+) -> SampledRows:
+    """Merge the rows that hosts found for a request, in the order of its destinations.
+
+    Args:
+        request: the request.
+        parts: the positions of destinations whose rows of dense relations each part has, int64[p], and the part; later
+            ones count.
+        buffers: memory for the sources.
+        number: of the request.
+    """
+    nodes, dense = len(request.ids), parts[0][1].dense
+    relations, at = (np.concatenate([getattr(rows, of) for _, rows in parts]) for of in ("relations", "at"))
+    order = rows_in_order(relations, at, request)
+    to_listed = nodes * len(dense) + _inverse(order)
+    counts = np.zeros(nodes * len(dense) + len(order), np.int64)
+    places, done = [], 0
+    for positions, rows in parts:
+        to_dense = np.add.outer(nodes * np.arange(len(dense)), positions).ravel()
+        places.append(np.concatenate([to_dense, to_listed[done : done + len(rows.at)]]))
+        counts[places[-1]] = rows.counts
+        done += len(rows.at)
+    offsets = sums(counts)
+    src = buffers.take(f"merged {number}", int(offsets[-1]), parts[0][1].src.dtype)
+    eids = np.empty(len(src) if request.want_eids else 0, np.int64)
+    for to, (_, rows) in zip(places, parts, strict=True):
+        place_ragged(rows.src, to, rows.counts, offsets, src)
+        if request.want_eids:
+            place_ragged(rows.edges, to, rows.counts, offsets, eids)
+    return SampledRows(dense, relations[order], at[order], counts, offsets, src, eids)
 
 
 def look_up_edges(state: Store, query: EdgeQuery, by_host: PositionsByHost, workers: Workers, exist: Mask) -> None:
@@ -216,170 +378,7 @@ def _by_row(edges: Adjacency, ids: I64, positions: I64) -> tuple[I64, I64]:
     return of_ids, positions[known]
 
 
-def _scratch(request: RelationRequest, buffers: Buffers, number: int) -> Candidates:
-    """Return memory for the kernels' notes on each node."""
-    nodes = len(request.ids)
-    excluding = nodes if len(request.excluded) else 0
-    lengths = zip(Candidates._fields, (nodes, nodes, excluding, excluding, nodes), strict=True)
-    return Candidates(*(buffers.take(f"{name} {number}", length) for name, length in lengths))
-
-
-RowsOfHost = tuple[int, I64, SampledRows]
-"""A host, the positions in the request of the destinations that it holds, and what was drawn for them."""
-
-
-class _Pass(NamedTuple):
-    """Rows that one draw serves: those of one relation, or of all.
-
-    Attributes:
-        draw: chooses among their edges.
-        rows: all rows of the request, with the numbers that those of the pass have in ``edges``.
-        first: number of the first of ``edges``, counted from the host's first.
-        at: int64[m], the rows of the pass.
-    """
-
-    draw: Draw
-    rows: OwnedRows
-    first: int
-    at: I64
-
-
-class SharedSampling:
-    """One request on one local host: construction finds the rows and counts neighbours, :meth:`finish` draws them."""
-
-    def __init__(self, state: Store, request: SharedRequest, host: int, positions: I64, workers: Workers) -> None:
-        """Count the neighbours.
-
-        Args:
-            state: the graphs that this rank has loaded.
-            request: the request.
-            host: the host.
-            positions: int64[p], those of its destinations.
-            workers: threads that draw.
-        """
-        shared = shared_of(state, request)
-        rows = shared.rows_into(request.dst, host)
-        where = (rows.listed, rows.nodes, rows.row_begins, request.chosen)
-        first = np.empty(len(positions), np.int64)
-        counts = np.empty_like(first)
-        find_rows(request.ids, positions, rows.first_node, *where, first, counts)
-        self._bounds = _sums(counts)
-        total = int(self._bounds[-1])
-        self._places, of_relation = np.empty((2, total), np.int64)
-        ends = np.empty(2 * total, np.int64)
-        tables = (rows.listed, rows.row_begins, rows.edge_begins, rows.indptr, request.chosen)
-        list_rows(first, self._bounds, *tables, self._places, of_relation, ends)
-        keys = np.empty(total, np.uint64)
-        roots = request.roots[positions] if len(request.roots) else request.roots
-        relations = shared.relations[self._places]
-        keys_of_rows(request.key, relations, request.strategy.keys_by_relation, roots, self._bounds, keys)
-        ids = np.repeat(request.ids[positions], counts)
-        scratch = Candidates(*(np.empty(total, np.int64) for _ in Candidates._fields))
-        strategy = request.strategy.at(np.repeat(positions, counts))
-
-        def make_pass(draw: Draw, edges: Adjacency, numbers: I64, first: int, at: I64) -> _Pass:
-            begin = int(shared.edges_of_hosts[host]) + first
-            excluded = edges_in(request.excluded, begin, begin + len(edges.indices)) - begin
-            return _Pass(draw, OwnedRows(host, edges, ids, numbers, keys, excluded, scratch), first, at)
-
-        self._passes = []
-        if strategy.needs_tables:
-            for at in _runs(self._places, len(request.chosen)):
-                place = int(self._places[at[0]])
-                how = strategy.with_tensors(request.tensors[:, place].tolist())
-                draw = how.prepare(state, int(shared.relations[place]))
-                edges = shared.adjacency(place, host)
-                self._passes.append(make_pass(draw, edges, of_relation, int(rows.edge_begins[place]), at))
-        else:
-            # the rows do not lie side by side, so each has a begin and an end of its own: every other entry is its row
-            numbers = np.arange(0, 2 * total, 2)
-            edges = Adjacency(ends, rows.indices, 0, 0, numbers)
-            self._passes.append(make_pass(strategy.prepare(state, -1), edges, numbers, 0, np.arange(total)))
-        self._workers = workers
-        self._request = request
-        self._dtype = shared.dtype
-        self._counts = np.empty(total, np.int64)
-        for draw, owned, _, at in self._passes:
-
-            def count(part: I64, draw: Draw = draw, owned: OwnedRows = owned) -> None:
-                draw.count(owned, part, self._counts)
-
-            workers.run(count, at)
-
-    def finish(self) -> SampledRows:
-        """Draw."""
-        offsets = _sums(self._counts)
-        picks = np.empty(int(offsets[-1]), np.int64)
-        src = np.empty(len(picks), self._dtype)
-        for draw, rows, first, at in self._passes:
-
-            def fill(part: I64, draw: Draw = draw, rows: OwnedRows = rows, first: int = first) -> None:
-                draw.choose(rows, part, offsets, picks)
-                copy_neighbours(rows.edges.indices, part, offsets, first, picks, src)
-
-            self._workers.run(fill, at)
-        return SampledRows(
-            self._bounds, self._places, self._counts, src, picks if self._request.want_eids else picks[:0]
-        )
-
-
-def shared_of(state: Store, request: SharedRequest) -> SharedEdges:
-    """Return the tables that a request is about."""
-    shared = state.graph_of_number[request.graph].topology.shared
-    assert shared is not None
-    return shared
-
-
-def neighbors_by_relation(
-    request: SharedRequest, shared: SharedEdges, drawn: Sequence[RowsOfHost]
-) -> list[tuple[int, SampledNeighbors]]:
-    """Return the relations through which a request found neighbours, ascending by id, and these by destination.
-
-    Args:
-        request: the request.
-        shared: the tables.
-        drawn: what all hosts found.
-    """
-    at = np.concatenate([_NONE, *(np.repeat(positions, np.diff(rows.bounds)) for _, positions, rows in drawn)])
-    places = np.concatenate([_NONE, *(rows.places for _, _, rows in drawn)])
-    counts = np.concatenate([_NONE, *(rows.counts for _, _, rows in drawn)])
-    order = _order(at, len(request.ids))
-    order = order[_order(places[order], len(request.chosen))]  # by relation, then by destination
-    offsets = _sums(counts[order])
-    to = _inverse(order)
-    src = np.empty(int(offsets[-1]), shared.dtype)
-    eids = np.empty(len(src) if request.want_eids else 0, np.int64)
-    done = 0
-    for host, _, rows in drawn:
-        own = slice(done, done + len(rows.places))
-        place_ragged(rows.src, to[own], counts[own], offsets, src)
-        if request.want_eids:
-            shifts = np.repeat(shared.eid_shifts(host)[rows.places], counts[own])
-            place_ragged(rows.edges + shifts, to[own], counts[own], offsets, eids)
-        done = own.stop
-    places = places[order]
-    first = np.flatnonzero(np.append(True, places[1:] != places[:-1])[: len(places)])
-    bounds = np.append(first, len(order))
-    places = places[first]
-    table = np.zeros((len(places), len(request.ids) + 1), np.int64)
-    table[np.repeat(np.arange(len(places)), np.diff(bounds)), at[order] + 1] = counts[order]
-    np.cumsum(table, axis=1, out=table)
-    neighbors = []
-    ends = offsets[bounds].tolist()
-    for k, relation in enumerate(shared.relations[places].tolist()):
-        edges = slice(ends[k], ends[k + 1])
-        neighbors.append((relation, SampledNeighbors(table[k], src[edges], eids[edges])))
-    return neighbors
-
-
 _NONE = np.empty(0, np.int64)
-
-
-def _sums(counts: Array) -> I64:
-    """Return the sums of the first 0, 1, ... counts: int64[n + 1]."""
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
 
 
 def _runs(keys: I64, num_keys: int) -> list[I64]:
@@ -390,7 +389,7 @@ def _runs(keys: I64, num_keys: int) -> list[I64]:
 
 def _order(keys: I64, num_keys: int) -> I64:
     """Return the stable order by keys in ``[0, num_keys)``, int64[n]."""
-    fill = _sums(np.bincount(keys, minlength=num_keys))[:-1]
+    fill = sums(np.bincount(keys, minlength=num_keys))[:-1]
     places = np.empty(len(keys), np.int64)
     number_by_key(keys, fill, places)
     return _inverse(places)
@@ -419,25 +418,21 @@ class Answers:
             GraphDataError: an edge weight is negative, infinite or NaN.
             CollectiveError: the words are malformed.
         """
-        requests = unpack_requests(words)
         arrays: list[Array] = []
-        for request in requests:
+        for number, request in enumerate(unpack_requests(words)):
             self._state.graph(request.graph)  # raises if this rank has not opened it
-            arrays += self._arrays(request, alone=len(requests) == 1)
+            arrays += self._arrays(request, number)
         return pack_answer(arrays, HEAD)
 
-    def _arrays(self, request: Request, alone: bool) -> list[Array]:
-        """Return the arrays that answer a request; unless it is ``alone``, the next one must not overwrite them."""
+    def _arrays(self, request: Request, number: int) -> list[Array]:
+        """Return the arrays that answer a request, which has this number in its message."""
         state, host = self._state, self._state.world.host_index
-        all_positions = [(host, self._buffers.arange(len(request.ids)))]
+        by_host = [(host, self._buffers.arange(len(request.ids)))]
         if isinstance(request, EdgeQuery):
             exist = np.empty(len(request.ids), np.bool_)
-            look_up_edges(state, request, all_positions, self._workers, exist)
+            look_up_edges(state, request, by_host, self._workers, exist)
             return [exist]
-        if isinstance(request, SharedRequest):
-            rows = SharedSampling(state, request, host, all_positions[0][1], self._workers).finish()
-            return row_arrays(request, rows, shared_of(state, request).num_edges(host))
-        neighbors = LocalSampling(state, request, all_positions, self._buffers, self._workers).finish()
-        hosts = state.graph_of_number[request.graph].topology.hosts
-        arrays = neighbor_arrays(request, neighbors, hosts.edge_range(host, request.relation))
-        return arrays if alone else [array.copy() if array is neighbors.src else array for array in arrays]
+        topology = state.graph_of_number[request.graph].topology
+        rows = LocalSampling(state, request, by_host, self._buffers, self._workers, number, answers=True).finish()
+        listed = np.flatnonzero(request.chosen & topology.listed)
+        return row_arrays(request, rows, listed, topology.num_edges(host))

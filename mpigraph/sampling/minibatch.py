@@ -13,7 +13,7 @@ Where trees are disjoint every seed is the root of a tree of its own, and a node
 draws of a tree depend on its root and the root's time, not on the minibatch.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -23,17 +23,15 @@ import numpy as np
 from mpigraph.arrays import I32, I64, U64, Mask
 from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.kernels.rng import combine, fingerprint, told_apart
-from mpigraph.kernels.temporal import root_keys, tree_keys
+from mpigraph.kernels.temporal import root_keys
 from mpigraph.metadata.schema import Schema
-from mpigraph.sampling.neighbor_service import NeighborService, SamplingRequest
-from mpigraph.sampling.protocol import RelationRequest, SampledNeighbors, SharedRequest
+from mpigraph.sampling.neighbor_service import NeighborService
+from mpigraph.sampling.protocol import SampledNeighbors, SamplingRequest
 from mpigraph.sampling.strategies import HopKeys, Strategy
-from mpigraph.store.edge_tables import SharedEdges
 from mpigraph.store.store import LoadedGraph
 
 _NONE = np.empty(0, np.int64)
 _NO_ROOTS = np.empty(0, np.uint64)
-_FEW = 3  # relations drawn from alike: fewer of them have a request each, which is cheaper
 _EVERY = 0xE7E4  # separates keys without an epoch from those of epochs
 
 
@@ -84,32 +82,54 @@ class Trees:
 
 
 class Layer(dict[int, Strategy]):
-    """The strategies of one layer by relation id; no other relation is sampled. It is not changed.
+    """The strategies of one layer by relation id; no other relation is sampled. It is not changed."""
 
-    Attributes:
-        families: what :func:`_families` found; None before the first hop.
-    """
-
-    families: "list[_Family] | None" = None
+    _groups: "list[_Group] | None" = None
 
     @cached_property
     def tensors(self) -> set[int]:
         """The numbers of the tensors that the strategies draw by."""
         return {number for strategy in self.values() for number in strategy.tensors if number}
 
+    def groups(self, schema: Schema) -> "list[_Group]":
+        """Return the relations by what one request can ask for; ``schema`` is always the same."""
+        if self._groups is None:
+            family_of = {key: how.family for key, how in {id(how): how for how in self.values()}.items()}
+            alike: dict[tuple[object, ...], list[int]] = {}
+            for relation, how in sorted(self.items()):
+                src, dst = schema.ends(relation)
+                src = 0 if how.keys_by_relation else src  # then keys do not depend on it
+                alike.setdefault((dst, src, family_of[id(how)]), []).append(relation)
+            self._groups = [_Group.of(self, relations, schema) for relations in alike.values()]
+        return self._groups
 
-class _Family(NamedTuple):
-    """Relations that share tables and are drawn from by strategies that differ in tensors alone.
+
+class _Group(NamedTuple):
+    """Relations into one node type that are drawn from by strategies which differ in tensors alone.
 
     Attributes:
         how: one of the strategies.
-        among: bool[relations that share], these.
-        tensors: int64[tables, relations that share], the numbers of their tensors, see :attr:`.Strategy.tables`.
+        src: node type id of the sources of one of them; of all where keys depend on it.
+        dst: node type id of their destinations.
+        chosen: bool[relations], these.
+        tensors: int64[tables, chosen relations], the numbers of their tensors, see :attr:`.Strategy.tables`.
     """
 
     how: Strategy
-    among: Mask
+    src: int
+    dst: int
+    chosen: Mask
     tensors: I64
+
+    @classmethod
+    def of(cls, layer: Layer, relations: list[int], schema: Schema) -> "_Group":
+        how = layer[relations[0]]
+        chosen = np.zeros(len(schema.relations), np.bool_)
+        chosen[relations] = True
+        tensors = np.empty((0, len(relations)), np.int64)
+        if how.needs_tables:
+            tensors = np.array([layer[relation].tensors for relation in relations], np.int64).T.copy()
+        return cls(how, *schema.ends(relations[0]), chosen, tensors)
 
 
 @dataclass(frozen=True)
@@ -157,7 +177,7 @@ class Hop:
     """The edges of one hop.
 
     Attributes:
-        edges: sampled edges by relation id; relations that share tables may be left out where none were drawn.
+        edges: sampled edges by relation id; relations of few edges are left out where none were drawn.
         first_dst: by node type id, the local id of the first destination; 0 in hops of blocks.
         num_dst: by node type id, one behind the local id of the last destination.
         num_src: by node type id, the number of nodes after the hop; the first ``num_dst`` were there before.
@@ -264,93 +284,27 @@ def hop_requests(
     keys: HopKeys,
     trees: "_Growing | Repeated | None" = None,
 ) -> list[SamplingRequest]:
-    """Return the requests of one hop: through each relation with a strategy and destinations in the frontier.
+    """Return the requests of one hop: through the relations with a strategy and destinations in the frontier.
 
-    Relations that share tables have one request for all whose strategies differ in tensors alone. With ``trees``
-    destinations draw by keys of their own.
+    With ``trees`` destinations draw by keys of their own.
     """
-    schema = graph.topology.hosts.schema
-    hows = plan.layers[layer]
-    requests: list[SamplingRequest] = []
-    alone = set(hows)
-    if graph.topology.shared is not None:
-        for request in _shared_requests(plan, hows, graph, graph.topology.shared, frontier, keys, trees):
-            alone.difference_update(graph.topology.shared.relations[request.chosen].tolist())
-            requests += [request] if len(request.ids) else []
-    for relation in sorted(alone):
-        src, dst = schema.ends(relation)
-        if len(frontier.get(dst, _NONE)) == 0:
+    topology = graph.topology
+    requests = []
+    for how, src, dst, chosen, tensors in plan.layers[layer].groups(topology.hosts.schema):
+        ids = frontier.get(dst, _NONE)
+        if not len(ids):
             continue
-        strategy = hows[relation].at_step(keys.step)
-        key: np.uint64 | U64 = strategy.key(keys, relation, src)
-        if trees is not None:
-            key, strategy = trees.of_roots(dst, key, strategy)
-        edges_of = plan.excluded.get(relation, _NONE)
-        requests.append(RelationRequest(graph.number, relation, frontier[dst], strategy, plan.want_eids, key, edges_of))
-    return requests
-
-
-def _families(hows: Layer, graph: LoadedGraph, shared: SharedEdges) -> list[_Family]:
-    """Return the families of the relations that share tables, of several relations each."""
-    if hows.families is not None:
-        return hows.families
-    place_of = graph.topology.place_of_shared
-    family_of = {key: how.family for key, how in {id(how): how for how in hows.values()}.items()}
-    by_family: dict[tuple[object, ...], list[int]] = {}
-    for relation, how in hows.items():
-        if relation in place_of and type(how).key is Strategy.key:  # owners make the keys of these from the hop's
-            by_family.setdefault(family_of[id(how)], []).append(relation)
-    families = []
-    for relations in by_family.values():
-        if len(relations) < _FEW:
-            continue
-        how = hows[relations[0]]
-        among = np.isin(shared.relations, relations)
-        tensors = np.zeros((len(how.tables) if how.needs_tables else 0, len(among)), np.int64)
-        if len(tensors):
-            tensors[:, among] = np.array([hows[relation].tensors for relation in sorted(relations)]).T
-        families.append(_Family(how, among, tensors))
-    hows.families = families
-    return families
-
-
-def _shared_requests(
-    plan: SamplingPlan,
-    hows: Layer,
-    graph: LoadedGraph,
-    shared: SharedEdges,
-    frontier: Mapping[int, I64],
-    keys: HopKeys,
-    trees: "_Growing | Repeated | None",
-) -> Iterator[SharedRequest]:
-    """Yield the requests of a hop through relations that share tables, have strategies of one family, and one node type
-    of destinations.
-    """
-    place_of = graph.topology.place_of_shared
-    num_types = len(graph.topology.hosts.schema.ntypes)
-    for how, among, tensors in _families(hows, graph, shared):
         strategy = how.at_step(keys.step)
-        types = shared.ends[:, 1] + (0 if how.keys_by_relation else num_types * shared.ends[:, 0])
-        for one in np.unique(types[among]).tolist():
-            src, dst = divmod(one, num_types)  # a source type where keys need one
-            chosen = among & (types == one)
-            edges = [
-                shared.numbers(place_of[r], ids)
-                for r, ids in plan.excluded.items()
-                if r in place_of and chosen[place_of[r]]
-            ]
-            yield SharedRequest(
-                graph.number,
-                dst,
-                chosen,
-                frontier.get(dst, _NONE),
-                strategy if trees is None else trees.with_times(dst, strategy),
-                plan.want_eids,
-                strategy.hop_key(keys, src),
-                _NO_ROOTS if trees is None else trees.roots(dst, strategy),
-                np.sort(np.concatenate([_NONE, *edges])),
-                tensors,
-            )
+        key = strategy.hop_key(keys, src)
+        roots = _NO_ROOTS
+        if trees is not None:
+            roots, strategy = trees.roots(dst, strategy), trees.with_times(dst, strategy)
+        edges = [topology.edges.numbers(r, of) for r, of in plan.excluded.items() if chosen[r]]
+        excluded = edges[0] if len(edges) == 1 else np.sort(np.concatenate([_NONE, *edges]))
+        requests.append(
+            SamplingRequest(graph.number, dst, chosen, ids, strategy, plan.want_eids, key, roots, excluded, tensors)
+        )
+    return requests
 
 
 @collective("the trainers", WHEN_REMOTE)
@@ -433,15 +387,6 @@ class Repeated:
         """
         return self._roots.get(dst, _NO_ROOTS) if strategy.keys_by_relation else _NO_ROOTS
 
-    def of_roots(self, dst: int, key: np.uint64 | U64, strategy: Strategy) -> tuple[np.uint64 | U64, Strategy]:
-        """Return the key of the frontier's nodes of type ``dst``, or one for each; and the strategy."""
-        roots = self.roots(dst, strategy)
-        if not len(roots):
-            return key, strategy
-        keys: U64 = np.empty(len(roots), np.uint64)
-        tree_keys(roots, np.arange(len(roots)), np.uint64(key), keys)
-        return keys, strategy
-
     def with_times(self, dst: int, strategy: Strategy) -> Strategy:
         """Return the strategy itself."""
         return strategy
@@ -488,13 +433,6 @@ class _Growing:
         """Return uint64[n], the keys of the trees of the frontier's nodes of type ``dst``."""
         roots: U64 = self._keys[self._trees[dst]]
         return roots
-
-    def of_roots(self, dst: int, key: np.uint64 | U64, strategy: Strategy) -> tuple[U64, Strategy]:
-        """Return the keys of the frontier's nodes of type ``dst``, by root, and the strategy :meth:`with_times`."""
-        trees = self._trees[dst]
-        keys: U64 = np.empty(len(trees), np.uint64)
-        tree_keys(self._keys, trees, np.uint64(key), keys)
-        return keys, self.with_times(dst, strategy)
 
     def with_times(self, dst: int, strategy: Strategy) -> Strategy:
         """Return the strategy for the times of the roots of the frontier's nodes of type ``dst``."""

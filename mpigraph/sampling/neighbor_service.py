@@ -1,59 +1,41 @@
 """One hop of neighbour sampling: local destinations by plain loads, remote ones by asking. Also looks up edges.
 
-All relations of a hop share the message to an owner, and those that share tables a request. The result is the same on
-every rank: a draw is a hash of the request's key, the node and the number of the draw. The host of its destination
-looks an edge up.
+All relations of a hop share the message to an owner. The result is the same on every rank: a draw is a hash of the
+request's key, the node and the number of the draw. The host of its destination looks an edge up.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 
 import numpy as np
 
-from mpigraph.arrays import I64, Array, Mask
+from mpigraph.arrays import I64, Mask
 from mpigraph.collective import WHEN_REMOTE, collective
 from mpigraph.kernels.compact import LocalIds, TreeIds
-from mpigraph.kernels.row_ops import place_ragged, split_by_range
-from mpigraph.metadata.book import RangeBook
+from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.sampling.local import (
     Buffers,
     LocalSampling,
     PositionsByHost,
-    RowsOfHost,
-    SharedSampling,
     Workers,
     look_up_edges,
-    neighbors_by_relation,
-    shared_of,
+    merged,
 )
 from mpigraph.sampling.protocol import (
     AnswerReader,
     EdgeQuery,
-    RelationRequest,
     Request,
     SampledNeighbors,
-    SharedRequest,
+    SampledRows,
+    SamplingRequest,
     edges_in,
     pack_query,
     pack_request,
 )
 from mpigraph.store.store import LoadedGraph, Store
+from mpigraph.store.topology import Topology
 
-SamplingRequest = RelationRequest | SharedRequest
-
-
-@dataclass(frozen=True)
-class _Found:
-    """Neighbours of the nodes at ``positions`` (ascending), one after the other."""
-
-    positions: I64
-    counts: Array
-    src: Array
-    eids: Array
-
-
-_Drawn = SampledNeighbors | list[RowsOfHost]
 _FREE = np.zeros(1, np.int64)  # before the words of a request
 
 
@@ -91,10 +73,10 @@ class NeighborService:
         Remote hosts answer while this rank draws the local neighbours; then both are merged.
 
         Args:
-            requests: those into one node type have the same destinations; no relation is in two.
+            requests: those with one node type have the same destinations; no relation is in two.
 
         Returns:
-            The neighbours by relation id, ascending, without the relations that share tables and found none; the next
+            The neighbours by relation id, ascending, without relations of few edges that found none; the next
             call overwrites their sources.
         """
         if self._world.all_local:
@@ -102,8 +84,8 @@ class NeighborService:
         local, remote = dict[int, PositionsByHost](), dict[int, PositionsByHost]()
         for dst, by_host in self._by_destination(requests).items():
             local[dst], remote[dst] = self._split(by_host)
-        drawing = [self._begin(r, local[self._dst(r)], k) for k, r in enumerate(requests)]
-        drawn: list[_Drawn] = []
+        drawing = [self._begin(r, local[r.dst], k) for k, r in enumerate(requests)]
+        drawn: list[SampledRows] = []
         readers = self._ask(self._pack(requests, remote), lambda: drawn.extend(draw() for draw in drawing))
         return self._joined(requests, drawn, remote, readers)
 
@@ -117,7 +99,7 @@ class NeighborService:
     def sample_local(self, requests: Sequence[SamplingRequest]) -> dict[int, SampledNeighbors]:
         """As :meth:`sample`, where hosts of this node hold all destinations; local."""
         hosts_of = self._by_destination(requests)
-        return self._joined(requests, [self._begin(r, hosts_of[self._dst(r)])() for r in requests], {}, {})
+        return self._joined(requests, [self._begin(r, hosts_of[r.dst], k)() for k, r in enumerate(requests)], {}, {})
 
     @collective("the trainers", WHEN_REMOTE)
     def has_edges(self, queries: list[EdgeQuery]) -> list[Mask]:
@@ -162,63 +144,44 @@ class NeighborService:
             self._tree_ids[graph.number] = [TreeIds() for _ in graph.topology.hosts.schema.ntypes]
         return self._tree_ids[graph.number]
 
-    def _begin(self, request: SamplingRequest, by_host: PositionsByHost, scratch: int = 0) -> Callable[[], _Drawn]:
+    def _begin(self, request: SamplingRequest, by_host: PositionsByHost, number: int) -> Callable[[], SampledRows]:
         """Count the neighbours of a request on local hosts; return what draws them."""
-        if isinstance(request, RelationRequest):
-            return LocalSampling(self._state, request, by_host, self._buffers, self._workers, scratch).finish
-        draws = [(h, at, SharedSampling(self._state, request, h, at, self._workers)) for h, at in by_host]
-        return lambda: [(host, positions, draw.finish()) for host, positions, draw in draws]
+        return LocalSampling(self._state, request, by_host, self._buffers, self._workers, number).finish
 
     def _joined(
         self,
         requests: Sequence[SamplingRequest],
-        drawn: Sequence[_Drawn],
+        drawn: Sequence[SampledRows],
         remote: dict[int, PositionsByHost],
         readers: dict[int, AnswerReader],
     ) -> dict[int, SampledNeighbors]:
         """Return what was drawn here and answered by ``remote`` hosts, relation by relation."""
         sampled: dict[int, SampledNeighbors] = {}
-        for request, here in zip(requests, drawn, strict=True):
-            elsewhere = remote.get(self._dst(request), [])
-            if isinstance(request, RelationRequest):
-                assert isinstance(here, SampledNeighbors)
-                sampled[request.relation] = self._merge(request, elsewhere, here, readers)
-                continue
-            assert isinstance(here, list)
-            shared = shared_of(self._state, request)
-            for host, positions in elsewhere:
+        for number, (request, rows) in enumerate(zip(requests, drawn, strict=True)):
+            topology = self._topology(request)
+            parts = [(self._buffers.arange(len(request.ids)), rows)]
+            for host, positions in remote.get(request.dst, []):
                 reader = readers[int(self._world.hosts[host])]
-                rows = reader.rows(request, len(positions), shared.dtype, shared.num_edges(host))
-                here.append((host, positions, rows))
-            sampled.update(neighbors_by_relation(request, shared, here))
+                answered = reader.rows(request, topology.listed, positions, topology.dtype, topology.num_edges(host))
+                parts.append((positions, answered.with_ids(len(positions), partial(topology.id_shifts, host=host))))
+            rows = merged(request, parts, self._buffers, number) if len(parts) > 1 else rows
+            sampled.update(rows.by_relation(len(request.ids)))
         return dict(sorted(sampled.items()))
 
-    def _hosts_of(self, request: Request) -> RangeBook:
-        return self._state.graph_of_number[request.graph].topology.hosts
-
-    def _dst(self, request: Request) -> int:
-        """Return the node type of a request's destinations."""
-        if isinstance(request, SharedRequest):
-            return request.dst
-        return self._hosts_of(request).schema.ends(request.relation)[1]
-
-    def _owned(self, host: int, request: SamplingRequest) -> tuple[int, int]:
-        """Return the range of a host's edges."""
-        if isinstance(request, SharedRequest):
-            begin, end = shared_of(self._state, request).edges_of_hosts[host : host + 2].tolist()
-            return begin, end
-        return self._hosts_of(request).edge_range(host, request.relation)
+    def _topology(self, request: Request) -> Topology:
+        return self._state.graph_of_number[request.graph].topology
 
     def _positions(self, request: Request) -> PositionsByHost:
         """Return positions of the destinations by host, for hosts that hold any."""
-        hosts = self._hosts_of(request)
+        hosts = self._topology(request).hosts
         if hosts.num_parts == 1:
             return [(0, self._buffers.arange(len(request.ids)))]
-        return split_by_range(request.ids, hosts.node_offsets[self._dst(request)])
+        dst = request.dst if isinstance(request, SamplingRequest) else hosts.schema.ends(request.relation)[1]
+        return split_by_range(request.ids, hosts.node_offsets[dst])
 
     def _by_destination(self, requests: Sequence[SamplingRequest]) -> dict[int, PositionsByHost]:
         """Return the positions by host for each node type of destinations, computed once for all its relations."""
-        return {dst: self._positions(r) for dst, r in {self._dst(r): r for r in requests}.items()}
+        return {dst: self._positions(r) for dst, r in {r.dst: r for r in requests}.items()}
 
     def _split(self, by_host: PositionsByHost) -> tuple[PositionsByHost, PositionsByHost]:
         """Divide into local and remote hosts."""
@@ -231,42 +194,14 @@ class NeighborService:
         count: dict[int, int] = {}
         carrier: dict[tuple[int, int], int] = {}  # rank and node type -> the request that has the destinations
         for request in requests:
-            dst = self._dst(request)
-            for host, positions in remote[dst]:
+            edges_of_hosts = self._topology(request).edges.offsets
+            for host, positions in remote[request.dst]:
                 rank = int(self._world.hosts[host])
                 number = count.get(rank, 0)
-                first = carrier.setdefault((rank, dst), number)
+                first = carrier.setdefault((rank, request.dst), number)
                 ids = request.ids[positions] if first == number else first
-                packed = pack_request(request, ids, edges_in(request.excluded, *self._owned(host, request)), positions)
+                excluded = edges_in(request.excluded, *edges_of_hosts[host : host + 2])
+                packed = pack_request(request, ids, excluded, positions)
                 words.setdefault(rank, []).extend(packed)
                 count[rank] = number + 1
         return words
-
-    def _merge(
-        self,
-        request: RelationRequest,
-        remote: PositionsByHost,
-        local: SampledNeighbors,
-        readers: dict[int, AnswerReader],
-    ) -> SampledNeighbors:
-        """Merge local draws and the answers of ``remote`` hosts for one relation, in the order of its ids."""
-        if not remote:
-            return local
-        counts = np.diff(local.offsets)
-        dtype = local.src.dtype
-        parts = [_Found(self._buffers.arange(len(counts)), counts.copy(), local.src, local.eids)]
-        for host, positions in remote:
-            reader = readers[int(self._world.hosts[host])]
-            part = _Found(positions, *reader.neighbors(request, len(positions), dtype, self._owned(host, request)))
-            counts[positions] = part.counts
-            parts.append(part)
-        offsets = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts, out=offsets[1:])
-        total = int(offsets[-1])
-        src = self._buffers.take(f"merged {request.relation}", total, dtype)
-        eids = np.empty(total if request.want_eids else 0, np.int64)
-        for part in parts:
-            place_ragged(part.src, part.positions, part.counts, offsets, src)
-            if request.want_eids:
-                place_ragged(part.eids, part.positions, part.counts, offsets, eids)
-        return SampledNeighbors(offsets, src, eids)

@@ -1,19 +1,21 @@
 """The wire format of requests and answers.
 
 Requests are int64 words, answers are bytes; no pickle, no code. One rank sends another any number of requests in a
-round, one after the other. A request is a header (:func:`_header`) and two lists of ids, the destinations first.
-A list of n ids is ``2 n + narrow, id 0 .. id n-1``, narrow being 1 with two ids in a word, where they fit 32 bits, else
-0. Destinations that request k of the same message has already are the word ``-1 - k``. The second list is the excluded
-edges; before them are the keys of the destinations, where each has its own, and the columns of the strategy. A request
-through several relations has before all that their number and that of their tables, a bit for each relation, and their
-tensors; and in place of the relation ``-1 - type`` of its destinations.
+round, one after the other. A list of n ids is ``2 n + narrow, id 0 .. id n-1``, narrow being 1 with two ids in a word,
+where they fit 32 bits, else 0. There are requests to
 
-The answer is, request by request, a few arrays, each padded to eight bytes: those of :func:`neighbor_arrays` or
-:func:`row_arrays`, or bool [n] for edges.
+* draw: tag of the strategy, graph, type of the destinations, flags, number of relations, key, the strategy's words;
+  the list of destinations, or ``-1 - k`` for those of request k of the same message; a bit for each relation; the
+  tensors of those that are set; the keys of the destinations' roots, if there are any; the columns of the strategy;
+  the list of excluded edges;
+* look edges up: tag 0, graph, relation; the lists of destinations and sources.
+
+The answer is, request by request, a few arrays, each padded to eight bytes: those of :func:`row_arrays`, or bool [n]
+for edges.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ import numpy.typing as npt
 
 from mpigraph.arrays import I64, U8, U64, Array, Mask
 from mpigraph.errors import CollectiveError
-from mpigraph.sampling.strategies import MAX_WORDS, Strategy
+from mpigraph.sampling.strategies import Strategy
 from mpigraph.storage.format import index_dtype
 
 
@@ -33,50 +35,26 @@ def _no_roots() -> U64:
     return np.empty(0, np.uint64)
 
 
-@dataclass(frozen=True)
-class RelationRequest:
-    """Sample in-neighbours of nodes through one relation.
-
-    Attributes:
-        graph: number of the graph.
-        relation: relation id.
-        ids: int64[n], destinations; may repeat.
-        strategy: chooses the neighbours.
-        want_eids: answer edge ids too.
-        key: input of the draws besides the node; or uint64[n], for each destination.
-        excluded: int64[k], global ids of excluded edges, removed before sampling; ascending, each once.
-    """
-
-    graph: int
-    relation: int
-    ids: I64
-    strategy: Strategy
-    want_eids: bool
-    key: np.uint64 | U64
-    excluded: I64 = field(default_factory=_no_ids)
-
-    @property
-    def by_root(self) -> bool:
-        """True if each destination has a key of its own."""
-        return isinstance(self.key, np.ndarray)
+def _no_tensors() -> I64:
+    return np.empty((0, 0), np.int64)
 
 
 @dataclass(frozen=True)
-class SharedRequest:
-    """Sample in-neighbours of nodes through relations that share tables, in one pass.
+class SamplingRequest:
+    """Sample in-neighbours of nodes of one type through some relations, by strategies that differ in tensors alone.
 
     Attributes:
         graph: number of the graph.
         dst: node type id of the destinations.
-        chosen: bool[relations that share tables], true for those to sample.
+        chosen: bool[relations], true for those to sample; all have this type of destinations.
         ids: int64[n], destinations; may repeat.
         strategy: chooses the neighbours, with the tensors of any of the relations.
-        want_eids: answer edges too.
+        want_eids: answer edge ids too.
         key: of the hop, as :meth:`.Strategy.hop_key` gives it.
         roots: uint64[n], the keys of the destinations' trees; empty without trees.
-        excluded: int64[k], numbers of excluded edges, see :attr:`.SharedEdges.edges_of_hosts`; ascending, each once.
-        tensors: int64[tables, relations that share tables], by table of the strategy the tensor of each chosen
-            relation; without rows if the strategy needs no tables.
+        excluded: int64[k], numbers of excluded edges, see :attr:`.Topology.edges`; ascending, each once.
+        tensors: int64[tables, chosen relations], by table of the strategy the tensor of each relation; without rows if
+            the strategy needs no tables.
     """
 
     graph: int
@@ -88,7 +66,7 @@ class SharedRequest:
     key: np.uint64
     roots: U64 = field(default_factory=_no_roots)
     excluded: I64 = field(default_factory=_no_ids)
-    tensors: I64 = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    tensors: I64 = field(default_factory=_no_tensors)
 
 
 @dataclass(frozen=True)
@@ -108,11 +86,11 @@ class EdgeQuery:
     src: I64
 
 
-Request = RelationRequest | SharedRequest | EdgeQuery
+Request = SamplingRequest | EdgeQuery
 
 
 _QUERY = 0  # in the place of a strategy's tag
-_HEADER = 6 + MAX_WORDS
+_WANT_EIDS, _HAS_ROOTS = 1, 2  # flags
 
 
 def edges_in(edges: I64, begin: int, end: int) -> I64:
@@ -124,63 +102,33 @@ def edges_in(edges: I64, begin: int, end: int) -> I64:
 
 
 def pack_request(
-    request: RelationRequest | SharedRequest, ids: I64 | int, excluded: I64, positions: I64 | slice = slice(None)
+    request: SamplingRequest, ids: I64 | int, excluded: I64, positions: I64 | slice = slice(None)
 ) -> list[I64]:
     """Return the words that ask one rank for ``ids`` of a request; ``excluded`` are edges of that rank.
 
-    The relations of a hop into one node type have the same destinations, which are sent once: then ``ids`` is the
+    The requests of a hop with one node type have the same destinations, which are sent once: then ``ids`` is the
     number of the earlier request to this rank that has them. ``positions`` are the places of ``ids`` in the request.
     """
-    strategy = request.strategy
-    own: list[I64] = []
-    if isinstance(request, SharedRequest):
-        relation = -1 - request.dst
-        roots = request.roots
-        tensors = request.tensors
-        own += [np.array([len(request.chosen), len(tensors)]), _as_bits(request.chosen)]
-        own += [tensors[:, request.chosen].ravel()] if len(tensors) else []
-    else:
-        relation = request.relation
-        roots = request.key if isinstance(request.key, np.ndarray) else _no_roots()
-    key = np.uint64(0) if isinstance(request.key, np.ndarray) else request.key
-    by_root = len(roots) > 0
-    words = strategy.words()
-    header = _header(strategy.tag, request.graph, relation, request.want_eids, by_root, words, int(key.view(np.int64)))
-    own += [roots[positions].view(np.int64)] if by_root else []
-    own += [getattr(strategy, name)[positions] for name in strategy.columns]
-    if not own:
-        return _pack(header, ids, _pack_ids(excluded))
-    second_list = np.concatenate([*own, excluded])
-    return _pack(header, ids, [np.array([2 * len(second_list)], np.int64), second_list])
-
-
-def _as_bits(mask: Mask) -> I64:
-    padded = np.zeros(-(-len(mask) // 64) * 64, np.bool_)
-    padded[: len(mask)] = mask
-    return np.packbits(padded).view(np.int64)
+    strategy, roots, chosen = request.strategy, request.roots, request.chosen
+    flags = _WANT_EIDS * request.want_eids + _HAS_ROOTS * (len(roots) > 0)
+    header = [strategy.tag, request.graph, request.dst, flags, len(chosen), int(request.key.view(np.int64))]
+    bits = np.zeros(-(-len(chosen) // 64) * 64, np.bool_)
+    bits[: len(chosen)] = chosen
+    return [
+        np.array(header + strategy.words(), np.int64),
+        *([np.array([-1 - ids], np.int64)] if isinstance(ids, int) else _pack_ids(ids)),
+        np.packbits(bits).view(np.int64),
+        request.tensors.ravel(),
+        roots[positions].view(np.int64) if len(roots) else _no_ids(),
+        *(getattr(strategy, name)[positions] for name in strategy.columns),
+        *_pack_ids(excluded),
+    ]
 
 
 def pack_query(query: EdgeQuery, positions: I64) -> list[I64]:
     """Return the words that ask one rank for the edges at ``positions`` of a query."""
-    return _pack(_header(_QUERY, query.graph, query.relation), query.ids[positions], _pack_ids(query.src[positions]))
-
-
-def _header(
-    tag: int,
-    graph: int,
-    relation: int,
-    want_eids: bool = False,
-    by_root: bool = False,
-    words: Sequence[int] = (),
-    key: int = 0,
-) -> list[int]:
-    """Return the first words of a request, the key last."""
-    return [tag, graph, relation, want_eids, by_root, *words, *(MAX_WORDS - len(words)) * [0], key]
-
-
-def _pack(header: list[int], destinations: I64 | int, second_list: list[I64]) -> list[I64]:
-    known = [np.array([-1 - destinations], np.int64)] if isinstance(destinations, int) else _pack_ids(destinations)
-    return [np.array(header, np.int64), *known, *second_list]
+    header = np.array([_QUERY, query.graph, query.relation], np.int64)
+    return [header, *_pack_ids(query.ids[positions]), *_pack_ids(query.src[positions])]
 
 
 def _pack_ids(ids: I64) -> list[I64]:
@@ -198,62 +146,62 @@ def unpack_requests(words: I64) -> list[Request]:
 
     Raises CollectiveError if the words are malformed, or a strategy is not known here.
     """
+    reader = _Words(words)
     requests: list[Request] = []
-    at = 0
-    while at < len(words):
-        header, begin = words[at : at + _HEADER], at + _HEADER
-        earlier = -1 - int(words[begin]) if begin < len(words) else -1
-        if 0 <= earlier < len(requests):
-            ids, at = requests[earlier].ids, begin + 1
-        else:
-            ids, at = _unpack_ids(words, begin)
-        second_list, at = _unpack_ids(words, at)
-        requests.append(_request(header, ids, second_list))
+    while reader.at < len(words):
+        (tag,) = reader.take(1)
+        requests.append(reader.query() if tag == _QUERY else reader.request(Strategy.of_tag(int(tag)), requests))
     return requests
 
 
-def _unpack_ids(words: I64, at: int) -> tuple[I64, int]:
-    """Return the list of ids at a place, and the place after it."""
-    size = int(words[at]) if at < len(words) else -1
-    count = size >> 1
-    end = at + 1 + ((count + 1) >> 1 if size & 1 else count)
-    if size < 0 or end > len(words):
-        raise CollectiveError("the words of a sampling request are malformed")
-    body = words[at + 1 : end]
-    return body.view(np.int32)[:count].astype(np.int64) if size & 1 else body, end
+class _Words:
+    """Reads words from the first to the last. All methods raise CollectiveError if the words are malformed."""
 
+    def __init__(self, words: I64) -> None:
+        self.at = 0
+        self._words = words
 
-def _request(header: I64, ids: I64, second_list: I64) -> Request:
-    tag, graph, relation, want_eids, by_root, *parameters, _ = header.tolist()
-    if tag == _QUERY:
-        return EdgeQuery(graph, relation, ids, second_list)
-    chosen = None
-    if relation < 0:
-        count, tables = second_list[:2].tolist()
-        end = 2 + -(-count // 64)
-        chosen = np.unpackbits(second_list[2:end].view(np.uint8), count=count).view(np.bool_)
-        tensors = np.zeros((tables, count), np.int64)
-        of_each = np.count_nonzero(chosen)
-        begin, end = end, end + tables * of_each
-        tensors[:, chosen] = second_list[begin:end].reshape(tables, of_each)
-        second_list = second_list[end:]
-    kind = Strategy.of_tag(tag)
-    of_each = by_root + len(kind.columns)
-    arrays = [second_list[k * len(ids) : (k + 1) * len(ids)] for k in range(of_each)]
-    excluded = second_list[of_each * len(ids) :]
-    roots = arrays.pop(0).view(np.uint64) if by_root else _no_roots()
-    strategy = kind.from_words(parameters, arrays)
-    key = header[-1:].view(np.uint64)[0]
-    if chosen is None:
-        own_key = roots if by_root else key
-        return RelationRequest(graph, relation, ids, strategy, bool(want_eids), own_key, excluded)
-    many = (graph, -1 - relation, chosen, ids, strategy, bool(want_eids))
-    return SharedRequest(*many, key, roots, excluded, tensors)
+    def take(self, count: int) -> I64:
+        """Return the next words."""
+        begin, self.at = self.at, self.at + count
+        if count < 0 or self.at > len(self._words):
+            raise CollectiveError("the words of a sampling request are malformed")
+        return self._words[begin : self.at]
+
+    def ids(self, size: int | None = None) -> I64:
+        """Return a list of ids; ``size`` is its first word, if that was taken."""
+        size = int(self.take(1)[0]) if size is None else size
+        count = size >> 1
+        if not size & 1:
+            return self.take(count)
+        return self.take((count + 1) >> 1).view(np.int32)[:count].astype(np.int64)
+
+    def query(self) -> EdgeQuery:
+        """Return the rest of a query."""
+        graph, relation = self.take(2).tolist()
+        return EdgeQuery(graph, relation, self.ids(), self.ids())
+
+    def request(self, kind: type[Strategy], earlier: Sequence[Request]) -> SamplingRequest:
+        """Return the rest of a request behind ``earlier`` ones."""
+        graph, dst, flags, num_relations = self.take(4).tolist()
+        key = self.take(1).view(np.uint64)[0]
+        parameters = self.take(kind.num_words()).tolist()
+        size = int(self.take(1)[0])
+        ids = earlier[-1 - size].ids if 0 <= -1 - size < len(earlier) else self.ids(size)
+        bits = self.take(-(-num_relations // 64))
+        chosen = np.unpackbits(bits.view(np.uint8), count=num_relations).view(np.bool_)
+        how = kind.from_words(parameters, [ids] * len(kind.columns))
+        shape = len(kind.tables) if how.needs_tables else 0, int(np.count_nonzero(chosen))
+        tensors = self.take(shape[0] * shape[1]).reshape(shape)
+        roots = self.take(len(ids)).view(np.uint64) if flags & _HAS_ROOTS else _no_roots()
+        strategy = kind.from_words(parameters, [self.take(len(ids)) for _ in kind.columns])
+        many = (graph, dst, chosen, ids, strategy, bool(flags & _WANT_EIDS))
+        return SamplingRequest(*many, key, roots, self.ids(), tensors)
 
 
 @dataclass(frozen=True)
 class SampledNeighbors:
-    """Sampled neighbours of consecutive nodes.
+    """Sampled neighbours of consecutive nodes through one relation.
 
     Attributes:
         offsets: int64[n + 1], the first neighbour of each node.
@@ -268,42 +216,79 @@ class SampledNeighbors:
 
 @dataclass(frozen=True)
 class SampledRows:
-    """Sampled neighbours of some destinations through many relations: rows, each of a destination and a relation.
+    """The neighbours that a request with n destinations finds: rows, each of a relation and a destination.
+
+    First those of relations that have a row for each destination, relation after relation, then m rows of listed
+    relations, by relation and destination.
 
     Attributes:
-        bounds: int64[n + 1], the first row of each destination.
-        places: int[m], the relation of each row, by its place among those that share tables; rising in a destination.
-        counts: int[m], the neighbours of each row.
+        dense: int64[d], the relations with n rows each.
+        relations: int64[m], the relation of each of the other rows.
+        at: int64[m], the position of their destination in the request.
+        counts: int [d * n + m], the neighbours of each row.
+        offsets: int64[d * n + m + 1], their sums.
         src: int32 or int64 [sum of counts], global source ids.
-        edges: int64[sum of counts], counted from the host's first edge of these relations; empty without ``want_eids``.
+        edges: int64[sum of counts], global ids, or from owners counted from the host's first edge; empty without
+            ``want_eids``.
     """
 
-    bounds: I64
-    places: Array
+    dense: I64
+    relations: I64
+    at: I64
     counts: Array
+    offsets: I64
     src: Array
     edges: I64
 
+    def by_relation(self, count: int) -> Iterator[tuple[int, SampledNeighbors]]:
+        """Yield relations and their neighbours of the ``count`` destinations, without listed ones that have none."""
+        for k, relation in enumerate(self.dense.tolist()):
+            own = self.offsets[k * count : (k + 1) * count + 1]
+            edges = slice(int(own[0]), int(own[-1]))
+            yield relation, SampledNeighbors(own - own[0] if k else own, self.src[edges], self.edges[edges])
+        if not len(self.at):
+            return
+        begin = len(self.dense) * count
+        first = np.flatnonzero(np.diff(self.relations, prepend=-1))  # row of each relation
+        table = np.zeros((len(first), count + 1), np.int64)
+        which = np.repeat(np.arange(len(first)), np.diff(first, append=len(self.at)))
+        table[which, self.at + 1] = self.counts[begin:]
+        np.cumsum(table, axis=1, out=table)
+        ends = self.offsets[begin + np.append(first, len(self.at))].tolist()
+        for k, relation in enumerate(self.relations[first].tolist()):
+            edges = slice(ends[k], ends[k + 1])
+            yield relation, SampledNeighbors(table[k], self.src[edges], self.edges[edges])
 
-def neighbor_arrays(request: RelationRequest, neighbors: SampledNeighbors, owned: tuple[int, int]) -> list[Array]:
-    """Return the arrays that answer a request: counts [n], sources, and edge ids with ``want_eids``.
+    def with_ids(self, count: int, shift_of: Callable[[I64], I64]) -> "SampledRows":
+        """Add ``shift_of(relations)`` to the edges, of the relation of each of the rows of ``count`` destinations."""
+        if not len(self.edges):
+            return self
+        counts = np.diff(self.offsets[count * np.arange(len(self.dense) + 1)])  # of each dense relation
+        of_rows = self.counts[count * len(self.dense) :]
+        shifts = shift_of(np.append(self.dense, self.relations))
+        return replace(self, edges=self.edges + np.repeat(shifts, np.append(counts, of_rows)))
 
-    Counts are bytes where the fanout fits one. Edges are counted from the first of ``owned``, the owner's range.
+
+def row_arrays(request: SamplingRequest, rows: SampledRows, listed: I64, num_edges: int) -> list[Array]:
+    """Return the arrays that answer a request, of a host with ``num_edges`` edges.
+
+    If there are ``listed`` relations among those chosen, the number of rows of each, and the positions of these rows;
+    then counts, which are bytes where the fanout fits one, sources, and edges with ``want_eids``.
     """
-    first, last = owned
-    arrays = [np.diff(neighbors.offsets).astype(_count_dtype(request.strategy.fanout)), neighbors.src]
-    return arrays + ([(neighbors.eids - first).astype(index_dtype(last - first))] if request.want_eids else [])
-
-
-def row_arrays(request: SharedRequest, rows: SampledRows, num_edges: int) -> list[Array]:
-    """Return the arrays that answer a request, of a host with ``num_edges`` edges of these relations.
-
-    The number of rows of each destination [n], then places, counts, sources, and edges with ``want_eids``.
-    """
-    places = _count_dtype(len(request.chosen))
-    arrays = [np.diff(rows.bounds).astype(places), rows.places.astype(places)]
+    arrays: list[Array] = []
+    if len(listed):
+        sizes = np.searchsorted(rows.relations, listed, "right") - np.searchsorted(rows.relations, listed)
+        arrays += [sizes.astype(np.int32), rows.at.astype(np.int32)]
     arrays += [rows.counts.astype(_count_dtype(request.strategy.fanout)), rows.src]
     return arrays + ([rows.edges.astype(index_dtype(num_edges))] if request.want_eids else [])
+
+
+def sums(counts: Array) -> I64:
+    """Return the sums of the first 0, 1, ... counts: int64[n + 1]."""
+    offsets = np.empty(len(counts) + 1, np.int64)
+    offsets[0] = 0
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
 
 
 def _count_dtype(most: int) -> np.dtype[Any]:
@@ -335,25 +320,18 @@ class AnswerReader:
         self._at += -(-nbytes // 8) * 8
         return array
 
-    def neighbors(
-        self, request: RelationRequest, count: int, src_dtype: npt.DTypeLike, owned: tuple[int, int]
-    ) -> tuple[Array, Array, I64]:
-        """Return the arrays of :func:`neighbor_arrays` for ``count`` destinations, with global edge ids."""
-        first, last = owned
-        counts = self.take(count, _count_dtype(request.strategy.fanout))
-        total = int(counts.sum(dtype=np.int64))
-        src = self.take(total, src_dtype)
-        eids = self.take(total if request.want_eids else 0, index_dtype(last - first))
-        return counts, src, eids.astype(np.int64) + first
+    def rows(
+        self, request: SamplingRequest, listed: Mask, positions: I64, dtype: npt.DTypeLike, num_edges: int
+    ) -> SampledRows:
+        """Return what :func:`row_arrays` packed for the destinations at ``positions`` (int64[p]) of a request.
 
-    def rows(self, request: SharedRequest, count: int, src_dtype: npt.DTypeLike, num_edges: int) -> SampledRows:
-        """Return what :func:`row_arrays` packed for ``count`` destinations."""
-        places = _count_dtype(len(request.chosen))
-        bounds = np.zeros(count + 1, np.int64)
-        np.cumsum(self.take(count, places), out=bounds[1:])
-        of_rows = self.take(int(bounds[-1]), places)
-        counts = self.take(len(of_rows), _count_dtype(request.strategy.fanout))
-        total = int(counts.sum(dtype=np.int64))
-        src = self.take(total, src_dtype)
-        edges = self.take(total if request.want_eids else 0, index_dtype(num_edges))
-        return SampledRows(bounds, of_rows, counts, src, edges.astype(np.int64))
+        ``listed`` is bool[relations], ``dtype`` that of sources. There are p rows of each dense relation.
+        """
+        dense, of_list = np.flatnonzero(request.chosen & ~listed), np.flatnonzero(request.chosen & listed)
+        sizes = self.take(len(of_list), np.int32)
+        at = self.take(int(sizes.sum()), np.int32)
+        counts = self.take(len(dense) * len(positions) + len(at), _count_dtype(request.strategy.fanout))
+        offsets = sums(counts)
+        src = self.take(int(offsets[-1]), dtype)
+        edges = self.take(len(src) if request.want_eids else 0, index_dtype(num_edges)).astype(np.int64)
+        return SampledRows(dense, np.repeat(of_list, sizes), positions[at], counts, offsets, src, edges)

@@ -31,12 +31,10 @@ from mpigraph.kernels.sample import (
 from mpigraph.kernels.temporal import choose_temporal, count_temporal
 from mpigraph.kernels.weighted import choose_weighted, count_weighted
 from mpigraph.rows.row_tensor import RowTensor
-from mpigraph.store.derived import EdgeTimes, EdgeWeights, SortedEdges
+from mpigraph.store.derived import EdgeTimes, EdgeWeights, HostTables
 from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.store import Store
 
-MAX_WORDS = 8
-"""How many numbers a strategy may have on the wire."""
 _NO_KEY = np.uint64(0)
 
 
@@ -181,22 +179,27 @@ class Strategy(ABC):
         return [int(getattr(self, name)) for name, _ in _parameters(type(self))]
 
     @classmethod
+    def num_words(cls) -> int:
+        """Return the number of :meth:`words`."""
+        return len(_parameters(cls))
+
+    @classmethod
     def from_words(cls, words: Sequence[int], arrays: Sequence[I64]) -> "Strategy":
-        """Return the strategy with these parameters, ``arrays`` being the columns; ``words`` may be longer."""
+        """Return the strategy with these parameters, ``arrays`` being the columns."""
         values: dict[str, Any] = dict(zip(cls.columns, arrays, strict=True))
-        values |= {name: kind(word) for (name, kind), word in zip(_parameters(cls), words, strict=False)}
+        values |= {name: kind(word) for (name, kind), word in zip(_parameters(cls), words, strict=True)}
         return cls(**values)
 
     def hop_key(self, keys: HopKeys, src_type: int) -> np.uint64:
-        """Return the key of the draws in a hop through relations from a source type."""
+        """Return the key of a hop's draws; destination and number of the draw are mixed in later.
+
+        The relation is mixed in with :attr:`keys_by_relation`; only without it may the key depend on the type of the
+        sources.
+        """
         return keys.hop
 
-    def key(self, keys: HopKeys, relation: int, src_type: int) -> np.uint64:
-        """Return the key of a relation's draws in a hop; destination and number of the draw are mixed in later.
-
-        A class with another ``key``, in place of another :meth:`hop_key`, has a request for each relation.
-        """
-        key = self.hop_key(keys, src_type)
+    def relation_key(self, key: np.uint64, relation: int) -> np.uint64:
+        """Return the key of a relation's draws in the hop with this :meth:`hop_key`."""
         return combine(key, relation) if self.keys_by_relation else key
 
     @property
@@ -226,7 +229,7 @@ class Strategy(ABC):
         return replace(self, **own) if own else self
 
     def at_step(self, step: int) -> "Strategy":
-        """Return the strategy for draws of a step; :meth:`key` has the step in its ``keys``."""
+        """Return the strategy for draws of a step; :meth:`hop_key` has the step in its ``keys``."""
         return self
 
     def with_root_times(self, times: I64) -> "Strategy":
@@ -315,7 +318,7 @@ class _WeightedDraw:
         edges = rows.edges
         dst = rows.to_count(self._how.fanout, self._how.replace)
         weights = self._weights.values(rows.host)
-        where = (edges.indptr, rows.first_row, weights, self._tables.num_drawable(rows.host), positions)
+        where = (edges.indptr, rows.first_row, weights, self._tables.of("num_drawable", rows.host), positions)
         bad = count_weighted(dst, *where, rows.scratch, counts)
         if bad >= 0:
             raise GraphDataError(self._weights.complaint(edges.first_edge + bad, weights[bad]))
@@ -328,7 +331,7 @@ class _WeightedDraw:
         """See :class:`.Draw`."""
         dst = rows.destinations(self._how.fanout, self._how.replace)
         whole = self._weights.values(rows.host)
-        table = self._tables.table(rows.host)
+        table = self._tables.of("table", rows.host)
 
         def choose(columns: list[Array], positions: I64, scratch: Candidates) -> None:
             (weights,) = columns
@@ -380,12 +383,12 @@ class Temporal(Strategy):
 
     def prepare(self, store: Store, relation: int) -> Draw:
         """Look up the sorted edges and the mask."""
-        edges = store.derived(EdgeTimes, self.times, relation).edges
+        edges = store.derived(EdgeTimes, self.times, relation).tables
         return _TemporalDraw(self, edges, store.tensor(self.mask) if self.mask else None)
 
 
 class _TemporalDraw:
-    def __init__(self, how: Temporal, edges: SortedEdges, mask: RowTensor | None) -> None:
+    def __init__(self, how: Temporal, edges: HostTables, mask: RowTensor | None) -> None:
         self._how = how
         self._edges = edges  # one object for both passes, whatever is written meanwhile
         self._mask = mask
@@ -396,8 +399,8 @@ class _TemporalDraw:
             rows.to_count(self._how.fanout, self._how.replace),
             rows.edges.indptr,
             rows.first_row,
-            self._edges.times(rows.host),
-            self._edges.order(rows.host),
+            self._edges.of("times", rows.host),
+            self._edges.of("order", rows.host),
             self._how.until,
             self._how.strict,
             self._how.window,
@@ -415,7 +418,7 @@ class _TemporalDraw:
             rows.rows,
             rows.edges.indptr,
             rows.first_row,
-            self._edges.order(rows.host),
+            self._edges.of("order", rows.host),
             self._how.last,
             self._allowed(rows.host),
             rows.excluded,

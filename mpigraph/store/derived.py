@@ -7,14 +7,14 @@ ones, from which a loader's thread may be drawing.
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from mpigraph.arrays import I32, I64, Array
+from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError, MPIGraphError
 from mpigraph.kernels.sample import list_allowed
@@ -27,49 +27,59 @@ from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.window import RowWindow
 from mpigraph.store.topology import Topology
 
-Tables = TypeVar("Tables")
 _Windows = tuple[RowWindow, ...]
 _BLOCKS = 1 << 12  # of all hosts together
 _ROWS = 1 << 4  # of a block, at least, where a host has more than one
 _MASKS = ("bool", "uint8", "int8")
 
 
-class VersionedTables(ABC, Generic[Tables]):
+class HostTables:
+    """Columns of numbers, each of a host's edges or destinations, that are made for each host."""
+
+    def __init__(self, dtypes: Mapping[str, npt.DTypeLike], windows: Mapping[str, RowWindow]) -> None:
+        """Give access to windows by name; to empty columns of ``dtypes`` without windows."""
+        self._dtypes = dtypes
+        self._windows = windows
+
+    def of(self, column: str, host: int) -> Array:
+        """Return [rows of local ``host``] of a column; [0] if the tables were not prepared."""
+        return self._windows[column].memory(host) if self._windows else np.empty(0, self._dtypes[column])
+
+
+class VersionedTables(ABC):
     """Tables of one version of a tensor's rows.
 
-    A reader takes the object that gives access to the tables once, and reads that from its first look to its last. The
-    memory of old tables is freed by a later :meth:`prepare`, once no rank holds their object any more.
+    A reader takes :attr:`tables` once, and reads that object from its first look to its last. The memory of old tables
+    is freed by a later :meth:`prepare`, once no rank holds their object any more.
 
     Attributes:
         tensor: the rows.
+        tables: the current tables; empty ones before the first :meth:`prepare`.
     """
 
     doing: ClassVar[str]
 
-    def __init__(self, topology: Topology, tensor: RowTensor, columns: Sequence[tuple[I64, npt.DTypeLike]]) -> None:
-        """Make no table yet; ``columns`` are the offsets, int64[H + 1], and the dtype of each window."""
+    def __init__(self, topology: Topology, tensor: RowTensor, columns: Mapping[str, tuple[I64, npt.DTypeLike]]) -> None:
+        """Make no table yet; ``columns`` are the offsets, int64[H + 1], and the dtype of each column."""
         self.tensor = tensor
-        self._tables: Tables | None = None
         self._topology = topology
         self._columns = columns
+        self._dtypes = {name: dtype for name, (_, dtype) in columns.items()}
+        self.tables = HostTables(self._dtypes, {})
         self._version = -1
         self._windows: _Windows = ()
         self._outdated: list[tuple[weakref.ref[Any], _Windows]] = []
 
     @classmethod
     @abstractmethod
-    def unprepared(cls, topology: Topology, tensor: RowTensor, *numbers: int) -> "VersionedTables[Tables]":
+    def unprepared(cls, topology: Topology, tensor: RowTensor, *numbers: int) -> "VersionedTables":
         """Return a stand-in for tables that were not prepared on this rank.
 
         Raises NotOpenHere if this kind of tables has no stand-in.
         """
 
     @abstractmethod
-    def _access(self, *windows: RowWindow) -> Tables:
-        """Return an object that gives access to the windows of the columns."""
-
-    @abstractmethod
-    def _fill(self, tables: Tables, host: int) -> None:
+    def _fill(self, tables: HostTables, host: int) -> None:
         """Make the tables of one local host."""
 
     @property
@@ -95,11 +105,12 @@ class VersionedTables(ABC, Generic[Tables]):
         service, world = self.tensor.window.service, self.tensor.window.world
         version = self.tensor.version
         doing = f"{self.doing} {self.tensor.name!r}"
-        windows: list[RowWindow] = []
+        by_name: dict[str, RowWindow] = {}
+        windows = by_name.values()
         try:
-            for offsets, dtype in self._columns:
-                windows.append(RowWindow(service, offsets, (), dtype))
-            tables = self._access(*windows)
+            for name, (offsets, dtype) in self._columns.items():
+                by_name[name] = RowWindow(service, offsets, (), dtype)
+            tables = HostTables(self._dtypes, by_name)
             with world.on_all_ranks(doing):
                 if world.is_host:
                     self._fill(tables, world.host_index)
@@ -111,9 +122,8 @@ class VersionedTables(ABC, Generic[Tables]):
         world.barrier(doing)
         for window in windows:
             window.sync()
-        if self._tables is not None:
-            self._outdated.append((weakref.ref(self._tables), self._windows))
-        self._tables, self._windows, self._version = tables, tuple(windows), version
+        self._outdated.append((weakref.ref(self.tables), self._windows))
+        self.tables, self._windows, self._version = tables, tuple(windows), version
         self._free_outdated(doing)
 
     @collective("world.comm")
@@ -135,30 +145,16 @@ class VersionedTables(ABC, Generic[Tables]):
         self._windows, self._outdated = (), []
 
 
-def _close(windows: Sequence[RowWindow]) -> None:
+def _close(windows: Iterable[RowWindow]) -> None:
     for window in windows:
         window.close()
 
 
-class WeightTables:
-    """Tables to draw from a relation's edges by weight (``kernels/weighted.py``) or by mask (``kernels/sample.py``)."""
+class EdgeWeights(VersionedTables):
+    """The weights of one relation's edges, and tables to draw by them (``kernels/weighted.py``, ``kernels/sample.py``).
 
-    def __init__(self, dtype: npt.DTypeLike, *windows: RowWindow) -> None:
-        """Give access to a window of edges and one of destinations; to empty tables without windows."""
-        self._dtype = dtype
-        self._windows = windows
-
-    def table(self, host: int) -> Array:
-        """uint64, or uint32 of a mask, [edges of local ``host``], to draw from; [0] if it was not prepared."""
-        return self._windows[0].memory(host) if self._windows else np.empty(0, self._dtype)
-
-    def num_drawable(self, host: int) -> I32:
-        """int32[destinations of local ``host``], how many edges can be drawn; int32[0] if it was not prepared."""
-        return self._windows[1].memory(host) if self._windows else np.empty(0, np.int32)
-
-
-class EdgeWeights(VersionedTables[WeightTables]):
-    """The weights of one relation's edges. Their tables take eight bytes an edge, four for masks.
+    The columns: "table", uint64, or uint32 of a mask, for each edge; and "num_drawable", int32 for each destination,
+    the edges that can be drawn.
 
     Attributes:
         is_mask: the weights are bool.
@@ -169,21 +165,14 @@ class EdgeWeights(VersionedTables[WeightTables]):
     def __init__(self, topology: Topology, tensor: RowTensor) -> None:
         self.is_mask = tensor.dtype == "bool"
         relation, hosts = tensor.policy.type_id, topology.hosts
-        of_nodes = topology.row_offsets(relation)
-        self._dtype = np.uint32 if self.is_mask else np.uint64
-        super().__init__(topology, tensor, ((hosts.edge_offsets[relation], self._dtype), (of_nodes, np.int32)))
-        self._none = WeightTables(self._dtype)
+        of_edges = hosts.edge_offsets[relation], np.uint32 if self.is_mask else np.uint64
+        super().__init__(topology, tensor, {"table": of_edges, "num_drawable": (topology.rows[relation], np.int32)})
         self._bad = False
 
     @classmethod
     def unprepared(cls, topology: Topology, tensor: RowTensor, *numbers: int) -> "EdgeWeights":
         """Return weights that are drawn from without tables, and checked at each draw."""
         return cls(topology, tensor)
-
-    @property
-    def tables(self) -> WeightTables:
-        """The current tables; empty ones before the first :meth:`prepare`."""
-        return self._tables or self._none
 
     @property
     def sound(self) -> bool:
@@ -210,37 +199,20 @@ class EdgeWeights(VersionedTables[WeightTables]):
             raise
         self._bad = False
 
-    def _access(self, *windows: RowWindow) -> WeightTables:
-        return WeightTables(self._dtype, *windows)
-
-    def _fill(self, tables: WeightTables, host: int) -> None:
+    def _fill(self, tables: HostTables, host: int) -> None:
         weights = self.values(host)
         edges = self._topology.adjacency(self.tensor.policy.type_id, host)
         make = list_allowed if self.is_mask else alias_tables
-        bad = make(edges.indptr, weights, tables.table(host), tables.num_drawable(host))
+        bad = make(edges.indptr, weights, tables.of("table", host), tables.of("num_drawable", host))
         if bad >= 0:
             raise GraphDataError(self.complaint(edges.first_edge + bad, weights[bad]))
 
 
-class SortedEdges:
-    """A relation's edges, sorted by time within each destination."""
+class EdgeTimes(VersionedTables):
+    """A relation's edges, sorted within each destination by their times or those of their sources.
 
-    def __init__(self, times: RowWindow, order: RowWindow) -> None:
-        """Give access to two windows of edges."""
-        self._times = times
-        self._order = order
-
-    def times(self, host: int) -> I64:
-        """int64[edges of local ``host``], ascending within each destination."""
-        return self._times.memory(host)
-
-    def order(self, host: int) -> I32:
-        """int32[edges of local ``host``], the place of each among its destination's edges."""
-        return self._order.memory(host)
-
-
-class EdgeTimes(VersionedTables[SortedEdges]):
-    """The times of one relation's edges, their own or those of their sources: twelve bytes an edge.
+    The columns, twelve bytes an edge: "times", int64, ascending; "order", int32, the place of each among its
+    destination's edges.
 
     The owner of a destination does not hold the times of its neighbours: all ranks fetch them together, once.
 
@@ -253,7 +225,7 @@ class EdgeTimes(VersionedTables[SortedEdges]):
     def __init__(self, topology: Topology, tensor: RowTensor, relation: int) -> None:
         self.relation = relation
         offsets = topology.hosts.edge_offsets[relation]
-        super().__init__(topology, tensor, ((offsets, np.int64), (offsets, np.int32)))
+        super().__init__(topology, tensor, {"times": (offsets, np.int64), "order": (offsets, np.int32)})
         self._of_edges = np.empty(0, np.int64)
 
     @classmethod
@@ -261,12 +233,6 @@ class EdgeTimes(VersionedTables[SortedEdges]):
         """Raise NotOpenHere: edges must be sorted before they are drawn from."""
         rank = tensor.window.world.rank
         raise NotOpenHere(f"edges of relation {numbers[0]} are not sorted by {tensor.name!r} on rank {rank}")
-
-    @property
-    def edges(self) -> SortedEdges:
-        """The edges, sorted by the times that count now."""
-        assert self._tables is not None
-        return self._tables
 
     @collective("world.comm")
     def prepare(self) -> None:
@@ -280,12 +246,9 @@ class EdgeTimes(VersionedTables[SortedEdges]):
         super().prepare()
         self._of_edges = np.empty(0, np.int64)  # a slice would keep them
 
-    def _access(self, *windows: RowWindow) -> SortedEdges:
-        return SortedEdges(*windows)
-
-    def _fill(self, tables: SortedEdges, host: int) -> None:
+    def _fill(self, tables: HostTables, host: int) -> None:
         indptr = self._topology.adjacency(self.relation, host).indptr
-        sort_rows(indptr, self._of_edges, tables.times(host), tables.order(host))
+        sort_rows(indptr, self._of_edges, tables.of("times", host), tables.of("order", host))
 
     @collective("world.comm")
     def _of_sources(self) -> I64:

@@ -146,23 +146,14 @@ def host_memory(config: PartConfig, hosts: RangeBook) -> I64:
 def memory_by_tensor(config: PartConfig, hosts: RangeBook) -> list[tuple[str, I64]]:
     """Return int64[H], the bytes of each host's windows: first of the topology, then of each feature, with its name."""
     schema = config.schema
-    indptr = np.zeros(hosts.num_parts, np.int64)
-    degrees = np.zeros(hosts.num_parts, np.int64)
-    indices = {4: np.zeros(hosts.num_parts, np.int64), 8: np.zeros(hosts.num_parts, np.int64)}
-    for relation in config.own:
-        src, dst = schema.ends(relation)
-        size = index_dtype(hosts.num_nodes(src)).itemsize
-        indptr += 8 * (np.diff(hosts.node_offsets[dst]) + 1)
-        degrees += 8 * np.diff(hosts.node_offsets[src])
-        indices[size] += size * np.diff(hosts.edge_offsets[relation])
-    if config.shared:
-        shared = np.diff(hosts.edge_table[list(config.shared)], axis=1).sum(axis=0)
-        # at most: each edge has a row, listed twice, and a source of its own
-        width = index_dtype(max(map(hosts.num_nodes, range(len(schema.ntypes))))).itemsize
-        indptr += 8 * (shared + len(config.shared))
-        degrees += (8 + 2 * width + index_dtype(int(shared.max())).itemsize) * shared
-        indices[width] += width * shared
-    topology = sum((_in_pages(nbytes) for nbytes in indices.values()), _in_pages(indptr) + _in_pages(degrees))
+    src, dst = schema.all_ends.T
+    nodes, edges = np.diff(np.array(hosts.node_offsets), axis=1), np.diff(hosts.edge_table, axis=1)
+    few = np.zeros((len(edges), 1), np.int64)
+    few[list(config.shared)] = 1  # at most: each edge has a row, listed twice, and a source of its own
+    rows, sources = np.where(few, edges, nodes[dst]), np.where(few, edges, nodes[src])
+    width = index_dtype(max(map(hosts.num_nodes, range(len(schema.ntypes))))).itemsize
+    of_tables = (8 * (rows + 1), width * edges, 8 * sources, *(width * few * edges for _ in range(3)))
+    topology = sum((_in_pages(nbytes.sum(axis=0)) for nbytes in of_tables), np.zeros(hosts.num_parts, np.int64))
     sizes = [("topology", topology)]
     for t, ntype in enumerate(schema.ntypes):
         sizes += _features(ntype, hosts.node_offsets[t], config.node_features[ntype])

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
+import numpy as np
+
+from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, MPIGraphError, PartitionError
 from mpigraph.mpi.agree import together
@@ -24,7 +27,7 @@ from mpigraph.store.derived import MaskCounts, VersionedTables, count_masks, is_
 from mpigraph.store.host_ranges import cut_for_hosts, read_config
 from mpigraph.store.topology import Topology
 
-Kind = TypeVar("Kind", bound="VersionedTables[Any] | MaskCounts")
+Kind = TypeVar("Kind", bound="VersionedTables | MaskCounts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,7 @@ class Store:
         return (kind, *numbers) in self._derived
 
     @collective("world.comm")
-    def prepare(self, kind: type[VersionedTables[Any]], keys: Iterable[Iterable[int]]) -> None:
+    def prepare(self, kind: type[VersionedTables], keys: Iterable[Iterable[int]]) -> None:
         """Derive tables from rows, where that was not done or has failed; ``keys`` are numbers as of :meth:`derived`.
 
         Raises:
@@ -245,76 +248,39 @@ class Store:
                     f"{info.stored})"
                 )
 
+    @collective("world.comm")
     def _load_features(self, graph: LoadedGraph, files: PartFiles, kept: PartConfig) -> None:
-        config = files.config
-        infos = list(_features_of(kept))
-        graph.features.update({(policy, name): 0 for policy, name, _ in infos})
-        joint = self._load_together(graph, files, kept)
-        for (policy, name, info), (_, _, in_file) in zip(infos, _features_of(config), strict=True):
-            if graph.features[policy, name]:
-                continue
-            stored = StoredRows.of_feature(config, policy.is_node, policy.type_id, name)
-            tensor = self.create_tensor(graph.topology, name, policy, info.shape, info.dtype, info.narrow)
-            graph.features[policy, name] = tensor.number
-            with together(self.world.comm, f"loading {stored.name!r} of graph {config.graph_name!r}"):
+        """Load the features; those that relations of few edges have in common lie in one window each."""
+        alike: dict[tuple[Any, ...], list[Policy]] = {}  # by window
+        in_common = {(Policy(False, r), of.name) for of in kept.in_common for r in of.relations}
+        for policy, name, info in _features_of(kept):
+            graph.features[policy, name] = 0
+            alike.setdefault((name, info, None if (policy, name) in in_common else policy), []).append(policy)
+        joint = []
+        for (name, info, _), policies in alike.items():
+            about: dict[str, Any] = {"graph": kept.graph_name, "name": name, "row_shape": info.shape}
+            about |= {"dtype": info.dtype, "narrow": info.narrow}
+            tables = np.array([policy.offsets(graph.topology.hosts) for policy in policies])
+            window = JointTensor(self.rows, tables, number=self.new_number(), **about) if len(policies) > 1 else None
+            if window is not None:
+                self._add(window)
+                joint.append(window)
+            for policy, offsets in zip(policies, tables, strict=True):
+                tensor = RowTensor(self.rows, offsets, number=self.new_number(), policy=policy, joint=window, **about)
+                self._add(tensor)
+                graph.features[policy, name] = tensor.number
+            with together(self.world.comm, f"loading feature {name!r} of graph {kept.graph_name!r}"):
                 if self.world.is_host:
                     host = self.world.host_index
-                    narrow = "" if info == in_file else info.narrow
-                    with tensor.writing(host) as rows:
-                        read_rows(files, stored, int(tensor.window.offsets[host]), rows, narrow)
+                    with (window or tensor).writing(host) as rows:
+                        _read_feature(files, name, info, policies, tables[:, host : host + 2], rows)
         self.rows.segments.sync()
         with self.world.watch("loading features"):
             self.world.comm.Barrier()
         self.rows.segments.sync()
-        for number in [*graph.features.values(), *joint]:
-            tensor = self.tensors[number]
+        for tensor in (*map(self.tensors.__getitem__, graph.features.values()), *joint):
             tensor.advance(tensor.last_write)  # the hosts have written them, as every rank knows
         self._count_masks()
-
-    @collective("world.comm")
-    def _load_together(self, graph: LoadedGraph, files: PartFiles, kept: PartConfig) -> list[int]:
-        """Load the features that relations which share tables have in common, into one window each.
-
-        Returns:
-            The numbers of the joint tensors.
-        """
-        config = files.config
-        hosts = graph.topology.hosts
-        numbers: list[int] = []
-        keys = config.schema.relation_keys
-        host = self.world.host_index
-        together_in_files = {feature.name: {*feature.relations} for feature in config.shared_features}
-        for name, having in kept.in_common:
-            relations = list(having)
-            info = kept.edge_features[keys[relations[0]]][name]
-            about: dict[str, Any] = {"graph": config.graph_name, "name": name, "row_shape": info.shape}
-            about |= {"dtype": info.dtype, "narrow": info.narrow}
-            tables = hosts.edge_table[relations]
-            joint = JointTensor(self.rows, tables, number=self.new_number(), **about)
-            self._add(joint)
-            numbers.append(joint.number)
-            for relation, offsets in zip(relations, tables, strict=True):
-                policy = Policy(False, relation)
-                tensor = RowTensor(self.rows, offsets, number=self.new_number(), policy=policy, joint=joint, **about)
-                self._add(tensor)
-                graph.features[policy, name] = tensor.number
-            with together(self.world.comm, f"loading edge features {name!r} of graph {config.graph_name!r}"):
-                if self.world.is_host:
-                    ranges = tables[:, host : host + 2]
-                    with joint.writing(host) as rows:
-                        if together_in_files.get(name, set()) >= {*relations}:
-                            is_stored = info == config.edge_features[keys[relations[0]]][name]
-                            feature = SharedFeature(name, tuple(relations))
-                            read_together(files, feature, ranges, rows, "" if is_stored else info.narrow)
-                            continue
-                        at = 0
-                        for relation, (begin, end) in zip(relations, ranges.tolist(), strict=True):
-                            stored = StoredRows.of_feature(config, False, relation, name)
-                            is_stored = info == config.edge_features[keys[relation]][name]
-                            narrow = "" if is_stored else info.narrow
-                            read_rows(files, stored, begin, rows[at : at + end - begin], narrow)
-                            at += end - begin
-        return numbers
 
     @collective("world.comm")
     def create_tensor(
@@ -425,6 +391,28 @@ class Store:
         for graph in self.graphs.values():
             graph.topology.close()
         self.world.close()
+
+
+def _read_feature(
+    files: PartFiles, name: str, info: FeatureInfo, policies: list[Policy], ranges: I64, out: Array
+) -> None:
+    """Fill ``out`` with the global rows ``ranges`` (int64[n, 2]) of a feature of some types, type after type."""
+    config = files.config
+    owners = [(config.node_features, config.schema.ntypes), (config.edge_features, config.schema.relation_keys)]
+    narrow = []  # the dtype that rows are rounded to, of each type
+    for policy in policies:
+        features, names = owners[not policy.is_node]
+        narrow.append("" if info == features[names[policy.type_id]][name] else info.narrow)
+    relations = tuple(policy.type_id for policy in policies)
+    stored = {feature.name: {*feature.relations} for feature in config.shared_features}
+    if len(policies) > 1 and stored.get(name, set()) >= {*relations}:
+        read_together(files, SharedFeature(name, relations), ranges, out, narrow[0])
+        return
+    at = 0
+    for policy, (begin, end), of_type in zip(policies, ranges.tolist(), narrow, strict=True):
+        rows = StoredRows.of_feature(config, policy.is_node, policy.type_id, name)
+        read_rows(files, rows, begin, out[at : at + end - begin], of_type)
+        at += end - begin
 
 
 def _features_of(config: PartConfig) -> Iterator[tuple[Policy, str, FeatureInfo]]:

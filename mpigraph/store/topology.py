@@ -1,25 +1,31 @@
 """The topology of a partitioned graph in the hosts' memory, readable by every rank.
 
-For each relation three tables, divided among the hosts like the nodes and edges themselves: ``indptr`` (a host's own
-offsets, starting at 0, one more than it has destinations), ``indices`` (global source ids in CSC order) and
-``out_degrees`` (of the relation's sources). Edge ids are positions: nothing else is needed to find an edge. All
-relations use the same windows. Relations with few edges have smaller tables (``edge_tables.py``).
+All relations lie in the same windows, relation after relation on each host, as one table of each:
+
+* *rows*, the destinations: ``indptr`` has the first edge of each row, counted from the host's first, and the end;
+* ``indices``: global source ids, by row and source;
+* ``degrees``: out-degrees of the relation's sources.
+
+A relation has a row for each destination of the host. One of few edges is *listed*: it has rows for the destinations,
+and the sources, that have edges, and lists which these are. Edge ids are positions: nothing else is needed to find one.
 """
 
 import numpy as np
+import numpy.typing as npt
 
-from mpigraph.arrays import I64
+from mpigraph.arrays import I64, Array, Mask
 from mpigraph.collective import collective
 from mpigraph.errors import MPIGraphError, ShardFormatError
 from mpigraph.kernels.csr import hash_of_degrees, hash_of_sources
-from mpigraph.metadata.book import RangeBook, check_ids
+from mpigraph.metadata.book import RangeBook
 from mpigraph.mpi.agree import everywhere, together
+from mpigraph.mpi.messages import sum_over_ranks
 from mpigraph.rows.segments import check_shared_memory
 from mpigraph.rows.service import RowService
 from mpigraph.storage.contents import PartFiles, StoredRows, check_sources, overlaps, read_rows
 from mpigraph.storage.format import index_dtype, relation_dataset_name
 from mpigraph.storage.part_config import PartConfig
-from mpigraph.store.edge_tables import Adjacency, SharedEdges, TableWindow, last_begin
+from mpigraph.store.edge_tables import Adjacency, ListedEdges, ListedRows, TableWindow
 from mpigraph.store.host_ranges import host_memory
 
 
@@ -30,11 +36,11 @@ class Topology:
         config: the partitioned graph on disk; ``config.book`` has the parts.
         name: of the graph.
         hosts: the book whose owners are the hosts.
-        shared: the relations that share tables, if there are any.
-        place_of_shared: by relation id its place among them.
+        dtype: of source ids in memory and on the wire.
+        listed: bool[relations], true for those that list the destinations that have edges.
+        rows: int64[relations, H + 1], the rows of each host.
+        edges: the sources of all edges; numbers of edges are those among its rows, by host, relation and id.
     """
-
-    shared: SharedEdges | None = None
 
     @collective("world.comm")
     def __init__(self, service: RowService, files: PartFiles, hosts: RangeBook, kept: PartConfig) -> None:
@@ -55,23 +61,17 @@ class Topology:
         self.world = world = service.world
         self.hosts = hosts
         check_shared_memory(world, host_memory(kept, hosts), f"graph {config.graph_name!r}")
-        self.place_of_shared = config.place_of_shared
-        nodes = np.array(hosts.node_offsets)
-        own = np.zeros((len(config.schema.relations), 1), np.int64)  # 1: tables of their own, which others have not
-        own[config.own] = 1
-        if config.own:
-            src, dst = config.schema.all_ends.T
-            self._indptr = TableWindow(service, own * (nodes[dst] + np.arange(nodes.shape[1])), np.int64)
-            self._out_degrees = TableWindow(service, own * nodes[src], np.int64)
-        dtypes = {r: self.index_dtype(r) for r in config.own}
-        self._indices = {}
-        for dtype in sorted(set(dtypes.values())):
-            having = np.zeros_like(own)
-            having[[r for r, of in dtypes.items() if of == dtype]] = 1
-            self._indices[dtype] = TableWindow(service, having * hosts.edge_table, dtype)
+        self._nodes = np.array(hosts.node_offsets)
+        self.dtype = index_dtype(int(self._nodes[:, -1].max()))
+        self.listed: Mask = np.zeros(len(config.schema.relations), np.bool_)
+        self.listed[list(config.shared)] = True
+        self._windows: list[TableWindow] = []
         try:
-            if config.shared:
-                self.shared = SharedEdges(service, files, hosts)
+            with together(world.comm, f"loading graph {config.graph_name!r}"):
+                listed = ListedEdges.nothing()
+                if world.is_host and config.shared:
+                    listed = ListedEdges.read(files, hosts, world.host_index)
+            self._allocate(service, listed)
             with together(world.comm, f"loading graph {config.graph_name!r}"):
                 for relation in config.own:
                     if world.is_host:
@@ -82,32 +82,67 @@ class Topology:
             raise
         self._sync()
 
-    def index_dtype(self, relation: int) -> np.dtype[np.generic]:
-        """Return the dtype of a relation's source ids in memory and on the wire."""
-        if self.shared and relation in self.place_of_shared:
-            return self.shared.dtype
-        src = self.hosts.schema.ends(relation)[0]
-        return index_dtype(self.hosts.num_nodes(src))
+    @collective("world.comm")
+    def _allocate(self, service: RowService, listed: ListedEdges) -> None:
+        """Make the windows, and fill in the rows of listed relations."""
+        world, shared = self.world, self.config.shared
+        src, dst = self.config.schema.all_ends.T
+        num_relations, num_hosts = len(self.listed), len(world.hosts)
+        begins = listed.begins()
+        of_rows, nodes = listed.relation[begins], listed.rows[begins]
+        types = dst[of_rows]
+        order = np.lexsort((of_rows, nodes, types))
+        of_sources, sources, degrees = listed.count_sources(world, self.hosts) if shared else listed.nothing()
+        counts = np.zeros((3, max(num_relations, len(self._nodes)), num_hosts), np.int64)
+        if world.is_host:
+            for table, keys in zip(counts, (of_rows, of_sources, types), strict=True):
+                table[:, world.host_index] = np.bincount(keys, minlength=len(table))
+        if shared:
+            with world.watch("loading a graph"):
+                counts = sum_over_ranks(world.comm, counts)
+        ends = np.pad(np.cumsum(counts, axis=2), ((0, 0), (0, 0), (1, 0)))
+        few, of_types = ends[:2, :num_relations], ends[2, : len(self._nodes)]
+        self.rows, self._sources_of = np.where(self.listed[:, None], few, self._nodes[[dst, src]])
+        local = index_dtype(int(np.diff(self._nodes, axis=1).max(initial=0)))
+        of_host = index_dtype(int(counts[0].sum(axis=0).max(initial=0)))
 
-    def row_offsets(self, relation: int) -> I64:
-        """Return int64[H + 1], the rows of each host: of its :meth:`adjacency`."""
-        if self.shared and relation in self.place_of_shared:
-            return self.shared.row_offsets(self.place_of_shared[relation])
-        return self.hosts.node_offsets[self.hosts.schema.ends(relation)[1]]
+        self._indptr = self._window(service, self.rows + np.arange(num_hosts + 1), np.int64)
+        self.edges = self._window(service, self.hosts.edge_table, self.dtype)
+        self._degrees = self._window(service, self._sources_of, np.int64)
+        # of listed relations: the destination of each row, the sources, and the rows by type and destination
+        self._destinations, self._sources = (self._window(service, of_hosts, local) for of_hosts in few)
+        self._order = self._window(service, of_types, of_host)
+        if not world.is_host or not shared:
+            return
+        host = world.host_index
+        for of_all, numbers in ((self._destinations, nodes), (self._sources, sources), (self._order, order)):
+            of_all.memory(host)[:] = numbers
+        first_edges, end_edges = (
+            np.searchsorted(listed.relation, shared),
+            np.searchsorted(listed.relation, shared, "right"),
+        )
+        place = np.searchsorted(shared, of_rows)
+        indptr = np.empty(len(begins) + len(shared), np.int64)  # each relation has an end behind its rows
+        indptr[np.arange(len(begins)) + place] = begins - first_edges[place]
+        indptr[np.searchsorted(of_rows, shared, "right") + np.arange(len(shared))] = end_edges - first_edges
+        for of_each, numbers in ((self._indptr, indptr), (self.edges, listed.sources), (self._degrees, degrees)):
+            of_each.fill(shared, host, numbers)
 
-    def _indices_of(self, relation: int) -> TableWindow:
-        return self._indices[self.index_dtype(relation)]
+    @collective("world.comm")
+    def _window(self, service: RowService, tables: I64, dtype: npt.DTypeLike) -> TableWindow:
+        self._windows.append(TableWindow(service, tables, dtype))
+        return self._windows[-1]
 
     def _load(self, relation: int, files: PartFiles) -> None:
-        """Fill this host's rows of one relation."""
+        """Fill this host's rows of one relation with a row for each destination."""
         book = self.config.book
         host = self.world.host_index
         src, dst = self.config.schema.ends(relation)
         key = self.config.schema.relation_key(relation)
         first_edge = self.hosts.edge_range(host, relation)[0]
         for field, tables, offsets, begin in (
-            ("indices", self._indices_of(relation), book.edge_offsets[relation], first_edge),
-            ("out_degrees", self._out_degrees, book.node_offsets[src], self.hosts.node_range(host, src)[0]),
+            ("indices", self.edges, book.edge_offsets[relation], first_edge),
+            ("out_degrees", self._degrees, book.node_offsets[src], self.hosts.node_range(host, src)[0]),
         ):
             name = relation_dataset_name(key, field)
             read_rows(files, StoredRows.alone("part_graph", name, offsets), begin, tables.segment(relation, host))
@@ -119,7 +154,7 @@ class Topology:
             indptr[at : at + len(begins)] = begins - begins[0] + edges
             at += last - first
             edges = int(indptr[at])
-        indices = self._indices_of(relation).segment(relation, host)
+        indices = self.edges.segment(relation, host)
         if edges != len(indices):
             raise ShardFormatError(f"{self.config.path}: {len(indices)} edges of {key} have {edges} destinations")
         check_sources(self.config, relation, first_edge, indptr, indices)
@@ -134,10 +169,10 @@ class Topology:
         own = np.zeros(len(schema.relations), np.uint64)
         if self.world.is_host:
             host = self.world.host_index
-            for relation in self.config.own:  # of others out-degrees were counted, not read
+            for relation in self.config.own:  # of listed ones out-degrees were counted, not read
                 first = self.hosts.node_range(host, schema.ends(relation)[0])[0]
-                degrees = hash_of_degrees(self._out_degrees.segment(relation, host), first)
-                sources = hash_of_sources(self._indices_of(relation).segment(relation, host))
+                degrees = hash_of_degrees(self._degrees.segment(relation, host), first)
+                sources = hash_of_sources(self.edges.segment(relation, host))
                 own[relation] = (int(degrees) - int(sources)) % 2**64
         total = np.empty_like(own)
         with self.world.watch("loading a graph"):
@@ -150,14 +185,33 @@ class Topology:
 
     def adjacency(self, relation: int, host: int) -> Adjacency:
         """Return the in-edges on a local host, as plain arrays."""
-        if self.shared and relation in self.place_of_shared:
-            return self.shared.adjacency(self.place_of_shared[relation], host)
-        dst = self.config.schema.ends(relation)[1]
         return Adjacency(
             self._indptr.segment(relation, host),
-            self._indices_of(relation).segment(relation, host),
-            self.hosts.node_range(host, dst)[0],
+            self.edges.segment(relation, host),
+            int(self._nodes[self.config.schema.ends(relation)[1], host]),
             self.hosts.edge_range(host, relation)[0],
+            self._destinations.segment(relation, host) if self.listed[relation] else None,
+        )
+
+    def num_edges(self, host: int) -> int:
+        """Return the number of edges of a host."""
+        return int(self.edges.offsets[host + 1] - self.edges.offsets[host])
+
+    def id_shifts(self, relations: I64, host: int | I64) -> I64:
+        """Return int64[n], by how much ids of edges exceed their numbers among those of a host, or of each one's."""
+        shifts: I64 = self.hosts.edge_table[relations, host] - self.edges.starts[relations, host]
+        return shifts
+
+    def listed_rows(self, ntype: int, host: int) -> ListedRows:
+        """Return the rows of listed relations into a node type on a local host."""
+        return ListedRows(
+            int(self._nodes[ntype, host]),
+            self._order.segment(ntype, host),
+            self._destinations.memory(host),
+            self._destinations.begins(host),
+            self.edges.begins(host),
+            self._indptr.begins(host),
+            self._indptr.memory(host),
         )
 
     def in_degrees(self, ids: I64, relation: int) -> I64:
@@ -165,11 +219,10 @@ class Topology:
 
         Raises OutOfRangeError if an id does not exist.
         """
-        if self.shared and relation in self.place_of_shared:
-            return self.shared.in_degrees(ids, self.place_of_shared[relation])
         dst = self.config.schema.ends(relation)[1]
-        rows = ids + self.hosts.node_owner(ids, dst)
-        degrees: I64 = self._indptr.gather(relation, rows + 1) - self._indptr.gather(relation, rows)
+        owner, rows, known = self._find(self._destinations, self.rows, relation, dst, ids)
+        degrees = np.zeros(len(ids), np.int64)
+        degrees[known] = self._indptr.gather(relation, rows + owner + 1) - self._indptr.gather(relation, rows + owner)
         return degrees
 
     def out_degrees(self, ids: I64, relation: int) -> I64:
@@ -178,46 +231,70 @@ class Topology:
         Raises OutOfRangeError if an id does not exist.
         """
         src = self.config.schema.ends(relation)[0]
-        check_ids(ids, self.config.book.num_nodes(src), f"node id of type {self.config.schema.ntypes[src]!r}")
-        if self.shared and relation in self.place_of_shared:
-            return self.shared.out_degrees(ids, self.place_of_shared[relation])
-        return self._out_degrees.gather(relation, ids)
+        _, rows, known = self._find(self._sources, self._sources_of, relation, src, ids)
+        degrees = np.zeros(len(ids), np.int64)
+        degrees[known] = self._degrees.gather(relation, rows)
+        return degrees
+
+    def _find(
+        self, listed: TableWindow, offsets: I64, relation: int, ntype: int, ids: I64
+    ) -> tuple[Array, I64, Array | slice]:
+        """Find nodes (int64[n], global ids) among the rows of a relation, whose hosts' ranges are ``offsets``.
+
+        Of a listed relation by binary search in ``listed``, all nodes in step.
+
+        Returns:
+            The owners and rows of the nodes that have a row; and which these are, as an index.
+        """
+        owner = self.hosts.node_owner(ids, ntype)
+        if not self.listed[relation]:
+            return owner, ids, slice(None)
+        wanted = ids - self._nodes[ntype, owner]
+        low, end = offsets[relation, owner], offsets[relation, owner + 1]
+        high = end.copy()
+        while (open_ := np.flatnonzero(low < high)).size:
+            middle = (low[open_] + high[open_]) // 2
+            below = listed.gather(relation, middle) < wanted[open_]
+            low[open_[below]] = middle[below] + 1
+            high[open_[~below]] = middle[~below]
+        known = low < end
+        known[known] = listed.gather(relation, low[known]) == wanted[known]
+        return owner[known], low[known], known
 
     def find_edges(self, eids: I64, relation: int) -> tuple[I64, I64]:
         """Return int64[n] sources and int64[n] destinations of edges, local or remote. One-sided.
 
         A binary search in the hosts' ``indptr`` gives the destinations, all edges in step, so that a batch costs about
-        log2(nodes per host) reads. Raises OutOfRangeError if an edge does not exist.
+        log2(rows per host) reads. Raises OutOfRangeError if an edge does not exist.
         """
-        if self.shared and relation in self.place_of_shared:
-            return self.shared.find_edges(eids, self.place_of_shared[relation])
         owner = self.hosts.edge_owner(eids, relation)
-        src = self._indices_of(relation).gather(relation, eids).astype(np.int64)
-        nodes = self.hosts.node_offsets[self.config.schema.ends(relation)[1]]
         local = eids - self.hosts.edge_offsets[relation][owner]
-        return src, last_begin(self._indptr, relation, nodes[owner], nodes[owner + 1] - 1, owner, local)
+        low, high = self.rows[relation, owner], self.rows[relation, owner + 1] - 1
+        while (low < high).any():  # the last row whose first edge is not behind the edge
+            middle = (low + high + 1) // 2
+            begins = self._indptr.gather(relation, middle + owner)
+            low = np.where(begins <= local, middle, low)
+            high = np.where(begins <= local, high, middle - 1)
+        if self.listed[relation]:
+            low = self._destinations.gather(relation, low) + self._nodes[self.config.schema.ends(relation)[1], owner]
+        return self.edges.gather(relation, eids).astype(np.int64), low.astype(np.int64)
 
     def _sync(self) -> None:
         """Make the stores of the hosts visible to all loads."""
-        for tables in self._all():
+        for tables in self._windows:
             tables.sync()
         with self.world.watch("loading a graph"):
             self.world.comm.Barrier()
-        for tables in self._all():
+        for tables in self._windows:
             tables.sync()
-
-    def _all(self) -> list[TableWindow]:
-        shared = [] if self.shared is None else self.shared.windows()
-        own = [self._indptr, self._out_degrees, *self._indices.values()] if self.config.own else []
-        return own + shared
 
     def retire(self) -> None:
         """Refuse reads from now on, and wait for those of other threads; while hosts answer."""
-        for tables in self._all():
+        for tables in self._windows:
             tables.retire()
 
     @collective("world.comm")
     def close(self) -> None:
         """Free the memory."""
-        for tables in self._all():
+        for tables in self._windows:
             tables.close()

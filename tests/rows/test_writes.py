@@ -18,7 +18,7 @@ from mpigraph.distributed.optim import SparseAdam
 from mpigraph.kernels.row_ops import split_by_range
 from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.sampling.local import Buffers, LocalSampling, Workers
-from mpigraph.sampling.protocol import RelationRequest
+from mpigraph.sampling.protocol import SamplingRequest
 from mpigraph.sampling.strategies import Masked
 from mpigraph.session import control
 from mpigraph.session.context import current
@@ -118,15 +118,17 @@ def test_who_draws_while_a_mask_is_prepared_anew_draws_by_the_old_one(job: Share
     nodes = np.arange(NUM_NODES)
     by_host = split_by_range(nodes, g.loaded.topology.hosts.node_offsets[0])
     local = [(host, positions) for host, positions in by_host if state.world.is_local[host]]
-    request = RelationRequest(g.loaded.number, 0, nodes, Masked(2, False, t.rows.number), True, np.uint64(1))
+    how, one = Masked(2, False, t.rows.number), np.ones(1, np.bool_)
+    tensors = np.array([[t.rows.number]])
+    request = SamplingRequest(g.loaded.number, 0, one, nodes, how, True, np.uint64(1), tensors=tensors)
 
     def begin() -> LocalSampling:
         return LocalSampling(state, request, local, Buffers(), Workers(1))
 
-    expected, part = begin().finish().eids, begin()
+    expected, part = begin().finish().edges, begin()
     by_scatter_of_the_first(t, weights_of(one_edge_each(g, True), g.num_edges()).bool())
     g.barrier()
-    assert np.array_equal(part.finish().eids, expected) and not np.array_equal(begin().finish().eids, expected)
+    assert np.array_equal(part.finish().edges, expected) and not np.array_equal(begin().finish().edges, expected)
     del g.edata["w"]
 
 

@@ -14,12 +14,12 @@ from mpigraph.sampling.local import Answers
 from mpigraph.sampling.protocol import (
     AnswerReader,
     EdgeQuery,
-    RelationRequest,
+    SamplingRequest,
     pack_query,
     pack_request,
 )
 from mpigraph.sampling.strategies import Uniform, Weighted
-from mpigraph.store.derived import EdgeWeights
+from mpigraph.store.derived import EdgeWeights, HostTables
 from mpigraph.store.store import Store
 
 I64 = npt.NDArray[np.int64]
@@ -27,12 +27,11 @@ OWNER, RANKS = 1, 4
 FIRST, FIRST_EDGE = OWNER * NODES, OWNER * NODES * DEGREE
 WEIGHTS, BAD_WEIGHTS = 5, 6
 NONE = np.empty(0, np.int64)
-HEADER = len(pack_query(EdgeQuery(1, 0, NONE, NONE), NONE)[0])  # words before the lists
 
 
 def weights(values: npt.NDArray[np.float32]) -> Any:
     """Edge weights of which no table was made."""
-    tables = SimpleNamespace(num_drawable=lambda host: np.empty(0, np.int32), table=lambda host: np.empty(0, np.uint64))
+    tables = HostTables({"num_drawable": np.int32, "table": np.uint64}, {})
     return SimpleNamespace(
         is_mask=False,
         values=lambda host: values,
@@ -56,13 +55,15 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     return Answers(store_of(OWNER, RANKS, None, RANKS))
 
 
-def request(number: int, **changed: Any) -> RelationRequest:
+def request(number: int, **changed: Any) -> SamplingRequest:
     ids = FIRST + np.random.default_rng(number).integers(0, NODES, 5 + number % 7)
     given: dict[str, Any] = {"ids": ids, "strategy": Uniform(3), "want_eids": False, "key": np.uint64(number)}
-    return RelationRequest(1, 0, **(given | changed))
+    how = changed.get("strategy")
+    tensors = np.array([[how.weights]]) if isinstance(how, Weighted) else np.empty((0, 1), np.int64)
+    return SamplingRequest(1, 0, np.ones(1, np.bool_), **(given | {"tensors": tensors} | changed))
 
 
-def words_of(*requests: RelationRequest | EdgeQuery) -> I64:
+def words_of(*requests: SamplingRequest | EdgeQuery) -> I64:
     words = []
     for one in requests:
         everything = np.arange(len(one.ids))
@@ -102,11 +103,11 @@ def test_an_answer_is_what_its_nodes_have(answers: Answers) -> None:
     asked = [request(number, strategy=Uniform(-1), want_eids=True) for number in range(9)]
     for one in asked:
         reader = AnswerReader(answers.answer(words_of(one))[HEAD:].view(np.uint8))
-        counts, src, eids = reader.neighbors(one, len(one.ids), np.int32, (FIRST_EDGE, FIRST_EDGE + NODES * DEGREE))
+        found = reader.rows(one, np.zeros(1, np.bool_), np.arange(len(one.ids)), np.dtype(np.int32), NODES * DEGREE)
         rows = (one.ids - FIRST)[:, None] * DEGREE + np.arange(DEGREE)
         sources = np.sort((np.arange(NODES * DEGREE, dtype=np.int32) * 7919) % (NODES * RANKS))
-        assert (counts == DEGREE).all() and np.array_equal(eids, FIRST_EDGE + rows.reshape(-1))
-        assert np.array_equal(src, sources[rows.reshape(-1)])
+        assert (found.counts == DEGREE).all() and np.array_equal(found.edges, rows.reshape(-1))
+        assert np.array_equal(found.src, sources[rows.reshape(-1)])
 
 
 def test_what_cannot_be_answered(answers: Answers) -> None:
@@ -117,8 +118,9 @@ def test_what_cannot_be_answered(answers: Answers) -> None:
         answers.answer(words_of(request(2, strategy=Weighted(3, False, 7))))
     with pytest.raises(GraphDataError, match=f"edge {FIRST_EDGE + 9} has weight -1"):
         answers.answer(words_of(request(2, ids=FIRST + np.arange(3), strategy=Weighted(3, False, BAD_WEIGHTS))))
+    header = len(pack_request(request(1), 0, NONE)[0])
     long = good.copy()
-    long[HEADER] = 2**40  # destinations
-    for bad in (good[:4], good[:-1], long, np.concatenate([good[:HEADER], [-1], [0]])):
+    long[header] = 2**40  # destinations
+    for bad in (good[:4], good[:-1], long, np.concatenate([good[:header], [-1], [0]])):
         with pytest.raises(CollectiveError, match="words of a sampling request are malformed"):
             answers.answer(bad)

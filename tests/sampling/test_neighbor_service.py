@@ -29,40 +29,25 @@ def moved_bytes() -> int:
 
 def test_relations_without_destinations_or_fanout_are_not_asked_for() -> None:
     schema = Schema(("a", "b"), (("a", "r0", "a"), ("a", "r1", "a"), ("a", "r2", "b"), ("b", "r3", "a")))
-    topology = SimpleNamespace(hosts=SimpleNamespace(schema=schema), shared=None, place_of_shared={})
-    graph = SimpleNamespace(number=0, topology=topology)
+    graph = SimpleNamespace(number=0, topology=SimpleNamespace(hosts=SimpleNamespace(schema=schema)))
     plan = SamplingPlan([Layer({0: Uniform(2), 2: Uniform(2), 3: Uniform(-1)})], {})
     requests = hop_requests(plan, 0, graph, {0: np.arange(5)}, HopKeys.of(np.uint64(1), 0))
-    assert [(request.relation, request.strategy.fanout) for request in requests] == [(0, 2), (3, -1)]
+    assert [(np.flatnonzero(r.chosen).tolist(), r.strategy.fanout) for r in requests] == [([0], 2), ([3], -1)]
     assert requests[0].ids is requests[1].ids  # which lets a message carry them once
 
 
 def test_relations_drawn_from_alike_are_one_request() -> None:
     """Strategies that differ in tensors alone share one, which carries the tensors; another fanout has its own."""
     schema = Schema(("n",), tuple(("n", f"r{r}", "n") for r in range(8)))
-    shared = SimpleNamespace(relations=np.arange(8), ends=np.zeros((8, 2), np.int64))
-    topology = SimpleNamespace(hosts=SimpleNamespace(schema=schema), shared=shared, place_of_shared=range(8))
-    graph = SimpleNamespace(number=0, topology=topology)
+    graph = SimpleNamespace(number=0, topology=SimpleNamespace(hosts=SimpleNamespace(schema=schema)))
     plan = SamplingPlan([Layer({r: Weighted(2 + r // 4, False, 10 + r) for r in (4, 5, 6, 0, 2, 1)})], {})
     requests = hop_requests(plan, 0, graph, {0: np.arange(5)}, HopKeys.of(np.uint64(1), 0))
     words = np.concatenate([word for r in requests for word in pack_request(r, r.ids, r.excluded)])
     for request in [*requests, *unpack_requests(words)]:
         chosen = [4, 5, 6] if request.strategy.fanout == 3 else [0, 1, 2]
         assert np.flatnonzero(request.chosen).tolist() == chosen
-        assert request.tensors[:, chosen].tolist() == [[10 + r for r in chosen]]
+        assert request.tensors.tolist() == [[10 + r for r in chosen]]
     assert len(requests) == 2
-    keyed = SamplingPlan([Layer({r: _Keyed(2, False, 10 + r) for r in range(4)})], {})
-    requests = hop_requests(keyed, 0, graph, {0: np.arange(5)}, HopKeys.of(np.uint64(1), 0))
-    assert [(request.relation, request.key) for request in requests] == [(r, 100 + r) for r in range(4)]
-
-
-class _Keyed(Weighted):
-    """Keys of its own for each relation, which owners cannot make from the hop's."""
-
-    tag = 121
-
-    def key(self, keys: HopKeys, relation: int, src_type: int) -> np.uint64:
-        return np.uint64(100 + relation)
 
 
 @on_layouts(REMOTE[:1])

@@ -27,7 +27,7 @@ from mpigraph.mpi.wait import IDLE_SERVER_REMOTE
 from mpigraph.mpi.world import World
 from mpigraph.sampling.exchanges import ByMessages, Exchange, open_exchange
 from mpigraph.sampling.local import Answers
-from mpigraph.sampling.protocol import RelationRequest, pack_request
+from mpigraph.sampling.protocol import SamplingRequest, pack_request
 from mpigraph.sampling.strategies import Weighted
 from mpigraph.session.context import current
 
@@ -212,7 +212,9 @@ def test_who_asks_for_what_was_closed_does_not_wait_for_it(job: SharedJob, oracl
     weights.close()
     (graph,) = state.graphs.values()
     for number, error in ((closed, ClosedError), (closed + 1, NotOpenHere)):
-        request = RelationRequest(graph.number, 0, np.arange(2), Weighted(1, False, number), False, np.uint64(0))
+        how, one = Weighted(1, False, number), np.ones(1, np.bool_)
+        given = (graph.number, 0, one, np.arange(2), how, False, np.uint64(0))
+        request = SamplingRequest(*given, tensors=np.array([[number]]))
         words = np.concatenate(pack_request(request, request.ids, request.excluded))
         with pytest.raises(error):
             Answers(state).answer(words)

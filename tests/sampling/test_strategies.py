@@ -17,7 +17,7 @@ from mpigraph.errors import CollectiveError
 from mpigraph.graphs.fields import EID
 from mpigraph.kernels.sample import count_uniform, shorten_rows, step_over
 from mpigraph.rows.row_tensor import RowTensor
-from mpigraph.sampling.protocol import RelationRequest, pack_request, unpack_requests
+from mpigraph.sampling.protocol import SamplingRequest, pack_request, unpack_requests
 from mpigraph.sampling.strategies import Draw, HopKeys, OwnedRows, Strategy, Temporal, Uniform
 from mpigraph.store.store import Store
 
@@ -31,7 +31,7 @@ class First(Strategy):
     tag = 100
     skip: int
 
-    def key(self, keys: HopKeys, relation: int, src_type: int) -> np.uint64:
+    def hop_key(self, keys: HopKeys, src_type: int) -> np.uint64:
         return keys.minibatch
 
     def prepare(self, store: Store, relation: int) -> Draw:
@@ -119,15 +119,19 @@ def test_a_sampler_of_a_test_in_a_loader(job: SharedJob, oracle) -> None:
 )
 def test_a_strategy_travels_with_its_parameters_and_columns(strategy: Strategy, by_root: bool) -> None:
     ids, at = np.array([9, 7, 5, 3, 1]) + 2**33, np.array([0, 2, 3])
-    key = np.arange(5).astype(np.uint64) if by_root else np.uint64(6)
-    request = RelationRequest(1, 2, ids, strategy, True, key, np.array([4, 8]))
+    roots = np.arange(1, 6 if by_root else 1).astype(np.uint64)
+    chosen = np.arange(70) % 69 == 0
+    tensors = np.arange(2 * len(strategy.tables)).reshape(-1, 2)
+    request = SamplingRequest(1, 2, chosen, ids, strategy, True, np.uint64(6), roots, np.array([4, 8]), tensors)
     words = np.concatenate(pack_request(request, ids[at], request.excluded, at))
     (got,) = unpack_requests(words)
-    assert isinstance(got, RelationRequest) and type(got.strategy) is type(strategy)
+    assert isinstance(got, SamplingRequest) and type(got.strategy) is type(strategy)
     assert got.strategy.words() == strategy.words() and got.want_eids
     for name in strategy.columns:
         assert np.array_equal(getattr(got.strategy, name), getattr(strategy, name)[at])
-    assert np.array_equal(got.key, key[at] if by_root else key) and got.excluded.tolist() == [4, 8]
+    assert (got.graph, got.dst, got.key) == (1, 2, 6) and np.array_equal(got.chosen, chosen)
+    assert np.array_equal(got.roots, roots[at] if by_root else roots) and got.excluded.tolist() == [4, 8]
+    assert np.array_equal(got.tensors, tensors)
 
 
 def test_two_strategies_cannot_have_one_tag() -> None:

@@ -245,17 +245,19 @@ def test_who_draws_while_times_are_sorted_anew_sees_the_old_ones(job: SharedJob)
             tensor[torch.arange(g.num_edges())] = values
         g.barrier()
 
-    held, before = times.edges, (times.edges.times(host).copy(), times.edges.order(host).copy())
+    held, before = times.tables, [times.tables.of(column, host).copy() for column in ("times", "order")]
     try:
         for step in (1, 2):  # also once more while someone still draws
             write_all(1000 * step - old.clamp(-100, 100))
-            now = times.edges
-            on_all(job.trainers, now is not held and bool((now.times(host) >= 1000 * step - 100).all()))
-            on_all(job.trainers, all(map(np.array_equal, (held.times(host), held.order(host)), before)))
+            now = times.tables
+            on_all(job.trainers, now is not held and bool((now.of("times", host) >= 1000 * step - 100).all()))
+            still = [held.of(column, host) for column in ("times", "order")]
+            on_all(job.trainers, all(map(np.array_equal, still, before)))
+            del still
             del now
         on_all(job.trainers, len(times._outdated) == 1)  # what nobody held is gone
         del held
         write_all(old)
-        on_all(job.trainers, not times._outdated and np.array_equal(times.edges.times(host), before[0]))
+        on_all(job.trainers, not times._outdated and np.array_equal(times.tables.of("times", host), before[0]))
     finally:
         write_all(old)

@@ -36,7 +36,7 @@ from mpigraph.sampling.exchanges import ByMessages, InRounds
 from mpigraph.sampling.local import Answers
 from mpigraph.sampling.minibatch import Layer, RandomContext, SamplingPlan, sample_hops
 from mpigraph.sampling.neighbor_service import NeighborService
-from mpigraph.sampling.protocol import RelationRequest
+from mpigraph.sampling.protocol import SamplingRequest
 from mpigraph.sampling.strategies import Uniform
 from mpigraph.store.edge_tables import Adjacency
 from mpigraph.store.store import LoadedGraph, Store
@@ -248,7 +248,10 @@ class OneHost(Topology):
     """One relation in this process's memory, as its host has it. Nothing communicates."""
 
     def __init__(self, hosts: RangeBook, edges: Adjacency) -> None:
-        self.hosts, self.place_of_shared, self._edges = hosts, {}, edges
+        self.hosts, self.listed, self._edges = hosts, np.zeros(1, np.bool_), edges
+        self.dtype = edges.indices.dtype
+        starts = np.array([[0], [NODES * DEGREE]]).repeat(hosts.num_parts, axis=1)
+        self.edges: Any = SimpleNamespace(starts=starts, offsets=hosts.edge_table[0], numbers=lambda _, ids: ids)
 
     def adjacency(self, relation: int, host: int) -> Adjacency:
         return self._edges
@@ -294,7 +297,7 @@ class Hop:
         self._service = Sampling(way, self._traffic, ranks, ranks).service
         owners = np.arange(asked + 1) * (ranks // (asked + 1))
         ids = np.random.default_rng(0).integers(0, NODES, frontier) + NODES * owners[np.arange(frontier) % len(owners)]
-        self._requests = [RelationRequest(1, 0, ids, Uniform(5), True, np.uint64(7))]
+        self._requests = [SamplingRequest(1, 0, np.ones(1, np.bool_), ids, Uniform(5), True, np.uint64(7))]
         self.make()
 
     def make(self) -> I64:
