@@ -52,9 +52,9 @@ class DistTensor:
     complete at the host when it returns; the other ranks see it after :meth:`DistGraph.barrier`. Two writers of one row
     leave one of the two rows, never a mix; reading a row while another rank writes it is the caller's race.
 
-    A feature may be stored in 16 or 8 bits (``feat_dtype`` of :func:`.partition_graph` and :class:`.DistGraph`). Its
+    A feature may be stored in 16 bits (``feat_dtype`` of :func:`.partition_graph` and :class:`.DistGraph`). Its
     rows lie in memory and caches and travel as :attr:`storage_dtype`; they are read as :attr:`dtype`, and values that
-    are written are rounded. Rows in 8 bits cannot be written.
+    are written are rounded.
 
     Once all trainers have dropped the last reference and their views, their next collective call frees the memory.
     """
