@@ -383,12 +383,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_what_is_wrong_on_one_trainer_is_raised_on_all_that_would_wait(job: SharedJob, oracle, depth: int) -> None:
+def test_what_is_wrong_on_one_trainer_is_raised_there(job: SharedJob, oracle, depth: int) -> None:
 
     def check(g: dist.DistGraph, options: dict, match: str) -> None:
         mine = torch.arange(12) + 100 * g.rank()
         loader = dist.DistEdgeDataLoader(g, mine, NeighborSampler([2, 2]), batch_size=4, num_prefetch=depth, **options)
-        if g.rank() == 0 or not current().world.all_local:
+        if g.rank() == 0:
             with pytest.raises((MPIGraphError, LookupError), match=match):
                 list(loader)
         else:
@@ -405,7 +405,7 @@ def test_bad_seed_edges_of_one_trainer(job: SharedJob, oracle) -> None:
 
     def check(g: dist.DistGraph, eids: list[int], negatives: Any) -> None:
         loader = dist.DistEdgeDataLoader(g, eids, NeighborSampler([2]), batch_size=2, negative_sampler=negatives)
-        if g.rank() == 0 or not current().world.all_local:
+        if g.rank() == 0:
             with pytest.raises(IndexError, match="edge id of relation"):
                 list(loader)
         else:

@@ -105,7 +105,7 @@ def soon(done: Callable[[], bool]) -> bool:
 
 
 def test_the_progress_thread_advances_and_listens() -> None:
-    progress, asked = Progress(), Asked()
+    progress, asked = Progress("mpigraph-progress"), Asked()
     for listening in (False, True):
         stop = progress.listen(asked) if listening else None
         left, awaited = Task(add_up([Later(30), Later(2)]), "a"), Task(add_up([Later(30)]), "b")
@@ -125,7 +125,7 @@ def test_the_progress_thread_advances_and_listens() -> None:
 
 def test_the_progress_thread_looks_seldom_where_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpigraph.mpi.wait.PATIENCE", 3)
-    progress, quiet = Progress(), Quiet()
+    progress, quiet = Progress("mpigraph-progress"), Quiet()
     progress.listen(quiet)
     assert soon(lambda: quiet.calls > 20)  # its sleeps have grown
     begin, before = time.monotonic(), quiet.calls
@@ -136,7 +136,7 @@ def test_the_progress_thread_looks_seldom_where_nothing_comes(monkeypatch: pytes
 
 def test_a_progress_thread_that_sleeps_wakes_up_for_a_task_and_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mpigraph.mpi.coroutine.IDLE_SERVER_REMOTE", Policy(spins=0, first=1e6, longest=1e6))
-    progress, quiet = Progress(), Quiet()
+    progress, quiet = Progress("mpigraph-progress"), Quiet()
     progress.listen(quiet)
     assert soon(lambda: quiet.calls > 0)
     task = Task(add_up([Later(30)]))

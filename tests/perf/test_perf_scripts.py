@@ -110,7 +110,7 @@ def test_a_share_of_the_remote_rows_is_a_size(toy: Path) -> None:
     remote = max(end - begin for begin, end in nodes)
     assert labor.cache_size(args, 0.0) == "none"
     bigger, smaller = labor.cache_size(args, 1.0), labor.cache_size(args, 0.5)
-    slot = 100 * 4 + 12  # the features, and what a slot takes besides
+    slot = 100 * 4 + 8  # the features, and what a slot takes besides
     assert bigger - smaller == (remote - round(remote / 2)) * slot
 
 

@@ -474,7 +474,7 @@ def test_the_thread_attends_to_an_operation_once(monkeypatch: pytest.MonkeyPatch
     def steps() -> Coroutine[None]:
         yield begun
 
-    progress = Progress()
+    progress = Progress("mpigraph-progress")
     group = MPIProcessGroup(MPI.COMM_SELF.Dup(), lambda *_: nullcontext(), progress)
     work = group._begin("a bucket", steps(), [torch.ones(1)], SimpleNamespace(asyncOp=True))
     future = work.get_future()
