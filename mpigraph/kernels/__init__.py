@@ -8,7 +8,7 @@ import numpy as np
 from mpigraph.compiling import REPORT
 from mpigraph.kernels import cache, row_ops, row_slots
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.csr import bad_source, falls, find_in_rows, hash_of_degrees, hash_of_sources
+from mpigraph.kernels.csr import bad_source, falls, find_in_rows, hash_of_degrees, hash_of_sources, number_by_key
 from mpigraph.kernels.flat import drop, relu_drop, relu_drop_backward, round_to_bfloat16, widen
 from mpigraph.kernels.rng import combine, fingerprint, hash_each, hash_of_sequence, sum_of_hashes, told_apart
 from mpigraph.kernels.row_slots import add_reads, split_local
@@ -76,6 +76,7 @@ def _of_draws() -> Iterator[_Call]:
         yield hash_of_sources, indices
     yield falls, _INDPTR
     yield hash_of_degrees, counts, 0
+    yield number_by_key, _IDS, counts.copy(), np.empty(2, np.int64)
 
 
 def _of_ids() -> Iterator[_Call]:
