@@ -174,7 +174,7 @@ def test_ctrl_c_ends_the_job_with_a_line(tmp_path: Path, oracle, phase: str) -> 
         job.send_signal(signal.SIGINT)
         assert job.wait(SOON) != 0
     text = output.read_text()
-    if phase != "importing":  # Python's own end may be first
+    if phase not in ("importing", "starting MPI"):  # the end may be Python's own, or the signal's
         assert text.count("[mpigraph] ") == 1 and "Traceback" not in text, text
 
 
