@@ -218,7 +218,12 @@ def note_reads(rows: I64, fresh: Mask, batch: int, hint: I32, tags: I64, own: Sl
 def touch(rows: I64, slots: I32, batch: int, begin: int, ring_next: I32, own: Slots) -> None:
     """Note that a minibatch has read ``rows`` from ``slots``; the ring has their next reads from ``begin`` on."""
     first, count, mask = own.first[0], len(own.next_use), len(ring_next) - 1
-    own.lists[batch & (len(own.lists) - 1)] = -1
+    at = batch & (len(own.lists) - 1)
+    listed = int(own.lists[at])
+    own.lists[at] = -1
+    while listed >= 0:  # also those whose row was read from another trainer's slot
+        _expect(listed, NEVER, own)
+        listed = int(own.following[listed])
     for i in range(len(rows)):
         slot = slots[min(i + _AHEAD, len(rows) - 1)] - first
         if 0 <= slot and slot < count:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import partial
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -47,7 +47,7 @@ class Kind(IntEnum):
 
 REQUEST = 0  # MPI's tag of a request; replies have others
 FIRST = 16 << 10  # bytes of an answer in its first message: what MPI libraries send without asking first
-_TAGS = 1 << 15  # MPI allows at least this many
+_TAGS = 1 << 31  # no MPI has more
 _MOST_REQUESTS = 64  # answered at once; the others wait at their senders
 _MOST_BYTES = 64 << 20  # of these requests and their answers
 _AT_ONCE = 4  # requests that are taken in before the replies in progress have their turn
@@ -99,8 +99,11 @@ class Hosts:
         self.held = 0
         self.tasks: list[Task[None]] = []
         self._numbers = itertools.count()
+        # none comes again while its reply is on its way
+        self._last_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or (1 << 15) - 1)
         self._status = MPI.Status()
         self._told: list[MPI.Request] = []
+        self._telling = Lock()  # several threads tell
         if not world.all_local:
             world.at_close(self._close)
             if world.is_host and world.progress is not None:
@@ -119,14 +122,14 @@ class Hosts:
         Returns:
             Whether the reply has come; False if the host refused.
         """
-        tag = 1 + next(self._numbers) % (_TAGS - 1)
+        tag = 1 + next(self._numbers) % self._last_tag
         words[0] = kind * _TAGS + tag
         posted: deque[tuple[MPI.Request, Chunk]] = deque()
 
         def post() -> None:
             chunk = next(chunks, None)
             if chunk is not None:
-                posted.append((self.comm.Irecv([as_bytes(chunk.memory), MPI.BYTE], rank, tag), chunk))
+                posted.append((self.comm.Irecv(_message(chunk.memory), rank, tag), chunk))
 
         for _ in range(ahead):
             post()
@@ -136,7 +139,7 @@ class Hosts:
             request, chunk = posted.popleft()
             status = yield request
             nbytes = status.Get_count(MPI.BYTE)
-            received(rank, nbytes)
+            received(rank, nbytes if nbytes >= 0 else chunk.memory.nbytes)  # undefined above 2 GiB before MPI 4
             if not nbytes:  # and nothing more will come
                 for request, _ in posted:
                     request.Cancel()
@@ -160,10 +163,11 @@ class Hosts:
 
     def tell(self, rank: int, kind: Kind, number: int = 0) -> None:
         """Send a rank a request without a reply."""
-        self._told = [request for request in self._told if not request.Test()]
         words = np.array([kind * _TAGS, number])
         sent(rank, words.nbytes)
-        self._told.append(self.comm.Issend([words, MPI.INT64_T], rank, REQUEST))  # complete once it was received
+        with self._telling:  # no two threads may test one request
+            self._told = [request for request in self._told if not request.Test()]
+            self._told.append(self.comm.Issend([words, MPI.INT64_T], rank, REQUEST))  # complete once it was received
 
     def finish(
         self,
@@ -190,7 +194,7 @@ class Hosts:
             for rank, task in tasks:
                 task.then(partial(answered, rank, begin))
             finish([task for _, task in tasks], policy)
-        return [task.result() for _, task in tasks]
+            return [task.result() for _, task in tasks]  # inside: after another error MPI may still write
 
     @property
     def outstanding(self) -> bool:
@@ -237,7 +241,7 @@ class Hosts:
     def reply(self, request: Request, chunk: Array = _NO_BYTES) -> MPI.Request:
         """Send a chunk of the reply to a request; by default refuse it."""
         sent(request.asker, chunk.nbytes)
-        return self.comm.Isend([as_bytes(chunk), MPI.BYTE], request.asker, request.tag)
+        return self.comm.Isend(_message(chunk), request.asker, request.tag)
 
     def answering(self, answer: Answer) -> Handler:
         """Return a handler that replies with a request's answer, or with the class and text of its error."""
@@ -275,6 +279,11 @@ class Hosts:
 def as_bytes(rows: Array) -> U8:
     """Return the bytes of a C-contiguous array, a view."""
     return rows.reshape(-1).view(np.uint8)
+
+
+def _message(memory: Array) -> list[Any]:
+    """Return a chunk as MPI takes it: MPI-3 counts are 32-bit, and a long answer has more bytes."""
+    return [as_bytes(memory), MPI.BYTE if memory.nbytes % 8 else MPI.INT64_T]
 
 
 def _look(request: Request) -> Coroutine[None]:

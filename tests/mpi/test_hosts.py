@@ -110,7 +110,7 @@ def test_a_host_whose_replies_wait_takes_in_no_more(comm: MPI.Intracomm, monkeyp
                 assert time.monotonic() < end
             assert answered == list(range(many))
         else:
-            first = int(Kind.SAMPLE) << 15
+            first = int(Kind.SAMPLE) << 31
             sending = [hosts.comm.Isend(np.array([first + k + 1, k]), 0, 0) for k in range(many)]
             comm.Barrier()
             comm.Barrier()
@@ -191,7 +191,7 @@ def test_chunks_are_put_into_their_places_until_one_refuses(comm: MPI.Intracomm,
 
 
 @pytest.mark.parametrize("comm", [2, 3, 4], indirect=True)
-def test_what_hosts_are_told_arrives_before_they_close(comm: MPI.Intracomm) -> None:
+def test_what_threads_tell_hosts_arrives_before_they_close(comm: MPI.Intracomm) -> None:
     told: list[int] = []
     with hosts_of(comm, sums([])) as hosts:
 
@@ -201,7 +201,16 @@ def test_what_hosts_are_told_arrives_before_they_close(comm: MPI.Intracomm) -> N
 
         hosts.handlers[Kind.ROUND] = note
         comm.Barrier()
-        for rank in range(comm.size):
-            for number in range(3):
-                hosts.tell(rank, Kind.ROUND, number)
-    on_all(comm, sorted(told) == sorted([0, 1, 2] * comm.size), f"{told}")
+
+        def tell(number: int) -> None:
+            for _ in range(200):
+                for rank in range(comm.size):
+                    hosts.tell(rank, Kind.ROUND, number)
+
+        threads = [threading.Thread(target=tell, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    counts = np.bincount(told, minlength=3).tolist()
+    on_all(comm, counts == [200 * comm.size] * 3, f"{counts}")

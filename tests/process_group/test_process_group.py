@@ -714,8 +714,8 @@ def test_a_trainer_that_does_not_come_ends_the_job(tmp_path: Path, oracle: Calla
     body = "import torch\n" + TRAIN + "td.all_reduce(x) if td.get_rank() else g.barrier()"
     status, output, seconds = run_script(tmp_path, oracle(2), body, MPIGRAPH_TIMEOUT="30")
     assert status != 0 and seconds < SOON
-    assert re.search(r"trainer\(s\) 0: waiting in barrier .* at script.py:\d+ for", output), output
-    assert re.search(r"trainer\(s\) 1: waiting in all_reduce at script.py:\d+ for", output), output
+    assert re.search(r"trainer 0/2 .*: waiting in barrier .* at script.py:\d+ for", output), output
+    assert re.search(r"trainer 1/2 .*: waiting in all_reduce at script.py:\d+ for", output), output
 
 
 @groups_of_several
