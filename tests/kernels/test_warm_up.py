@@ -38,6 +38,7 @@ def test_training_compiles_nothing_after_the_warm_up(tmp_path, oracle, ranks: in
     assert len(re.findall(r"of [1-9]\d+ compiled late: \[\]", output)) == ranks, output
 
 
+@pytest.mark.slow
 def test_a_thread_that_calls_kernels_imports_nothing() -> None:
     """After the start of a job, in a process that finds them compiled: a fork beside an import could import nothing."""
     script = """
