@@ -100,7 +100,7 @@ class Hosts:
         self.tasks: list[Task[None]] = []
         self._numbers = itertools.count()
         # none comes again while its reply is on its way
-        self._last_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or (1 << 15) - 1)
+        self._last_tag = int(world.comm.Get_attr(MPI.TAG_UB) or (1 << 15) - 1)
         self._status = MPI.Status()
         self._told: list[MPI.Request] = []
         self._telling = Lock()  # several threads tell
