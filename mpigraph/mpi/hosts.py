@@ -26,7 +26,7 @@ from mpigraph.arrays import I64, U8, Array
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, MPIGraphError
 from mpigraph.mpi.agree import describe, no_way_back
-from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, finish
+from mpigraph.mpi.coroutine import NOT_YET, NOT_YET, Coroutine, Task, finish
 from mpigraph.mpi.messages import FAILED, HEAD, OK, NotOpenHere, answered, received, sent
 from mpigraph.mpi.wait import TRANSFER, UNINTERRUPTED, Backoff, Policy
 from mpigraph.mpi.world import World
@@ -235,6 +235,8 @@ class Hosts:
             yield receiving
         received(asker, words.nbytes)
         kind, tag = divmod(int(words[0]), _TAGS)
+        while kind not in self.handlers:  # a rank that is ahead asks before this one has what answers
+            yield NOT_YET
         yield from self.handlers[kind](Request(asker, tag, words[1:]))
         self.held -= words.nbytes
 
