@@ -26,7 +26,7 @@ from mpigraph.arrays import I64, U8, Array
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, MPIGraphError
 from mpigraph.mpi.agree import describe, no_way_back
-from mpigraph.mpi.coroutine import NOT_YET, NOT_YET, Coroutine, Task, finish
+from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, finish
 from mpigraph.mpi.messages import FAILED, HEAD, OK, NotOpenHere, answered, received, sent
 from mpigraph.mpi.wait import TRANSFER, UNINTERRUPTED, Backoff, Policy
 from mpigraph.mpi.world import World
