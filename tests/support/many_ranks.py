@@ -210,7 +210,9 @@ def watched(*_: object, **__: object) -> AbstractContextManager[None]:
 def world_of_many(rank: int, ranks: int, comm: Any) -> Any:
     """What a rank knows of the job; each rank is a node, hosts and trains."""
     one = np.arange(ranks) == rank
-    alone = SimpleNamespace(Dup=lambda: comm, Barrier=lambda: None, Allreduce=lambda *_, **__: None)
+    alone = SimpleNamespace(
+        Dup=lambda: comm, Barrier=lambda: None, Allreduce=lambda *_, **__: None, Get_attr=lambda _: 32767
+    )
     return SimpleNamespace(
         rank=rank,
         size=ranks,
