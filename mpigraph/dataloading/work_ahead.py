@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -34,9 +33,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
     With ``depth=0`` there is no thread: the items are produced in the consumer's.
     """
 
-    def __init__(
-        self, produce: Callable[[], Iterator[T]], after: Callable[[], None], depth: int, world: World | None = None
-    ) -> None:
+    def __init__(self, produce: Callable[[], Iterator[T]], after: Callable[[], None], depth: int, world: World) -> None:
         """Begin.
 
         Args:
@@ -45,7 +42,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
                 ``MPI_THREAD_MULTIPLE`` it runs in the main thread, when it ends or abandons the iterator; where the
                 garbage collector abandons it, when the main thread next waits for other ranks.
             depth: number of items to prefetch.
-            world: the job that ``after`` and the items communicate in, if any.
+            world: the job that ``after`` and the items communicate in.
         """
         self._world = world
         self._produce = produce
@@ -97,7 +94,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
 
     def _take(self) -> tuple[str, Any]:
         """The next entry of the queue; an end if the thread was stopped from elsewhere."""
-        with self._own("the next minibatch"):
+        with self._world.watchdog.own("the next minibatch"):
             while True:
                 try:
                     entry = self._items.get(timeout=1.0)
@@ -107,10 +104,6 @@ class Prefetch(BackgroundLoop, Generic[T]):
                 else:
                     self._room.put(None)
                     return entry
-
-    def _own(self, what: str) -> AbstractContextManager[None]:
-        """Watch a wait for this trainer's own threads."""
-        return nullcontext() if self._world is None else self._world.watchdog.own(what)
 
     @property
     def running(self) -> bool:
@@ -138,7 +131,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
 
     def _begin(self) -> None:
         if self._inline:
-            if self._world is None or self._world.threads_may_communicate:
+            if self._world.threads_may_communicate:
                 self._after()
             else:
                 self._world.in_main_thread(self._after)
@@ -151,7 +144,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
 
         The consumer may have gone on when ``after`` fails: the thread's uncaught exception then ends the job.
         """
-        with nullcontext() if self._world is None else self._world.watchdog.working():
+        with self._world.watchdog.working():
             self._produce_all()
             self._after()
 
@@ -172,7 +165,7 @@ class Prefetch(BackgroundLoop, Generic[T]):
 
     def _put(self, kind: str, item: T | BaseException | None) -> bool:
         """Queue an item; False if the consumer has left."""
-        with self._own("the use of minibatches"):
+        with self._world.watchdog.own("the use of minibatches"):
             while not self._stop.is_set():
                 try:
                     self._room.get(timeout=_POLL)

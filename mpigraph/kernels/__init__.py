@@ -8,7 +8,15 @@ import numpy as np
 from mpigraph.compiling import REPORT
 from mpigraph.kernels import cache, row_ops, row_slots
 from mpigraph.kernels.compact import LocalIds
-from mpigraph.kernels.csr import bad_source, falls, find_in_rows, hash_of_degrees, hash_of_sources, number_by_key
+from mpigraph.kernels.csr import (
+    bad_source,
+    falls,
+    find_in_rows,
+    hash_of_degrees,
+    hash_of_sources,
+    keys_of_rows,
+    number_by_key,
+)
 from mpigraph.kernels.flat import drop, relu_drop, relu_drop_backward, round_to_bfloat16, widen
 from mpigraph.kernels.rng import combine, fingerprint, hash_each, hash_of_sequence, sum_of_hashes, told_apart
 from mpigraph.kernels.row_slots import add_reads, split_local
@@ -64,6 +72,7 @@ def _of_draws() -> Iterator[_Call]:
     counts = np.zeros(2, np.int64)
     dst = Destinations(_IDS, 1, False, key)
     rows = Candidates(*(np.zeros(2, np.int64) for _ in Candidates._fields))
+    yield keys_of_rows, key[0], _IDS, True, key[:0], _IDS, np.empty(2, np.uint64)
     yield count_uniform, dst, _INDPTR, 0, _IDS, rows, counts
     yield choose_uniform, dst, _IDS, rows, _INDPTR, counts
     yield shorten_rows, dst, _IDS[:0], _IDS, rows, counts

@@ -1,9 +1,9 @@
-"""Build, sort, clean, check and search adjacency arrays; move nodes between parts to restore balance.
+"""Build, sort, check and search adjacency arrays.
 
 Plain loops over arrays; the caller allocates every output. A counting sort has two passes: :func:`count_keys`, whose
-prefix sums are ``indptr``, and one of the ``place_*`` kernels. Their ``fill`` array starts as a copy of ``indptr[:-1]``
-and holds, while edges are placed, the next free position of each row. All sorts are stable: edges of equal key keep
-their order. So a graph may be read in chunks, twice, and never lie in memory as a list of edges.
+prefix sums are ``indptr``, and one that places. Its ``fill`` array starts as a copy of ``indptr[:-1]`` and holds, while
+edges are placed, the next free position of each row. All sorts are stable: edges of equal key keep their order. So a
+graph may be read in chunks, twice, and never lie in memory as a list of edges.
 """
 
 from typing import Any
@@ -171,7 +171,7 @@ def hash_of_degrees(out_degrees: I64, first_node: int) -> np.uint64:
 
 
 @njit(inline="always")
-def _place_of(row: Any, row_begins: Any) -> Any:
+def _relation_of(row: Any, row_begins: Any) -> Any:
     return np.searchsorted(row_begins, row, side="right") - 1
 
 
@@ -212,7 +212,7 @@ def find_rows(
         first[i] = low
         counts[i] = 0
         while low < len(listed) and nodes[listed[low]] == node:
-            counts[i] += chosen[_place_of(listed[low], row_begins)]
+            counts[i] += chosen[_relation_of(listed[low], row_begins)]
             low += 1
 
 
@@ -226,7 +226,7 @@ def list_rows(
     indptr_begins: I64,
     indptr: I64,
     chosen: Mask,
-    places: I64,
+    relations: I64,
     rows: I64,
     bounds: I64,
 ) -> None:
@@ -241,22 +241,22 @@ def list_rows(
         indptr_begins: int64[relations + 1], where the entries of each relation begin in ``indptr``.
         indptr: int64[entries], the first edge of each row, counted from the relation's first, and the relations' ends.
         chosen: as there.
-        places: int64[m], filled with the relation of each row.
+        relations: int64[m], filled with the relation of each row.
         rows: int64[m], filled with its number among those of the relation.
         bounds: int64[2 m], filled with the first edge of each row on the host, and the one behind its last.
     """
     for i in range(len(first)):
         at = first[i]
         for j in range(offsets[i], offsets[i + 1]):
-            place = _place_of(listed[at], row_begins)
-            while not chosen[place]:
+            relation = _relation_of(listed[at], row_begins)
+            while not chosen[relation]:
                 at += 1
-                place = _place_of(listed[at], row_begins)
-            places[j] = place
-            rows[j] = listed[at] - row_begins[place]
-            begin = indptr_begins[place] + rows[j]
-            bounds[2 * j] = edge_begins[place] + indptr[begin]
-            bounds[2 * j + 1] = edge_begins[place] + indptr[begin + 1]
+                relation = _relation_of(listed[at], row_begins)
+            relations[j] = relation
+            rows[j] = listed[at] - row_begins[relation]
+            begin = indptr_begins[relation] + rows[j]
+            bounds[2 * j] = edge_begins[relation] + indptr[begin]
+            bounds[2 * j + 1] = edge_begins[relation] + indptr[begin + 1]
             at += 1
 
 
@@ -272,7 +272,10 @@ def keys_of_rows(key: np.uint64, relations: I64, by_relation: bool, roots: U64, 
         at: int64[m], the position of each row's destination in ``roots``.
         out: uint64[m], filled.
     """
+    before, word, mixed = np.int64(-1), key, mix64(key)
     for j in range(len(out)):
         relation = relations[min(j, len(relations) - 1)]
-        word = mix64(key ^ mix64(np.uint64(relation))) if by_relation else key
-        out[j] = mix64(roots[at[j]] ^ mix64(word)) if len(roots) else word
+        if by_relation and relation != before:
+            before, word = relation, mix64(key ^ mix64(np.uint64(relation)))
+            mixed = mix64(word)
+        out[j] = mix64(roots[at[j]] ^ mixed) if len(roots) else word

@@ -50,14 +50,6 @@ def root_keys(key: np.uint64, ids: I64, times: I64, keys: U64) -> None:
             keys[i] = mix64(keys[i] ^ mix64(np.uint64(times[i])))
 
 
-@njit()
-def tree_keys(keys: U64, trees: I64, word: np.uint64, out: U64) -> None:
-    """Fill uint64[n], the key of each node's tree, hashed with a common word."""
-    word = mix64(word)
-    for i in range(len(trees)):
-        out[i] = mix64(keys[trees[i]] ^ word)
-
-
 @njit(inline="always")
 def _first_not_below(times: I64, begin: int, end: int, bound: int) -> int:
     """Return the first of the sorted edges ``begin .. end - 1`` that is not older than ``bound``, or ``end``."""

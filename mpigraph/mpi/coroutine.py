@@ -4,9 +4,8 @@ A coroutine is a generator. It begins MPI operations, yields a request, and is r
 completed. Its frame keeps the arrays alive.
 
 A thread with nothing else to do drives a coroutine with :func:`run`. A thread with several things to do makes each a
-:class:`Task` and advances all in turn. A server does so with the rounds of many channels: two servers that waited
-inside different rounds would wait for each other for ever. The progress thread does so with operations that no other
-thread waits for (:class:`Progress`).
+:class:`Task` and advances all in turn. A host does so with its replies: two hosts that waited until the other takes one
+would wait for ever. The progress thread does so with operations that no other thread waits for (:class:`Progress`).
 """
 
 import math

@@ -170,7 +170,7 @@ def sum_over_ranks(comm: MPI.Comm, values: I64) -> I64:
 
 
 class Header:
-    """The first step of a round or of a push, begun by construction.
+    """The first step of a control call, of a round or of a push, begun by construction.
 
     Attributes:
         request: completes when every rank's header is here.
@@ -180,8 +180,8 @@ class Header:
     """
 
     @collective("comm")
-    def __init__(self, comm: MPI.Comm, operation: int, status: int, counts: I64) -> None:
-        """Tell each rank operation, status and the number of rows or words that follow (``counts``: int64[size])."""
+    def __init__(self, comm: MPI.Comm, operation: int, status: int = OK, counts: I64 | int = 0) -> None:
+        """Tell each rank operation, status and the number of rows or words that follow (int64[size], or none)."""
         self._sent = np.empty((comm.size, 3), np.int64)
         self._sent[:, 0] = operation
         self._sent[:, 1] = status

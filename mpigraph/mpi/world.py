@@ -8,6 +8,7 @@ A *host* holds rows of the graph; a *trainer* runs the user's script. A *server*
                              |- world.trainers    the trainers alone (COMM_NULL on servers)      main thread
                              |- hosts             requests to single hosts, and the replies      every thread
                              |- rounds            or sampling requests in rounds of all ranks    one thread at a time
+                             |- leaders           one host of each node: board.Rounds            watchdog
                              '- world.group()     one for each torch process group               torch's caller
 
 The library sends nothing on the caller's communicator. All communicators are made here and

@@ -1,9 +1,6 @@
 """Compiled loops of partitioning: adjacency arrays, moves between parts that restore balance, digests.
 
-The caller allocates every output. A counting sort has two passes: :func:`.count_keys`, whose prefix sums are
-``indptr``, and one of the loops that place. Their ``fill`` array starts as a copy of ``indptr[:-1]`` and holds, while
-edges are placed, the next free position of each row. So a graph may be read in chunks, twice, and never lie in memory
-as a list of edges.
+The caller allocates every output. ``kernels/csr.py`` says how edges are placed into rows (``fill``).
 """
 
 from typing import Any
@@ -115,6 +112,18 @@ def asymmetry(indptr: Array, indices: Array) -> int:
 
 
 @njit()
+def fits(weights: Array, row: int, loads: Array, group: int, limits: Array) -> bool:
+    """Return whether a group stays within the limits with a row added, in each criterion in which the row has a weight.
+
+    weights: integers[rows, criteria].  loads: integers[groups, criteria].  limits: int64[criteria].
+    """
+    for c in range(len(limits)):
+        if weights[row, c] > 0 and loads[group, c] + weights[row, c] > limits[c]:
+            return False
+    return True
+
+
+@njit()
 def rebalance(
     indptr: Array, indices: Array, weights: Array, limits: Array, max_loss: int, loads: Array, parts: Array
 ) -> int:
@@ -143,11 +152,9 @@ def rebalance(
             links[parts[indices[i]]] += 1
         best = -1
         for there in range(num_parts):
-            fits = there != here and links[here] - links[there] <= max_loss
-            for c in range(num_criteria):
-                if weights[node, c] > 0 and loads[there, c] + weights[node, c] > limits[c]:
-                    fits = False
-            if fits and (best < 0 or links[there] > links[best]):
+            if there == here or links[here] - links[there] > max_loss or not fits(weights, node, loads, there, limits):
+                continue
+            if best < 0 or links[there] > links[best]:
                 best = there
         if best >= 0:
             loads[here] -= weights[node]

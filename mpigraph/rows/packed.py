@@ -126,8 +126,9 @@ class PackedTransport(Transport):
     def _fetch(self, window: WindowHandle, remote: RemoteRows, out: Array, most: int) -> Coroutine[None]:
         """Ask a host for rows in requests of bounded size, ``most`` receives posted at a time."""
         for part in remote.requests():
-            rows, places = part.rows, part.positions
-            first, again = _first_alike(part, self._pool)
+            rows, places, again = part.rows, part.positions, 0
+            if not part.distinct:
+                first, again = _first_alike(part, self._pool)
             if again:
                 is_first = first == np.arange(len(first))
                 repeats, originals = places[~is_first], places[first[~is_first]]

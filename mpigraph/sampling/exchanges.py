@@ -21,7 +21,7 @@ from mpigraph.mpi.agree import everywhere, no_way_back
 from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
 from mpigraph.mpi.hosts import Answer, Hosts, Kind, Request, answer_of, result_of
-from mpigraph.mpi.messages import OK, Gate, Header, Received, alltoall, in_rank_order
+from mpigraph.mpi.messages import Gate, Header, Received, alltoall, in_rank_order
 from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, UNINTERRUPTED, Backoff
 from mpigraph.trace import count, span
 
@@ -184,7 +184,6 @@ class InRounds(Exchange):
             if self._world.progress is None:
                 own = _Asked(asked, partial(aside, meanwhile))
                 with self._world.meeting(what):
-                    self._begun += 1
                     run(self._make(own))
             else:
                 own = _Asked(asked)
@@ -246,7 +245,7 @@ class InRounds(Exchange):
     def _make(self, own: _Asked, part: int = _ASKS) -> Coroutine[int]:
         """Take part in one round; return the largest part of a rank. Nothing follows if none asks."""
         words, counts = in_rank_order({rank: words[1:] for rank, words in own.asked.items()}, self._world.size)
-        header = Header(self._comm, part, OK, counts)
+        header = Header(self._comm, part, counts=counts)
         yield header.request
         largest = int(header.operations.max())
         if largest != _ASKS:

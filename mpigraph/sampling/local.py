@@ -17,7 +17,6 @@ from mpigraph.arrays import I64, U64, Array, Mask
 from mpigraph.kernels.csr import find_in_rows, find_rows, keys_of_rows, list_rows, number_by_key
 from mpigraph.kernels.row_ops import place_ragged
 from mpigraph.kernels.sample import Candidates, copy_neighbours
-from mpigraph.kernels.temporal import tree_keys
 from mpigraph.mpi.messages import HEAD
 from mpigraph.sampling.protocol import (
     EdgeQuery,
@@ -196,10 +195,7 @@ class LocalSampling:
         """Add the passes of a relation with a row for each destination."""
         request = self._request
         draw = self._strategy_of(relation).prepare(self._state, relation)
-        keys = np.atleast_1d(request.strategy.relation_key(request.key, relation))
-        if len(request.roots):
-            keys = np.empty(len(request.ids), np.uint64)
-            tree_keys(request.roots, np.arange(len(keys)), request.strategy.relation_key(request.key, relation), keys)
+        keys = self._keys(np.array([relation]), self._buffers.arange(len(request.roots) or 1))
         for host, positions in by_host:
             edges = self._topology.adjacency(relation, host)
             first = int(self._topology.edges.starts[relation, host])
@@ -212,11 +208,10 @@ class LocalSampling:
         relation there.
         """
         request, listed, topology = self._request, self._listed, self._topology
-        keys = np.empty(len(listed.at), np.uint64)
-        keys_of_rows(request.key, listed.relations, request.strategy.keys_by_relation, request.roots, listed.at, keys)
+        keys = self._keys(listed.relations, listed.at)
         ids, strategy = request.ids[listed.at], request.strategy.at(listed.at)
         groups = listed.hosts + (listed.relations * len(topology.world.hosts) if strategy.needs_tables else 0)
-        for at in _runs(groups, (int(groups.max()) + 1)):
+        for at in _runs(groups, int(groups.max()) + 1):
             host, relation = int(listed.hosts[at[0]]), int(listed.relations[at[0]])
             if strategy.needs_tables:
                 how = self._strategy_of(relation, strategy)
@@ -228,6 +223,12 @@ class LocalSampling:
                 edges = Adjacency(listed.ends, topology.edges.memory(host), 0, 0, numbers)
             rows = self._owned(host, edges, first, ids, numbers, keys, span)
             self._passes.append(_Pass(how.prepare(self._state, relation), rows, at, span, first))
+
+    def _keys(self, relations: I64, at: I64) -> U64:
+        """Return the keys of rows: of relations, int64[m] or int64[1] for all, and destinations at positions ``at``."""
+        request, keys = self._request, np.empty(len(at), np.uint64)
+        keys_of_rows(request.key, relations, request.strategy.keys_by_relation, request.roots, at, keys)
+        return keys
 
     def _strategy_of(self, relation: int, strategy: Strategy | None = None) -> Strategy:
         request = self._request

@@ -50,9 +50,9 @@ class NeighborService:
         rounds: number of times that it has asked owners, all of a hop at once.
     """
 
-    def __init__(self, state: Store, purpose: str = "calls outside of loaders") -> None:
+    def __init__(self, state: Store) -> None:
         self.lock = Lock()
-        self.purpose = purpose
+        self.purpose = "calls outside of loaders"
         self.rounds = 0
         self._state = state
         self._world = state.world

@@ -198,10 +198,6 @@ class Strategy(ABC):
         """
         return keys.hop
 
-    def relation_key(self, key: np.uint64, relation: int) -> np.uint64:
-        """Return the key of a relation's draws in the hop with this :meth:`hop_key`."""
-        return combine(key, relation) if self.keys_by_relation else key
-
     @property
     def needs_tables(self) -> bool:
         """True if owners look up something of the relation besides its edges; else all relations are one pass."""

@@ -140,7 +140,6 @@ class Control:
         self.reporting = Reporting(store)
         self._dropped: set[int] = set()
         self._pending: Header | None = None
-        self._no_counts = np.zeros(store.world.size, np.int64)
         self._calls = MPI.COMM_NULL
         if Strict.on and self._world.is_trainer:
             self._calls = self._world.trainers.Dup()
@@ -187,7 +186,7 @@ class Control:
             self.compare(operation.name.lower(), status)
         with UNINTERRUPTED:
             with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)"):
-                header = Header(self._world.comm, operation, status, self._no_counts)
+                header = Header(self._world.comm, operation, status)
                 wait(header.request, IN_ROUND)
             self._world.watchdog.stopping.meet()
             with no_way_back(self._world.comm):
@@ -213,7 +212,7 @@ class Control:
     def poll(self) -> Operation | None:
         """On a server: join a call if the trainers began one, and return its operation."""
         if self._pending is None:
-            self._pending = Header(self._world.comm, Operation.SERVE, OK, self._no_counts)
+            self._pending = Header(self._world.comm, Operation.SERVE)
         header = self._pending
         if not header.request.Test():
             return None

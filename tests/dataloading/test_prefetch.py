@@ -4,7 +4,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,10 @@ from mpigraph.mpi.world import World
 from mpigraph.rows.window import RowWindow
 from mpigraph.sampling.exchanges import InRounds
 from mpigraph.session.context import current
+
+WORLD: Any = SimpleNamespace(
+    threads_may_communicate=True, watchdog=SimpleNamespace(own=lambda what: nullcontext(), working=nullcontext)
+)
 
 
 @rotated(2)
@@ -131,7 +137,7 @@ def test_without_threads_whoever_leaves_a_loop_answers(layout: Job, oracle, monk
 def test_what_comes_after_the_items_comes_once(depth: int, steps: int | None) -> None:
     """However far the iterator went, or if it was never made (None): in a thread, or without one in the caller's."""
     after: list[threading.Thread] = []
-    prefetch = Prefetch(lambda: iter(range(3)), lambda: after.append(threading.current_thread()), depth)
+    prefetch = Prefetch(lambda: iter(range(3)), lambda: after.append(threading.current_thread()), depth, WORLD)
     if steps is not None:
         items = iter(prefetch)
         assert [item for _, item in zip(range(steps), items, strict=False)] == list(range(min(steps, 3)))
@@ -151,7 +157,7 @@ def test_an_error_after_the_items_is_the_threads(monkeypatch: pytest.MonkeyPatch
     def fail() -> None:
         raise RuntimeError("nobody answers")
 
-    prefetch = Prefetch(lambda: iter(()), fail, 2)
+    prefetch = Prefetch(lambda: iter(()), fail, 2, WORLD)
     while prefetch.running:
         time.sleep(0.001)
     assert list(prefetch) == []
@@ -167,7 +173,7 @@ def test_an_error_after_the_consumer_has_left_is_nobodys() -> None:
         assert left.wait(60)
         raise ValueError("what it reads was closed")
 
-    prefetch = Prefetch(produce, lambda: ended.append(True), 2)
+    prefetch = Prefetch(produce, lambda: ended.append(True), 2, WORLD)
     items = iter(prefetch)
     assert next(items) == 1
     items.close()
@@ -243,7 +249,7 @@ def test_an_epoch_waits_for_the_one_before_also_after_a_caught_ctrl_c(
 def test_a_wait_for_a_pass_that_ctrl_c_leaves_does_not_end_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's ``Thread.join`` takes the thread for ended where Ctrl-C leaves it: then two epochs ran at once."""
     go, joining = threading.Event(), threading.Event()
-    one_pass = Prefetch(lambda: iter([1]), lambda: (go.wait(60), None)[1], 2)
+    one_pass = Prefetch(lambda: iter([1]), lambda: (go.wait(60), None)[1], 2, WORLD)
 
     def pause(self: Backoff, policy: Policy) -> None:
         joining.set()

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -139,10 +140,23 @@ def test_own_work_that_fails_is_raised_once_the_round_is_over(layout: Job) -> No
 @needs_threads
 @pytest.mark.parametrize("comm", [2], indirect=True)
 def test_an_exchange_tells_work_from_waiting(comm: MPI.Intracomm) -> None:
-    """One rank takes its time for its own work; that is no waiting."""
-    with flat_world(comm) as world, rounds_of(world) as rounds, Totals() as totals:
-        rounds.ask({1 - comm.rank: np.zeros(2, np.int64)}, lambda: time.sleep(0.3), "a test")
-        on_all(comm, totals.snapshot().seconds("answer") >= 0.3)
+    """Rank 0 takes its time for its own work, for which nobody waits; then for its answer, for which rank 1 does."""
+    naps: list[bool] = []
+
+    def nap() -> None:
+        if naps:
+            time.sleep(0.3)
+
+    with flat_world(comm) as world, rounds_of(world, nap) as rounds:
+        for own in (True, False):
+            naps[:] = [True] * (comm.rank == 0 and not own)
+            comm.Barrier()
+            asked = {1 - comm.rank: np.zeros(2, np.int64)}
+            with Totals() as totals:
+                rounds.ask(asked, partial(time.sleep, 0.3 * (own and comm.rank == 0)), "a test")
+            worked, spent = map(totals.snapshot().seconds, ("answer", "meet"))
+            waits = spent - worked >= 0.15 if comm.rank and not own else spent >= worked
+            on_all(comm, waits and (worked >= 0.3 or comm.rank or not own), f"{worked} s of work in {spent} s")
 
 
 @own_on_layouts([*REMOTE, Layout(3, 0, 1)])

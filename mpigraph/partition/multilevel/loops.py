@@ -14,6 +14,7 @@ from mpigraph.arrays import Array
 from mpigraph.kernels.cache import njit
 from mpigraph.kernels.intrinsics import prefetch
 from mpigraph.kernels.rng import mix64
+from mpigraph.partition.loops import fits
 
 _AHEAD = 16  # entries between a prefetch and the access
 _LARGEST = 2**31 - 1
@@ -45,18 +46,6 @@ def sum_by_group(
 def _gain(weight: Any) -> Any:
     """Return a gain as it fits int32."""
     return min(max(weight, -_LARGEST), _LARGEST)
-
-
-@njit()
-def fits(weights: Array, row: int, loads: Array, group: int, limits: Array) -> bool:
-    """Return whether a group stays within the limits with a row added, in each criterion in which the row has a weight.
-
-    weights: int32[rows, criteria].  loads: int64[groups, criteria].  limits: int64[criteria].
-    """
-    for c in range(len(limits)):
-        if weights[row, c] > 0 and loads[group, c] + weights[row, c] > limits[c]:
-            return False
-    return True
 
 
 @njit()
