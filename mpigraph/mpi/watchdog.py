@@ -264,7 +264,7 @@ class Watchdog:
         rounds.give(numbers)
         if self._threads:
             rounds.exchange(self.now)
-        silence = self.now - rounds.begun if rounds.begun is not None and self._threads else 0.0
+        silence = self.now - rounds.begun if rounds.begun is not None else 0.0
         if min(silence, numbers[1] / 1000) > self._timeout:
             self._end(f"another node has shown no sign of life for {silence:.0f} s: the job is stuck")
 

@@ -268,6 +268,31 @@ def test_leaders_share_maxima_until_all_close(comm: MPI.Intracomm) -> None:
     rounds.comm.Free()
 
 
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_node_whose_leader_is_silent_ends_the_job_if_somebody_waits(comm: MPI.Intracomm, threads: bool) -> None:
+    """Whichever thread makes the rounds of leaders: a silent one makes none."""
+    leaders = comm.Dup()
+    watchdog = Watchdog(MPI.COMM_SELF, "trainer", TIMEOUT, leaders=leaders, threads=threads, clock=None)
+
+    def end(status: int, text: str, stacks: bool = False) -> None:
+        raise Ended(text)
+
+    try:
+        if comm.rank == 0 and comm.size > 1:
+            with patch("mpigraph.mpi.watchdog.abort", end):
+                pass_time(watchdog, 0)
+                watchdog.exchange()  # as a server's main thread does
+                pass_time(watchdog, 2 * TIMEOUT)
+                with watchdog.meeting("a barrier"):
+                    pass_time(watchdog, 0.9 * TIMEOUT)
+                    with pytest.raises(Ended, match="another node has shown no sign of life"):
+                        pass_time(watchdog, 0.2 * TIMEOUT)
+    finally:  # the others make no round before
+        comm.Barrier()
+        watchdog.close()
+        leaders.Free()
+
+
 def test_the_garbage_collectors_thread_communicates_nothing(comm: MPI.Intracomm) -> None:
     """Its calls are made in the main thread, outside of other waits."""
     with flat_world(comm) as world:
