@@ -33,7 +33,7 @@ from mpi4py import MPI
 from mpigraph.arrays import I64
 from mpigraph.collective import collective
 from mpigraph.log import get_logger, line_calling
-from mpigraph.mpi.abort import abort
+from mpigraph.mpi.abort import abort, say
 from mpigraph.mpi.agree import gathering
 from mpigraph.mpi.board import Board, Rounds
 from mpigraph.mpi.coroutine import Task, finish
@@ -49,6 +49,7 @@ _TICK = 0.5  # seconds
 _HURRY = 0.05  # seconds between ticks while trainers agree to stop
 _LATE = 4  # ticks: a process that comes later has been stopped, or nearly so
 _FIRST_WARNING = 0.2  # of the timeout; the next one comes when the time has doubled
+_TICKS_APART = 1.5  # seconds within which leaders that decide alike do so
 _SPEAKING_TIME = 5.0  # seconds that the other nodes have to tell what their ranks do, and the first to say it
 _APART = 0.5  # seconds between the ranks of a node that end the job because of equal waits: the first speaks for them
 _LINES = 200  # in a message
@@ -291,19 +292,27 @@ class Watchdog:
             self._end("a process is stopped or lost: the job is stuck", self._rounds)
 
     def _end(self, why: str, rounds: Rounds | None = None) -> None:
-        """End the job; the first of ``rounds``, whose leaders all do so now, says what the ranks of all nodes do."""
+        """End the job; ``rounds``: all their leaders do so now, and the first one says what the ranks of all nodes do.
+
+        Below ``MPI_THREAD_MULTIPLE`` this thread may not ask them, so each speaks for its node, the first one last.
+        """
         self.board.look(self.now)
         lines = self.board.lines(self.now)
+        place = rounds.comm.rank if rounds is not None else 0
         if rounds is not None and self._threads:
             gather = Task(gathering(rounds.comm, "\n".join(lines).encode(), 0))
-            if finish([gather], PEERS_COMPUTE, _SPEAKING_TIME) and rounds.comm.rank == 0:
+            if finish([gather], PEERS_COMPUTE, _SPEAKING_TIME) and not place:
                 lines = [line for node in gather.result() for line in node.decode().split("\n")]
-            if rounds.comm.rank:
-                leave(f"[mpigraph] {why}\n")  # so the launcher kills no rank that the witness would name
-                time.sleep(_SPEAKING_TIME)
         text = "\n  ".join([line for line in lines if line][:_LINES])
-        limit = f"MPIGRAPH_TIMEOUT is {self._timeout:g} s"
-        abort(_STUCK, f"[mpigraph] {why} and is ended ({limit}). The ranks:\n  {text}\n", stacks=True)
+        text = f"[mpigraph] {why} and is ended (MPIGRAPH_TIMEOUT is {self._timeout:g} s). The ranks:\n  {text}\n"
+        if rounds is not None and not self._threads:
+            if place:
+                say(text)
+            time.sleep(_TICKS_APART)
+        if place:
+            leave(f"[mpigraph] {why}\n")  # so the launcher kills no rank that the witness would name
+            time.sleep(_SPEAKING_TIME)
+        abort(_STUCK, text, stacks=True)
 
     def _write(self) -> None:
         """Publish this rank's present state."""
