@@ -216,7 +216,10 @@ def note_reads(rows: I64, fresh: Mask, batch: int, hint: I32, tags: I64, own: Sl
 
 @njit()
 def touch(rows: I64, slots: I32, batch: int, begin: int, ring_next: I32, own: Slots) -> None:
-    """Note that a minibatch has read ``rows`` from ``slots``; the ring has their next reads from ``begin`` on."""
+    """Note that a minibatch has read ``rows`` from ``slots``; the ring has their next reads from ``begin`` on.
+
+    Features that are one tensor have one cache, and each of them calls this: the next reads that the first tells stay.
+    """
     first, count, mask = own.first[0], len(own.next_use), len(ring_next) - 1
     at = batch & (len(own.lists) - 1)
     listed = int(own.lists[at])
@@ -234,7 +237,8 @@ def touch(rows: I64, slots: I32, batch: int, begin: int, ring_next: I32, own: Sl
         next_use = ring_next[(begin + i) & mask]
         if 0 <= slot and slot < count and next_use != AGAIN:
             own.uses[slot] = min(own.uses[slot] + 1, _MOST_USES)
-            _expect(slot, next_use, own)
+            if own.next_use[slot] == NEVER:
+                _expect(slot, next_use, own)
 
 
 @njit()

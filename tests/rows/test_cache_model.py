@@ -67,23 +67,28 @@ class Trainer:
         cache._me, cache._own = me, new_slots(me * per_trainer, per_trainer, ahead)
         self.ahead = ahead
         self.upcoming = UpcomingReads(tensor)
-        self.cached = CachedRows(tensor, cache, self.upcoming, RowPool())
+        self.readers = [  # a tensor of two names has one cache
+            CachedRows(tensor, cache, self.upcoming, RowPool()) for _ in range(node.draws.integers(1, 3))
+        ]
         self.batch = 0
         self.busy = False
 
     def announce(self, ids: I64) -> None:
         self.batch += 1
-        self.cached.announce(*self.upcoming.announce(self.batch, ids))
+        announced = self.upcoming.announce(self.batch, ids)
+        for reader in self.readers:
+            reader.announce(*announced)
 
     def read(self) -> None:
         """Read the oldest announced minibatch, and compare it with the dict."""
         read = self.upcoming.reads[0]
-        out = np.full((len(read.ids), WIDTH), -1, np.int64)
         self.busy = True
-        self.cached.read(read, out)
+        for reader in self.readers:
+            out = np.full((len(read.ids), WIDTH), -1, np.int64)
+            reader.read(read, out)
+            self.check(read, out)
         self.busy = False
         self.upcoming.done()
-        self.check(read, out)
 
     def check(self, read: Read, out: Array) -> None:
         for v, words in zip(read.ids.tolist(), out.tolist(), strict=True):
@@ -141,7 +146,8 @@ class Node:
             self.write(trainer)
         elif kind < 0.11:
             trainer.upcoming.clear()
-            trainer.cached.clear()
+            for reader in trainer.readers:
+                reader.clear()
         elif len(trainer.upcoming.reads) <= self.fewest and kind < 0.7:
             ids = np.floor(ROWS * self.draws.random(self.draws.integers(0, 9)) ** 2).astype(np.int64)
             trainer.announce(ids if self.draws.random() < 0.3 else np.unique(ids))
