@@ -70,6 +70,7 @@ def differences(job: SharedJob, directory: Path, backend: str, **options: Any) -
     return sum(job.trainers.allgather([a != b for a, b in zip(result, expected, strict=True)])[0])
 
 
+@pytest.mark.slow
 @on_layouts([Layout(4, 0, 2)])
 @pytest.mark.parametrize("backend, options", [("mpi4py", {}), ("gloo", {"find_unused_parameters": True})])
 @pytest.mark.filterwarnings("ignore:find_unused_parameters:UserWarning")

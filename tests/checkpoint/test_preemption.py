@@ -42,6 +42,7 @@ def trainers_stop_together(layout: Job, between: Callable[[int], object], number
         assert result[0] == result[1] and 5 <= result[0] < FOREVER - 1, result
 
 
+@pytest.mark.slow
 @api
 @rotated(3)
 @pytest.mark.parametrize("how", ["alone", "in step", "numbered"])

@@ -228,6 +228,7 @@ def received_bytes() -> int:
     return sum(value for one in sums().values() for key, value in one.counts.items() if key[0] == "received_bytes")
 
 
+@pytest.mark.slow
 @on_layouts([Layout(2, 0, 1), Layout(4, 1, 2)])  # where a cache is of one trainer: what it fetches can be foreseen
 @both
 def test_loaders_give_the_rows_with_every_cache_and_fewer_bytes(job: SharedJob, dtype: torch.dtype) -> None:

@@ -1,5 +1,6 @@
 """The example's scores of pairs, and best destinations, against all products at once."""
 
+import pytest
 import torch
 from jobs import load_example
 from layouts import SharedJob, on_all
@@ -7,6 +8,7 @@ from layouts import SharedJob, on_all
 import mpigraph.distributed as dist
 
 
+@pytest.mark.slow
 def test_pairs_and_best_equal_the_dense_matrix(job: SharedJob, oracle) -> None:
     example = load_example("pairs")
     g = job.open(oracle(3))

@@ -149,6 +149,7 @@ def test_each_weighted_row_takes_the_first_arrivals(k: int, kind: str) -> None:
         assert sorted(own.tolist()) == sorted(alive[np.argsort(arrivals, kind="stable")[:k]].tolist())
 
 
+@pytest.mark.slow
 def test_equal_weights_draw_as_none() -> None:
     lists = [np.arange(50) * 3 + i for i in range(20)]
     plain = choose(lists, 7, np.atleast_1d(combine(4)))
@@ -204,6 +205,7 @@ def test_a_period_leaves_draws_uniform_and_renews_all() -> None:
     assert p_value(now << 6 | later, equal([a << 6 | b for a in subsets for b in subsets])) > SUSPICIOUS
 
 
+@pytest.mark.slow
 def test_weighted_draws_are_proportional_to_weights() -> None:
     """The first and the second of two draws without replacement: w_i / W, then w_j / (W - w_i)."""
     weights = np.array([1.0, 2.0, 3.0, 4.0])

@@ -71,6 +71,7 @@ def test_no_mpi_is_one_line_of_advice(rank: str, lines: int | None) -> None:
     assert lines == 0 or "mpi4py finds no MPI" in done.output.splitlines()[-1], done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first, setting, then",
     [("mpigraph", None, "0"), ("mpigraph", "4", "4"), ("mpi4py.MPI", None, "None")],
@@ -210,9 +211,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    "method", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "forkserver"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_of_a_data_loader_are_no_ranks(tmp_path: Path, method: str) -> None:
     script = tmp_path / "workers.py"
     script.write_text(WORKERS)

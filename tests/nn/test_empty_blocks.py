@@ -110,6 +110,7 @@ def test_each_parameter_of_relations_has_a_gradient(lacking, aggregate):
         assert values.grad is not None and values.grad.isfinite().all(), parameter
 
 
+@pytest.mark.slow
 @on_layouts([Layout(2, 0, 0), Layout(3, 1, 0), Layout(4, 0, 2), Layout(4, 1, 2)])
 def test_ddp_where_the_first_trainer_has_no_in_edges(job: SharedJob) -> None:
     for backend in ("gloo", "mpi4py"):

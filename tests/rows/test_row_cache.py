@@ -85,6 +85,7 @@ def copy_one_by_one(table: Array, rows: Array, _: int, out: Noted, places: Array
         out[place] = table[row]
 
 
+@pytest.mark.slow
 @on_layouts([Layout(2, 0, 1)])
 def test_no_stop_of_the_writer_shows_another_rows_data(job: SharedJob, oracle) -> None:
     """The writer stops after any of its stores, and goes on as far as it likes at each fence of the reader."""

@@ -34,6 +34,7 @@ def test_arrays_of_no_rows_keep_their_segment_and_leave_no_holes(layout: Job, wa
         assert len(service.segments) == 0
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("way", WAYS)
 def test_random_arrays_come_and_go(layout: Job, way: str) -> None:

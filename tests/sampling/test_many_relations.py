@@ -116,6 +116,7 @@ def expected() -> dict[str, str]:
         return alone(lambda: everything(path, 0, 1))
 
 
+@pytest.mark.slow
 @everywhere
 @rotated(2)
 @pytest.mark.parametrize("num_parts", [1, 5])

@@ -48,6 +48,7 @@ def sampled(g: dist.DistGraph, number: int) -> list[torch.Tensor]:
     return [nodes, *blocks[0].edges(), *blocks[1].edges(), *hop.edges(), exist]
 
 
+@pytest.mark.slow
 @some
 def test_threads_that_sample_take_turns(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))

@@ -93,6 +93,7 @@ def test_a_report_of_some_steps(job: SharedJob, oracle, tmp_path: Path) -> None:
     on_all(job.trainers, not_recording())
 
 
+@pytest.mark.slow
 @on_layouts(API)
 def test_reports_one_after_another_replace_each_other(job: SharedJob, oracle, tmp_path: Path) -> None:
     """The window may also end before it has begun, or not end; without one, the block counts."""
@@ -153,6 +154,7 @@ def test_minibatches_of_any_form(job: SharedJob, tmp_path: Path) -> None:
         assert {tuple(rank.steps.inputs) for rank in read(folder).trainers} == {(0, 0, 0, 0, 0, 0, 6)}
 
 
+@pytest.mark.slow
 @on_layouts(API)
 def test_a_fork_of_a_trainer_leaves_the_report_alone(job: SharedJob, oracle, tmp_path: Path) -> None:
     g = job.open(oracle(3))
@@ -220,6 +222,7 @@ def test_the_report_of_a_block_that_raises_on_all_trainers(job: SharedJob, oracl
         assert {len(rank.steps.seconds) for rank in summary.trainers} == {2}
 
 
+@pytest.mark.slow
 @ON_SEVERAL
 def test_a_block_that_is_left_by_an_error_of_its_own_ends_as_the_next_one_begins(
     job: SharedJob, oracle, tmp_path: Path

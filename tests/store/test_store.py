@@ -16,6 +16,7 @@ LARGE = 1 << 12  # columns
 MOST = 1 << 12  # communicators; an MPI that has more of them is not brought to its end here
 
 
+@pytest.mark.slow
 @on_layouts([ALONE, Layout(2, 0, 1)])
 def test_no_communicators_are_left(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors need none, nor do loaders on one node; a large tensor fails, and the job goes on."""
