@@ -24,8 +24,15 @@ import threading
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(1, str(HERE.parent / "support"))
+import common
+import jobs
+import torch
+import torch.nn.functional as F
+
+import mpigraph as mg
+import mpigraph.distributed as dist
+from mpigraph import checkpoint
+
 MANY = 40  # steps without a save
 
 
@@ -57,13 +64,6 @@ class Peak:
 
 def job(args: argparse.Namespace) -> None:
     """A rank of the job; trainer 0 prints what was measured."""
-    import torch
-    import torch.nn.functional as F
-
-    import mpigraph as mg
-    import mpigraph.distributed as dist
-    from mpigraph import checkpoint
-
     dist.initialize(num_servers=args.num_servers)
     torch.distributed.init_process_group("mpi4py", init_method="mpi4py://")
     g = dist.DistGraph("perf", part_config=f"{args.dir}/graph/perf.json")
@@ -72,8 +72,8 @@ def job(args: argparse.Namespace) -> None:
     sampler = mg.dataloading.NeighborSampler([10, 10], return_eids=False)
     loader = dist.DistNodeDataLoader(g, seeds, sampler, batch_size=500 // trainers, shuffle=True)
     emb = dist.DistEmbedding(g.num_nodes(), args.dim, "emb")
-    model = torch.nn.ModuleList(mg.nn.SAGEConv(args.dim, args.dim, "mean") for _ in range(2))
-    model = torch.nn.parallel.DistributedDataParallel(Model(model))
+    model = Stack(mg.nn.SAGEConv(args.dim, args.dim, "mean") for _ in range(2))
+    model = torch.nn.parallel.DistributedDataParallel(model)
     dense, sparse = torch.optim.Adam(model.parameters()), dist.SparseAdagrad([emb], 0.1)
     state = {"model": model, "dense": dense, "sparse": sparse, "emb": emb, "loader": loader}
     batches = (batch for _ in itertools.count() for batch in loader)
@@ -107,8 +107,8 @@ def job(args: argparse.Namespace) -> None:
             saved = Path(args.dir, f"saved-{number}")
             nbytes = sum(path.stat().st_size for path in saved.iterdir())
             shutil.rmtree(saved)  # as the file of dd
-            write.append(nbytes / seconds)
-            dd.append(nbytes / written_by_dd(Path(args.dir), nbytes))
+            write.append(seconds)
+            dd.append(written_by_dd(Path(args.dir), nbytes))
         g.barrier()  # in which the others sleep: torch's barrier polls, and would take dd's core
         starting.append(step(save=True))
         thread = g.session.saver._thread
@@ -128,8 +128,6 @@ def job(args: argparse.Namespace) -> None:
 
 def all_alive(thread: threading.Thread) -> bool:
     """Whether every trainer is still writing."""
-    import torch
-
     alive = torch.tensor([int(thread is not None and thread.is_alive())])
     torch.distributed.all_reduce(alive, torch.distributed.ReduceOp.MIN)
     return bool(alive)
@@ -146,20 +144,17 @@ def written_by_dd(folder: Path, nbytes: int) -> float:
     return seconds * nbytes / (blocks << 20)
 
 
-def Model(layers):
-    import torch
+class Stack(torch.nn.Module):
+    """Layers one after the other."""
 
-    class Stack(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = layers
+    def __init__(self, layers) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers)
 
-        def forward(self, blocks, h):
-            for block, layer in zip(blocks, self.layers, strict=True):
-                h = layer(block, h)
-            return h
-
-    return Stack()
+    def forward(self, blocks, h):
+        for block, layer in zip(blocks, self.layers, strict=True):
+            h = layer(block, h)
+        return h
 
 
 def main() -> None:
@@ -175,10 +170,6 @@ def main() -> None:
     if args.job:
         job(args)
         return
-    import jobs
-
-    import mpigraph as mg
-
     folder = tempfile.mkdtemp(dir=args.dir)
     try:
         g = mg.data.generate(args.nodes, 10 * args.nodes, feat_dim=1, num_classes=4)
@@ -193,30 +184,25 @@ def main() -> None:
 
 
 def report(args: argparse.Namespace, found: dict) -> None:
-    plain = statistics.median(found["plain"])
-    speed = [a / b for a, b in zip(found["write"], found["dd"], strict=True)]
-    start = [a / b for a, b in zip(found["starting"], found["plain"], strict=True)]
-    written, starting = statistics.median(found["write"]) / 1e6, statistics.median(found["starting"]) * 1e3
+    """Print what was measured; a ratio above 1 is better than that beside it."""
+    write = {"save": found["write"], "dd": found["dd"]}
     rows = [
-        ("`save`, all trainers", f"{written:.0f} MB/s", spread(speed), "of `dd`, >= 0.8"),
-        (
-            "step that starts `async_save`",
-            f"{starting:.0f} ms",
-            spread(start),
-            f"of {plain * 1e3:.0f} ms, <= 1.2",
+        common.compare("`save`, all trainers, beside `dd`", "s", write, "dd", "save"),
+        common.compare(
+            "step that starts `async_save`, beside one without",
+            "s",
+            {"async_save": found["starting"], "without": found["plain"]},
+            "without",
+            "async_save",
         ),
-        ("training speed while it writes", "", spread(found["meanwhile"]), "of that without, >= 0.9"),
-        ("memory of a rank during `save`", f"{found['memory'] / 2**20:.0f} MiB", "", "<= 64 MiB"),
+        common.alone(
+            "speed of training while it writes, of that without", "", {common.OURS: found["meanwhile"] or [0]}
+        ),
+        common.alone("memory of a rank during `save`", "MiB", {common.OURS: [found["memory"] / 2**20]}),
     ]
     size = found["bytes"] / 2**20
     print(f"{size:.0f} MiB, {args.ranks} ranks, {args.num_servers} servers, load {os.getloadavg()[0]:.1f}")
-    print("\n| what | | ratio | must |\n|---|---|---|---|")
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
-
-
-def spread(ratios: list) -> str:
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})" if ratios else ""
+    print(common.markdown(rows))
 
 
 if __name__ == "__main__":

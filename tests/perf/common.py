@@ -26,9 +26,8 @@ class Row(NamedTuple):
         what: the work.
         unit: of the values.
         values: median of each side, by name.
-        ratio: median over the rounds of the peer's value divided by ours (or the inverse where more is better).
+        ratio: median over the rounds of the peer's value divided by ours.
         spread: smallest and largest ratio of a round.
-        must: the ratio that is asked for; None where none is.
         rounds: the values of each round, by name.
     """
 
@@ -37,7 +36,6 @@ class Row(NamedTuple):
     values: dict
     ratio: float | None = None
     spread: tuple | None = None
-    must: float | None = None
     rounds: dict | None = None
 
 
@@ -52,14 +50,12 @@ def parser(doc, graphs=("S", "products")):
     return p
 
 
-def add_labor(p):
-    """Give the parser ``--labor``, which selects this library's sampler; the peers' sides stay as they are."""
-    p.add_argument("--labor", nargs="?", const="{}", metavar="JSON", help="ours: LaborSampler, with these options")
+def open_graph(args):
+    """The graph in this process, every part of it."""
+    import mpigraph.distributed as dist  # here: DGL's processes import this module, too
 
-
-def labor_of(args):
-    """The option of ``job.py`` for it."""
-    return {} if args.labor is None else {"labor": args.labor}
+    dist.initialize()
+    return dist.DistGraph(args.graph, part_config=str(args.dir / args.graph / "parts-2" / f"{args.graph}.json"))
 
 
 def dgl_python():
@@ -134,18 +130,23 @@ def alternate(sides, rounds, quiet=0.0):
     return found, loads
 
 
-def compare(what, unit, rounds, peer, ours=OURS, must=None, more_is_better=False):
-    """Make a :class:`Row` of two sides of the rounds (name -> numbers); the ratio says how much better ours is."""
+def compare(what, unit, rounds, peer, ours=OURS):
+    """Make a :class:`Row` of two sides of the rounds (name -> numbers); the ratio says how much less ours needs."""
     sides = {name: rounds[name] for name in (ours, peer)}
-    pairs = zip(sides[ours], sides[peer], strict=True)
-    ratios = [mine / theirs if more_is_better else theirs / mine for mine, theirs in pairs]
+    ratios = [theirs / mine for mine, theirs in zip(sides[ours], sides[peer], strict=True)]
     values = {name: statistics.median(numbers) for name, numbers in sides.items()}
-    return Row(what, unit, values, statistics.median(ratios), (min(ratios), max(ratios)), must, sides)
+    return Row(what, unit, values, statistics.median(ratios), (min(ratios), max(ratios)), sides)
 
 
 def alone(what, unit, rounds):
     """A :class:`Row` without a ratio: the medians of all sides."""
     return Row(what, unit, {name: statistics.median(numbers) for name, numbers in rounds.items()}, rounds=rounds)
+
+
+def beside(what, unit, rounds):
+    """Rows of a measure: this library beside each other side, then all sides."""
+    peers = [name for name in rounds if name != OURS]
+    return [*(compare(f"{what}, beside {peer}", unit, rounds, peer) for peer in peers), alone(what, unit, rounds)]
 
 
 def pick(rounds, key, scale=1.0):
@@ -155,13 +156,11 @@ def pick(rounds, key, scale=1.0):
 
 def markdown(rows):
     """The rows as a Markdown table."""
-    lines = ["| work | values | ratio (range) | asked | |", "|---|---|---|---|---|"]
+    lines = ["| work | values | ratio (range) |", "|---|---|---|"]
     for row in rows:
         values = ", ".join(f"{name} {value:.4g}" for name, value in row.values.items())
         ratio = f"{row.ratio:.2f} ({row.spread[0]:.2f}-{row.spread[1]:.2f})" if row.ratio is not None else ""
-        asked = f">= {row.must:g}" if row.must is not None else ""
-        verdict = "" if row.must is None else "reached" if row.ratio >= row.must else "not reached"
-        lines.append(f"| {row.what} | {values} {row.unit} | {ratio} | {asked} | {verdict} |")
+        lines.append(f"| {row.what} | {values} {row.unit} | {ratio} |")
     return "\n".join(lines)
 
 

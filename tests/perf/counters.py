@@ -5,7 +5,7 @@
 Three sides take turns in one job, A B C C B A, each for some epochs: spans and counters that do nothing, which the
 script puts in place of the library's; the library's; and these while a report is recorded, without gathering and
 writing it. CPU seconds are those of all threads of both ranks. A rank that waits looks again and again, so they vary
-with the machine: the second table has the time of one span and of one counter, and how many a minibatch has.
+with the machine.
 """
 
 import argparse
@@ -27,8 +27,6 @@ import mpigraph as mg
 from mpigraph import trace
 
 OFF, ON, RECORDING = "no counters", "counters", "recording"
-MOST = {ON: 0.01, RECORDING: 0.03}  # of the CPU time of the side before
-SPAN, COUNT = trace.span, trace.count
 comm = MPI.COMM_WORLD
 
 
@@ -43,6 +41,17 @@ class NoSpan:
 
     def __exit__(self, *_):
         pass
+
+
+NOTHING = NoSpan()
+
+
+def no_span(*_, **__):
+    return NOTHING
+
+
+def no_count(*_):
+    pass
 
 
 def main():
@@ -66,7 +75,6 @@ def main():
         for side in sides.values():
             side()  # warm
         found, _ = common.alternate(sides, args.rounds)
-    names = used(loader)
     batches = len(loader) * args.epochs * comm.size
     if comm.rank == 0:
         ms = {side: [1e3 * seconds / batches for seconds in values] for side, values in found.items()}
@@ -74,35 +82,23 @@ def main():
             more = [b / a - 1 for a, b in zip(ms[before], ms[side], strict=True)]
             low, middle, high = statistics.quantiles(more)
             values = ", ".join(f"{name} {statistics.median(ms[name]):.2f}" for name in (before, side))
-            print(f"CPU ms of a minibatch: {values}; {middle:+.1%} (quartiles {low:+.1%}, {high:+.1%})", end="; ")
-            print(f"asked at most {MOST[side]:.0%}")
-        cost = {"span": cost_of_span(), "counter": cost_of_counter()}
-        number = {name: names.count(name) / len(loader) for name in cost}
-        typical = statistics.median(ms[OFF]) * 1e6
-        for name in cost:
-            share = cost[name] * number[name] / typical
-            print(f"{number[name]:.0f} of {name} a minibatch, {cost[name]:.0f} ns each: {share:.2%} of its CPU time")
+            print(f"CPU ms of a minibatch: {values}; {middle:+.1%} (quartiles {low:+.1%}, {high:+.1%})")
     mg.distributed.exit_client()
 
 
-def switch(span, count):
-    """Give all modules of the library a span and a counter."""
+def switch(to):
+    """Give all modules of the library other spans and counters: (those that they have, others) of each."""
     for name, module in list(sys.modules.items()):
         if name.startswith("mpigraph.") and module is not trace:
-            for word, new in (("span", span), ("count", count)):
-                if word in vars(module) and vars(module)[word] in (vars(trace)[word], *switched):
+            for word, (old, new) in to.items():
+                if vars(module).get(word) is old:
                     setattr(module, word, new)
-    switched[:] = [span, count]
-
-
-switched = [SPAN, COUNT]
 
 
 def run(loader, side, epochs, folder):
     """CPU seconds of both ranks for some epochs."""
-    nothing = NoSpan()
     if side == OFF:
-        switch(lambda *_, **__: nothing, lambda *_: None)
+        switch({"span": (trace.span, no_span), "count": (trace.count, no_count)})
     with mg.report(folder) if side == RECORDING else nullcontext():
         comm.Barrier()
         begin = time.process_time()
@@ -111,44 +107,8 @@ def run(loader, side, epochs, folder):
                 pass
         seconds = time.process_time() - begin
         comm.Barrier()
-    switch(SPAN, COUNT)
+    switch({"span": (no_span, trace.span), "count": (no_count, trace.count)})
     return comm.allreduce(seconds)
-
-
-def used(loader):
-    """The words "span" and "counter", once for each that an epoch uses."""
-    names = []
-
-    def span(*args, **kwargs):
-        names.append("span")
-        return SPAN(*args, **kwargs)
-
-    def count(*args):
-        names.append("counter")
-        COUNT(*args)
-
-    switch(span, count)
-    for _ in loader:
-        pass
-    switch(SPAN, COUNT)
-    return names
-
-
-def cost_of_span(number=100_000):
-    """Nanoseconds."""
-    begin = time.thread_time_ns()
-    for _ in range(number):
-        with SPAN("measured", 1):
-            pass
-    return (time.thread_time_ns() - begin) / number
-
-
-def cost_of_counter(number=100_000):
-    """Nanoseconds."""
-    begin = time.thread_time_ns()
-    for _ in range(number):
-        COUNT("measured", 1, 0)
-    return (time.thread_time_ns() - begin) / number
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ PORT = 30050
 
 
 class Usage:
-    """The memory of all processes on some hosts, polled: shared pages count once.
+    """The most memory that all processes on some hosts have together, polled: shared pages count once.
 
     That is the sum of the proportional set sizes; and since a file in ``/dev/shm`` is in memory whether or not a
     process has its pages mapped at the moment, those files in place of the mapped pages where they are more.
@@ -25,14 +26,14 @@ class Usage:
 
     def __init__(self, hosts, interval=1.0):
         self._hosts, self._interval, self._next = hosts, interval, 0.0
-        self.samples = []
+        self.peak = 0
 
     def poll(self):
-        """Look, if it is time to; a sample is (time, proportional set sizes, these or the files in ``/dev/shm``)."""
+        """Look, if it is time to."""
         if time.monotonic() >= self._next:
             sizes = [proportional_sizes(pid) for pid in self._hosts.processes()]
             total, shared = (sum(size.get(key, 0) for size in sizes) for key in ("Pss", "Pss_Shmem"))
-            self.samples.append((time.time(), total, total + max(0, self._hosts.shared_memory() - shared)))
+            self.peak = max(self.peak, total + max(0, self._hosts.shared_memory() - shared))
             self._next = time.monotonic() + self._interval
 
 
@@ -60,8 +61,8 @@ def run(hosts, system, what, base, graph, limit=400.0, memory=False, **options):
         options: of ``job.py``.
 
     Returns:
-        What each trainer wrote, with "start" (seconds from launch to its first minibatch) where it trains; the memory
-        samples of :class:`Usage`.
+        Of each number that the trainers wrote, the mean over steps and trainers; "start" is the time from the launch to
+        the first minibatch where they train, and "peak" the bytes of all processes where the memory is measured.
 
     Raises:
         RuntimeError: it failed or took too long; with the end of what it printed.
@@ -73,7 +74,7 @@ def run(hosts, system, what, base, graph, limit=400.0, memory=False, **options):
         start = _start_ours if system == common.OURS else _start_dgl
         processes = start(hosts, script, base, graph, Path(directory), system == "graphbolt")
         try:
-            _wait(processes, time.monotonic() + limit, usage if memory else None)
+            _wait(processes, time.monotonic() + float(limit), usage if memory else None)
         except RuntimeError as error:
             raise RuntimeError(f"{system} {what}: {error}\n{_tails(directory)}") from None
         finally:
@@ -81,41 +82,34 @@ def run(hosts, system, what, base, graph, limit=400.0, memory=False, **options):
             for process in processes:
                 process.wait()
         results = [json.loads(path.read_text()) for path in sorted(Path(directory).glob("trainer*.json"))]
-    for result in results:
-        if "first_minibatch_at" in result:
-            result["start"] = result["first_minibatch_at"] - begin
-    return results, usage.samples
+    means = {}
+    for name in results[0]:
+        values = [statistics.mean(result[name]) for result in results if name in result]
+        means[name] = statistics.mean(values) - (begin if name == "start" else 0)
+    means |= {"peak": usage.peak} if memory else {}
+    common.say(f"{system} {what}: " + ", ".join(f"{name} {value:.4g}" for name, value in means.items()))
+    return means
 
 
-def alternate(args, what, peers, summary, ours=None, rehearse=True, **options):
-    """Run jobs of this library and of its peers in turn on two hosts.
+def in_turn(args, what, sides, rehearse=True):
+    """Run jobs in turn on two hosts.
 
     Args:
         args: of the command line.
         what: what ``job.py`` does.
-        peers: "dgl", "graphbolt" or both; left out where DGL is not installed.
-        summary: called with the system and what :func:`run` returns, makes the numbers of a job.
-        ours: more options of this library's jobs.
+        sides: name -> system and its options of :func:`run`.
         rehearse: run each once before, which compiles the kernels and warms the page cache.
-        options: of :func:`run`.
 
     Returns:
         What :func:`common.alternate` returns.
     """
-    sides = {common.OURS: (common.OURS, options | (ours or {}))}
-    sides |= {peer: (peer, options) for peer in (peers if common.dgl_python() else ())}
-    return in_turn(args, what, sides, summary, rehearse)
-
-
-def in_turn(args, what, sides, summary, rehearse=True):
-    """As :func:`alternate`, with jobs of any kind: ``sides`` is name -> system and its options of :func:`run`."""
     if namespaces.missing():
         sys.exit(f"two hosts are needed: {namespaces.missing()}")
     with namespaces.Hosts(2) as hosts:
 
         def job(name):
             system, options = sides[name]
-            return summary(name, *run(hosts, system, what, args.dir / args.graph, args.graph, **options))
+            return run(hosts, system, what, args.dir / args.graph, args.graph, **options)
 
         jobs = {name: partial(job, name) for name in sides}
         for start in jobs.values() if rehearse else ():

@@ -16,7 +16,6 @@ machine.
 import argparse
 import json
 import math
-import statistics
 from itertools import pairwise
 
 import common
@@ -38,7 +37,7 @@ ROWS = {"inputs": "input rows", "remote": "remote rows", "fetched": "fetched row
 MEASURES = {  # by work: number of job.py -> (words, unit, factor)
     "loader": {
         "sent": ("sent by a host", "MB", 1e-6),
-        "mean": ("time", "ms", 1e3),
+        "batch": ("time", "ms", 1e3),
         "cpu": ("CPU of a host", "ms", 1e3),
     },
     "train": {
@@ -65,7 +64,7 @@ def main():
     for number, cache in enumerate(args.caches):
         shared = options | {"cache": cache_size(args, cache)}
         sides = {name: (common.OURS, shared | labor_flag(name)) for name in args.samplers}
-        found, others = host_jobs.in_turn(args, args.work, sides, summary, rehearse=number == 0)
+        found, others = host_jobs.in_turn(args, args.work, sides, rehearse=number == 0)
         rows += rows_of(args.work, cache, found)
         loads += others
     common.report(args, rows, common.side_by_side, others=loads, work=args.work, **options)
@@ -93,14 +92,6 @@ def labor_flag(sampler):
     """The option of ``job.py`` that selects a sampler."""
     options = SAMPLERS[sampler]
     return {} if options is None else {"labor": json.dumps(options)}
-
-
-def summary(sampler, trainers, _):
-    """One job in numbers: means over the trainers."""
-    names = [name for name in trainers[0] if isinstance(trainers[0][name], list)]
-    numbers = {name: statistics.mean(statistics.mean(t[name]) for t in trainers) for name in names}
-    common.say(f"{sampler}: " + ", ".join(f"{name} {value:.4g}" for name, value in numbers.items()))
-    return numbers
 
 
 def rows_of(work, cache, found):

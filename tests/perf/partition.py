@@ -18,8 +18,6 @@ from pathlib import Path
 
 import common
 
-MUST = 1 / 0.7
-LIMIT = 16.0  # GiB for products
 CALL = "seconds of the call: "
 REACHED = {
     "cut": "share of the edges that is cut",
@@ -36,16 +34,16 @@ def main():
     sides = {common.OURS: lambda: measure(ours, dict(os.environ), lambda config: read(config)["report"]["edges_cut"])}
     dgl = common.dgl_python() if args.graph == "S" else None
     if dgl is not None:
-        script = [dgl, common.HERE / "dgl_partition.py", data]
+        script = [dgl, common.HERE / "dgl_side.py"]
         env = common.dgl_environment(threads=os.cpu_count())
-        sides["dgl"] = lambda: measure(script, env, lambda config: dgl_edges_cut(script, config))
+        sides["dgl"] = lambda: measure([*script, "partition", data], env, lambda config: dgl_edges_cut(script, config))
     found, loads = common.alternate(sides, args.rounds, args.quiet)
     common.report(args, rows(args, found), others=loads)
 
 
 def dgl_edges_cut(script, config):
     """Have DGL read its parts."""
-    command = list(map(str, [*script[:2], config]))
+    command = list(map(str, [*script, "edges_cut", config]))
     return subprocess.run(command, env=common.dgl_environment(), capture_output=True, check=True).stdout.split()[-1]
 
 
@@ -84,30 +82,17 @@ def quality(config, edges_cut):
 
 
 def rows(args, found):
-    """Time and memory, with ratios where DGL ran; then what the parts are like."""
+    """Time and memory beside DGL's, then what the parts are like."""
     what = f"METIS into 2 parts, {args.graph}"
-    table = {
-        "whole command": ("seconds", "s", MUST),
-        "CPU time": ("cpu", "s", None),
-        "peak memory": ("peak", "GiB", MUST),
-    }
-    if "dgl" in found:
-        lines = [
-            common.compare(f"{what}: {name}", unit, common.pick(found, key), "dgl", must=must)
-            for name, (key, unit, must) in table.items()
-        ]
-        lines.append(common.alone(f"{what}: whole command, DGL's call alone", "s", common.pick(found, "call")))
-        return lines + reached(what, found)
-    lines = [common.alone(f"{what}: {name}", unit, common.pick(found, key)) for name, (key, unit, _) in table.items()]
-    if args.graph == "products":
-        peaks = common.pick(found, "peak")
-        left = [LIMIT / peak for peak in peaks[common.OURS]]
-        lines.append(common.Row(f"{what}: {LIMIT:g} GiB / peak", "", {}, min(left), (min(left), max(left)), 1.0, peaks))
-    return lines + reached(what, found)
-
-
-def reached(what, found):
-    return [common.alone(f"{what}: {text}", "", common.pick(found, name)) for name, text in REACHED.items()]
+    lines = []
+    for name, key, unit in (
+        ("whole command", "seconds", "s"),
+        ("CPU time", "cpu", "s"),
+        ("peak memory", "peak", "GiB"),
+    ):
+        lines += common.beside(f"{what}: {name}", unit, common.pick(found, key))
+    lines.append(common.alone(f"{what}: whole command, DGL's call alone", "s", common.pick(found, "call")))
+    return lines + [common.alone(f"{what}: {text}", "", common.pick(found, name)) for name, text in REACHED.items()]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 
 Seconds are rank 0's. CPU seconds and MiB are those of the largest rank. MiB count what it held before, and what its
 anonymous memory (``RssAnon``, looked at 100 times a second) has grown by: pages of mapped files the kernel takes back.
-``--steps`` tells the steps of the multilevel method apart, which are in the order of ``multilevel/assign.py``.
 """
 
 import argparse
@@ -19,7 +18,6 @@ from mpigraph.cli.ranks import working_ranks
 from mpigraph.formats.readers import read_source
 from mpigraph.kernels import warm_up
 from mpigraph.memory import as_bytes, held_memory
-from mpigraph.partition.multilevel import assign
 from mpigraph.partition.options import PART_METHODS, Workload, check_memory
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.spill import Scratch, carried_sizes
@@ -33,7 +31,6 @@ def main():
     p.add_argument("-o", "--out", required=True)
     p.add_argument("--memory", type=as_bytes, default=1 << 62)
     p.add_argument("--scratch")
-    p.add_argument("--steps", action="store_true")
     args = p.parse_args()
     warm_up()
     with working_ranks("partition") as exchange:
@@ -44,8 +41,6 @@ def main():
         foreseen = check_memory(work, exchange.size, args.memory)
         scratch = Scratch(args.scratch or args.out, mapping=foreseen.mapping)
         stages = Stages(held)
-        for name in ("level_of_edges", "find_clusters", "contract", "initial_parts", "refine") if args.steps else ():
-            setattr(assign, name, stages.step(getattr(assign, name)))
         begin = time.perf_counter()
         result = partition_source(
             source, "g", args.parts, args.out, args.method, progress=stages, exchange=exchange, scratch=scratch
@@ -70,27 +65,12 @@ class Stages:
     def __init__(self, held):
         self.found = []
         self._stage = ""
-        self._in_step = False
         self._others = held - anonymous()
         self._peak = 0
         threading.Thread(target=self._look, daemon=True).start()
 
-    def step(self, function):
-        """Return a function that is a stage of its own."""
-
-        def step(*args):
-            outside = self._stage
-            self(function.__name__, 0, 0)
-            self._in_step = True
-            result = function(*args)
-            self._in_step = False
-            self(outside, 0, 0)
-            return result
-
-        return step
-
     def __call__(self, stage, done, total):
-        if stage != self._stage and not self._in_step:
+        if stage != self._stage:
             self.end()
             self._stage = stage
             self._peak = anonymous()

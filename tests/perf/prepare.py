@@ -7,7 +7,7 @@
 ``DIR/<graph>`` holds ``data`` (generated), ``parts-2`` and for S ``parts-8`` (ours), ``flat-2`` (the arrays of
 ``parts-2``, all parts one after the other, and fixed seeds) and ``dgl-2`` (the same parts in DGL's files, also for
 GraphBolt). ``DIR/mag`` holds the typed graph of ``mag.py``, ``parts-2`` with the reverse of every relation, ``nodes-2``
-(the part of each node) and ``dgl-2`` (``dgl_hetero.py``). What exists is kept. S takes half a minute and 1 GB of disk,
+(the part of each node) and ``dgl-2`` (``dgl_side.py``). What exists is kept. S takes half a minute and 1 GB of disk,
 products five minutes, 16 GiB of memory for METIS and 10 GB of disk (``--method multilevel``: 3 GiB), mag a minute and
 1 GB of disk.
 """
@@ -57,7 +57,7 @@ def prepare_mag(base, scale=1.0):
     once(nodes, lambda out: mag.write_assignment(base / "parts-2" / "mag.json", out))
     dgl = common.dgl_python()
     if dgl is not None:
-        command = [dgl, common.HERE / "dgl_hetero.py", data, nodes, "mag"]
+        command = [dgl, common.HERE / "dgl_side.py", "hetero", data, nodes, "mag"]
         once(base / "dgl-2", lambda out: run(*command, out, env=common.dgl_environment()))
 
 
@@ -113,12 +113,27 @@ def flatten(config_path, out):
     (out / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
 
 
+def write_reverse(flat, out):
+    """The id of the reverse of each edge: int64[num_edges]."""
+    indptr, src = np.load(flat / "indptr.npy"), np.load(flat / "indices.npy")
+    num = len(indptr) - 1
+    dst = np.repeat(np.arange(num), np.diff(indptr))
+    forward, backward = dst * num + src, src * num + dst
+    order = np.argsort(forward)
+    place = np.searchsorted(forward, backward, sorter=order)
+    reverse = order[np.minimum(place, len(order) - 1)]
+    if not np.array_equal(forward[reverse], backward):
+        raise ValueError("some edge has no reverse")
+    with open(out, "wb") as file:
+        np.save(file, reverse)
+
+
 def created(path, dtype, shape):
     return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=tuple(map(int, shape)))
 
 
 def convert(dgl, flat, out):
-    run(dgl, common.HERE / "dgl_convert.py", flat, out, env=common.dgl_environment())
+    run(dgl, common.HERE / "dgl_side.py", "convert", flat, out, env=common.dgl_environment())
 
 
 if __name__ == "__main__":
