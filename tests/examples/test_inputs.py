@@ -1,8 +1,6 @@
 """The recipes of examples/inputs.md, run as they stand: the graph is the one that the files hold."""
 
-import contextlib
 import json
-import os
 import re
 import warnings
 from pathlib import Path
@@ -30,19 +28,10 @@ def run(recipe, folder, files):
         path.write_text(content, encoding="utf-8")
     for package in re.findall(r"^(?:import|from) (\w+)", RECIPES[recipe], re.MULTILINE):
         pytest.importorskip(package)
-    with contextlib.chdir(folder) if hasattr(contextlib, "chdir") else _chdir(folder), warnings.catch_warnings():
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        patch.chdir(folder)
         warnings.simplefilter("ignore")  # other packages' warnings
         exec(compile(RECIPES[recipe], f"inputs.md: {recipe}", "exec"), {"__name__": "recipe"})
-
-
-@contextlib.contextmanager
-def _chdir(folder):
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def graph_of(path, **options):
@@ -173,41 +162,25 @@ def test_neptune(tmp_path):
     assert values["person", "knows", "person"] == {"a": [7, 8]}
 
 
+PAPERS = {
+    "node_type": "paper", "format": {"name": "json"}, "files": "papers_*.json", "node_id_col": "id",
+    "features": [
+        {"feature_col": "emb"},
+        {"feature_col": ["year", "size"], "feature_name": "both"},
+        {"feature_col": "year", "feature_name": "when"},
+    ],
+    "labels": [{"label_col": "label", "task_type": "classification", "split_pct": [0, 0, 0]}],
+}  # fmt: skip
+AUTHORS = {
+    "node_type": "author", "format": {"name": "csv", "separator": "|"}, "files": ["authors.csv"],
+    "features": [{"feature_col": "h"}],
+}  # fmt: skip
+WRITES = {
+    "relation": ["author", "writes", "paper"], "format": {"name": "csv"}, "files": "writes.csv",
+    "source_id_col": "a", "dest_id_col": "p", "features": [{"feature_col": "w", "feature_name": "weight"}],
+}  # fmt: skip
 GRAPHSTORM = {
-    "conf.json": json.dumps(
-        {
-            "nodes": [
-                {
-                    "node_type": "paper",
-                    "format": {"name": "json"},
-                    "files": "papers_*.json",
-                    "node_id_col": "id",
-                    "features": [
-                        {"feature_col": "emb"},
-                        {"feature_col": ["year", "size"], "feature_name": "both"},
-                        {"feature_col": "year", "feature_name": "when"},
-                    ],
-                    "labels": [{"label_col": "label", "task_type": "classification", "split_pct": [0, 0, 0]}],
-                },
-                {
-                    "node_type": "author",
-                    "format": {"name": "csv", "separator": "|"},
-                    "files": ["authors.csv"],
-                    "features": [{"feature_col": "h"}],
-                },
-            ],
-            "edges": [
-                {
-                    "relation": ["author", "writes", "paper"],
-                    "format": {"name": "csv"},
-                    "files": "writes.csv",
-                    "source_id_col": "a",
-                    "dest_id_col": "p",
-                    "features": [{"feature_col": "w", "feature_name": "weight"}],
-                }
-            ],
-        }
-    ),
+    "conf.json": json.dumps({"nodes": [PAPERS, AUTHORS], "edges": [WRITES]}),
     "papers_0.json": '{"id": "p3", "emb": [0.5, 1.0], "year": 2000, "size": 1.5, "label": 0, "x": "a"}\n',
     "papers_1.json": '{"id": "p1", "emb": [1.5, 2.0], "year": 2010, "size": 2.5, "label": 1, "x": "b"}\n'
     '{"id": "p10", "emb": [4.5, 5.0], "year": 2020, "size": 3.5, "label": 2, "x": "c"}\n',
