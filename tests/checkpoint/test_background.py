@@ -25,19 +25,6 @@ def pace(monkeypatch: pytest.MonkeyPatch) -> Pace:
     return result
 
 
-def work(seconds: float) -> None:
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
-
-
-def test_it_rests_for_the_share_that_it_does_not_take(pace: Pace) -> None:
-    begin = time.perf_counter()
-    work(0.02)
-    pace.pause()
-    assert time.perf_counter() - begin >= 0.9 * 0.02 / api.SHARE  # two clocks
-
-
 def test_waiting_for_the_disk_is_rest(pace: Pace, monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
     monkeypatch.setattr(pace.urgent, "wait", rests.append)
@@ -63,9 +50,8 @@ def test_who_waits_makes_it_hurry(pace: Pace) -> None:
 @needs_threads
 @pytest.mark.parametrize("end", [dist.exit_client, checkpoint.requeue])
 def test_a_job_does_not_end_well_if_its_last_checkpoint_fails(
-    job: SharedJob, oracle, tmp_path: Path, end: Any, monkeypatch: pytest.MonkeyPatch
+    job: SharedJob, g: dist.DistGraph, tmp_path: Path, end: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    g = job.open(oracle(3))
     folder = job.one_has(lambda: tmp_path)
     if g.rank() == 0:
         (folder / "file").write_text("")

@@ -11,6 +11,7 @@ import torch
 from layouts import Layout, SharedJob, on_layouts
 from torch.nn.parallel import DistributedDataParallel
 
+import mpigraph.distributed as dist
 from mpigraph import checkpoint
 
 STEPS = 6
@@ -75,8 +76,7 @@ def differences(job: SharedJob, directory: Path, backend: str, **options: Any) -
 @pytest.mark.parametrize("backend, options", [("mpi4py", {}), ("gloo", {"find_unused_parameters": True})])
 @pytest.mark.filterwarnings("ignore:find_unused_parameters:UserWarning")
 def test_the_same_bits_after_a_restart(
-    job: SharedJob, oracle, tmp_path: Path, backend: str, options: dict[str, Any]
+    job: SharedJob, g: dist.DistGraph, tmp_path: Path, backend: str, options: dict[str, Any]
 ) -> None:
-    job.open(oracle(3))
     directory = job.one_has(lambda: tmp_path)
     assert differences(job, directory / "c", backend, **options) == 0  # with gloo alone it is 2

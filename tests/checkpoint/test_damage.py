@@ -147,8 +147,7 @@ def test_what_is_saved_is_not_too_deep_to_be_read() -> None:
             deep = kind(deep)
 
 
-def test_states_that_no_object_gives_are_one_error(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_states_that_no_object_gives_are_one_error(g: dist.DistGraph) -> None:
     emb = embedding()
     optimizer = MAKE["adam"]([emb])
     sound = optimizer.state_dict()
@@ -168,10 +167,9 @@ def test_states_that_no_object_gives_are_one_error(job: SharedJob, oracle) -> No
 
 
 def test_a_damaged_one_is_one_error_on_every_trainer(
-    job: SharedJob, oracle, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    job: SharedJob, g: dist.DistGraph, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     around = job.one_has(lambda: tmp_path / "saved")
-    g = job.open(oracle(3))
     for steps in (1, 2, 3):
         checkpoint.save(state(g, steps), checkpoint_id=around / f"step-{steps}")
     g.barrier()

@@ -14,26 +14,18 @@ import pytest
 import torch
 from gradients import embedding
 from jobs import cannot_mount, clean_environment, run_job, warm_python, with_file_system
-from layouts import SharedJob, alone, needs_threads, several
+from layouts import SharedJob, alone, several
 
+import mpigraph.distributed as dist
 from mpigraph import checkpoint
-from mpigraph.checkpoint.folder import Manifest, Writer, checksum
+from mpigraph.checkpoint.folder import Manifest, checksum
 from mpigraph.errors import CollectiveError, InvalidArgumentError, ShardFormatError, StorageError
 from mpigraph.session.context import current
 from mpigraph.storage.shard import ShardWriter
 
 
-@pytest.fixture
-def shared_path(job: SharedJob, tmp_path: Path) -> Path:
-    """A directory that all trainers see."""
-    return job.one_has(lambda: tmp_path)
-
-
 @pytest.mark.parametrize("background", [False, True])
-def test_a_folder_that_cannot_be_written_is_one_error(
-    job: SharedJob, oracle, shared_path: Path, background: bool
-) -> None:
-    g = job.open(oracle(3))
+def test_a_folder_that_cannot_be_written_is_one_error(g: dist.DistGraph, shared_path: Path, background: bool) -> None:
     state = {"emb": embedding()}
     if g.rank() == 0:
         (shared_path / "file").write_text("")
@@ -41,24 +33,23 @@ def test_a_folder_that_cannot_be_written_is_one_error(
         (shared_path / "loop").symlink_to(shared_path / "loop")
         os.mkfifo(shared_path / "fifo")
     g.barrier()
+    save = checkpoint.async_save if background else checkpoint.save
     for name in ("file", "file/c", "dangling", "loop", "fifo"):
         with pytest.raises(StorageError, match=f"saving a checkpoint to .*{name}.*cannot write"):
-            if background:
-                checkpoint.async_save(state, checkpoint_id=shared_path / name)
-                checkpoint.wait()  # or the next save
-            else:
-                checkpoint.save(state, checkpoint_id=shared_path / name)
-    checkpoint.save(state, checkpoint_id=shared_path / "c")
-    assert checkpoint.latest(shared_path) == shared_path / "c"
+            save(state, checkpoint_id=shared_path / name)
+            if name == "file":
+                save(state, checkpoint_id=shared_path / "not")  # which raises the error of the one before
+            checkpoint.wait()
+    save(state, checkpoint_id=shared_path / "c")
+    assert checkpoint.latest(shared_path) == shared_path / "c"  # waits for it
 
 
 @pytest.mark.parametrize("save", [checkpoint.save, checkpoint.async_save])
 @pytest.mark.parametrize("name", ["notes.txt", "manifest.json", "g.json"])
 def test_a_folder_that_holds_something_else_is_refused(
-    job: SharedJob, oracle, shared_path: Path, save: Any, name: str
+    g: dist.DistGraph, shared_path: Path, save: Any, name: str
 ) -> None:
     """On every trainer, before anything is written; beside a checkpoint, files of others do no harm."""
-    g = job.open(oracle(3))
     directory = shared_path / "mine"
     if g.rank() == 0:
         directory.mkdir()
@@ -81,9 +72,10 @@ def test_a_folder_that_holds_something_else_is_refused(
 
 
 @pytest.mark.parametrize("version", [3, 5])
-def test_a_checkpoint_of_another_version_stays(job: SharedJob, oracle, shared_path: Path, version: int) -> None:
+def test_a_checkpoint_of_another_version_stays(
+    job: SharedJob, g: dist.DistGraph, shared_path: Path, version: int
+) -> None:
     """The documented loop does not begin anew, and no save replaces the checkpoint; one number alone is damage."""
-    g = job.open(oracle(3))
     for step in (1, 2):
         checkpoint.save({"step": step}, checkpoint_id=shared_path / str(step))
     g.barrier()
@@ -117,25 +109,11 @@ def test_a_checkpoint_of_another_version_stays(job: SharedJob, oracle, shared_pa
     assert path.read_text() == of_another and len(list(path.parent.glob("*.h5"))) == job.layout.trainers
 
 
-@needs_threads
-def test_an_error_in_the_background_is_raised_by_the_next_save(job: SharedJob, oracle, shared_path: Path) -> None:
-    g = job.open(oracle(3))
-    if g.rank() == 0:
-        (shared_path / "file").write_text("")
-    g.barrier()
-    checkpoint.async_save({}, checkpoint_id=shared_path / "file")
-    with pytest.raises(StorageError, match="file"):
-        checkpoint.async_save({}, checkpoint_id=shared_path / "c")
-    checkpoint.async_save({}, checkpoint_id=shared_path / "c")
-    assert checkpoint.latest(shared_path) == shared_path / "c"  # waits for it
-
-
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("what", [ShardWriter.close, Manifest.write], ids=["file", "manifest"])
 def test_what_one_trainer_cannot_write_leaves_nothing(
-    job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool, what: Any
+    job: SharedJob, g: dist.DistGraph, shared_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool, what: Any
 ) -> None:
-    g = job.open(oracle(3))
     writes = (job.layout.trainers - 1) if what is ShardWriter.close else 0
     checkpoint.save({}, checkpoint_id=shared_path / "c0")
     save = checkpoint.async_save if background else checkpoint.save
@@ -156,26 +134,7 @@ def broken(*args: Any) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_the_job_that_came_last_writes(job: SharedJob, oracle, shared_path: Path) -> None:
-    """One that was cut off must not write on into the folder of the one that goes on in its place."""
-    g = job.open(oracle(3))
-    checkpoint.save({"x": 1}, checkpoint_id=shared_path / "c")
-    g.barrier()
-    if g.rank() == 0:
-        with Writer().holding(shared_path):
-            pass
-    g.barrier()
-    with pytest.raises(
-        StorageError, match=r"another job, which came later .*, writes checkpoints here since .* from process \d+ on "
-    ):
-        checkpoint.save({"x": 2}, checkpoint_id=shared_path / "c")
-    result = {"x": 0}
-    checkpoint.load(result, checkpoint_id=shared_path / "c")
-    assert result["x"] == 1
-
-
-def test_what_is_kept(job: SharedJob, oracle, shared_path: Path) -> None:
-    g = job.open(oracle(3))
+def test_what_is_kept(job: SharedJob, g: dist.DistGraph, shared_path: Path) -> None:
     if g.rank() == 0:
         (shared_path / "mine").mkdir()
         (shared_path / "mine" / "notes.txt").write_text("")
@@ -230,9 +189,8 @@ def another_user() -> Iterator[None]:
 
 
 @several
-def test_a_folder_that_nodes_do_not_share_is_one_error(job: SharedJob, oracle, shared_path: Path) -> None:
+def test_a_folder_that_nodes_do_not_share_is_one_error(g: dist.DistGraph, shared_path: Path) -> None:
     """The trainers of each simulated node see a folder of their own under one path, as nodes would."""
-    g = job.open(oracle(3))
     world = current().world
     if world.num_nodes == 1:
         return

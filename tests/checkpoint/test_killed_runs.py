@@ -2,8 +2,7 @@
 
 A run trains an embedding and a model with dropout on two loaders, and saves every few steps, in turn at once and in the
 background. It is killed by SIGKILL at a random moment, or at a random write to a file of a checkpoint. What it said of
-steps behind the checkpoint from which the next run goes on does not count. Others train on a generated graph, and tell
-how well they have learned.
+steps behind the checkpoint from which the next run goes on does not count.
 """
 
 import json
@@ -14,8 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 from jobs import clean_environment, mpiexec, run_job, warm_python
 from oracle import NUM_NODES
-
-import mpigraph as mg
 
 SCRIPT = """
 import json, os, random, signal, sys, threading, time
@@ -195,107 +192,3 @@ def test_other_trainers_use_each_seed_once(tmp_path: Path, oracle, count: int, e
         lists.setdefault(epoch, []).extend(seeds)
     assert sorted(lists) == list(range(epochs))
     assert all(sorted(seeds) == list(range(NUM_NODES)) for seeds in lists.values())
-
-
-ACCURACY = """
-import sys, os, signal
-import torch
-import torch.nn.functional as F
-import mpigraph as mg
-import mpigraph.distributed as dist
-from mpigraph import checkpoint
-
-folder, path, servers, seed, die_at, epochs = sys.argv[1:]
-dist.initialize(num_servers=int(servers), seed=int(seed))
-torch.distributed.init_process_group("mpi4py", init_method="mpi4py://")
-g = dist.DistGraph("small", part_config=path)
-trainers = torch.distributed.get_world_size()
-train, test = (dist.node_split(g.ndata[name], g.get_partition_book()) for name in ("train_mask", "test_mask"))
-sampler = mg.dataloading.NeighborSampler([5, 5])
-loader = dist.DistNodeDataLoader(g, train, sampler, batch_size=-(-48 // trainers), shuffle=True)
-torch.manual_seed(int(seed))  # of the first rows of the embedding and of the model
-emb = dist.DistEmbedding(g.num_nodes(), 8, "emb", init_func=lambda shape, dtype: torch.randn(shape, dtype=dtype))
-
-class Sage(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.ModuleList([mg.nn.SAGEConv(24, 32, "mean"), mg.nn.SAGEConv(32, 4, "mean")])
-
-    def forward(self, blocks, x):
-        return self.layers[1](blocks[1], F.dropout(F.relu(self.layers[0](blocks[0], x)), 0.3, self.training))
-
-model = torch.nn.parallel.DistributedDataParallel(Sage())
-dense, sparse = torch.optim.Adam(model.parameters(), lr=0.01), dist.SparseAdam([emb], 0.01)
-state = {"model": model, "dense": dense, "sparse": sparse, "emb": emb, "loader": loader, "step": 0}
-found = checkpoint.latest(folder + "/saved")
-if found:
-    checkpoint.load(state, checkpoint_id=found)
-
-def scores(inputs, blocks):
-    return model(blocks, torch.cat([g.ndata["feat"][inputs], emb(inputs)], 1))
-
-steps = 0
-for epoch in range(loader.epoch, int(epochs)):
-    for inputs, seeds, blocks in loader:
-        dense.zero_grad()
-        sparse.zero_grad()
-        F.cross_entropy(scores(inputs, blocks), g.ndata["label"][seeds]).backward()
-        dense.step()
-        sparse.step()
-        state["step"] += 1
-        steps += 1
-        if state["step"] % 5 == 0:
-            save = checkpoint.async_save if state["step"] % 2 else checkpoint.save
-            save(state, checkpoint_id=f"{folder}/saved/{state['step']}", keep=2)
-        if steps == int(die_at) and g.rank() == trainers - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-model.eval()
-counts = torch.zeros(2)
-with torch.no_grad():
-    for inputs, seeds, blocks in dist.DistNodeDataLoader(g, test, sampler, batch_size=500):
-        counts += torch.tensor([(scores(inputs, blocks).argmax(1) == g.ndata["label"][seeds]).sum(), len(seeds)])
-torch.distributed.all_reduce(counts)
-if g.rank() == 0:
-    print(f"accuracy {counts[0] / counts[1]:.4f} of {int(counts[1])} nodes after {state['step']} steps", flush=True)
-torch.distributed.destroy_process_group()
-"""
-EPOCHS = 8
-NEVER = 0
-
-
-def accuracy(folder: Path, path: Path, run: Run, seed: int, die_at: int = NEVER, epochs: int = EPOCHS) -> float | None:
-    """Train, or go on, and return the accuracy on the test nodes; None if it was killed after so many steps."""
-    folder.mkdir(exist_ok=True)
-    script = folder / "train.py"
-    script.write_text(ACCURACY)
-    env = clean_environment() | {"MPIGRAPH_RANKS_PER_NODE": str(run.ranks_per_node)}
-    words = [folder, path, run.servers, seed, die_at, epochs]
-    done = run_job([*mpiexec(run.ranks), *warm_python(), script, *words], env)
-    if done.status:
-        assert die_at != NEVER, done.output
-        return None
-    return float(done.stdout.split("accuracy ")[1].split()[0])
-
-
-@pytest.mark.study
-@pytest.mark.slow
-def test_killed_runs_end_within_the_spread_of_others(tmp_path: Path) -> None:
-    g = mg.data.generate(4000, 16_000, feat_dim=16, num_classes=4, seed=1)
-    mg.distributed.partition_graph(g, "small", 3, str(tmp_path / "parts"), part_method="random")
-    path = tmp_path / "parts" / "small.json"
-    untrained = accuracy(tmp_path / "untrained", path, Run(1), 0, epochs=0)
-    undisturbed = [accuracy(tmp_path / f"seed{seed}", path, LAYOUTS[seed % len(LAYOUTS)], seed) for seed in range(6)]
-    draw = random.Random(5)
-    killed, ways = [], []
-    for number in range(4):
-        folder = tmp_path / f"killed{number}"
-        runs = draw.sample(LAYOUTS, 3)
-        for run in runs[:-1]:
-            assert accuracy(folder, path, run, number, draw.randrange(6, 18)) is None, "it came to its end"
-        killed.append(accuracy(folder, path, runs[-1], number))
-        ways.append([tuple(run[:3]) for run in runs])
-    low, high = min(undisturbed), max(undisturbed)
-    said = f"untrained {untrained}, undisturbed {undisturbed}, killed {killed}, on {ways}"
-    print(said)
-    assert untrained is not None and untrained < low - (high - low), said
-    assert all(low - (high - low) <= one <= high + (high - low) for one in killed), said

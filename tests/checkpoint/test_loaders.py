@@ -25,12 +25,6 @@ Batch = tuple[list[int], Any]
 DEPTHS = {"inline": 0, "ahead": 3}
 
 
-@pytest.fixture
-def shared_path(job: SharedJob, tmp_path: Path) -> Path:
-    """A directory that all trainers see."""
-    return job.one_has(lambda: tmp_path)
-
-
 def nodes(g: DistGraph, shuffle: bool = True, depth: int = 2, batch_size: int = 3, **options: Any) -> Any:
     own = dist.node_split(np.ones(NUM_NODES))
     options = {"batch_size": batch_size, "shuffle": shuffle, "num_prefetch": depth} | options
@@ -100,9 +94,8 @@ def seeds_of(batches: list[Batch]) -> list[int]:
 @everywhere
 @rotated(4)
 @pytest.mark.parametrize("kind", LOADERS)
-def test_the_same_minibatches_come(job: SharedJob, oracle, shared_path: Path, kind: str) -> None:
+def test_the_same_minibatches_come(g: dist.DistGraph, shared_path: Path, kind: str) -> None:
     """Whatever is prefetched, and where trainers are at different steps; at the beginning and at the end, too."""
-    g = job.open(oracle(3))
     make, path = LOADERS[kind], shared_path / "c"
     expected = [[one(batch) for batch in loader] for loader in [make(g)] for _ in range(3)]
     for number, (epoch, taken) in enumerate([(0, 0), (1, 2 + skew(g)), (1, 10**6), (2, 1)]):
@@ -171,8 +164,7 @@ def test_other_trainers_share_what_is_left(job: SharedJob, oracle, shared_path: 
     on_all(job.trainers, result == everything and seeds_of(next_epoch) == everything, f"{result}")
 
 
-def test_another_batch_size_shares_what_is_left(job: SharedJob, oracle, shared_path: Path) -> None:
-    g = job.open(oracle(3))
+def test_another_batch_size_shares_what_is_left(job: SharedJob, g: dist.DistGraph, shared_path: Path) -> None:
     loader = nodes(g)
     batches = iter(loader)
     used = some(batches, 3)
@@ -204,9 +196,10 @@ def test_no_trainer_makes_a_batch_alone_of_what_is_left(job: SharedJob, oracle, 
 
 
 @needs_threads  # else a finished trainer waits there for the others
-def test_a_trainer_that_was_through_waits_for_the_next_epoch(job: SharedJob, oracle, shared_path: Path) -> None:
+def test_a_trainer_that_was_through_waits_for_the_next_epoch(
+    job: SharedJob, g: dist.DistGraph, shared_path: Path
+) -> None:
     """Trainers have different numbers of batches; all go on in one epoch, which brings it nothing."""
-    g = job.open(oracle(3))
 
     def make() -> Any:
         own = np.arange(20) if g.rank() else np.arange(1)
@@ -231,9 +224,8 @@ def test_a_trainer_that_was_through_waits_for_the_next_epoch(job: SharedJob, ora
     assert [one(batch) for batch in again] == expected[1]
 
 
-def test_a_pass_that_was_left_is_over(job: SharedJob, oracle, shared_path: Path) -> None:
+def test_a_pass_that_was_left_is_over(job: SharedJob, g: dist.DistGraph, shared_path: Path) -> None:
     """As in the job that was not disturbed, where the next pass begins another epoch."""
-    g = job.open(oracle(3))
     loader, other = nodes(g), nodes(g)
     for _ in loader:
         break
@@ -298,9 +290,8 @@ def forged(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield state | {"fingerprint": state["fingerprint"] | {"seed": torch.zeros(2)}}
 
 
-def test_a_forged_state_is_one_error_on_every_trainer(job: SharedJob, oracle) -> None:
+def test_a_forged_state_is_one_error_on_every_trainer(job: SharedJob, g: dist.DistGraph) -> None:
     """Also where only one has it; and the loader goes on as if there had been none."""
-    g = job.open(oracle(3))
     loader = ids(g)
     batches = iter(loader)
     some(batches, 1)

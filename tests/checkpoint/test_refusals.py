@@ -109,8 +109,7 @@ MISFITS: dict[str, tuple[str, Callable[[Any, dict[str, Any]], Any], str]] = {
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_a_load_that_is_refused_changes_nothing(job: SharedJob, oracle, tmp_path: Path, misfit: str) -> None:
-    g = job.open(oracle(3))
+def test_a_load_that_is_refused_changes_nothing(job: SharedJob, g: dist.DistGraph, tmp_path: Path, misfit: str) -> None:
     path = job.one_has(lambda: tmp_path) / "c"
     saved = whole_state(g, 1)
     checkpoint.save(saved, checkpoint_id=path)
@@ -134,8 +133,7 @@ def test_a_load_that_is_refused_changes_nothing(job: SharedJob, oracle, tmp_path
     g.barrier()
 
 
-def test_objects_that_give_no_state_are_loaded(job: SharedJob, oracle, tmp_path: Path) -> None:
-    job.open(oracle(3))
+def test_objects_that_give_no_state_are_loaded(job: SharedJob, g: dist.DistGraph, tmp_path: Path) -> None:
     path = job.one_has(lambda: tmp_path) / "c"
     checkpoint.save({"a": Counter(3), "b": Counter(3)}, checkpoint_id=path)
     here = {"a": WithoutState(0), "b": Counter(0, "b")}
@@ -154,8 +152,7 @@ class Checked(Counter):
             raise ValueError(f"checked {state['kind']}")
 
 
-def test_objects_may_say_that_a_state_does_not_fit(job: SharedJob, oracle, tmp_path: Path) -> None:
-    job.open(oracle(3))
+def test_objects_may_say_that_a_state_does_not_fit(job: SharedJob, g: dist.DistGraph, tmp_path: Path) -> None:
     path = job.one_has(lambda: tmp_path) / "c"
     checkpoint.save({"a": Counter(3), "b": Checked(3)}, checkpoint_id=path)
     here = {"a": Counter(0), "b": Checked(0, "b")}

@@ -20,18 +20,11 @@ from mpigraph.dataloading import NeighborSampler
 from mpigraph.errors import InvalidArgumentError
 
 
-@pytest.fixture
-def shared_path(job: SharedJob, tmp_path: Path) -> Path:
-    """A directory that all trainers see."""
-    return job.one_has(lambda: tmp_path)
-
-
 def together(*parts: Any) -> dict[str, Any]:
     return dict(zip(("emb", "other", "optimizer"), parts, strict=True))
 
 
-def test_a_schedule_of_a_sparse_optimizer_goes_on(job: SharedJob, oracle, shared_path: Path) -> None:
-    job.open(oracle(3))
+def test_a_schedule_of_a_sparse_optimizer_goes_on(g: dist.DistGraph, shared_path: Path) -> None:
 
     def scheduled() -> dict[str, Any]:
         optimizer = MAKE["sgd"]([embedding()])
@@ -158,8 +151,7 @@ def flat(value: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values:UserWarning")
-def test_what_torch_has_and_plain_values(job: SharedJob, oracle, shared_path: Path) -> None:
-    g = job.open(oracle(3))
+def test_what_torch_has_and_plain_values(g: dist.DistGraph, shared_path: Path) -> None:
     saved = model_and_more(3) | VALUES | {"array": np.arange(6.0).reshape(2, 3), "custom": Custom([1, VALUES])}
     saved["one"] = np.array(2.5)
     saved["rank"] = checkpoint.OfTrainer(torch.full((2, 3), g.rank()))
@@ -179,37 +171,28 @@ def test_what_torch_has_and_plain_values(job: SharedJob, oracle, shared_path: Pa
     assert part == {"text": VALUES["text"]}
 
 
-def draws() -> list[Any]:
-    return [np.random.normal(size=3).tolist(), random.gauss(0, 1), random.random()]  # noqa: NPY002
+def draws(g: dist.DistGraph) -> list[Any]:
+    """Of numpy, of Python, and of this library outside loaders."""
+    sampled = dist.sample_neighbors(g, torch.arange(60, 80), 2).edges()
+    return [np.random.normal(size=3).tolist(), random.gauss(0, 1), random.random(), flat(sampled)]  # noqa: NPY002
 
 
-def test_generators_of_numpy_and_python(job: SharedJob, oracle, shared_path: Path) -> None:
-    g = job.open(oracle(3))
+def test_generators_go_on(g: dist.DistGraph, shared_path: Path) -> None:
     np.random.seed(g.rank())  # noqa: NPY002 - what a user draws from
     random.seed(g.rank())
     np.random.normal()  # noqa: NPY002
     random.gauss(0, 1)
     checkpoint.save({"random": checkpoint.RandomState()}, checkpoint_id=shared_path / "c")
-    expected = draws()
+    expected = draws(g)
+    draws(g)
     checkpoint.load({"random": checkpoint.RandomState()}, checkpoint_id=shared_path / "c")
-    assert draws() == expected
-
-
-def test_draws_outside_loaders_go_on(job: SharedJob, oracle, shared_path: Path) -> None:
-    g = job.open(oracle(3))
-    dist.sample_neighbors(g, [1], 2)
-    checkpoint.save({}, checkpoint_id=shared_path / "c")
-    seeds = torch.arange(60, 80)
-    expected = dist.sample_neighbors(g, seeds, 2).edges()
-    dist.sample_neighbors(g, seeds, 2)
-    checkpoint.load({}, checkpoint_id=shared_path / "c")
-    result = dist.sample_neighbors(g, seeds, 2).edges()
-    assert all(map(torch.equal, result, expected))
+    assert draws(g) == expected
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_what_cannot_be_saved_is_one_error(job: SharedJob, oracle, shared_path: Path, background: bool) -> None:
-    job.open(oracle(3))
+def test_what_cannot_be_saved_is_one_error(
+    job: SharedJob, g: dist.DistGraph, shared_path: Path, background: bool
+) -> None:
     save = checkpoint.async_save if background else checkpoint.save
     rank, last = job.rank, job.layout.trainers - 1
     for state, words in [
@@ -278,15 +261,13 @@ def test_a_state_of_something_else_is_refused(job: SharedJob, oracle, shared_pat
         checkpoint.load({"emb": embedding("emb")}, checkpoint_id=path)
 
 
-def test_a_state_can_be_moved_without_files(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
+def test_a_state_can_be_moved_without_files(g: dist.DistGraph) -> None:
     one, two = embedding("one"), dist.DistEmbedding(NUM_NODES, DIM, "two")
     two.load_state_dict(one.state_dict())
     assert torch.equal(two.weight[:], one.weight[:]) and two.weight[:].any()
 
 
-def test_a_model_for_torch_alone(job: SharedJob, oracle, shared_path: Path) -> None:
-    g = job.open(oracle(3))
+def test_a_model_for_torch_alone(g: dist.DistGraph, shared_path: Path) -> None:
     model = model_and_more(2)["model"]
     emb = embedding()
     checkpoint.save({"model": model, "emb": emb, "step": np.arange(3)}, checkpoint_id=shared_path / "c")
@@ -305,8 +286,7 @@ def test_a_model_for_torch_alone(job: SharedJob, oracle, shared_path: Path) -> N
     g.barrier()
 
 
-def test_rows_in_their_original_order(job: SharedJob, oracle, shared_path: Path) -> None:
-    g = job.open(oracle(3))
+def test_rows_in_their_original_order(g: dist.DistGraph, shared_path: Path) -> None:
     path = shared_path / "feat.npy"
     g.ndata["feat"].save(path)
     saved = np.load(path)
@@ -352,9 +332,10 @@ def late_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saving, "_copied", late)
 
 
-def test_writers_wait_for_the_copies_of_a_save(job: SharedJob, oracle, shared_path: Path, late_copies: None) -> None:
+def test_writers_wait_for_the_copies_of_a_save(
+    job: SharedJob, g: dist.DistGraph, shared_path: Path, late_copies: None
+) -> None:
     """Training that goes on at once, and writes from afar, change nothing of what is saved."""
-    g = job.open(oracle(3))
     emb = embedding()
     optimizer = MAKE["adagrad"]([emb])
     tensor = dist.DistTensor((NUM_NODES, 2), torch.int32, "t")
@@ -391,8 +372,9 @@ def test_views_are_written_once_a_save_has_copied(job: SharedJob, oracle, shared
 
 
 @needs_threads
-def test_whoever_was_interrupted_waits_again(job: SharedJob, oracle, shared_path: Path, late_copies: None) -> None:
-    job.open(oracle(3))
+def test_whoever_was_interrupted_waits_again(
+    job: SharedJob, g: dist.DistGraph, shared_path: Path, late_copies: None
+) -> None:
     checkpoint.async_save({"t": dist.DistTensor((NUM_NODES,), torch.int32, None)}, checkpoint_id=shared_path / "c")
     thread = job.session.saver._thread  # type: ignore[union-attr]
     with pytest.MonkeyPatch.context() as patch:
@@ -407,9 +389,8 @@ def interrupted(thread: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_tensor_is_closed_once_it_is_copied(job: SharedJob, oracle, shared_path: Path, late_copies: None) -> None:
+def test_a_tensor_is_closed_once_it_is_copied(g: dist.DistGraph, shared_path: Path, late_copies: None) -> None:
     """By its user, or by the collector: its memory is there as long as a save copies it."""
-    g = job.open(oracle(3))
     for close in (True, False):
         tensor: Any = dist.DistTensor((NUM_NODES, 2), torch.int32, None)
         tensor[torch.arange(NUM_NODES)] = 7
@@ -425,8 +406,7 @@ def test_a_tensor_is_closed_once_it_is_copied(job: SharedJob, oracle, shared_pat
         assert (again[:] == 7).all()
 
 
-def test_what_is_in_lists_is_loaded_in_place(job: SharedJob, oracle, shared_path: Path) -> None:
-    job.open(oracle(3))
+def test_what_is_in_lists_is_loaded_in_place(g: dist.DistGraph, shared_path: Path) -> None:
     tensor = dist.DistTensor((NUM_NODES,), torch.int32, "t")
     saved, result = model_and_more(3), model_and_more(1)
     saved["pair"] = (saved["model"], [1, {"t": tensor, "n": 5}], torch.ones(2))
@@ -444,8 +424,7 @@ def test_what_is_in_lists_is_loaded_in_place(job: SharedJob, oracle, shared_path
     assert result["history"] == [1.0, 2.0]
 
 
-def test_trainers_that_ask_for_different_values_are_told(job: SharedJob, oracle, shared_path: Path) -> None:
-    g = job.open(oracle(3))
+def test_trainers_that_ask_for_different_values_are_told(job: SharedJob, g: dist.DistGraph, shared_path: Path) -> None:
     last = job.layout.trainers - 1
     checkpoint.save({"x": torch.zeros(2), "y": torch.zeros(2), "z": 1}, checkpoint_id=shared_path / "c")
     if last:
@@ -458,9 +437,8 @@ def test_trainers_that_ask_for_different_values_are_told(job: SharedJob, oracle,
                 checkpoint.load(state, checkpoint_id=shared_path / "c")
 
 
-def test_what_depends_on_rows_is_made_anew(job: SharedJob, oracle, shared_path: Path) -> None:
+def test_what_depends_on_rows_is_made_anew(g: dist.DistGraph, shared_path: Path) -> None:
     """Tables of edge weights, and copies of remote rows."""
-    g = job.open(oracle(3))
     feat, weight = g.ndata["feat"], g.edata["weight"]
     saved = {"feat": feat, "weight": weight}
     checkpoint.save(saved, checkpoint_id=shared_path / "c")
@@ -482,9 +460,8 @@ def test_what_depends_on_rows_is_made_anew(job: SharedJob, oracle, shared_path: 
     assert result == [(False, True), (True, False)]
 
 
-def test_a_gpu_of_some_trainers(job: SharedJob, oracle, shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_of_some_trainers(g: dist.DistGraph, shared_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fake: the first trainer alone has one."""
-    g = job.open(oracle(3))
     state = torch.arange(16, dtype=torch.uint8)
     got: list[Any] = []
     if g.rank() == 0:

@@ -14,10 +14,10 @@ from mpigraph import checkpoint
 from mpigraph.checkpoint import saving
 from mpigraph.checkpoint.api import Saver, saver_of
 from mpigraph.checkpoint.folder import Writer
-from mpigraph.errors import StorageError
+from mpigraph.errors import ShardFormatError, StorageError
 from mpigraph.session.context import current
 
-NEWER = "another job, which came later"
+NEWER = r"another job, which came later .*, writes checkpoints here since .* from process \d+ on .*end this job"
 
 
 @pytest.fixture
@@ -66,39 +66,30 @@ def step_of(directory: Path) -> int:
     return state["step"]
 
 
-@pytest.mark.parametrize("looks, loads", [(True, True), (True, False), (False, True)])
-def test_an_older_job_that_wakes_is_refused(job: SharedJob, around: Path, looks: bool, loads: bool) -> None:
+@pytest.mark.parametrize(
+    "looks, loads, saves, looks_again",
+    [(True, True, False, False), (True, False, True, False), (False, True, False, False), (True, True, False, True)],
+)
+def test_an_older_job_that_wakes_is_refused(
+    job: SharedJob, around: Path, looks: bool, loads: bool, saves: bool, looks_again: bool
+) -> None:
+    """The newer job takes over, whoever saves first, and the older one stays older."""
     jobs = Jobs(around)
     older, newer = jobs.come(looks, loads), jobs.come(looks, loads)
+    if saves:
+        jobs.save(older, "200", 200)
     jobs.save(newer, "200", 2000)
     jobs.save(newer, "300", 300)
+    if looks_again:
+        current().saver = older
+        assert checkpoint.latest(around) == around / "300"
     for name in ("200", "400"):
-        with pytest.raises(StorageError, match=f"{NEWER} .*end this job") as caught:
+        with pytest.raises(StorageError, match=NEWER) as caught:
             jobs.save(older, name, 201)
         assert caught.value.everywhere
     assert jobs.newest == ("300", 300) and step_of(around / "200") == 2000
     jobs.save(newer, "400", 400)
     assert jobs.newest == ("400", 400)
-
-
-def test_the_newer_job_takes_over_whoever_saves_first(job: SharedJob, around: Path) -> None:
-    jobs = Jobs(around)
-    older, newer = jobs.come(), jobs.come()
-    jobs.save(older, "200", 200)
-    jobs.save(newer, "200", 201)
-    with pytest.raises(StorageError, match=NEWER):
-        jobs.save(older, "300", 300)
-    assert jobs.newest == ("200", 201)
-
-
-def test_an_older_job_that_looks_again_stays_older(job: SharedJob, around: Path) -> None:
-    jobs = Jobs(around)
-    older, newer = jobs.come(), jobs.come()
-    jobs.save(newer, "200", 200)
-    current().saver = older
-    assert checkpoint.latest(around) == around / "200"
-    with pytest.raises(StorageError, match=NEWER):
-        jobs.save(older, "300", 300)
 
 
 def test_jobs_that_only_load_take_the_folder_from_no_other(job: SharedJob, around: Path) -> None:
@@ -198,6 +189,8 @@ def test_damaged_checkpoints_are_not_among_those_that_are_kept(job: SharedJob, a
     jobs.save(saver_of(job.session), "200", 200)
     jobs.save(saver_of(job.session), "300", 300)
     damage(job, around / "300", 300)
+    with pytest.raises(ShardFormatError, match="-0.h5: dataset 'tensors' is damaged"):
+        checkpoint.export(around / "300", around.parent / "x.pt", "x")
     saver = jobs.come(newest="200") if looks else Saver(job.session)
     jobs.save(saver, "280", 280, keep=2)
     assert names(around) == ["200", "280", "300"]

@@ -1,0 +1,20 @@
+"""What tests of checkpoints begin with."""
+
+from pathlib import Path
+
+import pytest
+from layouts import SharedJob
+
+import mpigraph.distributed as dist
+
+
+@pytest.fixture
+def shared_path(job: SharedJob, tmp_path: Path) -> Path:
+    """A directory that all trainers see."""
+    return job.one_has(lambda: tmp_path)
+
+
+@pytest.fixture
+def g(job: SharedJob, oracle) -> dist.DistGraph:
+    """The oracle in three parts."""
+    return job.open(oracle(3))
