@@ -192,27 +192,12 @@ def test_another_graph_is_not_copied_over(remote, oracle, monkeypatch, capsys, t
     assert "my data/oracle.json is of another graph" in capsys.readouterr().err
 
 
+SSH_GOLDEN = """ssh -p 2222 -l ann {host} 'mkdir -p -- /w /w/data /w/data/part{k}'
+{tool} -- {{part{k}}} {quote}{there}:/w/data/part{k}/{quote}
+{tool} -- '{{dir}}/my scripts' {quote}{there}:/w/{quote}
+{tool} -- {{config}} {quote}{there}:/w/data/{quote}
+"""
 GOLDEN = {
-    "rsync": """
-ssh -p 2222 -l ann 10.0.0.1 'mkdir -p -- /w /w/data /w/data/part0'
-rsync -a --partial --protect-args -e 'ssh -p 2222 -l ann' -- {part0} 10.0.0.1:/w/data/part0/
-rsync -a --partial --protect-args -e 'ssh -p 2222 -l ann' -- '{dir}/my scripts' 10.0.0.1:/w/
-rsync -a --partial --protect-args -e 'ssh -p 2222 -l ann' -- {config} 10.0.0.1:/w/data/
-ssh -p 2222 -l ann fe80::2 'mkdir -p -- /w /w/data /w/data/part1'
-rsync -a --partial --protect-args -e 'ssh -p 2222 -l ann' -- {part1} '[fe80::2]:/w/data/part1/'
-rsync -a --partial --protect-args -e 'ssh -p 2222 -l ann' -- '{dir}/my scripts' '[fe80::2]:/w/'
-rsync -a --partial --protect-args -e 'ssh -p 2222 -l ann' -- {config} '[fe80::2]:/w/data/'
-""",
-    "scp": """
-ssh -p 2222 -l ann 10.0.0.1 'mkdir -p -- /w /w/data /w/data/part0'
-scp -rpq -P 2222 -o User=ann -- {part0} 10.0.0.1:/w/data/part0/
-scp -rpq -P 2222 -o User=ann -- '{dir}/my scripts' 10.0.0.1:/w/
-scp -rpq -P 2222 -o User=ann -- {config} 10.0.0.1:/w/data/
-ssh -p 2222 -l ann fe80::2 'mkdir -p -- /w /w/data /w/data/part1'
-scp -rpq -P 2222 -o User=ann -- {part1} '[fe80::2]:/w/data/part1/'
-scp -rpq -P 2222 -o User=ann -- '{dir}/my scripts' '[fe80::2]:/w/'
-scp -rpq -P 2222 -o User=ann -- {config} '[fe80::2]:/w/data/'
-""",
     "slurm": """
 {all} mkdir -p -- /w /w/data
 {one} --relative=0 --input=none --kill-on-bad-exit=1 mkdir -p -- /w/data/part0
@@ -224,6 +209,12 @@ scp -rpq -P 2222 -o User=ann -- {config} '[fe80::2]:/w/data/'
 sbcast --force --preserve -- {config} /w/data/oracle.json
 """,
 }
+for name, words in (
+    ("rsync", "rsync -a --partial --protect-args -e 'ssh -p 2222 -l ann'"),
+    ("scp", "scp -rpq -P 2222 -o User=ann"),
+):
+    first = SSH_GOLDEN.format(tool=words, k=0, host="10.0.0.1", there="10.0.0.1", quote="")
+    GOLDEN[name] = first + SSH_GOLDEN.format(tool=words, k=1, host="fe80::2", there="[fe80::2]", quote="'")
 
 
 @pytest.mark.parametrize("tool", GOLDEN)

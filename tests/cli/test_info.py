@@ -162,36 +162,26 @@ def copy_of(comm: MPI.Intracomm, oracle, tmp_path: Path) -> Path:
     return folder / "oracle.json"
 
 
-def has_no_file(path: Path) -> None:
-    (path.parent / "part1/graph.h5").unlink()
-
-
-def has_a_bad_bit(path: Path) -> None:
-    flip(path.parent / "part1/graph.h5", "relations/_N:_E:_N/indices")
-
-
-def has_a_source_too_many(path: Path) -> None:
-    rewrite(path, 1, "part_graph", "relations/_N:_E:_N/indices", lambda rows: rows + 100)
-
-
-def is_of_dgl(path: Path) -> None:
-    path.write_text(json.dumps({"part-0": {"part_graph": "part0/graph.dgl"}}))
-
-
-def is_no_json(path: Path) -> None:
-    path.write_bytes(b"\x89HDF\r\n\x1a\n")
+INDICES = "relations/_N:_E:_N/indices"
 
 
 @pytest.mark.parametrize("comm", [1, 2], indirect=True)
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (has_no_file, "part1/graph.h5: shard file is missing"),
-        (has_a_bad_bit, "part1/graph.h5: dataset 'relations/_N:_E:_N/indices' is damaged"),
-        (has_a_source_too_many, "part1/graph.h5: dataset 'relations/_N:_E:_N/indices' contradicts itself: a source"),
-        (is_of_dgl, "oracle.json: written by DGL"),
-        (is_no_json, "oracle.json: not a valid JSON file"),
+        (lambda path: (path.parent / "part1/graph.h5").unlink(), "part1/graph.h5: shard file is missing"),
+        (lambda path: flip(path.parent / "part1/graph.h5", INDICES), f"part1/graph.h5: dataset '{INDICES}' is damaged"),
+        (
+            lambda path: rewrite(path, 1, "part_graph", INDICES, lambda rows: rows + 100),
+            f"part1/graph.h5: dataset '{INDICES}' contradicts itself: a source",
+        ),
+        (
+            lambda path: path.write_text(json.dumps({"part-0": {"part_graph": "part0/graph.dgl"}})),
+            "oracle.json: written by DGL",
+        ),
+        (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n"), "oracle.json: not a valid JSON file"),
     ],
+    ids=["missing", "a bit", "a source", "DGL", "no JSON"],
 )
 def test_what_is_wrong_is_one_error(
     comm: MPI.Intracomm, oracle, tmp_path: Path, info: Callable[..., Outcome], damage, message: str

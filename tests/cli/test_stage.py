@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,27 +99,28 @@ def test_staging_copies_once(config: PartConfig, tmp_path: Path) -> None:
     assert stage(config, [0, 1], tmp_path) == 3
 
 
-@pytest.mark.parametrize("how", ["missing", "link", "cut off", "flipped", "another graph", "again", "interrupted"])
+def other_graph(shard: Path, config: PartConfig, **how: Any) -> None:
+    """Put the same part of another graph in place of a shard: of the same size and name, itself undamaged."""
+    write_oracle(shard.parents[1] / "other", 4, **how)
+    shutil.copy(shard.parents[1] / "other" / "part1" / "node_feat.h5", shard)
+
+
+WRONGS: dict[str, Callable[[Path, PartConfig], object]] = {
+    "missing": lambda shard, config: shard.unlink(),
+    "link": lambda shard, config: shard.unlink() or shard.symlink_to(config.directory / "part1" / "node_feat.h5"),
+    "cut off": lambda shard, config: os.truncate(shard, shard.stat().st_size - 100),
+    "flipped": lambda shard, config: flip(shard, "_N/feat"),
+    "another graph": partial(other_graph, part_method="given"),
+    "partitioned again": partial(other_graph, seed=1),
+    "interrupted": lambda shard, config: shard.replace(shard.with_name(".node_feat.h5.tmp")),
+}
+
+
+@pytest.mark.parametrize("how", WRONGS)
 def test_what_is_wrong_is_copied_again(config: PartConfig, tmp_path: Path, how: str) -> None:
     stage(config, [0, 1], tmp_path)
     shard = tmp_path / "part1" / "node_feat.h5"
-    if how == "missing":
-        shard.unlink()
-    elif how == "link":
-        shard.unlink()
-        shard.symlink_to(config.directory / "part1" / "node_feat.h5")
-    elif how == "cut off":
-        os.truncate(shard, shard.stat().st_size - 100)
-    elif how == "flipped":
-        flip(shard, "_N/feat")
-    elif how == "another graph":  # of the same size and name, itself undamaged
-        write_oracle(tmp_path / "other", 4, "given")
-        shutil.copy(tmp_path / "other" / "part1" / "node_feat.h5", shard)
-    elif how == "again":  # the same graph, partitioned once more with another seed
-        write_oracle(tmp_path / "other", 4, seed=1)
-        shutil.copy(tmp_path / "other" / "part1" / "node_feat.h5", shard)
-    else:
-        shard.replace(shard.with_name(".node_feat.h5.tmp"))
+    WRONGS[how](shard, config)
     assert stage(config, [0, 1], tmp_path) == 1
     assert shard.read_bytes() == (config.directory / "part1" / "node_feat.h5").read_bytes() and not shard.is_symlink()
     assert len(list(shard.parent.iterdir())) == 3
