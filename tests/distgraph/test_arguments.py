@@ -15,7 +15,13 @@ from oracle import NUM_NODES
 import mpigraph
 import mpigraph.distributed as dist
 from mpigraph.dataloading import NeighborSampler
-from mpigraph.errors import InvalidArgumentError, MaskLengthError, MPIGraphError, PartitionError
+from mpigraph.errors import (
+    InvalidArgumentError,
+    MaskLengthError,
+    MPIGraphError,
+    OutOfRangeError,
+    PartitionError,
+)
 from mpigraph.session.context import Session, current
 
 local_and_remote = on_layouts([ALONE, Layout(2, 0, 1)])
@@ -32,6 +38,15 @@ TENSORS: list[tuple[dict[str, Any], str]] = [
     ({"init_func": 5}, "init_func must be callable .got 5"),
     ({"dtype": "float32"}, "dtype must be a torch.dtype .got 'float32'"),
 ]
+EMBEDDINGS: list[tuple[dict[str, Any], str]] = [
+    ({"num_embeddings": 17}, "no node or edge type has 17 rows"),
+    ({"embedding_dim": 0}, "embedding_dim must be an integer >= 1 .got 0"),
+    ({"embedding_dim": 2.5}, "got 2.5"),
+    ({"dtype": torch.int64}, "torch.bfloat16 .got torch.int64"),
+    ({"dtype": "float32"}, "got 'float32'"),
+    ({"init_func": 0.5}, "init_func must be callable .got 0.5"),
+    ({"name": 5}, "name must be a string .got 5"),
+]
 LOADERS: list[tuple[dict[str, Any], str]] = [
     ({"batch_size": 2.5}, "batch_size must be an integer >= 1 .got 2.5"),
     ({"batch_size": HUGE}, "batch_size must be an integer <= "),
@@ -46,8 +61,7 @@ LOADERS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_a_tensor_is_told_how_to_become_a_feature(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_a_tensor_is_told_how_to_become_a_feature(g: dist.DistGraph) -> None:
     with pytest.raises(InvalidArgumentError, match=r"DistTensor\(\(101, 2\), torch.float32, 'x'\)") as caught:
         g.ndata["x"] = torch.zeros(NUM_NODES, 2)
     x = eval(str(caught.value).split("t = ")[1].split(";")[0], {"mpigraph": mpigraph, "torch": torch})
@@ -57,8 +71,7 @@ def test_a_tensor_is_told_how_to_become_a_feature(job: SharedJob, oracle) -> Non
     g.barrier()
 
 
-def test_initialize_again_is_harmless_with_the_same_arguments(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_initialize_again_is_harmless_with_the_same_arguments(g: dist.DistGraph) -> None:
     session = current()
     dist.initialize(**session.arguments)
     assert current() is session and g.num_nodes() == NUM_NODES
@@ -69,14 +82,17 @@ def test_initialize_again_is_harmless_with_the_same_arguments(job: SharedJob, or
 @pytest.mark.slow
 @on_layouts([ALONE, Layout(2, 0, 1), Layout(3, 1, 0)])
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_what_is_made_together_fails_together(job: SharedJob, oracle, everywhere: bool) -> None:
-    g = job.open(oracle(3))
+def test_what_is_made_together_fails_together(job: SharedJob, g: dist.DistGraph, everywhere: bool) -> None:
     bad = everywhere or g.rank() == job.trainers.size - 1
     good = {"shape": (NUM_NODES,), "dtype": torch.float32, "name": "t"}
     for wrong, words in TENSORS:
         called = repr(wrong.get("name", "t")) if bad else "'t'"
         with pytest.raises(InvalidArgumentError, match=f"creating tensor {called} failed on .*: {words}"):
             dist.DistTensor(**good | (wrong if bad else {}))
+    embedding = {"num_embeddings": NUM_NODES, "embedding_dim": 2, "name": "e"}
+    for wrong, words in EMBEDDINGS:
+        with pytest.raises(MPIGraphError, match=f"creating embedding .* failed on .*{words}"):
+            dist.DistEmbedding(**embedding | (wrong if bad else {}))
     loader = {"g": g, "nids": [1, 2], "graph_sampler": NeighborSampler([2])}
     for wrong, words in LOADERS:
         with pytest.raises(InvalidArgumentError, match=f"creating a loader failed on .*: {words}"):
@@ -90,9 +106,14 @@ def test_what_is_made_together_fails_together(job: SharedJob, oracle, everywhere
     assert not dist.DistTensor(**good)[:].any()
 
 
-CALLS: list[tuple[Callable[[dist.DistGraph], object], type[MPIGraphError], str]] = [
+CALLS: list[tuple[Callable[[dist.DistGraph], object], type[Exception], str]] = [
     (lambda g: g.ndata["feat"]["x"], InvalidArgumentError, "index of tensor 'feat': expected numbers"),
     (lambda g: g.ndata["feat"][[[1], [2, 3]]], InvalidArgumentError, "expected numbers .got lists of several lengths"),
+    (lambda g: g.ndata["feat"][[3, 101]], OutOfRangeError, "tensor 'feat': row 101 at position 1 is out of range"),
+    (lambda g: g.ndata["feat"][torch.tensor([-1])], IndexError, "row -1"),
+    (lambda g: g.ndata["feat"].__setitem__([500], 1), OutOfRangeError, "row 500"),
+    (lambda g: g.ndata["feat"][torch.ones(5, dtype=torch.bool)], MaskLengthError, "must have 101 entries"),
+    (lambda g: g.ndata["feat"][torch.tensor([0.5])], InvalidArgumentError, "must be integers"),
     (lambda g: g.ndata["feat"][:, 0], InvalidArgumentError, "rows alone can be chosen"),
     (lambda g: g.ndata.__setitem__(5, g.ndata["feat"]), InvalidArgumentError, "name of a feature must be a string"),
     (lambda g: g.ndata["feat"][np.zeros(2, np.longdouble)], InvalidArgumentError, "expected numbers"),
@@ -122,8 +143,7 @@ CALLS: list[tuple[Callable[[dist.DistGraph], object], type[MPIGraphError], str]]
 
 
 @local_and_remote
-def test_what_a_trainer_does_alone_fails_alone(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_what_a_trainer_does_alone_fails_alone(g: dist.DistGraph) -> None:
     for call, kind, words in CALLS:
         with pytest.raises(kind, match=words):
             call(g)
@@ -171,8 +191,7 @@ WRITES: list[tuple[torch.dtype, Any, str]] = [
 
 
 @local_and_remote
-def test_values_that_do_not_exist_in_a_dtype(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
+def test_values_that_do_not_exist_in_a_dtype(job: SharedJob, g: dist.DistGraph) -> None:
     dtypes = {torch.complex64, torch.uint16, *(dtype for dtype, *_ in WRITES)}
     tensors = {dtype: dist.DistTensor((NUM_NODES,), dtype) for dtype in sorted(dtypes, key=str)}
     for dtype, value, words in WRITES:

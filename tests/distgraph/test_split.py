@@ -76,8 +76,7 @@ def test_splits_cover_the_mask_once(job: SharedJob, oracle) -> None:
                 assert max(map(len, nodes)) - min(map(len, nodes)) <= 1
 
 
-def test_arange_means_every_id(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_arange_means_every_id(job: SharedJob, g: dist.DistGraph) -> None:
     for ids in (np.arange(NUM_NODES), torch.arange(NUM_NODES, dtype=torch.int32)):
         for even in (True, False):
             share = dist.node_split(ids, g.get_partition_book(), force_even=even).tolist()
@@ -87,8 +86,7 @@ def test_arange_means_every_id(job: SharedJob, oracle) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 2, 0.5, np.nan])
-def test_a_mask_is_0_or_1(job: SharedJob, oracle, wrong: float) -> None:
-    g = job.open(oracle(3))
+def test_a_mask_is_0_or_1(g: dist.DistGraph, wrong: float) -> None:
     for dtype in (np.int8, np.int64, np.float32) if wrong in (-1, 2) else (np.float32,):
         mask = np.ones(NUM_NODES, dtype)
         mask[50] = wrong
@@ -188,8 +186,9 @@ def test_a_trainer_of_a_thousand_reads_its_own_piece(hosts: int, step: int) -> N
     assert _counted_share(Arithmetic(count, step), wrong.blocks(), 5, trainers) is None
 
 
-def test_a_mask_is_counted_anew_when_it_was_written(job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch) -> None:
-    g = job.open(oracle(3))
+def test_a_mask_is_counted_anew_when_it_was_written(
+    job: SharedJob, g: dist.DistGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
     book, read = g.get_partition_book(), []
     gather = RowTensor.gather
 
@@ -217,8 +216,7 @@ def test_a_mask_is_counted_anew_when_it_was_written(job: SharedJob, oracle, monk
     assert len(dist.node_split(t)) == 0
 
 
-def test_masks_that_came_with_the_graph_are_counted_when_it_is_loaded(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_masks_that_came_with_the_graph_are_counted_when_it_is_loaded(g: dist.DistGraph) -> None:
     state = current().store
     masks = [t for t in state.tensors.values() if derived.is_mask(t)]
     assert masks
@@ -243,8 +241,7 @@ def test_split_is_local_where_parts_are(comm, oracle) -> None:
     Job(comm, Layout(comm.size, 0, 1)).run(body)
 
 
-def test_splits_by_time_have_nothing_in_common(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
+def test_splits_by_time_have_nothing_in_common(job: SharedJob, g: dist.DistGraph) -> None:
     for split, times in ((dist.node_split, g.ndata["orig"]), (dist.edge_split, g.edata["edge"])):
         every = times[:]
         first, second = int(every.median()), int(every.max())

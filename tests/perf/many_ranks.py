@@ -8,8 +8,10 @@ this rank and on ``--asked`` others.
 """
 
 import argparse
+import sys
+from pathlib import Path
 
-import common  # noqa: F401  (puts tests/support on the path)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))  # before this folder: a module of this name
 from many_ranks import Hop
 
 from mpigraph.mpi.start import start_mpi
