@@ -115,6 +115,7 @@ def test_hostile_names_stay_text() -> None:
     assert HOSTILE in reader.text
 
 
+@pytest.mark.slow
 def test_128_ranks_fit_in_5_megabytes(tmp_path: Path) -> None:
     summary = made(4, Setup(trainers=96, nodes=32, servers=True, steps=500, spikes=0.02), Fault("sudden", 7, 3))
     write_page(tmp_path, summary)

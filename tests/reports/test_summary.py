@@ -46,11 +46,11 @@ HOSTILE = [None, True, -1, 0.5, 1 << 70, -(1 << 70), "", "\ud800", [], {}, [[[1]
 
 def test_no_value_at_any_place_crashes_the_reader() -> None:
     """One error that names the file and a field, or a summary that the value fits."""
-    content = json.loads(encode(SUMMARY))
+    content = json.loads(encode(made(0, Setup(trainers=2, nodes=2, servers=True, steps=2))))
     paths = places(content)
     rng = np.random.default_rng(0)
     wrong = 0
-    for i in rng.permutation(len(paths))[:700].tolist():
+    for i in rng.permutation(len(paths))[:400].tolist():
         value = HOSTILE[i % len(HOSTILE)]
         try:
             decode(Summary, json.dumps(replaced(content, paths[i], value)).encode(), "a/summary.json")
@@ -59,7 +59,7 @@ def test_no_value_at_any_place_crashes_the_reader() -> None:
             wrong += 1
             assert "a/summary.json" in str(error) and len(str(error)) < 400
             assert named in str(error) or "steps" in str(error) or len(paths[i]) == 1, (paths[i], value, error)
-    assert wrong > 300
+    assert wrong > 170
 
 
 @pytest.mark.parametrize(
