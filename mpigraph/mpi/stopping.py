@@ -50,7 +50,7 @@ import numpy as np
 from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
-from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
+from mpigraph.mpi.wait import IDLE, until
 
 STOP = -1
 """A target: all stop where they are held."""
@@ -197,7 +197,7 @@ class Stopping:
         self._meetings += 1
         self.calls = 0
 
-    def call(self, at: int | None, held: Callable[[], AbstractContextManager[None]]) -> bool:
+    def call(self, at: int | None, held: Callable[[], AbstractContextManager[object]]) -> bool:
         """Return whether all stop here; wait, if they may.
 
         Args:
@@ -211,10 +211,9 @@ class Stopping:
             return True
         stops = self.arrive(at)
         if stops is None:
-            backoff = Backoff()
             with held():
-                while (stops := self.answer()) is None:
-                    backoff.pause(PEERS_COMPUTE)
+                until(lambda: self.answer() is not None, IDLE)
+            return self.agreed
         return stops
 
     def arrive(self, at: int | None) -> bool | None:

@@ -31,10 +31,10 @@ from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.memory import keep_freed_memory
 from mpigraph.mpi.abort import abort, exit_status, guard, leaving, unguard
-from mpigraph.mpi.agree import allgather_bytes, everywhere, together
+from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.compat import library_version, may_lose_messages
 from mpigraph.mpi.start import WORKER, is_worker
-from mpigraph.mpi.wait import PEERS_COMPUTE, UNINTERRUPTED, wait
+from mpigraph.mpi.wait import IDLE, UNINTERRUPTED, until
 from mpigraph.mpi.world import World, job_comm
 from mpigraph.rows.segments import RowPool
 from mpigraph.sampling.exchanges import open_exchange
@@ -393,7 +393,7 @@ def initialize(
     with world.watch("compiling kernels", _PATIENCE):
         world.once_per_node(compile_missing)
         load_compiler()
-        wait(world.comm.Ibarrier(), PEERS_COMPUTE)  # the next step has a shorter deadline
+        until(world.comm.Ibarrier().Test, IDLE)  # the next step has a shorter deadline
     cores = world.cores_per_rank()
     if world.size > 1 and not config.threads_chosen:
         torch.set_num_threads(cores)
@@ -439,9 +439,7 @@ def _prepare_process(world: World, all_ranks: bool) -> None:
         )
     try:
         world.check_threads()
-        with together(
-            world.comm, "comparing the environment with the job", watched=lambda: world.watch("comparing variables")
-        ):
+        with world.watch("comparing variables"), world.on_all_ranks("comparing the environment with the job"):
             if world.is_trainer and all_ranks:  # on ranks of the user's choice they may belong to another job
                 settings.check_rendezvous(world.trainers.rank, world.trainers.size)
     except InvalidArgumentError:

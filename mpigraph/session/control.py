@@ -22,18 +22,10 @@ from mpi4py import MPI
 from mpigraph.collective import Strict, collective
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
 from mpigraph.log import line_calling
-from mpigraph.mpi.agree import Sameness, allgather_bytes, everywhere, no_way_back, raise_jointly
+from mpigraph.mpi.agree import Sameness, allgather_bytes, everywhere, raise_jointly
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.messages import FAILED, OK, Header
-from mpigraph.mpi.wait import (
-    IDLE_SERVER_LOCAL,
-    IDLE_SERVER_REMOTE,
-    IN_ROUND,
-    TRANSFER,
-    UNINTERRUPTED,
-    Backoff,
-    wait,
-)
+from mpigraph.mpi.wait import IDLE, TRAVELLING, UNINTERRUPTED, Backoff, no_way_back, until
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.session.reporting import Reporting
 from mpigraph.store.derived import EdgeTimes, EdgeWeights
@@ -107,7 +99,7 @@ def _retire(store: Store, numbers: Iterable[int]) -> None:
     for number in numbers:
         if number in store.tensors:
             store.tensors[number].window.retire()
-    wait(store.world.comm.Ibarrier(), IN_ROUND)
+    until(store.world.comm.Ibarrier().Test)
 
 
 def _sync(store: Store, args: Arguments) -> Any:
@@ -187,9 +179,9 @@ class Control:
         with UNINTERRUPTED:
             with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)"):
                 header = Header(self._world.comm, operation, status)
-                wait(header.request, IN_ROUND)
+                until(header.request.Test)
             self._world.watchdog.stopping.meet()
-            with no_way_back(self._world.comm):
+            with no_way_back():
                 return self._run(header, args, have, doing or operation.name.lower(), error)
 
     @collective("trainers", "in strict mode")
@@ -200,7 +192,7 @@ class Control:
             return
         sameness = Sameness(name)
         with UNINTERRUPTED, world.meeting(f"{name} (waiting for the other trainers)"):
-            wait(self._calls.Iallreduce(MPI.IN_PLACE, sameness.words, MPI.MAX), IN_ROUND)
+            until(self._calls.Iallreduce(MPI.IN_PLACE, sameness.words, MPI.MAX).Test)
         if sameness.holds:
             return
         line = line_calling(sys._getframe())
@@ -219,7 +211,7 @@ class Control:
         self._pending = None
         operation = Operation(int(header.operations[self._world.trainer_ranks[0]]))
         try:
-            with no_way_back(self._world.comm):
+            with no_way_back():
                 self._run(header, {})
         except MPIGraphError:
             return None  # raised on every trainer too, where the user sees it; if they continue, so do we
@@ -311,11 +303,9 @@ def serve(store: Store, control: Control) -> None:
 
     An idle server sleeps between polls, so that it leaves its core to a trainer; it may be idle for hours. Its host
     thread answers other ranks; where MPI allows no calls from threads, this loop does, and no trainer samples beside a
-    control call. Where every trainer reads its memory directly, it has only control calls to wait for, and sleeps
-    longer.
+    control call.
     """
     world, hosts, exchange = store.world, store.rows.hosts, store.exchange
-    idle = IDLE_SERVER_LOCAL if world.all_local else IDLE_SERVER_REMOTE
     backoff = Backoff()
     while True:
         operation = control.poll()
@@ -334,4 +324,4 @@ def serve(store: Store, control: Control) -> None:
             backoff.reset()
         else:
             busy = world.progress is None and (hosts.outstanding or exchange.outstanding)
-            backoff.pause(TRANSFER if busy else idle)
+            backoff.pause(TRAVELLING if busy else IDLE)

@@ -30,7 +30,7 @@ from mpigraph.memory import held_memory, process_figures
 from mpigraph.mpi.agree import allgather_bytes, describe, gather_bytes
 from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.coroutine import Coroutine, run
-from mpigraph.mpi.wait import BLOCKED
+from mpigraph.mpi.wait import NOW
 from mpigraph.mpi.witness import fields_of_rank
 from mpigraph.recording import STEP_FIELDS, Recording, Track, at_each_step
 from mpigraph.reports.page import write_page
@@ -107,9 +107,9 @@ class Drift(NamedTuple):
 def compare_clocks(comm: MPI.Intracomm, asking: int, asked: Sequence[int]) -> list[Ahead]:
     """Return on the rank ``asking`` how far the clock of each of the ranks ``asked`` is ahead; [] on the others."""
     if comm.rank == asking:
-        return [run(_ask(comm, rank), BLOCKED) for rank in asked]
+        return [run(_ask(comm, rank), policy=NOW) for rank in asked]
     if comm.rank in asked:
-        run(_answer(comm, asking), BLOCKED)
+        run(_answer(comm, asking), policy=NOW)
     return []
 
 
