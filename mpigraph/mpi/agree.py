@@ -7,7 +7,7 @@ headers that are exchanged anyway (``mpi/messages.py``), only :func:`raise_joint
 import json
 import socket
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from hashlib import blake2b
 from typing import NoReturn, TypeVar
@@ -168,10 +168,11 @@ def everywhere(error: Error) -> Error:
     return error
 
 
-@collective("comm")
-def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[NoReturn]:
-    """Raise on every rank, once all know that a rank has an error; see :func:`agree`."""
-    told = yield from gathering(comm, b"" if error is None else to_wire(error))
+def joint_error(doing: str, told: Sequence[bytes], label: str = "rank") -> MPIGraphError:
+    """Return the error that every rank raises; see :func:`agree`.
+
+    ``told``: by rank, its error as :func:`to_wire` writes it, or nothing.
+    """
     by_text: dict[str, list[int]] = {}
     kinds = set[type[MPIGraphError]]()
     for rank, data in enumerate(told):
@@ -181,10 +182,17 @@ def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label
             by_text.setdefault(text, []).append(rank)
     parts = []
     for text, ranks in by_text.items():
-        where = "every rank" if len(ranks) == comm.size else f"{label} {', '.join(map(str, ranks))}"
+        where = "every rank" if len(ranks) == len(told) else f"{label} {', '.join(map(str, ranks))}"
         parts.append(f"on {where}: {text}")
     common = kinds.pop() if len(kinds) == 1 else CollectiveError
-    raise everywhere(common(f"{doing} failed " + "; ".join(parts))) from error
+    return everywhere(common(f"{doing} failed " + "; ".join(parts)))
+
+
+@collective("comm")
+def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[NoReturn]:
+    """Raise on every rank, once all know that a rank has an error; see :func:`agree`."""
+    told = yield from gathering(comm, b"" if error is None else to_wire(error))
+    raise joint_error(doing, told, label) from error
 
 
 @collective("comm")

@@ -23,7 +23,7 @@ from torch.autograd import profiler
 from torch.utils.data import get_worker_info
 
 from mpigraph import config as settings
-from mpigraph.collective import Strict, collective
+from mpigraph.collective import collective
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError, check_integer
 from mpigraph.kernels import compile_missing, load_compiler
@@ -289,15 +289,6 @@ def current() -> Session:
     if session is None:
         raise NotInitializedError(WORKER if is_worker() else _NOT_STARTED)
     return session
-
-
-def _compare(call: str) -> None:
-    """Compare a collective call with those of the other trainers of the running session, if there is one."""
-    if Session.running is not None:
-        Session.running.control.compare(call)
-
-
-Strict.compare = _compare
 
 
 def is_initialized() -> bool:
