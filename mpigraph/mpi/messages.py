@@ -20,6 +20,7 @@ from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, CollectiveError
 from mpigraph.mpi.coroutine import Coroutine, run
+from mpigraph.mpi.deadlines import WAITS
 from mpigraph.mpi.wait import NOW, until
 from mpigraph.mpi.world import Trainers
 from mpigraph.trace import count
@@ -63,9 +64,10 @@ class Gate:
         self._shut = True
         return any(thread != get_ident() for thread in list(self._users))
 
-    def drain(self) -> None:
-        """Refuse new users, and wait for those of other threads. Blocking: the caller puts a deadline on it."""
-        until(lambda: not self.shut())
+    def drain(self, what: str) -> None:
+        """Refuse new users, and wait for those of other threads; ``what`` names the wait. Blocking."""
+        with WAITS.watch(what):
+            until(lambda: not self.shut())
 
     def forget_threads(self) -> None:
         """Forget the users of a forked process's parent: of its threads only this one goes on."""

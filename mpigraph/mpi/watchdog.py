@@ -130,14 +130,9 @@ class Watchdog:
         self.board.close()
 
     def exchange(self) -> None:
-        """On a leader, take part in the rounds of leaders."""
-        if self._rounds is not None:
+        """Take part in the rounds of leaders, on a leader whose watchdog may not: call it again and again."""
+        if self._rounds is not None and not self._threads:
             self._rounds.exchange(self.waits.now)
-
-    @property
-    def needs_exchange(self) -> bool:
-        """True if a thread other than the watchdog's must call :meth:`exchange` again and again."""
-        return self._rounds is not None and not self._threads
 
     def _run(self) -> None:
         while not self._done.wait(min(_HURRY, self._tick) if self._decider.hurries else self._tick):

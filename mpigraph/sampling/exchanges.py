@@ -103,8 +103,7 @@ class Exchange(ABC):
 
     def retire(self) -> None:
         """Refuse new requests of this rank's threads, and wait for the outstanding ones, while hosts still answer."""
-        with self._world.watch("what other threads sample while the job ends"):
-            self._gate.drain()
+        self._gate.drain("what other threads sample while the job ends")
 
 
 class ByMessages(Exchange):

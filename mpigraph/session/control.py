@@ -293,8 +293,7 @@ def serve(store: Store, control: Control) -> None:
         if world.progress is None:
             moved |= any([hosts.progress(), exchange.progress()])
         control.reporting.follow()
-        if world.watchdog.needs_exchange:
-            world.watchdog.exchange()
+        world.watchdog.exchange()
         if operation is Operation.SHUTDOWN:
             if world.watchdog.stopping.agreed:  # the batch system sends SIGTERM once more; the job ends itself
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)

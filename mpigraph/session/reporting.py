@@ -42,14 +42,10 @@ from mpigraph.reports.summary import (
     Job,
     Node,
     Rank,
-    Stage,
     Steps,
     Summary,
-    Thread,
     Timeline,
     TimelineEvent,
-    ToHost,
-    ToTrainer,
     Window,
     decode,
     encode,
@@ -217,7 +213,7 @@ class Reporting:
         at_each_step(None)
         self._stop()
         self._clocks.append(self._compare_clocks())
-        ranks = gather_bytes(world.comm, encode(self._rank()), self._root)
+        ranks = gather_bytes(world.comm, self._rank(), self._root)
         tracks = gather_bytes(world.comm, self._tracks(), self._root)
         folder, self.folder = self.folder, ""
         with world.on_all_ranks(f"writing the report {folder}"):
@@ -305,19 +301,12 @@ class Reporting:
             pid=int(world.pids[rank]),
         )
 
-    def _rank(self) -> Rank:
-        """Return what this rank tells of itself; times of steps on its own clock."""
+    def _rank(self) -> bytes:
+        """Return what this rank tells of itself, a :class:`.Rank` as JSON; times of steps on its own clock."""
         recording = self._recording
         rank = self._known(self._world.rank)
         rank.seconds = (recording.end - recording.begin) / 1e9
         rank.cpu = Cpu(*(self._used(name) for name in _USED))
-        told = fields_of_rank(recording.before, recording.after, rank.seconds)
-        rank.threads = [
-            Thread(thread["name"], {name: Stage(**stage) for name, stage in thread["stages"].items()}, thread["rest"])
-            for thread in told["threads"]
-        ]
-        rank.to_hosts = [ToHost(*numbers) for numbers in told["to_hosts"]]
-        rank.to_trainers = [ToTrainer(*numbers) for numbers in told["to_trainers"]]
         counts = [self._counts[0], *self._epochs, self._counts[1]]
         epochs = [CacheEpoch(*counts) for counts in np.maximum(np.diff(counts, axis=0), 0).tolist() if counts[0]]
         rank.cache = Cache(epochs)
@@ -327,7 +316,8 @@ class Reporting:
         rank.steps = Steps(*times, *(np.maximum(column, 0).tolist() for column in (seeds, inputs)))
         if (delay >= 0).any():  # not in a step in which the recording has begun
             rank.steps.delay = (np.maximum(delay, 0) / 1e9).round(7).tolist()
-        return rank
+        sums = fields_of_rank(recording.before, recording.after, rank.seconds)
+        return json.dumps(json.loads(encode(rank)) | sums).encode()
 
     def _used(self, name: str) -> Any:
         """Return what came to a figure of this process; threads that have ended take theirs away."""

@@ -60,7 +60,7 @@ def test_a_gate_waits_for_the_present_users() -> None:
     with pytest.raises(ClosedError, match=r"^it was closed$"), gate:
         pass
     threading.Timer(0.05, leave.set).start()
-    gate.drain()
+    gate.drain("users")
     assert left == ["user"]
     thread.join()
 
@@ -81,7 +81,7 @@ def test_a_forked_process_does_not_wait_for_another_thread_in_a_gate() -> None:
         signal.alarm(int(WAIT / 4))  # ends it
         with gate:
             pass
-        gate.drain()
+        gate.drain("users")
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     leave.set()
