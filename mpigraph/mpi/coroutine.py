@@ -115,7 +115,7 @@ def advance(tasks: Sequence[Task[Any]], policy: Policy, seconds: float = math.in
         task.awaited = True
     try:
         return until(
-            lambda: all(task.done for task in tasks), policy, lambda: any([task.advance() for task in tasks]), seconds
+            lambda: all([task.done for task in tasks]), policy, lambda: any([task.advance() for task in tasks]), seconds
         )
     finally:
         for task in tasks:
@@ -152,7 +152,7 @@ def finish(
         begin = clock()  # what has come by now made no thread wait
         for rank, task in zip(asked, tasks, strict=False):
             task.then(partial(answered, rank, begin))
-        advance(tasks, policy._replace(yields=policy.yields + nbytes // _CELL))
+        advance(tasks, policy._replace(yields=nbytes // _CELL) if nbytes else policy)
         return [task.result() for task in tasks]  # inside: after another error MPI may still write
 
 
