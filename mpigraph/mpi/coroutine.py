@@ -144,7 +144,7 @@ def finish(
         asked: the rank that each coroutine asks, for the counters.
         nbytes: what travels while all ranks that take part do nothing else.
     """
-    waiting = WAITS.watch(what, whom=asked) if what else nullcontext()
+    waiting = WAITS.watch(what, whom=sorted(set(asked))) if what else nullcontext()
     with UNINTERRUPTED, waiting, no_way_back() as aside:
         tasks = [Task(steps) for steps in coroutines]
         if meanwhile is not None:

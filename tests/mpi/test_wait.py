@@ -7,7 +7,9 @@ import pytest
 from layouts import WAIT
 from mpi4py import MPI
 
+from mpigraph import trace
 from mpigraph.mpi.coroutine import Coroutine, Progress, Task, advance, finish, run
+from mpigraph.mpi.deadlines import WAITS, Wait
 from mpigraph.mpi.wait import IDLE, PATIENCE, TRAVELLING, Policy, until
 
 
@@ -76,6 +78,28 @@ def test_coroutines_are_run_or_advanced() -> None:
     assert advance([broken], TRAVELLING)
     with pytest.raises(KeyError):
         broken.result()
+
+
+def test_a_wait_with_a_name_has_a_deadline_and_is_charged_to_whom_it_waits_for() -> None:
+    seen: list[Wait] = []
+
+    def steps() -> Coroutine[int]:
+        seen.extend(WAITS.all())
+        yield Later(3)
+        return 7
+
+    def work() -> None:
+        seen.extend(WAITS.all())
+        raise ZeroDivisionError("own work")
+
+    before = trace.counted(["requests"])
+    assert finish([steps(), steps()], "two rows", asked=[4, 4]) == [7, 7]
+    assert trace.counted(["requests"])[0] == before[0] + 2
+    with pytest.raises(ZeroDivisionError, match="own work"):
+        finish([steps()], "a row", meanwhile=work)
+    assert [(wait.what, wait.patience) for wait in seen] == [("two rows", 1.0)] * 2 + [("a row", 1.0)] * 2
+    seen.clear()
+    assert run(steps()) == 7 and not seen and not WAITS.all()
 
 
 class Asked:
