@@ -1,7 +1,7 @@
 """Fail together: the ranks agree on a check that can fail on one of them, so that all raise the same error.
 
 :func:`agree` is a coroutine; :func:`together` does the same around a block of local code. Where a status is part of
-headers that are exchanged anyway (``mpi/messages.py``), only :func:`raise_jointly` is needed.
+headers that are exchanged anyway (``mpi/messages.py``), the ranks agree only if one has failed.
 """
 
 import json
@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from hashlib import blake2b
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -49,6 +49,8 @@ def gathering(comm: MPI.Comm, data: bytes, root: int | None = None) -> Coroutine
     own, length = np.frombuffer(data, np.uint8), np.array([len(data)], np.int64)
     lengths, total = np.empty(comm.size, np.int64), np.empty(0, np.uint8)
     yield comm.Iallgather(length, lengths)
+    if root is None and not lengths.any():
+        return [b""] * comm.size
     if root in (None, comm.rank):
         total = np.empty(int(lengths.sum()), np.uint8)
     if root is None:
@@ -189,13 +191,6 @@ def joint_error(doing: str, told: Sequence[bytes], label: str = "rank") -> MPIGr
 
 
 @collective("comm")
-def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[NoReturn]:
-    """Raise on every rank, once all know that a rank has an error; see :func:`agree`."""
-    told = yield from gathering(comm, b"" if error is None else to_wire(error))
-    raise joint_error(doing, told, label) from error
-
-
-@collective("comm")
 def agree(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[None]:
     """Wait until every rank is here, and raise on every rank if any has an error.
 
@@ -208,11 +203,9 @@ def agree(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = 
         error: this rank's error, or None.
         label: the word for a rank of ``comm`` in the message.
     """
-    failed = np.array([error is not None], np.int8)
-    any_failed = np.empty(1, np.int8)
-    yield comm.Iallreduce(failed, any_failed, op=MPI.MAX)
-    if any_failed[0]:
-        yield from raise_jointly(comm, doing, error, label)
+    told = yield from gathering(comm, b"" if error is None else to_wire(error))
+    if any(told):
+        raise joint_error(doing, told, label) from error
 
 
 @contextmanager
