@@ -268,7 +268,7 @@ assert not dist.is_initialized()
         suite=True,
     ),
     "no memory in a control call": Script(
-        NO_WAY_BACK.format("mpigraph.session.control", "allgather_bytes", "g.barrier()"), NO_MEMORY, more=FOUR
+        NO_WAY_BACK.format("mpigraph.session.control", "gathering", "g.barrier()"), NO_MEMORY, more=FOUR
     ),
     # MPI no longer writes to this rank's memory when the error comes, so a script may catch it and go on
     "no memory beside a read": Script(
