@@ -108,7 +108,7 @@ class Config:
         except InvalidArgumentError as error:  # what may differ may be wrong on some ranks alone
             refused = str(error)
         given = {f"{name} ({_variable(name)})": values[name] for name in names}
-        return given | {_variable("strict"): strict(), "what is refused": refused}
+        return given | {"what is refused": refused}
 
     @classmethod
     def _given(cls, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,11 +216,6 @@ def timeout() -> float:
         return Config.from_env().timeout
     except InvalidArgumentError:  # initialize() raises it
         return Config().timeout
-
-
-def strict() -> bool:
-    """Return whether collective calls are compared (``MPIGRAPH_STRICT=1``); read when the library is imported."""
-    return os.environ.get(f"{_PREFIX}STRICT", "0") not in ("", "0")
 
 
 def pmi_fd() -> int | None:

@@ -150,7 +150,7 @@ class SparseOptimizer(Optimizer):
                 outgoing[number] = self._route(number, gradients) or outgoing[number]
         except Exception as exc:  # raised on every trainer by the first push
             error = exc
-        with self._session.world.watchdog.step_after_meeting(self._what) as met:
+        with self._session.world.meeting(self._what) as met:
             run(self._exchange(outgoing, error, met))
         return loss
 

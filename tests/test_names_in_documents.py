@@ -58,7 +58,7 @@ def exists(dotted: str) -> bool:
 
 def unknown(text: str) -> Iterator[str]:
     """Yield what a text names and does not exist."""
-    settings = {field.name for field in fields(Config)} | {"strict"}
+    settings = {field.name for field in fields(Config)}
     yield from (name for name in SETTING.findall(text) if name.removeprefix("MPIGRAPH_").lower() not in settings)
     for command, words in COMMAND.findall(text):
         if command not in COMMANDS:

@@ -183,7 +183,7 @@ class Peers:
     @collective("trainers")
     def together(self, doing: str) -> AbstractContextManager[None]:
         """Run local code; if it raised on any trainer, raise on every trainer."""
-        return together(self._comm, doing, "trainer", lambda: self._world.meeting(doing))
+        return together(self._comm, doing, "trainer", meets=True)
 
     @collective("trainers")
     def gather(self, doing: str, value: object) -> list[Any]:

@@ -104,7 +104,7 @@ class Preemption:
         _check_thread("preempted()")
         session = current()
         world = session.world
-        stops = world.watchdog.stopping.call(at, lambda: world.watch("stopping all trainers at the same step"))
+        stops = world.watchdog.stopping.call(at)
         if stops and not self._told:
             self._told = True
             if session.rank == 0:

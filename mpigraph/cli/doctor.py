@@ -93,6 +93,7 @@ def _findings(world: Any) -> Iterator[tuple[str, str]]:
 def _rows(world: Any) -> Iterator[tuple[str, str]]:
     """Read random rows in all ways that work, on the first trainer of each node; the slowest one counts."""
     from mpigraph.mpi.agree import allgather_bytes
+    from mpigraph.mpi.wait import until
     from mpigraph.rows.service import RowService
     from mpigraph.rows.trial import choose_transport
     from mpigraph.rows.window import RowWindow
@@ -106,7 +107,7 @@ def _rows(world: Any) -> Iterator[tuple[str, str]]:
         ids = np.random.default_rng(world.rank).permutation(np.arange(_NUMBER) + np.resize(hosts, _NUMBER) * _NUMBER)
         seconds[:] = _seconds(partial(window.gather, ids))
     with world.watch("reading rows"):
-        service.hosts.complete(world.comm.Ibarrier())
+        until(world.comm.Ibarrier().Test, moves=service.hosts.progress)
         window.close()
         slowest = np.frombuffer(b"".join(allgather_bytes(world.comm, seconds.tobytes()))).max()
     yield "rows of the node", f"{_NUMBER * _ROW_BYTES / slowest / 1e9:.2f} GB/s"

@@ -1,17 +1,16 @@
 """Fail together: the ranks agree on a check that can fail on one of them, so that all raise the same error.
 
 :func:`agree` is a coroutine; :func:`together` does the same around a block of local code. Where a status is part of
-headers that are exchanged anyway (``mpi/messages.py``), only :func:`raise_jointly` is needed.
+headers that are exchanged anyway (``mpi/messages.py``), the ranks agree only if one has failed.
 """
 
 import json
 import socket
-import sys
 from array import array
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from hashlib import blake2b
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from mpi4py import MPI
@@ -20,27 +19,55 @@ from mpigraph import errors
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.log import line_of
-from mpigraph.mpi.abort import abort
 from mpigraph.mpi.coroutine import Coroutine, run
-from mpigraph.mpi.wait import BULK, PEERS_COMPUTE, UNINTERRUPTED, wait
+from mpigraph.mpi.deadlines import WAITS
+from mpigraph.mpi.wait import IDLE, NOW, UNINTERRUPTED, until
 from mpigraph.trace import count
 
 Error = TypeVar("Error", bound=MPIGraphError)
 
 _ONES = 2**64 - 1
 _SHOWN = 8  # ranks in a message
+_BULK = 1 << 26  # bytes that may travel to or from one rank
 
 
 @collective("comm")
 def allgather_bytes(comm: MPI.Comm, data: bytes) -> list[bytes]:
     """Give every rank the bytes of every rank, in rank order."""
-    return run(_allgather_bytes(comm, data))
+    return run(gathering(comm, data))
+
+
+@collective("comm")
+def gather_bytes(comm: MPI.Comm, data: bytes, root: int) -> list[bytes]:
+    """Give one rank, ``root``, the bytes of every rank, in rank order; the others get none."""
+    return run(gathering(comm, data, root), policy=NOW, nbytes=_BULK)
+
+
+@collective("comm")
+def gathering(comm: MPI.Comm, data: bytes, root: int | None = None) -> Coroutine[list[bytes]]:
+    """Return the steps of :func:`gather_bytes`; of :func:`allgather_bytes` if ``root`` is None."""
+    own, length = np.frombuffer(data, np.uint8), np.array([len(data)], np.int64)
+    lengths, total = np.empty(comm.size, np.int64), np.empty(0, np.uint8)
+    yield comm.Iallgather(length, lengths)
+    if root is None and not lengths.any():
+        return [b""] * comm.size
+    if root in (None, comm.rank):
+        total = np.empty(int(lengths.sum()), np.uint8)
+    if root is None:
+        count("collective_bytes", len(data) * (comm.size - 1))
+        yield comm.Iallgatherv(own, [total, lengths])
+    else:
+        yield comm.Igatherv(own, [total, lengths] if root == comm.rank else None, root)
+        if root != comm.rank:
+            return []
+    everything, ends = total.tobytes(), np.cumsum(lengths)
+    return [everything[begin:end] for begin, end in zip((ends - lengths).tolist(), ends.tolist(), strict=True)]
 
 
 @collective("comm")
 def share_bytes(comm: MPI.Comm, data: bytes) -> bytes:
     """Give every rank the bytes of rank 0."""
-    return run(_share_bytes(comm, data), BULK)
+    return run(_share_bytes(comm, data), policy=NOW, nbytes=_BULK)
 
 
 def _share_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[bytes]:
@@ -50,37 +77,6 @@ def _share_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[bytes]:
     shared = np.empty(int(length[0]), np.uint8) if comm.rank else np.frombuffer(data, np.uint8)
     yield comm.Ibcast(shared)
     return shared.tobytes()
-
-
-@collective("comm")
-def gather_bytes(comm: MPI.Comm, data: bytes, root: int) -> list[bytes]:
-    """Give one rank, ``root``, the bytes of every rank, in rank order; the others get none."""
-    return run(gathering(comm, data, root), BULK)
-
-
-@collective("comm")
-def gathering(comm: MPI.Comm, data: bytes, root: int) -> Coroutine[list[bytes]]:
-    """Return the steps of :func:`gather_bytes`."""
-    lengths = np.empty(comm.size, np.int64)
-    yield comm.Iallgather(np.array([len(data)], np.int64), lengths)
-    if comm.rank != root:
-        yield comm.Igatherv(np.frombuffer(data, np.uint8), None, root)
-        return []
-    total = np.empty(int(lengths.sum()), np.uint8)
-    yield comm.Igatherv(np.frombuffer(data, np.uint8), [total, lengths], root)
-    return [piece.tobytes() for piece in np.split(total, np.cumsum(lengths)[:-1])]
-
-
-def _allgather_bytes(comm: MPI.Comm, data: bytes) -> Coroutine[list[bytes]]:
-    length, lengths = np.array([len(data)], np.int64), np.empty(comm.size, np.int64)
-    yield comm.Iallgather(length, lengths)
-    count("collective_bytes", len(data) * (comm.size - 1))
-    total = np.empty(int(lengths.sum()), np.uint8)
-    yield comm.Iallgatherv(np.frombuffer(data, np.uint8), [total, lengths])
-    everything = total.tobytes()
-    ends = np.cumsum(lengths)
-    begins = ends - lengths
-    return [everything[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
 
 
 def hash64(value: object) -> int:
@@ -128,7 +124,7 @@ def same(
     texts = [str(int(x) if isinstance(x, int | float | np.integer) and x % 1 == 0 else x) for x in values.values()]
     sameness = Sameness(texts)
     with UNINTERRUPTED:  # MPI writes to the words
-        wait(comm.Iallreduce(MPI.IN_PLACE, sameness.words, op=MPI.MAX), PEERS_COMPUTE)
+        until(comm.Iallreduce(MPI.IN_PLACE, sameness.words, op=MPI.MAX).Test, IDLE)
     if sameness.holds:
         return
     of_ranks = [json.loads(data) for data in allgather_bytes(comm, json.dumps([socket.gethostname(), *texts]).encode())]
@@ -157,58 +153,41 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{f' (at {line})' if line else ''}"
 
 
+def to_wire(error: BaseException) -> bytes:
+    """Return the class and the description of an error, for :func:`from_wire`."""
+    return f"{type(error).__name__}:{describe(error)}".encode(errors="backslashreplace")
+
+
+def from_wire(data: bytes) -> tuple[type[MPIGraphError], str]:
+    """Return the class for an error of another rank, which is this library's, and its description."""
+    name, _, text = data.decode().partition(":")
+    return getattr(errors, name, CollectiveError), text
+
+
 def everywhere(error: Error) -> Error:
     """Mark an error that every rank raises, so that one of them speaks for all."""
     error.everywhere = True
     return error
 
 
-@contextmanager
-def no_way_back(comm: MPI.Comm) -> Iterator[Callable[[Callable[[], object]], None]]:
-    """End the job on an error inside that is not this library's.
+def joint_error(doing: str, told: Sequence[bytes], label: str = "rank") -> MPIGraphError:
+    """Return the error that every rank raises; see :func:`agree`.
 
-    The other ranks of ``comm``, or MPI itself, count on this one there. A script that caught a lack of memory in the
-    middle of a round would make another collective call than the others, or free memory that MPI goes on writing to.
-
-    Yields a function that calls others, for work that may fail: their first error is raised after the ``with`` block.
+    ``told``: by rank, its error as :func:`to_wire` writes it, or nothing.
     """
-    failed: list[Exception] = []
-
-    def aside(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except Exception as error:
-            failed.append(error)
-
-    try:
-        yield aside
-    except Exception as error:
-        if isinstance(error, MPIGraphError) or comm.size == 1:
-            raise
-        sys.excepthook(type(error), error, error.__traceback__)
-        abort(1)
-    if failed:
-        raise failed[0]
-
-
-@collective("comm")
-def raise_jointly(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = "rank") -> Coroutine[NoReturn]:
-    """Raise on every rank, once all know that a rank has an error; see :func:`agree`."""
-    texts = yield from _allgather_bytes(
-        comm, b"" if error is None else describe(error).encode(errors="backslashreplace")
-    )
-    kinds = yield from _allgather_bytes(comm, type(error).__name__.encode() if error is not None else b"")
     by_text: dict[str, list[int]] = {}
-    for rank, data in enumerate(texts):
+    kinds = set[type[MPIGraphError]]()
+    for rank, data in enumerate(told):
         if data:
-            by_text.setdefault(data.decode(), []).append(rank)
+            kind, text = from_wire(data)
+            kinds.add(kind)
+            by_text.setdefault(text, []).append(rank)
     parts = []
     for text, ranks in by_text.items():
-        where = "every rank" if len(ranks) == comm.size else f"{label} {', '.join(map(str, ranks))}"
+        where = "every rank" if len(ranks) == len(told) else f"{label} {', '.join(map(str, ranks))}"
         parts.append(f"on {where}: {text}")
-    names = {kind.decode() for kind in kinds if kind}
-    kind: type[MPIGraphError] = getattr(errors, names.pop(), CollectiveError) if len(names) == 1 else CollectiveError
-    raise everywhere(kind(f"{doing} failed " + "; ".join(parts))) from error
+    common = kinds.pop() if len(kinds) == 1 else CollectiveError
+    return everywhere(common(f"{doing} failed " + "; ".join(parts)))
 
 
 @collective("comm")
@@ -224,21 +203,18 @@ def agree(comm: MPI.Comm, doing: str, error: BaseException | None, label: str = 
         error: this rank's error, or None.
         label: the word for a rank of ``comm`` in the message.
     """
-    failed = np.array([error is not None], np.int8)
-    any_failed = np.empty(1, np.int8)
-    yield comm.Iallreduce(failed, any_failed, op=MPI.MAX)
-    if any_failed[0]:
-        yield from raise_jointly(comm, doing, error, label)
+    told = yield from gathering(comm, b"" if error is None else to_wire(error))
+    if any(told):
+        raise joint_error(doing, told, label) from error
 
 
 @contextmanager
 @collective("comm")
-def together(
-    comm: MPI.Comm, doing: str, label: str = "rank", watched: Callable[[], AbstractContextManager[None]] = nullcontext
-) -> Iterator[None]:
+def together(comm: MPI.Comm, doing: str, label: str = "rank", meets: bool = False) -> Iterator[None]:
     """Run local code; if it raised on any rank, raise on every rank: :func:`agree` as a ``with`` block.
 
-    The code inside must not communicate on ``comm``. The ranks agree inside the context that ``watched`` returns.
+    The code inside must not communicate on ``comm``. The ranks wait for the slowest without a deadline of their own;
+    ``meets``: for trainers, whom the watchdog knows to be there then.
     """
     error: Exception | None = None
     try:
@@ -248,5 +224,5 @@ def together(
         error.__cause__ = exc
     except Exception as exc:  # carried to every rank by the next lines
         error = exc
-    with watched():
-        run(agree(comm, doing, error, label), PEERS_COMPUTE)
+    with WAITS.meeting(doing) if meets else nullcontext():
+        run(agree(comm, doing, error, label), policy=IDLE)

@@ -19,7 +19,7 @@ from mpigraph.arrays import I64, U8
 from mpigraph.collective import collective
 from mpigraph.mpi.agree import allgather_bytes
 from mpigraph.mpi.compat import as_array
-from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
+from mpigraph.mpi.wait import IDLE, until
 from mpigraph.trace import address
 from mpigraph.trace_memory import Trace
 
@@ -168,8 +168,10 @@ class Rounds:
     @collective("comm")
     def close(self, part: Callable[[], I64], over: Callable[[I64], bool]) -> None:
         """Go on with rounds of ``part`` until the result of one is ``over``: the same one on every leader."""
-        backoff = Backoff()
-        while (result := self.take()) is None or not over(result):
+
+        def is_over() -> bool:
             self.give(part())
             self.exchange(0.0)
-            backoff.pause(PEERS_COMPUTE)
+            return (result := self.take()) is not None and over(result)
+
+        until(is_over, IDLE)

@@ -3,7 +3,7 @@
 A coroutine is a generator. It begins MPI operations, yields a request, and is resumed with its status once that has
 completed. Its frame keeps the arrays alive.
 
-A thread with nothing else to do drives a coroutine with :func:`run`. A thread with several things to do makes each a
+A thread with nothing else to do drives coroutines with :func:`finish`. A thread with several things to do makes each a
 :class:`Task` and advances all in turn. A host does so with its replies: two hosts that waited until the other takes one
 would wait for ever. The progress thread does so with operations that no other thread waits for (:class:`Progress`).
 """
@@ -11,37 +11,25 @@ would wait for ever. The progress thread does so with operations that no other t
 import math
 import queue
 import threading
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
 
 from mpi4py import MPI
 
-from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, IN_ROUND, PROGRESS, TRANSFER, UNINTERRUPTED, Backoff, Policy, wait
+from mpigraph.mpi.deadlines import WAITS
+from mpigraph.mpi.wait import IDLE, TRAVELLING, UNINTERRUPTED, Backoff, Policy, no_way_back, until
+from mpigraph.trace import clock, count
+
+_CELL = 4 << 10  # bytes that MPI may move at a call
 
 T = TypeVar("T")
 Coroutine = Generator[MPI.Request, MPI.Status, T]
 
 NOT_YET = MPI.Request()
 """Yielded to wait for what no request stands for, such as a turn, and to look again later: that is no progress."""
-
-
-def run(steps: Coroutine[T], policy: Policy = IN_ROUND) -> T:
-    """Take all steps and return what they return. Blocking; collective if the steps are."""
-    status = MPI.Status()
-    backoff = Backoff()
-    with UNINTERRUPTED:
-        try:
-            request = next(steps)
-            while True:
-                if request is NOT_YET:
-                    backoff.pause(policy)
-                wait(request, policy, status)
-                request = steps.send(status)
-        except StopIteration as end:
-            result: T = end.value
-    return result
 
 
 class Task(Generic[T]):
@@ -121,26 +109,62 @@ class Task(Generic[T]):
         return self._value  # type: ignore[return-value]
 
 
-def finish(tasks: Sequence[Task[Any]], policy: Policy, seconds: float = math.inf) -> bool:
+def advance(tasks: Sequence[Task[Any]], policy: Policy, seconds: float = math.inf) -> bool:
     """Advance tasks in turn until all are done or for some seconds; return whether they are. Blocking."""
-    backoff = Backoff()
-    end = time.monotonic() + seconds
     for task in tasks:
         task.awaited = True
     try:
-        waiting = list(tasks)
-        while waiting := [task for task in waiting if not task.done]:
-            if any([task.advance() for task in waiting]):
-                if not policy.yields:  # else ranks that share a core would spin again in each step
-                    backoff.reset()
-            elif time.monotonic() > end:
-                return False
-            else:
-                backoff.pause(policy)
+        return until(
+            lambda: all([task.done for task in tasks]), policy, lambda: any([task.advance() for task in tasks]), seconds
+        )
     finally:
         for task in tasks:
             task.awaited = False
-    return True
+
+
+def finish(
+    coroutines: Iterable[Coroutine[T]],
+    what: str = "",
+    policy: Policy = TRAVELLING,
+    *,
+    meanwhile: Callable[[], None] | None = None,
+    asked: Sequence[int] = (),
+    nbytes: int = 0,
+) -> list[T]:
+    """Take the steps of all coroutines in turn, and return their results. Blocking; collective if the steps are.
+
+    Meanwhile MPI writes to memory, and other ranks count on this one. So an error that is not this library's ends the
+    job (:func:`.no_way_back`).
+
+    Args:
+        coroutines: those that ask other ranks post their receives before.
+        what: names the wait, which has the deadline of a protocol step; "" inside of another wait.
+        policy: when to test again.
+        meanwhile: the caller's own work, done once all have begun. Its error is raised once all are done.
+        asked: the rank that each coroutine asks, for the counters.
+        nbytes: what travels while all ranks that take part do nothing else.
+    """
+    waiting = WAITS.watch(what, whom=sorted(set(asked))) if what else nullcontext()
+    with UNINTERRUPTED, waiting, no_way_back() as aside:
+        tasks = [Task(steps) for steps in coroutines]
+        if meanwhile is not None:
+            aside(meanwhile)
+        begin = clock()  # what has come by now made no thread wait
+        for rank, task in zip(asked, tasks, strict=False):
+            task.then(partial(answered, rank, begin))
+        advance(tasks, policy._replace(yields=nbytes // _CELL) if nbytes else policy)
+        return [task.result() for task in tasks]  # inside: after another error MPI may still write
+
+
+def run(steps: Coroutine[T], what: str = "", policy: Policy = TRAVELLING, nbytes: int = 0) -> T:
+    """:func:`finish` one coroutine, and return its result."""
+    return finish([steps], what, policy, nbytes=nbytes)[0]
+
+
+def answered(by: int, begin: float) -> None:
+    """Count a request that a rank of the job has answered, and the time since ``begin``, on the clock of spans."""
+    count("requests", 1, by)
+    count("answered_ns", int(1e9 * (clock() - begin)), by)
 
 
 # The progress thread: advances operations that no other thread waits for, and answers other ranks. One a process, on
@@ -222,6 +246,6 @@ class Progress:
                 backoff.reset()
             if tasks or self._listeners:
                 left = any(not task.awaited for task in tasks)
-                seconds = backoff.next(TRANSFER if busy else PROGRESS if left else IDLE_SERVER_REMOTE)
+                seconds = backoff.next(TRAVELLING if busy or left else IDLE)
             else:
                 seconds = None

@@ -12,27 +12,21 @@ other requests, and whatever it does not take in waits at its sender, in no memo
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
-from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from mpigraph import errors
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.collective import collective
-from mpigraph.errors import CollectiveError, MPIGraphError
-from mpigraph.mpi.agree import describe, no_way_back
-from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, finish
-from mpigraph.mpi.messages import FAILED, HEAD, OK, NotOpenHere, answered, received, sent
-from mpigraph.mpi.wait import TRANSFER, UNINTERRUPTED, Backoff, Policy
+from mpigraph.mpi.agree import from_wire, to_wire
+from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task
+from mpigraph.mpi.messages import FAILED, HEAD, OK, NotOpenHere, received, sent
+from mpigraph.mpi.wait import UNINTERRUPTED, until
 from mpigraph.mpi.world import World
-from mpigraph.trace import clock
-
-T = TypeVar("T")
 
 
 class Kind(IntEnum):
@@ -169,33 +163,6 @@ class Hosts:
             self._told = [request for request in self._told if not request.Test()]
             self._told.append(self.comm.Issend([words, MPI.INT64_T], rank, REQUEST))  # complete once it was received
 
-    def finish(
-        self,
-        what: str,
-        requests: Iterable[tuple[int, Coroutine[T]]],
-        policy: Policy,
-        meanwhile: Callable[[], None] | None = None,
-        whom: Sequence[int] = (),
-    ) -> list[T]:
-        """Take the steps of all requests in turn, and return their results. Blocking, with a deadline.
-
-        Args:
-            what: names the wait in messages.
-            requests: coroutines that post their receives before they ask, each with the rank that it asks.
-            policy: of the wait.
-            meanwhile: the caller's own work, done once all have asked. Its error is raised once all are answered.
-            whom: the ranks that are charged with the wait.
-        """
-        with UNINTERRUPTED, self.world.watch(what, whom=whom), no_way_back(self.comm) as aside:  # MPI writes to memory
-            tasks = [(rank, Task(steps)) for rank, steps in requests]
-            if meanwhile is not None:
-                aside(meanwhile)
-            begin = clock()  # what has come by now made no thread wait
-            for rank, task in tasks:
-                task.then(partial(answered, rank, begin))
-            finish([task for _, task in tasks], policy)
-            return [task.result() for _, task in tasks]  # inside: after another error MPI may still write
-
     @property
     def outstanding(self) -> bool:
         """True while a reply is not complete."""
@@ -257,25 +224,14 @@ class Hosts:
 
         return handle
 
-    def complete(self, request: MPI.Request) -> None:
-        """Complete a request of a collective call, and answer the ranks that are not there yet."""
-        backoff = Backoff()
-        while not request.Test():
-            if self.progress():
-                backoff.reset()
-            else:
-                backoff.pause(TRANSFER)
-
     @collective("world.comm")
     def _close(self) -> None:
-        """Complete the last replies; a host may be told something until no rank waits for it."""
+        """Complete the last replies, and answer ranks that are not here yet: none waits when all are."""
         with UNINTERRUPTED, self.world.watch("sending the last answers"):
-            for request in self._told:
-                self.complete(request)
-            self.complete(self.comm.Ibarrier())
-            backoff = Backoff()
-            while self.progress() or self.outstanding:
-                backoff.pause(TRANSFER)
+            for told in self._told:
+                until(told.Test, moves=self.progress)
+            until(self.comm.Ibarrier().Test, moves=self.progress)
+            until(lambda: not (self.progress() or self.outstanding))
 
 
 def as_bytes(rows: Array) -> U8:
@@ -316,7 +272,7 @@ def answer_of(answer: Answer, words: I64) -> Coroutine[I64]:
         except NotOpenHere:
             yield NOT_YET
         except Exception as error:
-            text = f"{type(error).__name__}:{describe(error)}".encode(errors="backslashreplace")
+            text = to_wire(error)
             padded = bytearray(8 * HEAD) + text.ljust(-(-len(text) // 8) * 8)
             status, result = FAILED, np.frombuffer(padded, np.int64)
             break
@@ -332,8 +288,7 @@ def result_of(head: I64, answer: I64, rank: int, doing: str) -> I64:
     status, length = head[:HEAD].tolist()
     words = answer[HEAD : HEAD + length]
     if status != OK:
-        name, _, text = words.tobytes().decode().rstrip().partition(":")
-        kind: type[MPIGraphError] = getattr(errors, name, CollectiveError)
+        kind, text = from_wire(words.tobytes().rstrip())
         raise kind(f"{doing} failed on rank {rank}: {text}")
     return words
 

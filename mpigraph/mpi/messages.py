@@ -20,9 +20,10 @@ from mpigraph.arrays import I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, CollectiveError
 from mpigraph.mpi.coroutine import Coroutine, run
-from mpigraph.mpi.wait import BULK, IN_ROUND, TRANSFER, Backoff, wait
+from mpigraph.mpi.deadlines import WAITS
+from mpigraph.mpi.wait import NOW, until
 from mpigraph.mpi.world import Trainers
-from mpigraph.trace import clock, count
+from mpigraph.trace import count
 
 Comm: TypeAlias = MPI.Comm
 
@@ -63,11 +64,10 @@ class Gate:
         self._shut = True
         return any(thread != get_ident() for thread in list(self._users))
 
-    def drain(self) -> None:
-        """Refuse new users, and wait for those of other threads. Blocking: the caller puts a deadline on it."""
-        backoff = Backoff()
-        while self.shut():
-            backoff.pause(TRANSFER)
+    def drain(self, what: str) -> None:
+        """Refuse new users, and wait for those of other threads; ``what`` names the wait. Blocking."""
+        with WAITS.watch(what):
+            until(lambda: not self.shut())
 
     def forget_threads(self) -> None:
         """Forget the users of a forked process's parent: of its threads only this one goes on."""
@@ -92,12 +92,6 @@ def sent(to: int, nbytes: int) -> None:
 def received(source: int, nbytes: int) -> None:
     """Count bytes from a rank of the job."""
     count("received_bytes", nbytes, source)
-
-
-def answered(by: int, begin: float) -> None:
-    """Count a request that a rank of the job has answered, and the time since ``begin``, on the clock of spans."""
-    count("requests", 1, by)
-    count("answered_ns", int(1e9 * (clock() - begin)), by)
 
 
 @contextmanager
@@ -157,15 +151,16 @@ def exchange_rows(comm: MPI.Comm, rows: Array, counts: I64) -> tuple[Array, I64]
         The rows received, those of rank 0 first, and the number from each rank.
     """
     coming = np.empty(comm.size, np.int64)
-    wait(comm.Ialltoall(counts, coming), IN_ROUND)
-    return run(alltoall(comm, rows, counts, coming), BULK), coming
+    until(comm.Ialltoall(counts, coming).Test)
+    nbytes = (len(rows) + int(coming.sum())) * rows.strides[0]
+    return run(alltoall(comm, rows, counts, coming), policy=NOW, nbytes=nbytes), coming
 
 
 @collective("comm")
 def sum_over_ranks(comm: MPI.Comm, values: I64) -> I64:
     """Return the sum of every rank's array (int64, of one shape). Blocking."""
     total = np.empty_like(values)
-    wait(comm.Iallreduce(values, total), IN_ROUND)
+    until(comm.Iallreduce(values, total).Test)
     return total
 
 

@@ -43,14 +43,14 @@ rollback-recovery for distributed systems, 1987), here at a point of the program
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 
 import numpy as np
 
 from mpigraph.arrays import I64
 from mpigraph.errors import InvalidArgumentError, check_integer
 from mpigraph.log import get_logger
-from mpigraph.mpi.wait import PEERS_COMPUTE, Backoff
+from mpigraph.mpi.deadlines import WAITS
+from mpigraph.mpi.wait import IDLE, until
 
 STOP = -1
 """A target: all stop where they are held."""
@@ -197,12 +197,11 @@ class Stopping:
         self._meetings += 1
         self.calls = 0
 
-    def call(self, at: int | None, held: Callable[[], AbstractContextManager[None]]) -> bool:
+    def call(self, at: int | None) -> bool:
         """Return whether all stop here; wait, if they may.
 
         Args:
             at: the position of the call, the same on every trainer; by default the number of the call.
-            held: returns the context of the wait while this trainer is held.
 
         Raises:
             InvalidArgumentError: ``at`` does not grow from call to call, or only some calls have it.
@@ -211,10 +210,9 @@ class Stopping:
             return True
         stops = self.arrive(at)
         if stops is None:
-            backoff = Backoff()
-            with held():
-                while (stops := self.answer()) is None:
-                    backoff.pause(PEERS_COMPUTE)
+            with WAITS.watch("stopping all trainers at the same step"):
+                until(lambda: self.answer() is not None, IDLE)
+            return self.agreed
         return stops
 
     def arrive(self, at: int | None) -> bool | None:

@@ -1,22 +1,24 @@
-"""Waits for other ranks: a named policy for each reason, one function, and Ctrl-C in the middle of communication.
+"""Waits for other ranks: one loop that polls, three policies, and Ctrl-C in the middle of communication.
 
 MPI's own blocking calls spin. A wait here tests, some turns without a pause, then between sleeps that grow. Longer
 sleeps leave core and interpreter lock to threads that compute. Shorter sleeps notice the end earlier, and MPI moves
 bytes only while it is called. The better choice depends on the rank that is waited for: a policy names it.
 """
 
+import math
 import os
 import signal
 import sys
 import threading
 import time
 from _signal import getsignal  # type: ignore[import-not-found]  # that of signal takes 20 times as long
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import CO_VARARGS
 from types import FrameType, TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from mpi4py import MPI
-
+from mpigraph.errors import MPIGraphError
 from mpigraph.mpi.abort import INTERRUPTED, abort
 
 # Ctrl-C in the middle of communication: it is raised once what MPI writes to has arrived.
@@ -73,8 +75,12 @@ class Uninterrupted:
     def end_if_fatal(self, error: BaseException) -> None:
         """End the job on an error that code inside did not raise itself: MPI may write to memory that is freed."""
         if self.identity and (not isinstance(error, (Exception, GeneratorExit)) or _of_handler(error.__traceback__)):
-            sys.excepthook(type(error), error, error.__traceback__)
-            abort(1)
+            self.end_on(error)
+
+    def end_on(self, error: BaseException) -> NoReturn:
+        """Print an error, and end the job."""
+        sys.excepthook(type(error), error, error.__traceback__)
+        abort(1)
 
     def begin(self, identity: str, serves: bool) -> None:
         """End the job on fatal errors from now on, and hold Ctrl-C back, unless the script has a handler of its own.
@@ -132,6 +138,33 @@ def _is_overdue() -> bool:
     return bool(UNINTERRUPTED.since) and time.monotonic() - UNINTERRUPTED.since > _PATIENCE
 
 
+@contextmanager
+def no_way_back() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """End a job of several ranks on an error inside that is not this library's.
+
+    Other ranks, or MPI itself, count on this one there. A script that caught a lack of memory in the middle of a round
+    would make another collective call than the others, or free memory that MPI goes on writing to.
+
+    Yields a function that calls others, for work that may fail: their first error is raised after the ``with`` block.
+    """
+    failed: list[Exception] = []
+
+    def aside(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:
+            failed.append(error)
+
+    try:
+        yield aside
+    except Exception as error:
+        if UNINTERRUPTED.identity and not isinstance(error, MPIGraphError):
+            UNINTERRUPTED.end_on(error)
+        raise
+    if failed:
+        raise failed[0]
+
+
 class Policy(NamedTuple):
     """The times at which a wait tests again.
 
@@ -162,36 +195,22 @@ PATIENCE = 1000
 """Sleeps after which nothing is expected soon: at 1 ms each, a second."""
 
 
-IN_ROUND = Policy(spins=5, first=1e-5, longest=1e-4)
-"""The others take part now. Sleeps of milliseconds turn a round of 0.1 ms into one of 2.5 ms (4 ranks on 2 cores).
-Spinning delays the model in another thread, which then waits for the interpreter lock at each operation."""
+NOW = Policy(spins=100, first=2e-5, longest=2e-5, yields=300)
+"""This process can do nothing before the result is here, and the others take part: a torch collective takes tens of
+microseconds. On a busy core a yield costs milliseconds, so it is not the first thing to do. Where megabytes travel
+there are more yields (:func:`.finish`): MPICH moves one cell of its shared memory at a call, with sleeps 50 MB/s, with
+yields 10 times that."""
 
-TRANSFER = Policy(spins=2, first=2e-5, longest=3e-4)
-"""Rows are travelling in pieces: MPI moves them when it is called, so longer sleeps delay them. Sockets buffer a stream
-of a few GB/s meanwhile. With sleeps of 0.1 ms polling takes a tenth of the time that moving rows takes."""
+TRAVELLING = Policy(spins=5, first=1e-5, longest=2e-4)
+"""What was asked for is on its way, and other threads compute. Sleeps of milliseconds turn a round of 0.1 ms into one
+of 2.5 ms (4 ranks on 2 cores), and delay rows in pieces, which MPI moves when it is called; sockets buffer a stream of
+a few GB/s meanwhile. Spinning delays the model in another thread, which then waits for the interpreter lock at each
+operation. With sleeps of 0.1 ms polling takes a tenth of the time that moving rows takes."""
 
-BLOCKED = Policy(spins=100, first=2e-5, longest=2e-5, yields=300)
-"""This process can do nothing before the result is here, and a torch collective takes tens of microseconds. On a busy
-core a yield costs milliseconds, so it is not the first thing to do."""
-
-BULK = Policy(spins=50, first=2e-5, longest=1e-4, yields=100_000)
-"""Megabytes travel between ranks that are all here and do nothing else. MPICH moves one cell of its shared memory at a
-call: with sleeps 50 MB/s, with yields 10 times that."""
-
-PEERS_COMPUTE = Policy(spins=5, first=2e-5, longest=2e-3)
-"""The others come when their work is done, which may take seconds, and may need this core for it."""
-
-PROGRESS = Policy(spins=20, first=2e-5, longest=2e-4)
-"""Operations that advance beside computing: an all_reduce of 4 MB over 1 Gbit/s then takes 6 ms of 52 ms of computing
-instead of 32 ms after it."""
-
-IDLE_SERVER_REMOTE = Policy(spins=2, first=1e-4, longest=1e-3, quiet=2e-2)
-"""Requests for rows or rounds may come at any moment, or not for hours. A trainer asks again after milliseconds at the
-earliest, and each look costs its core tens of microseconds, mostly because of cold caches. So a request waits 1 ms at
-most (3 % of a core), or 20 ms (50 looks a second) if the last one was more than a second ago."""
-
-IDLE_SERVER_LOCAL = Policy(spins=5, first=1e-4, longest=2e-2)
-"""Only control calls can come, since trainers read this memory themselves; they wait for all ranks anyway."""
+IDLE = Policy(spins=5, first=1e-4, longest=1e-3, quiet=2e-2)
+"""Others come when their own work is done, maybe in hours, and may need this core for it; so do requests to a host.
+Each look costs tens of microseconds, mostly because of cold caches. So what comes waits 1 ms at most (3 % of a core),
+or 20 ms (50 looks a second) if nothing has come for a second."""
 
 
 class Backoff:
@@ -220,11 +239,30 @@ class Backoff:
             os.sched_yield()
 
 
-def wait(request: MPI.Request, policy: Policy, status: MPI.Status | None = None) -> None:
-    """Complete a request and fill ``status``. Blocking."""
-    backoff = Backoff()
-    while not request.Test(status):
-        backoff.pause(policy)
+def until(
+    test: Callable[[], object],
+    policy: Policy = TRAVELLING,
+    moves: Callable[[], bool] | None = None,
+    seconds: float = math.inf,
+) -> bool:
+    """Wait until a test holds, or for some seconds; return whether it does. Blocking: all waits are this loop.
+
+    Args:
+        test: such as ``request.Test``.
+        policy: when to test again.
+        moves: does other work in each turn, and returns whether anything moved, after which there is no sleep.
+        seconds: the longest time.
+    """
+    backoff, end = Backoff(), time.monotonic() + seconds
+    while not test():
+        if moves is not None and moves():
+            if not policy.yields:  # else ranks that share a core would spin again in each step
+                backoff.reset()
+        elif time.monotonic() > end:
+            return False
+        else:
+            backoff.pause(policy)
+    return True
 
 
 def join(thread: threading.Thread) -> None:
@@ -232,9 +270,7 @@ def join(thread: threading.Thread) -> None:
 
     Not by ``Thread.join``: if an exception leaves that one, Python 3.11 takes the thread for ended (bpo-45274).
     """
-    backoff = Backoff()
-    while is_running(thread):
-        backoff.pause(PEERS_COMPUTE)
+    until(lambda: not is_running(thread), IDLE)
 
 
 def is_running(thread: threading.Thread) -> bool:

@@ -1,9 +1,7 @@
 """The watchdog of all waits: it ends a job that hangs, with the place of each rank, and not one that works.
 
-There are two kinds of waits for other ranks. *Inside a protocol step* all ranks take part now, so the wait has a
-deadline, :meth:`Watchdog.watch`. At a *meeting* a trainer waits for others that come when the user's code lets them,
-which may evaluate for hours: :meth:`Watchdog.meeting` has no deadline. It leads to a warning with the trainers that do
-not wait. It ends the job in these cases only:
+A wait inside a protocol step has a deadline (:meth:`.Waits.watch`), a meeting of trainers has none
+(:meth:`.Waits.meeting`): it leads to a warning with the trainers that do not wait. It ends the job in these cases only:
 
 * every trainer waits, for the deadline, and nothing moves: no process works beside its main thread's wait, as one
   does in which another thread computes what others wait for (:mod:`.idle`);
@@ -14,18 +12,14 @@ each node, its leader, reads the rows. The leaders of several nodes share the ma
 decide the same; trainers agree to stop in the same way (:mod:`.stopping`). The clock is the watchdog's own: it stands
 still while the process is stopped, by a debugger or by ``scontrol suspend``.
 
-A wait is a span (:mod:`mpigraph.trace`) and one dictionary entry. The message that ends the job has the last spans of
-each rank.
+The message that ends the job has the last spans of each rank.
 """
 
-import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
 from types import FrameType
-from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -36,14 +30,12 @@ from mpigraph.log import get_logger, line_calling
 from mpigraph.mpi.abort import abort, say
 from mpigraph.mpi.agree import gathering
 from mpigraph.mpi.board import Board, Rounds
-from mpigraph.mpi.coroutine import Task, finish
+from mpigraph.mpi.coroutine import Task, advance
+from mpigraph.mpi.deadlines import WAITS, Wait, Waits
 from mpigraph.mpi.idle import Idle, look_at_frame
 from mpigraph.mpi.stopping import Decider, Stopping
-from mpigraph.mpi.wait import PEERS_COMPUTE
-from mpigraph.trace import leave, span
-
-Meeting = Callable[[str], AbstractContextManager[None]]
-""":meth:`Watchdog.meeting`."""
+from mpigraph.mpi.wait import IDLE
+from mpigraph.trace import leave
 
 _TICK = 0.5  # seconds
 _HURRY = 0.05  # seconds between ticks while trainers agree to stop
@@ -57,21 +49,13 @@ _STUCK = 124  # status of a job that is ended
 _STOPPING = slice(5, 9)  # of the numbers that leaders share; those before it: see Watchdog._numbers
 
 
-class _Wait(NamedTuple):
-    what: str
-    since: float
-    limit: float  # seconds; infinite at a meeting
-    own: bool  # for another thread of this rank
-    thread: int
-
-
 class Watchdog:
     """Watches the waits of this process and, with the job's other watchdogs, whether anything moves.
 
     Attributes:
         board: the rows of this node.
         stopping: this rank's part in the agreement of trainers to stop.
-        now: the seconds that have passed, without those in which the process was stopped.
+        waits: those that it judges.
     """
 
     @collective("``node`` and on ``leaders``")
@@ -85,7 +69,8 @@ class Watchdog:
         leader: int = 0,
         leaders: MPI.Intracomm | None = None,
         threads: bool = True,
-        clock: Callable[[], float] | None = time.monotonic,
+        waits: Waits = WAITS,
+        watches: bool = True,
     ) -> None:
         """Make a board on ``node`` and start to watch.
 
@@ -97,19 +82,15 @@ class Watchdog:
             leader: the rank in ``node`` that reads its rows.
             leaders: on leaders, those of all nodes, if there are several; else None, also on the other ranks.
             threads: the watchdog's thread may call MPI. If not, a leader calls :meth:`exchange`.
-            clock: returns seconds. With None no thread watches, and the caller advances ``now`` and calls
-                :meth:`look`.
+            waits: those to judge.
+            watches: begin a thread. If not, the caller advances ``waits.now`` and calls :meth:`look`.
         """
         self._who, self._trains, self._timeout, self._threads = identity, trains, timeout, threads
         self._tick = min(_TICK, timeout / 10)
-        self.now = 0.0
-        self._last_tick = clock() if clock is not None else 0.0
-        self._waits: dict[int, _Wait] = {}
-        self._tokens = itertools.count()
-        self._home = threading.get_ident()
-        self._workers: set[int] = set()
+        self.waits = waits
+        self.own, self.working = waits.own, waits.working
+        self._home = waits.home = threading.get_ident()
         self._idle: Idle | None = None
-        self._before = ("starting", 0.0)
         self._warned = _FIRST_WARNING * timeout
         self._rounds = Rounds(leaders) if leaders is not None else None
         self._closing = False
@@ -125,59 +106,9 @@ class Watchdog:
         self._write()
         node.Barrier()
         self._thread: threading.Thread | None = None
-        if clock is not None:
-            self._thread = threading.Thread(target=self._run, args=(clock,), name="mpigraph-watchdog", daemon=True)
+        if watches:
+            self._thread = threading.Thread(target=self._run, name="mpigraph-watchdog", daemon=True)
             self._thread.start()
-
-    def watch(self, what: str, patience: float = 1.0, whom: Sequence[int] = ()) -> AbstractContextManager[None]:
-        """Put a deadline of ``patience`` timeouts on this thread's wait for ``what`` inside a protocol step.
-
-        ``whom``: the ranks that it waits for, where they are known.
-        """
-        return self._waiting(what, patience * self._timeout, whom=whom)
-
-    def meeting(self, what: str) -> AbstractContextManager[None]:
-        """Watch this thread's wait for other trainers to come to ``what`` when their own work is done."""
-        return self._waiting(what)
-
-    @contextmanager
-    def step_after_meeting(self, what: str) -> Iterator[Callable[[], None]]:
-        """Watch a protocol step that begins with a meeting; a call of the function that is yielded ends the meeting."""
-        with ExitStack() as waiting:
-            waiting.enter_context(self.meeting(what))
-
-            def met() -> None:
-                waiting.close()
-                waiting.enter_context(self.watch(what))
-
-            yield met
-
-    def own(self, what: str) -> AbstractContextManager[None]:
-        """Watch this thread's wait for another thread of this rank, which is inside :meth:`working`."""
-        return self._waiting(what, own=True)
-
-    @contextmanager
-    def _waiting(
-        self, what: str, limit: float = math.inf, own: bool = False, whom: Sequence[int] = ()
-    ) -> Iterator[None]:
-        token = next(self._tokens)  # waits begin in several threads
-        try:  # Ctrl-C may come anywhere
-            self._waits[token] = _Wait(what, self.now, limit, own, threading.get_ident())
-            with span("own" if own else "meet", detail=what, whom=whom):
-                yield
-        finally:
-            self._waits.pop(token, None)
-            self._before = what, self.now
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Count the trainer as working while this thread, inside the ``with`` block, is in no wait."""
-        thread = threading.get_ident()
-        self._workers.add(thread)
-        try:
-            yield
-        finally:
-            self._workers.discard(thread)
 
     def recognise(self, waits: Callable[[FrameType], str]) -> None:
         """Count the main thread's waits inside foreign code as meetings; ``waits`` names them by their frames.
@@ -185,12 +116,6 @@ class Watchdog:
         From now on a process that works is not blocked, whichever wait its main thread is in.
         """
         self._idle = Idle(self._home, waits)
-
-    @property
-    def waits(self) -> bool:
-        """True if this thread is in a wait, for example while the garbage collector runs in it."""
-        thread = threading.get_ident()
-        return any(wait.thread == thread for wait in list(self._waits.values()))
 
     @collective("``node`` and on ``leaders``")
     def close(self) -> None:
@@ -205,20 +130,13 @@ class Watchdog:
         self.board.close()
 
     def exchange(self) -> None:
-        """On a leader, take part in the rounds of leaders."""
-        if self._rounds is not None:
-            self._rounds.exchange(self.now)
+        """Take part in the rounds of leaders, on a leader whose watchdog may not: call it again and again."""
+        if self._rounds is not None and not self._threads:
+            self._rounds.exchange(self.waits.now)
 
-    @property
-    def needs_exchange(self) -> bool:
-        """True if a thread other than the watchdog's must call :meth:`exchange` again and again."""
-        return self._rounds is not None and not self._threads
-
-    def _run(self, clock: Callable[[], float]) -> None:
+    def _run(self) -> None:
         while not self._done.wait(min(_HURRY, self._tick) if self._decider.hurries else self._tick):
-            passed = clock() - self._last_tick
-            self._last_tick += passed
-            self.now += passed if passed < _LATE * self._tick else self._tick
+            self.waits.tick(time.monotonic(), _LATE * self._tick, self._tick)
             self.look()
 
     def look(self) -> None:
@@ -226,11 +144,11 @@ class Watchdog:
         self._write()
         self.stopping.pass_on()
         place = self._order.index(self.board.rank)
-        for wait in list(self._waits.values()):
-            if self.now - wait.since > wait.limit + _APART * place:
-                self._end(f"{self._who} waited {self.now - wait.since:.0f} s in {wait.what}: the job is stuck")
-        self.board.look(self.now)
-        if any(self.board.still(rank, self.now) <= self._timeout for rank in self._order[:place]):
+        for wait in self.waits.all():
+            if self.waits.now - wait.since > wait.patience * self._timeout + _APART * place:
+                self._end(f"{self._who} waited {self.waits.now - wait.since:.0f} s in {wait.what}: the job is stuck")
+        self.board.look(self.waits.now)
+        if any(self.board.still(rank, self.waits.now) <= self._timeout for rank in self._order[:place]):
             return
         numbers = self._numbers()
         if place:  # the leader is stopped, and with it this node's news of other nodes
@@ -249,23 +167,23 @@ class Watchdog:
             and those of :meth:`.Decider.look`.
         """
         board, ranks = self.board, range(len(self.board.names))
-        waited = [int(1000 * board.waited(rank, self.now)) for rank in self._train]
-        in_step = any(board.in_step(rank, self.now) for rank in ranks)
-        still = int(1000 * max(board.still(rank, self.now) for rank in ranks))
+        waited = [int(1000 * board.waited(rank, self.waits.now)) for rank in self._train]
+        in_step = any(board.in_step(rank, self.waits.now) for rank in ranks)
+        still = int(1000 * max(board.still(rank, self.waits.now) for rank in ranks))
         numbers = [-min(waited), max(waited), in_step, still, not self._closing]
-        return np.array([*numbers, *self._decider.look(self.now)], np.int64)
+        return np.array([*numbers, *self._decider.look(self.waits.now)], np.int64)
 
     def _lead(self, rounds: Rounds, numbers: I64) -> None:
         """Take part in a round of leaders, and act by the one before."""
         if self._threads:
-            rounds.exchange(self.now)
+            rounds.exchange(self.waits.now)
         if (maxima := rounds.take()) is not None:
             self._decide(maxima)
-            numbers[_STOPPING] = self._decider.look(self.now)  # once the target is written
+            numbers[_STOPPING] = self._decider.look(self.waits.now)  # once the target is written
         rounds.give(numbers)
         if self._threads:
-            rounds.exchange(self.now)
-        silence = self.now - rounds.begun if rounds.begun is not None else 0.0
+            rounds.exchange(self.waits.now)
+        silence = self.waits.now - rounds.begun if rounds.begun is not None else 0.0
         if min(silence, numbers[1] / 1000) > self._timeout:
             self._end(f"another node has shown no sign of life for {silence:.0f} s: the job is stuck")
 
@@ -281,8 +199,8 @@ class Watchdog:
             self._warned = _FIRST_WARNING * self._timeout
         elif longest > self._warned:
             self._warned = 2 * longest
-            awaited = [rank for rank in self._train if not self.board.waited(rank, self.now)]
-            text = "\n  ".join(self.board.lines(self.now, awaited)[:_LINES])
+            awaited = [rank for rank in self._train if not self.board.waited(rank, self.waits.now)]
+            text = "\n  ".join(self.board.lines(self.waits.now, awaited)[:_LINES])
             if awaited:
                 get_logger().warning("trainers have waited for others for %.0f s; these do not:\n  %s", longest, text)
 
@@ -296,12 +214,12 @@ class Watchdog:
 
         Below ``MPI_THREAD_MULTIPLE`` this thread may not ask them, so each speaks for its node, the first one last.
         """
-        self.board.look(self.now)
-        lines = self.board.lines(self.now)
+        self.board.look(self.waits.now)
+        lines = self.board.lines(self.waits.now)
         place = rounds.comm.rank if rounds is not None else 0
         if rounds is not None and self._threads:
             gather = Task(gathering(rounds.comm, "\n".join(lines).encode(), 0))
-            if finish([gather], PEERS_COMPUTE, _SPEAKING_TIME) and not place:
+            if advance([gather], IDLE, _SPEAKING_TIME) and not place:
                 lines = [line for node in gather.result() for line in node.decode().split("\n")]
         text = "\n  ".join([line for line in lines if line][:_LINES])
         text = f"[mpigraph] {why} and is ended (MPIGRAPH_TIMEOUT is {self._timeout:g} s). The ranks:\n  {text}\n"
@@ -316,26 +234,26 @@ class Watchdog:
 
     def _write(self) -> None:
         """Publish this rank's present state."""
-        innermost = {wait.thread: wait for wait in list(self._waits.values())}
+        innermost = self.waits.innermost()
         quiet = 0.0  # since when this process has done nothing
         if self._idle is not None:
-            foreign = self._idle.look(self.now, innermost)
+            foreign = self._idle.look(self.waits.now, innermost)
             quiet = self._idle.since
             if foreign:
-                innermost[self._home] = _Wait(foreign, quiet, math.inf, False, self._home)
-        threads = [self._home, *list(self._workers)]
+                innermost[self._home] = Wait(foreign, quiet, math.inf, False, self._home)
+        threads = [self._home, *list(self.waits.workers)]
         waits = [innermost[thread] for thread in threads if thread in innermost]
         waited = 0.0
-        if self._trains and len(waits) == len(threads) and all(wait.limit == math.inf for wait in waits):
+        if self._trains and len(waits) == len(threads) and all(wait.patience == math.inf for wait in waits):
             if not all(wait.own for wait in waits):
-                waited = max(self.now - max(quiet, *(wait.since for wait in waits)), 1e-3)
-        what, since = self._before
+                waited = max(self.waits.now - max(quiet, *(wait.since for wait in waits)), 1e-3)
+        what, since = self.waits.before
         text = f"running{self._line()} (last in {what})" if self._trains else "serving"
         if waits:
             text = " and ".join(dict.fromkeys(f"waiting in {wait.what}" for wait in waits)) + self._line()
             since = max(wait.since for wait in waits)
-        in_step = any(wait.limit < math.inf for wait in innermost.values())
-        self.board.write(waited, in_step, f"{text} for {self.now - since:.0f} s")
+        in_step = any(wait.patience < math.inf for wait in innermost.values())
+        self.board.write(waited, in_step, f"{text} for {self.waits.now - since:.0f} s")
 
     def _line(self) -> str:
         """Return the main thread's line in the user's code (neither this library's nor installed); "" if in none."""

@@ -20,8 +20,8 @@ import re
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,8 +37,9 @@ from mpigraph.mpi.abort import guard, unguard
 from mpigraph.mpi.agree import allgather_bytes, everywhere, same, together
 from mpigraph.mpi.compat import library_version, remove_dead_segments, unlink_segments
 from mpigraph.mpi.coroutine import Progress
+from mpigraph.mpi.deadlines import WAITS
 from mpigraph.mpi.start import check_connected, machine, software, start_mpi
-from mpigraph.mpi.wait import PEERS_COMPUTE, UNINTERRUPTED, wait
+from mpigraph.mpi.wait import IDLE, UNINTERRUPTED, until
 from mpigraph.mpi.watchdog import Watchdog
 from mpigraph.mpi.witness import Witness
 from mpigraph.trace import join, leave
@@ -101,8 +102,6 @@ class World:
         """
         self._made = ExitStack()
         self._main_thread = threading.get_ident()
-        self._owed: list[Callable[[], None]] = []
-        self._apart: dict[int, str] = {}  # threads, and what they do
         self.closed = False
         self.config = config
         self.comm = self._own(comm.Dup())
@@ -279,7 +278,7 @@ class World:
         """Do work on one rank of each node while the others wait."""
         if self.node.rank == 0:
             work()
-        wait(self.node.Ibarrier(), PEERS_COMPUTE)
+        until(self.node.Ibarrier().Test, IDLE)
 
     def neighbourhood(self, trainer: int) -> tuple[list[int], int, int]:
         """Return the hosts on a trainer's node, its place among the trainers there, and the number of those."""
@@ -296,44 +295,10 @@ class World:
         """Return int64[num_nodes], the first host on each node."""
         return np.unique(self.nodes_of_hosts, return_index=True)[1]
 
-    def watch(self, what: str, patience: float = 1.0, whom: Sequence[int] = ()) -> AbstractContextManager[None]:
-        """Put a deadline on the wait inside the ``with`` block; see :meth:`.Watchdog.watch`."""
-        return self.watchdog.watch(what, patience, whom)
-
-    def meeting(self, what: str) -> AbstractContextManager[None]:
-        """Watch the wait inside the ``with`` block, for trainers that come when the user's code lets them.
-
-        See :meth:`.Watchdog.meeting`. Before it, the main thread makes the calls that :meth:`in_main_thread` left.
-        Raises CollectiveError if this thread is inside of :meth:`forbid_meetings`.
-        """
-        if doing := self._apart.get(threading.get_ident()):
-            raise CollectiveError(f"{what}: {doing} cannot do it, as trainers are not in step there")
-        self._do_owed()
-        return self.watchdog.meeting(what)
-
-    def in_main_thread(self, call: Callable[[], None]) -> None:
-        """Make a call that communicates, in the main thread and not in the middle of another wait.
-
-        Make it now if the caller is there; else, as from a finalizer, when the main thread next waits for others.
-        """
-        self._owed.append(call)
-        self._do_owed()
-
-    def _do_owed(self) -> None:
-        if self._owed and threading.get_ident() == self._main_thread and not self.watchdog.waits:
-            while self._owed:
-                self._owed.pop(0)()
-
-    @contextmanager
-    def forbid_meetings(self, doing: str) -> Iterator[None]:
-        """Refuse meetings of this thread inside: it runs the user's code as often as its own work needs."""
-        thread = threading.get_ident()
-        before = self._apart.get(thread, "")
-        self._apart[thread] = doing
-        try:
-            yield
-        finally:
-            self._apart[thread] = before
+    watch = staticmethod(WAITS.watch)
+    meeting = staticmethod(WAITS.meeting)
+    forbid_meetings = staticmethod(WAITS.forbid_meetings)
+    in_main_thread = staticmethod(WAITS.in_main_thread)
 
     @collective("self.trainers")
     def together(self, doing: str) -> AbstractContextManager[None]:
@@ -341,7 +306,7 @@ class World:
 
         A trainer waits for the slowest without a deadline.
         """
-        return together(self.trainers, doing, "trainer", lambda: self.meeting(doing))
+        return together(self.trainers, doing, "trainer", meets=True)
 
     @collective("world.comm")
     def on_all_ranks(self, doing: str) -> AbstractContextManager[None]:
@@ -379,7 +344,7 @@ class World:
     def _allreduce(self, value: int, op: MPI.Op) -> int:
         answer = np.array([value], np.int64)
         with UNINTERRUPTED, self.meeting("agreeing on a number"):
-            wait(self.trainers.Iallreduce(MPI.IN_PLACE, answer, op=op), PEERS_COMPUTE)
+            until(self.trainers.Iallreduce(MPI.IN_PLACE, answer, op=op).Test, IDLE)
         return int(answer[0])
 
     @collective("comm")

@@ -10,7 +10,7 @@ from mpigraph.mpi.abort import abort
 from mpigraph.mpi.agree import agree
 from mpigraph.mpi.coroutine import run
 from mpigraph.mpi.messages import Comm, exchange_rows, sum_over_ranks
-from mpigraph.mpi.wait import PEERS_COMPUTE
+from mpigraph.mpi.wait import IDLE
 from mpigraph.partition.exchange import Exchange
 
 
@@ -38,7 +38,7 @@ class MPIExchange(Exchange):
             if getattr(raised, "everywhere", False):
                 raise
             error = raised
-        run(agree(self._comm, doing, error), PEERS_COMPUTE)
+        run(agree(self._comm, doing, error), policy=IDLE)
 
     @contextmanager
     def no_way_back(self) -> Iterator[None]:

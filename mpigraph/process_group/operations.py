@@ -32,9 +32,9 @@ from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
 from mpigraph.log import line_calling
 from mpigraph.mpi.agree import Sameness, everywhere
-from mpigraph.mpi.coroutine import Coroutine, Progress, Task, finish
-from mpigraph.mpi.wait import BLOCKED
-from mpigraph.mpi.watchdog import Meeting
+from mpigraph.mpi.coroutine import Coroutine, Progress, Task, advance
+from mpigraph.mpi.deadlines import WAITS
+from mpigraph.mpi.wait import NOW
 
 _LONGEST = 400  # bytes of a call's description
 _TAGS = 2**15 - 1  # MPI has at least as many
@@ -217,16 +217,14 @@ class Outstanding:
 
     Args:
         progress: the progress thread, if MPI allows one.
-        meeting: watches the waits, as :meth:`.World.meeting` does.
         seconds: limit of a wait.
 
     Attributes:
         operations: the operation of each task, for messages, in the order of their begin.
     """
 
-    def __init__(self, progress: Progress | None, meeting: Meeting, seconds: float) -> None:
+    def __init__(self, progress: Progress | None, seconds: float) -> None:
         self._progress = progress
-        self._meeting = meeting
         self._seconds = seconds
         self._callbacks = ThreadPoolExecutor(_MANY, "mpigraph-callbacks")
         self._swept = 0
@@ -251,8 +249,8 @@ class Outstanding:
         Raises TimeoutError if it is not done by then.
         """
         limit = seconds if seconds > 0 else self._seconds
-        with self._meeting(task.name):
-            if not finish([task], BLOCKED, limit):
+        with WAITS.meeting(task.name):
+            if not advance([task], NOW, limit):
                 self.keep(task)  # with the memory that MPI will write to
                 raise TimeoutError(f"{task.name} is not complete after {limit} s")
 

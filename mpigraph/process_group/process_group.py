@@ -62,9 +62,9 @@ from mpigraph.arrays import Array
 from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, InvalidArgumentError
 from mpigraph.log import get_logger
-from mpigraph.mpi.coroutine import Coroutine, Progress, Task, finish
-from mpigraph.mpi.wait import BLOCKED, PEERS_COMPUTE, Backoff
-from mpigraph.mpi.watchdog import Meeting
+from mpigraph.mpi.coroutine import Coroutine, Progress, Task, advance
+from mpigraph.mpi.deadlines import WAITS
+from mpigraph.mpi.wait import IDLE, NOW, until
 from mpigraph.process_group.operations import Call, Calls, MPIWork, Operation, Outstanding, untraced
 from mpigraph.session.context import current
 from mpigraph.trace import count
@@ -179,7 +179,6 @@ class MPIProcessGroup(dist.ProcessGroup):
     def __init__(
         self,
         comm: MPI.Intracomm,
-        meeting: Meeting,
         progress: Progress | None,
         seconds: float = math.inf,
         name: str = "the process group",
@@ -189,7 +188,6 @@ class MPIProcessGroup(dist.ProcessGroup):
 
         Args:
             comm: the communicator to own.
-            meeting: watches the waits, as :meth:`.World.meeting` does.
             progress: the progress thread, if MPI allows one.
             seconds: limit of a wait for an operation.
             name: names the group.
@@ -197,8 +195,7 @@ class MPIProcessGroup(dist.ProcessGroup):
         """
         super().__init__(comm.rank, comm.size)  # type: ignore[call-arg]
         self._comm: MPI.Comm = comm
-        self._meeting = meeting
-        self._outstanding = Outstanding(progress, meeting, seconds)
+        self._outstanding = Outstanding(progress, seconds)
         self._trainers = trainers or range(comm.size)
         self._calls = Calls(comm, self._trainers, name, progress is None)
         self._names = {"name": "", "description": ""}
@@ -426,8 +423,8 @@ class MPIProcessGroup(dist.ProcessGroup):
         if self._comm:
             tasks = list(self._outstanding.operations)
             messages = [task for task in tasks if task.name.startswith((_RECEIVE, _SEND))]
-            with self._meeting(_REST):
-                finish([task for task in tasks if task not in messages], BLOCKED)
+            with WAITS.meeting(_REST):
+                advance([task for task in tasks if task not in messages], NOW)
                 self._finish_messages(messages)
             self._outstanding.close()
             comm, self._comm = self._comm, MPI.COMM_NULL
@@ -443,9 +440,11 @@ class MPIProcessGroup(dist.ProcessGroup):
         and dropped: else its sender would wait for ever.
         """
         comm, status = self.comm, MPI.Status()
-        end, backoff, lost = time.monotonic() + _ARRIVING, Backoff(), 0
+        end, lost = time.monotonic() + _ARRIVING, 0
         everyone: MPI.Request | None = None
-        while everyone is None or not everyone.Test():
+
+        def move() -> bool:
+            nonlocal tasks, end, lost, everyone
             moved = any([task.advance() for task in tasks])
             if (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
                 tasks.append(Task(_drop(message, status.Get_count(MPI.BYTE))))
@@ -459,10 +458,9 @@ class MPIProcessGroup(dist.ProcessGroup):
                 for task in tasks:
                     if task.name.startswith(_RECEIVE):
                         task.cancel()
-            if moved:
-                backoff.reset()
-            else:
-                backoff.pause(PEERS_COMPUTE)
+            return moved
+
+        until(lambda: everyone is not None and everyone.Test(), IDLE, move)
         if lost:
             get_logger().warning("%d message(s) were never received and are dropped", lost)
 
@@ -517,7 +515,7 @@ def _create(options: Any, _: Any = None) -> MPIProcessGroup:
     timeout = getattr(options, "timeout", None) or default_pg_timeout
     seconds = math.inf if timeout == default_pg_timeout else timeout.total_seconds()
     name = f"process group {options.group_id}"
-    group = MPIProcessGroup(world.group(members), world.meeting, world.progress, seconds, name, members)
+    group = MPIProcessGroup(world.group(members), world.progress, seconds, name, members)
 
     def end() -> None:
         with world.watch(_REST):  # every trainer is here

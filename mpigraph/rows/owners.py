@@ -16,9 +16,10 @@ from mpigraph.arrays import F32, I64, Array
 from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
 from mpigraph.kernels.row_ops import as_words, move_rows, order_by_range
-from mpigraph.mpi.agree import no_way_back, raise_jointly
+from mpigraph.mpi.agree import agree
 from mpigraph.mpi.coroutine import Coroutine
 from mpigraph.mpi.messages import FAILED, OK, Header, alltoall
+from mpigraph.mpi.wait import no_way_back
 from mpigraph.mpi.world import World
 from mpigraph.rows.transport import nothing
 
@@ -182,16 +183,16 @@ def push_rows(
         MPIGraphError: ``error``, on every rank.
     """
     begin, end = _own(outgoing.counts, comm.rank)
-    with no_way_back(comm):
+    with no_way_back():
         header = Header(comm, key, OK if error is None else FAILED, outgoing.counts)
         leaving = _pack(outgoing, begin, end, empty)  # while the headers travel
         yield header.request
         met()
         if (header.operations != header.operations[0]).any():
             astray = CollectiveError(f"here it is {what}: {described}")
-            yield from raise_jointly(comm, "a push of different gradients", astray, "trainer")
+            yield from agree(comm, "a push of different gradients", astray, "trainer")
         if (header.statuses == FAILED).any():
-            yield from raise_jointly(comm, what, error, "trainer")
+            yield from agree(comm, what, error, "trainer")
         coming = header.counts.copy()
         ids = yield from alltoall(comm, outgoing.ids, outgoing.counts, coming)
         first, last = _own(coming, comm.rank)

@@ -26,9 +26,8 @@ from mpi4py import MPI
 from mpigraph.arrays import I64, U8, Array
 from mpigraph.errors import ClosedError
 from mpigraph.kernels.row_ops import first_alike, move_rows
-from mpigraph.mpi.coroutine import NOT_YET, Coroutine
+from mpigraph.mpi.coroutine import NOT_YET, Coroutine, finish
 from mpigraph.mpi.hosts import Chunk, Hosts, Kind, Request, as_bytes, complete
-from mpigraph.mpi.wait import TRANSFER
 from mpigraph.rows.segments import RowPool
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, last_of_equal
 
@@ -120,8 +119,8 @@ class PackedTransport(Transport):
         """
         most = _chunks_in_flight(len(remote))
         what = f"rows of window {window.number} from rank(s) {', '.join(str(rows.rank) for rows in remote)}"
-        requests = [(rows.rank, self._fetch(window, rows, out, most)) for rows in remote]
-        self.hosts.finish(what, requests, TRANSFER, meanwhile)
+        requests = [self._fetch(window, rows, out, most) for rows in remote]
+        finish(requests, what, meanwhile=meanwhile, asked=[rows.rank for rows in remote])
 
     def _fetch(self, window: WindowHandle, remote: RemoteRows, out: Array, most: int) -> Coroutine[None]:
         """Ask a host for rows in requests of bounded size, ``most`` receives posted at a time."""
@@ -158,14 +157,15 @@ class PackedTransport(Transport):
         """
         what = f"writing rows of window {window.number} of rank(s) {', '.join(str(rows.rank) for rows in leaving)}"
         step = max(1, CHUNK // window.row_bytes)
-        stores = []
+        asked, stores = [], []
         for remote in leaving:
             rows, positions = last_of_equal(remote)
             begins = range(0, len(rows), step)
             for lane in range(min(_OF_ONE, len(begins))):  # so many chunks travel at a time
                 cuts = [slice(begin, begin + step) for begin in begins[lane::_OF_ONE]]
-                stores.append((remote.rank, self._store(window, remote.rank, rows, positions, values, cuts)))
-        self.hosts.finish(what, stores, TRANSFER)
+                asked.append(remote.rank)
+                stores.append(self._store(window, remote.rank, rows, positions, values, cuts))
+        finish(stores, what, asked=asked)
 
     def _store(
         self, window: WindowHandle, rank: int, rows: I64, positions: I64, values: Array, cuts: Sequence[slice]

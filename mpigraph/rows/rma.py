@@ -17,8 +17,9 @@ from mpi4py import MPI
 from mpigraph.arrays import I32, I64, Array
 from mpigraph.kernels.compact import LocalIds
 from mpigraph.kernels.row_ops import find_runs, move_rows
-from mpigraph.mpi.agree import no_way_back
-from mpigraph.mpi.messages import answered, received, sent
+from mpigraph.mpi.coroutine import answered
+from mpigraph.mpi.messages import received, sent
+from mpigraph.mpi.wait import no_way_back
 from mpigraph.mpi.world import World
 from mpigraph.rows.segments import RowPool
 from mpigraph.rows.transport import RemoteRows, Transport, WindowHandle, nothing, split_requests
@@ -118,7 +119,7 @@ class RmaTransport(Transport):
             for rows in requests:
                 gets.append(_Get(window, rows, out, self._pool))
 
-        with no_way_back(self.world.comm) as aside:  # MPI writes to their memory
+        with no_way_back() as aside:  # MPI writes to their memory
             with self.world.watch(what):
                 aside(begin)
             aside(meanwhile)

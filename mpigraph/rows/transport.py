@@ -18,7 +18,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import CollectiveError
 from mpigraph.kernels.row_ops import move_rows
 from mpigraph.mpi.compat import as_array, check_memory_model
-from mpigraph.mpi.wait import TRANSFER, Backoff
+from mpigraph.mpi.wait import until
 from mpigraph.mpi.world import World
 
 # One lock per host for the writers of its rows, in the order in which they ask: ranks of its node, and the host itself
@@ -58,11 +58,9 @@ class HostMutex:
     @contextmanager
     def hold(self, host: int) -> Iterator[None]:
         """Hold the lock of ``host``, of this node, inside the ``with`` block."""
-        backoff = Backoff()
         with self._world.watch(f"taking the write lock of rank {self._world.hosts[host]}"):
             ticket = self.draw(host)
-            while self.ahead(host, ticket):
-                backoff.pause(TRANSFER)
+            until(lambda: not self.ahead(host, ticket))
         try:
             yield
         finally:

@@ -22,6 +22,7 @@ from mpigraph.errors import CollectiveError, InvalidArgumentError, MPIGraphError
 from mpigraph.log import get_logger
 from mpigraph.mpi.agree import allgather_bytes, describe, everywhere
 from mpigraph.mpi.compat import library_version
+from mpigraph.mpi.wait import until
 from mpigraph.mpi.world import World
 from mpigraph.rows.packed import PackedTransport
 from mpigraph.rows.service import RowService
@@ -141,7 +142,7 @@ class _Trial:
             if threads[0]:
                 with ThreadPoolExecutor(2, "mpigraph-trial") as pool:
                     attempts += pool.map(self._attempt, (1, 2))
-        self._service.hosts.complete(world.comm.Ibarrier())
+        until(world.comm.Ibarrier().Test, moves=self._service.hosts.progress)
         names = [way.name for way in self._service.transports]
         return {name: _first_of_all(world, next(filter(None, (its[name] for its in attempts)), "")) for name in names}
 
@@ -179,7 +180,7 @@ class _Trial:
             ids = np.random.default_rng(world.rank).integers(0, _HELD, _HELD) + host * _HELD
             out = np.empty((_HELD, _WORDS), np.int32)
             seconds[:] = [_median_seconds(partial(self.window.gather, ids, out, way)) for way in ways]
-        self._service.hosts.complete(world.comm.Iallreduce(MPI.IN_PLACE, seconds, op=MPI.MAX))
+        until(world.comm.Iallreduce(MPI.IN_PLACE, seconds, op=MPI.MAX).Test, moves=self._service.hosts.progress)
         return {way.name: _HELD * _WORDS * 4 / took for way, took in zip(ways, seconds.tolist(), strict=True)}
 
 

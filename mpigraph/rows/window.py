@@ -226,8 +226,7 @@ class RowWindow:
 
         Before :meth:`close`, while hosts answer.
         """
-        with self.world.watch("reads and writes of rows that are freed"):
-            self._gate.drain()
+        self._gate.drain("reads and writes of rows that are freed")
 
     def scatter(self, ids: I64, values: Array) -> None:
         """Write ``values`` ([n, *row_shape], C-contiguous) to rows ``ids``; the last of equal rows wins.

@@ -17,12 +17,12 @@ from mpigraph.arrays import I64, U8
 from mpigraph.collective import collective
 from mpigraph.errors import InvalidArgumentError
 from mpigraph.log import get_logger
-from mpigraph.mpi.agree import everywhere, no_way_back
+from mpigraph.mpi.agree import everywhere
 from mpigraph.mpi.compat import library_version
-from mpigraph.mpi.coroutine import Coroutine, Task, finish, run
+from mpigraph.mpi.coroutine import Coroutine, Task, advance, finish, run
 from mpigraph.mpi.hosts import Answer, Hosts, Kind, Request, answer_of, result_of
 from mpigraph.mpi.messages import Gate, Header, Received, alltoall, in_rank_order
-from mpigraph.mpi.wait import IN_ROUND, PEERS_COMPUTE, UNINTERRUPTED, Backoff
+from mpigraph.mpi.wait import IDLE, TRAVELLING, UNINTERRUPTED, no_way_back, until
 from mpigraph.trace import count, span
 
 P = ParamSpec("P")
@@ -103,8 +103,7 @@ class Exchange(ABC):
 
     def retire(self) -> None:
         """Refuse new requests of this rank's threads, and wait for the outstanding ones, while hosts still answer."""
-        with self._world.watch("what other threads sample while the job ends"):
-            self._gate.drain()
+        self._gate.drain("what other threads sample while the job ends")
 
 
 class ByMessages(Exchange):
@@ -123,8 +122,8 @@ class ByMessages(Exchange):
         hosts.handlers[Kind.SAMPLE] = hosts.answering(self._answer)
 
     def _ask(self, asked: Mapping[int, I64], meanwhile: Callable[[], None], what: str) -> Mapping[int, U8]:
-        requests = [(rank, self._hosts.call(rank, Kind.SAMPLE, words, _ANSWERING)) for rank, words in asked.items()]
-        answers = self._hosts.finish(what, requests, IN_ROUND, meanwhile, tuple(asked))
+        requests = (self._hosts.call(rank, Kind.SAMPLE, words, _ANSWERING) for rank, words in asked.items())
+        answers = finish(requests, what, meanwhile=meanwhile, asked=list(asked))
         return {rank: answer.view(np.uint8) for rank, answer in zip(asked, answers, strict=True)}
 
 
@@ -180,7 +179,7 @@ class InRounds(Exchange):
                     world.at_close(world.progress.listen(hosts))  # for the numbers of rounds
 
     def _ask(self, asked: Mapping[int, I64], meanwhile: Callable[[], None], what: str) -> Mapping[int, U8]:
-        with self._turn, no_way_back(self._comm) as aside:
+        with self._turn, no_way_back() as aside:
             if self._world.progress is None:
                 own = _Asked(asked, partial(aside, meanwhile))
                 with self._world.meeting(what):
@@ -190,12 +189,7 @@ class InRounds(Exchange):
                 with self._world.watch(what, whom=tuple(asked)):
                     self._propose(own)
                     aside(meanwhile)
-                    backoff = Backoff()
-                    while own.answers is None:
-                        if self.progress():
-                            backoff.reset()
-                        else:
-                            backoff.pause(IN_ROUND)
+                    until(lambda: own.answers is not None, moves=self.progress)
         assert own.answers is not None
         return {
             rank: result_of(answer, answer, rank, _ANSWERING).view(np.uint8) for rank, answer in own.answers.items()
@@ -271,7 +265,7 @@ class InRounds(Exchange):
         """Below ``MPI_THREAD_MULTIPLE``, take part in the other trainers' rounds until none of them asks."""
         if self._comm != MPI.COMM_NULL and self._world.progress is None:
             with UNINTERRUPTED, self._world.meeting("the end of every trainer's rounds"):
-                while run(self._make(_NOTHING, _SERVES), PEERS_COMPUTE):
+                while run(self._make(_NOTHING, _SERVES), policy=IDLE):
                     pass
 
     @collective("world.comm")
@@ -281,7 +275,7 @@ class InRounds(Exchange):
             while not self._ended:
                 part = _ENDS if self._world.is_trainer else _SERVES
                 self._round, present = None, self._round or Task(self._make(_NOTHING, part))
-                finish([present], IN_ROUND)
+                advance([present], TRAVELLING)
                 self._ended = present.result() == _ENDS
 
 

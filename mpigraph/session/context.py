@@ -23,7 +23,7 @@ from torch.autograd import profiler
 from torch.utils.data import get_worker_info
 
 from mpigraph import config as settings
-from mpigraph.collective import Strict, collective
+from mpigraph.collective import collective
 from mpigraph.config import Config
 from mpigraph.errors import ClosedError, InvalidArgumentError, MPIGraphError, NotInitializedError, check_integer
 from mpigraph.kernels import compile_missing, load_compiler
@@ -31,10 +31,10 @@ from mpigraph.kernels.rng import combine
 from mpigraph.log import get_logger
 from mpigraph.memory import keep_freed_memory
 from mpigraph.mpi.abort import abort, exit_status, guard, leaving, unguard
-from mpigraph.mpi.agree import allgather_bytes, everywhere, together
+from mpigraph.mpi.agree import allgather_bytes, everywhere
 from mpigraph.mpi.compat import library_version, may_lose_messages
 from mpigraph.mpi.start import WORKER, is_worker
-from mpigraph.mpi.wait import PEERS_COMPUTE, UNINTERRUPTED, wait
+from mpigraph.mpi.wait import IDLE, UNINTERRUPTED, until
 from mpigraph.mpi.world import World, job_comm
 from mpigraph.rows.segments import RowPool
 from mpigraph.sampling.exchanges import open_exchange
@@ -291,15 +291,6 @@ def current() -> Session:
     return session
 
 
-def _compare(call: str) -> None:
-    """Compare a collective call with those of the other trainers of the running session, if there is one."""
-    if Session.running is not None:
-        Session.running.control.compare(call)
-
-
-Strict.compare = _compare
-
-
 def is_initialized() -> bool:
     """Return whether a session is running."""
     return Session.running is not None
@@ -393,7 +384,7 @@ def initialize(
     with world.watch("compiling kernels", _PATIENCE):
         world.once_per_node(compile_missing)
         load_compiler()
-        wait(world.comm.Ibarrier(), PEERS_COMPUTE)  # the next step has a shorter deadline
+        until(world.comm.Ibarrier().Test, IDLE)  # the next step has a shorter deadline
     cores = world.cores_per_rank()
     if world.size > 1 and not config.threads_chosen:
         torch.set_num_threads(cores)
@@ -439,9 +430,7 @@ def _prepare_process(world: World, all_ranks: bool) -> None:
         )
     try:
         world.check_threads()
-        with together(
-            world.comm, "comparing the environment with the job", watched=lambda: world.watch("comparing variables")
-        ):
+        with world.watch("comparing variables"), world.on_all_ranks("comparing the environment with the job"):
             if world.is_trainer and all_ranks:  # on ranks of the user's choice they may belong to another job
                 settings.check_rendezvous(world.trainers.rank, world.trainers.size)
     except InvalidArgumentError:

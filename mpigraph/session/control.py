@@ -1,8 +1,8 @@
 """Control calls: operations of all ranks, called by trainers and joined by servers, in the loop of :func:`serve`.
 
-A call is a header (which operation), the arguments as JSON from every trainer, a check that all trainers call the
-same, and then the same handler on every rank. A trainer whose script went astray gets one error that names both
-operations and the ranks, instead of a hang.
+A call is a message of JSON from every trainer (which operation, its arguments, or why it cannot be), a check that all
+trainers call the same, and then the same handler on every rank. A trainer whose script went astray gets one error that
+names both operations and the ranks, instead of a hang.
 
 Nothing communicates when the garbage collector drops a tensor or a loader: its number is noted, travels with the
 next call, and is freed once every trainer has dropped it. A trainer that has lent views of a tensor's rows, or that has
@@ -11,62 +11,62 @@ threads which draw by them, has not.
 
 import json
 import signal
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import IntEnum
-from typing import Any, NamedTuple, NoReturn
+from enum import Enum
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
-from mpigraph.collective import Strict, collective
+from mpigraph.collective import collective
 from mpigraph.errors import ClosedError, CollectiveError, MPIGraphError
-from mpigraph.log import line_calling
-from mpigraph.mpi.agree import Sameness, allgather_bytes, everywhere, no_way_back, raise_jointly
-from mpigraph.mpi.coroutine import run
-from mpigraph.mpi.messages import FAILED, OK, Header
-from mpigraph.mpi.wait import (
-    IDLE_SERVER_LOCAL,
-    IDLE_SERVER_REMOTE,
-    IN_ROUND,
-    TRANSFER,
-    UNINTERRUPTED,
-    Backoff,
-    wait,
-)
+from mpigraph.mpi.agree import everywhere, gathering, joint_error, to_wire
+from mpigraph.mpi.coroutine import Task, advance, run
+from mpigraph.mpi.wait import IDLE, TRAVELLING, UNINTERRUPTED, Backoff, no_way_back, until
 from mpigraph.rows.row_tensor import Policy
 from mpigraph.session.reporting import Reporting
 from mpigraph.store.derived import EdgeTimes, EdgeWeights
 from mpigraph.store.store import Store
 
 
-class Operation(IntEnum):
+class Operation(Enum):
     """The operation of a control call: servers join the trainers' call."""
 
-    SERVE = 0
-    OPEN_GRAPH = 10
-    CREATE_TENSOR = 11
-    CREATE_LOADER = 12
-    PREPARE_WEIGHTS = 13
-    FREE = 14
-    BARRIER = 15
-    SHUTDOWN = 16
-    OPEN_CACHES = 17
-    PREPARE_TIMES = 18
-    BEGIN_REPORT = 20
-    END_REPORT = 21
+    OPEN_GRAPH = "open_graph"
+    CREATE_TENSOR = "create_tensor"
+    CREATE_LOADER = "create_loader"
+    OPEN_CACHES = "open_caches"
+    PREPARE_WEIGHTS = "prepare_weights"
+    PREPARE_TIMES = "prepare_times"
+    FREE = "free"
+    BARRIER = "barrier"
+    BEGIN_REPORT = "begin_report"
+    END_REPORT = "end_report"
+    SHUTDOWN = "shutdown"
 
 
 Arguments = dict[str, Any]
 
 
 class _Message(NamedTuple):
-    """One rank's message in a control call, as JSON on the wire."""
+    """A trainer's message in a control call, as JSON on the wire; a server has none.
 
-    args: Arguments  # of the operation; a server has none
-    have: int | None  # see :meth:`Control.call`
-    dropped: list[int]  # numbers that this rank no longer uses
-    written: list[int]  # numbers of tensors that this rank has written
+    Attributes:
+        name: of the operation.
+        args: of the operation.
+        have, status: see :meth:`Control.call`.
+        error: why this trainer cannot take part, as :func:`.to_wire` writes it; "" if it can.
+        dropped: numbers that this trainer no longer uses.
+        written: numbers of tensors that this trainer has written.
+    """
+
+    name: str
+    args: Arguments
+    have: int | None
+    status: int
+    error: str
+    dropped: list[int]
+    written: list[int]
 
 
 _PATIENCE = 12.0  # timeouts that an operation may take as a whole: a slow disk may make ranks wait for one that loads
@@ -107,7 +107,7 @@ def _retire(store: Store, numbers: Iterable[int]) -> None:
     for number in numbers:
         if number in store.tensors:
             store.tensors[number].window.retire()
-    wait(store.world.comm.Ibarrier(), IN_ROUND)
+    until(store.world.comm.Ibarrier().Test)
 
 
 def _sync(store: Store, args: Arguments) -> Any:
@@ -133,17 +133,12 @@ _HANDLERS: dict[Operation, Callable[[Store, Arguments], Any]] = {
 class Control:
     """The control calls of one rank, and its part in reports. Runs on ``world.comm``, on the main thread."""
 
-    @collective("store.world.comm")
     def __init__(self, store: Store) -> None:
         self._store = store
         self._world = store.world
         self.reporting = Reporting(store)
         self._dropped: set[int] = set()
-        self._pending: Header | None = None
-        self._calls = MPI.COMM_NULL
-        if Strict.on and self._world.is_trainer:
-            self._calls = self._world.trainers.Dup()
-            self._world.at_close(self._calls.Free)
+        self._pending: Task[list[bytes]] | None = None
 
     def drop(self, number: int) -> None:
         """Note that this trainer no longer uses a tensor or cache."""
@@ -154,7 +149,7 @@ class Control:
         self,
         operation: Operation,
         have: int | None = None,
-        status: int = OK,
+        status: int = 0,
         doing: str = "",
         error: Exception | None = None,
         **args: Any,
@@ -175,67 +170,75 @@ class Control:
             CollectiveError: the trainers are in different calls; on every rank. Or this is not the main thread.
             MPIGraphError: the operation failed, on every rank.
         """
-        if self._world.closed:
-            raise ClosedError(f"{operation.name.lower()}: the job was ended")
-        self._world.check_process()
-        self._world.check_main_thread(doing or operation.name.lower())
+        name, world, tensors = operation.value, self._world, self._store.tensors
+        if world.closed:
+            raise ClosedError(f"{name}: the job was ended")
+        world.check_process()
+        world.check_main_thread(doing or name)
         self._store.rows.segments.sync()
-        if error is not None:
-            status = FAILED
-        if Strict.begins():
-            self.compare(operation.name.lower(), status)
-        with UNINTERRUPTED:
-            with self._world.meeting(f"{operation.name.lower()} (waiting for the other trainers)"):
-                header = Header(self._world.comm, operation, status)
-                wait(header.request, IN_ROUND)
-            self._world.watchdog.stopping.meet()
-            with no_way_back(self._world.comm):
-                return self._run(header, args, have, doing or operation.name.lower(), error)
-
-    @collective("trainers", "in strict mode")
-    def compare(self, name: str, status: int = OK) -> None:
-        """Raise CollectiveError on every trainer if they are in different calls."""
-        world = self._world
-        if world.closed or world.forked or world.trainers.size == 1:
-            return
-        sameness = Sameness(name)
-        with UNINTERRUPTED, world.meeting(f"{name} (waiting for the other trainers)"):
-            wait(self._calls.Iallreduce(MPI.IN_PLACE, sameness.words, MPI.MAX), IN_ROUND)
-        if sameness.holds:
-            return
-        line = line_calling(sys._getframe())
-        text = f"{status} {name}{f' at {line}' if line else ''}"
-        replies = [reply.decode().partition(" ") for reply in allgather_bytes(self._calls, text.encode())]
-        raise everywhere(_astray([call for _, _, call in replies], [int(word) for word, _, _ in replies]))
+        with UNINTERRUPTED, no_way_back():
+            written = self._take_written()
+            dropped = [number for number in sorted(self._dropped) if number not in tensors or tensors[number].give_up()]
+            why = to_wire(error).decode() if error is not None else ""
+            message = _Message(name, args, have, status, why, dropped, list(written))
+            with world.meeting(f"{name} (waiting for the other trainers)"):
+                replies = run(gathering(world.comm, json.dumps(message).encode()))
+            world.watchdog.stopping.meet()
+            return self._take_part(self._hear(replies, written, doing or name, error))
 
     @collective("world.comm", "in step with the trainers' calls")
     def poll(self) -> Operation | None:
         """On a server: join a call if the trainers began one, and return its operation."""
         if self._pending is None:
-            self._pending = Header(self._world.comm, Operation.SERVE)
-        header = self._pending
-        if not header.request.Test():
+            self._pending = Task(gathering(self._world.comm, b""))
+        if not self._pending.advance():
             return None
-        self._pending = None
-        operation = Operation(int(header.operations[self._world.trainer_ranks[0]]))
-        try:
-            with no_way_back(self._world.comm):
-                self._run(header, {})
-        except MPIGraphError:
-            return None  # raised on every trainer too, where the user sees it; if they continue, so do we
-        return operation
+        with no_way_back():
+            with self._world.watch("a control call"):
+                advance([self._pending], TRAVELLING)
+            replies, self._pending = self._pending.result(), None
+            try:
+                messages = self._hear(replies, {})
+                self._take_part(messages)
+            except MPIGraphError:
+                return None  # raised on every trainer too, where the user sees it; if they continue, so do we
+        return Operation(messages[0].name)
 
-    def _run(
-        self, header: Header, args: Arguments, have: int | None = None, doing: str = "", error: Exception | None = None
-    ) -> Any:
-        operation = self._common_operation(header)
-        if operation is not Operation.SHUTDOWN and (header.statuses == FAILED).any():
-            self._fail(doing, error)
-        name = operation.name.lower()
+    def _take_written(self) -> dict[int, int]:
+        """Return the numbers of tensors that were written here since the last call, each with its last write."""
+        tensors, marked = self._store.tensors, self._store.rows.written
+        written: dict[int, int] = {}
+        for number in sorted(marked & tensors.keys()):
+            marked.discard(number)  # before looking: another thread may write now
+            if tensors[number].written:
+                marked.add(number)
+                written[number] = tensors[number].last_write
+        return written
+
+    def _hear(
+        self, replies: list[bytes], written: Mapping[int, int], doing: str = "", error: Exception | None = None
+    ) -> dict[int, _Message]:
+        """Return the trainers' messages, each by the first that sent it. Count up the versions of written tensors.
+
+        Raises the errors of trainers, or CollectiveError if they are in different calls; on every rank.
+        """
+        sent = [replies[rank] for rank in self._world.trainer_ranks.tolist()]
+        messages = {data: _Message(*json.loads(data)) for data in dict.fromkeys(sent)}  # most send the same
+        self._store.advance(set().union(*(message.written for message in messages.values())), written)
+        of_trainers = [messages[data] for data in sent]
+        names = [message.name for message in of_trainers]
+        if len(set(names)) > 1:
+            raise everywhere(_astray(names, [message.status for message in of_trainers]))
+        if any(message.error for message in of_trainers):
+            raise joint_error(doing, [message.error.encode() for message in of_trainers], "trainer") from error
+        return {sent.index(data): message for data, message in messages.items()}
+
+    def _take_part(self, messages: Mapping[int, _Message]) -> Any:
+        """Free what all trainers have dropped, and do the operation; return its result."""
+        args, name = _common_arguments(messages), messages[0].name
+        operation = Operation(name)
         with self._world.watch(name):
-            messages = self._exchange(args, have)
-            args = _common_arguments(name, messages)
-            dropped = set.intersection(*(set(message.dropped) for message in messages.values()))  # by all trainers
+            dropped = set.intersection(*(set(message.dropped) for message in messages.values()))
             self._store.free(dropped)
             self._dropped -= dropped
             if operation is not Operation.SHUTDOWN:
@@ -250,44 +253,13 @@ class Control:
                 self.reporting.finish()
             return _HANDLERS[operation](self._store, args | {"have": held.pop() if len(held) == 1 else None})
 
-    def _common_operation(self, header: Header) -> Operation:
-        operations = header.operations[self._world.trainer_ranks]
-        if (operations != operations[0]).any():
-            names = [Operation(number).name.lower() for number in operations.tolist()]
-            raise everywhere(_astray(names, header.statuses.tolist()))
-        return Operation(int(operations[0]))
 
-    def _fail(self, doing: str, error: Exception | None) -> NoReturn:
-        """Raise the errors of some trainers on all of them; a server only leaves the call."""
-        if self._world.is_trainer:
-            with self._world.watch(doing):
-                run(raise_jointly(self._world.trainers, doing, error, "trainer"))
-        raise CollectiveError("a trainer has raised an error")
-
-    def _exchange(self, args: Arguments, have: int | None) -> dict[int, _Message]:
-        """Count up the versions of written tensors; return the trainers' messages, each by the first that sent it."""
-        tensors, marked = self._store.tensors, self._store.rows.written
-        written: dict[int, int] = {}
-        for number in sorted(marked & tensors.keys()):
-            marked.discard(number)  # before looking: another thread may write now
-            if tensors[number].written:
-                marked.add(number)
-                written[number] = tensors[number].last_write
-        dropped = [number for number in sorted(self._dropped) if number not in tensors or tensors[number].give_up()]
-        own = _Message(args, have, dropped, list(written))
-        replies = allgather_bytes(self._world.comm, json.dumps(own._asdict()).encode())
-        messages = {reply: _Message(**json.loads(reply)) for reply in set(replies)}  # most ranks send the same
-        self._store.advance(set().union(*(message.written for message in messages.values())), written)
-        of_trainers = [replies[rank] for rank in self._world.trainer_ranks.tolist()]
-        return {of_trainers.index(reply): messages[reply] for reply in dict.fromkeys(of_trainers)}
-
-
-def _common_arguments(name: str, messages: Mapping[int, _Message]) -> Arguments:
+def _common_arguments(messages: Mapping[int, _Message]) -> Arguments:
     for trainer, message in messages.items():
         if message.args != messages[0].args:
             raise everywhere(
                 CollectiveError(
-                    f"trainers call {name} with different arguments: "
+                    f"trainers call {message.name} with different arguments: "
                     f"trainer 0 with {messages[0].args}, trainer {trainer} with {message.args}"
                 )
             )
@@ -311,11 +283,9 @@ def serve(store: Store, control: Control) -> None:
 
     An idle server sleeps between polls, so that it leaves its core to a trainer; it may be idle for hours. Its host
     thread answers other ranks; where MPI allows no calls from threads, this loop does, and no trainer samples beside a
-    control call. Where every trainer reads its memory directly, it has only control calls to wait for, and sleeps
-    longer.
+    control call.
     """
     world, hosts, exchange = store.world, store.rows.hosts, store.exchange
-    idle = IDLE_SERVER_LOCAL if world.all_local else IDLE_SERVER_REMOTE
     backoff = Backoff()
     while True:
         operation = control.poll()
@@ -323,8 +293,7 @@ def serve(store: Store, control: Control) -> None:
         if world.progress is None:
             moved |= any([hosts.progress(), exchange.progress()])
         control.reporting.follow()
-        if world.watchdog.needs_exchange:
-            world.watchdog.exchange()
+        world.watchdog.exchange()
         if operation is Operation.SHUTDOWN:
             if world.watchdog.stopping.agreed:  # the batch system sends SIGTERM once more; the job ends itself
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -334,4 +303,4 @@ def serve(store: Store, control: Control) -> None:
             backoff.reset()
         else:
             busy = world.progress is None and (hosts.outstanding or exchange.outstanding)
-            backoff.pause(TRANSFER if busy else idle)
+            backoff.pause(TRAVELLING if busy else IDLE)

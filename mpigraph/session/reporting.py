@@ -30,7 +30,7 @@ from mpigraph.memory import held_memory, process_figures
 from mpigraph.mpi.agree import allgather_bytes, describe, gather_bytes
 from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.coroutine import Coroutine, run
-from mpigraph.mpi.wait import BLOCKED
+from mpigraph.mpi.wait import NOW
 from mpigraph.mpi.witness import fields_of_rank
 from mpigraph.recording import STEP_FIELDS, Recording, Track, at_each_step
 from mpigraph.reports.page import write_page
@@ -42,14 +42,10 @@ from mpigraph.reports.summary import (
     Job,
     Node,
     Rank,
-    Stage,
     Steps,
     Summary,
-    Thread,
     Timeline,
     TimelineEvent,
-    ToHost,
-    ToTrainer,
     Window,
     decode,
     encode,
@@ -107,9 +103,9 @@ class Drift(NamedTuple):
 def compare_clocks(comm: MPI.Intracomm, asking: int, asked: Sequence[int]) -> list[Ahead]:
     """Return on the rank ``asking`` how far the clock of each of the ranks ``asked`` is ahead; [] on the others."""
     if comm.rank == asking:
-        return [run(_ask(comm, rank), BLOCKED) for rank in asked]
+        return [run(_ask(comm, rank), policy=NOW) for rank in asked]
     if comm.rank in asked:
-        run(_answer(comm, asking), BLOCKED)
+        run(_answer(comm, asking), policy=NOW)
     return []
 
 
@@ -217,7 +213,7 @@ class Reporting:
         at_each_step(None)
         self._stop()
         self._clocks.append(self._compare_clocks())
-        ranks = gather_bytes(world.comm, encode(self._rank()), self._root)
+        ranks = gather_bytes(world.comm, self._rank(), self._root)
         tracks = gather_bytes(world.comm, self._tracks(), self._root)
         folder, self.folder = self.folder, ""
         with world.on_all_ranks(f"writing the report {folder}"):
@@ -305,19 +301,12 @@ class Reporting:
             pid=int(world.pids[rank]),
         )
 
-    def _rank(self) -> Rank:
-        """Return what this rank tells of itself; times of steps on its own clock."""
+    def _rank(self) -> bytes:
+        """Return what this rank tells of itself, a :class:`.Rank` as JSON; times of steps on its own clock."""
         recording = self._recording
         rank = self._known(self._world.rank)
         rank.seconds = (recording.end - recording.begin) / 1e9
         rank.cpu = Cpu(*(self._used(name) for name in _USED))
-        told = fields_of_rank(recording.before, recording.after, rank.seconds)
-        rank.threads = [
-            Thread(thread["name"], {name: Stage(**stage) for name, stage in thread["stages"].items()}, thread["rest"])
-            for thread in told["threads"]
-        ]
-        rank.to_hosts = [ToHost(*numbers) for numbers in told["to_hosts"]]
-        rank.to_trainers = [ToTrainer(*numbers) for numbers in told["to_trainers"]]
         counts = [self._counts[0], *self._epochs, self._counts[1]]
         epochs = [CacheEpoch(*counts) for counts in np.maximum(np.diff(counts, axis=0), 0).tolist() if counts[0]]
         rank.cache = Cache(epochs)
@@ -327,7 +316,8 @@ class Reporting:
         rank.steps = Steps(*times, *(np.maximum(column, 0).tolist() for column in (seeds, inputs)))
         if (delay >= 0).any():  # not in a step in which the recording has begun
             rank.steps.delay = (np.maximum(delay, 0) / 1e9).round(7).tolist()
-        return rank
+        sums = fields_of_rank(recording.before, recording.after, rank.seconds)
+        return json.dumps(json.loads(encode(rank)) | sums).encode()
 
     def _used(self, name: str) -> Any:
         """Return what came to a figure of this process; threads that have ended take theirs away."""

@@ -21,7 +21,7 @@ from mpigraph.kernels.sample import list_allowed
 from mpigraph.kernels.temporal import sort_rows
 from mpigraph.kernels.weighted import alias_tables
 from mpigraph.mpi.messages import NotOpenHere, exchange_rows, sum_over_ranks
-from mpigraph.mpi.wait import IN_ROUND, wait
+from mpigraph.mpi.wait import until
 from mpigraph.mpi.world import World
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.window import RowWindow
@@ -354,7 +354,7 @@ def count_masks(world: World, masks: Sequence[RowTensor]) -> list[MaskCounts]:
     of_ranks = np.zeros(world.size, np.int64)
     of_ranks[world.hosts] = blocks
     with world.watch("counting the selected rows of masks"):
-        wait(world.comm.Iallgatherv(own, [counted, of_ranks]), IN_ROUND)
+        until(world.comm.Iallgatherv(own, [counted, of_ranks]).Test)
     ends = np.cumsum([table.shape[1] - 1 for table in bounds])[:-1]
     return [
         MaskCounts(mask, table, counts, mask.version)

@@ -9,7 +9,6 @@ from layouts import API, Layout, SharedJob, on_layouts, several
 from oracle import NUM_NODES
 
 import mpigraph.distributed as dist
-from mpigraph.collective import Strict
 from mpigraph.errors import (
     ClosedError,
     CollectiveError,

@@ -13,10 +13,10 @@ from mpi4py import MPI
 from worlds import behind_head, flat_world
 
 from mpigraph.errors import GraphDataError
-from mpigraph.mpi.coroutine import Coroutine
+from mpigraph.mpi.coroutine import Coroutine, finish
 from mpigraph.mpi.hosts import FIRST, Chunk, Hosts, Kind, Request, complete
 from mpigraph.mpi.messages import HEAD, NotOpenHere
-from mpigraph.mpi.wait import IN_ROUND
+from mpigraph.mpi.wait import until
 
 pytestmark = needs_threads
 Words = npt.NDArray[np.int64]
@@ -49,7 +49,7 @@ def hosts_of(comm: MPI.Intracomm, answer: Callable[[Words], Words], thread: bool
         hosts.handlers[Kind.SAMPLE] = hosts.answering(answer)
         comm.Barrier()
         yield hosts
-        hosts.complete(comm.Ibarrier())
+        until(comm.Ibarrier().Test, moves=hosts.progress)
 
 
 def sum_of(hosts: Hosts, rank: int, words: Words) -> Coroutine[Words]:
@@ -65,12 +65,12 @@ def test_hosts_answer_every_rank(comm: MPI.Intracomm) -> None:
         def ask_all(seed: int) -> None:
             for length in (1, 2, FIRST // 8 - 1, FIRST // 8, 100_000):
                 words = np.arange(length) + seed
-                got = hosts.finish("sums", [(r, sum_of(hosts, r, words)) for r in range(comm.size)], IN_ROUND)
+                got = finish((sum_of(hosts, r, words) for r in range(comm.size)), "sums", asked=range(comm.size))
                 wrong.extend("sum" for answer in got if not np.array_equal(answer, np.append(words, words.sum())))
             for what in (BAD, LATER):
-                asked = [(0, sum_of(hosts, 0, np.array([first]))) for first in (what, 7)]
+                asked = [sum_of(hosts, 0, np.array([first])) for first in (what, 7)]
                 try:
-                    wrong.extend("later" for answer in hosts.finish("sums", asked, IN_ROUND) if len(answer) != 2)
+                    wrong.extend("later" for answer in finish(asked, "sums") if len(answer) != 2)
                 except GraphDataError as error:
                     wrong.extend(["error"] if "summing failed on rank 0: weight 7 is bad: ä" not in str(error) else [])
 
@@ -79,7 +79,7 @@ def test_hosts_answer_every_rank(comm: MPI.Intracomm) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        hosts.complete(comm.Ibarrier())
+        until(comm.Ibarrier().Test, moves=hosts.progress)
         while hosts.outstanding:
             time.sleep(1e-3)
         on_all(comm, not wrong and hosts.held == 0, f"{wrong}")
@@ -141,7 +141,7 @@ def test_a_host_that_cannot_answer_yet_has_nothing_to_do(comm: MPI.Intracomm) ->
             assert hosts.outstanding and tries == [1] * 101
             closed.clear()
         else:
-            (got,) = hosts.finish("it", [(0, sum_of(hosts, 0, np.array([6])))], IN_ROUND)
+            (got,) = finish([sum_of(hosts, 0, np.array([6]))], "it")
             assert got.tolist() == [6]
     on_all(comm, not any(moved))
 
@@ -160,7 +160,7 @@ def test_own_work_that_fails_is_raised_once_all_have_answered(comm: MPI.Intracom
 
         if comm.rank:
             with pytest.raises(ZeroDivisionError, match="own work"):
-                hosts.finish("sums", [(0, ask()), (0, ask())], IN_ROUND, fail)
+                finish([ask(), ask()], "sums", meanwhile=fail)
     on_all(comm, comm.rank == 0 or [words.tolist() for words in answered] == [[1, 2, 3]] * 2)
 
 
@@ -186,7 +186,7 @@ def test_chunks_are_put_into_their_places_until_one_refuses(comm: MPI.Intracomm,
             for ahead in (1, 2, 5):
                 placed.clear()
                 asking = hosts.ask(0, Kind.READ, np.zeros(1, np.int64), chunks(), ahead)
-                assert hosts.finish("chunks", [(0, asking)], IN_ROUND) == [sent == 5]
+                assert finish([asking], "chunks") == [sent == 5]
                 assert placed == [k for k in range(sent) for _ in range(2)]
 
 

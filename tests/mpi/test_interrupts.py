@@ -14,6 +14,7 @@ from layouts import ALONE, Job, own_on_layouts
 from oracle import NUM_NODES, open_graph
 
 import mpigraph.distributed as dist
+from mpigraph.errors import InvalidArgumentError
 from mpigraph.mpi import wait as interrupts
 from mpigraph.mpi.coroutine import Coroutine, Task, run
 from mpigraph.mpi.messages import Gate
@@ -90,18 +91,24 @@ def test_an_exception_of_a_handler_is_no_error_of_a_task(inside: Uninterrupted) 
         task.advance()
 
 
-def test_other_errors_pass(inside: Uninterrupted) -> None:
-    def fail() -> None:
+def test_other_errors_end_the_job_in_operations_alone(inside: Uninterrupted) -> None:
+    """There MPI may write to memory, and other ranks count on this one."""
+
+    def fail(frame: FrameType | None = None) -> None:
         caller = sys._getframe(1)  # as a local variable, not as an argument
         raise OSError(f"no space left on device ({caller.f_lineno})")
 
-    def steps(frame: FrameType) -> Coroutine[None]:
+    def steps(error: Exception) -> Coroutine[None]:
         yield from ()
-        fail()
+        raise error
 
     signal.signal(signal.SIGUSR1, late)
-    with pytest.raises(OSError, match="no space"):
-        run(steps(sys._getframe()))
+    with pytest.raises(OSError, match="no space"), inside:
+        fail(sys._getframe())
+    with pytest.raises(InvalidArgumentError, match="on every rank"):
+        run(steps(InvalidArgumentError("on every rank")))
+    with pytest.raises(Ended):
+        run(steps(MemoryError()))
 
 
 def test_a_second_ctrl_c_after_some_seconds_is_not_held_back(inside: Uninterrupted) -> None:

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from worlds import asked_of, words_between
 
 from mpigraph.errors import ClosedError
-from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, finish, run
+from mpigraph.mpi.coroutine import NOT_YET, Coroutine, Task, advance, run
 from mpigraph.mpi.messages import (
     FAILED,
     OK,
@@ -23,7 +23,7 @@ from mpigraph.mpi.messages import (
     in_rank_order,
     sum_over_ranks,
 )
-from mpigraph.mpi.wait import IN_ROUND, wait
+from mpigraph.mpi.wait import TRAVELLING, until
 
 
 def waiting(steps: int) -> Coroutine[int]:
@@ -39,7 +39,7 @@ def test_a_task_that_looks_again_makes_no_progress() -> None:
     assert task.result() == 3
     assert run(waiting(3)) == 3
     task = Task(waiting(1_000_000))
-    assert not finish([task], IN_ROUND, seconds=-1.0) and task.taken == 1
+    assert not advance([task], TRAVELLING, seconds=-1.0) and task.taken == 1
 
 
 def test_a_gate_waits_for_the_present_users() -> None:
@@ -60,7 +60,7 @@ def test_a_gate_waits_for_the_present_users() -> None:
     with pytest.raises(ClosedError, match=r"^it was closed$"), gate:
         pass
     threading.Timer(0.05, leave.set).start()
-    gate.drain()
+    gate.drain("users")
     assert left == ["user"]
     thread.join()
 
@@ -81,7 +81,7 @@ def test_a_forked_process_does_not_wait_for_another_thread_in_a_gate() -> None:
         signal.alarm(int(WAIT / 4))  # ends it
         with gate:
             pass
-        gate.drain()
+        gate.drain("users")
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     leave.set()
@@ -121,7 +121,7 @@ def test_a_header_and_words_reach_every_rank(comm: MPI.Intracomm) -> None:
     words, counts = in_rank_order(asked_of(me, size), size)
     assert counts.tolist() == [len(words_between(me, target)) for target in range(size)]
     header = Header(comm, 40 + me, FAILED if me == 0 else OK, counts)
-    wait(header.request, IN_ROUND)
+    until(header.request.Test)
     assert header.operations.tolist() == [40 + rank for rank in range(size)]
     assert header.statuses.tolist() == [FAILED] + [OK] * (size - 1)
     assert header.counts.tolist() == [len(words_between(rank, me)) for rank in range(size)]

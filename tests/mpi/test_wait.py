@@ -7,8 +7,10 @@ import pytest
 from layouts import WAIT
 from mpi4py import MPI
 
-from mpigraph.mpi.coroutine import Coroutine, Progress, Task, finish, run
-from mpigraph.mpi.wait import IDLE_SERVER_REMOTE, IN_ROUND, PATIENCE, Policy, wait
+from mpigraph import trace
+from mpigraph.mpi.coroutine import Coroutine, Progress, Task, advance, finish, run
+from mpigraph.mpi.deadlines import WAITS, Wait
+from mpigraph.mpi.wait import IDLE, PATIENCE, TRAVELLING, Policy, until
 
 
 class Later:
@@ -39,24 +41,25 @@ def test_policies_sleep_longer_and_longer_up_to_a_limit() -> None:
 
 
 def test_a_request_waits_longer_for_a_host_that_was_not_asked_for_a_second() -> None:
-    sleeps = [IDLE_SERVER_REMOTE.seconds(IDLE_SERVER_REMOTE.spins + turn) for turn in range(2 * PATIENCE)]
+    sleeps = [IDLE.seconds(IDLE.spins + turn) for turn in range(2 * PATIENCE)]
     assert max(sleeps[:PATIENCE]) == 1e-3 and 0.99 < sum(sleeps[:PATIENCE])
     assert sleeps[PATIENCE:] == [2e-2] * PATIENCE
 
 
 def test_waits_end_with_what_they_wait_for_or_in_time() -> None:
     later = Later(20)
-    wait(later, IN_ROUND)
+    assert until(later.Test)
     assert later.left == 0
     start = time.monotonic()
     endless = Task(add_up([Later(10**9)]))
-    assert not finish([endless], IN_ROUND, 0.05)
+    assert not advance([endless], TRAVELLING, 0.05)
     assert 0.05 <= time.monotonic() - start < WAIT
-    assert finish([], IN_ROUND, 0.0)
+    assert advance([], TRAVELLING, 0.0)
 
 
 def test_coroutines_are_run_or_advanced() -> None:
     assert run(add_up([Later(3), Later(1)])) == 2
+    assert finish([add_up([Later(tests)] * tests) for tests in (3, 1)], "adding") == [3, 1]
     with pytest.raises(KeyError):
         run(add_up([Later(1)], KeyError("x")))
     called: list[str] = []
@@ -67,14 +70,36 @@ def test_coroutines_are_run_or_advanced() -> None:
     assert [task.advance(), task.taken, task.done] == [True, 2, False]
     assert not called
     other = Task(add_up([Later(1)]))
-    assert finish([task, other], IN_ROUND) and task.result() == 3 and called == ["first"] and other.result() == 1
+    assert advance([task, other], TRAVELLING) and task.result() == 3 and called == ["first"] and other.result() == 1
     task.then(lambda: called.append("second"))
     assert called == ["first", "second"] and not task.advance()
     assert Task(add_up([])).result() == 0
     broken = Task(add_up([Later(2)], KeyError("x")))
-    assert finish([broken], IN_ROUND)
+    assert advance([broken], TRAVELLING)
     with pytest.raises(KeyError):
         broken.result()
+
+
+def test_a_wait_with_a_name_has_a_deadline_and_is_charged_to_whom_it_waits_for() -> None:
+    seen: list[Wait] = []
+
+    def steps() -> Coroutine[int]:
+        seen.extend(WAITS.all())
+        yield Later(3)
+        return 7
+
+    def work() -> None:
+        seen.extend(WAITS.all())
+        raise ZeroDivisionError("own work")
+
+    before = trace.counted(["requests"])
+    assert finish([steps(), steps()], "two rows", asked=[4, 4]) == [7, 7]
+    assert trace.counted(["requests"])[0] == before[0] + 2
+    with pytest.raises(ZeroDivisionError, match="own work"):
+        finish([steps()], "a row", meanwhile=work)
+    assert [(wait.what, wait.patience) for wait in seen] == [("two rows", 1.0)] * 2 + [("a row", 1.0)] * 2
+    seen.clear()
+    assert run(steps()) == 7 and not seen and not WAITS.all()
 
 
 class Asked:
@@ -113,7 +138,7 @@ def test_the_progress_thread_advances_and_listens() -> None:
         for task in (left, left, awaited):
             progress.add(task)
         assert soon(lambda left=left: left.done)
-        assert awaited.taken == 0 and finish([awaited], IN_ROUND)
+        assert awaited.taken == 0 and advance([awaited], TRAVELLING)
         if stop is not None:
             assert soon(lambda: asked.calls > 30)
             stop()
@@ -130,12 +155,12 @@ def test_the_progress_thread_looks_seldom_where_nothing_comes(monkeypatch: pytes
     assert soon(lambda: quiet.calls > 20)  # its sleeps have grown
     begin, before = time.monotonic(), quiet.calls
     time.sleep(0.2)
-    assert quiet.calls - before <= (time.monotonic() - begin) / IDLE_SERVER_REMOTE.quiet + 1
+    assert quiet.calls - before <= (time.monotonic() - begin) / IDLE.quiet + 1
     progress.close()
 
 
 def test_a_progress_thread_that_sleeps_wakes_up_for_a_task_and_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpigraph.mpi.coroutine.IDLE_SERVER_REMOTE", Policy(spins=0, first=1e6, longest=1e6))
+    monkeypatch.setattr("mpigraph.mpi.coroutine.IDLE", Policy(spins=0, first=1e6, longest=1e6))
     progress, quiet = Progress("mpigraph-progress"), Quiet()
     progress.listen(quiet)
     assert soon(lambda: quiet.calls > 0)

@@ -21,6 +21,7 @@ from worlds import flat_world
 
 from mpigraph.log import line_calling
 from mpigraph.mpi.board import Board, Rounds
+from mpigraph.mpi.deadlines import Waits
 from mpigraph.mpi.idle import look_at_frame
 from mpigraph.mpi.watchdog import Watchdog
 
@@ -38,14 +39,14 @@ def watching() -> Iterator[Watchdog]:
     def end(status: int, text: str, stacks: bool = False) -> None:
         raise Ended(text)
 
-    watchdog = Watchdog(MPI.COMM_SELF, "trainer 0/2 (rank 0)", TIMEOUT, clock=None)
+    watchdog = Watchdog(MPI.COMM_SELF, "trainer 0/2 (rank 0)", TIMEOUT, waits=Waits(), watches=False)
     with patch("mpigraph.mpi.watchdog.abort", end):
         yield watchdog
     watchdog.close()
 
 
 def pass_time(watchdog: Watchdog, seconds: float) -> None:
-    watchdog.now += seconds
+    watchdog.waits.now += seconds
     watchdog.look()
 
 
@@ -57,16 +58,16 @@ def judge(watchdog: Watchdog, shortest: float, longest: float, in_step: bool = F
 
 def waited(watchdog: Watchdog) -> float:
     watchdog._write()
-    return watchdog.board.waited(0, watchdog.now)
+    return watchdog.board.waited(0, watchdog.waits.now)
 
 
 def line(watchdog: Watchdog) -> str:
     watchdog._write()
-    return watchdog.board.lines(watchdog.now)[0]
+    return watchdog.board.lines(watchdog.waits.now)[0]
 
 
 def test_a_wait_inside_a_step_ends() -> None:
-    with watching() as watchdog, watchdog.watch("sampling round 3", patience=2):
+    with watching() as watchdog, watchdog.waits.watch("sampling round 3", patience=2):
         pass_time(watchdog, 1.9 * TIMEOUT)
         with pytest.raises(
             Ended, match=r"waited 2\d+ s in sampling round 3.*\n  trainer 0/2 \(rank 0\): waiting in sam"
@@ -85,7 +86,7 @@ def test_a_wait_for_others_does_not_end_while_one_of_them_runs(caplog: pytest.Lo
 
 def test_a_trainer_that_computes_in_another_thread_is_not_stuck() -> None:
     """Whichever wait its main thread is in: it may send what the others wait for."""
-    with watching() as watchdog, watchdog.meeting("a barrier"):
+    with watching() as watchdog, watchdog.waits.meeting("a barrier"):
         watchdog.recognise(lambda frame: "")
         over = threading.Event()
 
@@ -98,7 +99,7 @@ def test_a_trainer_that_computes_in_another_thread_is_not_stuck() -> None:
         blocked = []
         while len(blocked) < 200 and 1e-3 not in blocked[1:]:  # a busy machine may give the thread no time at first
             time.sleep(0.05)
-            watchdog.now += 0.05
+            watchdog.waits.now += 0.05
             blocked.append(waited(watchdog))
         over.set()
         thread.join()
@@ -106,15 +107,17 @@ def test_a_trainer_that_computes_in_another_thread_is_not_stuck() -> None:
 
 
 def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
-    late = 0.0
-    watchdog = Watchdog(MPI.COMM_SELF, "trainer 0/1 (rank 0)", TIMEOUT, clock=lambda: time.monotonic() + late)
-    with watchdog.watch("rows"):
-        late = 2 * TIMEOUT  # the next tick comes so late
-        before, end = watchdog.now, time.monotonic() + WAIT
-        while watchdog.now < before + 0.6 and time.monotonic() < end:  # two ticks
-            time.sleep(0.01)
-        assert before + 0.6 <= watchdog.now < TIMEOUT / 2
+    waits = Waits()
+    waits.tick(1000.0, 2.0, 0.5)  # the first
+    for clock, now in ((1000.5, 1.0), (1001.0, 1.5), (3000.0, 2.0), (3000.5, 2.5)):
+        waits.tick(clock, 2.0, 0.5)
+        assert waits.now == now
+    watchdog = Watchdog(MPI.COMM_SELF, "trainer 0/1 (rank 0)", TIMEOUT, waits=waits)
+    end = time.monotonic() + WAIT
+    while waits.now < 4.0 and time.monotonic() < end:  # its thread goes on
+        time.sleep(0.01)
     watchdog.close()
+    assert 4.0 <= waits.now < TIMEOUT
 
 
 def test_trainers_who_all_wait_end_the_job_at_last() -> None:
@@ -136,12 +139,12 @@ def test_a_process_without_a_sign_of_life_ends_the_job_if_somebody_waits() -> No
 def test_what_a_trainer_waits_for() -> None:
     """It waits for others if its main thread does, and every thread that works for it."""
     with watching() as watchdog:
-        watchdog.now = 50.0
+        watchdog.waits.now = 50.0
         assert waited(watchdog) == 0 and "running at test_watchdog.py:" in line(watchdog)
-        with watchdog.meeting("a barrier"):
-            watchdog.now = 60.0
+        with watchdog.waits.meeting("a barrier"):
+            watchdog.waits.now = 60.0
             assert waited(watchdog) == 10
-            with watchdog.watch("a step"):
+            with watchdog.waits.watch("a step"):
                 assert waited(watchdog) == 0 and watchdog.board.in_step(0, 60.0)
             go, ready = threading.Event(), threading.Event()
 
@@ -150,14 +153,14 @@ def test_what_a_trainer_waits_for() -> None:
                     ready.set()
                     go.wait(WAIT)
 
-            for wait, seconds in [(watchdog.meeting, 10), (watchdog.own, 10), (watchdog.watch, 0)]:
+            for wait, seconds in [(watchdog.waits.meeting, 10), (watchdog.own, 10), (watchdog.waits.watch, 0)]:
                 ready.clear()
                 go.clear()
-                watchdog.now = 50.0
+                watchdog.waits.now = 50.0
                 thread = threading.Thread(target=work, args=(wait,), daemon=True)
                 thread.start()
                 assert ready.wait(WAIT)
-                watchdog.now = 60.0
+                watchdog.waits.now = 60.0
                 assert waited(watchdog) == seconds
                 go.set()
                 thread.join()
@@ -193,7 +196,7 @@ def test_nothing_is_collected_while_another_thread_is_looked_at() -> None:
 
 
 def test_a_step_that_begins_with_a_meeting() -> None:
-    with watching() as watchdog, watchdog.step_after_meeting("step of SparseAdam") as met:
+    with watching() as watchdog, watchdog.waits.meeting("step of SparseAdam") as met:
         pass_time(watchdog, TIMEOUT / 2)
         assert waited(watchdog) == TIMEOUT / 2
         met()
@@ -272,7 +275,9 @@ def test_leaders_share_maxima_until_all_close(comm: MPI.Intracomm) -> None:
 def test_a_node_whose_leader_is_silent_ends_the_job_if_somebody_waits(comm: MPI.Intracomm, threads: bool) -> None:
     """Whichever thread makes the rounds of leaders: a silent one makes none."""
     leaders = comm.Dup()
-    watchdog = Watchdog(MPI.COMM_SELF, "trainer", TIMEOUT, leaders=leaders, threads=threads, clock=None)
+    watchdog = Watchdog(
+        MPI.COMM_SELF, "trainer", TIMEOUT, leaders=leaders, threads=threads, waits=Waits(), watches=False
+    )
 
     def end(status: int, text: str, stacks: bool = False) -> None:
         raise Ended(text)
@@ -283,7 +288,7 @@ def test_a_node_whose_leader_is_silent_ends_the_job_if_somebody_waits(comm: MPI.
                 pass_time(watchdog, 0)
                 watchdog.exchange()  # as a server's main thread does
                 pass_time(watchdog, 2 * TIMEOUT)
-                with watchdog.meeting("a barrier"):
+                with watchdog.waits.meeting("a barrier"):
                     pass_time(watchdog, 0.9 * TIMEOUT)
                     with pytest.raises(Ended, match="another node has shown no sign of life"):
                         pass_time(watchdog, 0.2 * TIMEOUT)

@@ -475,7 +475,7 @@ def test_the_thread_attends_to_an_operation_once(monkeypatch: pytest.MonkeyPatch
         yield begun
 
     progress = Progress("mpigraph-progress")
-    group = MPIProcessGroup(MPI.COMM_SELF.Dup(), lambda *_: nullcontext(), progress)
+    group = MPIProcessGroup(MPI.COMM_SELF.Dup(), progress)
     work = group._begin("a bucket", steps(), [torch.ones(1)], SimpleNamespace(asyncOp=True))
     future = work.get_future()
     assert attended == ["a bucket"] and not future.done() and not work.is_completed()

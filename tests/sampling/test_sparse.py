@@ -23,7 +23,7 @@ from mpigraph.errors import ClosedError, CollectiveError, GraphDataError, Invali
 from mpigraph.mpi import hosts as requests
 from mpigraph.mpi.hosts import FIRST, Hosts
 from mpigraph.mpi.messages import NotOpenHere
-from mpigraph.mpi.wait import IDLE_SERVER_REMOTE
+from mpigraph.mpi.wait import IDLE
 from mpigraph.mpi.world import World
 from mpigraph.sampling.exchanges import ByMessages, Exchange, open_exchange
 from mpigraph.sampling.local import Answers
@@ -249,7 +249,7 @@ def test_hosts_that_nobody_asks_look_seldom(layout: Job, oracle, monkeypatch: py
     def seldom(server: Hosts) -> bool:
         begin, before = time.monotonic(), looks.count(server)
         time.sleep(0.5)
-        return looks.count(server) - before <= (time.monotonic() - begin) / IDLE_SERVER_REMOTE.quiet + 1
+        return looks.count(server) - before <= (time.monotonic() - begin) / IDLE.quiet + 1
 
     monkeypatch.setattr(Hosts, "progress", look)
     path = oracle(3)

@@ -133,10 +133,9 @@ def test_settings_that_differ_are_one_error_on_all_ranks(comm: MPI.Intracomm) ->
         differs(comm, name, {name: value}, {})
     differs(comm, "seed", {"seed": "x"}, {})
     names = [field.name for field in fields(Config) if field.name not in MAY_DIFFER]
-    for name in [name for name in names if name != "num_servers"] + ["strict"]:
+    for name in [name for name in names if name != "num_servers"]:
         variable = f"MPIGRAPH_{name.upper()}"
-        own = "2" if os.environ.get(variable) != "2" else "3"
-        differs(comm, name if name != "strict" else variable, {}, {variable: own if name != "strict" else "0"})
+        differs(comm, name, {}, {variable: "2" if os.environ.get(variable) != "2" else "3"})
     differs(comm, "what is refused", {"num_worker_threads": 0}, {})  # others may differ, but must be possible
     for variable, value in (("LOG_LEVEL", "LOUD"), ("NUM_WORKER_THREADS", "many"), ("KEEP_MEMORY", "7")):
         differs(comm, "what is refused", {}, {f"MPIGRAPH_{variable}": value})

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layouts import Job, Layout, own_on_layouts
+from layouts import Job, Layout, needs_threads, own_on_layouts
 from oracle import open_graph
 
 import mpigraph.distributed as dist
@@ -17,6 +17,7 @@ from mpigraph.store.store import Store
 LONG = 20  # seconds that the server works at most
 
 
+@needs_threads
 @own_on_layouts([Layout(4, 1, 2)])
 def test_a_server_in_a_long_control_call_goes_on_answering(
     layout: Job, oracle, monkeypatch: pytest.MonkeyPatch

@@ -216,10 +216,10 @@ del os.environ["WORLD_SIZE"]
             "before": """
 import time
 import mpigraph.session.context as context
-from mpigraph.mpi.watchdog import Watchdog
+from mpigraph.mpi.deadlines import Waits
 context.compile_missing = lambda: time.sleep(3)
-watch = Watchdog.watch
-Watchdog.watch = lambda self, what, patience=1.0, *more: watch(
+waiting = Waits._waiting
+Waits._waiting = lambda self, what, patience, *more: waiting(
     self, what, patience / (200 if "kernels" in what else 1), *more
 )
 """,
@@ -268,7 +268,7 @@ assert not dist.is_initialized()
         suite=True,
     ),
     "no memory in a control call": Script(
-        NO_WAY_BACK.format("mpigraph.session.control", "allgather_bytes", "g.barrier()"), NO_MEMORY, more=FOUR
+        NO_WAY_BACK.format("mpigraph.session.control", "gathering", "g.barrier()"), NO_MEMORY, more=FOUR
     ),
     # MPI no longer writes to this rank's memory when the error comes, so a script may catch it and go on
     "no memory beside a read": Script(
@@ -399,7 +399,7 @@ SLEEPS = """
 import mpigraph.mpi.wait as wait
 import mpigraph.mpi.coroutine as thread
 wait.PATIENCE = 100
-thread.IDLE_SERVER_REMOTE = thread.IDLE_SERVER_REMOTE._replace(quiet=1e6)
+thread.IDLE = thread.IDLE._replace(quiet=1e6)
 """
 
 

@@ -17,14 +17,15 @@ BOTH = pytest.mark.parametrize(
 )
 
 SHORT = f"""
+from mpigraph.mpi.deadlines import WAITS, Waits
 from mpigraph.mpi.watchdog import Watchdog
 _make = Watchdog.__init__
 def _make_short(self, *args, **options):
     _make(self, *args, **options)
     self._timeout = {DEADLINE}
 Watchdog.__init__ = _make_short
-_watch = Watchdog.watch
-Watchdog.watch = lambda self, what, patience=1.0, whom=(): _watch(self, what, 200 / {DEADLINE} * patience, whom)
+_waiting = Waits._waiting
+Waits._waiting = lambda self, what, patience, *more: _waiting(self, what, 200 / {DEADLINE} * patience, *more)
 """
 PLACES = """
 from datetime import timedelta
@@ -139,8 +140,7 @@ def test_a_job_that_is_suspended_goes_on(tmp_path: Path, oracle) -> None:
     body = f"""
 from mpigraph.session.context import current
 pids = " ".join(map(str, current().world.pids))
-watchdog = current().world.watchdog
-with _watch(watchdog, "a step", 2):
+with _waiting(WAITS, "a step", 2, False, ()):
     end = time.monotonic() + 3 * {DEADLINE}
     inside = {str(tmp_path / "inside")!r}
     if rank == 1:

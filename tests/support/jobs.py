@@ -122,9 +122,7 @@ def end_zygote() -> None:
 
 def clean_environment() -> dict[str, str]:
     """The environment without what a launcher told this rank, so that another job can be started."""
-    ours = re.compile(
-        r"PMI|HYD|MPI_|MPIR|MPIGRAPH_STRICT|OMPI(?!_MCA_(osc|pml|btl)$)|OPAL|PRTE|RANK|WORLD|MASTER|LOCAL_RANK"
-    )
+    ours = re.compile(r"PMI|HYD|MPI_|MPIR|OMPI(?!_MCA_(osc|pml|btl)$)|OPAL|PRTE|RANK|WORLD|MASTER|LOCAL_RANK")
     kept = {key: value for key, value in os.environ.items() if not ours.match(key)}
     return kept | OPEN_MPI | {"OMP_NUM_THREADS": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 
