@@ -1,18 +1,20 @@
-"""Test accuracy of the example in every start, against the plain torch loop; not collected by pytest.
+"""Test accuracy of the examples beside plain torch, in all starts, samplers and dtypes; not collected by pytest.
 
-    python tests/accuracy/accuracy.py DIR [--graphs cora] [--starts python servers-1] [--seeds 0 1 2]
+    python tests/accuracy/accuracy.py STUDY DIR [--graphs cora] [--starts python servers-1] [--seeds 0 1 2]
 
-DIR (or MPIGRAPH_TEST_DATA) holds the files <graph>.npz of :data:`GRAPHS`, made from public data sets with the keys
-that examples/README.md lists. cora is Planetoid's, with its split (``Planetoid(name="Cora")`` of PyG,
-``CoraGraphDataset`` of DGL). amazon_computers (``Amazon(name="Computers")`` of PyG, ``AmazonCoBuyComputerDataset`` of
-DGL) is split at random, 20 nodes of each class to train and 30 to validate. oewn are the synsets of Open English
-WordNet with 2000 words of their glosses as features and their lexicographer files as classes, half of them at random
-to train, a quarter to validate.
+A study is "starts", "samplers", "dtypes" or "types" (:data:`STUDIES`). DIR holds the files <graph>.npz, made from
+public data sets with the keys that examples/README.md lists. cora is Planetoid's (of PyG), with its split.
+amazon_computers (``Amazon(name="Computers")``) and coauthor_cs (``Coauthor(name="CS")``) are split at random, 20 nodes
+of each class to train and 30 to validate; tolokers is that of the heterophilous graphs of Platonov et al. (2023), with
+its first split; S is generated. oewn are the synsets of Open English WordNet with 2000 words of their glosses as
+features and their lexicographer files as classes, half of them at random to train, a quarter to validate. Graphs of
+"types" have the keys that ``reference_rgcn.py`` lists: hgb_dblp is DBLP of the Heterogeneous Graph Benchmark, with the
+authors' subjects; oewn_hetero has a relation for each kind of link and its reverse, and the lemmas as nodes.
 
-Each is cut in two parts and trained in each of :data:`STARTS` by ``examples/node_classification.py``, and by
-``reference_sage.py``, with equal settings and seeds. README's table and the settings go to stdout, progress to stderr.
-The exit status is 1 if a mean differs from that of the reference by more than :data:`LIMIT` points or is below the
-floor of its graph. Allow half an hour on two cores.
+Each graph is partitioned in two and trained in each start by an example, with the settings and seeds of the loops in
+plain torch (``reference_sage.py``, ``reference_rgcn.py``). The features of "dtypes" are 0 or 1 or one of a few numbers,
+which 16 bits have exactly, so their rows are multiplied by a fixed random matrix first. README's cells go to stdout,
+progress to stderr. The exit status is 1 if a mean is farther from what it is compared with than the study allows.
 """
 
 import argparse
@@ -23,28 +25,24 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch looks
 
 import numpy as np
+import reference_rgcn
 import reference_sage
 import torch
+from reference_sage import Settings
 
-from mpigraph.partition.options import PART_METHODS
-
-
-class Graph(NamedTuple):
-    """Settings of one graph: what the reference calls them, and the accuracy in percent that is asked for."""
-
-    settings: reference_sage.Settings
-    floor: float = 0.0
+import mpigraph as mg
 
 
 class Start(NamedTuple):
-    """A start of the example: number of ranks (0: without mpiexec), and of servers on each node."""
+    """A start of an example: number of ranks (0: without mpiexec), and of servers on each node."""
 
     title: str
     ranks: int
@@ -52,157 +50,198 @@ class Start(NamedTuple):
     ranks_per_node: int = 0
 
 
-GRAPHS = {
-    "cora": Graph(reference_sage.Settings((25, 10), 64, 0.5, 0.5, 0.01, 5e-4, epochs=100, batch_size=140), 78.0),
-    "amazon_computers": Graph(reference_sage.Settings((10, 10), 64, 0.5, 0.5, 0.005, 5e-4, epochs=100, batch_size=100)),
-    "oewn": Graph(reference_sage.Settings((5, 5), 64, 0.0, 0.5, 0.01, 0.0, epochs=2, batch_size=1024)),
+class Study(NamedTuple):
+    """What is compared: with plain torch, or with the first variant.
+
+    Attributes:
+        graphs: their names.
+        variants: title -> options of ``partition`` and flags of the example.
+        plain: plain torch is trained, too.
+        least, most: points that a mean may differ.
+        with_first: compare with the first variant.
+    """
+
+    graphs: tuple[str, ...]
+    variants: dict[str, tuple[str, str]]
+    plain: bool
+    least: float
+    most: float
+    with_first: bool = True
+
+
+SETTINGS = {
+    "cora": Settings((25, 10), 64, 0.5, 0.5, 0.01, 5e-4, epochs=100, batch_size=140),
+    "amazon_computers": Settings((10, 10), 64, 0.5, 0.5, 0.005, 5e-4, epochs=100, batch_size=100),
+    "oewn": Settings((5, 5), 64, 0.0, 0.5, 0.01, 0.0, epochs=2, batch_size=1024),
+    "coauthor_cs": Settings((10, 10), 64, 0.5, 0.5, 0.005, 5e-4, epochs=30, batch_size=100),
+    "tolokers": Settings((10, 10), 128, 0.0, 0.2, 0.01, 0.0, epochs=50, batch_size=500),
+    "S": Settings((10, 25), 64, 0.0, 0.5, 0.005, 0.0, epochs=6, batch_size=2000),
 }
+TYPED = {  # flags of the example; the points that its mean must be above that of plain torch
+    "hgb_dblp": ("--fan_out 10,10 --batch_size 200 --num_epochs 10 --weight_decay 5e-4", -1.5),
+    "oewn_hetero": ("--fan_out 5,5 --eval_fan_out 10 --batch_size 1024 --num_epochs 1", 3.0),  # above GraphSAGE on oewn
+}
+DBLP = reference_rgcn.Settings(weight_decay=5e-4, epochs=60)
+S = "--nodes 200000 --edges 5000000 --feat-dim 100 --classes 47 --homophily 0.85 --block-share 0.65 --block-size 400"
+AS_THEY_ARE = ("tolokers", "S")  # their rows are not divided by their 2-norm
+WIDTH = 256  # of the random matrix
 STARTS = {
     "python": Start("`python`", 0, 0),
+    "two-trainers": Start("2 ranks, 0 servers", 2, 0),
+    "two-ranks": Start("2 ranks, 1 server", 2, 1),
     "servers-0": Start("4 ranks, 0 servers", 4, 0),
     "servers-1": Start("4 ranks, 1 server", 4, 1),
     "servers-2": Start("4 ranks, 2 servers", 4, 2),
     "two-nodes": Start("2 simulated nodes, 1 server each", 4, 1, ranks_per_node=2),
 }
-NORM = 2  # by which feature rows are divided
-LIMIT = 1.5  # points between a mean and that of the reference
+LABOR = {f"`batch_dependency={n}`": ("", f"--sampler labor --batch_dependency {n}") for n in (4, 16, 64)}
+SAMPLERS = {"uniform": ("", ""), "LABOR": ("", "--sampler labor")}
+SAMPLERS |= {"`layer_dependency`": ("", "--sampler labor --layer_dependency")} | LABOR
+DTYPES = {"float32": ("", "")} | {name: (f"--feat-dtype {name}", "") for name in ("float16", "bfloat16")}
+STUDIES = {
+    "starts": Study(("cora", "amazon_computers", "oewn"), {"example": ("", "")}, True, -1.5, 1.5, with_first=False),
+    "samplers": Study(tuple(SETTINGS), SAMPLERS, False, -0.5, 100),
+    "dtypes": Study(tuple(SETTINGS)[:-1], DTYPES, True, -1.5, 1.5),
+    "types": Study(tuple(TYPED), {"example": ("", "")}, True, 0, 100, with_first=False),
+}
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEADLINE = 900.0  # seconds of one run
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "node_classification.py"
 
 
-def main():
-    args = arguments(__doc__, GRAPHS, STARTS)
-    rows, failures = [], []
-    for name in args.graphs:
-        results = measure(args.data / f"{name}.npz", name, args.starts, args.seeds, args.method)
-        rows.append([name, *map(cell, results.values())])
-        reference, floor = np.mean(results["reference"]), GRAPHS[name].floor
-        for start, mean in ((start, np.mean(result)) for start, result in results.items()):
-            if abs(mean - reference) > LIMIT or mean < floor:
-                failures.append(f"{name}, {start}: {mean:.2f} (reference {reference:.2f}, floor {floor})")
-    settings = settings_line(args.graphs, args.seeds)
-    report([STARTS[start] for start in args.starts], rows, settings, failures, args.method)
-
-
-def arguments(doc, graphs, starts, methods=PART_METHODS, more=()):
-    """Parse the command line of a script of this folder; ``more`` are parsers with options of its own."""
-    how = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=doc, formatter_class=how, parents=more)
-    default = os.environ.get("MPIGRAPH_TEST_DATA")
-    parser.add_argument("data", type=Path, metavar="DIR", nargs="?" if default else None, default=default)
-    parser.add_argument("--graphs", nargs="+", choices=graphs, default=list(graphs))
-    parser.add_argument("--starts", nargs="+", choices=starts, default=list(starts))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("data", type=Path, metavar="DIR")
+    parser.add_argument("--graphs", nargs="+", choices=[*SETTINGS, *TYPED])
+    parser.add_argument("--starts", nargs="+", choices=STARTS, default=list(STARTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--method", default="metis", choices=methods, help="how the graph is cut (%(default)s)")
+    parser.add_argument("--method", default="metis", help="how a graph is partitioned (%(default)s)")
+    parser.add_argument("--epochs", type=int, help="of the example's runs (default: by graph)")
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    return parser.parse_args()
+    study, wrong = STUDIES[args.study], []
+    show(["graph", "start", *(["plain torch"] if study.plain else []), *study.variants])
+    for name in args.graphs or study.graphs:
+        with tempfile.TemporaryDirectory() as folder:
+            plain = prepare(args, study, name, Path(folder))
+            base = repeat(f"{name}, plain torch", args.seeds, plain) if study.plain else []
+            for start in args.starts:
+                results = {}
+                for title, (_, flags) in study.variants.items():
+                    words = f"{flags_of(args, name, f'{folder}/{title}')} {flags}"
+                    run = partial(train, name, STARTS[start], words)
+                    results[title] = repeat(f"{name}, {start}, {title}", args.seeds, run)
+                columns = [base, *results.values()] if study.plain else list(results.values())
+                show([name, STARTS[start].title, *map(cell, columns)])
+                yardstick = next(iter(results.values())) if study.with_first else base
+                least = TYPED[name][1] if name in TYPED else study.least
+                for title, percents in results.items():
+                    off = np.mean(percents) - np.mean(yardstick)
+                    wrong += [] if least <= off <= study.most else [f"{name}, {start}, {title}: {off:+.2f} points"]
+    print("\n".join(wrong), file=sys.stderr)
+    sys.exit(bool(wrong))
 
 
-def report(starts, rows, settings, failures, method):
-    """Print a Markdown table, its settings and what is too low, and exit."""
-    titles = ["graph", "plain torch", *(start.title for start in starts)]
-    print(line(titles), "|---" * len(titles) + "|", *map(line, rows), sep="\n")
-    print(f"\nSettings: OMP_NUM_THREADS=1, 2 parts by {method}, {settings}.")
-    print("\n".join(failures), file=sys.stderr)
-    sys.exit(1 if failures else 0)
+def prepare(args: Any, study: Study, name: str, folder: Path) -> Callable[[int], float]:
+    """Write the parts of a graph, a folder for each variant; return the training by plain torch."""
+    path = args.data / f"{name}.npz"
+    if name in TYPED:
+        problem = reference_rgcn.load(path)
+        g = mg.heterograph(problem.edges, problem.nodes)
+        for ntype, rows in problem.feat.items():
+            g.nodes[ntype].data["feat"] = rows
+        g.nodes[problem.target].data.update({"label": problem.label, **problem.masks})
+        mg.distributed.partition_graph(g, name, 2, folder / "example", part_method=args.method)
+        if name == "hgb_dblp":
+            return lambda seed: reference_rgcn.train(problem, DBLP, seed)
+        name, path = "oewn", args.data / "oewn.npz"  # without types
+    else:
+        source = folder / "source"
+        source.mkdir()
+        if name == "S":
+            output([sys.executable, "-m", "mpigraph", "generate", *S.split(), "--train-fraction", "0.08", "-o", source])
+        else:
+            dense = reference_sage.with_dense_rows(path, source)
+            source = path = projected(dense) if args.study == "dtypes" and name != "tolokers" else dense
+        for title, (options, _) in study.variants.items():
+            command = [sys.executable, "-m", "mpigraph", "partition", source, "--parts", "2", "--name", name]
+            output([*command, *options.split(), "--method", args.method, "-o", folder / title])
+    plain = reference_sage.load(path, norm_of(name)) if study.plain else None
+    return lambda seed: reference_sage.train(plain, SETTINGS[name], seed)
 
 
-def cell(percents):
-    return f"{np.mean(percents):.1f} ({np.ptp(percents):.1f})"
+def projected(path: Path) -> Path:
+    """Replace the features of a file by numbers that 16 bits round, nearly all of them."""
+    with np.load(path, allow_pickle=False) as z:
+        data = {key: z[key] for key in z.files}
+    words = reference_sage.load(path, 2).feat.numpy()
+    matrix = np.random.default_rng(0).standard_normal((words.shape[1], WIDTH), dtype=np.float32)
+    np.savez(path, **data | {"feat": words @ matrix / np.float32(np.sqrt(WIDTH))})
+    return path
 
 
-def line(cells):
-    """A line of a Markdown table."""
-    return f"| {' | '.join(cells)} |"
+def norm_of(name: str) -> int:
+    return 0 if name in AS_THEY_ARE else 2
 
 
-def settings_line(graphs, seeds):
-    """The settings in words."""
-    shared = f"seeds {seeds}, two layers, Adam, feature rows divided by their {NORM}-norm"
-    return "; ".join([shared, *(f"{name}: {described(GRAPHS[name].settings)}" for name in graphs)])
-
-
-def described(s):
-    """The settings of one graph in words."""
-    return (
-        f"fanouts {','.join(map(str, s.fanouts))}, hidden {s.hidden}, dropout {s.feat_drop:g} of features and "
-        f"{s.dropout:g} between layers, lr {s.lr:g}, weight decay {s.weight_decay:g}, batches of {s.batch_size}, "
-        f"{s.epochs} epochs"
-    )
-
-
-def measure(path, name, starts, seeds, method):
-    """Train one graph by the reference and in every start; return the result of each."""
-    problem = reference_sage.load(path, NORM)
-    plain = partial(reference_sage.train, problem, GRAPHS[name].settings)
-    results = {"reference": repeat(f"{name}, reference", seeds, lambda seed: {"test": plain(seed)})["test"]}
-    with tempfile.TemporaryDirectory() as directory:
-        dense = str(reference_sage.with_dense_rows(path, directory))
-        command = [sys.executable, "-m", "mpigraph", "partition", dense, "--parts", "2", "--method", method]
-        output([*command, "--name", name, "-o", directory], {})
-        for start in starts:
-            results[start] = repeat(f"{name}, {start}", seeds, partial(train, directory, name, STARTS[start]))["test"]
-    return results
-
-
-def repeat(what, seeds, run):
-    """Run once for each seed; return the percents of all by measure."""
-    result = []
-    for seed in seeds:
-        begin = time.perf_counter()
-        result.append(run(seed))
-        said = ", ".join(f"{measure} {value:.4f}" for measure, value in result[-1].items())
-        print(f"{time.perf_counter() - begin:6.1f} s  {what}, seed {seed}: {said}", file=sys.stderr)
-    return {measure: [100 * one[measure] for one in result] for measure in result[0]}
-
-
-def train(directory, name, start, seed):
-    """Train the example once; return the test accuracy that it prints."""
-    s = GRAPHS[name].settings
-    flags = f"{flags_of(directory, name, s, seed)} --eval_every {s.epochs + 1}"  # only after the last epoch
-    return {"test": accuracy_in(launched(start, EXAMPLE, flags))}
-
-
-def flags_of(directory, name, s, seed):
+def flags_of(args: Any, name: str, folder: str) -> str:
     """The settings as flags of the example."""
+    where = f"--part_config {folder}/{name}.json --graph_name {name} --norm {norm_of(name)} --eval_every 1000"
+    more = f"--num_epochs {args.epochs}" if args.epochs else ""
+    if name in TYPED:
+        target = {"hgb_dblp": "author", "oewn_hetero": "synset"}[name]
+        return f"{where} {TYPED[name][0]} --target {target} {more}"
+    s = SETTINGS[name]
     return (
-        f"--part_config {directory}/{name}.json --graph_name {name} --norm {NORM} --seed {seed} "
-        f"--num_hidden {s.hidden} --fan_out {','.join(map(str, s.fanouts))} --feat_drop {s.feat_drop} "
+        f"{where} --num_hidden {s.hidden} --fan_out {','.join(map(str, s.fanouts))} --feat_drop {s.feat_drop} "
         f"--dropout {s.dropout} --lr {s.lr} --weight_decay {s.weight_decay} --batch_size {s.batch_size} "
-        f"--num_epochs {s.epochs}"
+        f"--num_epochs {s.epochs} {more}"
     )
 
 
-def accuracy_in(printed):
-    """The test accuracy that an example printed."""
-    return float(re.search(r"^test accuracy ([0-9.]+)", printed, re.MULTILINE)[1])
-
-
-def launched(start, script, flags):
-    """Run a script in a start; return what it printed."""
+def train(name: str, start: Start, flags: str, seed: int) -> float:
+    """Train an example once, and evaluate it after the last epoch; return the test accuracy that it prints."""
     env = {"MPIGRAPH_RANKS_PER_NODE": str(start.ranks_per_node)} if start.ranks_per_node else {}
-    command = [*launcher(start), sys.executable, str(script), *flags.split(), "--num_servers", str(start.num_servers)]
-    return output(command, env)
-
-
-def launcher(start):
-    """Return the launcher's words before a command."""
     mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    return [mpiexec, "-n", str(start.ranks)] if start.ranks else []
+    launcher = [mpiexec, "-n", start.ranks] if start.ranks else []
+    script = EXAMPLES / ("rgcn.py" if name in TYPED else "node_classification.py")
+    words = [*flags.split(), "--seed", seed, "--num_servers", start.num_servers]
+    printed = output([*launcher, sys.executable, script, *words], env)
+    found = re.search(r"^test accuracy ([0-9.]+)", printed, re.MULTILINE)
+    assert found is not None, printed
+    return float(found[1])
 
 
-def output(command, env):
+def output(command: list[Any], env: dict[str, str] | None = None) -> str:
     """Run a command to its end; return what it printed, and stop with that if it failed."""
-    process = subprocess.Popen(
-        command, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process: Any = subprocess.Popen(list(map(str, command)), env=os.environ | (env or {}), **pipes)
     try:
         printed = process.communicate(timeout=DEADLINE)[0]
     finally:
         process.terminate()  # a launcher takes its ranks with it
     if process.returncode:
-        sys.exit(f"{' '.join(command)}\nended with {process.returncode}:\n{printed}")
-    return printed
+        sys.exit(f"{command}\nended with {process.returncode}:\n{printed}")
+    return str(printed)
+
+
+def repeat(what: str, seeds: list[int], run: Callable[[int], float]) -> list[float]:
+    """Run once for each seed; return the percents."""
+    percents = []
+    for seed in seeds:
+        begin = time.perf_counter()
+        percents.append(100 * run(seed))
+        print(f"{time.perf_counter() - begin:6.1f} s  {what}, seed {seed}: {percents[-1]:.2f}", file=sys.stderr)
+    return percents
+
+
+def cell(percents: list[float]) -> str:
+    return f"{np.mean(percents):.1f} ({np.ptp(percents):.1f})"
+
+
+def show(cells: list[str]) -> None:
+    """Print a line of the table."""
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,10 @@
 """A two-layer mean GraphSAGE in plain torch and numpy on one process: the yardstick for accuracy.
 
-Nothing of mpigraph takes part. Run it on a file with the keys edge_src, edge_dst, label, train_mask, test_mask and
-either feat or feat_{data,indices,indptr,shape}:
-
-    python tests/accuracy/reference_sage.py cora.npz --epochs 50
-
-Settings that train well (rows divided by their 2-norm), with the mean and range of test accuracy over seeds 0 to 2:
-
-    cora              --norm 2 --fanouts 25,10 --epochs 100 --batch-size 140                           0.805 (0.004)
-    amazon_computers  --norm 2 --epochs 100 --lr 0.005 --batch-size 100                                0.791 (0.009)
-    oewn              --norm 2 --fanouts 5,5 --epochs 2 --batch-size 1024 --weight-decay 0 --feat-drop 0  0.800 (0.002)
-
-It prints the test accuracy of each seed, then mean and spread. Evaluation uses all neighbours, after the last epoch.
+Nothing of mpigraph takes part. A file has the keys edge_src, edge_dst, label, train_mask, test_mask and either feat or
+feat_{data,indices,indptr,shape}. Evaluation uses all neighbours, after the last epoch.
 """
 
-import argparse
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,26 +143,3 @@ def evaluate(problem, layers):
     everything = torch.from_numpy(problem.indices), torch.from_numpy(np.repeat(np.arange(num), np.diff(problem.indptr)))
     logits = layers[1](F.relu(layers[0](problem.feat, *everything, num)), *everything, num)
     return float((logits.argmax(1) == problem.label)[problem.test].float().mean())
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path")
-    for name, value in vars(Settings()).items():
-        if name != "fanouts":
-            parser.add_argument("--" + name.replace("_", "-"), type=type(value), default=value)
-    parser.add_argument("--fanouts", type=lambda text: tuple(map(int, text.split(","))), default=(10, 10))
-    parser.add_argument("--norm", type=int, default=1, help="norm by which feature rows are divided; 0 for none")
-    parser.add_argument("--seeds", type=int, default=3)
-    args = vars(parser.parse_args())
-    problem, num_seeds = load(args.pop("path"), args.pop("norm")), args.pop("seeds")
-    result = []
-    for seed in range(num_seeds):
-        start = time.perf_counter()
-        result.append(train(problem, Settings(**args), seed))
-        print(f"seed {seed}: test accuracy {result[-1]:.4f}, {time.perf_counter() - start:.1f} s", flush=True)
-    print(f"mean {np.mean(result):.4f} spread {np.ptp(result):.4f}")
-
-
-if __name__ == "__main__":
-    main()

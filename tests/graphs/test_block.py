@@ -128,13 +128,6 @@ def test_all_tensors_are_pinned_recorded_and_moved_alike(monkeypatch):
     assert b.to("meta", non_blocking=True).device.type == "meta" and b.to(device="cpu", non_blocking=True) is b
 
 
-def frontier():
-    g = graph(([5, 0, 5, 2, 3], [3, 1, 1, 3, 3]), num_nodes=9)
-    g.ndata["x"] = torch.arange(9) * 10
-    g.edata["w"] = torch.arange(5) + 0.5
-    return g
-
-
 def edges_by_id(b, etype=None):
     """Edges of a block in global ids, in the order of the block."""
     src, dst = b.edges(etype=etype)
@@ -143,31 +136,11 @@ def edges_by_id(b, etype=None):
     return list(zip(src_ids[src].tolist(), dst_ids[dst].tolist(), strict=True))
 
 
-def test_to_block_keeps_order_of_destinations_and_edges():
-    b = to_block(frontier(), torch.tensor([3, 8, 1]))
-    assert b.dstdata[NID].tolist() == [3, 8, 1]
-    assert b.srcdata[NID].tolist() == [3, 8, 1, 5, 0, 2]  # then by first appearance; 3 is there
-    assert edges_by_id(b) == [(5, 3), (0, 1), (5, 1), (2, 3), (3, 3)]
-    assert b.edata[EID].tolist() == [0, 1, 2, 3, 4] and b.edata["w"].tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
-    assert b.srcdata["x"].tolist() == [30, 80, 10, 50, 0, 20] and b.dstdata["x"].tolist() == [30, 80, 10]
-    assert b.in_degrees().tolist() == [3, 0, 2]
-
-
-def test_to_block_finds_destinations_itself():
-    assert to_block(frontier()).dstdata[NID].tolist() == [1, 3]
-    b = to_block(frontier(), [1, 3], include_dst_in_src=False)
-    assert b.srcdata[NID].tolist() == [5, 0, 2, 3] and b.dstdata[NID].tolist() == [1, 3]
-    assert edges_by_id(b) == [(5, 3), (0, 1), (5, 1), (2, 3), (3, 3)]
+def test_to_block_without_edges_and_by_type():
     nothing = to_block(graph(([], []), num_nodes=4), [2, 0])
     assert nothing.srcdata[NID].tolist() == [2, 0] and nothing.num_edges() == 0
     assert to_block(graph(([], []), num_nodes=4)).num_dst_nodes() == 0
-
-
-def test_to_block_by_type():
     g = heterograph({RATES: ([4, 2], [1, 1]), FOLLOWS: ([2, 3], [0, 4])}, {"user": 6, "item": 3})
-    b = to_block(g, {"user": [4, 0], "item": np.array([2, 1])})
-    assert b.srcdata[NID]["user"].tolist() == [4, 0, 2, 3] and b.srcdata[NID]["item"].tolist() == [2, 1]
-    assert edges_by_id(b, RATES) == [(4, 1), (2, 1)] and edges_by_id(b, FOLLOWS) == [(2, 0), (3, 4)]
     with pytest.raises(InvalidArgumentError, match="must be a dict"):
         to_block(g, [1])
     with pytest.raises(NodeTypeError, match="tag"):
@@ -179,16 +152,32 @@ def test_to_block_by_type():
 )
 def test_to_block_names_wrong_destinations(dst, message):
     with pytest.raises(MPIGraphError, match=message):
-        to_block(frontier(), dst)
+        to_block(graph(([5, 0, 5, 2, 3], [3, 1, 1, 3, 3]), num_nodes=9), dst)
 
 
-def test_to_block_agrees_with_a_dictionary_on_random_frontiers():
-    rng = np.random.default_rng(3)
-    for _ in range(20):
-        src, dst = rng.integers(0, 50, 80), rng.integers(0, 50, 80)
-        seeds = rng.permutation(np.union1d(dst, rng.integers(0, 50, 5)))
-        b = to_block(graph((src, dst), num_nodes=50), seeds)
-        numbers = {int(v): i for i, v in enumerate(dict.fromkeys([*seeds, *src]))}
-        assert b.srcdata[NID].tolist() == list(numbers)
-        assert b.edges()[0].tolist() == [numbers[int(v)] for v in src]
-        assert b.edges()[1].tolist() == [numbers[int(v)] for v in dst]
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("relations", [[("user", "rates", "user")], [FOLLOWS, RATES, ("item", "of", "user")]], ids=len)
+def test_to_block_agrees_with_a_dictionary_on_random_frontiers(relations, include):
+    """Destinations come first, as they are given or in the order of their ids, then sources as they are met."""
+    rng, counts = np.random.default_rng(3), {ntype: 30 for relation in relations for ntype in relation[::2]}
+    for number in range(20):
+        ends = {r: rng.integers(0, 30, (2, rng.integers(0, 40))) for r in sorted(relations)}
+        g = heterograph({r: (src, dst) for r, (src, dst) in ends.items()}, counts)
+        seeds = {t: np.unique([v for r in ends if r[2] == t for v in ends[r][1]]).astype(int) for t in counts}
+        if number % 2:  # more of them, in any order
+            seeds = {t: rng.permutation(np.union1d(ids, rng.integers(0, 30, 5))) for t, ids in seeds.items()}
+        for ntype in counts:
+            g.nodes[ntype].data["x"] = torch.arange(30) * 10
+        for r, (src, _) in ends.items():
+            g.edges[r].data["w"] = torch.arange(len(src)) + 0.5
+        b = to_block(g, seeds if number % 2 else None, include_dst_in_src=include)
+        for ntype in counts:
+            met = [u for r in ends if r[0] == ntype for u in ends[r][0].tolist()]
+            want = [*dict.fromkeys([*(seeds[ntype].tolist() if include else []), *met])]
+            for frame, ids in ((b.srcnodes[ntype].data, want), (b.dstnodes[ntype].data, seeds[ntype].tolist())):
+                assert frame[NID].tolist() == ids and frame["x"].tolist() == [10 * node for node in ids]
+        for r, (src, dst) in ends.items():
+            assert edges_by_id(b, r) == [*zip(src.tolist(), dst.tolist(), strict=True)]
+            data = b.edges[r].data
+            assert data[EID].tolist() == [*range(len(src))] and torch.equal(data["w"], data[EID] + 0.5)
+            assert b.in_degrees(etype=r).tolist() == [(dst == v).sum() for v in seeds[r[2]]]

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import mpigraph as mg
-import mpigraph.function as fn
 from mpigraph import EID, NID
 from mpigraph.errors import EdgeTypeError, GraphDataError, InvalidArgumentError, NodeTypeError, OutOfRangeError
 
@@ -179,25 +178,9 @@ def test_misuse_is_named(call, error, message):
         call(plain())
 
 
-def hops() -> mg.HeteroGraph:
-    """0 -> 1 -> 2 -> 0, with 0 -> 1 and 2 -> 0 twice, and 3 alone."""
+def test_parallel_edges_become_one() -> None:
     g = mg.graph(([0, 1, 2, 2, 0], [1, 2, 0, 0, 1]), num_nodes=4)
     g.ndata["x"], g.edata["w"] = torch.arange(4.0) + 1, torch.arange(5.0)
-    return g
-
-
-def test_graphs_without_edges_pass_no_message() -> None:
-    g = mg.graph(([], []), num_nodes=3)
-    g.ndata["x"] = torch.ones(3, 2)
-    for reduce in (fn.sum, fn.mean, fn.max):
-        g.update_all(fn.copy_u("x", "m"), reduce("m", "h"))
-        assert torch.equal(g.ndata.pop("h"), torch.zeros(3, 2))
-    g.update_all(lambda edges: {"m": edges.src["x"]}, lambda nodes: {"h": nodes.mailbox["m"].sum(1)})
-    assert "h" not in g.ndata
-
-
-def test_parallel_edges_become_one() -> None:
-    g = hops()
     simple, mapping = mg.to_simple(g, writeback_mapping=True, copy_edata=True)
     assert torch.stack(simple.edges()).tolist() == [[0, 1, 2], [1, 2, 0]] and mapping.tolist() == [0, 1, 2, 2, 0]
     assert simple.edata["count"].tolist() == [2, 1, 2] and simple.edata["w"].tolist() == [0, 1, 2]

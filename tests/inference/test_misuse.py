@@ -26,22 +26,6 @@ def sums(block: Any, h: Any) -> torch.Tensor:
         return torch.as_tensor(block.dstdata["out"]) + 2 * h[1]
 
 
-def test_trainers_that_differ_raise_at_once(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    x, last = g.ndata["feat"], job.rank > 0 and job.rank == job.trainers.size - 1
-    if job.trainers.size == 1:
-        pytest.skip("one trainer")
-    for name, options in {
-        "batch_size": {"batch_size": 5 + last},
-        "fanout": {"fanout": 3 + last},
-        "edge_mask": {"edge_mask": "even" if last else None},
-        "cache": {"cache": "auto" if last else None},
-        "dtype": {"dtype": torch.float64 if last else None},
-    }.items():
-        with pytest.raises(TensorMismatchError, match=name):
-            layerwise(g, [sums], x, **{"batch_size": 5} | options)
-
-
 def test_a_layer_meets_nobody(job: SharedJob, oracle) -> None:
     """Trainers have different numbers of blocks, so that a call of all would be one of some."""
     g = job.open(oracle(3))
@@ -107,27 +91,6 @@ def test_what_fails_in_the_middle_leaves_nothing_behind(job: SharedJob, oracle) 
     on_all(job.trainers, (len(state.tensors), len(state.caches)) == (before, 0), f"{state.tensors.keys()}")
 
 
-def test_layers_may_keep_and_change_their_rows(job: SharedJob, oracle) -> None:
-    g = job.open(oracle(3))
-    x = g.ndata["feat"]
-    before, kept = x[:].clone(), []
-
-    def greedy(block: Any, h: Any) -> torch.Tensor:
-        kept.append((h[0], h[0].clone()))
-        return sums(block, h)
-
-    def spoils(block: Any, h: Any) -> torch.Tensor:
-        made = sums(block, h)
-        h[0].fill_(-1)
-        block.srcdata[mg.NID].zero_()
-        return h[1].copy_(made)
-
-    wanted = run(g, [sums, sums], x)[:]
-    on_all(job.trainers, torch.equal(run(g, [greedy, greedy], x)[:], wanted))
-    on_all(job.trainers, all(torch.equal(rows, copy) for rows, copy in kept))
-    on_all(job.trainers, torch.equal(run(g, [spoils, spoils], x)[:], wanted) and torch.equal(x[:], before))
-
-
 def test_types_may_share_the_memory_of_what_a_layer_returns(job: SharedJob, typed_oracle: str) -> None:
     g = job.open(typed_oracle)
     x = {ntype: g.nodes[ntype].data["feat"] for ntype in g.ntypes}
@@ -140,23 +103,65 @@ def test_types_may_share_the_memory_of_what_a_layer_returns(job: SharedJob, type
     on_all(job.trainers, all(torch.equal(rows[:], 2 * x[t][:]) for t, rows in found.items()), str(found.keys()))
 
 
-def test_what_is_no_row_or_no_layer_is_one_error(job: SharedJob, oracle) -> None:
+class NoSteps(nn.Module):
+    """Layers, and a forward that may do anything between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 3)])
+
+    def forward(self, blocks: Any, h: Any) -> Any:
+        return h
+
+
+def test_what_is_wrong_is_one_error_on_every_trainer(job: SharedJob, oracle) -> None:
     g = job.open(oracle(3))
     x = g.ndata["feat"]
-    for layer, text in {
-        lambda block, h: h[1].to(torch.float8_e4m3fn): "cannot be stored",
-        lambda block, h: h[1].sum(): "a row for each",
-        lambda block, h: h[1].numpy(): "a row for each",
-        lambda block, h: {"_N": h[1]}: "a row for each",
-        lambda block, h: (h[1],): "a row for each",
-    }.items():
-        with pytest.raises(InvalidArgumentError, match=text):
-            run(g, [layer], x)
-    with pytest.raises(InvalidArgumentError, match="NaN|must be from"):
-        run(g, [lambda block, h: h[1] * torch.nan], x, dtype=torch.int64)
-    for layers in (iter([sums]), "layers", [sums, 3], None, nn.ModuleDict()):
-        with pytest.raises(InvalidArgumentError, match="layer"):
-            run(g, layers, x)
+    last = job.rank == job.trainers.size - 1
+
+    def fails(block: Any, h: Any) -> torch.Tensor:
+        if last:
+            raise KeyError("no luck")
+        return sums(block, h)
+
+    cases: dict[type[MPIGraphError], list[tuple[Any, Any, dict[str, Any], str]]] = {
+        MPIGraphError: [
+            ([fails], x, {}, "no luck"),
+            ([sums], x, {"fanout": -2}, "fanout"),
+            ([sums], x, {"edge_mask": "none such"}, "none such"),
+        ],
+        InvalidArgumentError: [
+            ([lambda block, h: h[1][1:]], x, {}, "a row for each of"),
+            ([lambda block, h: None], x, {}, "a row for each of"),
+            ([lambda block, h: h[1].sum()], x, {}, "a row for each"),
+            ([lambda block, h: h[1].numpy()], x, {}, "a row for each"),
+            ([lambda block, h: {"_N": h[1]}], x, {}, "a row for each"),
+            ([lambda block, h: (h[1],)], x, {}, "a row for each"),
+            ([lambda block, h: h[1].to(torch.float8_e4m3fn)], x, {}, "cannot be stored"),
+            ([lambda block, h: h[1] * torch.nan], x, {"dtype": torch.int64}, "NaN|must be from"),
+            ([sums], x, {"batch_size": 0 if last else 1}, "batch_size"),
+            ([sums], x, {"edge_mask": "weight"}, "edge_mask"),
+            ([sums], x[:], {}, "DistTensor"),
+            *((layers, x, {}, "layer") for layers in ([], iter([sums]), "layers", [sums, 3], None, nn.ModuleDict())),
+            (nn.Linear(1, 1), x, {}, "no layers"),
+            (NoSteps(), x, {}, "forward_layer"),
+        ],
+        TensorMismatchError: [([sums], g.edata["weight"], {}, "nodes of type")],
+    }
+    if job.trainers.size > 1:
+        cases[TensorMismatchError] += [
+            ([lambda block, h: h[1][:, : 1 + last]], x, {}, "trainer"),
+            ([sums] * (1 + last), x, {}, "number of layers"),
+            ([sums], x, {"batch_size": 5 + last}, "batch_size"),
+            ([sums], x, {"fanout": 3 + last}, "fanout"),
+            ([sums], x, {"edge_mask": "even" if last else None}, "edge_mask"),
+            ([sums], x, {"cache": "auto" if last else None}, "cache"),
+            ([sums], x, {"dtype": torch.float64 if last else None}, "dtype"),
+        ]
+    for kind, some in cases.items():
+        for layers, rows, options, text in some:
+            with pytest.raises(kind, match=text):
+                layerwise(g, layers, rows, **({"batch_size": 20} | options))
     nothing = run(g, [lambda block, h: h[1][:, :0], lambda block, h: h[1].sum(1)], x)
     on_all(job.trainers, torch.equal(nothing[:], torch.zeros(g.num_nodes())))
 

@@ -4,6 +4,7 @@ import platform
 
 import pytest
 import torch
+from layouts import Layout, own_on_layouts
 from torch.nn import functional as F
 
 from mpigraph.errors import InvalidArgumentError
@@ -91,6 +92,7 @@ def test_keeping_memory_can_be_asked_for_again():
     assert keep_freed_memory() is True
 
 
+@own_on_layouts([Layout(2, 1, 0)])
 @pytest.mark.parametrize("keep", [0, 1])
 def test_trainers_keep_memory_unless_they_are_told_not_to(layout, monkeypatch, keep):
     asked = []

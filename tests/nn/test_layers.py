@@ -1,314 +1,350 @@
-"""Layers against dense formulas, on graphs and on blocks."""
+"""Layers on one relation against formulas, edge by edge in float64; their names, dropout, and what they refuse."""
+
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from layer_checks import agree, normal, randomised
+from torch.nn.functional import leaky_relu, relu
 
+import mpigraph as mg
 import mpigraph.nn.pytorch as dglnn
-from mpigraph import nn as layers
-from mpigraph.errors import InvalidArgumentError, MPIGraphError
-from mpigraph.graphs.aggregate import mean_and_own
+from mpigraph import nn
+from mpigraph.errors import GraphDataError, InvalidArgumentError, MPIGraphError
 from mpigraph.graphs.block import Block, to_block
 from mpigraph.graphs.hetero import graph, heterograph
 from mpigraph.metadata.schema import Schema
-from mpigraph.nn import GATConv, GraphConv, HGTConv, RelGraphConv, SAGEConv, TypedLinear, edge_softmax
 from mpigraph.nn.layers import project_first
-from mpigraph.nn.typed import TypedEdges
 
-SIZES = [(5, 3), (3, 5)]  # with and without the linear map before the aggregation
-
-
-def whole(loops=False):
-    rng = np.random.default_rng(5)
-    src, dst = rng.integers(0, 9, 30), rng.integers(0, 8, 30)
-    extra = np.arange(10) if loops else np.zeros(0, np.int64)
-    return graph((np.append(src, extra), np.append(dst, extra)), num_nodes=10)
+SRC, DST = [0, 3, 1, 6, 6, 2, 5, 5, 0, 4, 3], [1, 1, 0, 0, 0, 2, 3, 4, 6, 5, 1]  # parallel edges, a loop; 7 has none
+EDGES = len(SRC)
 
 
-def part(loops=False):
-    return to_block(whole(loops), np.array([8, *range(8), 9]) if not loops else np.arange(9, -1, -1))
+def whole():
+    return graph((SRC, DST), num_nodes=8)
 
 
-def dense(g, weights=None):
-    """Matrix num_dst x num_src with the number (or the weight) of the edges."""
-    src, dst = g.edges()
-    values = torch.ones(len(src), dtype=torch.float64) if weights is None else weights.reshape(-1)
-    zeros = torch.zeros(g.num_dst_nodes(), g.num_src_nodes(), dtype=torch.float64)
-    return zeros.index_put((dst, src), values, accumulate=True)
+def block_of(g, seeds):
+    return to_block(mg.in_subgraph(g, seeds), seeds)
 
 
-def features(g, width):
-    return torch.randn(g.num_src_nodes(), width, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+def two_sides():
+    return heterograph({("a", "to", "b"): (SRC, DST)}, {"a": 9, "b": 8})["to"]
 
 
-def test_every_layer_has_its_name_in_dgl():
-    assert dglnn.__all__ == layers.__all__
-    assert all(getattr(dglnn, name) is getattr(layers, name) for name in layers.__all__)
+def edgeless(num_src, num_dst):
+    return Block.from_csc(Schema.homogeneous(), {}, {"_N": np.arange(num_src)}, {"_N": num_dst})
 
 
-@pytest.fixture(params=[whole, part], ids=["graph", "block"])
-def make(request):
-    return request.param
+GRAPHS = {
+    "graph": whole,
+    "block": lambda: block_of(whole(), torch.tensor([3, 1, 7, 6, 5])),
+    "bipartite": two_sides,
+    **{f"{sizes} edgeless": partial(edgeless, *sizes) for sizes in ((3, 2), (3, 0), (0, 0))},
+}
 
 
-@pytest.mark.parametrize(("width", "out"), SIZES)
-@pytest.mark.parametrize("weighted", [False, True])
-def test_sage_mean_and_gcn(make, width, out, weighted):
-    g = make()
-    x = features(g, width)
-    w = torch.rand(g.num_edges(), dtype=torch.float64) if weighted else None
-    degrees = g.in_degrees().double().unsqueeze(-1)
-    x_dst = x[: g.num_dst_nodes()]
-    mean = SAGEConv(width, out, "mean").double()
-    want = mean.fc_self(x_dst) + mean.fc_neigh(dense(g, w) @ x / degrees.clamp(min=1))
-    torch.testing.assert_close(mean(g, x, w), want)
-    torch.testing.assert_close(mean(g, (x, x_dst), w), want)
-    gcn = SAGEConv(width, out, "gcn").double()
-    torch.nn.init.normal_(gcn.bias)
-    want = gcn.fc_neigh((dense(g, w) @ x + x_dst) / (degrees + 1)) + gcn.bias
-    torch.testing.assert_close(gcn(g, x, w), want)
-    assert list(g.srcdata) == list(g.local_var().srcdata) and "h" not in g.dstdata
+def added(rows):
+    return rows.sum(0)
 
 
-@pytest.mark.parametrize(("width", "out"), SIZES)
-def test_sage_pool(make, width, out):
-    g = make()
-    x = features(g, width)
-    layer = SAGEConv(width, out, "pool").double()
-    hidden = torch.relu(layer.fc_pool(x))
-    src, dst = g.edges()
-    best = torch.zeros(g.num_dst_nodes(), width, dtype=torch.float64)
-    for u, v in zip(src.tolist(), dst.tolist(), strict=True):
-        best[v] = torch.maximum(best[v], hidden[u])  # all are >= 0
-    torch.testing.assert_close(layer(g, x), layer.fc_self(x[: g.num_dst_nodes()]) + layer.fc_neigh(best))
+def at_ends(g, rows, reduce=added):
+    """Reduce a row for each edge at its destination; zeros where there is none."""
+    dst = g.edges()[1]
+    out = torch.zeros(g.num_dst_nodes(), *rows.shape[1:], dtype=rows.dtype)
+    for v in dst.unique().tolist():
+        out[v] = reduce(rows[dst == v])
+    return out
 
 
-def test_sage_arguments_and_parameters(make):
-    g = make()
-    x, narrow = features(g, 4), features(g, 2)[: g.num_dst_nodes()]
-    layer = SAGEConv((4, 2), 3, "mean", bias=False, norm=torch.abs, activation=torch.tanh).double()
-    degrees = g.in_degrees().double().unsqueeze(-1).clamp(min=1)
-    inner = layer.fc_self(narrow) + layer.fc_neigh(dense(g) @ x / degrees)
-    torch.testing.assert_close(layer(g, (x, narrow)), torch.tanh(inner).abs())
-    assert sorted(layer.state_dict()) == ["fc_neigh.weight", "fc_self.weight"]
-    assert sorted(SAGEConv(4, 3, "mean").state_dict()) == ["fc_neigh.weight", "fc_self.bias", "fc_self.weight"]
-    assert sorted(SAGEConv(4, 3, "gcn").state_dict()) == ["bias", "fc_neigh.weight"]
-    assert SAGEConv(4, 3, "gcn", bias=False).bias is None
+# Formulas: of a layer, a graph, rows of sources and destinations, and a column of weights or rows of edges
+
+
+def sage(kind):
+    def formula(layer, g, x, y, w):
+        sent = (relu(layer.fc_pool(x)) if kind == "pool" else x)[g.edges()[0]] * w
+        if kind == "gcn":
+            neighbours = layer.fc_neigh((at_ends(g, sent) + y) / (g.in_degrees()[:, None] + 1))
+            return {"out": torch.sin(torch.tanh(neighbours + layer.bias))}
+        last = lambda rows: layer.lstm(rows[None])[1][0][0, 0]  # noqa: E731
+        reduce = {"mean": lambda rows: rows.mean(0), "pool": lambda rows: rows.amax(0), "lstm": last}[kind]
+        return {"out": torch.sin(torch.tanh(layer.fc_self(y) + layer.fc_neigh(at_ends(g, sent, reduce))))}
+
+    return formula
+
+
+def graph_conv(norm):
+    def formula(layer, g, x, y, w):
+        src, dst = g.edges()
+        d_in, d_out = (degrees.clamp(min=1).double() for degrees in (g.in_degrees()[dst], g.out_degrees()[src]))
+        scale = {"both": (d_in * d_out) ** -0.5, "right": 1 / d_in, "left": 1 / d_out, "none": torch.ones(len(src))}
+        return {"out": torch.tanh(at_ends(g, x[src] * w * scale[norm][:, None]) @ layer.weight + layer.bias)}
+
+    return formula
+
+
+def gin(reduce):
+    def formula(layer, g, x, y, w):
+        return {"out": torch.tanh(layer.apply_func((1 + layer.eps) * y + at_ends(g, x[g.edges()[0]] * w, reduce)))}
+
+    return formula
+
+
+def gine(layer, g, x, y, edges):
+    return {"out": layer.apply_func(1.25 * y + at_ends(g, relu(x[g.edges()[0]] + edges)))}
+
+
+def attention(score, slope=0.2, of_edges=False):
+    """Of two heads: ``score(layer, left, right, edges, slope)`` by edge and head."""
+
+    def formula(layer, g, x, y, w):
+        src, dst = g.edges()
+        maps = (layer.fc, layer.fc) if hasattr(layer, "fc") else (layer.fc_src, layer.fc_dst)
+        left, right = (linear(rows).unflatten(1, (2, -1)) for linear, rows in zip(maps, (x, y), strict=True))
+        edges = layer.fc_edge(w).unflatten(1, (2, -1)) if of_edges else None
+        exps = score(layer, left[src], right[dst], edges, slope).exp()
+        shares = (exps / at_ends(g, exps)[dst])[:, :, None] * (1 if of_edges else w[:, :, None])
+        out = at_ends(g, shares * (left[src] + edges if of_edges else left[src]))
+        for more in (layer.res_fc(y) if layer.res_fc is not None else None, layer.bias):
+            out = out if more is None else out + more.reshape(-1, *out.shape[1:])
+        return {"out": torch.tanh(out), "attention": shares}
+
+    return formula
+
+
+def gat(layer, left, right, edges, slope):
+    return leaky_relu((left * layer.attn_l + right * layer.attn_r).sum(-1), slope)
+
+
+def gatv2(layer, left, right, edges, slope):
+    return (leaky_relu(left + right, slope) * layer.attn).sum(-1)
+
+
+def edge_gat(layer, left, right, edges, slope):
+    return leaky_relu((left * layer.attn_l + right * layer.attn_r + edges * layer.attn_edge).sum(-1), slope)
+
+
+ANY = {"allow_zero_in_degree": True}
+OUT = {"activation": torch.tanh}
+HOW = {"sum": added, "mean": lambda rows: rows.mean(0), "max": lambda rows: rows.amax(0)}
+WEIGHT, EDGE = "weights of edges", "features of edges"
+LAYERS = {  # (widths, out): the layer; its formula; what it takes of edges
+    **{f"sage {kind}": (lambda a, b, kind=kind: nn.SAGEConv(a, b, kind, norm=torch.sin, **OUT), sage(kind), WEIGHT)
+       for kind in ("mean", "gcn", "pool", "lstm")},
+    **{f"gcn {norm}": (lambda a, b, norm=norm: nn.GraphConv(a, b, norm, **OUT, **ANY), graph_conv(norm), WEIGHT)
+       for norm in ("both", "right", "left", "none")},
+    **{f"gin {how}": (lambda a, b, how=how: nn.GINConv(torch.nn.Linear(a, b), how, 0.5, True, **OUT), gin(HOW[how]),
+                      WEIGHT) for how in HOW},
+    "gine": (lambda a, b: nn.GINEConv(torch.nn.Linear(a, b), 0.25), gine, EDGE),
+    "gat": (lambda a, b: nn.GATConv(a, b, 2, **OUT, **ANY), attention(gat), WEIGHT),
+    "gat residual": (lambda a, b: nn.GATConv(a, b, 2, negative_slope=0.7, residual=True, **OUT, **ANY),
+                     attention(gat, 0.7), WEIGHT),
+    "gatv2": (lambda a, b: nn.GATv2Conv(a, b, 2, **OUT, **ANY), attention(gatv2), None),
+    "gatv2 shared": (lambda a, b: nn.GATv2Conv(a, b, 2, residual=True, bias=False, share_weights=True, **OUT, **ANY),
+                     attention(gatv2), None),
+    "edge gat": (lambda a, b: nn.EdgeGATConv(a, 6, b, 2, **OUT, **ANY), attention(edge_gat, of_edges=True), EDGE),
+    "edge gat bare": (lambda a, b: nn.EdgeGATConv(a, 6, b, 2, residual=False, bias=False, **OUT, **ANY),
+                      attention(edge_gat, of_edges=True), EDGE),
+}  # fmt: skip
+TWO_WIDTHS = {"sage mean", "sage pool", "sage lstm", *(name for name in LAYERS if "gat" in name)}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_values_and_gradients_are_those_of_the_formula(kind, name):
+    make, formula, of_edges = LAYERS[name]
+    g, is_pair = GRAPHS[kind](), kind == "bipartite"
+    for width, out in ((6, 3), (3, 5)):  # a linear map before or after the sum; 6: as wide as two heads
+        edges = normal(g.num_edges(), width if name == "gine" else 6, seed=5).requires_grad_()
+        of_dst = width + (is_pair and name in TWO_WIDTHS)
+        layer = randomised(make((width, of_dst) if of_dst != width else width, out))
+        x, other = normal(g.num_src_nodes(), width).requires_grad_(), normal(8, of_dst, seed=3).requires_grad_()
+        y = other if is_pair else x[: g.num_dst_nodes()]
+        weight = normal(g.num_edges(), 1, seed=4).abs().requires_grad_()
+        ones = torch.ones(g.num_edges(), 1, dtype=torch.float64)
+        calls = {WEIGHT: ((ones, {}), (weight, {"edge_weight": weight[:, 0] if out == 3 else weight})),
+                 EDGE: ((edges, {"edge_feat": edges}),), None: ((ones, {}),)}[of_edges]  # fmt: skip
+        for column, more in calls:
+            expected = formula(layer, g, x, y, column)
+            options = more | ({"get_attention": True} if "attention" in expected else {})
+            for feat in ((x, y),) if is_pair else (x, (x, y)):
+                found = layer(g, feat, **options)
+                found = dict(zip(expected, found if isinstance(found, tuple) else (found,), strict=True))
+                agree(found, expected, x, other, edges, weight, *layer.parameters())
+            assert torch.equal(layer(g, feat, **more), found["out"])
+    assert not {"h", "m", "e", "a", "ft", "_edge_weight"} & {*g.srcdata, *g.dstdata, *g.edata}  # nothing is left
+
+
+STATES = {  # the names of parameters, as DGL has them
+    "fc_neigh.weight fc_self.bias fc_self.weight": [nn.SAGEConv(4, 3, "mean")],
+    "fc_neigh.weight fc_self.weight": [nn.SAGEConv((4, 2), 3, "mean", bias=False)],
+    "bias fc_neigh.weight": [nn.SAGEConv(4, 3, "gcn")],
+    "fc_neigh.weight": [nn.SAGEConv(4, 3, "gcn", bias=False)],
+    "fc_neigh.weight fc_self.bias fc_self.weight lstm.bias_hh_l0 lstm.bias_ih_l0 lstm.weight_hh_l0 lstm.weight_ih_l0": [
+        nn.SAGEConv(4, 3, "lstm")
+    ],
+    "eps": [nn.GINConv(), nn.GINConv(learn_eps=True), nn.GINEConv()],
+    "attn_l attn_r bias fc.weight": [nn.GATConv(4, 2, 3)],
+    "attn_l attn_r fc.weight res_fc.bias res_fc.weight": [nn.GATConv(4, 2, 3, residual=True)],
+    "attn_l attn_r fc_dst.weight fc_src.weight": [nn.GATConv((4, 5), 2, 3, bias=False)],
+    "attn fc_dst.bias fc_dst.weight fc_src.bias fc_src.weight res_fc.bias res_fc.weight": [
+        nn.GATv2Conv((3, 5), 2, 2, residual=True)
+    ],
+    "linear_r.W": [nn.RelGraphConv(4, 2, 6, bias=False, self_loop=False)],
+    "h_bias layer_norm_weight.bias layer_norm_weight.weight linear_r.W linear_r.coeff loop_weight": [
+        nn.RelGraphConv(4, 2, 6, "basis", layer_norm=True)
+    ],
+    "w_comp weight": [nn.WeightBasis((3, 4), 2, 5)],
+}
+
+
+@pytest.mark.parametrize("names", STATES)
+def test_parameters_have_their_names_in_dgl(names):
+    for layer in STATES[names]:
+        assert " ".join(sorted(layer.state_dict())) == names
+
+
+def test_layers_have_their_names_in_dgl_and_weights_of_its_size():
+    assert dglnn.__all__ == nn.__all__ and all(getattr(dglnn, name) is getattr(nn, name) for name in nn.__all__)
     bound = np.sqrt(2) * np.sqrt(6 / (400 + 300))
-    assert 0.95 * bound < SAGEConv(400, 300, "mean").fc_neigh.weight.abs().max() <= bound
+    assert 0.95 * bound < nn.SAGEConv(400, 300, "mean").fc_neigh.weight.abs().max() <= bound
+    assert "eps" in dict(nn.GINConv(learn_eps=True).named_parameters()) and not [*nn.GINConv().parameters()]
 
 
 def test_sage_drops_the_same_features_on_both_sides():
     g = graph((torch.arange(50), torch.arange(50)))
-    layer = SAGEConv(8, 8, "mean", feat_drop=0.5, bias=False)
+    layer = nn.SAGEConv(8, 8, "mean", feat_drop=0.5, bias=False)
     torch.nn.init.eye_(layer.fc_self.weight)
     torch.nn.init.eye_(layer.fc_neigh.weight)
-    layer.train()
     assert set(layer(g, torch.ones(50, 8)).unique().tolist()) == {0.0, 4.0}  # (2 + 2) or (0 + 0), never 2
-    layer.eval()
-    assert (layer(g, torch.ones(50, 8)) == 2).all()
+    assert (layer.eval()(g, torch.ones(50, 8)) == 2).all()
 
 
-@pytest.mark.parametrize(("width", "out"), SIZES)
-@pytest.mark.parametrize("norm", ["both", "right", "left", "none"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_graph_conv(make, width, out, norm, weighted):
-    g = make(loops=True)
-    x = features(g, width)
-    w = torch.rand(g.num_edges(), 1, dtype=torch.float64) if weighted else None
-    layer = GraphConv(width, out, norm=norm, activation=torch.tanh).double()
-    torch.nn.init.normal_(layer.bias)
-    d_in, d_out = g.in_degrees().double()[:, None], g.out_degrees().double().clamp(min=1)[None]
-    scale = {"both": (d_in * d_out) ** -0.5, "right": 1 / d_in, "left": 1 / d_out, "none": torch.ones(1)}[norm]
-    want = torch.tanh((dense(g, w) * scale) @ x @ layer.weight + layer.bias)
-    torch.testing.assert_close(layer(g, x, edge_weight=w), want)
-    torch.testing.assert_close(layer(g, (x, x[: g.num_dst_nodes()]), edge_weight=w), want)
+@pytest.mark.parametrize("kind", ["graph", "block"])
+def test_gat_drops_its_input_and_its_attention(kind):
+    """All of it: every in-edge gets the same attention, and the bias is left."""
+    g = GRAPHS[kind]()
+    x = normal(g.num_src_nodes(), 4)
+    layer = randomised(nn.GATConv(4, 3, 2, feat_drop=1.0, residual=True, **ANY))
+    result, shares = layer(g, x, get_attention=True)
+    torch.testing.assert_close(result, layer.res_fc.bias.reshape(2, 3).expand(g.num_dst_nodes(), 2, 3))
+    equal = 1 / g.in_degrees()[g.edges()[1]].double()
+    torch.testing.assert_close(shares, equal.reshape(-1, 1, 1).expand(-1, 2, 1))
+    kept = nn.GATConv(4, 3, 2, residual=True, **ANY).double()
+    kept.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(layer.eval()(g, x), kept(g, x))
+    dropped = randomised(nn.GATConv(4, 2, 3, attn_drop=1.0, bias=False, **ANY))
+    assert (dropped(g, x) == 0).all() and (dropped.eval()(g, x) != 0).any()
 
 
-def test_graph_conv_with_a_weight_from_outside(make):
-    g = make(loops=True)
-    x, weight = features(g, 4), torch.randn(4, 2, dtype=torch.float64)
-    layer = GraphConv(4, 2, norm="right", weight=False, bias=False)
-    degrees = g.in_degrees().double()[:, None]
-    torch.testing.assert_close(layer(g, x, weight=weight), dense(g) @ x @ weight / degrees)
-    torch.testing.assert_close(layer(g, x), dense(g) @ x / degrees)
-    cube = features(g, 12).reshape(-1, 3, 4)  # more dimensions between rows and features
-    torch.testing.assert_close(layer(g, cube, weight=weight)[:, 1], layer(g, cube[:, 1], weight=weight))
-    with pytest.raises(InvalidArgumentError, match="has its own"):
-        GraphConv(4, 2)(g, x.float(), weight=weight)
+def test_more_dimensions_stand_between_rows_and_features():
+    g, x, weight = whole(), normal(8, 3, 4), normal(4, 2)
+    for layer, more in ((nn.GraphConv(4, 2, "right", weight=False, bias=False, **ANY), {"weight": weight}),
+                        (nn.GATConv(4, 3, 2, **ANY).double(), {})):  # fmt: skip
+        torch.testing.assert_close(layer(g, x, **more)[:, 1], layer(g, x[:, 1], **more))
 
 
-def test_graph_conv_refuses_zero_in_degree_unless_allowed(make):
-    g = make()
-    x = features(g, 4).float()
-    layer = GraphConv(4, 2)
-    with pytest.raises(MPIGraphError, match="2 destinations have no in-edge"):
-        layer(g, x)
-    layer.set_allow_zero_in_degree(True)
-    torch.nn.init.ones_(layer.bias)
-    assert (layer(g, x)[g.in_degrees() == 0] == 1).all()
+def test_graph_conv_with_a_weight_from_outside():
+    g, x, weight = whole(), normal(8, 4), normal(4, 2)
+    layer = nn.GraphConv(4, 2, norm="right", weight=False, bias=False, **ANY)
+    torch.testing.assert_close(layer(g, x), at_ends(g, x[g.edges()[0]], HOW["mean"]))
+    torch.testing.assert_close(layer(g, x, weight=weight), layer(g, x) @ weight)
 
 
-@pytest.mark.parametrize("layer", [SAGEConv(4, 2, "mean"), SAGEConv(2, 4, "pool"), GraphConv(2, 4)])
-def test_gradients_of_whole_layers(make, layer):
-    g, layer = make(loops=True), layer.double()
-    width = 4 if isinstance(layer, SAGEConv) and layer.fc_neigh.in_features == 4 else 2
-    x = features(g, width).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x, *_: layer(g, x), (x, *layer.parameters()))
+@pytest.mark.parametrize("share_weights", [True, False])
+@pytest.mark.parametrize("kind", ["graph", "block", "bipartite"])
+def test_gatv2_maps_no_row_twice(kind, share_weights):
+    g = GRAPHS[kind]()
+    x, y = normal(g.num_src_nodes(), 6), normal(g.num_dst_nodes(), 6)
+    layer = nn.GATv2Conv(6, 2, 3, share_weights=share_weights, **ANY).double()
+    mapped = []
+    for linear in {layer.fc_src, layer.fc_dst}:
+        linear.register_forward_hook(lambda _, inputs, __: mapped.append(len(inputs[0])))
+    layer(g, (x, y) if kind == "bipartite" else x)
+    both_sides = kind == "bipartite" or not share_weights
+    assert sorted(mapped) == sorted([len(x), len(y)] if both_sides else [len(x)])
 
 
-@pytest.mark.parametrize("layer", [*(SAGEConv(3, 2, a) for a in ("mean", "gcn", "pool")), GraphConv(3, 2)])
-@pytest.mark.parametrize(("num_src", "num_dst"), [(0, 0), (3, 2), (3, 0)])
-def test_blocks_without_edges(layer, num_src, num_dst):
-    b = Block.from_csc(Schema.homogeneous(), {}, {"_N": np.arange(num_src)}, {"_N": num_dst})
-    if isinstance(layer, GraphConv):
-        layer.set_allow_zero_in_degree(True)
-    out = layer(b, torch.ones(num_src, 3))
-    assert out.shape == (num_dst, 2)
-    out.sum().backward()
-    layer.zero_grad()
-
-
-@pytest.mark.parametrize(
-    "layer", [SAGEConv(96, 32, "mean"), GraphConv(96, 32, norm="right", allow_zero_in_degree=True)]
-)
+@pytest.mark.parametrize("layer", [nn.SAGEConv(96, 32, "mean"), nn.GraphConv(96, 32, norm="right", **ANY)])
 def test_a_linear_map_before_or_after_the_sum_gives_the_same(layer):
     whole_graph = graph((torch.arange(50).repeat(4), torch.arange(200) % 40))
-    few = to_block(_in_edges_of(whole_graph, torch.arange(2)), torch.arange(2))
+    few = block_of(whole_graph, torch.arange(2))
     assert project_first(whole_graph, 96, 32) and not project_first(few, 96, 32)
-    x = torch.randn(50, 96, dtype=torch.float64)
-    on_block = layer.double()(few, x[few.srcdata["_ID"]])
-    torch.testing.assert_close(on_block, layer(whole_graph, x)[:2])
-
-
-def test_own_rows_and_means_share_one_gradient():
-    block, x = part(), features(part(), 4)
-    inputs = [x.clone().requires_grad_() for _ in range(2)]
-    factor = torch.randn(2, block.num_dst_nodes(), 4, dtype=torch.float64)
-    mean, own = mean_and_own(block.structure(block.to_canonical_etype()), inputs[0])
-    want = dense(block) @ inputs[1] / block.in_degrees().double().clamp(min=1)[:, None]
-    torch.testing.assert_close(mean, want)
-    (mean * factor[0] + own * factor[1]).sum().backward()
-    (want * factor[0] + inputs[1][: block.num_dst_nodes()] * factor[1]).sum().backward()
-    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    x = normal(50, 96)
+    torch.testing.assert_close(layer.double()(few, x[few.srcdata["_ID"]]), layer(whole_graph, x)[:2])
 
 
 def test_two_layers_on_blocks_equal_two_layers_on_the_graph():
-    g = whole(loops=True)
-    seeds = torch.tensor([4, 0])
-    last = to_block(_in_edges_of(g, seeds), seeds)
-    first = to_block(_in_edges_of(g, last.srcdata["_ID"]), last.srcdata["_ID"])
-    one, two = SAGEConv(3, 4, "mean", activation=torch.relu), SAGEConv(4, 2, "mean")
-    x = features(g, 3).float()
+    g, seeds = whole(), torch.tensor([4, 0])
+    last = block_of(g, seeds)
+    first = block_of(g, last.srcdata["_ID"])
+    one, two = nn.SAGEConv(3, 4, "mean", activation=torch.relu), nn.SAGEConv(4, 2, "mean")
+    x = normal(8, 3).float()
     torch.testing.assert_close(two(last, one(first, x[first.srcdata["_ID"]])), two(g, one(g, x))[seeds])
 
 
-def _in_edges_of(g, nodes):
-    src, dst = g.edges()
-    keep = torch.isin(dst, nodes)
-    return graph((src[keep], dst[keep]), num_nodes=g.num_nodes())
+# What is refused
+
+STRICT = [
+    (nn.GraphConv(4, 2), ()),
+    (nn.GATConv(4, 2, 2), ()),
+    (nn.GATv2Conv(4, 2, 2), ()),
+    (nn.EdgeGATConv(4, 3, 2, 2), (torch.ones(2, 3),)),
+]
+
+
+@pytest.mark.parametrize(("layer", "more"), STRICT, ids=lambda value: type(value).__name__)
+def test_zero_in_degree_is_refused_unless_allowed(layer, more):
+    g = graph(([0, 2], [1, 1]), num_nodes=4)
+    with pytest.raises(MPIGraphError, match="3 destinations have no in-edge"):
+        layer(g, torch.ones(4, 4), *more)
+    layer.set_allow_zero_in_degree(True)
+    assert layer(g, torch.ones(4, 4), *more).isfinite().all()
+
+
+X8, TWO = torch.ones(8, 3), (torch.ones(9, 3), torch.ones(8, 3))
 
 
 @pytest.mark.parametrize(
-    ("make_layer", "message"),
+    ("call", "message"),
     [
-        (lambda: SAGEConv(3, 2, "sum"), r"mean.*gcn.*pool.*lstm.*got 'sum'"),
-        (lambda: SAGEConv((3, 2), 2, "gcn"), "one width"),
-        (lambda: GraphConv(3, 2, norm="up"), "norm must be"),
-        (lambda: SAGEConv(3, 2, "mean")(whole(), torch.ones(10, 3), torch.ones(4)), "30 rows"),
-        (lambda: SAGEConv(3, 2, "mean")(whole(), torch.ones(10, 3), torch.tensor(1.0)), r"30 rows \(got shape \(\)"),
-        (lambda: GATConv(3, 2, 2)(whole(True), torch.ones(10, 3), torch.ones(1)), r"40 rows \(got shape \(1,\)"),
-        (lambda: edge_softmax(whole(), torch.ones(30), "all"), "expected edge ids.*'all'"),
+        (lambda: nn.SAGEConv(3, 2, "sum"), r"mean.*gcn.*pool.*lstm.*got 'sum'"),
+        (lambda: nn.SAGEConv((3, 2), 2, "gcn"), "one width"),
+        (lambda: nn.GraphConv(3, 2, norm="up"), "norm must be"),
+        (lambda: nn.GINConv(None, "median"), "sum, max or mean"),
+        (lambda: nn.GraphConv(3, 2, **ANY)(whole(), X8, weight=torch.ones(3, 2)), "has its own"),
+        (lambda: nn.SAGEConv(3, 2, "mean")(whole(), X8, torch.ones(4)), "11 rows"),
+        (lambda: nn.SAGEConv(3, 2, "mean")(whole(), X8, torch.tensor(1.0)), r"11 rows \(got shape \(\)"),
+        (lambda: nn.GATConv(3, 2, 2, **ANY)(whole(), X8, torch.ones(1)), r"11 rows \(got shape \(1,\)"),
+        (lambda: nn.GINEConv()(whole(), X8, torch.ones(3, 3)), "must have 11 rows"),
+        (lambda: nn.GATConv((3, 3), 2, 2, **ANY)(two_sides(), X8), "needs a pair"),
+        (lambda: nn.EdgeGATConv((3, 3), 3, 2, 2, **ANY)(two_sides(), X8, torch.ones(11, 3)), "needs a pair"),
+        (lambda: nn.edge_softmax(whole(), torch.ones(11), "all"), "expected edge ids.*'all'"),
     ],
 )
-def test_misuse_is_named(make_layer, message):
-    with pytest.raises(InvalidArgumentError, match=message):
-        make_layer()
+def test_misuse_is_named(call, message):
+    with pytest.raises((InvalidArgumentError, GraphDataError), match=message):
+        call()
 
 
 @pytest.mark.parametrize(
-    ("layer", "args"),
+    ("layer", "more"),
     [
-        (SAGEConv(3, 2, "mean"), ()),
-        (SAGEConv(3, 2, "pool"), ()),
-        (SAGEConv(3, 2, "gcn"), ()),
-        (GATConv(3, 2, 2), ()),
-        (RelGraphConv(3, 2, 1), (torch.zeros(3, dtype=torch.int64),)),
-        (HGTConv(3, 2, 2, 1, 1), (torch.zeros(4, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))),
+        *((nn.SAGEConv(3, 2, kind), ()) for kind in ("mean", "pool", "gcn")),
+        (nn.GATConv(3, 2, 2, **ANY), ()),
+        (nn.GATv2Conv(3, 2, 2, **ANY), ()),
+        (nn.GINConv(), ()),
+        (nn.RelGraphConv(3, 2, 1), (torch.zeros(EDGES, dtype=torch.int64),)),
+        (nn.HGTConv(3, 2, 2, 1, 1), (torch.zeros(9, dtype=torch.int64), torch.zeros(EDGES, dtype=torch.int64))),
     ],
-    ids=lambda x: type(x).__name__,
+    ids=lambda value: type(value).__name__,
 )
-def test_one_tensor_for_a_graph_between_two_types(layer, args):
-    """More users than items: the first users' rows would pass for those of the items."""
-    g = heterograph({("user", "buys", "item"): ([0, 3, 2], [0, 0, 1])}, {"user": 4, "item": 2})["buys"]
-    users, items = torch.ones(4, 3), torch.ones(2, 3)
-    with pytest.raises(InvalidArgumentError, match=r"joins \['user'\] and \['item'\]: give a pair"):
-        layer(g, users, *args)
-    if not args:
-        assert len(layer(g, (users, items))) == 2
-    one = GraphConv(3, 2)  # does not look at destinations
-    assert torch.equal(one(g, users), one(g, (users, items)))
-
-
-def test_the_graph_of_one_relation_has_two_sides():
-    """Features by type for ``g[relation]``: the self loop is of the destinations."""
-    whole_graph = heterograph({("user", "buys", "item"): ([0, 3, 2], [0, 0, 1])}, {"user": 4, "item": 2})
-    users, items = features(whole(), 3)[:4], features(whole(), 3)[4:6]
-    rgcn = RelGraphConv(3, 2, 1).double()
-    hgt = HGTConv(3, 2, 2, 2, 1, dropout=0.0).double()
-    total = torch.stack([users[0] + users[3], users[2]])
-    want = total @ rgcn.linear_r.W[0] + items @ rgcn.loop_weight + rgcn.h_bias
-    part, both, pair = whole_graph["buys"], {"user": users, "item": items}, ({"user": users}, {"item": items})
-    for g, feat in ((whole_graph, both), (part, both), (part, pair)):
-        torch.testing.assert_close(rgcn(g, feat)["item"], want)
-    result = hgt(part, both)
-    assert list(result) == ["item"] and result["item"].shape == (2, 4)
-    assert torch.equal(result["item"], hgt(part, pair)["item"])
-
-
-def test_joined_relations_are_kept_on_the_graph():
-    g = heterograph({("user", "buys", "item"): ([0, 3, 2], [0, 0, 1])}, {"user": 4, "item": 2})
-    edges = TypedEdges.of_relations(g, 1)
-    assert TypedEdges.of_relations(g, 1) is edges is TypedEdges.of_relations(g.local_var(), 1)
-    assert TypedEdges.of_relations(g, 3).cell_counts.tolist() == [2, 0, 0]
-    part = TypedEdges.of_relations(g["buys"], 1)  # the same relation, between fewer nodes
-    assert (edges.cells.num_src, part.cells.num_src) == (6, 4) and (edges.num_dst, part.num_dst) == (6, 2)
-    block = to_block(g, {"item": [0, 1]})  # used but once
-    assert TypedEdges.of_relations(block, 1) is not TypedEdges.of_relations(block, 1)
-
-
-def test_weights_of_typed_edges_go_by_relation():
-    g = heterograph({("a", "r", "a"): ([0], [0])})
-    with pytest.raises(InvalidArgumentError, match=r"go by relation \(got Tensor\)"):
-        RelGraphConv(3, 2, 1)(g, {"a": torch.ones(1, 3)}, norm=torch.ones(1))
-
-
-@pytest.mark.parametrize(
-    ("types", "message"),
-    [
-        ([0, 1, 2, 3], r"in \[0, 3\) \(got 0 to 3\)"),
-        ([0, 1, 2, -1], r"in \[0, 3\) \(got -1 to 2\)"),
-        ([0, 1], r"shape \(4,\) \(got \(2,\)\)"),
-        ([0.0, 1.0, 1.0, 2.0], r"integers \(got torch.float32\)"),
-    ],
-)
-def test_types_that_are_none(types, message):
-    g, x, good = graph(([0, 1, 2, 3], [1, 2, 3, 0])), torch.ones(4, 3), [0, 1, 2, 0]
-    hgt, linear = HGTConv(3, 2, 2, 3, 3), TypedLinear(3, 2, 3)
-    calls = {
-        "etypes": [lambda t: RelGraphConv(3, 2, 3)(g, x, t), lambda t: hgt(g, x, good, t)],
-        "ntype": [lambda t: hgt(g, x, t, good), lambda t: hgt(g, x, t, good, presorted=True)],
-        "x_type": [lambda t: linear(x, t), lambda t: linear(x, torch.tensor(t), True)],
-    }
-    for what, some in calls.items():
-        for call in some:
-            call(good if what == "etypes" else sorted(good))
-            with pytest.raises(InvalidArgumentError, match=f"{what} must (be|have) {message}"):
-                call(types)
-    typed = heterograph({("a", "r", "b"): ([0], [0])}, {"a": 1, "b": 1, "c": 0, "d": 1})
-    with pytest.raises(InvalidArgumentError, match="3 node types, but the graph has 4"):
-        hgt(typed, dict.fromkeys("abcd", torch.ones(1, 3)) | {"c": torch.ones(0, 3)})
-
-
-def test_the_name_that_scripts_import():
-    assert dglnn.SAGEConv is SAGEConv and dglnn.GraphConv is GraphConv
+def test_one_tensor_for_a_graph_between_two_types(layer, more):
+    """More sources than destinations: the first sources' rows would pass for those of the destinations."""
+    with pytest.raises(InvalidArgumentError, match=r"joins \['a'\] and \['b'\]: give a pair"):
+        layer(two_sides(), TWO[0], *more)
+    if not more:
+        assert len(layer(two_sides(), TWO)) == 8
+    one = nn.GraphConv(3, 2, **ANY)  # does not look at destinations
+    assert torch.equal(one(two_sides(), TWO[0]), one(two_sides(), TWO))

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from gradients import BATCH, DIM, MAKE, Arrays, Plain, differences, embedding, everything, minibatch, piece, push, train
+from gradients import DIM, MAKE, Arrays, Plain, differences, embedding, everything, minibatch, piece, push, train
 from layouts import SharedJob, alone, everywhere, on_all, rotated, several
 from oracle import NUM_NODES, open_graph
 
@@ -51,7 +51,7 @@ def test_the_result_is_the_same_bits_in_every_layout(
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("kind", MAKE)
-def test_formulas_row_by_row(job: SharedJob, oracle, kind: str, reduction: str) -> None:
+def test_rows_are_those_of_torchs_optimizers(job: SharedJob, oracle, kind: str, reduction: str) -> None:
     job.open(oracle(3))
     emb = embedding()
     plain = Plain(kind, emb.weight[:], reduction)
@@ -62,45 +62,15 @@ def test_formulas_row_by_row(job: SharedJob, oracle, kind: str, reduction: str) 
         torch.testing.assert_close(emb.weight[:].double(), plain.weight, rtol=1e-6, atol=1e-6)
     for name, tensor in optimizer.state["emb"].items():
         assert tensor.name == f"emb_{name}" and tensor.dtype == torch.float32
-        for (row, which), value in plain.state.items():
-            if which == name:
-                torch.testing.assert_close(tensor[row][0].double(), value, rtol=1e-5, atol=1e-6)
-
-
-def dense(kind: str, weight: torch.Tensor) -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
-    """The same with torch: a dense parameter."""
-    parameter = torch.nn.Parameter(weight.clone())
-    made = {
-        "adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
-        "adam": lambda p: torch.optim.Adam(p, 0.05),
-        "sgd": lambda p: torch.optim.SGD(p, 0.2),
-    }
-    return parameter, made[kind]([parameter])
-
-
-@pytest.mark.parametrize("kind", ["adagrad", "adam", "sgd"])
-def test_torch_does_the_same_to_a_dense_embedding(job: SharedJob, oracle, kind: str) -> None:
-    """With sums, and for Adam with every row in every minibatch, since torch counts steps and not touches."""
-    job.open(oracle(3))
-    emb, session = embedding(), current()
-    optimizer = MAKE[kind]([emb], reduction="sum")
-    parameter, peer = dense(kind, emb.weight[:])
-    for step in range(STEPS):
-        ids, grads = minibatch(step, BATCH + NUM_NODES if kind == "adam" else BATCH)
-        if kind == "adam":
-            ids[-NUM_NODES:] = torch.arange(NUM_NODES)
-        own = piece(len(ids), session.rank, session.num_trainers)
-        push(emb, ids[own], grads[own])
-        optimizer.step()
-        peer.zero_grad()
-        (torch.nn.functional.embedding(ids, parameter) * grads).sum().backward()
-        peer.step()
-        torch.testing.assert_close(emb.weight[:], parameter.detach(), rtol=1e-6, atol=1e-6)
+        wanted = plain.state(name)
+        assert wanted
+        for row, value in wanted.items():
+            torch.testing.assert_close(tensor[row][0].double(), value, rtol=1e-5, atol=1e-6)
 
 
 def test_every_trainer_reads_what_a_step_wrote_and_nothing_is_lost(job: SharedJob, oracle) -> None:
     """Each step every trainer pushes -1 to rows of everybody: rows count the steps, and no read lags behind."""
-    steps = 60
+    steps = 30
     g = job.open(oracle(3))
     emb = dist.DistEmbedding(NUM_NODES, 33)
     optimizer = dist.SparseSGD([emb], lr=1.0, reduction="sum")
@@ -118,42 +88,28 @@ def test_every_trainer_reads_what_a_step_wrote_and_nothing_is_lost(job: SharedJo
     assert want.sum() == 40 * steps * current().num_trainers
 
 
-@pytest.mark.parametrize("who", ["first", "last", "none"])
-def test_trainers_without_gradients_take_part(job: SharedJob, oracle, who: str) -> None:
+@pytest.mark.parametrize("who", ["first", "last", "none", "all"])
+def test_trainers_and_embeddings_with_and_without_gradients(job: SharedJob, oracle, who: str) -> None:
+    """Several reads, as head, tail and negatives of a knowledge graph; the mean is of all of them."""
     job.open(oracle(3))
     session = current()
-    emb, other = embedding("a"), embedding("b")
-    before, others = emb.weight[:], other.weight[:]
-    optimizer = MAKE["adagrad"]([other, emb])
-    ids, grads = minibatch(0)
-    if session.rank == {"first": 0, "last": session.num_trainers - 1, "none": -1}[who]:
-        emb([5])  # without gradient
-        push(emb, ids, grads)
-    optimizer.step()
-    plain = Plain("adagrad", before)
-    if who != "none":
-        plain.step(ids, grads)
-    torch.testing.assert_close(emb.weight[:].double(), plain.weight, rtol=1e-6, atol=1e-6)
-    assert torch.equal(other.weight[:], others)
-    assert emb.take_gradients() == [] and emb.trace == []
-
-
-def test_several_reads_of_several_embeddings(job: SharedJob, oracle) -> None:
-    """As head, tail and negatives of a knowledge graph; what is averaged is averaged over all of them."""
-    job.open(oracle(3))
-    session = current()
-    embs = [embedding("a"), dist.DistEmbedding(NUM_NODES, DIM, "b")]
-    plains = [Plain("adam", emb.weight[:]) for emb in embs]
-    optimizer = MAKE["adam"](embs)
+    embs, other = [embedding("a"), dist.DistEmbedding(NUM_NODES, DIM, "b")], embedding("other")
+    plains, others = [Plain("adam", emb.weight[:]) for emb in embs], other.weight[:]
+    optimizer = MAKE["adam"]([other, *embs])
     ids, grads = minibatch(0, 90)
-    own = piece(90, session.rank, session.num_trainers)
-    parts = [(ids[own][k::3], grads[own][k::3]) for k in range(3)]
-    loss = sum((emb(i) * g).sum() for i, g in parts for emb in embs)
-    loss.backward()
+    chosen = {"first": 0, "last": session.num_trainers - 1, "none": -1, "all": session.rank}[who]
+    if session.rank == chosen:
+        embs[0]([5])  # without gradient
+        own = piece(90, session.rank, session.num_trainers) if who == "all" else slice(None)
+        parts = [(ids[own][k::3], grads[own][k::3]) for k in range(3)]
+        sum((emb(i) * g).sum() for i, g in parts for emb in embs).backward()
     optimizer.step()
     for emb, plain in zip(embs, plains, strict=True):
-        plain.step(ids, grads)
+        if who != "none":
+            plain.step(ids, grads)
         torch.testing.assert_close(emb.weight[:].double(), plain.weight, rtol=1e-6, atol=1e-6)
+        assert emb.take_gradients() == [] and emb.trace == []
+    assert torch.equal(other.weight[:], others)
 
 
 def test_gradients_are_dropped_and_kept_as_zero_grad_says(job: SharedJob, oracle) -> None:
@@ -228,22 +184,29 @@ def test_what_a_loader_reads_ahead_is_trained(job: SharedJob, oracle, num_prefet
     assert emb.trace == []
 
 
-def test_gradients_that_are_not_finite_raise_on_all_before_any_update(job: SharedJob, oracle) -> None:
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), "shape"])
+def test_a_bad_gradient_raises_on_all_before_any_update(job: SharedJob, oracle, bad: float | str) -> None:
     job.open(oracle(3))
-    emb = embedding()
-    before = emb.weight[:]
-    optimizer = MAKE["sgd"]([emb])
-    for bad in (float("nan"), float("inf")):
-        ids, grads = minibatch(0)
-        if current().rank == current().num_trainers - 1:
-            grads[4, 2] = bad
-        push(emb, ids, grads)
-        with pytest.raises(InvalidArgumentError, match=r"'emb': the gradient of row \d+ is not finite: .*(nan|inf)"):
-            optimizer.step()
-        assert torch.equal(emb.weight[:], before)
-    push(emb, ids[:9], torch.full((9, DIM), 1e37))  # finite, though their sum is not
+    embs = [embedding("good"), embedding("bad")]
+    before = [emb.weight[:] for emb in embs]
+    optimizer = MAKE["adagrad"](embs)
+    for emb in embs:
+        push(emb, *minibatch(0))
+    if current().rank == current().num_trainers - 1:
+        leaf = embs[1].trace[0].leaf
+        if bad == "shape":
+            leaf.grad.data = torch.zeros(3, DIM)
+        else:
+            leaf.grad[4, 2] = bad
+    words = "of 70 rows must have shape \\(70, 5\\)" if bad == "shape" else f"of row \\d+ is not finite: .*{bad}"
+    with pytest.raises(InvalidArgumentError, match=f"'bad': the gradient {words}"):
+        optimizer.step()
+    optimizer.step()  # what failed is not applied later
+    assert all(torch.equal(emb.weight[:], rows) for emb, rows in zip(embs, before, strict=True))
+    push(embs[0], *minibatch(0))
+    push(embs[1], torch.zeros(9, dtype=torch.int64), torch.full((9, DIM), 1e37))  # finite, though their sum is not
     optimizer.step()
-    assert emb.weight[:].isfinite().all()
+    assert not torch.equal(embs[0].weight[:], before[0]) and embs[1].weight[:].isfinite().all()
 
 
 def test_sparse_and_wide_gradients_are_taken(job: SharedJob, oracle) -> None:
@@ -345,24 +308,6 @@ def test_bad_arguments_are_one_error_on_every_trainer(job: SharedJob, oracle, ev
     MAKE["sgd"]([emb]).step()
 
 
-def test_gradients_of_a_wrong_shape_raise_on_all_before_any_update(job: SharedJob, oracle) -> None:
-    job.open(oracle(3))
-    good, bad = embedding("good"), embedding("bad")
-    before = good.weight[:]
-    optimizer = MAKE["adagrad"]([good, bad])
-    push(good, *minibatch(0))
-    push(bad, *minibatch(0))
-    if current().rank == current().num_trainers - 1:
-        bad.trace[0].leaf.grad.data = torch.zeros(3, DIM)
-    with pytest.raises(InvalidArgumentError, match=r"'bad': the gradient of 70 rows must have shape \(70, 5\)"):
-        optimizer.step()
-    assert torch.equal(good.weight[:], before)
-    optimizer.step()  # what failed is not applied later
-    assert torch.equal(good.weight[:], before)
-    train(good, optimizer, range(1))
-    assert not torch.equal(good.weight[:], before)
-
-
 def test_an_update_that_fails_on_one_trainer_raises_on_all(
     job: SharedJob, oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,28 +329,13 @@ def test_an_update_that_fails_on_one_trainer_raises_on_all(
     optimizer.step()
 
 
-@several
-def test_trainers_with_different_rates_get_one_error_and_change_nothing(job: SharedJob, oracle) -> None:
+def test_a_setting_that_became_wrong_is_one_error(job: SharedJob, oracle) -> None:
     job.open(oracle(3))
-    rank, emb = current().rank, embedding()
-    before, optimizer = emb.weight[:], MAKE["adam"]([emb])
-    for group in optimizer.param_groups:
-        group["lr"] = 0.5 if rank == 0 else 0.25
-    push(emb, *minibatch(0))
-    with pytest.raises(CollectiveError, match=r"trainer 0: here it is .*'lr': 0\.5.*on trainer 1.*'lr': 0\.25"):
-        optimizer.step()
-    assert torch.equal(emb.weight[:], before)
-    optimizer.lr = 0.5
-    optimizer.step()
-
-
-@pytest.mark.parametrize(("name", "value", "words"), [("lr", None, "lr must be"), ("reduction", "sum", "cannot be")])
-def test_a_setting_that_became_wrong_is_one_error(job: SharedJob, oracle, name: str, value: object, words: str) -> None:
-    job.open(oracle(3))
-    optimizer = MAKE["adagrad"]([embedding()])
-    optimizer.param_groups[0][name] = value
-    with pytest.raises(InvalidArgumentError, match=words):
-        optimizer.step()
+    for name, value, words in (("lr", None, "lr must be"), ("reduction", "sum", "cannot be")):
+        optimizer = MAKE["adagrad"]([embedding()])
+        optimizer.param_groups[0][name] = value
+        with pytest.raises(InvalidArgumentError, match=words):
+            optimizer.step()
     with pytest.raises(InvalidArgumentError, match="SparseAdagrad has one group"):
         optimizer.add_param_group({"params": []})
 
@@ -467,16 +397,22 @@ def test_a_closure_gives_the_loss(job: SharedJob, oracle) -> None:
 
 
 @several
-def test_trainers_with_different_optimizers_get_one_error(job: SharedJob, oracle) -> None:
+def test_trainers_with_different_optimizers_get_one_error_and_change_nothing(job: SharedJob, oracle) -> None:
     job.open(oracle(3))
     rank, a, b = current().rank, embedding("a"), embedding("b")
-    optimizers = [MAKE["sgd"]([a]), MAKE["adagrad"]([b])]
-    with pytest.raises(CollectiveError, match=r"trainer 0: here it is step of SparseSGD for 'a'.*; on trainer 1"):
+    before, optimizers = a.weight[:], [MAKE["adam"]([a]), MAKE["adagrad"]([b])]
+    with pytest.raises(CollectiveError, match=r"trainer 0: here it is step of SparseAdam for 'a'.*; on trainer 1"):
         optimizers[min(rank, 1)].step()
     with pytest.raises(CollectiveError, match=r"different optimizers\n.*0\.5.* on trainer 0 .*0\.25.* on trainer 1"):
         dist.SparseSGD([a], lr=0.5 if rank == 0 else 0.25)
     with pytest.raises(CollectiveError, match="make different optimizers"):
         MAKE["sgd"]([a] if rank == 0 else [a, b])
+    optimizers[0].param_groups[0]["lr"] = 0.5 if rank == 0 else 0.25
+    push(a, *minibatch(0))
+    with pytest.raises(CollectiveError, match=r"trainer 0: here it is .*'lr': 0\.5.*on trainer 1.*'lr': 0\.25"):
+        optimizers[0].step()
+    assert torch.equal(a.weight[:], before)
+    optimizers[0].lr = 0.5
     optimizers[0].step()
 
 

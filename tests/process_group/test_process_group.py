@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,12 +35,23 @@ from mpigraph.session.context import current
 from mpigraph.trace import sums
 from mpigraph.trace_memory import Snapshot
 
-DTYPES = [
-    torch.float16, torch.bfloat16, torch.float32, torch.float64,
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-]  # fmt: skip
-NUMPY = {ReduceOp.SUM: np.sum, ReduceOp.PRODUCT: np.prod, ReduceOp.MAX: np.max, ReduceOp.MIN: np.min}
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+DTYPES = [*FLOATS, *INTEGERS, torch.bool, torch.complex64, torch.complex128]
 SHAPES = [(), (0,), (5,), (2, 3), (70_000,)]
+Reduced = Callable[[np.ndarray], np.ndarray]
+OPS: list[tuple[ReduceOp, Reduced, list[torch.dtype]]] = [
+    (ReduceOp.SUM, partial(np.sum, axis=0), [*FLOATS, *INTEGERS, *DTYPES[-2:]]),
+    (ReduceOp.PRODUCT, partial(np.prod, axis=0), [*FLOATS, *INTEGERS]),
+    (ReduceOp.MAX, partial(np.max, axis=0), [*FLOATS, *INTEGERS]),
+    (ReduceOp.MIN, partial(np.min, axis=0), [*FLOATS, *INTEGERS]),
+    (ReduceOp.AVG, partial(np.mean, axis=0), [*FLOATS, *DTYPES[-2:]]),
+    (ReduceOp.BAND, np.bitwise_and.reduce, [torch.int64]),
+    (ReduceOp.BXOR, np.bitwise_xor.reduce, [torch.int64]),
+    (ReduceOp.SUM, partial(np.any, axis=0), [torch.bool]),
+    (ReduceOp.PRODUCT, partial(np.all, axis=0), [torch.bool]),
+    (ReduceOp.BXOR, np.logical_xor.reduce, [torch.bool]),
+]
 
 
 # One to four trainers, on one node and on two, with and without servers
@@ -60,17 +72,22 @@ def started(backend: str = "mpi4py", seconds: float = 120) -> Iterator[tuple[int
 
 def input_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Return a rank's input: small whole numbers, with exact sums and products over four ranks in every dtype."""
-    numbers = (np.arange(int(np.prod(shape))) * 7 + rank * 5) % 4
-    return torch.from_numpy(numbers.reshape(shape)).to(dtype)
+    numbers = torch.from_numpy(((np.arange(int(np.prod(shape))) * 7 + rank * 5) % 4).reshape(shape))
+    if dtype is torch.bool:
+        return numbers > 1
+    return (numbers + 2j * numbers if dtype.is_complex else numbers).to(dtype)
 
 
 def everyone(size: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> np.ndarray:
-    """Return float64[size, *shape], the inputs of all ranks."""
-    return np.stack([input_of(rank, shape, dtype).double().numpy() for rank in range(size)])
+    """Return [size, *shape], the inputs of all ranks; those of 16 bits as float32, integers as int64."""
+    inputs = torch.stack([input_of(rank, shape, dtype) for rank in range(size)])
+    wide = torch.float32 if dtype in FLOATS[:2] else torch.int64 if dtype in INTEGERS else dtype
+    return inputs.to(wide).numpy()
 
 
 def same(got: Tensor, want: np.ndarray) -> None:
-    np.testing.assert_array_equal(got.double().numpy(), want)
+    """Equal, as numbers of the tensor's dtype."""
+    torch.testing.assert_close(got, torch.as_tensor(want).to(got.dtype), rtol=1e-6, atol=0)
 
 
 def spread(tensor: Tensor) -> Tensor:
@@ -83,45 +100,16 @@ def spread(tensor: Tensor) -> Tensor:
 @groups
 def test_reductions(job: SharedJob) -> None:
     with started() as (rank, size):
-        for dtype in DTYPES:
-            for shape in SHAPES:
-                inputs = everyone(size, shape, dtype)
-                for op, numpy_op in NUMPY.items():
+        for op, joined, dtypes in OPS:
+            for dtype in dtypes:
+                for shape in SHAPES if op in (ReduceOp.SUM, ReduceOp.MAX) else SHAPES[1:3]:
                     for place in (torch.clone, spread):
                         x = place(input_of(rank, shape, dtype))
                         dist.all_reduce(x, op)
-                        same(x, numpy_op(inputs, axis=0))
-
-
-@groups
-def test_averages_bits_and_bools(job: SharedJob) -> None:
-    with started() as (rank, size):
-        for dtype in DTYPES[:4]:
-            x = input_of(rank, (9,), dtype)
-            dist.all_reduce(x, ReduceOp.AVG)
-            want = torch.from_numpy(everyone(size, (9,), dtype).mean(0)).to(dtype)
-            torch.testing.assert_close(x, want)
-        for op, numpy_op in ((ReduceOp.BAND, np.bitwise_and), (ReduceOp.BXOR, np.bitwise_xor)):
-            x = input_of(rank, (9,), torch.int64)
-            dist.all_reduce(x, op)
-            same(x, numpy_op.reduce(everyone(size, (9,)).astype(np.int64)))
-        for op, joined in ((ReduceOp.SUM, np.any), (ReduceOp.PRODUCT, np.all), (ReduceOp.BXOR, np.logical_xor.reduce)):
-            x = input_of(rank, (9,)) > 1
-            dist.all_reduce(x, op)
-            assert x.dtype is torch.bool
-            same(x, joined(everyone(size, (9,)) > 1, axis=0))
-        for op, divisor in ((ReduceOp.SUM, 1), (ReduceOp.AVG, size)):
-            for dtype in (torch.complex64, torch.complex128):
-                z = torch.complex(input_of(rank, (4,)), input_of(rank + 1, (4,))).to(dtype)
-                want = (
-                    sum(torch.complex(input_of(r, (4,)), input_of(r + 1, (4,))).to(dtype) for r in range(size))
-                    / divisor
-                )
-                x, part = z.clone(), torch.zeros(4, dtype=dtype)
-                dist.all_reduce(x, op)
-                dist.reduce_scatter_single(part, z.repeat(size), op)
-                for got in (x, part):
-                    torch.testing.assert_close(got, want)
+                        same(x, joined(everyone(size, shape, dtype)))
+                part = torch.zeros(3, dtype=dtype)
+                dist.reduce_scatter_single(part, input_of(rank, (3 * size,), dtype), op)
+                same(part, joined(everyone(size, (3 * size,), dtype))[3 * rank : 3 * rank + 3])
         half = torch.tensor([256.0 if rank == 0 else 0.5 / max(1, size - 1)], dtype=torch.bfloat16)
         dist.all_reduce(half)  # added one by one in bfloat16 the small ones would be lost
         assert half.item() == torch.tensor(256.0 + (0.5 if size > 1 else 0)).bfloat16().item()
@@ -130,33 +118,20 @@ def test_averages_bits_and_bools(job: SharedJob) -> None:
 @groups
 def test_broadcast_and_all_gather(job: SharedJob) -> None:
     with started() as (rank, size):
-        for dtype in (*DTYPES, torch.bool, torch.complex128):
+        for dtype in DTYPES:
             for shape in SHAPES[1:]:
-                want = everyone(size, shape, dtype) if dtype is not torch.complex128 else everyone(size, shape)
-                root = size // 2
+                want, root = everyone(size, shape, dtype), size // 2
                 x = spread(input_of(rank, shape, dtype))
                 dist.broadcast(x, root)
-                same(x.real if x.is_complex() else x, want[root])
+                same(x, want[root])
                 parts = [spread(torch.zeros(shape, dtype=dtype)) for _ in range(size)]
                 dist.all_gather(parts, input_of(rank, shape, dtype))
-                same(torch.stack([p.real if p.is_complex() else p for p in parts]), want)
-                if dtype is torch.complex128:
-                    continue
+                same(torch.stack(parts), want)
                 whole = torch.zeros(size * shape[0], *shape[1:], dtype=dtype)
                 dist.all_gather_single(whole, input_of(rank, shape, dtype))
                 same(whole, want.reshape(whole.shape))
                 dist.all_gather_single(whole, whole[rank * shape[0] : (rank + 1) * shape[0]])  # overlapping
                 same(whole, want.reshape(whole.shape))
-
-
-@groups
-def test_reduce_scatter(job: SharedJob) -> None:
-    with started() as (rank, size):
-        for dtype in DTYPES:
-            for op, numpy_op in NUMPY.items():
-                x = torch.zeros(3, dtype=dtype)
-                dist.reduce_scatter_single(x, input_of(rank, (3 * size,), dtype), op)
-                same(x, numpy_op(everyone(size, (3 * size,), dtype), axis=0)[3 * rank : 3 * rank + 3])
 
 
 @groups_of_several
@@ -264,44 +239,39 @@ def test_handles(job: SharedJob) -> None:
         work.wait()
 
 
-def reduced(count: int, dtype: torch.dtype = torch.float32, op: Any = ReduceOp.SUM) -> Callable[[int], object]:
-    return lambda n: dist.all_reduce(torch.ones(count, dtype=dtype), op)
+CALLS: dict[str, Callable[..., object]] = {
+    "all_reduce": lambda n, count=4, dtype=None, op=ReduceOp.SUM: dist.all_reduce(torch.ones(count, dtype=dtype), op),
+    "broadcast": lambda n, count=4, root=0: dist.broadcast(torch.ones(count), root % n),
+    "all_gather": lambda n, count=4: dist.all_gather_single(torch.ones(n * count), torch.ones(count)),
+    "reduce_scatter": lambda n, count=4: dist.reduce_scatter_single(torch.ones(count), torch.ones(n * count)),
+}
+BARRIER = ("barrier", lambda n: dist.barrier())
+BEGUN = ("all_reduce(SUM) of 300000", lambda n: dist.all_reduce(torch.ones(300_000), async_op=True).wait())
 
 
-def gathered(count: int) -> Callable[[int], object]:
-    return lambda n: dist.all_gather([torch.ones(count)] * n, torch.ones(count))
+def called(name: str, words: str = "", **options: Any) -> tuple[str, Callable[[int], object]]:
+    """What a message says of a call, and the call on so many trainers."""
+    return f"{name}{words}", lambda n: CALLS[name](n, **options)
 
 
-CROSSINGS: list[tuple[Callable[[int], object], Callable[[int], object], str, str]] = [
-    (reduced(35), reduced(1), "all_reduce(SUM) of 35 torch.float32", "all_reduce(SUM) of 1 torch.float32"),
-    (reduced(4, torch.int64), reduced(4), "all_reduce(SUM) of 4 torch.int64", "all_reduce(SUM) of 4 torch.float32"),
-    (reduced(4, op=ReduceOp.MAX), reduced(4), "all_reduce(MAX) of 4", "all_reduce(SUM) of 4"),
-    (gathered(4), gathered(5), "all_gather of 4 torch.float32", "all_gather of 5"),
+CROSSINGS = [  # the first trainer's call and that of the others
+    (called("all_reduce", "(SUM) of 35 torch.float32", count=35), called("all_reduce", "(SUM) of 1 ", count=1)),
+    (called("all_reduce", "(SUM) of 4 torch.int64", dtype=torch.int64), called("all_reduce", "(SUM) of 4 torch.float")),
+    (called("all_reduce", "(MAX) of 4", op=ReduceOp.MAX), called("all_reduce", "(SUM) of 4")),
+    (called("all_gather", " of 4 torch.float32"), called("all_gather", " of 5", count=5)),
     (
-        lambda n: dist.broadcast(torch.ones(4), 0),
-        lambda n: dist.broadcast(torch.ones(4), n - 1),
-        "broadcast of 4 torch.float32 with root 0",
-        "broadcast of 4 torch.float32 with root {last}",
+        called("broadcast", " of 4 torch.float32 with root 0"),
+        called("broadcast", " of 4 torch.float32 with root {last}", root=-1),
     ),
-    (
-        reduced(4),
-        lambda n: dist.reduce_scatter_single(torch.ones(4), torch.ones(4 * n)),
-        "all_reduce(SUM) of 4 torch.float32",
-        "reduce_scatter(SUM) of 4 torch.float32",
-    ),
-    (
-        lambda n: dist.barrier(),
-        lambda n: dist.all_reduce(torch.ones(300_000), async_op=True).wait(),
-        "barrier",
-        "all_reduce(SUM) of 300000",
-    ),
+    (called("all_reduce", "(SUM) of 4 torch.float32"), called("reduce_scatter", "(SUM) of 4 torch.float32")),
+    (BARRIER, BEGUN),
 ]
 
 
 @groups_of_several
 def test_calls_that_differ_raise_on_every_trainer(job: SharedJob) -> None:
     with started() as (rank, size):
-        for number, (first, rest, one, another) in enumerate(CROSSINGS):
+        for number, ((one, first), (another, rest)) in enumerate(CROSSINGS):
             with pytest.raises(
                 CollectiveError, match=f"call {2 * number + 1} of process group .* is not the same"
             ) as caught:
@@ -316,20 +286,12 @@ def test_calls_that_differ_raise_on_every_trainer(job: SharedJob) -> None:
             same(x, everyone(size, (6,)).sum(0))
 
 
-BY_RANK = {
-    "all_reduce": lambda n, count: dist.all_reduce(torch.ones(count)),
-    "broadcast": lambda n, count: dist.broadcast(torch.ones(count), 0),
-    "all_gather": lambda n, count: dist.all_gather_single(torch.ones(n * count), torch.ones(count)),
-    "reduce_scatter": lambda n, count: dist.reduce_scatter_single(torch.ones(count), torch.ones(n * count)),
-}
-
-
 @groups_of_several
 def test_counts_that_grow_by_the_rank_are_seen_on_every_trainer(job: SharedJob) -> None:
     """Their hashes must not grow by the rank, too: a sum of them would look right to a rank in the middle."""
     with started() as (rank, size):
         for step in (1, 2, 4, 5, 1000):
-            for name, call in BY_RANK.items():
+            for name, call in CALLS.items():
                 with pytest.raises(CollectiveError, match=rf"trainer\(s\) {size - 1}: {name}"):
                     call(size, step * (rank + 1))
         works = [dist.all_reduce(torch.ones(5 * (rank + 1)), async_op=True) for _ in range(3)]
@@ -584,36 +546,21 @@ def ports() -> set[str]:
 
 
 @api
-def test_no_port_is_opened(layout: Job) -> None:
+def test_its_beginning_and_its_end(layout: Job) -> None:
+    """Without a port, by the default rendezvous and by its own; it ends with the job where nobody destroys it."""
+
     def body() -> None:
-        before = ports()
-        with started():
-            dist.all_reduce(torch.ones(3))
-            assert ports() <= before
-
-    layout.run(body)
-
-
-@api
-def test_the_default_rendezvous_works_too(layout: Job) -> None:
-    def body() -> None:
-        dist.init_process_group("mpi4py", timeout=timedelta(seconds=120))
-        assert (dist.get_rank(), dist.get_world_size()) == (current().rank, current().num_trainers)
-        assert dist.get_backend() == "mpi4py"
-        x = torch.ones(1)
-        dist.all_reduce(x)
-        assert x.item() == dist.get_world_size()
-        dist.barrier()
-        dist.destroy_process_group()
-
-    layout.run(body)
-
-
-@api
-def test_it_ends_with_the_job(layout: Job) -> None:
-    def body() -> None:
-        dist.init_process_group("mpi4py", init_method="mpi4py://")
-        dist.all_reduce(torch.ones(1))
+        for method in (None, "mpi4py://"):
+            before = ports()
+            dist.init_process_group("mpi4py", init_method=method, timeout=timedelta(seconds=120))
+            assert (dist.get_rank(), dist.get_world_size()) == (current().rank, current().num_trainers)
+            assert dist.get_backend() == "mpi4py" and (method is None or ports() <= before)
+            x = torch.ones(1)
+            dist.all_reduce(x)
+            assert x.item() == dist.get_world_size()
+            dist.barrier()
+            if method is None:
+                dist.destroy_process_group()
 
     layout.run(body)  # closes the job; the group is still torch's
     if dist.is_initialized():
@@ -667,22 +614,18 @@ def test_ddp_does_what_it_does_with_gloo(job: SharedJob) -> None:
 
     results = []
     for backend in ("gloo", "mpi4py", "mpi4py"):
-        with started(backend):
+        with started(backend) as (rank, size):
             results.append(gradients(4, wrap))
+            if backend == "gloo":  # both beside each other
+                group = dist.new_group(list(range(size)), backend="mpi4py")
+                sums = [input_of(rank, (6,)), input_of(rank, (6,))]
+                works = [dist.all_reduce(sums[0], group=group, async_op=True), dist.all_reduce(sums[1], async_op=True)]
+                for work in works:
+                    work.wait()
+                assert torch.equal(*sums)
     for gloo, mpi, again in zip(*results, strict=True):
         torch.testing.assert_close(mpi, gloo, rtol=1e-5, atol=1e-6 if gloo.dtype is torch.float32 else 1e-2)
         assert torch.equal(mpi, again)
-
-
-@groups
-def test_gloo_beside_it(job: SharedJob) -> None:
-    with started("gloo") as (rank, size):
-        group = dist.new_group(list(range(size)), backend="mpi4py")
-        x, y = input_of(rank, (6,)), input_of(rank, (6,))
-        works = [dist.all_reduce(x, group=group, async_op=True), dist.all_reduce(y, async_op=True)]
-        for work in works:
-            work.wait()
-        assert torch.equal(x, y)
 
 
 TRAIN = """

@@ -1,20 +1,15 @@
 """Small training jobs of four trainers with one fault each, and what their reports say about them.
 
-    python tests/support/faults.py                     # all faults and as many balanced jobs; as root
-    python tests/support/faults.py model-local delay    # those whose name contains one of the words
-
 A step is a sleep, as the script of an accelerator waits for it, and a small model of real gradients. So faults are seen
-on a machine with fewer processors than trainers, too. ``reports/test_faults.py`` runs these jobs.
+on a machine with fewer processors than trainers, too. ``reports/test_faults.py`` runs them: a rank is this module.
 """
 
-import argparse
 import json
 import mmap
 import os
 import random
 import signal
 import sys
-import tempfile
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,7 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).resolve().parent
 NODES, EDGES, WIDTH = 40_000, 800_000, 64
 MEMORY = Path("/sys/fs/cgroup/memory")  # version 1, or of version 2
 CPU = Path("/sys/fs/cgroup/cpu")
@@ -124,7 +118,7 @@ class Outcome(NamedTuple):
 
 def train():
     """One rank."""
-    folder, config, fault = Path(sys.argv[2]), sys.argv[3], Fault(**json.loads(sys.argv[4]))
+    folder, config, fault = Path(sys.argv[1]), sys.argv[2], Fault(**json.loads(sys.argv[3]))
     (folder / f"{os.environ.get('PMI_RANK', '0')}.pid").write_text(str(os.getpid()))
     import torch
 
@@ -352,15 +346,7 @@ def run(fault, graph, folder, python=None):
         else:
             launcher = jobs.mpiexec(fault.nodes * fault.ranks_per_node)
             env |= {"MPIGRAPH_RANKS_PER_NODE": str(fault.ranks_per_node)} if fault.nodes > 1 else {}
-        command = [
-            *launcher,
-            *(python or [sys.executable]),
-            __file__,
-            "--rank",
-            folder,
-            config,
-            json.dumps(asdict(fault)),
-        ]
+        command = [*launcher, *(python or [sys.executable]), __file__, folder, config, json.dumps(asdict(fault))]
         with open(folder / "output", "w+") as output, jobs.started(command, env, stdout=output, stderr=output) as job:
             with ExitStack() as outside:
                 if fault.kind in OUTSIDE:
@@ -392,36 +378,5 @@ def names(fault, result):
     return right
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("words", nargs="*", help="of the names of cases (default: all)")
-    p.add_argument("--keep", type=Path, help="folder in which the graph and the reports stay")
-    args = p.parse_args()
-    sys.path.insert(0, str(HERE))
-    cases = [fault for fault in FAULTS + BALANCED if any(word in fault.name for word in args.words or [""])]
-    wrong = 0
-    with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
-        top = args.keep or Path(temporary)
-        if not (top / "4").is_dir():
-            write_graph(top)
-        for fault in cases:
-            why = missing(fault)
-            if why:
-                print(f"{fault.name}: not tried: {why}", flush=True)
-                continue
-            folder = Path(tempfile.mkdtemp(prefix=f"{fault.name}-", dir=top))
-            begin = time.monotonic()
-            outcome = run(fault, top, folder)
-            wrong += not outcome.named
-            took = f"{time.monotonic() - begin:.0f} s"
-            print(f"{fault.name} ({took}): {'named' if outcome.named else 'NOT NAMED'}: {outcome.text}", flush=True)
-            if not outcome.named:
-                print(f"    {outcome.verdict._replace(text='')}, rank {fault.rank} expected", flush=True)
-    sys.exit(wrong > 0)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        train()
-    else:
-        main()
+    train()

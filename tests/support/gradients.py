@@ -82,32 +82,47 @@ def reduced(ids: torch.Tensor, grads: torch.Tensor, reduction: str) -> dict[int,
     return {row: torch.stack(parts).sum(0) / (len(parts) if reduction == "mean" else 1) for row, parts in found.items()}
 
 
+class RowWise(torch.optim.Optimizer):
+    """Adagrad with one number of state for a row."""
+
+    def __init__(self, params: list[torch.nn.Parameter], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for row in group["params"]:
+                state = self.state[row]
+                state["sum"] = state.get("sum", 0.0) + row.grad.square().mean()
+                row.data -= group["lr"] * row.grad / (state["sum"].sqrt() + 1e-10)
+
+
+TORCH: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
+    "row-wise": lambda p: RowWise(p, 0.1),
+    "adam": lambda p: torch.optim.Adam(p, 0.05),
+    "sgd": lambda p: torch.optim.SGD(p, 0.2),
+}
+STATES = {"mem": "exp_avg", "power": "exp_avg_sq"}  # ours -> torch's
+
+
 class Plain:
-    """The formulas, row by row in float64."""
+    """Each row in float64 by an optimizer of torch of its own, whose steps are the touches of the row."""
 
     def __init__(self, kind: str, weight: torch.Tensor, reduction: str = "mean") -> None:
-        self.kind, self.reduction = kind, reduction
-        self.weight = weight.double()
-        self.state: dict[tuple[int, str], torch.Tensor] = {}
+        self.reduction = reduction
+        self._rows = [torch.nn.Parameter(row) for row in weight.double()]
+        self._optimizers = [TORCH[kind]([row]) for row in self._rows]
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return torch.stack([row.detach() for row in self._rows])
 
     def step(self, ids: torch.Tensor, grads: torch.Tensor) -> None:
         for row, g in reduced(ids, grads, self.reduction).items():
-            self.weight[row] -= getattr(self, "_" + self.kind.replace("-", "_"))(row, g)
+            self._rows[row].grad = g
+            self._optimizers[row].step()
 
-    def _grow(self, row: int, name: str, value: torch.Tensor, keep: float = 1.0) -> torch.Tensor:
-        self.state[row, name] = keep * self.state.get((row, name), torch.zeros((), dtype=torch.float64)) + value
-        return self.state[row, name]
-
-    def _sgd(self, row: int, g: torch.Tensor) -> torch.Tensor:
-        return 0.2 * g
-
-    def _adagrad(self, row: int, g: torch.Tensor) -> torch.Tensor:
-        return 0.1 * g / (self._grow(row, "sum", g * g).sqrt() + 1e-10)
-
-    def _row_wise(self, row: int, g: torch.Tensor) -> torch.Tensor:
-        return 0.1 * g / (self._grow(row, "sum", (g * g).mean()).sqrt() + 1e-10)
-
-    def _adam(self, row: int, g: torch.Tensor) -> torch.Tensor:
-        t = float(self._grow(row, "step", torch.ones((), dtype=torch.float64)))
-        m, v = self._grow(row, "mem", 0.1 * g, 0.9), self._grow(row, "power", 0.001 * g * g, 0.999)
-        return 0.05 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+    def state(self, name: str) -> dict[int, torch.Tensor]:
+        """The state of the rows that were touched."""
+        states = {row: optimizer.state[self._rows[row]] for row, optimizer in enumerate(self._optimizers)}
+        return {row: state[STATES.get(name, name)].double() for row, state in states.items() if state}

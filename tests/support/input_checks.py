@@ -1,12 +1,11 @@
 """What tests of inputs check: that parts hold what a source says."""
 
 import numpy as np
+from typed_parts import check_round_trip
 
 from mpigraph.partition.pipeline import partition_source
 from mpigraph.partition.row_arrays import mapping_of, numpy_under
 from mpigraph.partition.source import all_edges
-from mpigraph.storage.part_config import PartConfig
-from mpigraph.storage.shard import ShardReader
 
 
 def rows(values):
@@ -44,32 +43,5 @@ def check_all(source):
 
 
 def check_parts(source, folder, method="random"):
-    """The parts of a source hold its edges and node features."""
-    config = PartConfig.read(partition_source(source, "g", 2, folder, method).config_path)
-    schema = source.schema
-    orig = [[], []]
-    for part in range(2):
-        with ShardReader(config.part_path(part, "part_graph")) as graph:
-            orig[part] = [graph.read(f"nodes/{ntype}/orig_ids") for ntype in schema.ntypes]
-        with ShardReader(config.part_path(part, "node_feats")) as feats:
-            for t, ntype in enumerate(schema.ntypes):
-                for name, feature in source.node_feats.get(ntype, {}).items():
-                    stored = feats.read(f"{ntype}/{name}")
-                    assert np.array_equal(stored, rows(feature.values)[orig[part][t]], equal_nan=True)
-    new_to_old = [np.concatenate([orig[part][t] for part in range(2)]) for t in range(len(schema.ntypes))]
-    for r, relation in enumerate(schema.relations):
-        src_type, dst_type = schema.ends(r)
-        found = []
-        for part in range(2):
-            with ShardReader(config.part_path(part, "part_graph")) as graph:
-                fields = [graph.read(f"relations/{':'.join(relation)}/{name}") for name in ("indptr", "indices")]
-                ids = graph.read(f"relations/{':'.join(relation)}/orig_ids")
-            dst = np.repeat(orig[part][dst_type], np.diff(fields[0]))
-            found.append(np.stack([ids, new_to_old[src_type][fields[1]], dst]))
-            with ShardReader(config.part_path(part, "edge_feats")) as feats:
-                for name, feature in source.edge_feats.get(":".join(relation), {}).items():
-                    stored = feats.read(f"{':'.join(relation)}/{name}")
-                    assert np.array_equal(stored, rows(feature.values)[ids])
-        edges = np.concatenate(found, axis=1)
-        edges = edges[1:, np.argsort(edges[0])]
-        assert np.array_equal(edges, [rows(end) for end in source.edges[r]])
+    """The parts of a source hold its edges and features."""
+    check_round_trip(source, partition_source(source, "g", 2, folder, method), 2)

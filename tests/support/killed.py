@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,14 +163,11 @@ def of_case(token: str) -> list[str]:
     return found
 
 
-def new_segments(before: set[str], hosts: Any) -> list[str]:
-    """What MPI has left in shared memory of this host since then; hosts of their own have their own."""
-    return sorted(segments() - before) if hosts is None else []
-
-
-def hosts_left(hosts: Any) -> list[str]:
-    """The processes that are left on hosts of their own."""
-    return [f"process {pid}" for pid in hosts.processes()] if hosts is not None else []
+def left_of(token: str, before: set[str], hosts: Any) -> list[str]:
+    """What a case has left: processes, and segments of this host since then; hosts of their own have their own."""
+    if hosts is None:
+        return of_case(token) + sorted(segments() - before)
+    return of_case(token) + [f"process {pid}" for pid in hosts.processes()]
 
 
 def run(case: Case, path: str, python: list[str], hosts: Any = None) -> Result:
@@ -192,7 +190,7 @@ def run(case: Case, path: str, python: list[str], hosts: Any = None) -> Result:
         done = jobs.run_job([*command, *python, script, case.phase, case.victim, number, flag, path, folder], env)
         seconds = time.time() - float(flag.read_text())
         end = time.monotonic() + 5  # the kernel takes a moment to end what was killed; jobs beside this one start
-        while (left := of_case(token) + hosts_left(hosts) + new_segments(before, hosts)) and time.monotonic() < end:
+        while (left := left_of(token, before, hosts)) and time.monotonic() < end:
             time.sleep(0.05)
         left += [str(path) for path in temporary.iterdir() if not path.name.startswith(KEPT)]
     lines = [line for line in done.output.splitlines() if " died at " in line]
@@ -210,37 +208,24 @@ def main() -> int:
     from namespaces import Hosts
     from oracle import write_oracle
 
-    worst, bad, count = 0.0, 0, 0
+    cases = [Case(*words) for words in product(arguments.nodes, arguments.phases, arguments.who, arguments.signals)]
+    slowest, bad = 0.0, 0
     with tempfile.TemporaryDirectory(prefix="killed-graph-") as name, ExitStack() as undo:
-        write_oracle(Path(name), 2, "random")
-        path = f"{name}/oracle.json"
+        path = write_oracle(Path(name), 2, "random")
         jobs.ZYGOTE = Path(name) / "zygote"
         undo.callback(jobs.end_zygote)
         hosts = undo.enter_context(Hosts(2, shm="256m")) if "hosts" in arguments.nodes else None
-        print("| nodes | phase | who | signal | seconds | status | named | wrong |\n|---|---|---|---|---|---|---|---|")
-        cases = [
-            Case(*words)
-            for words in [
-                (n, p, w, s)
-                for n in arguments.nodes
-                for p in arguments.phases
-                for w in arguments.who
-                for s in arguments.signals
-            ]
-        ]
+        print("| nodes | phase | who | signal | seconds | status | wrong |\n|---|---|---|---|---|---|---|")
         for case in cases:
             on_hosts = case.nodes == "hosts"  # a zygote is on one host only
             python = [sys.executable] if on_hosts else jobs.warm_python()
             result = run(case, path, python, hosts if on_hosts else None)
             wrong = result.wrong(case) + ([f"late ({result.seconds:.1f} s)"] if result.seconds > LIMIT else [])
-            named = "yes" if result.named else "no role yet" if case.phase in WITHOUT_ROLES else "NO"
-            print(
-                "|", " | ".join(case), f"| {result.seconds:.2f} | {result.status} | {named} |", *wrong, "|", flush=True
-            )
+            print(f"| {' | '.join(case)} | {result.seconds:.2f} | {result.status} | {', '.join(wrong)} |", flush=True)
             if wrong:
                 print(result.output, file=sys.stderr)
-            worst, bad, count = max(worst, result.seconds), bad + bool(wrong), count + 1
-    print(f"\n{count} cases, {bad} wrong; the slowest took {worst:.2f} s")
+            slowest, bad = max(slowest, result.seconds), bad + bool(wrong)
+    print(f"\n{len(cases)} cases, {bad} wrong; the slowest took {slowest:.2f} s")
     return int(bad > 0)
 
 

@@ -68,38 +68,39 @@ def check_round_trip(source: GraphSource, result: PartitionResult, num_parts: in
     config = PartConfig.read(result.config_path)
     book, schema = config.book, source.schema
     assert config.num_parts == num_parts
+
+    def check_features(reader: ShardReader, key: str, features: dict[str, Feature], ids: np.ndarray) -> None:
+        for name, feature in features.items():
+            assert np.array_equal(reader.read(f"{key}/{name}"), np.asarray(feature.values[:])[ids], equal_nan=True)
+
     for t, ntype in enumerate(schema.ntypes):
         orig = result.orig_nids[t]
         assert np.array_equal(np.sort(orig), np.arange(source.num_nodes[t]))
         for k in range(num_parts):
-            begin, end = book.node_range(k, t)
+            own = orig[slice(*book.node_range(k, t))]
             with ShardReader(config.part_path(k, "part_graph"), config.graph_name, k) as graph:
-                assert np.array_equal(graph.read(f"nodes/{ntype}/orig_ids"), orig[begin:end])
+                assert np.array_equal(graph.read(f"nodes/{ntype}/orig_ids"), own)
             with ShardReader(config.part_path(k, "node_feats")) as feats:
-                assert np.array_equal(feats.read(f"{ntype}/id"), orig[begin:end])
+                check_features(feats, ntype, source.node_feats.get(ntype, {}), own)
     for r, relation in enumerate(schema.relations):
         key, (s, d) = ":".join(relation), schema.ends(r)
-        src, dst = source.edges[r]
+        src, dst = (np.asarray(end[:]) for end in source.edges[r])
         assert np.array_equal(np.sort(result.orig_eids[r]), np.arange(len(src)))
         for k in range(num_parts):
-            begin, end = book.edge_range(k, r)
-            orig = result.orig_eids[r][begin:end]
+            orig = result.orig_eids[r][slice(*book.edge_range(k, r))]
+            names = ("indptr", "indices", "out_degrees", "orig_ids")
             with ShardReader(config.part_path(k, "part_graph")) as graph:
-                fields = {
-                    f: graph.read(f"relations/{key}/{f}") for f in ("indptr", "indices", "out_degrees", "orig_ids")
-                }
-            assert fields["indices"].dtype == np.int32 and np.array_equal(fields["orig_ids"], orig)
-            assert fields["indptr"][0] == 0 and fields["indptr"][-1] == end - begin
-            first, last = book.node_range(k, d)
-            new_dst = np.repeat(np.arange(first, last), np.diff(fields["indptr"]))
-            assert np.array_equal(result.orig_nids[s][fields["indices"]], src[orig])
+                indptr, indices, out_degrees, ids = (graph.read(f"relations/{key}/{name}") for name in names)
+            assert indices.dtype == np.int32 and np.array_equal(ids, orig)
+            assert indptr[0] == 0 and indptr[-1] == len(orig)
+            new_dst = np.repeat(np.arange(*book.node_range(k, d)), np.diff(indptr))
+            assert np.array_equal(result.orig_nids[s][indices], src[orig])
             assert np.array_equal(result.orig_nids[d][new_dst], dst[orig])
-            order = np.lexsort((orig, fields["indices"], new_dst))
-            assert np.array_equal(order, np.arange(len(orig)))
+            assert np.array_equal(np.lexsort((orig, indices, new_dst)), np.arange(len(orig)))
             own = result.orig_nids[s][slice(*book.node_range(k, s))]
-            assert np.array_equal(fields["out_degrees"], np.bincount(src, minlength=source.num_nodes[s])[own])
+            assert np.array_equal(out_degrees, np.bincount(src, minlength=source.num_nodes[s])[own])
             with ShardReader(config.part_path(k, "edge_feats")) as feats:
-                assert np.array_equal(feats.read(f"{key}/told"), np.stack([src, dst, np.arange(len(src))], 1)[orig])
+                check_features(feats, key, source.edge_feats.get(key, {}), orig)
 
 
 def random_book(num_parts: int, seed: int) -> RangeBook:

@@ -1,4 +1,4 @@
-"""Documents name no command, option, setting or public name that does not exist."""
+"""Documents: links lead somewhere, no name is in them that does not exist, recipes have the versions of the library."""
 
 import re
 from collections.abc import Iterator
@@ -10,17 +10,35 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from sources import ROOT
 
 import mpigraph
 from mpigraph.cli.main import COMMANDS, main
 from mpigraph.config import Config
 
-ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [
-    ROOT / "README.md",
-    ROOT / "mpigraph" / "README.md",
-    *(p for d in ("examples", "slurm") for p in (ROOT / d).glob("**/*.md")),
-]
+ALL = [ROOT / "README.md", *(path for path in ROOT.glob("[!.]*/**/*.md") if ".venv" not in path.parts)]
+USERS = [path for path in ALL if path.relative_to(ROOT).parts[0] != "tests" and path.name != "CHANGELOG.md"]
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_between_documents() -> None:
+    bad = []
+    for path in ALL:
+        for target, anchor in LINK.findall(path.read_text(encoding="utf-8")):
+            there = (path.parent / target).resolve() if target else path
+            if not there.exists() or (anchor and anchor not in anchors(there.read_text(encoding="utf-8"))):
+                bad.append(f"{path.relative_to(ROOT)}: {target}#{anchor}")
+    assert len(ALL) >= 10 and not bad, "\n".join(bad)
+
+
+# Names
+
 SETTING = re.compile(r"\bMPIGRAPH_[A-Z_]*[A-Z]\b")
 COMMAND = re.compile(r"(?:-m |`)mpigraph ([a-z][\w-]*)((?:(?!-m mpigraph)[^`\n|;&#])*)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -69,7 +87,7 @@ def unknown(text: str) -> Iterator[str]:
     yield from (f"mpigraph{name}" for name in DOTTED.findall(text) if not exists(name[1:]))
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", USERS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_document_names_what_exists(path: Path) -> None:
     assert sorted(set(unknown(path.read_text(encoding="utf-8")))) == []
 
@@ -87,3 +105,40 @@ def test_the_table_for_users_of_dgl_names_what_exists() -> None:
     names = {name for code in re.findall(r"`([^`]+)`", table) for name in re.findall(r"^[\w.-]*\w", code)}
     last = {name.rpartition(".")[2] for name in names if not name.endswith((".py", ".txt"))}
     assert len(last) > 80 and last - words - {"F", "if"} == set()
+
+
+# The recipes in slurm/install
+
+RECIPES = ROOT / "slurm" / "install"
+SPACK = RECIPES / "spack_repo" / "mpigraph" / "packages"
+EASYBUILD = RECIPES / f"mpigraph-{mpigraph.__version__}-foss-2024a.eb"
+DEPENDENCIES = re.search(r"^dependencies = \[(.+?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
+assert DEPENDENCIES
+
+
+def bounds(text: str, requirement: str) -> dict[str, tuple[int, ...]]:
+    """The lowest versions that a text asks for, by name on PyPI."""
+    versions = {}
+    for name, version in re.findall(requirement, text):
+        name = name.lower().replace("_", "-").replace("pytorch", "torch")
+        versions[name] = tuple(map(int, version.removesuffix(".0").split(".")))
+    return versions
+
+
+LOWEST = bounds(DEPENDENCIES[1], r'"([\w-]+)>=([\d.]+)"')
+
+
+def test_lower_bounds_are_the_same() -> None:
+    assert bounds((RECIPES / "environment.yml").read_text(), r"- (\w+)>=([\d.]+)") == LOWEST
+    spack = bounds((SPACK / "py_mpigraph" / "package.py").read_text(), r'"py-([\w-]+)@([\d.]+):", type')
+    assert spack == LOWEST
+    pymetis = bounds((SPACK / "py_pymetis" / "package.py").read_text(), r'(version)\("([\d.]+)"')
+    assert pymetis["version"] >= LOWEST["pymetis"]
+    easybuild = bounds(EASYBUILD.read_text(), r"\('(\w+)', '([\d.]+)'")
+    assert all(easybuild[name] >= LOWEST[name] for name in LOWEST.keys() - {"numpy"})  # it is in SciPy-bundle
+
+
+def test_versions_are_the_librarys() -> None:
+    assert f"version = '{mpigraph.__version__}'" in EASYBUILD.read_text()
+    assert f'version("{mpigraph.__version__}")' in (SPACK / "py_mpigraph" / "package.py").read_text()
+    assert f"/opt/mpigraph-{mpigraph.__version__}-py3-none-any.whl" in (RECIPES / "mpigraph.def").read_text()
