@@ -118,13 +118,12 @@ def distinct_in(column: Any, place: Place, blanks: bool = False) -> tuple[Array,
     return rows.view(f"S{rows.shape[1]}").reshape(-1), positions
 
 
-def ids_of(text: Any, trims: bool = True) -> Array | Any:
+def ids_of(text: Any) -> Array | Any:
     """Return the ids in a column of text: int64[n] if every one is written as Python writes integers, else strings.
 
-    So ``007``, ``0x1F`` and ``1.0`` are strings, and two ids are never taken for one. Blanks around ids do not count
-    if ``trims``.
+    So ``007``, ``0x1F`` and ``1.0`` are strings, and two ids are never taken for one. Blanks around ids do not count.
     """
-    text = arrow().compute.utf8_trim_whitespace(text) if trims else text
+    text = arrow().compute.utf8_trim_whitespace(text)
     try:
         numbers = _parsed(text, arrow().int64())
     except arrow().ArrowInvalid:

@@ -67,7 +67,6 @@ WRITERS = {
 def small_blocks(monkeypatch):
     """Several blocks of every file."""
     monkeypatch.setattr(table_files, "_BLOCK_BYTES", 200)
-    monkeypatch.setattr(table_files, "_BATCH_ROWS", 13)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -196,10 +195,10 @@ def test_the_type_of_a_column_is_that_of_all_its_rows(tmp_path, caplog):
     values = feature(read_source(path), "w")
     assert values.dtype == "float64"
     assert np.array_equal(rows(values.values), [np.nan] * 60 + [3] * 60 + [0.5, np.nan], equal_nan=True)
-    assert "1.csv, row 2: w has no value: it is NaN" in " ".join(caplog.messages)
+    assert f"{path}/1.csv: w has no value in 61 of 122 rows (the first: row 2): NaN" in caplog.messages
     beside = write_text(tmp_path / "f.csv", ["0,1,2,3", "0,1,2,", "1,0,,1"], "src,dst,w_0,w_1")
     assert np.isnan(rows(feature(read_source(beside), "w").values)).tolist() == [[0, 0], [0, 1], [1, 0]]
-    assert "f.csv, row 3: w has no value: it is NaN" in " ".join(caplog.messages)
+    assert f"{beside}: w has no value in 2 of 3 rows (the first: row 3): NaN" in caplog.messages
     source = read_source(write_text(tmp_path / "b.csv", whole, "src,dst,w"))
     assert feature(source, "w").dtype == "int64"
     source = read_source(write_files(tmp_path / "c", {"1.csv": whole, "2.csv": ["0,1,x"]}))
@@ -477,7 +476,7 @@ def test_integers_of_parquet_may_be_missing(tmp_path, caplog):
     source = read_source(path)
     assert np.array_equal(rows(feature(source, "k").values), [5, np.nan, 7, 8], equal_nan=True)
     assert feature(source, "w").dtype == "int64"
-    assert f"{path}: k has rows without a value, which become NaN" in caplog.messages
+    assert f"{path}: k has no value in 1 of 4 rows: NaN" in caplog.messages
     with pytest.raises(GraphDataError, match="nan does not fit int64"):
         rows(feature(read_source(path, tables=TableOptions(types={"k": "int64"})), "k").values)
     path = write("large.parquet", k=pa.array([5, None, 8, 2**53 + 1]))
