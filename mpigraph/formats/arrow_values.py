@@ -281,15 +281,19 @@ def _times(text: Any, place: Place) -> Array:
 
 
 def _seconds(times: Any, place: Place) -> Array:
-    """Return times without gaps as int64 seconds since 1970. Raises GraphDataError: one has a fraction of a second."""
+    """Return times without gaps as seconds since 1970: int64, or float64 if one has a fraction.
+
+    Raises GraphDataError: one has more than six digits after the point, which float64 lacks.
+    """
     rows = times.to_numpy(zero_copy_only=False)
     seconds = rows.astype("datetime64[s]")
     if (seconds != rows).any():
-        row = int((seconds != rows).argmax())
-        advice = "give numbers, such as milliseconds since 1970, or --types COLUMN=string leaves the column out"
-        raise GraphDataError(
-            f"{place(row)}: {rows[row]} has a fraction of a second, and times become seconds: {advice}"
-        )
+        micros = rows.astype("datetime64[us]")
+        if (micros != rows).any():
+            row = int((micros != rows).argmax())
+            advice = "give numbers, or --types COLUMN=string leaves the column out"
+            raise GraphDataError(f"{place(row)}: {rows[row]} has parts of a microsecond, which float64 lacks: {advice}")
+        return np.asarray(micros.astype(np.int64) / 1e6)
     return np.asarray(seconds.astype(np.int64))
 
 

@@ -29,7 +29,7 @@ from mpigraph.formats.arrow_values import (
     values_as,
     values_of,
 )
-from mpigraph.formats.input_files import GrowingFile
+from mpigraph.formats.input_files import Errors, GrowingFile
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_files import ParquetFiles, Piece, Tables, TextFiles
 from mpigraph.log import get_logger
@@ -127,11 +127,8 @@ def are_numbers(tables: Tables, columns: Sequence[str]) -> bool:
     file, batch = tables.first_batch(columns)
     if batch is None:
         return False
-    places = {name: partial(_place_of, tables, file, 0, name) for name in columns}
-    return all(
-        values_of(batch.column(name), place).kind in ("integer", "float", "bool", None)
-        for name, place in places.items()
-    )
+    parts = _with_points(tables, [(batch.column(c), partial(_place_of, tables, file, 0, c)) for c in columns])
+    return all(values_of(*part).kind in ("integer", "float", "bool", None) for part in parts)
 
 
 @collective("ranks")
@@ -141,6 +138,7 @@ def read_columns(
     values: Mapping[str, Sequence[str]],
     types: Mapping[str, str],
     ranks: ReadingRanks,
+    fill: Mapping[str, str] | None = None,
 ) -> TableColumns:
     """Read columns of a table; each file of text is parsed by one rank.
 
@@ -151,25 +149,42 @@ def read_columns(
         types: dtypes that the user has named, by column of ids or name; "string" keeps ids as text, and leaves values
             out. A matrix is float32 if it has none.
         ranks: the ranks that read it.
+        fill: what rows without a value get, by column or name: a number, or "mean".
 
     Raises:
-        GraphDataError: a value cannot be read or is missing; names file and row.
+        GraphDataError: values cannot be read or are missing; names file and row, of each column the first.
         StorageError: a temporary file cannot be written.
     """
+    fill = fill or {}
+    fills = {name: [fill.get(key, fill.get(name, "")) for key in columns] for name, columns in values.items()}
+    errors = Errors()
     if isinstance(tables, ParquetFiles):
         for name in ids:
             if tables.kinds[name] not in ("integer", "string"):
                 what = f"column {name!r} is {tables.kinds[name]}"
                 raise GraphDataError(f"{tables.paths[0]}: ids must be integers or text ({what})")
         groups = tables.pieces()
-        found = {name: _of_parquet(tables, groups, columns, types.get(name, "")) for name, columns in values.items()}
+        found = {}
+        for name, columns in values.items():
+            with errors.collected():
+                found[name] = _of_parquet(tables, groups, columns, types.get(name, ""), fills[name])
+        errors.check()
         return TableColumns(tables.lengths, {name: IdColumn(groups, name) for name in ids}, found)
     to_parse = {name: _Column((name,), True, types.get(name, "")) for name in ids}
-    to_parse |= {name: _Column(columns, False, types.get(name, "")) for name, columns in values.items()}
+    for name, columns in values.items():
+        dtype = types.get(name, "")
+        if any(fills[name]) and np.dtype(dtype or "f4").kind != "f":  # which holds NaN until it is filled
+            dtype = "float64"
+        to_parse[name] = _Column(columns, False, dtype)
     blocks = _parsed(tables, to_parse, ranks)
     lengths = [sum(block.length for block in blocks if block.file == file) for file in range(len(tables.paths))]
     blocks = [block for block in blocks if block.length]
-    found = {name: _values(blocks, name) for name in values}
+    found = {}
+    for name in values:
+        with errors.collected():
+            column = _values(blocks, name, fills[name])
+            found[name] = column._replace(rows=_as(types.get(name, ""), column.rows))
+    errors.check()
     return TableColumns(lengths, {name: IdColumn(blocks, name) for name in ids}, found)
 
 
@@ -208,6 +223,9 @@ class _Block:
         column = self.columns[name]
         return column.missing, self.place(name, column.first)
 
+    def has_fractions(self, name: str) -> bool:
+        return any(np.dtype(dtype).kind == "f" for _, dtype, _ in self.columns[name].arrays)
+
     def rows(self, name: str, as_floats: bool) -> RowArray:
         values = self._arrays(name)[0] if self.columns[name].arrays else np.full(self.length, np.nan)
         return NamedRows(values, self.path, self.row)
@@ -225,7 +243,16 @@ class _Block:
         ]
 
 
-def _of_parquet(tables: ParquetFiles, groups: Sequence[Piece], columns: Sequence[str], dtype: str) -> ValueColumn:
+def _as(dtype: str, rows: RowArray) -> RowArray:
+    """Return rows in a dtype that the user has named, if any."""
+    if dtype in ("", "string", rows.dtype.name):
+        return rows
+    return MadeRows(partial(as_dtype, dtype=np.dtype(dtype)), dtype, rows)
+
+
+def _of_parquet(
+    tables: ParquetFiles, groups: Sequence[Piece], columns: Sequence[str], dtype: str, fills: Sequence[str]
+) -> ValueColumn:
     kinds = {tables.kinds[name] for name in columns}
     for kind in ("other", "string"):
         if kind in kinds or dtype == kind:
@@ -233,13 +260,10 @@ def _of_parquet(tables: ParquetFiles, groups: Sequence[Piece], columns: Sequence
     if not groups:
         parts = [ValueColumn(tables.kinds[name], tables.no_rows(name)) for name in columns]
     else:
-        parts = [_values(groups, name) for name in columns]
+        parts = [_values(groups, name, [fill]) for name, fill in zip(columns, fills, strict=True)]
     if not dtype and len(columns) > 1:
         return ValueColumn("list", side_by_side([as_floats(part.rows) for part in parts]))
-    rows = side_by_side([part.rows for part in parts])
-    if dtype not in ("", rows.dtype.name):
-        rows = MadeRows(partial(as_dtype, dtype=np.dtype(dtype)), dtype, rows)
-    return ValueColumn(parts[0].kind, rows)
+    return ValueColumn(parts[0].kind, _as(dtype, side_by_side([part.rows for part in parts])))
 
 
 @collective("ranks")
@@ -270,22 +294,31 @@ def _parse(tables: TextFiles, file: int, columns: Mapping[str, _Column], scratch
     done = 0
     names = list(dict.fromkeys(part for column in columns.values() for part in column.columns))
     texts = {name for name, column in columns.items() if column.dtype == "string" and not column.is_ids}
+    errors = Errors()
     for batch in tables.batches(file, names):
         described = {}
         for name, column in columns.items():
             parts = [(batch.column(part), partial(_place_of, tables, file, done, part)) for part in column.columns]
-            if column.is_ids:
-                kind, arrays = _ids(*parts[0], column.dtype)
-                missing = (0, -1)
-            elif name in texts:  # no later block can make numbers of it
-                kind, missing, arrays = "string", (0, -1), []
-            else:
-                kind, missing, arrays = _numbers(parts, column.dtype)
+            kind, missing, arrays = "string", (0, -1), list[Array]()
+            with errors.collected():
+                if column.is_ids:
+                    kind, arrays = _ids(*parts[0], column.dtype)
+                elif name not in texts:  # else no later block can make numbers of it
+                    kind, missing, arrays = _numbers(_with_points(tables, parts), column.dtype)
             if kind == "string" and not column.is_ids:
                 texts.add(name)
             described[name] = _Described(kind, *missing, [_append(scratch, array) for array in arrays])
+        errors.check()
         note.append((file, tables.first_rows[file] + done, batch.num_rows, described))
         done += batch.num_rows
+
+
+def _with_points(tables: TextFiles, parts: Sequence[tuple[Any, Place]]) -> Sequence[tuple[Any, Place]]:
+    """Return columns of numbers with decimal points."""
+    if tables.form.decimal == ".":
+        return parts
+    replace = arrow().compute.replace_substring
+    return [(replace(column, tables.form.decimal, "."), place) for column, place in parts]
 
 
 def _place_of(tables: TextFiles, file: int, done: int, column: str, row: int) -> str:
@@ -333,7 +366,7 @@ def _append(file: GrowingFile, array: Array) -> tuple[int, str, tuple[int, ...]]
     return begin, array.dtype.str, array.shape
 
 
-def _values(pieces: Sequence[Piece], name: str) -> ValueColumn:
+def _values(pieces: Sequence[Piece], name: str, fills: Sequence[str]) -> ValueColumn:
     """Return a column of values: the type that all rows have, and how many have no value."""
     kinds = [piece.kind(name) for piece in pieces]
     known = {*kinds} - {"none"}
@@ -354,13 +387,15 @@ def _values(pieces: Sequence[Piece], name: str) -> ValueColumn:
         first = next(place for its, place in missing if its)
         if kind not in _FLOATS:
             raise GraphDataError(f"{first}: {name} has no value")
+        filled = ", ".join(filter(None, dict.fromkeys(fills)))
         path, comma, row = first.rpartition(", row ")
         path = path or pieces[0].path
         where = f" (the first: row {row})" if comma else ""
-        becomes = "-1" if name == "label" else "NaN"
+        becomes = filled or ("-1" if name == "label" else "NaN (--fill COLUMN=0 or mean)")
         total = sum(piece.length for piece in pieces)
         get_logger().warning("%s: %s has no value in %d of %d rows%s: %s", path, name, count, total, where, becomes)
-    rows = [piece.rows(name, kind == "float") for piece in pieces]
+    as_floats = kind == "float" or (kind == "time" and any(piece.has_fractions(name) for piece in pieces))
+    rows = [piece.rows(name, as_floats) for piece in pieces]
     if kind == "list" and len({its.shape[1:] for its in rows}) > 1:
         number = next(number for number, its in enumerate(rows) if its.shape[1:] != rows[0].shape[1:])
         lengths = f"a list has {rows[number].shape[1]} numbers, {rows[0].shape[1]} before"
@@ -368,7 +403,20 @@ def _values(pieces: Sequence[Piece], name: str) -> ValueColumn:
         raise GraphDataError(f"{place}: {lengths}; --types COLUMN=string leaves the column out")
     if {its.dtype.kind for its in rows} == {"i", "f"}:
         rows = [MadeRows(_exact_floats, np.float64, its) if its.dtype.kind == "i" else its for its in rows]
-    return ValueColumn(kind, concatenated(rows))
+    return ValueColumn(kind, _filled(concatenated(rows), fills) if count and any(fills) else concatenated(rows))
+
+
+def _filled(rows: RowArray, fills: Sequence[str]) -> RowArray:
+    """Return rows with numbers, or means of the other rows, for NaN."""
+    sums = np.zeros((2, *rows.shape[1:]))
+    for first in range(0, len(rows) if "mean" in fills else 0, _CHUNK):
+        chunk = np.asarray(rows[first : first + _CHUNK], np.float64)
+        sums += np.stack([np.nansum(chunk, axis=0), (~np.isnan(chunk)).sum(axis=0)])
+    mean = sums[0] / np.maximum(sums[1], 1)
+    numbers = [np.nan if fill in ("", "mean") else float(fill) for fill in fills]
+    beside = np.array(numbers if rows.ndim > 1 else numbers[0])
+    values = np.where(np.array(fills if rows.ndim > 1 else fills[0]) == "mean", mean, beside).astype(rows.dtype)
+    return MadeRows(lambda chunk: np.where(np.isnan(chunk), values, chunk), rows.dtype, rows)
 
 
 def _exact_floats(rows: Array) -> Array:

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ from mpigraph.storage.files import open_regular
 
 _TEXT = (".csv", ".tsv", ".txt")
 _PARQUET = (".parquet", ".pq")
-_BLOCK_BYTES = 16 << 20
+_BLOCK_BYTES = 8 << 20
 _LONGEST_LINE = 1 << 20
 _UNENDED = "a field in quotes does not end"
 _BOM = b"\xef\xbb\xbf"
@@ -54,8 +55,11 @@ class Piece(Protocol):
     def missing(self, name: str) -> tuple[int, str]:
         """Return how many rows of a column of numbers have no value, and where the first is ("" if not known)."""
 
+    def has_fractions(self, name: str) -> bool:
+        """Return whether times have fractions of a second."""
+
     def rows(self, name: str, as_floats: bool) -> RowArray:
-        """Return a column of numbers; ``as_floats`` makes float64 of integers, NaN of those that are missing."""
+        """Return a column of numbers; ``as_floats`` makes float64 of integers and times, NaN of those missing."""
 
     def strings(self, name: str) -> Any:
         """Return a column of text, an Arrow array."""
@@ -69,10 +73,12 @@ class TextForm:
     """The form of a text file."""
 
     delimiter: str | None = None  # between fields; None to look at the first line
-    # of the columns; None to take those of the first line, or ``src``, ``dst``, ``column2``, ... where the first line
-    # has two numbers in front
+    # of the columns; None to take those of the first line, or ``first``, ``column2``, ... where it has none
     names: tuple[str, ...] | None = None
-    headless: bool = False  # the first line is a row; False to look at it, after comments
+    # the first line is a row; False: after comments, unless two integers stand in front, it has the names
+    headless: bool = False
+    first: tuple[str, ...] = ("src", "dst")  # names of the first columns of a file without names
+    decimal: str = "."  # or "," in numbers with a fraction
 
 
 def is_table(path: Path) -> bool:
@@ -108,7 +114,7 @@ class TextFiles:
 
     def __init__(self, paths: Sequence[Path], form: TextForm) -> None:
         self.paths = paths
-        self._form = form
+        self.form = form
         self._delimiter = form.delimiter
         self.first_rows: list[int] = []  # the line of each file, from 1, at which its rows begin
         self._begins: list[int] = []
@@ -127,20 +133,21 @@ class TextFiles:
             skipped = 0
             begin = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
             file.seek(begin)
-            while (line := file.readline(_LONGEST_LINE)).startswith(b"#") and self._form.names is None:
+            while (line := file.readline(_LONGEST_LINE)).startswith(b"#") and self.form.names is None:
                 skipped += 1
                 begin += len(line)
         text = line.decode("utf-8", "replace").strip("\r\n")
         if self._delimiter is None:
             self._delimiter = next((mark for mark in "\t,;" if mark in text), " ")
         fields = [name.strip() for name in _fields_of(text, self._delimiter)]
-        named = not self._form.headless and not all(text.lstrip("-").isdecimal() for text in fields[:2])
+        named = not self.form.headless and not all(text.lstrip("-").isdecimal() for text in fields[:2])
         self.first_rows.append(skipped + named + 1)
         self._begins.append(begin + len(line) * named)
-        if self._form.names is not None:
-            return list(self._form.names)
+        if self.form.names is not None:
+            return list(self.form.names)
         self.no_header = [] if named else fields
-        return fields if named else ["src", "dst", *(f"column{n}" for n in range(2, len(fields)))][: len(fields)]
+        first = self.form.first
+        return fields if named else [*first, *(f"column{n}" for n in range(len(first), len(fields)))][: len(fields)]
 
     def share(self, rank: int, size: int) -> list[int]:
         """Return the numbers of the files that a rank parses: each one rank, which have about as many bytes."""
@@ -324,6 +331,9 @@ class _Group:
         counts = [c.statistics.null_count for c in columns if c.path_in_schema == name and c.statistics is not None]
         return sum(count or 0 for count in counts), ""
 
+    def has_fractions(self, name: str) -> bool:
+        return to_numpy(self.strings(name), partial(self.place, name)).dtype.kind == "f"
+
     def rows(self, name: str, as_floats: bool) -> RowArray:
         return _GroupRows(self, name, as_floats)
 
@@ -363,6 +373,8 @@ class _GroupRows(DerivedRows):
             if self._as_floats and group.kind(self._name) == "integer":
                 column = self._with_gaps(column)
             rows = to_numpy(column, self.place)
+            if self._as_floats and group.kind(self._name) == "time":
+                rows = rows.astype(np.float64)
             if len(rows) != group.length:
                 raise GraphDataError(f"{self.place(0)}: {len(rows)} rows, where the file says {group.length}")
             if self._last.like is not None and rows.shape[1:] != self._last.like[0]:

@@ -43,10 +43,10 @@ from mpigraph.formats.input_files import FolderFiles, graph_of, in_natural_order
 from mpigraph.formats.layout import Layout, ReadOptions, TableOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, are_numbers, read_columns
-from mpigraph.formats.table_files import ParquetFiles, TextFiles, is_table, open_tables
+from mpigraph.formats.table_files import ParquetFiles, TextFiles, TextForm, is_table, open_tables
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relations_in
-from mpigraph.partition.row_arrays import MadeRows, as_floats, as_labels, as_mask
+from mpigraph.partition.row_arrays import MadeRows, RowError, as_float32, as_floats, as_labels, as_mask
 from mpigraph.partition.source import Feature, GraphSource
 
 _ID_COLUMNS = ("src", "dst", "id")  # in TableOptions.columns
@@ -107,7 +107,7 @@ class _Plan:
 
     @classmethod
     def of(cls, table: _NodeTable | _EdgeTable, options: TableOptions) -> "_Plan":
-        tables = open_tables(table.files)
+        tables = open_tables(table.files, _form(table, options))
         columns = [table.id_column] if isinstance(table, _NodeTable) else [table.src_column, table.dst_column]
         ids = tuple(column for column in columns if column is not None)
         unnamed = [name for name in tables.names if name in _INDEX and name not in ids]
@@ -199,7 +199,8 @@ class _Table:
             for feature, columns in columns_of.items()
             if not options.types.keys().isdisjoint((feature, *columns))
         }
-        read = read_columns(plan.tables, ids, plan.features, types, ranks)
+        self._types = types
+        read = read_columns(plan.tables, ids, plan.features, types, ranks, options.fill)
         self.length = sum(read.lengths)
         self.ids = [read.ids[column] for column in plan.ids]
         self.features: dict[str, Feature] = {}
@@ -218,13 +219,31 @@ class _Table:
 
     def _feature(self, name: str, values: ValueColumn) -> Feature:
         if values.kind == "time":
-            text = "%s: times in %s become int64, seconds since 1970 (UTC)"
-            get_logger().warning(text, self.title, name)
-        if name == "label" and values.rows.ndim == 1:
-            return Feature(as_labels(values.rows), "int64")
+            text = "%s: times in %s become %s, seconds since 1970 (UTC)"
+            get_logger().warning(text, self.title, name, values.rows.dtype)
+        rows = values.rows
+        if name == "label" and rows.ndim == 1 and not self._types.get(name, "").startswith("float"):
+            return Feature(as_labels(rows), "int64")
         if name in _MASKS:
-            return Feature.of(as_mask(values.rows))
-        return Feature.of(as_floats(values.rows)) if name == "feat" else Feature.of(values.rows)
+            return Feature.of(as_mask(rows))
+        if name in self._types or name == "time" or values.kind == "time" or rows.dtype != np.float64:
+            return Feature.of(as_floats(rows)) if name == "feat" else Feature.of(rows)
+        return Feature.of(MadeRows(_as_float32, np.float32, rows))
+
+
+def _as_float32(rows: Array) -> Array:
+    """Return float64 as float32. Raises RowError: a number is too large, or nothing after its point would stay."""
+    cast = as_float32(rows)
+    lost = (cast != rows) & (np.abs(rows) > 2**24)
+    if lost.any():
+        place = tuple(np.argwhere(lost)[0].tolist())
+        raise RowError(place[0], f"{rows[place]} does not fit float32; --types COLUMN=float64 keeps it")
+    return cast
+
+
+def _form(table: _NodeTable | _EdgeTable | None, options: TableOptions) -> TextForm:
+    first = ("id",) if isinstance(table, _NodeTable) else ("src", "dst")
+    return TextForm(headless=options.no_header, first=first, decimal=options.decimal)
 
 
 def _features_of(
@@ -261,7 +280,8 @@ def _features_of(
 def _check_all_used(options: TableOptions, plans: Sequence[_Plan]) -> None:
     """Check that some table has each column that the user has named."""
     names = {name for plan in plans for name in (*plan.tables.names, *plan.features, *plan.words)}
-    asked = [("types", name) for name in options.types] + [("categories", name) for name in options.categories]
+    by_name = {"types": options.types, "categories": options.categories, "fill": options.fill}
+    asked = [(what, name) for what, its in by_name.items() for name in its]
     asked += [(f"columns of {feature!r}", pattern) for feature, its in options.columns.items() for pattern in its]
     for what, pattern in asked:
         is_there = pattern in names or (what.startswith("columns") and any(fnmatchcase(n, pattern) for n in names))
@@ -428,26 +448,29 @@ def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) ->
 
 
 def _node_table(ntype: str, files: Sequence[Path], options: TableOptions) -> _NodeTable:
-    tables = open_tables(files)
+    tables = open_tables(files, _form(_NodeTable(ntype, ()), options))
     known = [*options.columns.get("id", ()), *(name.format(ntype=ntype) for name in _IDS)]
     column = next((name for name in known if name in tables.names), None)
-    if column is None:
+    if isinstance(tables, TextFiles) and not options.no_header:
         numbers = [name for name in tables.names if re.fullmatch(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?", name)]
-        if isinstance(tables, TextFiles) and (tables.no_header or numbers):
+        if tables.no_header or (column is None and numbers):
             line = ", ".join(tables.no_header or tables.names)
-            raise GraphDataError(f"{files[0]}: needs a header, a first line with names of columns (got {line:.80})")
+            form = "a header, a first line with names of columns; --no-header: id, column1, column2 ..."
+            raise GraphDataError(f"{files[0]}: needs {form} (got {line:.80})")
+    if column is None:
         text = "%s: has no column of ids (%s): a node is known by the number of its row, from 0"
         get_logger().warning(text, files[0], ", ".join(filter(None, known)))
     return _NodeTable(ntype, tuple(files), column)
 
 
 def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions) -> _EdgeTable:
-    tables = open_tables(files)
+    tables = open_tables(files, _form(None, options))
     names = tables.names
-    if isinstance(tables, TextFiles) and len(tables.no_header) == 3 and tables.no_header[2].lstrip("-").isdecimal():
+    fields = tables.no_header if isinstance(tables, TextFiles) and not options.no_header else []
+    if len(fields) == 3 and fields[2].lstrip("-").isdecimal():
         raise GraphDataError(
             f"{files[0]}: three integers in a line can be an edge with a number or a triple (head, relation, tail): "
-            f"write a header such as src,dst,time or src,rel,dst (got {', '.join(tables.no_header)})"
+            f"write a header such as src,dst,time or src,rel,dst, or say --no-header (got {', '.join(fields)})"
         )
     named = zip(options.columns.get("src", ()), options.columns.get("dst", ()), strict=False)
     for pair in [*named, *_ENDS]:
@@ -455,7 +478,7 @@ def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions
             return _EdgeTable(relation, tuple(files), *pair)
     raise GraphDataError(
         f"{files[0]}: needs columns src and dst with the ids of nodes (or source and target; or say "
-        f"--columns src=NAME --columns dst=NAME; got {', '.join(names)})"
+        f"--columns src=NAME --columns dst=NAME, or --no-header; got {', '.join(names)})"
     )
 
 
