@@ -17,8 +17,8 @@ An id that no row has is an error. A type without a table gets its nodes from it
 (``id_maps.py``). Where ids are not 0, 1, ..., n - 1 the node feature "id" has them: int64[n], or uint8[n, width] for
 strings, which are their UTF-8 filled up with zeros.
 
-**Columns** become features of their name. Integers, floats, bools and lists of numbers keep their type
-(``table_columns.py``); times become int64 seconds since 1970; columns ``name_0``, ``name_1``, ... of numbers are one
+**Columns** become features of their name. Integers, bools and lists of integers keep their type
+(``table_columns.py``), floats become float32 except in "time"; times become seconds since 1970; columns ``name_0``, ``name_1``, ... of numbers are one
 matrix "name" of float32. "feat" is float32 or float16, "label" int64, masks are bool. "split" has the words train, val
 (valid, dev) and test, and becomes the three masks. Strings are left out, and named in ``left_out``, unless they are
 ``categories``: these are numbered in their order.
@@ -44,6 +44,7 @@ from mpigraph.formats.layout import Layout, ReadOptions, TableOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, are_numbers, read_columns
 from mpigraph.formats.table_files import ParquetFiles, TextFiles, TextForm, is_table, open_tables
+from mpigraph.formats.type_columns import Kinds, by_type
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relations_in
 from mpigraph.partition.row_arrays import MadeRows, RowError, as_float32, as_floats, as_labels, as_mask
@@ -98,12 +99,16 @@ class _EdgeTable:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The columns to read of a table, by the feature that they become; ``words`` are categories and the split."""
+    """The columns to read of a table, by the feature that they become.
+
+    ``words`` are categories and the split, ``kind`` is the column with types.
+    """
 
     tables: TextFiles | ParquetFiles
     ids: tuple[str, ...]
     words: dict[str, str]
     features: dict[str, tuple[str, ...]]
+    kind: str | None
 
     @classmethod
     def of(cls, table: _NodeTable | _EdgeTable, options: TableOptions) -> "_Plan":
@@ -113,13 +118,14 @@ class _Plan:
         unnamed = [name for name in tables.names if name in _INDEX and name not in ids]
         if unnamed:
             get_logger().warning("%s: column %r, an index of pandas, is left out", table.files[0], unnamed[0])
-        features = _features_of([name for name in tables.names if name not in (*ids, *_INDEX)], tables, options)
-        for column in (*ids, *(column for its in features.values() for column in its)):
+        kind = options.node_type if isinstance(table, _NodeTable) else options.edge_type
+        features = _features_of([its for its in tables.names if its not in (*ids, *_INDEX, kind)], tables, options)
+        for column in (*ids, *filter(None, [kind]), *(column for its in features.values() for column in its)):
             if column not in tables.names:
                 raise GraphDataError(f"{table.files[0]}: has no column {column!r} (got {', '.join(tables.names)})")
         as_words = {_SPLIT, *options.categories}
         words = {name: its[0] for name, its in features.items() if name in as_words or its[0] in options.categories}
-        return cls(tables, ids, words, {name: its for name, its in features.items() if name not in words})
+        return cls(tables, ids, words, {name: its for name, its in features.items() if name not in words}, kind)
 
 
 @collective("ranks")
@@ -149,7 +155,12 @@ def _read_tables(
     tables = [_Table(plan, options, ranks) for plan in plans]
     of_nodes = {table.ntype: tables[number] for number, table in enumerate(nodes)}
     of_edges = {table.relation: tables[len(nodes) + number] for number, table in enumerate(edges)}
-    return _graph_of_tables(of_nodes, of_edges, ranks, num_nodes)
+    source = _graph_of_tables(of_nodes, of_edges, ranks, num_nodes)
+    if options.node_type is None and options.edge_type is None:
+        return source
+    if options.node_type is not None and not nodes:
+        raise GraphDataError(f"types in column {options.node_type!r} need a table of nodes")
+    return by_type(source, tables[0].kinds if nodes else None, tables[-1].kinds)
 
 
 @collective("ranks")
@@ -192,7 +203,7 @@ def _graph_of_tables(
 class _Table:
     def __init__(self, plan: _Plan, options: TableOptions, ranks: ReadingRanks) -> None:
         self.title = name = str(plan.tables.paths[0])
-        ids = (*plan.ids, *plan.words.values())
+        ids = (*plan.ids, *plan.words.values(), *filter(None, [plan.kind]))
         columns_of = {**plan.features, **{column: (column,) for column in ids}}
         types = {
             feature: next(options.types[key] for key in (feature, *columns) if key in options.types)
@@ -208,7 +219,10 @@ class _Table:
             if feature == _SPLIT:
                 self.features |= _masks(read.ids[column], ranks)
             else:
-                self.features[feature] = _category(f"{name}: column {column}", read.ids[column], ranks)
+                self.features[feature] = Feature.of(
+                    _category(f"{name}: column {column}", read.ids[column], ranks).codes
+                )
+        self.kinds = _category(f"{name}: column {plan.kind}", read.ids[plan.kind], ranks) if plan.kind else None
         self.left_out: list[str] = []
         for feature, values in read.values.items():
             if values.kind in NO_NUMBERS:
@@ -304,25 +318,26 @@ def _splits(words: IdColumn, ranks: ReadingRanks) -> Iterator[Array]:
         yield parts
 
 
-def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Feature:
-    """Return the number of each name in the order of all names, int64; -1 for a row without a name."""
+def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Kinds:
+    """Return all names in their order, and the number of that of each row, int64; -1 for a row without a name."""
     doing = "numbering categories"
     if names.is_text:
         keys = distinct_texts(ranks, doing, [names], blanks=True)
         keys = keys[keys != b""] if len(keys) else np.zeros(0, "S1")
     else:
         keys = np.unique(names.numbers[:]) if len(names) else np.zeros(0, np.int64)
-    listed = ", ".join(repr(key.decode() if names.is_text else key) for key in keys[:_LISTED].tolist())
-    listed += ", ..." * (len(keys) > _LISTED)
+    known = [key.decode() if names.is_text else key for key in keys.tolist()]
+    listed = ", ".join(map(repr, known[:_LISTED])) + ", ..." * (len(keys) > _LISTED)
     get_logger().warning("%s: %d categories are numbered in their order: %s", title, len(keys), listed)
     if not names.is_text:
-        return Feature.of(MadeRows(lambda rows: np.asarray(np.searchsorted(keys, rows)), np.int64, names.numbers))
+        codes = MadeRows(lambda rows: np.asarray(np.searchsorted(keys, rows)), np.int64, names.numbers)
+        return Kinds(title, list(map(str, known)), codes)
 
     def own() -> Iterator[Array]:
         for values, positions, _ in names.texts(True, ranks):
             yield np.where(values == b"", -1, np.searchsorted(keys, values))[positions]
 
-    return Feature.of(ranks.rows(doing, np.int64, own))
+    return Kinds(title, known, ranks.rows(doing, np.int64, own))
 
 
 _NAME = re.compile(r"(nodes|edges)(?:[_.](.+)|-\d+)?", re.IGNORECASE)

@@ -210,6 +210,31 @@ def test_columns_as_the_user_says(tmp_path, files, options, name, dtype, values)
     assert (feature.dtype, rows(feature.values).tolist()) == (dtype, values)
 
 
+@pytest.mark.parametrize("ids", ["pqrs", "0123"])
+def test_types_and_relations_in_a_column(tmp_path, ids):
+    kinds = ("user", "item", "user", "item")
+    nodes = "id,kind,x\n" + "".join(f"{i},{kind},{n}\n" for n, (i, kind) in enumerate(zip(ids, kinds, strict=True)))
+    ends_and_relations = [(0, 1, "buys"), (2, 3, "buys"), (0, 2, "knows"), (2, 1, "sees"), (0, 3, "buys")]
+    edges = "".join(f"{ids[a]},{ids[b]},{rel},{w}\n" for w, (a, b, rel) in enumerate(ends_and_relations))
+    files = {"nodes.csv": nodes, "edges.csv": f"src,dst,rel,w\n{edges}"}
+    source = read(tmp_path, files, node_type="kind", edge_type="rel")
+    assert source.schema.ntypes == ("item", "user") and source.num_nodes == (2, 2)
+    assert source.schema.relations == (("user", "buys", "item"), ("user", "knows", "user"), ("user", "sees", "item"))
+    assert [ends(source, number) for number in range(3)] == [[[0, 1, 0], [0, 1, 1]], [[0], [1]], [[1], [0]]]
+    assert rows(source.edge_feats["user:buys:item"]["w"].values).tolist() == [0, 1, 4]
+    assert rows(source.node_feats["item"]["x"].values).tolist() == [1, 3]
+    originals = rows(source.node_feats["user"]["id"].values).reshape(-1).tolist()
+    assert originals == ([0, 2] if ids == "0123" else [ord("p"), ord("r")])
+    check_parts(source, tmp_path / "out")
+    one = read(tmp_path, files, edge_type="rel", categories=("kind",))
+    assert one.schema.relations == (("_N", "buys", "_N"), ("_N", "knows", "_N"), ("_N", "sees", "_N"))
+    with pytest.raises(GraphDataError, match="nodes.csv: has no column 'type'"):
+        read(tmp_path, files, node_type="type")
+    files["nodes.csv"] = files["nodes.csv"].replace("item", "")
+    with pytest.raises(GraphDataError, match="column kind: 2 rows have no type"):
+        read(tmp_path, files, node_type="kind")
+
+
 def test_all_columns_that_cannot_be_read_are_named_at_once(tmp_path):
     nodes = 'id,a,b,c\n0,True,"0,5",1\n1,,"1,5",99999999999999999999\n'
     with pytest.raises(GraphDataError) as error:
