@@ -18,10 +18,10 @@ An id that no row has is an error. A type without a table gets its nodes from it
 strings, which are their UTF-8 filled up with zeros.
 
 **Columns** become features of their name. Integers, bools and lists of integers keep their type
-(``table_columns.py``), floats become float32 except in "time"; times become seconds since 1970; columns ``name_0``, ``name_1``, ... of numbers are one
-matrix "name" of float32. "feat" is float32 or float16, "label" int64, masks are bool. "split" has the words train, val
-(valid, dev) and test, and becomes the three masks. Strings are left out, and named in ``left_out``, unless they are
-``categories``: these are numbered in their order.
+(``table_columns.py``), floats become float32 except in "time"; times become seconds since 1970; columns ``name_0``,
+``name_1``, ... of numbers are one matrix "name" of float32. "feat" is float32 or float16, "label" int64, masks are
+bool. "split" has the words train, val (valid, dev) and test, and becomes the three masks. Strings are left out, and
+named in ``left_out``, unless they are ``categories``: these are numbered in their order.
 """
 
 import re
