@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from mpigraph.formats.arrow_values import (
 )
 from mpigraph.formats.input_files import Errors, GrowingFile
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_files import ParquetFiles, Piece, Tables, TextFiles
+from mpigraph.formats.table_files import ParquetFiles, Piece, Tables, TextFiles, TextForm
 from mpigraph.log import get_logger
 from mpigraph.partition.row_arrays import (
     MadeRows,
@@ -164,12 +165,12 @@ def read_columns(
                 what = f"column {name!r} is {tables.kinds[name]}"
                 raise GraphDataError(f"{tables.paths[0]}: ids must be integers or text ({what})")
         groups = tables.pieces()
-        found = {}
+        read = {}
         for name, columns in values.items():
             with errors.collected():
-                found[name] = _of_parquet(tables, groups, columns, types.get(name, ""), fills[name])
+                read[name] = _of_parquet(tables, groups, columns, types.get(name, ""), fills[name])
         errors.check()
-        return TableColumns(tables.lengths, {name: IdColumn(groups, name) for name in ids}, found)
+        return TableColumns(tables.lengths, {name: IdColumn(groups, name) for name in ids}, read)
     to_parse = {name: _Column((name,), True, types.get(name, "")) for name in ids}
     for name, columns in values.items():
         dtype = types.get(name, "")
@@ -179,13 +180,26 @@ def read_columns(
     blocks = _parsed(tables, to_parse, ranks)
     lengths = [sum(block.length for block in blocks if block.file == file) for file in range(len(tables.paths))]
     blocks = [block for block in blocks if block.length]
-    found = {}
+    read = {}
     for name in values:
         with errors.collected():
             column = _values(blocks, name, fills[name])
-            found[name] = column._replace(rows=_as(types.get(name, ""), column.rows))
+            read[name] = column._replace(rows=_as(types.get(name, ""), column.rows))
     errors.check()
-    return TableColumns(lengths, {name: IdColumn(blocks, name) for name in ids}, found)
+    return TableColumns(lengths, {name: IdColumn(blocks, name) for name in ids}, read)
+
+
+def chunks_of_numbers(path: Path, dtype: np.dtype[Any]) -> Iterator[Array]:
+    """Yield ``[rows, columns]`` of a csv file of numbers without names; an empty field is NaN where the dtype has it.
+
+    Raises GraphDataError: a value does not fit the dtype; names file and row.
+    """
+    tables = TextFiles([path], TextForm(",", headless=True, first=()))
+    done = 0
+    for batch in tables.batches(0, tables.names):
+        columns = [values_as(dtype, batch.column(c), partial(_place_of, tables, 0, done, c)) for c in tables.names]
+        yield np.stack(columns, 1)
+        done += batch.num_rows
 
 
 class _Column(NamedTuple):

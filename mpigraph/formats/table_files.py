@@ -175,7 +175,7 @@ class TextFiles:
             raise self._failure(file, self._with_row(file, names, quotes > 0) or error) from error
 
     def first_batch(self, names: Sequence[str]) -> tuple[int, Any]:
-        """Return the number of the first file with rows, and the first of them; None if there are none."""
+        """Return the number of the first file with rows, and its first batch; 0 and None without rows."""
         for file, path in enumerate(self.paths):
             with reading(path):
                 batch = next(self._batches(file, names, has_quotes=True, use_threads=False), None)
