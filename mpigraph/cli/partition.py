@@ -68,6 +68,7 @@ _TABLES = {
     "--types COLUMN=DTYPE": "a column is of this dtype, such as float32; string: ids stay as they are written, other "
     "columns are left out (default: what all of its values are; may be repeated)",
     "--categories COLUMN": "a column of names is numbered in the order of the names (may be repeated)",
+    "--fill COLUMN=NUMBER|mean": "what rows without a value get (default: NaN; may be repeated)",
 }
 
 
@@ -103,6 +104,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     for option, text in _TABLES.items():
         name, metavar = option.split()
         tables.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+    headless = "text has no line of names: its columns are src, dst (of nodes id), column2 and so on"
+    tables.add_argument("--no-header", action="store_true", help=headless)
+    tables.add_argument("--decimal", choices=(".", ","), default=".", help="what stands in numbers before a fraction")
+    of_nodes = "the column of a table of nodes that has the type of each"
+    tables.add_argument("--node-type", metavar="COLUMN", help=of_nodes)
+    of_edges = "the column of a table of edges that has the name of the relation of each"
+    tables.add_argument("--edge-type", metavar="COLUMN", help=of_edges)
     parser.set_defaults(run=_run)
 
 
@@ -178,6 +186,11 @@ def _read(arguments: argparse.Namespace, scratch: str | Path, exchange: Exchange
         _pairs("--types", "COLUMN=DTYPE", arguments.types),
         {name: tuple(text.split(",")) for name, text in columns.items()},
         tuple(arguments.categories),
+        arguments.no_header,
+        arguments.decimal,
+        _pairs("--fill", "COLUMN=NUMBER", arguments.fill),
+        arguments.node_type,
+        arguments.edge_type,
     )
     return read_source(
         arguments.input,

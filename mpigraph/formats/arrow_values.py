@@ -118,13 +118,12 @@ def distinct_in(column: Any, place: Place, blanks: bool = False) -> tuple[Array,
     return rows.view(f"S{rows.shape[1]}").reshape(-1), positions
 
 
-def ids_of(text: Any, trims: bool = True) -> Array | Any:
+def ids_of(text: Any) -> Array | Any:
     """Return the ids in a column of text: int64[n] if every one is written as Python writes integers, else strings.
 
-    So ``007``, ``0x1F`` and ``1.0`` are strings, and two ids are never taken for one. Blanks around ids do not count
-    if ``trims``.
+    So ``007``, ``0x1F`` and ``1.0`` are strings, and two ids are never taken for one. Blanks around ids do not count.
     """
-    text = arrow().compute.utf8_trim_whitespace(text) if trims else text
+    text = arrow().compute.utf8_trim_whitespace(text)
     try:
         numbers = _parsed(text, arrow().int64())
     except arrow().ArrowInvalid:
@@ -282,15 +281,19 @@ def _times(text: Any, place: Place) -> Array:
 
 
 def _seconds(times: Any, place: Place) -> Array:
-    """Return times without gaps as int64 seconds since 1970. Raises GraphDataError: one has a fraction of a second."""
+    """Return times without gaps as seconds since 1970: int64, or float64 if one has a fraction.
+
+    Raises GraphDataError: one has more than six digits after the point, which float64 lacks.
+    """
     rows = times.to_numpy(zero_copy_only=False)
     seconds = rows.astype("datetime64[s]")
     if (seconds != rows).any():
-        row = int((seconds != rows).argmax())
-        advice = "give numbers, such as milliseconds since 1970, or --types COLUMN=string leaves the column out"
-        raise GraphDataError(
-            f"{place(row)}: {rows[row]} has a fraction of a second, and times become seconds: {advice}"
-        )
+        micros = rows.astype("datetime64[us]")
+        if (micros != rows).any():
+            row = int((micros != rows).argmax())
+            advice = "give numbers, or --types COLUMN=string leaves the column out"
+            raise GraphDataError(f"{place(row)}: {rows[row]} has parts of a microsecond, which float64 lacks: {advice}")
+        return np.asarray(micros.astype(np.int64) / 1e6)
     return np.asarray(seconds.astype(np.int64))
 
 

@@ -62,7 +62,6 @@ one way, and no loops are added.
 The number of nodes of a type is the length of its arrays, else its largest id in the edges and one.
 """
 
-import io
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,12 +77,11 @@ from mpigraph.arrays import Array, Mask
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.input_files import FolderFiles, first_bytes, graph_of, mapped_npy, mapped_npz, opened, reading
 from mpigraph.formats.layout import Layout, ReadOptions, add_reverse_edges
+from mpigraph.formats.table_columns import chunks_of_numbers
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relation_key
 from mpigraph.partition.row_arrays import (
     MadeRows,
     RowArray,
-    RowError,
-    as_float32,
     as_floats,
     as_labels,
     concatenated,
@@ -110,7 +108,6 @@ _KNOWN = {
     "ogbn-mag": _Known(1_939_743, 21_111_007, "time", stored_once=False),
 }
 _SEPARATOR = "___"
-_BLOCK_BYTES = 16 << 20
 _VALUES = re.compile(r"(node|edge)[-_](.+?)(_dict)?(\.csv\.gz|\.npz)?")
 _OLD_NAMES = {"species.csv.gz": "node_species.csv.gz"}  # of ogbn-proteins, which OGB's package renames, too
 
@@ -358,9 +355,7 @@ def _split_masks(files: FolderFiles, folder: Path, num_nodes: int) -> dict[str, 
 
 
 def _read_arrays(files: FolderFiles, path: Path) -> dict[str, Array]:
-    if not path.is_file():
-        raise GraphDataError(f"{_short(path)} is missing")
-    return mapped_npz(files.read(path))
+    return mapped_npz(files.read(_checked(path)))
 
 
 def _read_edges(files: FolderFiles, folder: Path, num_nodes: int) -> tuple[Array, Array]:
@@ -386,54 +381,19 @@ def _read_table(files: FolderFiles, path: Path, dtype: npt.DTypeLike) -> Array:
     return np.concatenate(chunks) if chunks else np.zeros((0, 1), dtype)
 
 
-def _read_words(files: FolderFiles, path: Path) -> list[list[str]]:
-    lines = (line for _, text in _blocks(files, path) for line in text.decode().splitlines())
-    return [line.strip().split(",") for line in lines if line.strip()]
-
-
 def _chunks(files: FolderFiles, path: Path, dtype: npt.DTypeLike) -> Iterator[Array]:
-    is_narrow = np.dtype(dtype) == np.float32  # numpy would make infinity of a number that is too large
-    width = 0
-    for number, text in _blocks(files, path):
-        try:
-            read = np.float64 if is_narrow else dtype
-            rows = np.loadtxt(io.BytesIO(text), read, comments=None, delimiter=",", ndmin=2)
-            rows = as_float32(rows) if is_narrow else rows
-        except RowError as error:
-            raise GraphDataError(f"{_short(path)}, row {number - 1 + error.row}: {error}") from error
-        except ValueError as error:
-            raise GraphDataError(f"{_short(path)}, from line {number}: {error}") from error
-        width = width or rows.shape[1]
-        if rows.shape[1] != width:
-            raise GraphDataError(f"{_short(path)}, from line {number}: {rows.shape[1]} columns, {width} before")
-        yield rows
+    return chunks_of_numbers(files.read(_checked(path)), np.dtype(dtype))
 
 
-def _blocks(files: FolderFiles, path: Path) -> Iterator[tuple[int, bytes]]:
+def _read_words(files: FolderFiles, path: Path) -> list[list[str]]:
+    with reading(path), opened(files.read(_checked(path))) as file:
+        return [line.strip().split(",") for line in file.read().decode().splitlines() if line.strip()]
+
+
+def _checked(path: Path) -> Path:
     if not path.is_file():
         raise GraphDataError(f"{_short(path)} is missing")
-    return (block for block in _blocks_of_lines(files.read(path)) if block[1].strip())
-
-
-def _blocks_of_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield some lines of a file, and the number of the first of them, from 1. All of them end in a newline alone.
-
-    Raises GraphDataError if a line is longer than a block, or the file cannot be read.
-    """
-    number = 1
-    rest = b""
-    with reading(path), opened(path) as file:
-        while data := file.read(_BLOCK_BYTES):
-            while data.endswith(b"\r") and (more := file.read(1)):
-                data += more
-            text = rest + (data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data)
-            end = text.rfind(b"\n") + 1
-            if not end and len(text) > _BLOCK_BYTES:
-                raise GraphDataError(f"{path}, line {number}: longer than {_BLOCK_BYTES} bytes")
-            rest = text[end:]
-            yield number, text[:end]
-            number += text.count(b"\n", 0, end)
-        yield number, rest
+    return path
 
 
 def _short(path: Path) -> str:

@@ -18,7 +18,7 @@ from mpigraph.collective import collective
 from mpigraph.errors import GraphDataError
 from mpigraph.formats.input_files import GrowingFile
 from mpigraph.formats.reading_ranks import Grow, ReadingRanks
-from mpigraph.formats.table_columns import IdColumn, TextRows
+from mpigraph.formats.table_columns import IdColumn
 from mpigraph.partition.exchange import even_bounds
 from mpigraph.partition.row_arrays import MadeRows, RowArray, RowError, as_int64, place_of, release
 from mpigraph.partition.source import EDGES_PER_CHUNK
@@ -91,9 +91,8 @@ class NodeIds:
         if count is not None:
             self.count = count
             if self.is_text:
-                texts = (rows for column in ends for rows in column.stretches if isinstance(rows, TextRows))
-                why = f"ids of {what} are strings, so nodes cannot be known by their number"
-                raise GraphDataError(f"{next(texts).place(0)}: {why}")
+                place = next(column for column in ends if column.is_text).place(0)
+                raise GraphDataError(f"{place}: ids of {what} are strings, so nodes cannot be known by their number")
         elif table_ids is not None:
             self.count = len(table_ids)
             self._take(table_ids)
@@ -179,7 +178,7 @@ class NodeIds:
 class _Numbered(MadeRows):
     def __init__(self, numbers: RowArray, ids: IdColumn) -> None:
         super().__init__(lambda rows: rows, np.int64, numbers)
-        self._ids = ids.without_text()  # so that its temporary files go
+        self._ids = ids
 
     def place(self, row: int) -> str:
         return self._ids.place(row)

@@ -137,6 +137,26 @@ def reading(path: Path | str, within: Path | None = None) -> Iterator[None]:
         raise failure(path, error, within) from error
 
 
+class Errors:
+    """Errors of several columns or files, which are told together."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep the GraphDataError of a block."""
+        try:
+            yield
+        except GraphDataError as error:
+            self._texts.append(str(error))
+
+    def check(self) -> None:
+        """Raise GraphDataError with all that were kept, if any."""
+        if self._texts:
+            raise GraphDataError("\n".join(self._texts))
+
+
 def graph_of(
     counts: Mapping[str, int],
     edges: Mapping[Relation, tuple[RowArray, RowArray]],

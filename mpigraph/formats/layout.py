@@ -1,5 +1,6 @@
 """The interface of a module that reads a layout of files: registry entry, options, reverse edges."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,17 +25,39 @@ class TableOptions:
         columns: features by name, for tables with such columns. Each is made of a column, or of several side by side,
             which may be patterns such as ``f*``. "src", "dst" and "id" are the columns with the ids.
         categories: columns of names, which are numbered in their order.
+        no_header: files of text have no line of names: columns are "src", "dst" (of nodes "id"), "column2" and so on.
+        decimal: what stands before the fraction of numbers in text, a point or a comma.
+        fill: what rows without a value get, by column or feature: a number, or "mean", that of the others.
+        node_type: the column of a table of nodes that has the type of each.
+        edge_type: the column of a table of edges that has the name of the relation of each.
     """
 
     types: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     categories: tuple[str, ...] = ()
+    no_header: bool = False
+    decimal: str = "."
+    fill: Mapping[str, str] = field(default_factory=dict)
+    node_type: str | None = None
+    edge_type: str | None = None
 
     def __post_init__(self) -> None:
         for column, dtype in self.types.items():
             if dtype not in _TYPES:
                 known = ", ".join(_TYPES)
                 raise InvalidArgumentError(f"the type of column {column!r} must be one of {known} (got {dtype!r})")
+        if self.decimal not in (".", ","):
+            raise InvalidArgumentError(f"decimals have a point or a comma (got {self.decimal!r})")
+        for column, value in self.fill.items():
+            if value != "mean" and not _is_number(value):
+                raise InvalidArgumentError(f"rows of {column!r} without a value get a number or mean (got {value!r})")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Columns of tables: parsed once into temporary files, or read from parquet when they are asked for.
+"""Columns of tables, of text that was parsed once or of parquet: ids, and values with the type of all of their rows.
 
-A column of ids keeps what stands there: int64 where every id of a block of the file is a plain integer, else text.
-A column of values has the type that all of its rows have: each block is looked at, and the wider type wins, so that
+A column of ids keeps what stands there: int64 where every id of a piece of the table is a plain integer, else text.
+A column of values has the type that all of its rows have: each piece is looked at, and the wider type wins, so that
 integers become floats where a later row has a fraction or no value.
 """
 
@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,9 +30,9 @@ from mpigraph.formats.arrow_values import (
     values_as,
     values_of,
 )
-from mpigraph.formats.input_files import GrowingFile
+from mpigraph.formats.input_files import Errors, GrowingFile
 from mpigraph.formats.reading_ranks import ReadingRanks
-from mpigraph.formats.table_files import ParquetFiles, Piece, Tables, TextFiles, cut
+from mpigraph.formats.table_files import ParquetFiles, Piece, Tables, TextFiles, TextForm
 from mpigraph.log import get_logger
 from mpigraph.partition.row_arrays import (
     MadeRows,
@@ -41,7 +42,6 @@ from mpigraph.partition.row_arrays import (
     as_dtype,
     as_floats,
     concatenated,
-    place_of,
     side_by_side,
 )
 
@@ -52,48 +52,25 @@ _CHUNK = 1 << 20  # rows
 _FLOATS = ("float", "float16", "float32", "float64")
 
 
-class TextRows:
-    """Strings of consecutive rows of a file, an Arrow array; None to know the places of the rows alone.
-
-    ``first_row`` is what the first row is called there.
-    """
-
-    def __init__(self, strings: Any, length: int, name: str, first_row: int) -> None:
-        self.strings = strings
-        self._length = length
-        self._name = name
-        self._first_row = first_row
-
-    def __len__(self) -> int:
-        return self._length
-
-    def without_text(self) -> "TextRows":
-        """Return the places of the rows alone."""
-        return TextRows(None, self._length, self._name, self._first_row)
-
-    def place(self, row: int) -> str:
-        """File and row."""
-        return f"{self._name}, row {self._first_row + row}"
-
-
 @dataclass(frozen=True)
 class IdColumn:
-    """Ids, in stretches that are integers or text."""
+    """Ids in the pieces of a table, which are integers or text."""
 
-    stretches: Sequence[RowArray | TextRows]  # integers, or :class:`TextRows`
+    pieces: Sequence[Piece]
+    name: str
 
     def __len__(self) -> int:
-        return sum(map(len, self.stretches))
+        return sum(piece.length for piece in self.pieces)
 
     @property
     def is_text(self) -> bool:
         """True if an id is not an integer."""
-        return any(isinstance(stretch, TextRows) for stretch in self.stretches)
+        return any(piece.kind(self.name) == "string" for piece in self.pieces)
 
     @property
     def numbers(self) -> RowArray:
         """The ids of a column of integers alone."""
-        return concatenated([stretch for stretch in self.stretches if not isinstance(stretch, TextRows)])
+        return concatenated([piece.rows(self.name, False) for piece in self.pieces] or [np.zeros(0, np.int64)])
 
     def texts(self, blanks: bool = False, ranks: ReadingRanks | None = None) -> Iterator[tuple[Array, I64, Place]]:
         """Yield the ids as text, a chunk at a time: distinct ones (dtype S), the position of each row, and its place.
@@ -103,29 +80,26 @@ class IdColumn:
         Raises:
             GraphDataError: an id is missing or too long; names file and row.
         """
-        chunks = [(stretch, begin) for stretch in self.stretches for begin in range(0, len(stretch), _CHUNK)]
-        for stretch, begin in chunks if ranks is None else ranks.share_of(chunks):
-            if isinstance(stretch, TextRows):
-                strings = stretch.strings.slice(begin, _CHUNK)
+        chunks = [(piece, begin) for piece in self.pieces for begin in range(0, piece.length, _CHUNK)]
+        for piece, begin in chunks if ranks is None else ranks.share_of(chunks):
+            if piece.kind(self.name) == "string":
+                strings = piece.strings(self.name).slice(begin, _CHUNK)
+                strings = strings.cast(arrow().large_string()).fill_null("")
             else:
-                numbers = np.asarray(stretch[begin : begin + _CHUNK], np.int64)
-                strings = arrow().array(numbers).cast(arrow().string())
+                numbers = np.asarray(piece.rows(self.name, False)[begin : begin + _CHUNK], np.int64)
+                strings = arrow().array(numbers).cast(arrow().large_string())
 
-            def place(row: int, rows: Any = stretch, begin: int = begin) -> str:
-                return place_of(rows, begin + row)
+            def place(row: int, piece: Piece = piece, begin: int = begin) -> str:
+                return piece.place(self.name, begin + row)
 
             yield *distinct_in(strings, place, blanks), place
 
-    def without_text(self) -> "IdColumn":
-        """Return the places of the rows, and the ids that are integers."""
-        return IdColumn([its.without_text() if isinstance(its, TextRows) else its for its in self.stretches])
-
     def place(self, row: int) -> str:
         """File and row."""
-        for stretch in self.stretches:
-            if row < len(stretch):
-                return place_of(stretch, row)
-            row -= len(stretch)
+        for piece in self.pieces:
+            if row < piece.length:
+                return piece.place(self.name, row)
+            row -= piece.length
         return ""
 
 
@@ -151,12 +125,11 @@ def are_numbers(tables: Tables, columns: Sequence[str]) -> bool:
     """Return whether columns are numbers; of text the first block tells."""
     if isinstance(tables, ParquetFiles):
         return all(tables.kinds[name] in ("integer", "float", "bool") for name in columns)
-    first = next(((piece, batch) for piece in tables.pieces() for batch in tables.batches(piece, columns)), None)
-    if first is None:
+    file, batch = tables.first_batch(columns)
+    if batch is None:
         return False
-    piece, batch = first
-    of_columns = (values_of(batch.column(name), partial(_place_in_piece, tables, piece, 0, name)) for name in columns)
-    return all(values.kind in ("integer", "float", "bool", None) for values in of_columns)
+    parts = _with_points(tables, [(batch.column(c), partial(_place_of, tables, file, 0, c)) for c in columns])
+    return all(values_of(*part).kind in ("integer", "float", "bool", None) for part in parts)
 
 
 @collective("ranks")
@@ -166,8 +139,9 @@ def read_columns(
     values: Mapping[str, Sequence[str]],
     types: Mapping[str, str],
     ranks: ReadingRanks,
+    fill: Mapping[str, str] | None = None,
 ) -> TableColumns:
-    """Read columns of a table; text is divided among the ranks.
+    """Read columns of a table; each file of text is parsed by one rank.
 
     Args:
         tables: the files.
@@ -176,46 +150,56 @@ def read_columns(
         types: dtypes that the user has named, by column of ids or name; "string" keeps ids as text, and leaves values
             out. A matrix is float32 if it has none.
         ranks: the ranks that read it.
+        fill: what rows without a value get, by column or name: a number, or "mean".
 
     Raises:
-        GraphDataError: a value cannot be read or is missing; names file and row.
+        GraphDataError: values cannot be read or are missing; names file and row, of each column the first.
         StorageError: a temporary file cannot be written.
     """
-    id_columns: dict[str, IdColumn] = {}
-    value_columns: dict[str, ValueColumn] = {}
+    fill = fill or {}
+    fills = {name: [fill.get(key, fill.get(name, "")) for key in columns] for name, columns in values.items()}
+    errors = Errors()
     if isinstance(tables, ParquetFiles):
         for name in ids:
             if tables.kinds[name] not in ("integer", "string"):
                 what = f"column {name!r} is {tables.kinds[name]}"
                 raise GraphDataError(f"{tables.paths[0]}: ids must be integers or text ({what})")
-        id_columns = {name: IdColumn([tables.rows(name)]) for name in ids if tables.kinds[name] == "integer"}
-        value_columns = {name: _lazy_values(tables, columns, types.get(name, "")) for name, columns in values.items()}
-    to_parse = {name: _Column((name,), True, types.get(name, "")) for name in ids if name not in id_columns}
+        groups = tables.pieces()
+        read = {}
+        for name, columns in values.items():
+            with errors.collected():
+                read[name] = _of_parquet(tables, groups, columns, types.get(name, ""), fills[name])
+        errors.check()
+        return TableColumns(tables.lengths, {name: IdColumn(groups, name) for name in ids}, read)
+    to_parse = {name: _Column((name,), True, types.get(name, "")) for name in ids}
     for name, columns in values.items():
-        if name not in value_columns:
-            to_parse[name] = _Column(columns, False, types.get(name, ""))
-    if not to_parse and isinstance(tables, ParquetFiles):
-        return TableColumns(tables.lengths, id_columns, value_columns)
-    lengths = [0] * len(tables.paths)
-    blocks: dict[str, list[_Block]] = {name: [] for name in to_parse}
-    for piece, rows, described, arrays in _parsed(tables, ranks, to_parse):
-        first_row = dict.fromkeys(blocks, tables.first_row(Piece(piece.file, 0, 0)) + lengths[piece.file])
-        for name, kind, length, missing, places in described:
-            of_block = [
-                arrays[begin : begin + int(np.prod(shape)) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
-                for begin, dtype, shape in places
-            ]
-            blocks[name].append(_Block(kind, length, missing, of_block, str(tables.paths[piece.file]), first_row[name]))
-            first_row[name] += length
-        lengths[piece.file] += rows
-    for name, column in to_parse.items():
-        if column.is_ids:
-            id_columns[name] = _id_column(blocks[name])
-        else:
-            value_columns[name] = _value_column(name, [block for block in blocks[name] if block.length])
-    return TableColumns(
-        lengths, {name: id_columns[name] for name in ids}, {name: value_columns[name] for name in values}
-    )
+        dtype = types.get(name, "")
+        if any(fills[name]) and np.dtype(dtype or "f4").kind != "f":  # which holds NaN until it is filled
+            dtype = "float64"
+        to_parse[name] = _Column(columns, False, dtype)
+    blocks = _parsed(tables, to_parse, ranks)
+    lengths = [sum(block.length for block in blocks if block.file == file) for file in range(len(tables.paths))]
+    blocks = [block for block in blocks if block.length]
+    read = {}
+    for name in values:
+        with errors.collected():
+            column = _values(blocks, name, fills[name])
+            read[name] = column._replace(rows=_as(types.get(name, ""), column.rows))
+    errors.check()
+    return TableColumns(lengths, {name: IdColumn(blocks, name) for name in ids}, read)
+
+
+def chunks_of_numbers(path: Path, dtype: np.dtype[Any]) -> Iterator[Array]:
+    """Yield ``[rows, columns]`` of a csv file of numbers without names; an empty field is NaN where the dtype has it.
+
+    Raises GraphDataError: a value does not fit the dtype; names file and row.
+    """
+    tables = TextFiles([path], TextForm(",", headless=True, first=()))
+    done = 0
+    for batch in tables.batches(0, tables.names):
+        columns = [values_as(dtype, batch.column(c), partial(_place_of, tables, 0, done, c)) for c in tables.names]
+        yield np.stack(columns, 1)
+        done += batch.num_rows
 
 
 class _Column(NamedTuple):
@@ -226,108 +210,166 @@ class _Column(NamedTuple):
     dtype: str
 
 
-class _Block(NamedTuple):
-    """Consecutive rows of one kind of a column."""
+class _Described(NamedTuple):
+    """A column of a block of text: where its arrays lie in a mapped file, as JSON keeps it."""
 
-    kind: str  # as in :class:`ValueColumn`, or a dtype that the user has named
-    length: int  # number of rows
-    missing: int  # the first of them without a value, if its kind cannot say so, of text that is no number; -1: none
-    arrays: list[Array]  # the rows; of text its offsets and bytes; nothing if there are no numbers
-    path: str  # the file
-    row: int  # what the first row is called there
+    kind: str
+    missing: int  # rows without a value
+    first: int  # the first of them, of text the first that is no number; -1: none
+    arrays: list[tuple[int, str, Sequence[int]]]  # first byte, dtype, shape; of text offsets and bytes
 
 
-def _lazy_values(tables: ParquetFiles, columns: Sequence[str], dtype: str) -> ValueColumn:
+@dataclass(frozen=True)
+class _Block:
+    """A block of text that was parsed; see :class:`Piece`."""
+
+    path: str
+    file: int
+    row: int  # what the first row is called
+    length: int
+    columns: Mapping[str, _Described]
+    data: Array  # the mapped file
+
+    def kind(self, name: str) -> str:
+        return self.columns[name].kind
+
+    def missing(self, name: str) -> tuple[int, str]:
+        column = self.columns[name]
+        return column.missing, self.place(name, column.first)
+
+    def has_fractions(self, name: str) -> bool:
+        return any(np.dtype(dtype).kind == "f" for _, dtype, _ in self.columns[name].arrays)
+
+    def rows(self, name: str, as_floats: bool) -> RowArray:
+        values = self._arrays(name)[0] if self.columns[name].arrays else np.full(self.length, np.nan)
+        return NamedRows(values, self.path, self.row)
+
+    def strings(self, name: str) -> Any:
+        return arrow().LargeStringArray.from_buffers(self.length, *map(arrow().py_buffer, self._arrays(name)))
+
+    def place(self, name: str, row: int) -> str:
+        return f"{self.path}, row {self.row + row}"
+
+    def _arrays(self, name: str) -> list[Array]:
+        return [
+            self.data[begin : begin + int(np.prod(shape)) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+            for begin, dtype, shape in self.columns[name].arrays
+        ]
+
+
+def _as(dtype: str, rows: RowArray) -> RowArray:
+    """Return rows in a dtype that the user has named, if any."""
+    if dtype in ("", "string", rows.dtype.name):
+        return rows
+    return MadeRows(partial(as_dtype, dtype=np.dtype(dtype)), dtype, rows)
+
+
+def _of_parquet(
+    tables: ParquetFiles, groups: Sequence[Piece], columns: Sequence[str], dtype: str, fills: Sequence[str]
+) -> ValueColumn:
     kinds = {tables.kinds[name] for name in columns}
     for kind in ("other", "string"):
         if kind in kinds or dtype == kind:
             return ValueColumn(kind, np.zeros(0))
-    parts = [tables.rows(name, gaps=True) for name in columns]
+    if not groups:
+        parts = [ValueColumn(tables.kinds[name], tables.no_rows(name)) for name in columns]
+    else:
+        parts = [_values(groups, name, [fill]) for name, fill in zip(columns, fills, strict=True)]
     if not dtype and len(columns) > 1:
-        return ValueColumn("list", side_by_side([as_floats(part) for part in parts]))
-    rows = side_by_side(parts)
-    kind = "float" if rows.dtype.kind == "f" and kinds == {"integer"} else tables.kinds[columns[0]]
-    if dtype not in ("", rows.dtype.name):
-        rows = MadeRows(partial(as_dtype, dtype=np.dtype(dtype)), dtype, rows)
-    return ValueColumn(kind, rows)
+        return ValueColumn("list", side_by_side([as_floats(part.rows) for part in parts]))
+    return ValueColumn(parts[0].kind, _as(dtype, side_by_side([part.rows for part in parts])))
 
 
-def _parsed(
-    tables: Tables, ranks: ReadingRanks, columns: Mapping[str, _Column]
-) -> list[tuple[Piece, int, list[Any], Array]]:
-    """Parse this rank's pieces; return those of all ranks: piece, rows, blocks, and where arrays lie."""
+@collective("ranks")
+def _parsed(tables: TextFiles, columns: Mapping[str, _Column], ranks: ReadingRanks) -> list[_Block]:
+    """Parse this rank's files; return the blocks of all files, in their order."""
     doing = f"reading {tables.paths[0]}"
-    own = cut(tables, ranks)
     with ExitStack() as stack:
-        note = []
+        note: list[Any] = []
         with ranks.exchange.together(doing):
-            file = ranks.growing(stack)(np.uint8, ())
-            for piece in own:
-                blocks: list[Any] = []
-                note.append((piece, _parse(tables, piece, columns, file, blocks), blocks))
-        gathered = ranks.gather(doing, note, [file])
-    pieces = [(Piece(*piece), rows, blocks, its.arrays[0]) for its in gathered for piece, rows, blocks in its.note]
-    return sorted(pieces, key=lambda item: item[0])
+            scratch = ranks.growing(stack)(np.uint8, ())
+            for file in tables.share(ranks.exchange.rank, ranks.exchange.size):
+                _parse(tables, file, columns, scratch, note)
+        gathered = ranks.gather(doing, note, [scratch])
+    return sorted(
+        (
+            _Block(
+                str(tables.paths[file]), file, row, n, {k: _Described(*c) for k, c in its.items()}, of_rank.arrays[0]
+            )
+            for of_rank in gathered
+            for file, row, n, its in of_rank.note
+        ),
+        key=lambda block: (block.file, block.row),
+    )
 
 
-def _parse(tables: Tables, piece: Piece, columns: Mapping[str, _Column], file: GrowingFile, blocks: list[Any]) -> int:
-    """Write the columns of a piece to a file and describe each block of them; return the number of rows."""
+def _parse(tables: TextFiles, file: int, columns: Mapping[str, _Column], scratch: GrowingFile, note: list[Any]) -> None:
+    """Write the columns of a file to a temporary one, and note each block: file, first row, length, columns."""
     done = 0
     names = list(dict.fromkeys(part for column in columns.values() for part in column.columns))
     texts = {name for name, column in columns.items() if column.dtype == "string" and not column.is_ids}
-    for batch in tables.batches(piece, names):
+    errors = Errors()
+    for batch in tables.batches(file, names):
+        described = {}
         for name, column in columns.items():
-            parts = [
-                (batch.column(part), partial(_place_in_piece, tables, piece, done, part)) for part in column.columns
-            ]
-            if column.is_ids:
-                kind, missing, arrays = _ids(*parts[0], column.dtype, trims=isinstance(tables, TextFiles))
-            elif name in texts:  # no later block can make numbers of it
-                kind = "string"
-                missing = -1
-                arrays = []
-            else:
-                kind, missing, arrays = _values(parts, column.dtype)
+            parts = [(batch.column(part), partial(_place_of, tables, file, done, part)) for part in column.columns]
+            kind, missing, arrays = "string", (0, -1), list[Array]()
+            with errors.collected():
+                if column.is_ids:
+                    kind, arrays = _ids(*parts[0], column.dtype)
+                elif name not in texts:  # else no later block can make numbers of it
+                    kind, missing, arrays = _numbers(_with_points(tables, parts), column.dtype)
             if kind == "string" and not column.is_ids:
                 texts.add(name)
-            blocks.append((name, kind, batch.num_rows, missing, [_append(file, array) for array in arrays]))
+            described[name] = _Described(kind, *missing, [_append(scratch, array) for array in arrays])
+        errors.check()
+        note.append((file, tables.first_rows[file] + done, batch.num_rows, described))
         done += batch.num_rows
-    return done
 
 
-def _place_in_piece(tables: Tables, piece: Piece, done: int, column: str, row: int) -> str:
-    """Name a row of a block that begins at row ``done`` of a piece."""
-    return f"{tables.paths[piece.file]}, row {tables.first_row(piece) + done + row}, column {column}"
+def _with_points(tables: TextFiles, parts: Sequence[tuple[Any, Place]]) -> Sequence[tuple[Any, Place]]:
+    """Return columns of numbers with decimal points."""
+    if tables.form.decimal == ".":
+        return parts
+    replace = arrow().compute.replace_substring
+    return [(replace(column, tables.form.decimal, "."), place) for column, place in parts]
 
 
-def _ids(column: Any, place: Place, dtype: str, trims: bool) -> tuple[str, int, list[Array]]:
-    text = column.cast(arrow().string()).fill_null("")
+def _place_of(tables: TextFiles, file: int, done: int, column: str, row: int) -> str:
+    """Name a row of a block that begins at row ``done`` of a file."""
+    return f"{tables.paths[file]}, row {tables.first_rows[file] + done + row}, column {column}"
+
+
+def _ids(column: Any, place: Place, dtype: str) -> tuple[str, list[Array]]:
     if dtype not in ("", "string"):  # so that 007 is read as 7
-        return "integer", -1, [values_as(np.dtype(np.int64), text, place)]
-    ids = ids_of(text, trims)
+        return "integer", [values_as(np.dtype(np.int64), column, place)]
+    ids = ids_of(column)
     if isinstance(ids, np.ndarray) and not dtype:
-        return "integer", -1, [ids]
+        return "integer", [ids]
     if isinstance(ids, np.ndarray):
-        ids = arrow().compute.utf8_trim_whitespace(text) if trims else text
+        ids = arrow().compute.utf8_trim_whitespace(column)
     elif not dtype and are_floats(ids):
         raise GraphDataError(
             f"{place(0)}: ids must be integers or text (got {ids[0].as_py()}); --types COLUMN=string takes them as text"
         )
     offsets, data = buffers_of(ids)
-    return "string", -1, [offsets - offsets[0], data]
+    return "string", [offsets - offsets[0], data]
 
 
-def _values(parts: Sequence[tuple[Any, Place]], dtype: str) -> tuple[str, int, list[Array]]:
+def _numbers(parts: Sequence[tuple[Any, Place]], dtype: str) -> tuple[str, tuple[int, int], list[Array]]:
+    """Return the kind of values side by side, how many rows have no value and the first of them, and the rows."""
     if dtype or len(parts) > 1:
         beside = [values_as(np.dtype(dtype), *part) if dtype else float32_of(*part) for part in parts]
         dtype = dtype or "float32"
-        rows = beside[0] if len(beside) == 1 else np.stack(beside, 1)
-        holes = np.isnan(rows).any(tuple(range(1, rows.ndim))) if rows.dtype.kind == "f" else np.zeros(0)
-        values = Values(dtype, rows, int(holes.argmax()) if holes.any() else -1)
+        values = Values(dtype, beside[0] if len(beside) == 1 else np.stack(beside, 1), -1)
     else:
         values = values_of(*parts[0])
     kind = values.kind or "none"
-    return kind, values.missing, [] if kind in ("none", "string") else [values.rows]
+    if kind in _FLOATS:
+        holes = np.flatnonzero(np.isnan(values.rows).any(tuple(range(1, values.rows.ndim))))
+        return kind, (len(holes), int(holes[0]) if len(holes) else -1), [values.rows]
+    missing = len(parts[0][0]) if kind == "none" else int(values.missing >= 0)
+    return kind, (missing, 0 if kind == "none" else values.missing), [] if kind in NO_NUMBERS else [values.rows]
 
 
 def _append(file: GrowingFile, array: Array) -> tuple[int, str, tuple[int, ...]]:
@@ -338,49 +380,57 @@ def _append(file: GrowingFile, array: Array) -> tuple[int, str, tuple[int, ...]]
     return begin, array.dtype.str, array.shape
 
 
-def _id_column(blocks: Sequence[_Block]) -> IdColumn:
-    stretches: list[RowArray | TextRows] = []
-    for kind, length, _, arrays, path, row in blocks:
-        if kind == "string":
-            strings = arrow().LargeStringArray.from_buffers(length, *map(arrow().py_buffer, arrays))
-            stretches.append(TextRows(strings, length, path, row))
-        elif length:
-            stretches.append(NamedRows(arrays[0], path, row))
-    return IdColumn(stretches or [np.zeros(0, np.int64)])
-
-
-def _value_column(name: str, blocks: Sequence[_Block]) -> ValueColumn:
-    kinds = {block.kind for block in blocks} - {"none"}
-    has_gaps = any(block.kind == "none" for block in blocks)
-    kind = "string" if kinds else "none"
-    if len(kinds) == 1:
-        kind = kinds.pop()
-    if kinds == {"integer", "float"} or (kind == "integer" and has_gaps):
+def _values(pieces: Sequence[Piece], name: str, fills: Sequence[str]) -> ValueColumn:
+    """Return a column of values: the type that all rows have, and how many have no value."""
+    kinds = [piece.kind(name) for piece in pieces]
+    known = {*kinds} - {"none"}
+    kind = "string" if known else "none"
+    if len(known) == 1:
+        kind = known.pop()
+    if known == {"integer", "float"}:
         kind = "float"
-    if kind in ("none", "string"):
-        texts = [block for block in blocks if block.kind == "string"]
-        if not texts or (texts[0] is blocks[0] and texts[0].missing < 1):
-            return ValueColumn(kind, np.zeros(0))
-        return ValueColumn(kind, np.zeros(0), f"{texts[0].path}, row {texts[0].row + texts[0].missing}")
-    rows: list[RowArray] = []
-    holes: list[str] = []
-    for block in blocks:
-        missing = 0 if block.kind == "none" else block.missing
-        if missing >= 0:
-            holes.append(f"{block.path}, row {block.row + missing}: {name} has no value")
-        values = block.arrays[0] if block.arrays else np.broadcast_to(np.float64(np.nan), (block.length,))
-        if kind == "list" and block.arrays and values.shape[1:] != blocks[0].arrays[0].shape[1:]:
-            lengths = f"a list has {values.shape[1]} numbers, {blocks[0].arrays[0].shape[1]} before"
-            place = f"{block.path}, row {block.row}, column {name}"
-            raise GraphDataError(f"{place}: {lengths}; --types COLUMN=string leaves the column out")
-        rows.append(NamedRows(values, block.path, block.row))
-    if holes and kind not in _FLOATS:
-        raise GraphDataError(holes[0])
-    if holes:
-        get_logger().warning("%s: it is %s, as in all such rows", holes[0], "-1" if name == "label" else "NaN")
+    if kind in NO_NUMBERS:
+        text = next((piece for piece, its in zip(pieces, kinds, strict=True) if its == "string"), None)
+        place = "" if text is None else text.missing(name)[1]
+        is_first = not place or place == pieces[0].place(name, 0)
+        return ValueColumn(kind, np.zeros(0), "" if is_first else place)
+    missing = [piece.missing(name) for piece in pieces]
+    count = sum(its for its, _ in missing)
+    if count:
+        kind = "float" if kind == "integer" else kind
+        first = next(place for its, place in missing if its)
+        if kind not in _FLOATS:
+            raise GraphDataError(f"{first}: {name} has no value")
+        filled = ", ".join(filter(None, dict.fromkeys(fills)))
+        path, comma, row = first.rpartition(", row ")
+        path = path or pieces[0].path
+        where = f" (the first: row {row})" if comma else ""
+        becomes = filled or ("-1" if name == "label" else "NaN (--fill COLUMN=0 or mean)")
+        total = sum(piece.length for piece in pieces)
+        get_logger().warning("%s: %s has no value in %d of %d rows%s: %s", path, name, count, total, where, becomes)
+    as_floats = kind == "float" or (kind == "time" and any(piece.has_fractions(name) for piece in pieces))
+    rows = [piece.rows(name, as_floats) for piece in pieces]
+    if kind == "list" and len({its.shape[1:] for its in rows}) > 1:
+        number = next(number for number, its in enumerate(rows) if its.shape[1:] != rows[0].shape[1:])
+        lengths = f"a list has {rows[number].shape[1]} numbers, {rows[0].shape[1]} before"
+        place = f"{pieces[number].place(name, 0)}, column {name}"
+        raise GraphDataError(f"{place}: {lengths}; --types COLUMN=string leaves the column out")
     if {its.dtype.kind for its in rows} == {"i", "f"}:
         rows = [MadeRows(_exact_floats, np.float64, its) if its.dtype.kind == "i" else its for its in rows]
-    return ValueColumn(kind, concatenated(rows))
+    return ValueColumn(kind, _filled(concatenated(rows), fills) if count and any(fills) else concatenated(rows))
+
+
+def _filled(rows: RowArray, fills: Sequence[str]) -> RowArray:
+    """Return rows with numbers, or means of the other rows, for NaN."""
+    sums = np.zeros((2, *rows.shape[1:]))
+    for first in range(0, len(rows) if "mean" in fills else 0, _CHUNK):
+        chunk = np.asarray(rows[first : first + _CHUNK], np.float64)
+        sums += np.stack([np.nansum(chunk, axis=0), (~np.isnan(chunk)).sum(axis=0)])
+    mean = sums[0] / np.maximum(sums[1], 1)
+    numbers = [np.nan if fill in ("", "mean") else float(fill) for fill in fills]
+    beside = np.array(numbers if rows.ndim > 1 else numbers[0])
+    values = np.where(np.array(fills if rows.ndim > 1 else fills[0]) == "mean", mean, beside).astype(rows.dtype)
+    return MadeRows(lambda chunk: np.where(np.isnan(chunk), values, chunk), rows.dtype, rows)
 
 
 def _exact_floats(rows: Array) -> Array:

@@ -17,11 +17,11 @@ An id that no row has is an error. A type without a table gets its nodes from it
 (``id_maps.py``). Where ids are not 0, 1, ..., n - 1 the node feature "id" has them: int64[n], or uint8[n, width] for
 strings, which are their UTF-8 filled up with zeros.
 
-**Columns** become features of their name. Integers, floats, bools and lists of numbers keep their type
-(``table_columns.py``); times become int64 seconds since 1970; columns ``name_0``, ``name_1``, ... of numbers are one
-matrix "name" of float32. "feat" is float32 or float16, "label" int64, masks are bool. "split" has the words train, val
-(valid, dev) and test, and becomes the three masks. Strings are left out, and named in ``left_out``, unless they are
-``categories``: these are numbered in their order.
+**Columns** become features of their name. Integers, bools and lists of integers keep their type
+(``table_columns.py``), floats become float32 except in "time"; times become seconds since 1970; columns ``name_0``,
+``name_1``, ... of numbers are one matrix "name" of float32. "feat" is float32 or float16, "label" int64, masks are
+bool. "split" has the words train, val (valid, dev) and test, and becomes the three masks. Strings are left out, and
+named in ``left_out``, unless they are ``categories``: these are numbered in their order.
 """
 
 import re
@@ -43,10 +43,11 @@ from mpigraph.formats.input_files import FolderFiles, graph_of, in_natural_order
 from mpigraph.formats.layout import Layout, ReadOptions, TableOptions
 from mpigraph.formats.reading_ranks import ReadingRanks
 from mpigraph.formats.table_columns import NO_NUMBERS, IdColumn, ValueColumn, are_numbers, read_columns
-from mpigraph.formats.table_files import ParquetFiles, TextFiles, is_table, open_tables
+from mpigraph.formats.table_files import ParquetFiles, TextFiles, TextForm, is_table, open_tables
+from mpigraph.formats.type_columns import Kinds, by_type
 from mpigraph.log import get_logger
 from mpigraph.metadata.schema import DEFAULT_ETYPE, DEFAULT_NTYPE, Relation, relations_in
-from mpigraph.partition.row_arrays import MadeRows, as_floats, as_labels, as_mask
+from mpigraph.partition.row_arrays import MadeRows, RowError, as_float32, as_floats, as_labels, as_mask
 from mpigraph.partition.source import Feature, GraphSource
 
 _ID_COLUMNS = ("src", "dst", "id")  # in TableOptions.columns
@@ -98,28 +99,33 @@ class _EdgeTable:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The columns to read of a table, by the feature that they become; ``words`` are categories and the split."""
+    """The columns to read of a table, by the feature that they become.
+
+    ``words`` are categories and the split, ``kind`` is the column with types.
+    """
 
     tables: TextFiles | ParquetFiles
     ids: tuple[str, ...]
     words: dict[str, str]
     features: dict[str, tuple[str, ...]]
+    kind: str | None
 
     @classmethod
     def of(cls, table: _NodeTable | _EdgeTable, options: TableOptions) -> "_Plan":
-        tables = open_tables(table.files)
+        tables = open_tables(table.files, _form(table, options))
         columns = [table.id_column] if isinstance(table, _NodeTable) else [table.src_column, table.dst_column]
         ids = tuple(column for column in columns if column is not None)
         unnamed = [name for name in tables.names if name in _INDEX and name not in ids]
         if unnamed:
             get_logger().warning("%s: column %r, an index of pandas, is left out", table.files[0], unnamed[0])
-        features = _features_of([name for name in tables.names if name not in (*ids, *_INDEX)], tables, options)
-        for column in (*ids, *(column for its in features.values() for column in its)):
+        kind = options.node_type if isinstance(table, _NodeTable) else options.edge_type
+        features = _features_of([its for its in tables.names if its not in (*ids, *_INDEX, kind)], tables, options)
+        for column in (*ids, *filter(None, [kind]), *(column for its in features.values() for column in its)):
             if column not in tables.names:
                 raise GraphDataError(f"{table.files[0]}: has no column {column!r} (got {', '.join(tables.names)})")
         as_words = {_SPLIT, *options.categories}
         words = {name: its[0] for name, its in features.items() if name in as_words or its[0] in options.categories}
-        return cls(tables, ids, words, {name: its for name, its in features.items() if name not in words})
+        return cls(tables, ids, words, {name: its for name, its in features.items() if name not in words}, kind)
 
 
 @collective("ranks")
@@ -149,7 +155,12 @@ def _read_tables(
     tables = [_Table(plan, options, ranks) for plan in plans]
     of_nodes = {table.ntype: tables[number] for number, table in enumerate(nodes)}
     of_edges = {table.relation: tables[len(nodes) + number] for number, table in enumerate(edges)}
-    return _graph_of_tables(of_nodes, of_edges, ranks, num_nodes)
+    source = _graph_of_tables(of_nodes, of_edges, ranks, num_nodes)
+    if options.node_type is None and options.edge_type is None:
+        return source
+    if options.node_type is not None and not nodes:
+        raise GraphDataError(f"types in column {options.node_type!r} need a table of nodes")
+    return by_type(source, tables[0].kinds if nodes else None, tables[-1].kinds)
 
 
 @collective("ranks")
@@ -192,14 +203,15 @@ def _graph_of_tables(
 class _Table:
     def __init__(self, plan: _Plan, options: TableOptions, ranks: ReadingRanks) -> None:
         self.title = name = str(plan.tables.paths[0])
-        ids = (*plan.ids, *plan.words.values())
+        ids = (*plan.ids, *plan.words.values(), *filter(None, [plan.kind]))
         columns_of = {**plan.features, **{column: (column,) for column in ids}}
         types = {
             feature: next(options.types[key] for key in (feature, *columns) if key in options.types)
             for feature, columns in columns_of.items()
             if not options.types.keys().isdisjoint((feature, *columns))
         }
-        read = read_columns(plan.tables, ids, plan.features, types, ranks)
+        self._types = types
+        read = read_columns(plan.tables, ids, plan.features, types, ranks, options.fill)
         self.length = sum(read.lengths)
         self.ids = [read.ids[column] for column in plan.ids]
         self.features: dict[str, Feature] = {}
@@ -207,7 +219,10 @@ class _Table:
             if feature == _SPLIT:
                 self.features |= _masks(read.ids[column], ranks)
             else:
-                self.features[feature] = _category(f"{name}: column {column}", read.ids[column], ranks)
+                self.features[feature] = Feature.of(
+                    _category(f"{name}: column {column}", read.ids[column], ranks).codes
+                )
+        self.kinds = _category(f"{name}: column {plan.kind}", read.ids[plan.kind], ranks) if plan.kind else None
         self.left_out: list[str] = []
         for feature, values in read.values.items():
             if values.kind in NO_NUMBERS:
@@ -218,13 +233,31 @@ class _Table:
 
     def _feature(self, name: str, values: ValueColumn) -> Feature:
         if values.kind == "time":
-            text = "%s: times in %s become int64, seconds since 1970 (UTC)"
-            get_logger().warning(text, self.title, name)
-        if name == "label" and values.rows.ndim == 1:
-            return Feature(as_labels(values.rows), "int64")
+            text = "%s: times in %s become %s, seconds since 1970 (UTC)"
+            get_logger().warning(text, self.title, name, values.rows.dtype)
+        rows = values.rows
+        if name == "label" and rows.ndim == 1 and not self._types.get(name, "").startswith("float"):
+            return Feature(as_labels(rows), "int64")
         if name in _MASKS:
-            return Feature.of(as_mask(values.rows))
-        return Feature.of(as_floats(values.rows)) if name == "feat" else Feature.of(values.rows)
+            return Feature.of(as_mask(rows))
+        if name in self._types or name == "time" or values.kind == "time" or rows.dtype != np.float64:
+            return Feature.of(as_floats(rows)) if name == "feat" else Feature.of(rows)
+        return Feature.of(MadeRows(_as_float32, np.float32, rows))
+
+
+def _as_float32(rows: Array) -> Array:
+    """Return float64 as float32. Raises RowError: a number is too large, or nothing after its point would stay."""
+    cast = as_float32(rows)
+    lost = (cast != rows) & (np.abs(rows) > 2**24)
+    if lost.any():
+        place = tuple(np.argwhere(lost)[0].tolist())
+        raise RowError(place[0], f"{rows[place]} does not fit float32; --types COLUMN=float64 keeps it")
+    return cast
+
+
+def _form(table: _NodeTable | _EdgeTable | None, options: TableOptions) -> TextForm:
+    first = ("id",) if isinstance(table, _NodeTable) else ("src", "dst")
+    return TextForm(headless=options.no_header, first=first, decimal=options.decimal)
 
 
 def _features_of(
@@ -261,7 +294,8 @@ def _features_of(
 def _check_all_used(options: TableOptions, plans: Sequence[_Plan]) -> None:
     """Check that some table has each column that the user has named."""
     names = {name for plan in plans for name in (*plan.tables.names, *plan.features, *plan.words)}
-    asked = [("types", name) for name in options.types] + [("categories", name) for name in options.categories]
+    by_name = {"types": options.types, "categories": options.categories, "fill": options.fill}
+    asked = [(what, name) for what, its in by_name.items() for name in its]
     asked += [(f"columns of {feature!r}", pattern) for feature, its in options.columns.items() for pattern in its]
     for what, pattern in asked:
         is_there = pattern in names or (what.startswith("columns") and any(fnmatchcase(n, pattern) for n in names))
@@ -284,25 +318,26 @@ def _splits(words: IdColumn, ranks: ReadingRanks) -> Iterator[Array]:
         yield parts
 
 
-def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Feature:
-    """Return the number of each name in the order of all names, int64; -1 for a row without a name."""
+def _category(title: str, names: IdColumn, ranks: ReadingRanks) -> Kinds:
+    """Return all names in their order, and the number of that of each row, int64; -1 for a row without a name."""
     doing = "numbering categories"
     if names.is_text:
         keys = distinct_texts(ranks, doing, [names], blanks=True)
         keys = keys[keys != b""] if len(keys) else np.zeros(0, "S1")
     else:
         keys = np.unique(names.numbers[:]) if len(names) else np.zeros(0, np.int64)
-    listed = ", ".join(repr(key.decode() if names.is_text else key) for key in keys[:_LISTED].tolist())
-    listed += ", ..." * (len(keys) > _LISTED)
+    known = [key.decode() if names.is_text else key for key in keys.tolist()]
+    listed = ", ".join(map(repr, known[:_LISTED])) + ", ..." * (len(keys) > _LISTED)
     get_logger().warning("%s: %d categories are numbered in their order: %s", title, len(keys), listed)
     if not names.is_text:
-        return Feature.of(MadeRows(lambda rows: np.asarray(np.searchsorted(keys, rows)), np.int64, names.numbers))
+        codes = MadeRows(lambda rows: np.asarray(np.searchsorted(keys, rows)), np.int64, names.numbers)
+        return Kinds(title, list(map(str, known)), codes)
 
     def own() -> Iterator[Array]:
         for values, positions, _ in names.texts(True, ranks):
             yield np.where(values == b"", -1, np.searchsorted(keys, values))[positions]
 
-    return Feature.of(ranks.rows(doing, np.int64, own))
+    return Kinds(title, known, ranks.rows(doing, np.int64, own))
 
 
 _NAME = re.compile(r"(nodes|edges)(?:[_.](.+)|-\d+)?", re.IGNORECASE)
@@ -428,26 +463,29 @@ def _relation(path: Path, name: str, only: str | None, ntypes: Sequence[str]) ->
 
 
 def _node_table(ntype: str, files: Sequence[Path], options: TableOptions) -> _NodeTable:
-    tables = open_tables(files)
+    tables = open_tables(files, _form(_NodeTable(ntype, ()), options))
     known = [*options.columns.get("id", ()), *(name.format(ntype=ntype) for name in _IDS)]
     column = next((name for name in known if name in tables.names), None)
-    if column is None:
+    if isinstance(tables, TextFiles) and not options.no_header:
         numbers = [name for name in tables.names if re.fullmatch(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?", name)]
-        if isinstance(tables, TextFiles) and (tables.no_header or numbers):
+        if tables.no_header or (column is None and numbers):
             line = ", ".join(tables.no_header or tables.names)
-            raise GraphDataError(f"{files[0]}: needs a header, a first line with names of columns (got {line:.80})")
+            form = "a header, a first line with names of columns; --no-header: id, column1, column2 ..."
+            raise GraphDataError(f"{files[0]}: needs {form} (got {line:.80})")
+    if column is None:
         text = "%s: has no column of ids (%s): a node is known by the number of its row, from 0"
         get_logger().warning(text, files[0], ", ".join(filter(None, known)))
     return _NodeTable(ntype, tuple(files), column)
 
 
 def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions) -> _EdgeTable:
-    tables = open_tables(files)
+    tables = open_tables(files, _form(None, options))
     names = tables.names
-    if isinstance(tables, TextFiles) and len(tables.no_header) == 3 and tables.no_header[2].lstrip("-").isdecimal():
+    fields = tables.no_header if isinstance(tables, TextFiles) and not options.no_header else []
+    if len(fields) == 3 and fields[2].lstrip("-").isdecimal():
         raise GraphDataError(
             f"{files[0]}: three integers in a line can be an edge with a number or a triple (head, relation, tail): "
-            f"write a header such as src,dst,time or src,rel,dst (got {', '.join(tables.no_header)})"
+            f"write a header such as src,dst,time or src,rel,dst, or say --no-header (got {', '.join(fields)})"
         )
     named = zip(options.columns.get("src", ()), options.columns.get("dst", ()), strict=False)
     for pair in [*named, *_ENDS]:
@@ -455,7 +493,7 @@ def _edge_table(relation: Relation, files: Sequence[Path], options: TableOptions
             return _EdgeTable(relation, tuple(files), *pair)
     raise GraphDataError(
         f"{files[0]}: needs columns src and dst with the ids of nodes (or source and target; or say "
-        f"--columns src=NAME --columns dst=NAME; got {', '.join(names)})"
+        f"--columns src=NAME --columns dst=NAME, or --no-header; got {', '.join(names)})"
     )
 
 

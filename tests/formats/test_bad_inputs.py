@@ -332,10 +332,10 @@ def test_ogb_text(tmp_path):
         check_all(read_source(tmp_path))
     write_text(raw / "edge.csv.gz", "0,1\n1,2\n")
     write_text(raw / "node-feat.csv.gz", "0,1\n2,3\n4,1e300\n5,6\n")
-    with pytest.raises(GraphDataError, match=r"node-feat.csv.gz, row 2: 1e\+300, column 1 does not fit float32"):
+    with pytest.raises(GraphDataError, match=r"node-feat.csv.gz, row 3, column column1: 1e\+300 does not fit float32"):
         read_source(tmp_path)
     write_text(raw / "node-feat.csv.gz", "0,1\n2,3\n4,5\n6")  # not written to the end
-    with pytest.raises(GraphDataError, match="node-feat.csv.gz, from line 4: 1 columns, 2 before"):
+    with pytest.raises(GraphDataError, match="node-feat.csv.gz: .*row 4: Expected 2 columns, got 1"):
         read_source(tmp_path)
     (raw / "node-feat.csv.gz").unlink()
     write_text(raw / "edge.csv.gz", "0,1\n#1,2\n2,3\n")

@@ -199,7 +199,7 @@ def test_counts_of_a_known_dataset_answer_the_question(tmp_path, monkeypatch):
         ("node_year.csv.gz", [1, 2, 3], "'year' of '_N' must have 4 rows"),
         ("edge_reltype.csv.gz", [1], "'reltype' of '_N:_E:_N' must have 3 rows"),
         ("node_species.csv.gz", [1, 2, 3, 4], "'species' of '_N' is there twice"),
-        ("node_year.csv.gz", [1, "x", 3, 4], "node_year.csv.gz, from line 1: could not convert string 'x'"),
+        ("node_year.csv.gz", [1, "x", 3, 4], "node_year.csv.gz, row 2, column column0: 'x' is no float32"),
     ],
 )
 def test_files_that_contradict_each_other(tmp_path, name, lines, error):

@@ -178,7 +178,76 @@ def test_numbers_to_predict_get_another_name_than_label(tmp_path):
     with pytest.raises(GraphDataError, match=r"nodes.csv, row 2: 0.5 is no integer .* --columns y=label"):
         rows(read(tmp_path, files).node_feats["_N"]["label"].values)
     target = read(tmp_path, files, columns={"y": ("label",)}).node_feats["_N"]["y"]
-    assert target.dtype == "float64" and rows(target.values).tolist() == [0.5, 1.5]
+    assert target.dtype == "float32" and rows(target.values).tolist() == [0.5, 1.5]
+    target = read(tmp_path, files, types={"label": "float32"}).node_feats["_N"]["label"]
+    assert target.dtype == "float32" and rows(target.values).tolist() == [0.5, 1.5]
+
+
+EDGE = {"edges.csv": "src,dst\n0,1\n"}
+GAPS = {"nodes.csv": "id,x,f_0,f_1\n0,1,1,\n1,,3,5\n2,3,,7\n", **EDGE}
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "name", "dtype", "values"),
+    [
+        ({"nodes.csv": "4,0.5\n5,0.25\n", "edges.csv": "4,5\n"}, {"no_header": True}, "column1", "float32",
+         [0.5, 0.25]),
+        ({"nodes.csv": "a,7\nb,8\n", "edges.csv": "a,b,3\n"}, {"no_header": True}, "column1", "int64", [7, 8]),
+        ({"nodes.csv": "id;x\n0;0,5\n1;-1,25\n", **EDGE}, {"decimal": ","}, "x", "float32", [0.5, -1.25]),
+        ({"nodes.csv": "id;x\n0;3\n1;4\n", **EDGE}, {"decimal": ","}, "x", "int64", [3, 4]),
+        ({"nodes.csv": "id;f_0;f_1\n0;0,5;1\n1;1;2\n", **EDGE}, {"decimal": ","}, "f", "float32", [[0.5, 1], [1, 2]]),
+        (GAPS, {"fill": {"x": "0"}}, "x", "float32", [1, 0, 3]),
+        (GAPS, {"fill": {"x": "mean"}}, "x", "float32", [1, 2, 3]),
+        (GAPS, {"fill": {"x": "-1"}, "types": {"x": "int64"}}, "x", "int64", [1, -1, 3]),
+        (GAPS, {"fill": {"f": "mean"}}, "f", "float32", [[1, 6], [3, 5], [2, 7]]),
+        (GAPS, {"fill": {"f_0": "9", "f_1": "mean"}}, "f", "float32", [[1, 6], [3, 5], [9, 7]]),
+        ({"nodes.parquet": {"id": [0, 1, 2], "x": [None, 4, 5]}, **EDGE}, {"fill": {"x": "0.5"}}, "x", "float32",
+         [0.5, 4, 5]),
+    ],
+)  # fmt: skip
+def test_columns_as_the_user_says(tmp_path, files, options, name, dtype, values):
+    feature = read(tmp_path, files, **options).node_feats["_N"][name]
+    assert (feature.dtype, rows(feature.values).tolist()) == (dtype, values)
+
+
+@pytest.mark.parametrize("ids", ["pqrs", "0123"])
+def test_types_and_relations_in_a_column(tmp_path, ids):
+    kinds = ("user", "item", "user", "item")
+    nodes = "id,kind,x\n" + "".join(f"{i},{kind},{n}\n" for n, (i, kind) in enumerate(zip(ids, kinds, strict=True)))
+    ends_and_relations = [(0, 1, "buys"), (2, 3, "buys"), (0, 2, "knows"), (2, 1, "sees"), (0, 3, "buys")]
+    edges = "".join(f"{ids[a]},{ids[b]},{rel},{w}\n" for w, (a, b, rel) in enumerate(ends_and_relations))
+    files = {"nodes.csv": nodes, "edges.csv": f"src,dst,rel,w\n{edges}"}
+    source = read(tmp_path, files, node_type="kind", edge_type="rel")
+    assert source.schema.ntypes == ("item", "user") and source.num_nodes == (2, 2)
+    assert source.schema.relations == (("user", "buys", "item"), ("user", "knows", "user"), ("user", "sees", "item"))
+    assert [ends(source, number) for number in range(3)] == [[[0, 1, 0], [0, 1, 1]], [[0], [1]], [[1], [0]]]
+    assert rows(source.edge_feats["user:buys:item"]["w"].values).tolist() == [0, 1, 4]
+    assert rows(source.node_feats["item"]["x"].values).tolist() == [1, 3]
+    originals = rows(source.node_feats["user"]["id"].values).reshape(-1).tolist()
+    assert originals == ([0, 2] if ids == "0123" else [ord("p"), ord("r")])
+    check_parts(source, tmp_path / "out")
+    one = read(tmp_path, files, edge_type="rel", categories=("kind",))
+    assert one.schema.relations == (("_N", "buys", "_N"), ("_N", "knows", "_N"), ("_N", "sees", "_N"))
+    with pytest.raises(GraphDataError, match="nodes.csv: has no column 'type'"):
+        read(tmp_path, files, node_type="type")
+    files["nodes.csv"] = files["nodes.csv"].replace("item", "")
+    with pytest.raises(GraphDataError, match="column kind: 2 rows have no type"):
+        read(tmp_path, files, node_type="kind")
+
+
+def test_all_columns_that_cannot_be_read_are_named_at_once(tmp_path):
+    nodes = 'id,a,b,c\n0,True,"0,5",1\n1,,"1,5",99999999999999999999\n'
+    with pytest.raises(GraphDataError) as error:
+        read(tmp_path, {"nodes.csv": nodes, **EDGE})
+    lines = str(error.value).splitlines()
+    assert len(lines) == 2 and "column b: '0,5' may be a list" in lines[0] and "column c: 9999" in lines[1]
+    with pytest.raises(GraphDataError, match="a has no value\n.*b has no value"):
+        read(tmp_path, {"nodes.csv": "id,a,b\n0,True,2024-01-02\n1,,\n", **EDGE})
+    for wrong, message in (({"fill": {"a": "x"}}, "a number or mean"), ({"decimal": ";"}, "a point or a comma")):
+        with pytest.raises(InvalidArgumentError, match=message):
+            TableOptions(**wrong)
+    with pytest.raises(GraphDataError, match="fill: no table has a column 'z'"):
+        read(tmp_path, {"nodes.csv": "id,a\n0,1\n", **EDGE}, fill={"z": "0"})
 
 
 def test_names_that_no_file_can_have(tmp_path):
