@@ -169,22 +169,15 @@ def judge(summary: Summary) -> Verdict:
     elif table.count >= FEWEST_STEPS:
         verdict = _balanced(summary, table)
     else:
-        done = table.count if summary.complete or table.count else _steps_done(summary)
-        text = f"Too few steps to judge: {done}, and {FEWEST_STEPS} are needed."
-        if done >= FEWEST_STEPS:
-            text = f"{done} steps were done, and their times are lost: a job that dies leaves sums alone."
+        text = f"Too few steps to judge: {table.count}, and {FEWEST_STEPS} are needed."
+        if not summary.complete and not table.count:
+            text = "A job that dies leaves its last spans alone: steps and sums are lost."
         verdict = Verdict("unknown", (), "", (), text)
     ended = [f"The job ended early: {line.rstrip('.')}." for line in summary.ended.strip().splitlines()[:1]]
     asked = summary.job.asked
     if asked and not summary.job.window:
         ended.append(f"Step {asked.first_step}, the first one to record, never came: this is of the steps before it.")
     return verdict._replace(text=" ".join(filter(None, [*ended, verdict.text, _remote_rows(summary)])))
-
-
-def _steps_done(summary: Summary) -> int:
-    """Return the number of steps that each trainer has done, by its sums."""
-    counts = [[t.stages["step"].count for t in rank.threads if "step" in t.stages] for rank in summary.trainers]
-    return min((sum(of_rank) for of_rank in counts), default=0)
 
 
 def cache_hits(ranks: Iterable[Rank], epochs: slice = slice(None)) -> float | None:

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +31,6 @@ from mpigraph.mpi.agree import allgather_bytes, describe, gather_bytes
 from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.wait import BLOCKED
-from mpigraph.mpi.witness import fields_of_rank
 from mpigraph.recording import STEP_FIELDS, Recording, Track, at_each_step
 from mpigraph.reports.page import write_page
 from mpigraph.reports.summary import (
@@ -57,7 +56,7 @@ from mpigraph.reports.summary import (
     writing_trace,
 )
 from mpigraph.store.store import Store
-from mpigraph.trace import clock
+from mpigraph.trace import Snapshot, clock
 
 # The clocks of other nodes, compared with that of one rank.
 #
@@ -147,6 +146,8 @@ _ALL_SPANS = 4_000_000  # of all ranks together
 _LEAST_SPANS = 10_000  # of a rank, whatever their number
 _ON_PAGE = 20_000  # spans of one step on the page
 _OF_CACHE = ("remote_rows", "cached_rows", "fetched_rows", "fetched_bytes")
+_TO_HOST = ("sent_messages", "sent_bytes", "received_bytes", "requests", "answered_ns")  # counters, by host
+_TO_TRAINER = ("group_sent_bytes", "group_received_bytes")  # counters, by trainer
 _USED = ("cpu_seconds", "run_delay_seconds", "major_faults", "memory_pressure_seconds")
 _FILES = ("summary.json", "trace.json.gz", "report.html")
 _SPAN = np.dtype([("name", "u2"), ("detail", "u4"), ("batch", "i8"), ("begin", "i8"), ("end", "i8")])
@@ -311,13 +312,7 @@ class Reporting:
         rank = self._known(self._world.rank)
         rank.seconds = (recording.end - recording.begin) / 1e9
         rank.cpu = Cpu(*(self._used(name) for name in _USED))
-        told = fields_of_rank(recording.before, recording.after, rank.seconds)
-        rank.threads = [
-            Thread(thread["name"], {name: Stage(**stage) for name, stage in thread["stages"].items()}, thread["rest"])
-            for thread in told["threads"]
-        ]
-        rank.to_hosts = [ToHost(*numbers) for numbers in told["to_hosts"]]
-        rank.to_trainers = [ToTrainer(*numbers) for numbers in told["to_trainers"]]
+        _put_sums(rank, recording)
         counts = [self._counts[0], *self._epochs, self._counts[1]]
         epochs = [CacheEpoch(*counts) for counts in np.maximum(np.diff(counts, axis=0), 0).tolist() if counts[0]]
         rank.cache = Cache(epochs)
@@ -431,6 +426,28 @@ class Reporting:
             del events[_ON_PAGE:]
         write(self._path, summary)
         write_page(self._path, summary)
+
+
+def _put_sums(rank: Rank, recording: Recording) -> None:
+    """Set the fields of a rank that come from sums of its spans and counters."""
+    counts = Counter[tuple[str, int]]()  # of the counters that have hosts
+    for name, after in recording.after.items():
+        passed = after.since(recording.before.get(name, Snapshot()))
+        stages = {
+            stage: Stage(max(seconds, 0.0), max(own, 0.0), sum(histogram), list(histogram))
+            for stage, (seconds, histogram, own) in passed.stages.items()
+            if seconds
+        }
+        if stages:
+            rank.threads.append(Thread(name, stages, rank.seconds - sum(stage.own for stage in stages.values())))
+        counts.update({key: number for key, number in passed.counts.items() if isinstance(key, tuple) and number > 0})
+
+    def lines(names: Sequence[str]) -> list[list[int]]:
+        peers = sorted({peer for name, peer in counts if name in names})
+        return [[peer, *(counts[name, peer] for name in names)] for peer in peers]
+
+    rank.to_hosts = [ToHost._make([*numbers, waited / 1e9]) for *numbers, waited in lines(_TO_HOST)]
+    rank.to_trainers = [ToTrainer(*numbers) for numbers in lines(_TO_TRAINER)]
 
 
 class _Recorded:

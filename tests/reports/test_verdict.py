@@ -204,15 +204,14 @@ def test_one_long_stall_is_told(steps: int, step: float, stall: float, stage: st
     assert f"slow in 1 of {steps} steps ({50 + at}), by" in verdict.text
 
 
-def test_a_job_that_died_has_done_its_steps() -> None:
-    """What is left of it has sums of steps, and no times of each (``mpi/witness.py``)."""
+def test_a_job_that_died_has_lost_its_steps() -> None:
     summary = made(1, Setup(steps=15))
     summary.complete = False
     summary.ended = "trainer 0 died"
     for rank in summary.ranks:
         rank.steps = Steps()
     verdict = judge(summary)
-    assert verdict.kind == "unknown" and "trainer 0 died. 15 steps were done, and their times are lost" in verdict.text
+    assert verdict.kind == "unknown" and "trainer 0 died. A job that dies leaves its last spans" in verdict.text
 
 
 def test_a_large_ratio_of_small_numbers_is_no_reason() -> None:

@@ -383,14 +383,7 @@ def test_what_is_left_of_a_job_that_dies(tmp_path: Path, oracle, who: int, how: 
     assert "Error" in how or last[f"trainer {who}"].count("in forward (of number 1)") == 1, last
     ended = [json.loads((folder / name).read_bytes())["ended"] for name in ("summary.json", "summary-1.json")]
     assert says in ended[who], ended
-    summary, done = read(folder), []
-    for rank in summary.trainers:
-        main = next(thread for thread in rank.threads if thread.name == "MainThread")
-        assert main.stages["forward"].count
-        done.append(main.stages["step"].count)
-        for name, total in thread_sums(rank):
-            assert total == pytest.approx(rank.seconds), name
-    assert f" {min(done)} steps were done, and their times are lost" in judge(summary).text
+    assert "steps and sums are lost" in judge(read(folder)).text
 
 
 SERIALIZED = "import mpi4py\nmpi4py.rc.thread_level = 'serialized'\n"
