@@ -176,26 +176,6 @@ class Rank:
         return f"{self.role} {self.number}"
 
 
-class TimelineEvent(NamedTuple):
-    """A span of the step that the page draws; seconds since the window's begin."""
-
-    rank: int
-    thread: str
-    name: str
-    begin: float
-    end: float
-
-
-@dataclass
-class Timeline:
-    """One step on all ranks."""
-
-    step: int = 0
-    begin: float = 0.0
-    end: float = 0.0
-    events: list[TimelineEvent] = field(default_factory=list)
-
-
 @dataclass
 class Summary:
     """A report's contents. If the job died, it is not ``complete``, and ``ended`` has the reason."""
@@ -206,7 +186,6 @@ class Summary:
     clock_error: float | None = None
     nodes: list[Node] = field(default_factory=list)
     ranks: list[Rank] = field(default_factory=list)
-    timeline: Timeline | None = None
 
     @property
     def trainers(self) -> list[Rank]:
@@ -275,7 +254,7 @@ def read(folder: Path) -> Summary:
     """Read the summary of a report's folder, or join those that the witnesses of several nodes wrote.
 
     Raises:
-        StorageError: the folder has no report, or a file is damaged; names file and field.
+        StorageError: the folder has no report, or a file is damaged; names the file.
     """
     summaries = []
     for path in (folder / FILE, *sorted(folder.glob("summary-*.json"))):
@@ -294,7 +273,6 @@ def read(folder: Path) -> Summary:
         joined.ranks += [rank for rank in other.ranks if rank.rank not in known]
         joined.nodes = max(joined.nodes, other.nodes, key=len)
         joined.ended = "\n".join(filter(None, (joined.ended, other.ended)))
-        joined.timeline = joined.timeline or other.timeline
     joined.ranks.sort(key=lambda rank: rank.rank)
     joined.complete = joined.complete and len(summaries) == 1
     return joined

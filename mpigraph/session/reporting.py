@@ -45,8 +45,6 @@ from mpigraph.reports.summary import (
     Steps,
     Summary,
     Thread,
-    Timeline,
-    TimelineEvent,
     ToHost,
     ToTrainer,
     Window,
@@ -144,7 +142,6 @@ _APART = 0.1  # seconds between two looks at the memory that this process holds:
 _ROOM = 1 << 16  # spans of a thread in a window of steps
 _ALL_SPANS = 4_000_000  # of all ranks together
 _LEAST_SPANS = 10_000  # of a rank, whatever their number
-_ON_PAGE = 20_000  # spans of one step on the page
 _OF_CACHE = ("remote_rows", "cached_rows", "fetched_rows", "fetched_bytes")
 _TO_HOST = ("sent_messages", "sent_bytes", "received_bytes", "requests", "answered_ns")  # counters, by host
 _TO_TRAINER = ("group_sent_bytes", "group_received_bytes")  # counters, by trainer
@@ -406,11 +403,6 @@ class Reporting:
             if self._in_window:  # its first step may not have come
                 last = min(self._steps, self._window[1])
                 summary.job.window = Window(last - len(first.seconds), last)
-        typical = _typical(first)
-        if typical is not None:
-            at = first.begin[typical]
-            number = typical + (summary.job.window.first_step if summary.job.window else 0)
-            summary.timeline = Timeline(number, at, at + first.seconds[typical])
         with writing_trace(self._path / _FILES[1], summary) as writer:
             for rank, recorded, drift in zip(ranks, recordings, drifts, strict=True):
                 points = ((drift.own_time(seconds) - zero, size) for seconds, size in recorded.memory)
@@ -418,14 +410,9 @@ class Reporting:
                 writer.counter(rank.rank, "input nodes", zip(rank.steps.begin, rank.steps.inputs, strict=True))
                 for thread, spans in recorded.threads(drift, zero):
                     writer.thread(rank.rank, thread, spans)
-                    if summary.timeline is not None:
-                        _put_into(summary.timeline, rank.rank, thread, spans)
-        if summary.timeline is not None:
-            events = summary.timeline.events
-            events.sort(key=lambda event: event.begin - event.end)
-            del events[_ON_PAGE:]
         write(self._path, summary)
         write_page(self._path, summary)
+        get_logger().info("the report is %s", self._path / _FILES[2])
 
 
 def _put_sums(rank: Rank, recording: Recording) -> None:
@@ -478,20 +465,6 @@ def _pack(track: Track, most: int) -> tuple[list[Any], np.ndarray[Any, Any]]:
         spans[name] = column
     spans["detail"] = [places[detail] for detail in details]
     return [track.thread, list(track.names), list(places), len(spans)], spans
-
-
-def _typical(steps: Steps) -> int | None:
-    """Return the place of the step of median duration, None without steps."""
-    order = sorted(range(len(steps.seconds)), key=steps.seconds.__getitem__)
-    return order[len(order) // 2] if order else None
-
-
-def _put_into(timeline: Timeline, rank: int, thread: str, spans: list[Span]) -> None:
-    """Add the parts of a thread's spans that lie in the step."""
-    for name, begin, end, *_ in spans:
-        begin, end = max(begin, timeline.begin), min(end, timeline.end)
-        if begin < end:
-            timeline.events.append(TimelineEvent(rank, thread, name, begin, end))
 
 
 def prepare_folder(name: str) -> None:

@@ -139,7 +139,7 @@ def test_a_cold_cache_is_told() -> None:
 def test_sentences() -> None:
     text = judge(made(1, Setup(trainers=8, nodes=4), Fault("model", 5, 1.6))).text
     assert re.fullmatch(
-        r"Trainer 5 on node n2 is the slowest: its backward and forward take 1\.\dx the median; the others wait "
+        r"Trainer 5 on node n2 is the slowest: its backward pass and forward pass take 1\.\dx the median; the others wait "
         r"[\d.]+ (ms|s) of each [\d.]+ s step for it\. "
         r"Remote rows: \d+ % from n\d, cache hits 60 %\.",
         text,
@@ -148,7 +148,7 @@ def test_sentences() -> None:
     assert re.match(
         r"Trainer 3 on node n3 is slow in 5 of 50 steps \(\d+, \d+, \d+ and 2 more\), by 0\.\d+ s each: ", text
     )
-    assert judge(made(1, Setup())).text.startswith("Balanced; bound by backward and forward: ")
+    assert judge(made(1, Setup())).text.startswith("Balanced; bound by backward pass and forward pass: ")
     assert judge(made(1, Setup(trainers=1))).text.startswith("One trainer; bound by ")
 
 

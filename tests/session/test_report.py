@@ -85,10 +85,6 @@ def test_a_report_of_some_steps(job: SharedJob, oracle, tmp_path: Path) -> None:
             main = next(thread for thread in rank.threads if thread.name == "MainThread")
             assert main.stages["step"].count == main.stages["wait"].count == 5
             assert main.stages["step"].seconds + main.stages["wait"].seconds <= rank.seconds
-        assert summary.timeline is not None and 3 <= summary.timeline.step < 8
-        for event in summary.timeline.events:
-            assert summary.timeline.begin <= event.begin < event.end <= summary.timeline.end
-        assert {event.rank for event in summary.timeline.events} >= {summary.trainers[0].rank}
         assert json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
     on_all(job.trainers, not_recording())
 
