@@ -139,8 +139,8 @@ def test_a_cold_cache_is_told() -> None:
 def test_sentences() -> None:
     text = judge(made(1, Setup(trainers=8, nodes=4), Fault("model", 5, 1.6))).text
     assert re.fullmatch(
-        r"Trainer 5 on node n2 is the slowest: its backward pass and forward pass take 1\.\dx the median; the others wait "
-        r"[\d.]+ (ms|s) of each [\d.]+ s step for it\. "
+        r"Trainer 5 on node n2 is the slowest: its backward pass and forward pass take 1\.\dx the median; "
+        r"the others wait [\d.]+ (ms|s) of each [\d.]+ s step for it\. "
         r"Remote rows: \d+ % from n\d, cache hits 60 %\.",
         text,
     )
