@@ -8,8 +8,8 @@ from io import FileIO
 from mmap import mmap
 from typing import NamedTuple
 
-from mpigraph.trace import Thread, memory, met, process, recordings, span, this_thread, timed_sums
-from mpigraph.trace_memory import NAMES, Snapshot, name_at
+from mpigraph.trace import Snapshot, Thread, memory, met, process, recordings, span, this_thread, timed_sums
+from mpigraph.trace_memory import NAMES, name_at
 
 STEP_FIELDS = ("begin", "end", "wait", "meet", "delay", "seeds", "inputs")
 """What a recording keeps of a step: two times and three durations (ns), and two numbers of rows; -1: not known."""
@@ -106,7 +106,7 @@ class Recording:
         self._num_steps = 0
         self._logs: list[_Log] = []
         self.after: dict[str, Snapshot] = {}
-        with process.lock:
+        with memory.lock:
             if recordings:
                 raise RuntimeError("spans are already being recorded: there is one recording at a time")
             self.begin, self.before = timed_sums()
@@ -116,7 +116,7 @@ class Recording:
 
     def stop(self) -> None:
         """End; a second call does nothing."""
-        with process.lock:
+        with memory.lock:
             if self.end:
                 return
             recordings.remove(self)
@@ -134,7 +134,7 @@ class Recording:
         log: _Log | None = thread.log
         if log is not None and log.recording is self:
             return log
-        with process.lock:
+        with memory.lock:
             for log in self._logs:
                 if log.name == thread.name and log.owner() is None:
                     log.owner = weakref.ref(thread)

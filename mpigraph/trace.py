@@ -21,9 +21,8 @@ own      wait for another thread of this rank
 A span's *own* time is the part that lies in no span inside it. So the own times of a thread's spans and the time
 outside of all spans make up its wall time.
 
-The sums, and the last spans of each thread, finished or not, lie in memory that outlives the process
-(``trace_memory.py``). A ``Recording`` (``recording.py``) keeps all spans. Nothing is allocated for a span, once its
-thread has had one of its stage.
+The last spans of each thread, finished or not, lie in a ring in memory that outlives the process
+(``trace_memory.py``). A ``Recording`` (``recording.py``) keeps all spans.
 """
 
 import os
@@ -31,26 +30,76 @@ import re
 import struct
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from mmap import mmap
+from operator import add
 from time import perf_counter, perf_counter_ns
-from types import TracebackType
-from typing import Any
+from types import MappingProxyType, TracebackType
+from typing import Any, NamedTuple
 
 from mpigraph import trace_memory as layout
-from mpigraph.trace_memory import CELL, COUNTER, EVENT, HISTOGRAM, HOST, INSIDE, RING, TOTAL, VALUE, Key, Snapshot, Sum
+from mpigraph.trace_memory import EVENT, RING
 
 clock = perf_counter
 """Seconds on the clock of spans, for the few durations that are no span."""
+
+Key = str | tuple[str, int]
+"""A counter's name, or name and host."""
+
+BINS = 48  # of a histogram: bin k holds spans of less than 2**k times 1.024 us
+_TOTAL, _INSIDE, _HISTOGRAM = range(3)  # of a stage's sums: ns, ns in spans inside, and from there on the histogram
 
 _write_event = struct.Struct("5q").pack_into  # the text is empty, unless it is written after that
 _write_mark = struct.Struct("q").pack_into
 
 
+class Stage(NamedTuple):
+    """The spans of one stage.
+
+    Attributes:
+        seconds: their sum.
+        histogram: counts of spans below 1.024 us times 1, 2, 4, ..., each without those of the bin before.
+        own: seconds, without those of spans inside.
+    """
+
+    seconds: float = 0.0
+    histogram: tuple[int, ...] = (0,) * BINS
+    own: float = 0.0
+
+
+class Snapshot(NamedTuple):
+    """Sums at one moment, or between two.
+
+    Attributes:
+        stages: by name.
+        counts: counters by name, or by name and host.
+    """
+
+    stages: Mapping[str, Stage] = MappingProxyType({})
+    counts: Mapping[Key, int] = MappingProxyType({})
+
+    def seconds(self, name: str) -> float:
+        """The sum of a stage's spans; 0 if it has none."""
+        return self.stages.get(name, Stage()).seconds
+
+    def since(self, before: "Snapshot") -> "Snapshot":
+        """Return what came after an earlier snapshot of the same totals."""
+        stages = {}
+        for name, stage in self.stages.items():
+            old = before.stages.get(name, Stage())
+            bins = tuple(a - b for a, b in zip(stage.histogram, old.histogram, strict=True))
+            stages[name] = Stage(stage.seconds - old.seconds, bins, stage.own - old.own)
+        return Snapshot(stages, {key: value - before.counts.get(key, 0) for key, value in self.counts.items()})
+
+
 class _Memory:
-    """The rings of this process's threads, and all cells of sums."""
+    """The rings of this process's threads.
+
+    Attributes:
+        lock: guards this, and the lists of sums.
+    """
 
     def __init__(self) -> None:
         self.begin()
@@ -73,12 +122,9 @@ class _Memory:
         self.numbers: dict[str, int] = {}
         self.free_rings = deque(range(layout.RINGS))
         self.lock = threading.RLock()  # a signal handler may have spans, too
-        self.arenas: list[memoryview] = []
-        self._free: dict[int, deque[memoryview]] = {CELL: deque(), COUNTER: deque()}
-        self._add_arena(self.bytes[layout.FIRST_SUM :].cast("q"))
 
     def number_of(self, name: str) -> int:
-        """Give a name a number, from 1 on."""
+        """Give a stage a number, from 1 on."""
         with self.lock:
             number = self.numbers.get(name, len(self.numbers) + 1)
             if number >= layout.NAMES - 1:
@@ -90,88 +136,40 @@ class _Memory:
             self.numbers.setdefault(name, number)
             return number
 
-    def take(self, length: int, thread: str, name: str, host: int = -1) -> memoryview:
-        """Return a new cell for sums; its length says of what."""
-        with self.lock:
-            if self._free[length]:
-                cell = self._free[length].pop()
-            else:
-                at = next(self._fresh[length], None)
-                if at is None:  # the rest is for this process alone
-                    self._add_arena(memoryview(mmap(-1, layout.ARENA)).cast("q"))
-                    at = next(self._fresh[length])
-                cell = self.arenas[-1][at : at + length]
-            if length == COUNTER:
-                cell[HOST] = host
-            cell[0] = self.number_of(thread) << 32 | self.number_of(name)
-            return cell
-
-    def give_back(self, cells: Iterable[memoryview]) -> None:
-        """Free cells."""
-        for cell in cells:
-            cell[0] = layout.FREE
-            for at in range(1, len(cell)):
-                cell[at] = 0
-            self._free[len(cell)].append(cell)
-
-    def _add_arena(self, words: memoryview) -> None:
-        self.arenas.append(words)
-        bound = layout.CELLS * CELL
-        self._fresh = {CELL: iter(range(0, bound, CELL)), COUNTER: iter(range(bound, len(words), COUNTER))}
-
 
 class _Sheet:
-    """Sums of one thread: a cell for each stage by name, and for each counter."""
+    """Sums of a thread, and of those of its name before it."""
 
-    __slots__ = ("counts", "stages", "thread")
+    __slots__ = ("counts", "owner", "stages", "thread")
 
     def __init__(self, thread: str) -> None:
         self.thread = thread
-        self.stages: dict[str, memoryview] = {}
-        self.counts: dict[Key, memoryview] = {}
+        self.owner: Callable[[], Thread | None] = _nobody
+        self.stages: defaultdict[str, list[int]] = defaultdict(_no_spans)
+        self.counts: defaultdict[Key, int] = defaultdict(int)
 
-    def stage(self, name: str) -> memoryview:
-        """Return the cell of a stage, which may be new."""
-        cell = self.stages.get(name)
-        if cell is None:
-            cell = self.stages[name] = memory.take(CELL, self.thread, name)
-        return cell
+    def add(self, other: "_Sheet") -> None:
+        """Add the sums of a sheet."""
+        for name, sums in list(other.stages.items()):
+            self.stages[name] = list(map(add, self.stages[name], sums))
+        for key, value in list(other.counts.items()):
+            self.counts[key] += value
 
-    def counter(self, key: Key) -> memoryview:
-        """Return the cell of a counter, which may be new."""
-        cell = self.counts.get(key)
-        if cell is None:
-            name_and_host = (key, -1) if isinstance(key, str) else key
-            cell = self.counts[key] = memory.take(COUNTER, self.thread, *name_and_host)
-        return cell
+    def snapshot(self) -> Snapshot:
+        """Return the sums."""
+        stages = {
+            name: Stage(total / 1e9, tuple(histogram), (total - inside) / 1e9)
+            for name, (total, inside, *histogram) in self.stages.items()
+        }
+        return Snapshot(stages, dict(self.counts))
 
-    def take_over(self, other: "_Sheet") -> None:
-        """Add the sums of a sheet that no thread adds to any more, and free its cells."""
-        for name, cell in other.stages.items():
-            own = self.stage(name)
-            for at in range(TOTAL, CELL):
-                own[at] += cell[at]
-        for key, cell in other.counts.items():
-            self.counter(key)[VALUE] += cell[VALUE]
-        memory.give_back([*other.stages.values(), *other.counts.values()])
-        other.stages = {}
-        other.counts = {}
 
-    def add_to(self, total: Sum) -> None:
-        """Add all cells to a sum."""
-        for name, cell in list(self.stages.items()):
-            total.add_stage(name, cell[TOTAL:])
-        for key, cell in list(self.counts.items()):
-            total.add_count(key, cell[VALUE])
+def _no_spans() -> list[int]:
+    return [0] * (_HISTOGRAM + BINS)
 
-    def move(self) -> None:
-        """Copy all cells to the memory of this process, in one that was forked."""
-        for name, cell in [*self.stages.items()]:
-            del self.stages[name]
-            self.stage(name)[TOTAL:] = cell[TOTAL:]
-        for key, cell in [*self.counts.items()]:
-            del self.counts[key]
-            self.counter(key)[VALUE] = cell[VALUE]
+
+def _nobody() -> None:
+    return None
 
 
 class Thread:
@@ -292,17 +290,12 @@ class span:
         if outer is not None:
             outer._inside += took
         sheet = thread.sheet if self._totals is None else self._totals._sheet_of(thread)
-        try:
-            cell = sheet.stages[self.name]
-        except KeyError:
-            cell = sheet.stage(self.name)
-        cell[TOTAL] += took
-        if self._inside:
-            cell[INSIDE] += self._inside
-        cell[(took >> 10).bit_length() + HISTOGRAM] += 1
-        if self._whom:
-            for rank in self._whom:
-                sheet.counter(("waited_ns", rank))[VALUE] += took
+        sums = sheet.stages[self.name]
+        sums[_TOTAL] += took
+        sums[_INSIDE] += self._inside
+        sums[(took >> 10).bit_length() + _HISTOGRAM] += 1
+        for rank in self._whom:
+            sheet.counts["waited_ns", rank] += took
 
     @property
     def seconds(self) -> float:
@@ -345,46 +338,40 @@ def show_spans(state: Any, show: Callable[[str], AbstractContextManager[Any]]) -
 
 def count(name: str, number: int, host: int | None = None) -> None:
     """Add to a counter, or to that of one host."""
-    sheet = _local.thread.sheet
-    key = name if host is None else (name, host)
-    try:
-        cell = sheet.counts[key]
-    except KeyError:
-        cell = sheet.counter(key)
-    cell[VALUE] += int(number)
+    _local.thread.sheet.counts[name if host is None else (name, host)] += int(number)
 
 
 class Totals:
     """Sums of spans and counters of some threads. In ``with totals:`` this thread adds to them alone."""
 
     def __init__(self) -> None:
-        _bury_dropped()  # else each leaves its cells until something reads all sums, as a report
-        self.lock = threading.RLock()  # a signal handler may read these sums, too
-        self._ended: dict[str, _Sheet] = {}  # of threads that have ended, by name
-        self._sheets: dict[int, tuple[weakref.ref[Thread], _Sheet]] = {}
-        _all_totals.add(self)
-        weakref.finalize(self, _dropped.append, (self._ended, self._sheets)).atexit = False
+        self._sheets: dict[str, list[_Sheet]] = {}  # by the name of threads
+        with memory.lock:
+            _keep_dropped()
+            _all_totals.add(self)
+        weakref.finalize(self, _dropped.append, self._sheets).atexit = False
 
     def _sheet_of(self, thread: Thread) -> _Sheet:
-        entry = self._sheets.get(id(thread))
-        if entry is not None and entry[0]() is thread:
-            return entry[1]
-        with self.lock:
-            for number, (owner, sheet) in list(self._sheets.items()):
-                if owner() is None and self._sheets.pop(number, None) is not None:
-                    self._bury(sheet)
-            return self._sheets.setdefault(id(thread), (weakref.ref(thread), _Sheet(thread.name)))[1]
+        for sheet in self._sheets.get(thread.name, ()):
+            if sheet.owner() is thread:
+                return sheet
+        with memory.lock:
+            sheets = self._sheets.setdefault(thread.name, [])
+            left = next((sheet for sheet in sheets if sheet.owner() is None), None)  # by a thread that has ended
+            if left is None:
+                left = _Sheet(thread.name)
+                sheets.append(left)
+            left.owner = weakref.ref(thread)
+            return left
 
-    def _bury(self, sheet: _Sheet) -> None:
-        self._ended.setdefault(sheet.thread, _Sheet(sheet.thread)).take_over(sheet)
+    def all(self) -> list[_Sheet]:
+        """Return the sheets of all threads."""
+        return [sheet for sheets in list(self._sheets.values()) for sheet in sheets]
 
     def threads(self) -> list[Thread]:
         """Return those of its threads that have not ended."""
-        owners = [owner() for owner, _ in list(self._sheets.values())]
+        owners = [sheet.owner() for sheet in self.all()]
         return [thread for thread in owners if thread is not None]
-
-    def _all(self) -> list[_Sheet]:
-        return [*self._ended.values(), *(sheet for _, sheet in list(self._sheets.values()))]
 
     def __enter__(self) -> "Totals":
         thread = _local.thread
@@ -398,10 +385,10 @@ class Totals:
 
     def snapshot(self) -> Snapshot:
         """Return the sums so far, of all threads."""
-        total = Sum()
-        with self.lock:
-            for sheet in self._all():
-                sheet.add_to(total)
+        total = _Sheet("")
+        with memory.lock:
+            for sheet in self.all():
+                total.add(sheet)
         return total.snapshot()
 
 
@@ -425,51 +412,48 @@ def sums() -> dict[str, Snapshot]:
 
 def timed_sums() -> tuple[int, dict[str, Snapshot]]:
     """Return the time up to which spans that have not ended are counted, and all sums."""
-    with process.lock:
-        _bury_dropped()
-        total: dict[str, Sum] = {}
-        for arena in memory.arenas:
-            layout.add_up(arena, memory.bytes, total)
+    with memory.lock:
+        total = {name: _Sheet(name) for name in {sheet.thread for sheet in _all_sheets()}}
+        for sheet in _all_sheets():
+            total[sheet.thread].add(sheet)
         now = perf_counter_ns()
         for thread in process.threads():
             end = now
             part = thread.inner
             while part is not None:
-                took = (now - part.begin, now - end + part._inside)
-                total.setdefault(thread.name, Sum()).add_stage(part.name, took)
+                sums = total[thread.name].stages[part.name]
+                sums[_TOTAL] += now - part.begin
+                sums[_INSIDE] += now - end + part._inside
                 end = part.begin
                 part = part.outer
-    return now, {name: each.snapshot() for name, each in total.items()}
+    return now, {name: sheet.snapshot() for name, sheet in total.items()}
 
 
-def _bury_dropped() -> None:
-    """Add the sums of dropped totals to those of the past, and free their cells: a finalizer must not take locks."""
+def _all_sheets() -> list[_Sheet]:
+    """Return the sheets of all totals, also of those that were dropped; under the lock."""
+    _keep_dropped()
+    return [*_past.values(), *(sheet for totals in _all_totals for sheet in totals.all())]
+
+
+def _keep_dropped() -> None:
+    """Add the sums of dropped totals to those of the past, under the lock: a finalizer must not take it."""
     while _dropped:
-        with process.lock, memory.lock, suppress(IndexError):  # of another thread that was faster
-            ended, sheets = _dropped.popleft()
-            for sheet in (*ended.values(), *(sheet for _, sheet in sheets.values())):
-                _past._bury(sheet)
+        for name, sheets in _dropped.popleft().items():
+            for sheet in sheets:
+                _past.setdefault(name, _Sheet(name)).add(sheet)
 
 
 def counted(names: Sequence[str]) -> list[int]:
-    """Return the sums of some counters, of all threads and of all hosts."""
-    numbers = [memory.number_of(name) for name in names]
-    sums = dict.fromkeys(numbers, 0)
+    """Return the sums of some counters without hosts, of all threads."""
     with memory.lock:
-        for arena in memory.arenas:
-            for at in range(layout.CELLS * CELL, len(arena), COUNTER):
-                number = arena[at] & 0xFFFFFFFF
-                if not number:
-                    break
-                if number in sums:
-                    sums[number] += arena[at + VALUE]
-    return [sums[number] for number in numbers]
+        sheets = _all_sheets()
+        return [sum(sheet.counts.get(name, 0) for sheet in sheets) for name in names]
 
 
 def met() -> int:
     """Return the ns that this thread has waited for other ranks, outside of loaders' stages."""
-    cell = _local.thread.sheet.stages.get("meet")
-    return 0 if cell is None else cell[TOTAL] - cell[INSIDE]
+    sums = _local.thread.sheet.stages.get("meet")
+    return 0 if sums is None else sums[_TOTAL] - sums[_INSIDE]
 
 
 def address() -> layout.Address:
@@ -493,20 +477,15 @@ def _begin_anew() -> None:
     """Leave the parent's memory to the parent, in a process that was forked from it."""
     recordings.clear()
     memory.begin()
-    for totals in list(_all_totals):
-        totals.lock = threading.RLock()
-        for sheet in totals._all():
-            sheet.move()
-    _dropped.clear()
     _local.thread.take_ring()
 
 
 _all_totals: "weakref.WeakSet[Totals]" = weakref.WeakSet()
-_dropped: "deque[tuple[dict[str, _Sheet], dict[int, tuple[weakref.ref[Thread], _Sheet]]]]" = deque()
+_dropped: deque[dict[str, list[_Sheet]]] = deque()
+_past: dict[str, _Sheet] = {}
 recordings: list[Any] = []  # one at most, which hears of each span's end
 _profiler = _Profiler()
 memory = _Memory()
 process = Totals()
-_past = Totals()
 _local = _Local()
 os.register_at_fork(after_in_child=_begin_anew)

@@ -19,8 +19,7 @@ from mpigraph.log import get_logger
 from mpigraph.mpi.wait import UNINTERRUPTED, is_running, join
 from mpigraph.mpi.world import World
 from mpigraph.session.context import BackgroundLoop
-from mpigraph.trace import Totals, count, span
-from mpigraph.trace_memory import Snapshot
+from mpigraph.trace import Snapshot, Totals, count, span
 
 T = TypeVar("T")
 

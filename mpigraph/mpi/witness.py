@@ -9,7 +9,7 @@ A rank that leaves the job says so in the memory of its spans (:func:`mpigraph.t
 that was ended by the launcher.
 
 While a report is being made, the witness has what is known of the ranks (:meth:`Witness.expect`). If the job dies, it
-writes that with their sums and last spans, from memory that outlives them.
+writes that with their last spans, from memory that outlives them.
 
 This file is also the program that the process runs: it imports nothing else of the library but
 :mod:`mpigraph.trace_memory`, by its path, and only what starts fast.
@@ -24,9 +24,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from runpy import run_path
 from typing import Any
-
-_TO_HOST = ("sent_messages", "sent_bytes", "received_bytes", "requests", "answered_ns")  # counters, by host
-_TO_TRAINER = ("group_sent_bytes", "group_received_bytes")  # counters, by trainer
 
 
 class Witness:
@@ -98,7 +95,6 @@ class _Report:
         """Note what to write if the job dies from now on."""
         self._path, self._summary = json.loads(message)
         self._began = time.monotonic()
-        self._before = [trace.sums() for trace in self._traces]
 
     def write(self, ended: str) -> None:
         """Write what is known."""
@@ -107,8 +103,7 @@ class _Report:
         seconds = time.monotonic() - self._began
         self._summary |= {"complete": False, "ended": ended}
         self._summary["job"]["seconds"] = seconds
-        for rank, trace, before in zip(self._summary["ranks"], self._traces, self._before, strict=True):
-            rank |= fields_of_rank(before, trace.sums(), seconds)
+        for rank, trace in zip(self._summary["ranks"], self._traces, strict=True):
             rank |= {"seconds": seconds, "last_spans": trace.last()}
         with suppress(OSError):
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
@@ -116,45 +111,6 @@ class _Report:
             with open(part, "w") as file:
                 json.dump(self._summary, file)
             os.replace(part, self._path)
-
-
-def fields_of_rank(before: Mapping[str, Any], after: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Return the fields of a rank (``reports/summary.py``) that come from sums.
-
-    Args:
-        before: the sums by thread (:func:`mpigraph.trace.sums`) some seconds ago.
-        after: now.
-        seconds: between both.
-    """
-    threads, counts = [], dict[Any, int]()
-    for name, now in after.items():
-        passed = now.since(before[name]) if name in before else now
-        stages = {}
-        for stage, (total, histogram, own) in passed.stages.items():
-            if not total:
-                continue
-            last = max((place for place, number in enumerate(histogram, 1) if number), default=0)
-            stages[stage] = {
-                "seconds": max(total, 0.0), "own": max(own, 0.0), "count": sum(histogram), "histogram": histogram[:last]
-            }  # fmt: skip
-        if stages:
-            threads.append({"name": name, "stages": stages, "rest": seconds - sum(s["own"] for s in stages.values())})
-        for key, number in passed.counts.items():
-            counts[key] = counts.get(key, 0) + number
-    of_ranks: dict[str, dict[int, int]] = {}
-    for key, number in counts.items():
-        if isinstance(key, tuple) and number > 0:
-            of_ranks.setdefault(key[0], {})[key[1]] = number
-
-    def lines(names: Sequence[str]) -> list[list[int]]:
-        numbers = [of_ranks.get(name, {}) for name in names]
-        return [[rank, *(of.get(rank, 0) for of in numbers)] for rank in sorted(set().union(*numbers))]
-
-    return {
-        "threads": threads,
-        "to_hosts": [[*numbers, waited / 1e9] for *numbers, waited in lines(_TO_HOST)],
-        "to_trainers": lines(_TO_TRAINER),
-    }
 
 
 def _print_obituary(last: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ limited to what the page shows. A chart has a title and a description for reader
 or heights what it says with colours.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpigraph.memory import in_units
-from mpigraph.reports.summary import Rank, Summary, Timeline, TimelineEvent, replacing
-from mpigraph.reports.verdict import SLOW, StepTable, Verdict, duration, judge, main_thread
+from mpigraph.reports.summary import Rank, Summary, replacing
+from mpigraph.reports.verdict import SLOW, STAGES, StepTable, Verdict, duration, judge, main_thread
 
 _F64 = NDArray[np.float64]
 
@@ -24,8 +24,6 @@ _MOST_ROWS = 160
 _MOST_CELLS = 128  # of a matrix, on each side
 _MOST_COLUMNS = 240  # of a strip
 _LEVELS = 8
-_MOST_EVENTS = 12_000
-_STAGES = "forward backward step rest sample answer plan fetch place wait meet own".split()
 _HEAD = (
     '<!doctype html><html lang="en"><meta charset="utf-8">'
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
@@ -34,14 +32,12 @@ _HEAD = (
 
 
 class _Bar(NamedTuple):
-    """A piece of a row: ends as shares of the width, how many bars are around it, whether it has none inside."""
+    """A piece of a row: ends as shares of the width."""
 
     stage: str
     begin: float
     end: float
     words: str = ""
-    depth: int = 0
-    leaf: bool = True
 
 
 def _short(text: str, most: int = 22) -> str:
@@ -96,33 +92,29 @@ def _strip(values: _F64, waits: _F64, slow: NDArray[np.bool_], height: float) ->
     return "".join(parts)
 
 
-def _bars(row: int, height: float, pieces: Iterable[_Bar], top: float = 0.0, thickness: float = 0.0) -> str:
-    """Return the bars of one row; the text of a bar is cut where the bar ends."""
-    thick = thickness or height - (4 if height > 12 else 1)
+def _bars(y: float, height: float, pieces: Iterable[_Bar]) -> str:
+    """Return bars that lie side by side; the text of a bar is cut where the bar ends."""
     parts = []
-    for stage, begin, end, words, depth, leaf in pieces:
-        inset = min(3 * depth, thick / 2 - 1.5)
-        inner = thick - 2 * inset
-        text = f'<text class="in" x="4" y="{inner / 2 + 4:.0f}">{escape(words)}</text>' if leaf and inner >= 10 else ""
+    for stage, begin, end, words in pieces:
+        text = f'<text class="in" x="4" y="{height / 2 + 4:.0f}">{escape(words)}</text>' if height >= 10 else ""
         parts.append(
-            f'<svg class="cell" x="{100 * begin:.2f}%" y="{row * height + top + inset:.1f}" '
-            f'width="{max(100 * (end - begin), 0.05):.2f}%" height="{inner:.1f}">'
-            f'<rect class="{_class(stage)}" width="100%" height="100%"/>{text}'
-            f"{words and f'<title>{escape(words)}</title>'}</svg>"
+            f'<svg class="cell" x="{100 * begin:.2f}%" y="{y:.1f}" '
+            f'width="{max(100 * (end - begin), 0.05):.2f}%" height="{height:.1f}">'
+            f'<rect class="{_class(stage)}" width="100%" height="100%"/>{text}<title>{escape(words)}</title></svg>'
         )
     return "".join(parts)
 
 
 def _legend(stages: Iterable[str]) -> str:
-    """Return the colours of stages."""
-    names = sorted(set(stages), key=lambda name: (name not in _STAGES, name in _STAGES and _STAGES.index(name)))
-    return _key((_class(name), name) for name in names[:24])
+    """Return the colours of stages, and what each is."""
+    names = sorted(set(stages), key=lambda name: (name not in STAGES, name in STAGES and list(STAGES).index(name)))
+    return _key((_class(name), f"{name}: {STAGES[name]}" if name in STAGES else name) for name in names[:24])
 
 
 def _key(colours: Iterable[tuple[str, str]]) -> str:
     """Return the meaning of colours, as pairs of a class and words."""
     items = (
-        f'<li><svg aria-hidden="true"><rect class="{name}" width="12" height="12"/></svg>{_short(words, 30)}</li>'
+        f'<li><svg aria-hidden="true"><rect class="{name}" width="12" height="12"/></svg>{_short(words, 60)}</li>'
         for name, words in colours
     )
     return f'<ul class="legend">{"".join(items)}</ul>'
@@ -183,7 +175,7 @@ def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
 
 
 def _class(stage: str) -> str:
-    return stage if stage in _STAGES else "other"
+    return stage if stage in STAGES else "other"
 
 
 def write_page(folder: Path, summary: Summary) -> None:
@@ -205,11 +197,11 @@ def render(summary: Summary) -> str:
     parts = [
         f"{_HEAD}<style>{_style()}</style><main><h1>mpigraph report</h1>",
         f'<p class="soft">{escape(" · ".join(filter(None, facts)))}</p>',
-        f'<section class="verdict {named}" aria-label="Verdict"><p>{escape(verdict.text)}</p></section>',
+        f'<section class="verdict {named}" aria-label="Verdict"><p>{escape(verdict.text)}</p>'
+        f'<p class="soft">{escape(verdict.remedy)}</p></section>',
         _steps(summary, table, verdict),
         f'<div class="two">{_waits(summary, table)}{_bytes(summary)}</div>',
         _stages(summary, verdict),
-        _timeline(summary, verdict),
         _settings(summary),
         "</main></html>",
     ]
@@ -350,7 +342,7 @@ def _stage_rows(summary: Summary, ranks: Sequence[Rank], verdict: Verdict) -> st
                     pieces.append(_Bar(name, min(at / longest, 1), min((at + seconds[name]) / longest, 1), words))
                 at += seconds[name]
             thick = 16.0 if thread is main else 5.0
-            plot.append(_bars(row, height, pieces, top, thick))
+            plot.append(_bars(row * height + top, thick, pieces))
             top += thick
     about = "; ".join(f"{rank.name}: {duration(rank.seconds)}" for rank in ranks)
     return _rows("Stages by rank", about, _names(summary, ranks, verdict), height, "".join(plot))
@@ -375,53 +367,6 @@ def _stages(summary: Summary, verdict: Verdict) -> str:
     tail = ranks[24 : 24 + _MOST_ROWS]
     more = _details(f"{len(tail)} more ranks", _stage_rows(summary, tail, verdict)) if tail else ""
     return _section("Stages by rank", how, _legend([*stages, "rest"]), _stage_rows(summary, head, verdict), more)
-
-
-def _timeline(summary: Summary, verdict: Verdict) -> str:
-    timeline = summary.timeline
-    if timeline is None or not timeline.events or timeline.end <= timeline.begin:
-        return ""
-    ranks = {rank.rank: rank for rank in summary.ranks}
-    events = [event for event in timeline.events if event.rank in ranks]
-    events = sorted(events, key=lambda event: event.begin - event.end)[:_MOST_EVENTS]  # the longest
-    tracks: dict[tuple[int, str], list[TimelineEvent]] = {}
-    for event in sorted(events, key=lambda event: (event.rank, event.thread, event.begin, -event.end)):
-        tracks.setdefault((event.rank, event.thread), []).append(event)
-    if len(tracks) > _MOST_ROWS:  # of most ranks the thread that trains alone
-        whole = {*verdict.ranks, *list(ranks)[:4]}
-        tracks = {
-            key: track for key, track in tracks.items() if key[0] in whole or key[1] == main_thread(ranks[key[0]]).name
-        }
-    shown = list(tracks)[:_MOST_ROWS]
-    height = 22.0 if len(shown) <= 40 else 12.0
-    plot = "".join(_bars(row, height, _nested(tracks[key], timeline, height)) for row, key in enumerate(shown))
-    names = [
-        (f"{ranks[rank].name} {thread.removeprefix('mpigraph-').removesuffix('Thread')}", rank in verdict.ranks)
-        for rank, thread in shown
-    ]
-    about = f"{len(events)} spans of {len(tracks)} threads"
-    length = duration(timeline.end - timeline.begin)
-    axis = f'<div class="axis"><span>0</span><span>{length}</span></div>'
-    left_out = f" {len(tracks) - len(shown)} more threads are in trace.json.gz." if len(shown) < len(tracks) else ""
-    how = f"Spans of each thread; those inside others are drawn inside them.{left_out} All steps: trace.json.gz."
-    drawn = [event.name for key in shown for event in tracks[key]]
-    return _section(
-        f"Step {timeline.step} on all ranks", how, _legend(drawn), _rows("One step", about, names, height, plot), axis
-    )
-
-
-def _nested(track: Sequence[TimelineEvent], timeline: Timeline, height: float) -> Iterator[_Bar]:
-    length = timeline.end - timeline.begin
-    ends: list[float] = []
-    for event, following in zip(track, [*track[1:], None], strict=True):
-        while ends and ends[-1] <= event.begin:
-            ends.pop()
-        begin, end = ((min(max(at, timeline.begin), timeline.end) - timeline.begin) / length for at in event[3:])
-        leaf = following is None or following.begin >= event.end
-        if end > begin:
-            words = f"{event.name} {duration(event.end - event.begin)}" if height > 12 else ""
-            yield _Bar(event.name, begin, end, words, len(ends), leaf)
-        ends.append(event.end)
 
 
 def _settings(summary: Summary) -> str:

@@ -29,16 +29,43 @@ _SLOW_HOST = 2.0
 _DELAYED = 0.2  # of the time in which a rank could run
 _FAULTS = 50  # major page faults a second
 _PRODUCING = ("sample", "answer", "plan", "fetch", "place")
-_WORDS = {
-    "rest": "code outside of the library's spans",
+STAGES = {
+    "forward": "forward pass",
+    "backward": "backward pass",
     "step": "use of minibatches",
+    "rest": "code outside of the library's spans",
     "sample": "sampling",
     "answer": "answering other ranks",
     "plan": "planning of reads",
     "fetch": "fetching rows",
     "place": "making minibatches",
+    "wait": "waiting for the next minibatch",
     "meet": "waiting for other trainers",
+    "own": "waiting for another thread of this rank",
 }
+"""The stages in words."""
+_REMEDIES = {
+    (
+        "trainer",
+        "stage",
+    ): "The script does more there (evaluation, logging), or its processor is slower or shared",
+    ("trainer", "sudden"): "Look for what the script does there every so many steps: a checkpoint, a print, a copy",
+    ("trainer", "seeds"): "Divide the seeds by node_split with force_even=True; use one batch size everywhere",
+    ("trainer", "cache"): "Divide the seeds by node_split, so that trainers read alike; use a larger cache",
+    ("trainer", "wait"): "Look at the hosts that it reads from, and at its node's network",
+    (
+        "host",
+        "network",
+    ): "Look at its cable or port, or leave it out (--exclude); have fewer remote rows by METIS",
+    ("host", "requests"): "Give the server a core of its own, or use more servers",
+    ("", "memory"): "Use smaller caches, features in 16 bits (feat_dtype), or more nodes",
+    ("", "processor"): "Use fewer ranks or threads (OMP_NUM_THREADS) on a node, and no other jobs there",
+    ("balanced", "fetch"): "Use a larger cache, parts by METIS, features in 16 bits, or LaborSampler",
+    ("balanced", "sample"): "Use more threads, smaller fanouts, or LaborSampler",
+    ("balanced", "meet"): "Use fewer, larger steps, or a faster network or backend for gradients",
+    ("balanced", "step"): "Nothing here is wasted: use a faster model or more trainers",
+}
+_PAGE = "examples/README.md of mpigraph has a section on each verdict: 'Why is my job slow'"
 
 
 class Verdict(NamedTuple):
@@ -49,6 +76,14 @@ class Verdict(NamedTuple):
     reason: str  # "stage", "sudden", "seeds", "memory", "processor", "cache", "wait", "network", "requests" or ""
     stages: tuple[str, ...]  # those that take too long, or that bound a balanced job
     text: str
+
+    @property
+    def remedy(self) -> str:
+        """Advice, and where more is written; "" without a known one."""
+        of_stage = self.stages[0] if self.kind == "balanced" and self.stages else ""
+        keys = ((self.kind, self.reason), ("", self.reason), (self.kind, of_stage))
+        advice = next((_REMEDIES[key] for key in keys if key in _REMEDIES), "")
+        return advice and f"{advice}. {_PAGE}."
 
 
 _Blame = tuple[float, Verdict]  # the seconds that it costs in each step
@@ -169,22 +204,15 @@ def judge(summary: Summary) -> Verdict:
     elif table.count >= FEWEST_STEPS:
         verdict = _balanced(summary, table)
     else:
-        done = table.count if summary.complete or table.count else _steps_done(summary)
-        text = f"Too few steps to judge: {done}, and {FEWEST_STEPS} are needed."
-        if done >= FEWEST_STEPS:
-            text = f"{done} steps were done, and their times are lost: a job that dies leaves sums alone."
+        text = f"Too few steps to judge: {table.count}, and {FEWEST_STEPS} are needed."
+        if not summary.complete and not table.count:
+            text = "A job that dies leaves its last spans alone: steps and sums are lost."
         verdict = Verdict("unknown", (), "", (), text)
     ended = [f"The job ended early: {line.rstrip('.')}." for line in summary.ended.strip().splitlines()[:1]]
     asked = summary.job.asked
     if asked and not summary.job.window:
         ended.append(f"Step {asked.first_step}, the first one to record, never came: this is of the steps before it.")
     return verdict._replace(text=" ".join(filter(None, [*ended, verdict.text, _remote_rows(summary)])))
-
-
-def _steps_done(summary: Summary) -> int:
-    """Return the number of steps that each trainer has done, by its sums."""
-    counts = [[t.stages["step"].count for t in rank.threads if "step" in t.stages] for rank in summary.trainers]
-    return min((sum(of_rank) for of_rank in counts), default=0)
 
 
 def cache_hits(ranks: Iterable[Rank], epochs: slice = slice(None)) -> float | None:
@@ -434,7 +462,7 @@ def _balanced(summary: Summary, table: StepTable) -> Verdict:
     if bound == "wait":
         text = f"trainers wait {time} for minibatches"
     elif bound == "meet":
-        what, stages = _WORDS["meet"], ("meet",)
+        what, stages = STAGES["meet"], ("meet",)
         text = f"trainers wait {time} for one another, as for gradients"
     elif bound == "delay":
         what, stages = "processors", ()
@@ -514,7 +542,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _in_words(stages: Sequence[str]) -> str:
-    return _listed([_WORDS.get(name, name) for name in stages])
+    return _listed([STAGES.get(name, name) for name in stages])
 
 
 def _names(summary: Summary, ranks: Sequence[Rank]) -> str:

@@ -11,7 +11,7 @@ from mpigraph.errors import InvalidArgumentError, MPIGraphError, check_integer
 from mpigraph.mpi.agree import describe
 from mpigraph.session.context import Session, current
 from mpigraph.session.control import Operation
-from mpigraph.trace_memory import Snapshot
+from mpigraph.trace import Snapshot
 
 
 class _Report:

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,7 +31,6 @@ from mpigraph.mpi.agree import allgather_bytes, describe, gather_bytes
 from mpigraph.mpi.compat import library_version
 from mpigraph.mpi.coroutine import Coroutine, run
 from mpigraph.mpi.wait import NOW
-from mpigraph.mpi.witness import fields_of_rank
 from mpigraph.recording import STEP_FIELDS, Recording, Track, at_each_step
 from mpigraph.reports.page import write_page
 from mpigraph.reports.summary import (
@@ -42,10 +41,12 @@ from mpigraph.reports.summary import (
     Job,
     Node,
     Rank,
+    Stage,
     Steps,
     Summary,
-    Timeline,
-    TimelineEvent,
+    Thread,
+    ToHost,
+    ToTrainer,
     Window,
     decode,
     encode,
@@ -53,7 +54,7 @@ from mpigraph.reports.summary import (
     writing_trace,
 )
 from mpigraph.store.store import Store
-from mpigraph.trace import clock
+from mpigraph.trace import Snapshot, clock
 
 # The clocks of other nodes, compared with that of one rank.
 #
@@ -141,8 +142,9 @@ _APART = 0.1  # seconds between two looks at the memory that this process holds:
 _ROOM = 1 << 16  # spans of a thread in a window of steps
 _ALL_SPANS = 4_000_000  # of all ranks together
 _LEAST_SPANS = 10_000  # of a rank, whatever their number
-_ON_PAGE = 20_000  # spans of one step on the page
 _OF_CACHE = ("remote_rows", "cached_rows", "fetched_rows", "fetched_bytes")
+_TO_HOST = ("sent_messages", "sent_bytes", "received_bytes", "requests", "answered_ns")  # counters, by host
+_TO_TRAINER = ("group_sent_bytes", "group_received_bytes")  # counters, by trainer
 _USED = ("cpu_seconds", "run_delay_seconds", "major_faults", "memory_pressure_seconds")
 _FILES = ("summary.json", "trace.json.gz", "report.html")
 _SPAN = np.dtype([("name", "u2"), ("detail", "u4"), ("batch", "i8"), ("begin", "i8"), ("end", "i8")])
@@ -307,6 +309,7 @@ class Reporting:
         rank = self._known(self._world.rank)
         rank.seconds = (recording.end - recording.begin) / 1e9
         rank.cpu = Cpu(*(self._used(name) for name in _USED))
+        _put_sums(rank, recording)
         counts = [self._counts[0], *self._epochs, self._counts[1]]
         epochs = [CacheEpoch(*counts) for counts in np.maximum(np.diff(counts, axis=0), 0).tolist() if counts[0]]
         rank.cache = Cache(epochs)
@@ -316,8 +319,7 @@ class Reporting:
         rank.steps = Steps(*times, *(np.maximum(column, 0).tolist() for column in (seeds, inputs)))
         if (delay >= 0).any():  # not in a step in which the recording has begun
             rank.steps.delay = (np.maximum(delay, 0) / 1e9).round(7).tolist()
-        sums = fields_of_rank(recording.before, recording.after, rank.seconds)
-        return json.dumps(json.loads(encode(rank)) | sums).encode()
+        return encode(rank)
 
     def _used(self, name: str) -> Any:
         """Return what came to a figure of this process; threads that have ended take theirs away."""
@@ -401,11 +403,6 @@ class Reporting:
             if self._in_window:  # its first step may not have come
                 last = min(self._steps, self._window[1])
                 summary.job.window = Window(last - len(first.seconds), last)
-        typical = _typical(first)
-        if typical is not None:
-            at = first.begin[typical]
-            number = typical + (summary.job.window.first_step if summary.job.window else 0)
-            summary.timeline = Timeline(number, at, at + first.seconds[typical])
         with writing_trace(self._path / _FILES[1], summary) as writer:
             for rank, recorded, drift in zip(ranks, recordings, drifts, strict=True):
                 points = ((drift.own_time(seconds) - zero, size) for seconds, size in recorded.memory)
@@ -413,14 +410,31 @@ class Reporting:
                 writer.counter(rank.rank, "input nodes", zip(rank.steps.begin, rank.steps.inputs, strict=True))
                 for thread, spans in recorded.threads(drift, zero):
                     writer.thread(rank.rank, thread, spans)
-                    if summary.timeline is not None:
-                        _put_into(summary.timeline, rank.rank, thread, spans)
-        if summary.timeline is not None:
-            events = summary.timeline.events
-            events.sort(key=lambda event: event.begin - event.end)
-            del events[_ON_PAGE:]
         write(self._path, summary)
         write_page(self._path, summary)
+        get_logger().info("the report is %s", self._path / _FILES[2])
+
+
+def _put_sums(rank: Rank, recording: Recording) -> None:
+    """Set the fields of a rank that come from sums of its spans and counters."""
+    counts = Counter[tuple[str, int]]()  # of the counters that have hosts
+    for name, after in recording.after.items():
+        passed = after.since(recording.before.get(name, Snapshot()))
+        stages = {
+            stage: Stage(max(seconds, 0.0), max(own, 0.0), sum(histogram), list(histogram))
+            for stage, (seconds, histogram, own) in passed.stages.items()
+            if seconds
+        }
+        if stages:
+            rank.threads.append(Thread(name, stages, rank.seconds - sum(stage.own for stage in stages.values())))
+        counts.update({key: number for key, number in passed.counts.items() if isinstance(key, tuple) and number > 0})
+
+    def lines(names: Sequence[str]) -> list[list[int]]:
+        peers = sorted({peer for name, peer in counts if name in names})
+        return [[peer, *(counts[name, peer] for name in names)] for peer in peers]
+
+    rank.to_hosts = [ToHost._make([*numbers, waited / 1e9]) for *numbers, waited in lines(_TO_HOST)]
+    rank.to_trainers = [ToTrainer(*numbers) for numbers in lines(_TO_TRAINER)]
 
 
 class _Recorded:
@@ -451,20 +465,6 @@ def _pack(track: Track, most: int) -> tuple[list[Any], np.ndarray[Any, Any]]:
         spans[name] = column
     spans["detail"] = [places[detail] for detail in details]
     return [track.thread, list(track.names), list(places), len(spans)], spans
-
-
-def _typical(steps: Steps) -> int | None:
-    """Return the place of the step of median duration, None without steps."""
-    order = sorted(range(len(steps.seconds)), key=steps.seconds.__getitem__)
-    return order[len(order) // 2] if order else None
-
-
-def _put_into(timeline: Timeline, rank: int, thread: str, spans: list[Span]) -> None:
-    """Add the parts of a thread's spans that lie in the step."""
-    for name, begin, end, *_ in spans:
-        begin, end = max(begin, timeline.begin), min(end, timeline.end)
-        if begin < end:
-            timeline.events.append(TimelineEvent(rank, thread, name, begin, end))
 
 
 def prepare_folder(name: str) -> None:

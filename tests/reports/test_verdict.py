@@ -123,8 +123,8 @@ def test_a_cold_cache_is_told() -> None:
 def test_sentences() -> None:
     text = judge(made(1, Setup(trainers=8, nodes=4), Fault("model", 5, 1.6))).text
     assert re.fullmatch(
-        r"Trainer 5 on node n2 is the slowest: its backward and forward take 1\.\dx the median; the others wait "
-        r"[\d.]+ (ms|s) of each [\d.]+ s step for it\. "
+        r"Trainer 5 on node n2 is the slowest: its backward pass and forward pass take 1\.\dx the median; "
+        r"the others wait [\d.]+ (ms|s) of each [\d.]+ s step for it\. "
         r"Remote rows: \d+ % from n\d, cache hits 60 %\.",
         text,
     )
@@ -132,7 +132,7 @@ def test_sentences() -> None:
     assert re.match(
         r"Trainer 3 on node n3 is slow in 5 of 50 steps \(\d+, \d+, \d+ and 2 more\), by 0\.\d+ s each: ", text
     )
-    assert judge(made(1, Setup())).text.startswith("Balanced; bound by backward and forward: ")
+    assert judge(made(1, Setup())).text.startswith("Balanced; bound by backward pass and forward pass: ")
     assert judge(made(1, Setup(trainers=1))).text.startswith("One trainer; bound by ")
 
 
@@ -188,15 +188,14 @@ def test_one_long_stall_is_told(steps: int, step: float, stall: float, stage: st
     assert f"slow in 1 of {steps} steps ({50 + at}), by" in verdict.text
 
 
-def test_a_job_that_died_has_done_its_steps() -> None:
-    """What is left of it has sums of steps, and no times of each (``mpi/witness.py``)."""
+def test_a_job_that_died_has_lost_its_steps() -> None:
     summary = made(1, Setup(steps=15))
     summary.complete = False
     summary.ended = "trainer 0 died"
     for rank in summary.ranks:
         rank.steps = Steps()
     verdict = judge(summary)
-    assert verdict.kind == "unknown" and "trainer 0 died. 15 steps were done, and their times are lost" in verdict.text
+    assert verdict.kind == "unknown" and "trainer 0 died. A job that dies leaves its last spans" in verdict.text
 
 
 def test_a_large_ratio_of_small_numbers_is_no_reason() -> None:

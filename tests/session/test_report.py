@@ -85,10 +85,6 @@ def test_a_report_of_some_steps(job: SharedJob, oracle, tmp_path: Path) -> None:
             main = next(thread for thread in rank.threads if thread.name == "MainThread")
             assert main.stages["step"].count == main.stages["wait"].count == 5
             assert main.stages["step"].seconds + main.stages["wait"].seconds <= rank.seconds
-        assert summary.timeline is not None and 3 <= summary.timeline.step < 8
-        for event in summary.timeline.events:
-            assert summary.timeline.begin <= event.begin < event.end <= summary.timeline.end
-        assert {event.rank for event in summary.timeline.events} >= {summary.trainers[0].rank}
         assert json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))
     on_all(job.trainers, not_recording())
 
@@ -383,14 +379,7 @@ def test_what_is_left_of_a_job_that_dies(tmp_path: Path, oracle, who: int, how: 
     assert "Error" in how or last[f"trainer {who}"].count("in forward (of number 1)") == 1, last
     ended = [json.loads((folder / name).read_bytes())["ended"] for name in ("summary.json", "summary-1.json")]
     assert says in ended[who], ended
-    summary, done = read(folder), []
-    for rank in summary.trainers:
-        main = next(thread for thread in rank.threads if thread.name == "MainThread")
-        assert main.stages["forward"].count
-        done.append(main.stages["step"].count)
-        for name, total in thread_sums(rank):
-            assert total == pytest.approx(rank.seconds), name
-    assert f" {min(done)} steps were done, and their times are lost" in judge(summary).text
+    assert "steps and sums are lost" in judge(read(folder)).text
 
 
 SERIALIZED = "import mpi4py\nmpi4py.rc.thread_level = 'serialized'\n"

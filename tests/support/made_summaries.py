@@ -17,8 +17,6 @@ from mpigraph.reports.summary import (
     Steps,
     Summary,
     Thread,
-    Timeline,
-    TimelineEvent,
     ToHost,
     Window,
 )
@@ -170,7 +168,7 @@ class _Model:
             command=["train.py", "--report", "reports/run1"],
         )
         nodes = [Node(f"n{n}") for n in range(s.nodes)]
-        return Summary(True, "", job, 4e-5, nodes, ranks, self.timeline())
+        return Summary(True, "", job, 4e-5, nodes, ranks)
 
     def cpu(self, seconds: float, at: bool, delay: float = 0.0) -> Cpu:
         faults = int(self.rng.integers(0, 40))
@@ -271,26 +269,3 @@ class _Model:
             threads=[Thread("MainThread", stages, 0.7 * seconds)],
             cpu=self.cpu(seconds, n == self.fault.at),
         )
-
-    def timeline(self) -> Timeline:
-        k, events = self.setup.steps - 1, []
-        begin = float(self.seconds[0, :k].sum())
-        for i in range(self.setup.trainers):
-            wait, model, met = (float(a[i, k]) for a in (self.wait, self.compute, self.meet))
-            at = begin + wait
-            events += [
-                TimelineEvent(i, "MainThread", "wait", begin, at),
-                TimelineEvent(i, "MainThread", "step", at, at + model + met),
-                TimelineEvent(i, "MainThread", "forward", at, at + 0.35 * model),
-                TimelineEvent(i, "MainThread", "backward", at + 0.36 * model, at + 0.91 * model + met),
-                TimelineEvent(i, "MainThread", "meet", at + 0.91 * model, at + 0.91 * model + met),
-            ]
-            if self.setup.prefetch:
-                sample, fetch = float(self.sample[i, k]), float(self.fetch[i, k])
-                events += [
-                    TimelineEvent(i, "mpigraph-prefetch", "sample", begin, begin + sample),
-                    TimelineEvent(i, "mpigraph-prefetch", "place", begin + sample, begin + 1.02 * sample + fetch),
-                    TimelineEvent(i, "mpigraph-prefetch", "fetch", begin + sample, begin + sample + fetch),
-                    TimelineEvent(i, "mpigraph-prefetch", "meet", begin + sample, begin + sample + 0.9 * fetch),
-                ]
-        return Timeline(50 + k, begin, begin + float(self.seconds[0, k]), events)
