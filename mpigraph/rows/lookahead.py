@@ -31,11 +31,11 @@ _MOST_TOGETHER = 16  # minibatches in one fetch
 
 @dataclass(frozen=True)
 class Read:
-    """The rows that one minibatch reads of a node type or relation.
+    """The rows that one minibatch reads of a node type, of a relation or of several.
 
     Attributes:
         batch: its number.
-        ids: int64[n], all rows.
+        ids: int64[n], the numbers of all rows in the window.
         local: int64[m], positions in ``ids`` of the rows of this node.
         remote: int64[k], positions of the others.
         rows: int64[k], the ids at ``remote``.
@@ -51,7 +51,7 @@ class Read:
 
 
 class UpcomingReads:
-    """The reads of sampled minibatches from a node type or relation, in order.
+    """The reads of sampled minibatches from windows whose rows have the same numbers, in order.
 
     The minibatch that reads each row next is known after :meth:`link`: a cache with memory for all rows needs it not.
 
@@ -76,7 +76,7 @@ class UpcomingReads:
         self._positions: I64 = np.empty(0, np.int64)
 
     def announce(self, batch: int, ids: I64) -> tuple[Read, Mask | None]:
-        """Note that minibatch ``batch`` will read ``ids``.
+        """Note that minibatch ``batch`` will read the rows with the numbers ``ids`` (int64[n]).
 
         Returns:
             The read; and bool[k], the remote rows that no earlier pending read has, or None if reads are not linked.
@@ -152,7 +152,7 @@ class _Fetched:
     """Rows that were fetched for several minibatches together.
 
     Attributes:
-        version: of the tensor.
+        version: of the window.
         places: by minibatch the place of each of its rows, or -1.
         words: [n, words], the rows by place.
     """
@@ -163,13 +163,13 @@ class _Fetched:
 
 
 class CachedRows:
-    """Reads rows of one tensor for announced minibatches, through a cache.
+    """Reads rows of one window for announced minibatches, through a cache.
 
     One-sided: :meth:`read`.
 
     Attributes:
-        rows: the tensor.
-        cache: the cache.
+        rows: a tensor of the window.
+        cache: the cache, which has no other reader.
         upcoming: the announced reads.
     """
 
@@ -198,7 +198,7 @@ class CachedRows:
     def read(self, read: Read, out: Array) -> None:
         """Fill ``out`` ([n, *row_shape], as stored or wider) with the rows of the oldest announced read.
 
-        Raises ClosedError if the tensor was closed.
+        Raises ClosedError if the window was closed.
         """
         with self.rows.staging_buffer(out) as stored:
             self._read(read, stored)
@@ -214,7 +214,7 @@ class CachedRows:
                 window.gather(read.ids, out)
             self._count(len(read.rows), 0, len(read.rows))
             return
-        version = self.rows.version
+        version = window.version
         slots, seen = self.cache.find(read.rows)
         fetched = self._fetched
         if fetched is None or fetched.version != version or read.batch not in fetched.places:
@@ -254,7 +254,7 @@ class CachedRows:
         Args:
             read: the oldest announced read, whose local rows are loaded meanwhile.
             slots: of its rows.
-            version: of the tensor.
+            version: of the window.
             words: of its rows.
         """
         window, listed = self.rows.window, self._listed

@@ -181,7 +181,7 @@ class EdgeWeights(VersionedTables):
 
     def values(self, host: int) -> Array:
         """[edges of local ``host``], the weights."""
-        return self.tensor.window.memory(host)  # a read-only array would be another type to the compiler
+        return self.tensor.memory(host)  # a read-only array would be another type to the compiler
 
     def complaint(self, edge: int, weight: float) -> str:
         """Return the error text for a bad weight."""
@@ -242,7 +242,7 @@ class EdgeTimes(VersionedTables):
             if self.tensor.policy.is_node:
                 self._of_edges = self._of_sources()
             elif world.is_host:
-                self._of_edges = self.tensor.window.memory(world.host_index)
+                self._of_edges = self.tensor.memory(world.host_index)
         super().prepare()
         self._of_edges = np.empty(0, np.int64)  # a slice would keep them
 
@@ -257,7 +257,7 @@ class EdgeTimes(VersionedTables):
         sources = np.empty(0, np.int64)
         if world.is_host:
             sources = self._topology.adjacency(self.relation, world.host_index).indices.astype(np.int64)
-        return fetch_together(self.tensor.window, sources)
+        return fetch_together(self.tensor.window, self.tensor.numbers(sources))
 
 
 class MaskCounts:
@@ -342,7 +342,7 @@ def count_masks(world: World, masks: Sequence[RowTensor]) -> list[MaskCounts]:
     """Count the selected rows of some masks, the same ones on every rank."""
     if not masks:
         return []
-    bounds = [block_bounds(mask.window.offsets) for mask in masks]
+    bounds = [block_bounds(mask.offsets) for mask in masks]
     blocks = sum(table.shape[1] - 1 for table in bounds)  # of a host
     counted = np.empty((len(world.hosts), blocks), np.int64)
     own = np.empty(0, np.int64)

@@ -63,30 +63,25 @@ class Trainer:
         self.node, self.rows = node, Rows(node)
         tensor: Any = self.rows
         cache = RowCache.__new__(RowCache)
-        cache.rows, cache.per_trainer, cache.slots = tensor, per_trainer, node.table
+        cache.window, cache.per_trainer, cache.slots = tensor, per_trainer, node.table
         cache._me, cache._own = me, new_slots(me * per_trainer, per_trainer, ahead)
         self.ahead = ahead
         self.upcoming = UpcomingReads(tensor)
-        self.readers = [  # a tensor of two names has one cache
-            CachedRows(tensor, cache, self.upcoming, RowPool()) for _ in range(node.draws.integers(1, 3))
-        ]
+        self.reader = CachedRows(tensor, cache, self.upcoming, RowPool())
         self.batch = 0
         self.busy = False
 
     def announce(self, ids: I64) -> None:
         self.batch += 1
-        announced = self.upcoming.announce(self.batch, ids)
-        for reader in self.readers:
-            reader.announce(*announced)
+        self.reader.announce(*self.upcoming.announce(self.batch, ids))
 
     def read(self) -> None:
         """Read the oldest announced minibatch, and compare it with the dict."""
         read = self.upcoming.reads[0]
         self.busy = True
-        for reader in self.readers:
-            out = np.full((len(read.ids), WIDTH), -1, np.int64)
-            reader.read(read, out)
-            self.check(read, out)
+        out = np.full((len(read.ids), WIDTH), -1, np.int64)
+        self.reader.read(read, out)
+        self.check(read, out)
         self.busy = False
         self.upcoming.done()
 
@@ -146,8 +141,7 @@ class Node:
             self.write(trainer)
         elif kind < 0.11:
             trainer.upcoming.clear()
-            for reader in trainer.readers:
-                reader.clear()
+            trainer.reader.clear()
         elif len(trainer.upcoming.reads) <= self.fewest and kind < 0.7:
             ids = np.floor(ROWS * self.draws.random(self.draws.integers(0, 9)) ** 2).astype(np.int64)
             trainer.announce(ids if self.draws.random() < 0.3 else np.unique(ids))
