@@ -288,7 +288,7 @@ def open_caches(session: Session, options: CacheOptions, fetchers: Sequence[Feat
     for (fetcher, of), cache in zip(reads, caches, strict=True):
         rows = of.rows
         upcoming = fetcher.upcoming.setdefault(of.alike, UpcomingReads(rows.window))
-        of.reader = CachedRows(rows, cache, upcoming, session.pool)
+        of.reader = CachedRows(rows, cache, upcoming)
         slots = cache.per_trainer * session.world.num_local_trainers
         remote = remote_rows(rows.window)
         get_logger().info(

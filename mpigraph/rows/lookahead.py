@@ -21,7 +21,6 @@ from mpigraph.kernels.row_slots import NEVER, add_reads, split_local
 from mpigraph.rows.row_cache import RowCache
 from mpigraph.rows.row_tensor import RowTensor
 from mpigraph.rows.segments import RowPool
-from mpigraph.rows.transport import nothing
 from mpigraph.rows.window import RowWindow
 from mpigraph.trace import count, span
 
@@ -73,7 +72,6 @@ class UpcomingReads:
         self._numbers: LocalIds | None = None  # of rows, once they are linked: small, the same for the same row
         self._last: Array = np.full(1 << 10, -1, np.int64)  # reads, by number
         self._end = 0
-        self._positions: I64 = np.empty(0, np.int64)
 
     def announce(self, batch: int, ids: I64) -> tuple[Read, Mask | None]:
         """Note that minibatch ``batch`` will read the rows with the numbers ``ids`` (int64[n]).
@@ -81,16 +79,11 @@ class UpcomingReads:
         Returns:
             The read; and bool[k], the remote rows that no earlier pending read has, or None if reads are not linked.
         """
-        if len(self._begins):
-            local = np.empty(len(ids) + 1, np.int64)
-            remote = np.empty(len(ids) + 1, np.int64)
-            count = split_local(ids, self._begins, self._ends, local, remote)
-            remote = remote[: len(ids) - count]
-            read = Read(batch, ids, local[:count], remote, ids[remote], self._end)
-        else:  # in memory that all reads share
-            if len(ids) > len(self._positions):
-                self._positions = np.arange(2 * len(ids))
-            read = Read(batch, ids, self._positions[:0], self._positions[: len(ids)], ids, self._end)
+        local = np.empty(len(ids) + 1, np.int64)
+        remote = np.empty(len(ids) + 1, np.int64)
+        count = split_local(ids, self._begins, self._ends, local, remote)
+        remote = remote[: len(ids) - count]
+        read = Read(batch, ids, local[:count], remote, ids[remote], self._end)
         fresh = None if self._numbers is None else self._link(read, self._numbers)
         self._end += len(read.rows)
         self.reads.append(read)
@@ -173,12 +166,11 @@ class CachedRows:
         upcoming: the announced reads.
     """
 
-    def __init__(self, rows: RowTensor, cache: RowCache, upcoming: UpcomingReads, pool: RowPool) -> None:
-        """Begin with an empty cache; ``pool`` has the memory for rows that are fetched late."""
+    def __init__(self, rows: RowTensor, cache: RowCache, upcoming: UpcomingReads) -> None:
+        """Begin with an empty cache."""
         self.rows = rows
         self.cache = cache
         self.upcoming = upcoming
-        self._pool = pool
         self._fetches = RowPool(1, one_size=True)
         self._fetched: _Fetched | None = None
         self._listed = LocalIds(len(rows.window))
@@ -276,9 +268,8 @@ class CachedRows:
 
     def _fetch_late(self, read: Read, which: I64, words: Array) -> None:
         """Fetch rows that have lost their slots meanwhile."""
-        rows, at = np.unique(read.rows[which], return_inverse=True)
-        places, fetched = self.rows.window.fetch(rows, self._pool, nothing)
-        move_rows(fetched, places[at], 0, words.view(fetched.dtype), read.remote[which])
+        rows = as_words(self.rows.window.gather(read.rows[which]))
+        move_rows(rows, None, 0, words.view(rows.dtype), read.remote[which])
 
     def _count(self, asked: int, cached: int, fetched: int) -> None:
         count("remote_rows", asked)

@@ -81,7 +81,10 @@ class Topology:
         except MPIGraphError:  # on every rank
             self.close()
             raise
-        self._sync()
+        service.segments.sync()  # the stores of the hosts are there for all loads
+        with world.watch("loading a graph"):
+            world.comm.Barrier()
+        service.segments.sync()
 
     @collective("world.comm")
     def _allocate(self, service: RowService, listed: ListedEdges) -> None:
@@ -284,25 +287,16 @@ class Topology:
             low = _read(self._destinations, relation, low) + self._nodes[self.config.schema.ends(relation)[1], owner]
         return _read(self.edges, relation, eids).astype(np.int64), low.astype(np.int64)
 
-    def _sync(self) -> None:
-        """Make the stores of the hosts visible to all loads."""
-        for tables in self._windows:
-            tables.sync()
-        with self.world.watch("loading a graph"):
-            self.world.comm.Barrier()
-        for tables in self._windows:
-            tables.sync()
-
     def retire(self) -> None:
         """Refuse reads from now on, and wait for those of other threads; while hosts answer."""
-        for tables in self._windows:
-            tables.retire()
+        for window in self._windows:
+            window.retire()
 
     @collective("world.comm")
     def close(self) -> None:
         """Free the memory."""
-        for tables in self._windows:
-            tables.close()
+        for window in self._windows:
+            window.close()
 
 
 def _read(window: RowWindow, table: int, ids: I64) -> Array:

@@ -42,8 +42,11 @@ class Rows:
     def staging_buffer(self, out: Array) -> Any:
         return nullcontext(out)
 
-    def gather(self, ids: I64, out: Array) -> None:
-        out[:] = self._node.words(ids).view(out.dtype)
+    def gather(self, ids: I64, out: Array | None = None) -> Array:
+        words = self._node.words(ids)
+        if out is not None:
+            out[:] = words.view(out.dtype)
+        return words
 
     def load(self, ids: I64, positions: I64, out: Array) -> None:
         out[positions] = self._node.words(ids[positions])
@@ -67,7 +70,7 @@ class Trainer:
         cache._me, cache._own = me, new_slots(me * per_trainer, per_trainer, ahead)
         self.ahead = ahead
         self.upcoming = UpcomingReads(tensor)
-        self.reader = CachedRows(tensor, cache, self.upcoming, RowPool())
+        self.reader = CachedRows(tensor, cache, self.upcoming)
         self.batch = 0
         self.busy = False
 

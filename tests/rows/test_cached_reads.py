@@ -77,7 +77,7 @@ class Reader:
         caches = session.control.call(Operation.OPEN_CACHES, groups=[[[self.rows.number], nbytes]], ahead=ahead)
         self.cache = caches[0]
         self.upcoming = UpcomingReads(self.rows.window)
-        self.cached = CachedRows(self.rows, self.cache, self.upcoming, session.pool)
+        self.cached = CachedRows(self.rows, self.cache, self.upcoming)
 
     def announce(self, batch: int, ids: I64) -> None:
         self.cached.announce(*self.upcoming.announce(batch, ids))

@@ -380,7 +380,7 @@ class Minibatches:
             self._pipeline.lookahead = 4
             upcoming = fetcher.upcoming[fetcher.together[0].alike] = UpcomingReads(window)
             cache = RowCache(world, 1, window, slots, 4)
-            fetcher.together[0].reader = CachedRows(rows, cache, upcoming, pool)
+            fetcher.together[0].reader = CachedRows(rows, cache, upcoming)
         layers = [Layer({0: Uniform(3)}), Layer({0: Uniform(3)})]
 
         def sample(seeds: I64) -> torch.Tensor:
